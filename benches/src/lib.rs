@@ -1,0 +1,1 @@
+//! Criterion benchmarks of qgemm; see `benches/`.

@@ -1,0 +1,215 @@
+//! [`FormatDesc`], the single source of what a weight format is, and [`Format`], the handle to one.
+//!
+//! Every format is a *row of blocks*: `block_len` consecutive values of one output feature along K,
+//! `block_bytes` bytes each, so that row `n` of a `[N, K]` weight begins at
+//! `n × ⌈K / block_len⌉ × block_bytes` ([`FormatDesc::row_offset`]). A block splits losslessly into
+//! *codes* (one small integer a value) and *scale records* (bytes shared by a span of values); readers,
+//! prepackers and kernels of every backend are written against that split.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::error::FormatError;
+use crate::formats;
+
+/// Bytes that scale `span` consecutive values of a row, kept packed exactly as the format defines them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScalePlane {
+    /// What the record holds, e.g. `"d"` or `"sub-scales"`; names the constant that kernels read.
+    pub name: &'static str,
+    /// Bytes of one record.
+    pub bytes: usize,
+    /// Values along K that one record covers: the block length or a divisor of it.
+    pub span: usize,
+    /// Rows of the weight that hold the same record (128 for FP8 block scales, else 1).
+    pub rows: usize,
+}
+
+/// How a code becomes a number.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Encoding {
+    /// `scale · (code − offset)`.
+    IntOffset {
+        /// Subtracted from each unsigned code before scaling (8 for Q4_0).
+        offset: i32,
+    },
+    /// `scale · code − min` (or `+ min`), with a minimum per (sub-)block: Q4_1, Q4_K.
+    IntAffine,
+    /// `scale · (code − zero)` with an integer zero point per group: GPTQ, AWQ.
+    IntZero,
+    /// `scale · table[code]`: IQ4_NL, MXFP4, NVFP4. The table holds small integers.
+    Codebook(&'static [i8; 16]),
+    /// `scale · fp8(code)`, with 4 exponent and 3 mantissa bits, no infinities, NaN at 0x7f and 0xff.
+    E4M3,
+    /// `scale · fp8(code)`, with 5 exponent and 2 mantissa bits, IEEE infinities and NaN.
+    E5M2,
+    /// The code is the number's own bits.
+    Plain(crate::DType),
+}
+
+/// Everything there is to know about one weight format. One `static` each, in `formats/<name>.rs`.
+pub struct FormatDesc {
+    /// Lower-case name, unique: `"q4_k"`, `"int4_g128"`, `"fp8_e4m3_block128"`.
+    pub name: &'static str,
+    /// One sentence for tables and error messages.
+    pub summary: &'static str,
+    /// Values in a block, along K.
+    pub block_len: usize,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Whether a row may end inside a block (the rest of the block holds zero weights). False for GGUF
+    /// formats, whose files cannot express it.
+    pub ragged_k: bool,
+    /// Whether each row also has an f32 factor outside its blocks (per-channel and per-tensor scales).
+    pub row_scale: bool,
+    /// How codes become numbers.
+    pub encoding: Encoding,
+    /// Values that share one scale: the sub-block of super-block formats, else `block_len`.
+    pub sub_block: usize,
+    /// Widths in bits of the bit planes that a code is stored as when prepacked, low bits first
+    /// (6-bit codes are `[4, 2]`). Their sum is the width of a code.
+    pub code_planes: &'static [u8],
+    /// The scale records of a row, in the order in which [`FormatDesc::unpack_block`] writes them.
+    pub scale_planes: &'static [ScalePlane],
+    /// Stem of the kernels' dequantization source: `dequant/<stem>.cuh` and `dequant/<stem>.wgsl`.
+    pub dequant: &'static str,
+    /// The type number in GGUF files (`enum ggml_type`), where GGUF has the format.
+    pub ggml_type: Option<u32>,
+    /// Decodes one block into `block_len` values, without the row scale.
+    pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
+    /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
+    /// to the format from their values alone.
+    pub quantize_blocks: Option<fn(values: &[f32], out: &mut [u8])>,
+    /// Splits one block: `codes` gets `block_len` codes in K order; `scales` gets, plane after plane in the
+    /// order of `scale_planes`, the records of this block (`bytes × block_len / span` bytes a plane).
+    pub unpack_block: fn(block: &[u8], codes: &mut [u32], scales: &mut [u8]),
+}
+
+impl FormatDesc {
+    /// Blocks in a row of `k` values, a ragged last block included.
+    pub const fn blocks_per_row(&self, k: usize) -> usize {
+        k.div_ceil(self.block_len)
+    }
+
+    /// Bytes of a row of `k` values.
+    pub const fn row_bytes(&self, k: usize) -> usize {
+        self.blocks_per_row(k) * self.block_bytes
+    }
+
+    /// Byte offset of row `n` in a weight with `k` input features: **the** offset function.
+    pub const fn row_offset(&self, n: usize, k: usize) -> usize {
+        n * self.row_bytes(k)
+    }
+
+    /// Width of a code in bits.
+    pub fn code_bits(&self) -> u32 {
+        self.code_planes.iter().map(|&b| u32::from(b)).sum()
+    }
+
+    /// Stored bits per weight within blocks (18/32 × 8 = 4.5 for Q4_0).
+    pub fn bits_per_weight(&self) -> f64 {
+        self.block_bytes as f64 * 8.0 / self.block_len as f64
+    }
+
+    /// Bytes that [`FormatDesc::unpack_block`] writes to `scales`.
+    pub fn scale_bytes(&self) -> usize {
+        self.scale_planes.iter().map(|p| p.bytes * self.block_len / p.span).sum()
+    }
+
+    /// Checks that a row of `k` values can be stored in this format.
+    ///
+    /// # Errors
+    /// [`FormatError::KNotMultiple`] when `k` is no multiple of the block and the format has no ragged rows,
+    /// [`FormatError::ZeroDimension`] when `k` is 0.
+    pub fn check_k(&self, k: usize) -> Result<(), FormatError> {
+        if k == 0 {
+            return Err(FormatError::ZeroDimension { name: "K" });
+        }
+        if !self.ragged_k && !k.is_multiple_of(self.block_len) {
+            return Err(FormatError::KNotMultiple { format: self.name, block: self.block_len, k });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for FormatDesc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// Handle to a [`FormatDesc`]: cheap to copy, compared by name, parsed from a name.
+///
+/// ```
+/// use qgemm_formats::Format;
+/// let q4_0: Format = "Q4_0".parse()?;
+/// assert_eq!((q4_0.block_len, q4_0.block_bytes), (32, 18));
+/// assert_eq!(q4_0.row_offset(3, 64), 3 * 2 * 18);
+/// # Ok::<(), qgemm_formats::FormatError>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Format(&'static FormatDesc);
+
+impl Format {
+    /// The handle of a description.
+    pub const fn new(desc: &'static FormatDesc) -> Self {
+        Self(desc)
+    }
+
+    /// Every format, in the order of tables.
+    pub fn all() -> impl Iterator<Item = Format> {
+        formats::ALL.iter().map(|d| Format(d))
+    }
+
+    /// The format that GGUF files call `ggml_type`.
+    pub fn from_ggml_type(ggml_type: u32) -> Option<Format> {
+        Format::all().find(|f| f.ggml_type == Some(ggml_type))
+    }
+
+    /// The description itself, with a `'static` lifetime.
+    pub const fn desc(self) -> &'static FormatDesc {
+        self.0
+    }
+}
+
+impl std::ops::Deref for Format {
+    type Target = FormatDesc;
+    fn deref(&self) -> &FormatDesc {
+        self.0
+    }
+}
+
+impl PartialEq for Format {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name == other.0.name
+    }
+}
+impl Eq for Format {}
+
+impl std::hash::Hash for Format {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.name.hash(state);
+    }
+}
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0.name)
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.0.name)
+    }
+}
+
+impl FromStr for Format {
+    type Err = FormatError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Format::all()
+            .find(|f| f.name.eq_ignore_ascii_case(s))
+            .ok_or_else(|| FormatError::UnknownFormat { name: s.to_owned() })
+    }
+}

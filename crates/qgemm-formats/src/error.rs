@@ -1,0 +1,97 @@
+//! The error type of the crate.
+
+use thiserror::Error;
+
+/// What can be wrong with a format's name, a weight's bytes, or a model file.
+#[derive(Debug, Error, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// No format has this name.
+    #[error("no weight format is called `{name}`; `qgemm devices --json` and `Format::all()` list them")]
+    UnknownFormat {
+        /// The name asked for.
+        name: String,
+    },
+    /// No element type has this name.
+    #[error("no element type is called `{name}`: expected f32, f16 or bf16")]
+    UnknownDType {
+        /// The name asked for.
+        name: String,
+    },
+    /// K does not fill whole blocks of the format.
+    #[error("{format} stores K in blocks of {block}, and K = {k} is no multiple of it")]
+    KNotMultiple {
+        /// Name of the format.
+        format: &'static str,
+        /// Its block length.
+        block: usize,
+        /// The K that came.
+        k: usize,
+    },
+    /// A dimension is zero where none may be.
+    #[error("{name} is 0: a weight has at least one row and one column")]
+    ZeroDimension {
+        /// Which dimension.
+        name: &'static str,
+    },
+    /// A byte count does not match the shape.
+    #[error("{what}: expected {expected} bytes, got {got}")]
+    WrongLength {
+        /// What was measured.
+        what: String,
+        /// Bytes that shape and format ask for.
+        expected: usize,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// Dimensions whose product does not fit the address space.
+    #[error("{what}: {dims:?} overflows the address space")]
+    Overflow {
+        /// What was measured.
+        what: String,
+        /// The dimensions.
+        dims: Vec<u64>,
+    },
+    /// A scale is NaN or infinite.
+    #[error("{what}: scale at row {row}, block {block} is not finite")]
+    NonFiniteScale {
+        /// The tensor.
+        what: String,
+        /// Output feature.
+        row: usize,
+        /// Block within the row.
+        block: usize,
+    },
+    /// The format cannot be produced from plain values.
+    #[error("weights cannot be quantized to {format}: {why}")]
+    NotQuantizable {
+        /// Name of the format.
+        format: &'static str,
+        /// The reason.
+        why: &'static str,
+    },
+    /// A model file breaks its own format's rules.
+    #[error("{file}: {what}")]
+    BadFile {
+        /// File kind or path.
+        file: String,
+        /// What was expected and what came.
+        what: String,
+    },
+    /// A model file uses something that this reader does not support.
+    #[error("{file}: {what}")]
+    UnsupportedFile {
+        /// File kind or path.
+        file: String,
+        /// What is not supported, and what to do instead.
+        what: String,
+    },
+    /// No tensor of this name.
+    #[error("no tensor is called `{name}`{}", .near.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    NoSuchTensor {
+        /// The name asked for.
+        name: String,
+        /// The closest name there is.
+        near: Option<String>,
+    },
+}

@@ -1,0 +1,16 @@
+//! Every weight and activation format that qgemm multiplies: layout, bytes, offsets, quantize, dequantize,
+//! packing for kernels, and readers of model files. Knows nothing of devices.
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod desc;
+mod dtype;
+mod error;
+pub mod formats;
+pub mod prepack;
+mod weight;
+
+pub use desc::{Encoding, Format, FormatDesc, ScalePlane};
+pub use dtype::DType;
+pub use error::FormatError;
+pub use weight::{HostWeight, NO_COLUMN, SharedBytes};

@@ -1,0 +1,350 @@
+//! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
+//!
+//! A weight is cut into *tiles* of 16 (class T) or 32 (class V) rows, a tile into *slabs* along K. Slabs of a
+//! tile follow one another, so that a warp streams through contiguous memory. A slab holds its code planes and
+//! then its scale records:
+//!
+//! ```text
+//! slab = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
+//! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more)
+//! scale plane = [row][records of the slab, along K] (rows in the order 0, 8, 1, 9, … for class T)
+//! ```
+//!
+//! The codes of a lane form a stream of *quads*, four values of one row. In class T, lane `l` with
+//! `g = l / 4`, `t = l % 4` holds, for every 64 columns, four quads of row `g` and then four of row `g + 8`;
+//! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
+//! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In class V, lane `l` holds row `l`, columns in order: what
+//! four concurrent `mma.m8n8k4` quad-pairs want.
+//!
+//! Within a quad, values stand in the bytes of a word as `v0 v2 v1 v3`; a plane of `b` bits puts `8 / b` quads
+//! into the same word, one above the other. So `word >> b·q & mask` yields quad `q` as four bytes (for integer
+//! instructions), and with a 16-bit mask the pairs `(v0, v1)` and, 8 bits up, `(v2, v3)` (for f16 pairs).
+
+use rayon::prelude::*;
+
+use crate::desc::Format;
+use crate::weight::HostWeight;
+
+/// Which instructions a layout serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PackClass {
+    /// Rows of blocks as in the file.
+    Canonical,
+    /// Every 16-row matrix instruction (Turing and newer).
+    T,
+    /// Volta's `mma.m8n8k4`.
+    V,
+}
+
+/// Values in a quad, quads in a lane's chunk.
+const QUAD: usize = 4;
+const QUADS_PER_CHUNK: usize = 8;
+/// Byte of a word in which value `i` of a quad stands.
+const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
+const LANES: usize = 32;
+
+/// Where one code plane lies in a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodePlaneLayout {
+    /// Width of the plane in bits.
+    pub bits: usize,
+    /// Byte offset in the slab.
+    pub offset: usize,
+    /// Bytes of one access of a lane: 16, or less where the lane's whole share is less.
+    pub word_bytes: usize,
+    /// Accesses of a lane.
+    pub words: usize,
+}
+
+/// Where one scale plane lies in a slab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScalePlaneLayout {
+    /// Byte offset in the slab.
+    pub offset: usize,
+    /// Bytes of one row's records in a slab.
+    pub row_bytes: usize,
+    /// Whether all rows of the tile share one record (128×128 block scales).
+    pub per_tile: bool,
+}
+
+/// The geometry of a prepacked weight.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PackedLayout {
+    /// Which instructions it serves; never [`PackClass::Canonical`].
+    pub class: PackClass,
+    /// Rows in a tile.
+    pub tile_rows: usize,
+    /// Columns in a slab.
+    pub slab_k: usize,
+    /// Bytes of a slab.
+    pub slab_bytes: usize,
+    /// Code planes, in the order of the description.
+    pub codes: Vec<CodePlaneLayout>,
+    /// Scale planes, in the order of the description.
+    pub scales: Vec<ScalePlaneLayout>,
+    format: Format,
+}
+
+impl PackedLayout {
+    /// The layout of `format` in `class`, or `None` for [`PackClass::Canonical`], which has no slabs.
+    pub fn new(format: Format, class: PackClass) -> Option<Self> {
+        let (tile_rows, chunk_k) = match class {
+            PackClass::Canonical => return None,
+            PackClass::T => (16, 64),
+            PackClass::V => (32, 32),
+        };
+        let slab_k = chunk_k.max(format.block_len);
+        let chunks = slab_k / chunk_k;
+        let mut offset = 0;
+        let mut codes = Vec::new();
+        for &bits in format.code_planes {
+            let bits = usize::from(bits);
+            let lane_bytes = chunks * QUADS_PER_CHUNK * QUAD * bits / 8;
+            let word_bytes = lane_bytes.min(16);
+            codes.push(CodePlaneLayout { bits, offset, word_bytes, words: lane_bytes / word_bytes });
+            offset += lane_bytes * LANES;
+        }
+        let mut scales = Vec::new();
+        for plane in format.scale_planes {
+            let row_bytes = plane.bytes * slab_k / plane.span;
+            let per_tile = plane.rows >= tile_rows;
+            scales.push(ScalePlaneLayout { offset, row_bytes, per_tile });
+            // Every plane begins at a multiple of 16 bytes, so that a row's record can be read in wide words.
+            offset = (offset + row_bytes * if per_tile { 1 } else { tile_rows }).next_multiple_of(16);
+        }
+        Some(Self { class, tile_rows, slab_k, slab_bytes: offset.next_multiple_of(16), codes, scales, format })
+    }
+
+    /// Tiles that `n` rows fill, the last one padded with zeros.
+    pub fn n_tiles(&self, n: usize) -> usize {
+        n.div_ceil(self.tile_rows)
+    }
+
+    /// Slabs that `stored_k` columns fill, the last one padded with zeros.
+    pub fn k_slabs(&self, stored_k: usize) -> usize {
+        stored_k.div_ceil(self.slab_k)
+    }
+
+    /// Bytes of a whole weight.
+    pub fn bytes(&self, n: usize, stored_k: usize) -> usize {
+        self.n_tiles(n) * self.k_slabs(stored_k) * self.slab_bytes
+    }
+
+    /// Row of the tile, and column of the slab, that value `i` of quad `quad` of `lane` stands for.
+    pub fn position(&self, lane: usize, quad: usize, i: usize) -> (usize, usize) {
+        match self.class {
+            PackClass::V => (lane, quad * QUAD + i),
+            PackClass::T | PackClass::Canonical => {
+                let (g, t) = (lane / 4, lane % 4);
+                let (chunk, half, step) = (quad / 8, quad / 4 % 2, quad % 4);
+                (g + 8 * half, chunk * 64 + step * 16 + 2 * t + [0, 1, 8, 9][i])
+            }
+        }
+    }
+
+    /// Quads that a lane holds of one slab.
+    pub fn quads(&self) -> usize {
+        self.tile_rows * self.slab_k / (LANES * QUAD)
+    }
+
+    /// Position of row `row` in a scale plane.
+    fn scale_row(&self, row: usize) -> usize {
+        match self.class {
+            PackClass::T => (row % 8) * 2 + row / 8,
+            _ => row,
+        }
+    }
+
+    /// Bytes (offset in the slab, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
+    /// part lies within the four bytes at the offset.
+    fn code_position(&self, plane: &CodePlaneLayout, lane: usize, quad: usize, i: usize) -> (usize, usize) {
+        let (byte_in_lane, shift) = match plane.bits {
+            16 | 32 => ((quad * QUAD + i) * plane.bits / 8, 0),
+            bits => {
+                let per_word = 8 / bits;
+                (quad / per_word * 4, 8 * QUAD_BYTE[i] + bits * (quad % per_word))
+            }
+        };
+        let (word, byte) = (byte_in_lane / plane.word_bytes, byte_in_lane % plane.word_bytes);
+        (plane.offset + (word * LANES + lane) * plane.word_bytes + byte, shift)
+    }
+
+    /// Packs one slab from the codes `[tile_rows][slab_k]` and scale records `[row][plane bytes…]` of its rows.
+    fn pack_slab(&self, codes: &[u32], scales: &[Vec<u8>], slab: &mut [u8]) {
+        for lane in 0..LANES {
+            for quad in 0..self.quads() {
+                for i in 0..QUAD {
+                    let (row, column) = self.position(lane, quad, i);
+                    let mut code = codes[row * self.slab_k + column];
+                    for plane in &self.codes {
+                        let (at, shift) = self.code_position(plane, lane, quad, i);
+                        match plane.bits {
+                            32 => slab[at..at + 4].copy_from_slice(&code.to_le_bytes()),
+                            16 => slab[at..at + 2].copy_from_slice(&(code as u16).to_le_bytes()),
+                            bits => {
+                                let part = (code & ((1 << bits) - 1)) as u8;
+                                slab[at + shift / 8] |= part << (shift % 8);
+                                code >>= bits;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        let rows = scales.len() / self.scales.len().max(1);
+        for (p, plane) in self.scales.iter().enumerate() {
+            for row in 0..rows {
+                let at = plane.offset + if plane.per_tile { 0 } else { self.scale_row(row) * plane.row_bytes };
+                slab[at..at + plane.row_bytes].copy_from_slice(&scales[row * self.scales.len() + p]);
+                if plane.per_tile {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The codes and scale records of one slab, from canonical rows.
+    fn gather(&self, weight: &HostWeight, tile: usize, slab: usize) -> (Vec<u32>, Vec<Vec<u8>>) {
+        let f = self.format;
+        let blocks_per_slab = self.slab_k / f.block_len;
+        let mut codes = vec![0u32; self.tile_rows * self.slab_k];
+        let mut scales = Vec::new();
+        let mut block_scales = vec![0u8; f.scale_bytes()];
+        for row in 0..self.tile_rows.min(weight.n() - tile * self.tile_rows) {
+            let row_blocks = weight.row(tile * self.tile_rows + row);
+            let first = scales.len();
+            scales.extend(self.scales.iter().map(|p| vec![0u8; p.row_bytes]));
+            for b in 0..blocks_per_slab {
+                let at = (slab * blocks_per_slab + b) * f.block_bytes;
+                let Some(block) = row_blocks.get(at..at + f.block_bytes) else { break };
+                let start = row * self.slab_k + b * f.block_len;
+                (f.unpack_block)(block, &mut codes[start..start + f.block_len], &mut block_scales);
+                let mut from = 0;
+                for (p, plane) in f.scale_planes.iter().enumerate() {
+                    let len = plane.bytes * f.block_len / plane.span;
+                    scales[first + p][b * len..(b + 1) * len].copy_from_slice(&block_scales[from..from + len]);
+                    from += len;
+                }
+            }
+        }
+        (codes, scales)
+    }
+
+    /// Packs a whole weight; on all threads of the current rayon pool.
+    pub fn pack(&self, weight: &HostWeight) -> Vec<u8> {
+        let k_slabs = self.k_slabs(weight.stored_k());
+        let mut out = vec![0u8; self.bytes(weight.n(), weight.stored_k())];
+        out.par_chunks_mut(self.slab_bytes).enumerate().for_each(|(i, bytes)| {
+            let (codes, scales) = self.gather(weight, i / k_slabs, i % k_slabs);
+            self.pack_slab(&codes, &scales, bytes);
+        });
+        out
+    }
+
+    /// The code at (`row`, `column`) of a packed weight with `k_slabs` slabs a tile: the inverse of packing,
+    /// for tests and for moving weights between layouts.
+    pub fn code_at(&self, packed: &[u8], k_slabs: usize, row: usize, column: usize) -> u32 {
+        let (tile, tile_row) = (row / self.tile_rows, row % self.tile_rows);
+        let (slab, slab_column) = (column / self.slab_k, column % self.slab_k);
+        let bytes = &packed[(tile * k_slabs + slab) * self.slab_bytes..][..self.slab_bytes];
+        let (lane, quad, i) = self.locate(tile_row, slab_column);
+        let mut code = 0u32;
+        let mut below = 0;
+        for plane in &self.codes {
+            let (at, shift) = self.code_position(plane, lane, quad, i);
+            let part = match plane.bits {
+                32 => u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
+                16 => u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])),
+                bits => u32::from(bytes[at + shift / 8] >> (shift % 8)) & ((1 << bits) - 1),
+            };
+            code |= part << below;
+            below += plane.bits;
+        }
+        code
+    }
+
+    /// The records of `plane` for (`row`, `slab`) of a packed weight.
+    pub fn scales_at<'a>(&self, packed: &'a [u8], k_slabs: usize, row: usize, slab: usize, plane: usize) -> &'a [u8] {
+        let base = (row / self.tile_rows * k_slabs + slab) * self.slab_bytes;
+        let p = self.scales[plane];
+        let at = base + p.offset + if p.per_tile { 0 } else { self.scale_row(row % self.tile_rows) * p.row_bytes };
+        &packed[at..at + p.row_bytes]
+    }
+
+    /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
+    fn locate(&self, row: usize, column: usize) -> (usize, usize, usize) {
+        match self.class {
+            PackClass::V => (row, column / QUAD, column % QUAD),
+            PackClass::T | PackClass::Canonical => {
+                let in_step = column % 16;
+                let lane = row % 8 * 4 + in_step % 8 / 2;
+                let quad = column / 64 * 8 + row / 8 * 4 + column % 64 / 16;
+                (lane, quad, in_step % 2 + in_step / 8 * 2)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locate_inverts_position() {
+        for class in [PackClass::T, PackClass::V] {
+            for format in Format::all() {
+                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                for lane in 0..LANES {
+                    for quad in 0..layout.quads() {
+                        for i in 0..QUAD {
+                            let (row, column) = layout.position(lane, quad, i);
+                            assert_eq!(layout.locate(row, column), (lane, quad, i), "{format} {class:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn packing_keeps_every_code_and_scale() {
+        for class in [PackClass::T, PackClass::V] {
+            for format in Format::all() {
+                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                let (n, k) = (layout.tile_rows + 3, format.block_len * 3);
+                let mut state = 1u32;
+                let bytes: Vec<u8> = (0..format.row_offset(n, k))
+                    .map(|_| {
+                        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                        (state >> 24) as u8
+                    })
+                    .collect();
+                let weight = HostWeight::new(format, n, k, bytes.into()).expect("valid");
+                let packed = layout.pack(&weight);
+                let k_slabs = layout.k_slabs(k);
+                let mut codes = vec![0u32; format.block_len];
+                let mut scales = vec![0u8; format.scale_bytes()];
+                for row in 0..n {
+                    for block in 0..3 {
+                        let bytes = &weight.row(row)[block * format.block_bytes..][..format.block_bytes];
+                        (format.unpack_block)(bytes, &mut codes, &mut scales);
+                        for (i, &code) in codes.iter().enumerate() {
+                            let column = block * format.block_len + i;
+                            assert_eq!(layout.code_at(&packed, k_slabs, row, column), code, "{format} {row},{column}");
+                        }
+                        let per_slab = layout.slab_k / format.block_len;
+                        let mut from = 0;
+                        for (p, plane) in format.scale_planes.iter().enumerate() {
+                            let len = plane.bytes * format.block_len / plane.span;
+                            if !layout.scales[p].per_tile {
+                                let records = layout.scales_at(&packed, k_slabs, row, block / per_slab, p);
+                                assert_eq!(&records[block % per_slab * len..][..len], &scales[from..from + len]);
+                            }
+                            from += len;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

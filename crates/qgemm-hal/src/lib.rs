@@ -1,0 +1,23 @@
+//! The hardware abstraction layer: devices, capabilities, memory, streams, events, the traits that a backend
+//! implements, and the parameter ABI shared with kernels. Knows nothing of what a format means or of which
+//! kernel to choose.
+//!
+//! # Contract
+//! Arguments have been validated by `qgemm-api`; below it a violated invariant is a bug of ours. Errors cover
+//! what a caller cannot foresee: a missing driver, exhausted memory, a lost device.
+#![deny(missing_docs)]
+
+pub mod abi;
+mod buffer;
+mod caps;
+mod device;
+mod error;
+mod family;
+mod op;
+
+pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
+pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
+pub use device::{Device, Event, RawEvent, RawStream, Stream};
+pub use error::{HalError, Unsupported};
+pub use family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, TileConfig, WeightArgs};
+pub use op::{Activation, CheckedGemm, Dense};
