@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use crate::error::FormatError;
 use crate::formats;
+use crate::weight::HostWeight;
 
 /// Bytes that scale `span` consecutive values of a row, kept packed exactly as the format defines them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +25,47 @@ pub struct ScalePlane {
     /// Rows of the weight that hold the same record (128 for FP8 block scales, else 1).
     pub rows: usize,
 }
+
+/// Number type of a scale that a block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleType {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// FP8 with 4 exponent bits, NaN at 0x7f and 0xff.
+    E4M3,
+    /// A bare power of two, `2^(byte − 127)`, NaN at 0xff.
+    E8M0,
+}
+
+/// A floating-point scale (or minimum) within a block, for checking that it is finite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FloatScale {
+    /// First byte within the block.
+    pub offset: usize,
+    /// How it is stored.
+    pub kind: ScaleType,
+}
+
+impl FloatScale {
+    /// Whether this scale of `block` is neither infinite nor NaN.
+    ///
+    /// # Panics
+    /// When `block` is shorter than the format's blocks.
+    #[inline]
+    pub fn is_finite(self, block: &[u8]) -> bool {
+        match self.kind {
+            ScaleType::F32 => block[self.offset + 3] & 0x7f != 0x7f || block[self.offset + 2] & 0x80 == 0,
+            ScaleType::F16 => block[self.offset + 1] & 0x7c != 0x7c,
+            ScaleType::E4M3 => block[self.offset] & 0x7f != 0x7f,
+            ScaleType::E8M0 => block[self.offset] != 0xff,
+        }
+    }
+}
+
+/// Quantizes the values of a whole `[n, k]` weight, row-major: what [`FormatDesc::quantize_matrix`] points to.
+pub type QuantizeMatrix = fn(values: &[f32], n: usize, k: usize) -> Result<HostWeight, FormatError>;
 
 /// How a code becomes a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -80,6 +122,11 @@ pub struct FormatDesc {
     /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
     /// to the format from their values alone.
     pub quantize_blocks: Option<fn(values: &[f32], out: &mut [u8])>,
+    /// Quantizes a whole weight, where blocks cannot be encoded one by one because scales cover a row or
+    /// several rows; `None` for formats with `quantize_blocks`.
+    pub quantize_matrix: Option<QuantizeMatrix>,
+    /// Every floating-point scale and minimum of a block (none for plain types): what loading checks.
+    pub float_scales: &'static [FloatScale],
     /// Splits one block: `codes` gets `block_len` codes in K order; `scales` gets, plane after plane in the
     /// order of `scale_planes`, the records of this block (`bytes × block_len / span` bytes a plane).
     pub unpack_block: fn(block: &[u8], codes: &mut [u32], scales: &mut [u8]),

@@ -2,7 +2,7 @@
 
 use half::f16;
 
-use crate::desc::{Encoding, FormatDesc, ScalePlane};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF Q4_0.
 pub static Q4_0: FormatDesc = FormatDesc {
@@ -20,6 +20,8 @@ pub static Q4_0: FormatDesc = FormatDesc {
     ggml_type: Some(2),
     dequantize_block,
     quantize_blocks: Some(quantize_blocks),
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
     unpack_block,
 };
 
