@@ -1,1 +1,37 @@
-fn main() {}
+//! Build and check commands of the workspace: `cargo xtask <command>`, one file a command.
+
+mod build_kernels;
+mod codegen;
+mod test;
+mod tidy;
+mod workspace;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build and check commands of the qgemm workspace")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compile every kernel for the given architectures into bundles.
+    BuildKernels(build_kernels::Args),
+    /// Print the parameter ABI and the layouts as CUDA and WGSL, or check that the printed files are current.
+    Codegen(codegen::Args),
+    /// Run every check and test of every layer, setting up what is missing.
+    Test(test::Args),
+    /// Check the rules of the house that the compiler does not: layering, kernel sources, file sizes.
+    Tidy(tidy::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::BuildKernels(args) => build_kernels::run(&args),
+        Command::Codegen(args) => codegen::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Tidy(args) => tidy::run(&args),
+    }
+}

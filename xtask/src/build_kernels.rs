@@ -1,0 +1,10 @@
+//! `cargo xtask build-kernels`.
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {}
+
+/// Runs the command.
+pub fn run(_args: &Args) -> anyhow::Result<()> {
+    anyhow::bail!("no kernel manifest yet")
+}
