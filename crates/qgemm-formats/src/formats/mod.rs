@@ -1,8 +1,64 @@
 //! One file a format (or a family of formats that differ by a parameter); [`ALL`] is the registry.
 
+mod field;
+pub mod fp8;
+pub mod int8_channel;
+pub mod int_group;
+pub mod iq4_nl;
+pub mod iq4_xs;
+mod matrix;
+pub mod mxfp4;
+mod nibbles;
+pub mod nvfp4;
+pub mod plain;
+pub mod q2_k;
+pub mod q3_k;
 pub mod q4_0;
+pub mod q4_1;
+pub mod q4_k;
+pub mod q5_0;
+pub mod q5_1;
+pub mod q5_k;
+pub mod q6_k;
+pub mod q8_0;
+mod scale_min;
 
 use crate::desc::FormatDesc;
 
 /// Every format, in the order of tables.
-pub static ALL: &[&FormatDesc] = &[&q4_0::Q4_0];
+pub static ALL: &[&FormatDesc] = &[
+    &plain::F32,
+    &plain::F16,
+    &plain::BF16,
+    &q4_0::Q4_0,
+    &q4_1::Q4_1,
+    &q5_0::Q5_0,
+    &q5_1::Q5_1,
+    &q8_0::Q8_0,
+    &q2_k::Q2_K,
+    &q3_k::Q3_K,
+    &q4_k::Q4_K,
+    &q5_k::Q5_K,
+    &q6_k::Q6_K,
+    &iq4_nl::IQ4_NL,
+    &iq4_xs::IQ4_XS,
+    &mxfp4::MXFP4,
+    &int_group::INT2_G32,
+    &int_group::INT2_G64,
+    &int_group::INT2_G128,
+    &int_group::INT3_G32,
+    &int_group::INT3_G64,
+    &int_group::INT3_G128,
+    &int_group::INT4_G32,
+    &int_group::INT4_G64,
+    &int_group::INT4_G128,
+    &int_group::INT8_G32,
+    &int_group::INT8_G64,
+    &int_group::INT8_G128,
+    &int8_channel::INT8_CHANNEL,
+    &fp8::FP8_E4M3,
+    &fp8::FP8_E5M2,
+    &fp8::FP8_E4M3_BLOCK128,
+    &fp8::FP8_E5M2_BLOCK128,
+    &nvfp4::NVFP4,
+];

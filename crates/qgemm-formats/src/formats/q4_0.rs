@@ -1,7 +1,6 @@
 //! Q4_0: 32 values in 18 bytes, `d · (q − 8)`; low nibbles hold values 0–15, high nibbles 16–31.
 
-use half::f16;
-
+use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF Q4_0.
@@ -27,30 +26,25 @@ pub static Q4_0: FormatDesc = FormatDesc {
 
 fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
     scales.copy_from_slice(&block[..2]);
-    for (j, &byte) in block[2..18].iter().enumerate() {
-        codes[j] = u32::from(byte & 0xf);
-        codes[j + 16] = u32::from(byte >> 4);
-    }
+    nibbles::unpack(&block[2..], codes);
 }
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    let d = f16::from_le_bytes([block[0], block[1]]).to_f32();
-    for (j, &byte) in block[2..18].iter().enumerate() {
-        out[j] = (i32::from(byte & 0xf) - 8) as f32 * d;
-        out[j + 16] = (i32::from(byte >> 4) - 8) as f32 * d;
+    let d = field::read_f16(block, 0);
+    let mut codes = [0; 32];
+    nibbles::unpack(&block[2..], &mut codes);
+    for (value, code) in out.iter_mut().zip(codes) {
+        *value = (code as i32 - 8) as f32 * d;
     }
 }
 
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(18)) {
-        // The signed value of largest magnitude maps to code 0 (−8), as ggml's reference does.
-        let extreme = x.iter().fold(0.0f32, |m, &v| if v.abs() > m.abs() { v } else { m });
-        let d = extreme / -8.0;
-        let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
-        block[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
-        let code = |v: f32| ((v * inverse + 8.5) as i8).min(15) as u8;
-        for j in 0..16 {
-            block[2 + j] = code(x[j]) | (code(x[j + 16]) << 4);
-        }
+        // The signed value of largest magnitude maps to code 0 (−8).
+        let d = field::extreme(x) / -8.0;
+        let inverse = field::inverse(d);
+        field::write_f16(block, 0, d);
+        let codes: [u32; 32] = std::array::from_fn(|j| (field::truncate(x[j] * inverse + 8.5) as i8).min(15) as u32);
+        nibbles::pack(&codes, &mut block[2..]);
     }
 }

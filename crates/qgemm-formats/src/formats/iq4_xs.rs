@@ -1,0 +1,56 @@
+//! IQ4_XS: 256 values in 136 bytes: eight sub-blocks of 32, each `d · (s − 32) · table[q]` with a 6-bit scale
+//! and the table of IQ4_NL.
+//!
+//! Bytes: d, a word with the upper two bits of each scale, four bytes with the lower nibbles of two scales
+//! each, 128 of nibbles (each sub-block in the order of Q4_0).
+
+use super::iq4_nl::IQ4_TABLE;
+use super::{field, nibbles};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+
+/// GGUF IQ4_XS.
+pub static IQ4_XS: FormatDesc = FormatDesc {
+    name: "iq4_xs",
+    summary: "4-bit non-linear codebook in super-blocks of 256, 6-bit scale per 32 (GGUF)",
+    block_len: 256,
+    block_bytes: 136,
+    ragged_k: false,
+    row_scale: false,
+    encoding: Encoding::Codebook(&IQ4_TABLE),
+    sub_block: 32,
+    code_planes: &[4],
+    scale_planes: &[ScalePlane { name: "scales", bytes: 8, span: 256, rows: 1 }],
+    dequant: "iq4_xs",
+    ggml_type: Some(23),
+    dequantize_block,
+    quantize_blocks: None,
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    scales.copy_from_slice(&block[..8]);
+    for (bytes, codes) in block[8..].chunks_exact(16).zip(codes.chunks_exact_mut(32)) {
+        nibbles::unpack(bytes, codes);
+    }
+}
+
+/// The scale of sub-block `sub`, −32..=31, from the 8 bytes a block begins with.
+fn sub_scale(scales: &[u8], sub: usize) -> i32 {
+    let low = scales[4 + sub / 2] >> (sub % 2 * 4) & 0xf;
+    let high = u16::from_le_bytes([scales[2], scales[3]]) >> (sub * 2) & 3;
+    i32::from(low) + (i32::from(high) << 4) - 32
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let d = field::read_f16(block, 0);
+    let mut codes = [0; 256];
+    unpack_block(block, &mut codes, &mut [0; 8]);
+    for (sub, (values, codes)) in out.chunks_exact_mut(32).zip(codes.chunks_exact(32)).enumerate() {
+        let scale = d * sub_scale(block, sub) as f32;
+        for (value, &code) in values.iter_mut().zip(codes) {
+            *value = scale * f32::from(IQ4_TABLE[code as usize]);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Q2_K: 256 values in 84 bytes: sixteen sub-blocks of 16, each `d · s · q − dmin · m` with a 4-bit scale `s`
+//! (low nibble) and a 4-bit minimum `m` (high nibble).
+//!
+//! Bytes: 16 sub-scales, 64 of codes, d, dmin. Of each 128 values, byte `l` of 32 holds values `l`, `l + 32`,
+//! `l + 64` and `l + 96`, low bits first.
+
+use super::field;
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+
+/// GGUF Q2_K.
+pub static Q2_K: FormatDesc = FormatDesc {
+    name: "q2_k",
+    summary: "2-bit super-blocks of 256, 4-bit scale and minimum per 16 (GGUF)",
+    block_len: 256,
+    block_bytes: 84,
+    ragged_k: false,
+    row_scale: false,
+    encoding: Encoding::IntAffine,
+    sub_block: 16,
+    code_planes: &[2],
+    scale_planes: &[
+        ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 },
+        ScalePlane { name: "d", bytes: 4, span: 256, rows: 1 },
+    ],
+    dequant: "q2_k",
+    ggml_type: Some(10),
+    dequantize_block,
+    quantize_blocks: None,
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 80, kind: ScaleType::F16 }, FloatScale { offset: 82, kind: ScaleType::F16 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    scales[..16].copy_from_slice(&block[..16]);
+    scales[16..].copy_from_slice(&block[80..84]);
+    unpack_codes(&block[16..80], codes);
+}
+
+/// Spreads the 2-bit codes of 64 bytes; Q3_K keeps its low bits the same way.
+pub(super) fn unpack_codes(bytes: &[u8], codes: &mut [u32]) {
+    for (bytes, codes) in bytes.chunks_exact(32).zip(codes.chunks_exact_mut(128)) {
+        for (i, code) in codes.iter_mut().enumerate() {
+            *code = u32::from(bytes[i % 32] >> (i / 32 * 2) & 3);
+        }
+    }
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));
+    let mut codes = [0; 256];
+    unpack_codes(&block[16..80], &mut codes);
+    for (i, (value, code)) in out.iter_mut().zip(codes).enumerate() {
+        let sub = block[i / 16];
+        *value = d * f32::from(sub & 0xf) * code as f32 - dmin * f32::from(sub >> 4);
+    }
+}

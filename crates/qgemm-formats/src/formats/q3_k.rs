@@ -1,0 +1,60 @@
+//! Q3_K: 256 values in 110 bytes: sixteen sub-blocks of 16, each `d · (s − 32) · (q − 4)` with a 6-bit scale.
+//!
+//! Bytes: 32 of high bits, 64 of low bits (as Q2_K), 12 of scales, d. Bit `i / 32` of high byte `i % 32`
+//! belongs to value `i`.
+
+use super::{field, q2_k};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+
+/// GGUF Q3_K.
+pub static Q3_K: FormatDesc = FormatDesc {
+    name: "q3_k",
+    summary: "3-bit super-blocks of 256, 6-bit scale per 16 (GGUF)",
+    block_len: 256,
+    block_bytes: 110,
+    ragged_k: false,
+    row_scale: false,
+    encoding: Encoding::IntOffset { offset: 4 },
+    sub_block: 16,
+    code_planes: &[2, 1],
+    scale_planes: &[
+        ScalePlane { name: "scales", bytes: 12, span: 256, rows: 1 },
+        ScalePlane { name: "d", bytes: 2, span: 256, rows: 1 },
+    ],
+    dequant: "q3_k",
+    ggml_type: Some(11),
+    dequantize_block,
+    quantize_blocks: None,
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 108, kind: ScaleType::F16 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    scales.copy_from_slice(&block[96..110]);
+    unpack_codes(block, codes);
+}
+
+fn unpack_codes(block: &[u8], codes: &mut [u32]) {
+    q2_k::unpack_codes(&block[32..96], codes);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= u32::from(block[i % 32] >> (i / 32) & 1) << 2;
+    }
+}
+
+/// The scale of sub-block `sub`, −32..=31: low nibbles stand in bytes 0–7 (low half for sub-blocks 0–7, high
+/// half for 8–15), the two upper bits in bytes 8–11, four sub-blocks a shift.
+fn sub_scale(scales: &[u8], sub: usize) -> i32 {
+    let low = scales[sub % 8] >> (sub / 8 * 4) & 0xf;
+    let high = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
+    i32::from(low | high << 4) - 32
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let d = field::read_f16(block, 108);
+    let mut codes = [0; 256];
+    unpack_codes(block, &mut codes);
+    for (i, (value, code)) in out.iter_mut().zip(codes).enumerate() {
+        *value = d * sub_scale(&block[96..108], i / 16) as f32 * (code as i32 - 4) as f32;
+    }
+}

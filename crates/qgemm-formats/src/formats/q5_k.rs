@@ -1,0 +1,46 @@
+//! Q5_K: 256 values in 176 bytes: Q4_K with a fifth bit.
+//!
+//! Bytes: d, dmin, 12 of scales and minima, 32 of fifth bits, 128 of nibbles (as Q4_K). Bit `i / 32` of
+//! fifth-bit byte `i % 32` belongs to value `i`.
+
+use super::q4_k;
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+
+/// GGUF Q5_K.
+pub static Q5_K: FormatDesc = FormatDesc {
+    name: "q5_k",
+    summary: "5-bit super-blocks of 256, 6-bit scale and minimum per 32 (GGUF)",
+    block_len: 256,
+    block_bytes: 176,
+    ragged_k: false,
+    row_scale: false,
+    encoding: Encoding::IntAffine,
+    sub_block: 32,
+    code_planes: &[4, 1],
+    scale_planes: &[ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 }],
+    dequant: "q5_k",
+    ggml_type: Some(13),
+    dequantize_block,
+    quantize_blocks: None,
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    scales.copy_from_slice(&block[..16]);
+    unpack_codes(block, codes);
+}
+
+fn unpack_codes(block: &[u8], codes: &mut [u32]) {
+    q4_k::unpack_nibbles(&block[48..], codes);
+    for (i, code) in codes.iter_mut().enumerate() {
+        *code |= u32::from(block[16 + i % 32] >> (i / 32) & 1) << 4;
+    }
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let mut codes = [0; 256];
+    unpack_codes(block, &mut codes);
+    q4_k::dequantize_codes(block, &codes, out);
+}

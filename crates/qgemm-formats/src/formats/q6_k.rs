@@ -1,0 +1,57 @@
+//! Q6_K: 256 values in 210 bytes: sixteen sub-blocks of 16, each `d · s · (q − 32)` with a signed 8-bit scale.
+//!
+//! Bytes: 128 of low nibbles, 64 of upper bit pairs, 16 scales, d. Of each 128 values, nibble byte `l` of 64
+//! holds value `l` below value `l + 64`, and pair byte `l` of 32 holds values `l`, `l + 32`, `l + 64` and
+//! `l + 96`, low bits first.
+
+use super::field;
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+
+/// GGUF Q6_K.
+pub static Q6_K: FormatDesc = FormatDesc {
+    name: "q6_k",
+    summary: "6-bit super-blocks of 256, 8-bit scale per 16 (GGUF)",
+    block_len: 256,
+    block_bytes: 210,
+    ragged_k: false,
+    row_scale: false,
+    encoding: Encoding::IntOffset { offset: 32 },
+    sub_block: 16,
+    code_planes: &[4, 2],
+    scale_planes: &[
+        ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 },
+        ScalePlane { name: "d", bytes: 2, span: 256, rows: 1 },
+    ],
+    dequant: "q6_k",
+    ggml_type: Some(14),
+    dequantize_block,
+    quantize_blocks: None,
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: 208, kind: ScaleType::F16 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    scales.copy_from_slice(&block[192..210]);
+    unpack_codes(block, codes);
+}
+
+fn unpack_codes(block: &[u8], codes: &mut [u32]) {
+    for (half, codes) in codes.chunks_exact_mut(128).enumerate() {
+        let (low, high) = (&block[half * 64..][..64], &block[128 + half * 32..][..32]);
+        for (i, code) in codes.iter_mut().enumerate() {
+            let low = low[i % 64] >> (i / 64 * 4) & 0xf;
+            let high = high[i % 32] >> (i / 32 * 2) & 3;
+            *code = u32::from(low | high << 4);
+        }
+    }
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let d = field::read_f16(block, 208);
+    let mut codes = [0; 256];
+    unpack_codes(block, &mut codes);
+    for (i, (value, code)) in out.iter_mut().zip(codes).enumerate() {
+        *value = d * f32::from(block[192 + i / 16] as i8) * (code as i32 - 32) as f32;
+    }
+}

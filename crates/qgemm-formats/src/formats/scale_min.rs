@@ -1,0 +1,13 @@
+//! The 12 bytes that Q4_K and Q5_K keep eight 6-bit scales and eight 6-bit minima in.
+//!
+//! Bytes 0–3 hold the scales of sub-blocks 0–3 and bytes 4–7 their minima, in six bits each. Bytes 8–11 hold
+//! the low nibbles of scale (low half) and minimum (high half) of sub-blocks 4–7, whose upper two bits fill the
+//! upper two bits of bytes 0–3 and 4–7.
+
+/// Scale and minimum of sub-block `sub` (0–7).
+pub(super) fn unpack(bytes: &[u8], sub: usize) -> (u8, u8) {
+    match sub {
+        0..4 => (bytes[sub] & 63, bytes[sub + 4] & 63),
+        _ => (bytes[sub + 4] & 0xf | bytes[sub - 4] >> 6 << 4, bytes[sub + 4] >> 4 | bytes[sub] >> 6 << 4),
+    }
+}
