@@ -6,6 +6,7 @@
 mod desc;
 mod dtype;
 mod error;
+pub mod float8;
 pub mod formats;
 pub mod prepack;
 mod weight;
