@@ -1,0 +1,150 @@
+//! [`Context`]: an opened device and everything that is made on it.
+
+use std::sync::Arc;
+
+use qgemm_formats::{DType, HostWeight};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceInfo, Stream};
+
+use crate::backends;
+use crate::error::Error;
+use crate::plan::Plan;
+use crate::problem::Problem;
+use crate::weight::{self, Weight, WeightOrder};
+use crate::workspace::Workspace;
+
+/// An opened device. Cheap to clone, and shared freely between threads.
+#[derive(Clone, Debug)]
+pub struct Context {
+    device: Arc<dyn Device>,
+}
+
+impl Context {
+    /// Opens a device by name: `cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then
+    /// a GPU through wgpu, then the CPU.
+    ///
+    /// # Errors
+    /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
+    /// that find no device, but a device that is found and fails to open is an error.
+    pub fn open(name: &str) -> Result<Self, Error> {
+        backends::open(name).map(Self::from_device)
+    }
+
+    /// A context over a device that the caller opened.
+    pub fn from_device(device: Arc<dyn Device>) -> Self {
+        Self { device }
+    }
+
+    /// What the device is and can do.
+    pub fn info(&self) -> &DeviceInfo {
+        self.device.info()
+    }
+
+    /// The device itself, for events, copies and fills on a stream of one's choice.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The stream that calls without one of their own use.
+    pub fn default_stream(&self) -> Stream {
+        self.device.default_stream()
+    }
+
+    /// A new stream, whose work is ordered only within itself.
+    ///
+    /// # Errors
+    /// A driver error.
+    pub fn new_stream(&self) -> Result<Stream, Error> {
+        Ok(self.device.new_stream()?)
+    }
+
+    /// Waits until all work of `stream` is done.
+    ///
+    /// # Errors
+    /// Errors of that work.
+    pub fn synchronize(&self, stream: &Stream) -> Result<(), Error> {
+        Ok(self.device.synchronize(stream)?)
+    }
+
+    /// Packs a weight for the device and uploads it, on the default stream.
+    ///
+    /// # Errors
+    /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory.
+    pub fn load(&self, weight: &HostWeight) -> Result<Weight, Error> {
+        Weight::load(&*self.device, &self.default_stream(), weight)
+    }
+
+    /// Loads an unquantized weight of `n` output and `k` input features from little-endian `values`, stored in
+    /// `order`. Together with [`Problem::x_transposed`] this gives the layouts NN, NT, TN and TT.
+    ///
+    /// # Errors
+    /// When `values` is not `n × k` elements long, a dimension is 0 or overflows; and as [`Context::load`].
+    pub fn load_dense(
+        &self,
+        values: &[u8],
+        dtype: DType,
+        n: usize,
+        k: usize,
+        order: WeightOrder,
+    ) -> Result<Weight, Error> {
+        self.load(&weight::dense(values, dtype, n, k, order)?)
+    }
+
+    /// Chooses a kernel for `problem`, makes it ready (which may compile it) and computes its workspace.
+    ///
+    /// # Errors
+    /// When the problem is not valid, its weight is on another device, no family serves it, or the kernel
+    /// cannot be made ready.
+    pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
+        let (expected, got) = (self.info().id, problem.weight().device);
+        if got != expected {
+            return Err(Error::WrongDevice { operand: "weight", expected, got });
+        }
+        Plan::new(&*self.device, problem)
+    }
+
+    /// Scratch memory of at least `bytes` bytes, zeroed. Use it with one stream at a time.
+    ///
+    /// # Errors
+    /// A device error such as exhausted memory.
+    pub fn workspace(&self, bytes: usize) -> Result<Workspace, Error> {
+        Ok(Workspace::new(self.device.allocate(bytes, "a workspace")?))
+    }
+
+    /// A zeroed buffer of `bytes` bytes.
+    ///
+    /// # Errors
+    /// A device error such as exhausted memory.
+    pub fn allocate(&self, bytes: usize) -> Result<Buffer, Error> {
+        Ok(self.device.allocate(bytes, "a buffer")?)
+    }
+
+    /// A new buffer that holds `bytes`.
+    ///
+    /// # Errors
+    /// A device error such as exhausted memory.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, Error> {
+        let mut buffer = self.allocate(bytes.len())?;
+        self.upload_into(bytes, (&mut buffer).into())?;
+        Ok(buffer)
+    }
+
+    /// Copies `bytes` to the start of `dst`, on the default stream.
+    ///
+    /// # Errors
+    /// When `dst` is too short or on another device, or a device error.
+    pub fn upload_into(&self, bytes: &[u8], dst: BufferMut<'_>) -> Result<(), Error> {
+        Ok(self.device.upload(&self.default_stream(), bytes, dst)?)
+    }
+
+    /// Waits for the default stream and returns the bytes of `src`. Work on another stream is not waited for:
+    /// [synchronize](Context::synchronize) it first.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn download<'a>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<u8>, Error> {
+        let src = src.into();
+        let mut bytes = vec![0; src.len()];
+        self.device.download(&self.default_stream(), src, &mut bytes)?;
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,133 @@
+//! The error type of the crate.
+
+use qgemm_formats::FormatError;
+use qgemm_hal::{DeviceId, DeviceKind, HalError};
+use thiserror::Error;
+
+/// What can go wrong between a model file and a result.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A format, a weight's bytes or a model file is wrong.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A device is missing, failed, or ran out of memory.
+    #[error(transparent)]
+    Hal(#[from] HalError),
+    /// The backend of this device was left out when the crate was built.
+    #[error("device {kind}: this build has no {kind} backend; enable the feature `{feature}` of qgemm-api", kind = .kind.name())]
+    BackendNotBuilt {
+        /// The backend asked for.
+        kind: DeviceKind,
+        /// The cargo feature that adds it.
+        feature: &'static str,
+    },
+    /// A file cannot be opened or read.
+    #[error("{path}: {source}")]
+    Io {
+        /// The path.
+        path: std::path::PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A dimension exceeds what kernels count with (32 bits).
+    #[error("{name} = {got}: expected at most {limit}")]
+    DimensionTooLarge {
+        /// M, N or K.
+        name: &'static str,
+        /// What came.
+        got: usize,
+        /// The largest possible.
+        limit: usize,
+    },
+    /// A leading dimension is shorter than the row that it leads past.
+    #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
+    StrideTooSmall {
+        /// X, C or D.
+        operand: &'static str,
+        /// Elements of a row.
+        expected: u64,
+        /// The stride that came.
+        got: u64,
+    },
+    /// The extent of an operand does not fit the address space.
+    #[error("{operand}: {rows} rows with a stride of {row_stride} elements overflow the address space")]
+    ExtentOverflow {
+        /// X, C or D.
+        operand: &'static str,
+        /// Rows.
+        rows: u64,
+        /// Elements from one row to the next.
+        row_stride: u64,
+    },
+    /// `alpha` or `beta` is infinite or not a number.
+    #[error("{name} = {got}: expected a finite number")]
+    NonFiniteScalar {
+        /// `alpha` or `beta`.
+        name: &'static str,
+        /// What came.
+        got: f32,
+    },
+    /// A buffer is shorter than shape and strides ask for.
+    #[error("{operand}: expected at least {expected} bytes, got {got}")]
+    BufferTooShort {
+        /// X, C, bias, D or workspace.
+        operand: &'static str,
+        /// Bytes that the plan reads or writes.
+        expected: usize,
+        /// Bytes that came.
+        got: usize,
+    },
+    /// Host values are not as many as the shape asks for.
+    #[error("{operand}: expected {expected} values, got {got}")]
+    WrongLength {
+        /// Which argument.
+        operand: &'static str,
+        /// Values that the shape asks for.
+        expected: usize,
+        /// Values that came.
+        got: usize,
+    },
+    /// A view begins at an address that its element type or its plan does not allow.
+    #[error("{operand}: expected an address that is a multiple of {expected} bytes, got one of {got}")]
+    Misaligned {
+        /// X, C, bias or D.
+        operand: &'static str,
+        /// The alignment that the plan was made for, in bytes.
+        expected: usize,
+        /// The alignment of what came, in bytes.
+        got: usize,
+    },
+    /// The plan reads an operand that was not passed.
+    #[error("{operand} is missing: {why}")]
+    MissingOperand {
+        /// C, bias or workspace.
+        operand: &'static str,
+        /// What makes it necessary.
+        why: &'static str,
+    },
+    /// An operand was passed that the plan would not read.
+    #[error("{operand} was passed to a plan that does not read it: state it in the problem first")]
+    UnexpectedOperand {
+        /// C or bias.
+        operand: &'static str,
+    },
+    /// An operand lives on another device than the plan.
+    #[error("{operand}: expected device {expected}, got {got}")]
+    WrongDevice {
+        /// Which operand.
+        operand: &'static str,
+        /// The device of the context or plan.
+        expected: DeviceId,
+        /// The device that came.
+        got: DeviceId,
+    },
+    /// A weight of another shape, format or layout than the plan was made for.
+    #[error("weight: expected {expected}, got {got}")]
+    WrongWeight {
+        /// The weight that the plan was made for.
+        expected: String,
+        /// The weight that came.
+        got: String,
+    },
+}

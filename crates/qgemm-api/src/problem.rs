@@ -1,0 +1,261 @@
+//! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, CheckedGemm, Dense, Device, HalError, KernelFamily, LaunchPlan};
+
+use crate::error::Error;
+use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
+
+/// `D[M,N] = alpha · X[M,K] · W[N,K]ᵀ + beta · C[M,N] + bias[N]`, described for [`Context::plan`].
+///
+/// Unless said otherwise `alpha` is 1, there is no C and no bias, X is f32, D has the type of X, and all
+/// operands are row-major without gaps.
+///
+/// [`Context::plan`]: crate::Context::plan
+#[derive(Clone, Debug)]
+pub struct Problem {
+    weight: WeightShape,
+    m: usize,
+    x_dtype: DType,
+    x_row_stride: Option<u64>,
+    x_transposed: bool,
+    x_alignment: usize,
+    d_dtype: Option<DType>,
+    d_row_stride: Option<u64>,
+    d_alignment: usize,
+    c: Option<(f32, DType)>,
+    c_row_stride: Option<u64>,
+    c_alignment: usize,
+    bias: Option<DType>,
+    alpha: f32,
+    batch_invariant: bool,
+    max_workspace: Option<usize>,
+    family: Option<String>,
+}
+
+impl Problem {
+    /// `m` tokens times `weight`. `m` may be 0: such a plan launches nothing.
+    pub fn new(weight: &Weight, m: usize) -> Self {
+        Self {
+            weight: *weight.shape(),
+            m,
+            x_dtype: DType::F32,
+            x_row_stride: None,
+            x_transposed: false,
+            x_alignment: WIDE_ACCESS,
+            d_dtype: None,
+            d_row_stride: None,
+            d_alignment: WIDE_ACCESS,
+            c: None,
+            c_row_stride: None,
+            c_alignment: WIDE_ACCESS,
+            bias: None,
+            alpha: 1.0,
+            batch_invariant: false,
+            max_workspace: None,
+            family: None,
+        }
+    }
+
+    /// Element type of X.
+    pub fn x_dtype(mut self, dtype: DType) -> Self {
+        self.x_dtype = dtype;
+        self
+    }
+
+    /// Element type of D (that of X when not given).
+    pub fn d_dtype(mut self, dtype: DType) -> Self {
+        self.d_dtype = Some(dtype);
+        self
+    }
+
+    /// Factor of the product.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Adds `beta · C`. With `beta` 0, C is not read (it may hold NaN) and need not be passed.
+    pub fn c(mut self, beta: f32, dtype: DType) -> Self {
+        self.c = Some((beta, dtype));
+        self
+    }
+
+    /// Adds a bias of N elements to every row.
+    pub fn bias(mut self, dtype: DType) -> Self {
+        self.bias = Some(dtype);
+        self
+    }
+
+    /// X is stored as `[K, M]`, the values of one input feature contiguous.
+    pub fn x_transposed(mut self) -> Self {
+        self.x_transposed = true;
+        self
+    }
+
+    /// Elements from one stored row of X to the next (its leading dimension): at least K, or at least M when
+    /// X is transposed.
+    pub fn x_row_stride(mut self, elements: u64) -> Self {
+        self.x_row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of D to the next: at least N. What lies between rows is left as it is.
+    pub fn d_row_stride(mut self, elements: u64) -> Self {
+        self.d_row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of C to the next: at least N.
+    pub fn c_row_stride(mut self, elements: u64) -> Self {
+        self.c_row_stride = Some(elements);
+        self
+    }
+
+    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer
+    /// that a context allocates meets; less costs speed.
+    pub fn x_alignment(mut self, bytes: usize) -> Self {
+        self.x_alignment = bytes;
+        self
+    }
+
+    /// What the address of D is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
+        self.d_alignment = bytes;
+        self
+    }
+
+    /// What the address of C is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn c_alignment(mut self, bytes: usize) -> Self {
+        self.c_alignment = bytes;
+        self
+    }
+
+    /// Makes the bits of a row independent of the number of rows it is multiplied with.
+    pub fn batch_invariant(mut self, on: bool) -> Self {
+        self.batch_invariant = on;
+        self
+    }
+
+    /// Restricts the plan to at most this much workspace.
+    pub fn max_workspace(mut self, bytes: usize) -> Self {
+        self.max_workspace = Some(bytes);
+        self
+    }
+
+    /// Restricts the plan to one kernel family, such as `gemv`: for tests and benchmarks.
+    pub fn family(mut self, name: impl Into<String>) -> Self {
+        self.family = Some(name.into());
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
+        let WeightShape { format, class, n, k, stored_k, row_scale, k_order, .. } = self.weight;
+        if self.m > MAX_DIMENSION {
+            return Err(Error::DimensionTooLarge { name: "M", got: self.m, limit: MAX_DIMENSION });
+        }
+        let (beta, c_dtype) = self.c.map_or((0.0, None), |(beta, dtype)| (beta, Some(dtype)));
+        for (name, got) in [("alpha", self.alpha), ("beta", beta)] {
+            if !got.is_finite() {
+                return Err(Error::NonFiniteScalar { name, got });
+            }
+        }
+        let x = {
+            let (rows, columns) = if self.x_transposed { (k, self.m) } else { (self.m, k) };
+            let stored = Operand { name: "X", rows, columns, dtype: self.x_dtype, alignment: self.x_alignment }
+                .check(self.x_row_stride)?;
+            if self.x_transposed {
+                Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored }
+            } else {
+                stored
+            }
+        };
+        let output =
+            |name, dtype, alignment, stride| Operand { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
+        let d = output("D", self.d_dtype.unwrap_or(self.x_dtype), self.d_alignment, self.d_row_stride)?;
+        let c = match c_dtype {
+            Some(dtype) => Some(output("C", dtype, self.c_alignment, self.c_row_stride)?),
+            None => None,
+        };
+        Ok(CheckedGemm {
+            m: self.m,
+            n,
+            k,
+            stored_k,
+            format,
+            class,
+            row_scale,
+            k_order,
+            x,
+            d,
+            c: c.filter(|_| beta != 0.0),
+            bias: self.bias,
+            alpha: self.alpha,
+            beta,
+            activation: Activation::Identity,
+            batch_invariant: self.batch_invariant,
+        })
+    }
+
+    pub(crate) fn choose(
+        &self,
+        device: &dyn Device,
+        _op: &CheckedGemm,
+    ) -> Result<(&'static dyn KernelFamily, LaunchPlan), Error> {
+        let (device, what) = (device.info().id, "planning".to_owned());
+        Err(HalError::Unsupported { device, what, why: "the scheduler is not connected".into() }.into())
+    }
+
+    pub(crate) fn states_c(&self) -> bool {
+        self.c.is_some()
+    }
+
+    pub(crate) fn weight(&self) -> &WeightShape {
+        &self.weight
+    }
+}
+
+/// Alignment that lets kernels use their widest accesses, in bytes.
+const WIDE_ACCESS: usize = 16;
+
+/// A dense operand as it is stored: `rows` rows of `columns` contiguous elements.
+struct Operand {
+    name: &'static str,
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    alignment: usize,
+}
+
+impl Operand {
+    fn check(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
+        let (operand, width) = (self.name, self.dtype.bytes());
+        let (rows, columns) = (self.rows as u64, self.columns as u64);
+        let row_stride = row_stride.unwrap_or(columns);
+        if row_stride < columns {
+            return Err(Error::StrideTooSmall { operand, expected: columns, got: row_stride });
+        }
+        if !self.alignment.is_power_of_two() || self.alignment < width {
+            return Err(Error::Misaligned { operand, expected: width, got: self.alignment });
+        }
+        // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
+        let fits = extent(rows, columns, row_stride)
+            .and_then(|elements| elements.checked_mul(width as u64))
+            .is_some_and(|bytes| isize::try_from(bytes).is_ok());
+        if !fits {
+            return Err(Error::ExtentOverflow { operand, rows, row_stride });
+        }
+        let row_aligned = (row_stride * width as u64).is_multiple_of(WIDE_ACCESS as u64);
+        let aligned16 = self.alignment >= WIDE_ACCESS && row_aligned;
+        Ok(Dense { dtype: self.dtype, row_stride, col_stride: 1, aligned16 })
+    }
+}
+
+/// Elements from the first to the last of `rows` rows, or `None` when they overflow.
+fn extent(rows: u64, columns: u64, row_stride: u64) -> Option<u64> {
+    match rows {
+        0 => Some(0),
+        _ => (rows - 1).checked_mul(row_stride)?.checked_add(columns),
+    }
+}
