@@ -14,6 +14,11 @@ pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
     fn device(&self) -> DeviceId;
     /// The concrete type, for the backend that made it.
     fn as_any(&self) -> &dyn Any;
+    /// The power of two in bytes that its first byte's address is a multiple of. Memory that a caller owns
+    /// may have less than what [`Device::allocate`](crate::Device::allocate) promises.
+    fn alignment(&self) -> usize {
+        256
+    }
     /// Checks the guard bands (debug builds keep some around every allocation).
     ///
     /// # Errors
@@ -114,6 +119,12 @@ impl<'a> BufferRef<'a> {
     /// The device it lives on.
     pub fn device(&self) -> DeviceId {
         self.raw.device()
+    }
+
+    /// The largest power of two in bytes that the view's first byte is known to be a multiple of.
+    pub fn alignment(&self) -> usize {
+        let base = self.raw.alignment();
+        if self.offset == 0 { base } else { base.min(1 << self.offset.trailing_zeros()) }
     }
 }
 
