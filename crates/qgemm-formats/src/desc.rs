@@ -64,6 +64,9 @@ impl FloatScale {
     }
 }
 
+/// Encodes values, a multiple of the block length, into blocks: what [`FormatDesc::quantize_blocks`] points to.
+pub type QuantizeBlocks = fn(values: &[f32], out: &mut [u8]);
+
 /// Quantizes the values of a whole `[n, k]` weight, row-major: what [`FormatDesc::quantize_matrix`] points to.
 pub type QuantizeMatrix = fn(values: &[f32], n: usize, k: usize) -> Result<HostWeight, FormatError>;
 
@@ -121,7 +124,7 @@ pub struct FormatDesc {
     pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
     /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
     /// to the format from their values alone.
-    pub quantize_blocks: Option<fn(values: &[f32], out: &mut [u8])>,
+    pub quantize_blocks: Option<QuantizeBlocks>,
     /// Quantizes a whole weight, where blocks cannot be encoded one by one because scales cover a row or
     /// several rows; `None` for formats with `quantize_blocks`.
     pub quantize_matrix: Option<QuantizeMatrix>,

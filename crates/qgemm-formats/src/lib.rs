@@ -11,7 +11,7 @@ pub mod formats;
 pub mod prepack;
 mod weight;
 
-pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeMatrix, ScalePlane, ScaleType};
+pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
 pub use error::FormatError;
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};
