@@ -13,6 +13,9 @@ mod caps;
 mod device;
 mod error;
 mod family;
+mod host_memory;
+mod host_stream;
+pub mod noop;
 mod op;
 
 pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
@@ -20,4 +23,6 @@ pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, TileConfig, WeightArgs};
+pub use host_memory::HostMemory;
+pub use host_stream::{HostEvent, HostStream};
 pub use op::{Activation, CheckedGemm, Dense};

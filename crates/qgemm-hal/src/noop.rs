@@ -1,0 +1,218 @@
+//! A device that does nothing: it lets the layers above be tested without a backend. Its memory is real
+//! (zeroed, in host RAM), its one kernel family accepts every operation and leaves the output as it was.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+
+use crate::buffer::{Buffer, BufferMut, BufferRef};
+use crate::caps::{DeviceId, DeviceInfo, DeviceKind, Math};
+use crate::device::{Device, Event, Stream};
+use crate::error::{HalError, Unsupported};
+use crate::family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, TileConfig};
+use crate::host_memory::HostMemory;
+use crate::host_stream::{HostEvent, HostStream};
+use crate::op::CheckedGemm;
+
+const ID: DeviceId = DeviceId { kind: DeviceKind::Noop, ordinal: 0 };
+
+/// Opens the no-op device.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when `id` is not `noop`.
+pub fn open(id: DeviceId) -> Result<Arc<dyn Device>, HalError> {
+    if id != ID {
+        return Err(HalError::NoDevice { device: id.to_string(), why: "there is one no-op device, `noop`".into() });
+    }
+    Ok(Arc::new(NoopDevice::new()))
+}
+
+/// Every no-op device: one.
+pub fn devices() -> Vec<DeviceInfo> {
+    vec![NoopDevice::new().info]
+}
+
+/// The no-op device.
+#[derive(Debug)]
+pub struct NoopDevice {
+    info: DeviceInfo,
+    default_stream: Stream,
+    launches: Arc<AtomicU64>,
+}
+
+impl NoopDevice {
+    fn new() -> Self {
+        let info = DeviceInfo {
+            id: ID,
+            name: "no-op device".into(),
+            arch: "none".into(),
+            variant: None,
+            units: 4,
+            memory_bytes: 0,
+            bandwidth: 1e9,
+            cache_bytes: 0,
+            shared_bytes: 0,
+            max_buffer_bytes: isize::MAX as u64,
+            rates: vec![(Math::FmaF32, 1e9)],
+            launch_seconds: 0.0,
+            features: BTreeSet::new(),
+        };
+        Self { info, default_stream: HostStream::stream(ID), launches: Arc::default() }
+    }
+
+    /// Kernels launched so far.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
+    }
+}
+
+impl Device for NoopDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+        HostMemory::allocate(ID, bytes, what)
+    }
+
+    fn default_stream(&self) -> Stream {
+        self.default_stream.clone()
+    }
+
+    fn new_stream(&self) -> Result<Stream, HalError> {
+        Ok(HostStream::stream(ID))
+    }
+
+    fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::upload(ID, src, dst)
+    }
+
+    fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::download(ID, src, dst)
+    }
+
+    fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::fill(ID, dst, value)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
+        HostStream::check(ID, stream)
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, HalError> {
+        HostStream::check(ID, stream)?;
+        Ok(HostEvent::now())
+    }
+
+    fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
+        HostEvent::elapsed(ID, start, end)
+    }
+
+    fn pack_class(&self, _format: Format) -> PackClass {
+        PackClass::Canonical
+    }
+
+    fn families(&self) -> &'static [&'static dyn KernelFamily] {
+        &[&NoopFamily]
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The family `noop`. Its configuration may be split along K, so that plans have a workspace at times.
+#[derive(Debug)]
+struct NoopFamily;
+
+impl KernelFamily for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn supports(&self, _op: &CheckedGemm, _info: &DeviceInfo) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn candidates(&self, _op: &CheckedGemm, _info: &DeviceInfo) -> Vec<TileConfig> {
+        vec![TileConfig {
+            family: "noop",
+            math: Math::FmaF32,
+            tile_n: 64,
+            tile_m: 64,
+            tile_k: 64,
+            threads: 1,
+            blocks_per_unit: 1,
+            max_splits: 4,
+            stages: 1,
+            shared_bytes: 0,
+            efficiency: (1000, 1000),
+        }]
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, _: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+        let device = device
+            .as_any()
+            .downcast_ref::<NoopDevice>()
+            .ok_or(HalError::WrongDevice { device: device.info().id, what: "the family `noop`" })?;
+        Ok(Arc::new(NoopKernel { name: op.kernel_name("noop"), launches: device.launches.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct NoopKernel {
+    name: String,
+    launches: Arc<AtomicU64>,
+}
+
+impl Kernel for NoopKernel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::of_device(ID, args.x, "X")?;
+        HostMemory::of_device(ID, args.w.data, "W")?;
+        HostMemory::of_device_mut(ID, args.d, "D")?;
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn opens_by_name_only() {
+        let device = open("noop".parse().expect("a name")).expect("always there");
+        assert_eq!(device.info().id.to_string(), "noop");
+        assert!(matches!(open(DeviceId::CPU), Err(HalError::NoDevice { .. })));
+        assert_eq!(devices().len(), 1);
+    }
+
+    #[test]
+    fn memory_and_events_work() {
+        let device = open(ID).expect("always there");
+        let stream = device.default_stream();
+        let mut buffer = device.allocate(16, "test").expect("memory");
+        let start = device.record(&stream).expect("an event");
+        device.upload(&stream, &[5; 8], (&mut buffer).into()).expect("fits");
+        let end = device.record(&stream).expect("an event");
+        let mut out = [1; 16];
+        device.download(&stream, (&buffer).into(), &mut out).expect("fits");
+        assert_eq!((&out[..8], &out[8..]), (&[5u8; 8][..], &[0u8; 8][..]));
+        assert!(device.elapsed(&start, &end).is_ok());
+        let foreign = HostStream::stream(DeviceId::CPU);
+        assert!(matches!(device.synchronize(&foreign), Err(HalError::WrongDevice { what: "stream", .. })));
+    }
+}
