@@ -1,1 +1,124 @@
-//! (skeleton)
+//! The CUDA backend of qgemm: NVIDIA GPUs from Volta on, through the driver alone. Knows kernels and how to launch
+//! them; does not know which one to choose.
+//!
+//! A machine without a driver or without a GPU is an error of [`open`] and [`devices`], never a panic. Kernels come
+//! from a bundle built ahead (`QGEMM_KERNELS`), from the disk cache (`QGEMM_CACHE`), or from NVIDIA's run-time
+//! compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
+#![deny(missing_docs)]
+
+mod artifact;
+mod binary;
+pub mod build;
+mod bundle;
+mod cache;
+mod chip;
+mod device;
+mod driver;
+mod families;
+mod function;
+mod graph;
+mod hash;
+mod jit;
+mod memory;
+mod nvrtc;
+mod probe;
+pub mod source;
+mod spec;
+mod store;
+mod stream;
+mod target;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
+
+pub use artifact::{Artifact, Resources};
+pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EXTENSION as BUNDLE_EXTENSION};
+pub use cache::CACHE_VARIABLE;
+/// The driver bindings, for callers that pass their own streams.
+pub use cudarc;
+pub use families::manifest;
+pub use graph::{Graph, capture};
+pub use hash::Sha256Hash;
+pub use nvrtc::NvrtcError;
+pub use probe::read_bandwidth;
+pub use spec::KernelSpec;
+pub use target::Target;
+
+use device::CudaDevice;
+use memory::CudaBuffer;
+use stream::CudaStream;
+
+/// Every CUDA device that kernels run on, without opening one. Chips older than Volta are left out.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when there is no driver or no such device, [`HalError::Unsupported`] when `QGEMM_VARIANT`
+/// asks for a variant that a device does not run, or a driver error.
+pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
+    let count = driver::device_count()?;
+    let mut found = Vec::new();
+    let mut too_old = Vec::new();
+    for ordinal in 0..count {
+        match chip::read(ordinal) {
+            Ok(chip) => found.push(chip.info),
+            Err(HalError::NoDevice { why, .. }) => too_old.push(why),
+            Err(other) => return Err(other),
+        }
+    }
+    if found.is_empty() {
+        let why = match too_old.first() {
+            Some(why) => why.clone(),
+            None => "the NVIDIA driver sees no device".into(),
+        };
+        return Err(HalError::NoDevice { device: "cuda".into(), why });
+    }
+    Ok(found)
+}
+
+/// Opens device `ordinal`, sharing its primary context with everything else in the process that uses CUDA.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when there is no driver, no such device, or its chip is older than Volta;
+/// [`HalError::Unsupported`] for a wrong `QGEMM_VARIANT`; or a driver error.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
+    Ok(Arc::new(CudaDevice::open(ordinal)?))
+}
+
+/// A buffer over `len` bytes at `address` that belong to the caller: not copied, never freed here.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when `device` is not a CUDA device.
+///
+/// # Safety
+/// The bytes must be device memory (of `cuMemAlloc`, the runtime, PyTorch, cudarc …) accessible from the primary
+/// context of `device`, aligned to the element type they are used as, and must stay allocated until the buffer is
+/// dropped and all work that uses it is done.
+pub unsafe fn wrap_device_ptr(device: &dyn Device, address: u64, len: usize) -> Result<Buffer, HalError> {
+    let context = CudaDevice::of(device)?.context();
+    // SAFETY: passed on to the caller.
+    Ok(unsafe { CudaBuffer::wrap(context, address, len) }.into_buffer())
+}
+
+/// A stream over the caller's `CUstream` (or `cudaStream_t`), never destroyed here. The handles 0 (the legacy default
+/// stream), 1 and 2 (the per-thread one, another stream on each thread) are accepted too.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when `device` is not a CUDA device.
+///
+/// # Safety
+/// `stream` must be a stream of the primary context of `device`, and must outlive the returned object.
+pub unsafe fn wrap_stream(device: &dyn Device, stream: *mut c_void) -> Result<Stream, HalError> {
+    let context = CudaDevice::of(device)?.context();
+    // SAFETY: passed on to the caller.
+    Ok(unsafe { CudaStream::wrap(context, stream.cast()) }.into_stream())
+}
+
+/// A stream over cudarc's, which is kept alive.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the stream is not of the primary context of `device`.
+pub fn from_cudarc_stream(device: &dyn Device, stream: Arc<cudarc::driver::CudaStream>) -> Result<Stream, HalError> {
+    let context = CudaDevice::of(device)?.context();
+    Ok(CudaStream::from_cudarc(context, stream)?.into_stream())
+}

@@ -1,0 +1,314 @@
+//! The disk cache of compiled kernels. An entry is one file, named after everything that decides its contents,
+//! written under a temporary name and renamed, and believed only when its checksum is right. Whatever goes wrong
+//! with the cache costs time, never correctness.
+
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+use std::{env, fs, io};
+
+use etcetera::BaseStrategy;
+
+use crate::artifact::{Artifact, Resources};
+use crate::binary::{Reader, Writer};
+use crate::hash::{Hasher, Sha256Hash};
+use crate::jit;
+use crate::source;
+use crate::spec::KernelSpec;
+use crate::target::Target;
+
+/// Names the cache's folder.
+pub const CACHE_VARIABLE: &str = "QGEMM_CACHE";
+
+const MAGIC: &[u8; 8] = b"QGKERNEL";
+const FORMAT_VERSION: u32 = 1;
+const EXTENSION: &str = "qgc";
+
+/// Hash of everything but the compiler's version that decides a compiled kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CacheKey(Sha256Hash);
+
+impl CacheKey {
+    pub(crate) fn new(spec: &KernelSpec, target: Target) -> Self {
+        let mut hasher = Hasher::new();
+        hasher.field(&spec.key().0);
+        hasher.field(&source::source_hash().0);
+        hasher.field(target.to_string().as_bytes());
+        for option in jit::options(target) {
+            hasher.field(option.as_bytes());
+        }
+        Self(hasher.finish())
+    }
+}
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    folder: Option<PathBuf>,
+}
+
+impl Cache {
+    /// The user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's folder for caches.
+    pub(crate) fn of_user() -> Self {
+        let named = env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let folder = named
+            .or_else(|| etcetera::choose_base_strategy().ok().map(|s| s.cache_dir().join("qgemm").join("kernels")));
+        Self { folder }
+    }
+
+    /// The cache in `folder`.
+    pub(crate) fn at(folder: &Path) -> Self {
+        Self { folder: Some(folder.to_path_buf()) }
+    }
+
+    /// Its folder, for messages.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// The entry `key` made by NVRTC `version`, or by any when there is none on this machine. A damaged entry is
+    /// reported and treated as absent.
+    pub(crate) fn read(&self, key: CacheKey, version: Option<&str>) -> Option<Artifact> {
+        let folder = self.folder.as_deref()?;
+        let path = match version {
+            Some(version) => entry_path(folder, key, version),
+            None => newest_entry(folder, key)?,
+        };
+        let bytes = match fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "a cached kernel cannot be read");
+                return None;
+            }
+        };
+        let artifact = decode(&bytes, key);
+        if artifact.is_none() {
+            tracing::warn!(path = %path.display(), "a cached kernel is damaged and will be compiled again");
+        }
+        artifact
+    }
+
+    /// Adds an entry. A folder that cannot be written is reported and otherwise ignored.
+    pub(crate) fn write(&self, key: CacheKey, artifact: &Artifact) {
+        let Some(folder) = &self.folder else { return };
+        let path = entry_path(folder, key, &artifact.nvrtc);
+        if let Err(error) = replace(&path, &encode(key, artifact)) {
+            tracing::warn!(path = %path.display(), %error, "a compiled kernel cannot be cached");
+        }
+    }
+
+    /// The version of the compiler at `library`, noted by [`Cache::note_version`] while the file is unchanged:
+    /// spares a start that finds all its kernels here the loading of a library of 100 MB.
+    pub(crate) fn noted_version(&self, library: &Path) -> Option<String> {
+        let text = fs::read_to_string(self.note_path(library)?).ok()?;
+        let well_formed = text.split('.').count() == 2 && text.split('.').all(|n| n.parse::<u32>().is_ok());
+        well_formed.then_some(text)
+    }
+
+    /// Notes that the compiler at `library` is `version`.
+    pub(crate) fn note_version(&self, library: &Path, version: &str) {
+        let Some(path) = self.note_path(library) else { return };
+        if let Err(error) = replace(&path, version.as_bytes()) {
+            tracing::debug!(path = %path.display(), %error, "the compiler's version cannot be noted");
+        }
+    }
+
+    fn note_path(&self, library: &Path) -> Option<PathBuf> {
+        let metadata = fs::metadata(library).ok()?;
+        let modified = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let mut hasher = Hasher::new();
+        hasher.field(library.as_os_str().as_encoded_bytes());
+        hasher.field(&metadata.len().to_le_bytes());
+        hasher.field(&modified.as_nanos().to_le_bytes());
+        Some(self.folder.as_ref()?.join(format!("nvrtc-{}.version", hasher.finish())))
+    }
+}
+
+fn entry_path(folder: &Path, key: CacheKey, version: &str) -> PathBuf {
+    folder.join(format!("{}-{version}.{EXTENSION}", key.0))
+}
+
+/// The entry of the newest compiler.
+fn newest_entry(folder: &Path, key: CacheKey) -> Option<PathBuf> {
+    let (prefix, suffix) = (format!("{}-", key.0), format!(".{EXTENSION}"));
+    let version = |path: &Path| -> Option<(u32, u32)> {
+        let name = path.file_name()?.to_str()?;
+        let (major, minor) = name.strip_prefix(&prefix)?.strip_suffix(&suffix)?.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let entries = folder.read_dir().ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
+    entries.filter_map(|path| Some((version(&path)?, path))).max().map(|(_, path)| path)
+}
+
+/// Writes `path` so that readers see the old file or the new one, never a part.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    io::Write::write_all(&mut file, bytes)?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Layout: magic, format version, key, target, NVRTC version, resources, image; then the hash of all that.
+fn encode(key: CacheKey, artifact: &Artifact) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.bytes.extend_from_slice(MAGIC);
+    writer.u32(FORMAT_VERSION);
+    writer.hash(key.0);
+    writer.text(&artifact.target.to_string());
+    writer.text(&artifact.nvrtc);
+    writer.u32(u32::from(artifact.resources.is_some()));
+    artifact.resources.unwrap_or_default().write(&mut writer);
+    writer.u64(artifact.image.len() as u64);
+    writer.bytes.extend_from_slice(&artifact.image);
+    let checksum = Sha256Hash::of(&writer.bytes);
+    writer.hash(checksum);
+    writer.bytes
+}
+
+fn decode(bytes: &[u8], key: CacheKey) -> Option<Artifact> {
+    let (body, checksum) = bytes.split_at_checked(bytes.len().checked_sub(32)?)?;
+    if Sha256Hash::of(body).0 != checksum {
+        return None;
+    }
+    let mut reader = Reader(body);
+    if reader.take(MAGIC.len())? != MAGIC || reader.u32()? != FORMAT_VERSION || reader.hash()? != key.0 {
+        return None;
+    }
+    let target = reader.text()?.parse().ok()?;
+    let nvrtc = reader.text()?.to_owned();
+    let has_resources = reader.u32()? != 0;
+    let resources = Resources::read(&mut reader)?;
+    let len = usize::try_from(reader.u64()?).ok()?;
+    let image = reader.take(len)?.to_vec();
+    Some(Artifact { target, nvrtc, resources: has_resources.then_some(resources), image })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jit::tests::probe;
+
+    const TARGET: Target = Target::Cubin { arch: 90, specific: true };
+
+    fn artifact(nvrtc: &str) -> Artifact {
+        let resources = Resources { registers: 40, spill_bytes: 0, stack_bytes: 8, shared_bytes: 1024 };
+        let image = (0..5000u32).map(|i| i as u8).collect();
+        Artifact { target: TARGET, nvrtc: nvrtc.into(), resources: Some(resources), image }
+    }
+
+    fn the_entry(folder: &Path) -> PathBuf {
+        let mut entries = folder.read_dir().unwrap().map(|e| e.unwrap().path());
+        let entry = entries.next().unwrap();
+        assert!(entries.next().is_none());
+        entry
+    }
+
+    #[test]
+    fn an_entry_round_trips() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(&folder.path().join("made/when/needed"));
+        let key = CacheKey::new(&probe(""), TARGET);
+        assert_eq!(cache.read(key, Some("12.9")), None);
+        cache.write(key, &artifact("12.9"));
+        assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")));
+        assert_eq!(cache.read(key, Some("13.0")), None, "another compiler's kernel");
+        assert_eq!(cache.read(CacheKey::new(&probe(""), Target::Ptx { arch: 90 }), Some("12.9")), None);
+        assert_eq!(cache.read(CacheKey::new(&probe("#define A"), TARGET), Some("12.9")), None);
+    }
+
+    #[test]
+    fn without_a_compiler_the_newest_entry_serves() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let key = CacheKey::new(&probe(""), TARGET);
+        assert_eq!(cache.read(key, None), None);
+        for version in ["12.9", "13.0", "12.10"] {
+            cache.write(key, &artifact(version));
+        }
+        assert_eq!(cache.read(key, None), Some(artifact("13.0")));
+    }
+
+    #[test]
+    fn damaged_entries_are_not_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let key = CacheKey::new(&probe(""), TARGET);
+        cache.write(key, &artifact("12.9"));
+        let path = the_entry(folder.path());
+        let good = fs::read(&path).unwrap();
+        for at in [0, 8, 20, 60, good.len() / 2, good.len() - 40, good.len() - 1] {
+            let mut bad = good.clone();
+            bad[at] ^= 1;
+            fs::write(&path, bad).unwrap();
+            assert_eq!(cache.read(key, Some("12.9")), None, "byte {at}");
+        }
+        for len in [0, 7, 31, 32, 100, good.len() - 1] {
+            fs::write(&path, &good[..len]).unwrap();
+            assert_eq!(cache.read(key, Some("12.9")), None, "cut to {len}");
+        }
+        cache.write(key, &artifact("12.9"));
+        assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")), "replaced");
+    }
+
+    #[test]
+    fn an_entry_of_another_kernel_under_this_name_is_not_trusted() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let (key, other) = (CacheKey::new(&probe(""), TARGET), CacheKey::new(&probe("#define A"), TARGET));
+        cache.write(other, &artifact("12.9"));
+        fs::rename(the_entry(folder.path()), entry_path(folder.path(), key, "12.9")).unwrap();
+        assert_eq!(cache.read(key, Some("12.9")), None);
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_is_survived() {
+        // A file where the folder should be fails for every user, root included.
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, b"").unwrap();
+        let cache = Cache::at(&file);
+        let key = CacheKey::new(&probe(""), TARGET);
+        cache.write(key, &artifact("12.9"));
+        assert_eq!(cache.read(key, Some("12.9")), None);
+        assert_eq!(cache.read(key, None), None);
+        cache.note_version(&file, "12.9");
+        assert_eq!(cache.noted_version(&file), None);
+    }
+
+    #[test]
+    fn many_writers_of_one_entry_do_no_harm() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let key = CacheKey::new(&probe(""), TARGET);
+        cache.write(key, &artifact("12.9"));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        cache.write(key, &artifact("12.9"));
+                        assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")));
+                    }
+                });
+            }
+        });
+        the_entry(folder.path());
+    }
+
+    #[test]
+    fn the_compilers_version_is_noted_until_its_file_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join("libnvrtc.so.12");
+        fs::write(&library, b"one").unwrap();
+        let cache = Cache::at(&folder.path().join("cache"));
+        assert_eq!(cache.noted_version(&library), None);
+        cache.note_version(&library, "12.9");
+        assert_eq!(cache.noted_version(&library).as_deref(), Some("12.9"));
+        fs::write(the_entry(&folder.path().join("cache")), b"12.").unwrap();
+        assert_eq!(cache.noted_version(&library), None, "damaged note");
+        cache.note_version(&library, "12.9");
+        fs::write(&library, b"another").unwrap();
+        assert_eq!(cache.noted_version(&library), None, "updated library");
+    }
+}

@@ -1,0 +1,181 @@
+//! What is known of a chip by its compute capability: the kernel variant, its rates, its features.
+
+use std::collections::BTreeSet;
+
+use cudarc::driver::{result, sys};
+use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, HalError, Math, Variant};
+
+use crate::driver;
+
+/// Lowers the kernel variant of every device: `QGEMM_VARIANT=sm70`.
+const VARIANT_VARIABLE: &str = "QGEMM_VARIANT";
+
+/// Part of the memory clock's bandwidth that a kernel which only reads can reach (4.47 of 4.92 TB/s measured
+/// on an H200).
+const READ_FRACTION: f64 = 0.91;
+
+/// One device, as seen before a context is opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Chip {
+    /// Compute capability, 10 × major + minor.
+    pub arch: u32,
+    /// The variant of kernels in use, below the chip's own when the user lowered it.
+    pub variant: Variant,
+    /// Whether the user lowered it.
+    pub lowered: bool,
+    /// For the layers above.
+    pub info: DeviceInfo,
+}
+
+/// The kernel variant of compute capability `arch`. Chips without a variant of their own use the newest one
+/// whose instructions they have: data centre Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
+pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
+    match arch {
+        0..70 => Err(format!("compute capability {}.{} is older than 7.0", arch / 10, arch % 10)),
+        70..75 => Ok(Variant::Sm70),
+        75..80 => Ok(Variant::Sm75),
+        89 => Ok(Variant::Sm89),
+        90 => Ok(Variant::Sm90),
+        120 | 121 => Ok(Variant::Sm120),
+        _ => Ok(Variant::Sm80),
+    }
+}
+
+/// Reads device `ordinal` from the driver, without opening a context.
+pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
+    let id = DeviceId { kind: DeviceKind::Cuda, ordinal };
+    let fail = |call, e| HalError::Driver { device: id, call, message: driver::describe(e) };
+    let device = result::device::get(ordinal as i32).map_err(|e| fail("cuDeviceGet", e))?;
+    let name = result::device::get_name(device).map_err(|e| fail("cuDeviceGetName", e))?;
+    // SAFETY: `device` was just returned by the driver.
+    let memory_bytes = unsafe { result::device::total_mem(device) }.map_err(|e| fail("cuDeviceTotalMem", e))? as u64;
+    let attribute = |attribute| {
+        // SAFETY: `device` was just returned by the driver.
+        unsafe { result::device::get_attribute(device, attribute) }
+            .map(|v| u32::try_from(v).unwrap_or(0))
+            .map_err(|e| fail("cuDeviceGetAttribute", e))
+    };
+    use sys::CUdevice_attribute_enum as A;
+    let arch = 10 * attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+        + attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let natural = variant(arch).map_err(|why| HalError::NoDevice { device: id.to_string(), why })?;
+    let wanted = std::env::var(VARIANT_VARIABLE).ok();
+    let variant = lower(id, natural, wanted.as_deref())?;
+    let lowered = variant != natural;
+
+    let units = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let clock = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?) * 1e3;
+    let memory_clock = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?) * 1e3;
+    let bus_bytes = f64::from(attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?) / 8.0;
+    let rates = rates(arch, lowered, name.contains("GeForce"))
+        .map(|(math, per_clock)| (math, per_clock * f64::from(units) * clock))
+        .to_vec();
+    let info = DeviceInfo {
+        id,
+        name,
+        arch: format!("sm_{arch}"),
+        variant: Some(variant),
+        units,
+        memory_bytes,
+        // Both clock edges carry data.
+        bandwidth: 2.0 * memory_clock * bus_bytes * READ_FRACTION,
+        cache_bytes: u64::from(attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?),
+        shared_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+        max_buffer_bytes: memory_bytes,
+        rates,
+        launch_seconds: 3e-6,
+        features: features(arch, variant, lowered),
+    };
+    Ok(Chip { arch, variant, lowered, info })
+}
+
+/// The variant that the user asked for, when the chip can run it.
+fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant, HalError> {
+    let Some(wanted) = wanted.filter(|w| !w.is_empty()) else { return Ok(natural) };
+    let refuse = |why: String| HalError::Unsupported { device: id, what: format!("{VARIANT_VARIABLE}={wanted}"), why };
+    let variant: Variant =
+        wanted.parse().map_err(|_| refuse("expected one of sm70, sm75, sm80, sm89, sm90, sm120".into()))?;
+    // Each variant's instructions exist on every later chip, but for Hopper's, which are its own.
+    if variant > natural || (variant == Variant::Sm90 && natural != Variant::Sm90) {
+        return Err(refuse(format!("the device runs {natural} kernels and those of older chips")));
+    }
+    Ok(variant)
+}
+
+/// Multiply-adds per clock and multiprocessor ("Arithmetic Instructions" of the CUDA programming guide, and the
+/// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
+fn rates(arch: u32, lowered: bool, geforce: bool) -> [(Math, f64); 3] {
+    let fma = match arch {
+        70..=80 => 64.0,
+        _ => 128.0,
+    };
+    let tensor = match arch {
+        70..75 => 512.0,
+        // GeForce cards accumulate in f32 at half speed.
+        75 | 86..=89 | 120..=121 => 512.0 / if geforce { 2.0 } else { 1.0 },
+        90 => 2048.0,
+        _ => 1024.0,
+    };
+    // Matrix instructions of an older variant may be emulated by the newer chip (`mma.m8n8k4` from sm_80 on).
+    let tensor = if lowered { fma } else { tensor };
+    [(Math::FmaF32, fma), (Math::TensorF16, tensor), (Math::DotI8, 256.0)]
+}
+
+/// Names of the instructions that kernels of `variant` may use.
+fn features(arch: u32, variant: Variant, lowered: bool) -> BTreeSet<&'static str> {
+    let mut features = BTreeSet::from(["dp4a", "f16-mma"]);
+    if variant >= Variant::Sm75 {
+        features.extend(["ldmatrix", "s8-mma"]);
+    }
+    if variant >= Variant::Sm80 {
+        features.extend(["bf16-mma", "cp.async"]);
+    }
+    if variant >= Variant::Sm89 {
+        features.insert("fp8-mma");
+    }
+    if variant == Variant::Sm90 {
+        features.extend(["wgmma", "tma"]);
+    }
+    if variant == Variant::Sm120 {
+        features.insert("block-scaled-mma");
+    }
+    if arch >= 90 && !lowered {
+        features.insert("programmatic-launch");
+    }
+    features
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_chip_has_its_variant() {
+        let table = [(70, 70), (72, 70), (75, 75), (80, 80), (86, 80), (87, 80), (89, 89), (90, 90)];
+        for (arch, number) in table.into_iter().chain([(100, 80), (103, 80), (110, 80), (120, 120), (121, 120)]) {
+            assert_eq!(variant(arch).unwrap().number(), number, "sm_{arch}");
+        }
+        assert!(variant(61).unwrap_err().contains("6.1"));
+    }
+
+    #[test]
+    fn a_variant_can_be_lowered_but_not_raised() {
+        let id = DeviceId { kind: DeviceKind::Cuda, ordinal: 0 };
+        assert_eq!(lower(id, Variant::Sm90, None).unwrap(), Variant::Sm90);
+        assert_eq!(lower(id, Variant::Sm90, Some("")).unwrap(), Variant::Sm90);
+        assert_eq!(lower(id, Variant::Sm90, Some("sm70")).unwrap(), Variant::Sm70);
+        assert_eq!(lower(id, Variant::Sm120, Some("89")).unwrap(), Variant::Sm89);
+        for (natural, wanted) in [(Variant::Sm75, "sm80"), (Variant::Sm120, "sm90"), (Variant::Sm90, "volta")] {
+            let error = lower(id, natural, Some(wanted)).unwrap_err();
+            assert!(matches!(error, HalError::Unsupported { .. }), "{error}");
+        }
+    }
+
+    #[test]
+    fn features_follow_the_variant() {
+        assert!(!features(90, Variant::Sm70, true).contains("bf16-mma"));
+        assert!(features(90, Variant::Sm90, false).contains("wgmma"));
+        assert!(!features(100, Variant::Sm80, false).contains("wgmma"));
+        assert!(!features(120, Variant::Sm120, false).contains("wgmma"));
+    }
+}

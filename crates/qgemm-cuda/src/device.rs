@@ -1,0 +1,184 @@
+//! [`CudaDevice`]: the HAL's device over the CUDA driver.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::result;
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream, Variant,
+};
+
+use crate::cache::Cache;
+use crate::chip::{self, Chip};
+use crate::driver::DeviceContext;
+use crate::families;
+use crate::function::Function;
+use crate::memory::{CudaBuffer, device_address};
+use crate::probe;
+use crate::spec::KernelSpec;
+use crate::store::KernelStore;
+use crate::stream::{self, CudaStream};
+use crate::target::Target;
+
+/// Bytes read to measure the bandwidth of a device whose clocks the driver does not tell.
+const PROBE_BYTES: usize = 256 << 20;
+
+/// An opened NVIDIA GPU.
+#[derive(Debug)]
+pub(crate) struct CudaDevice {
+    context: Arc<DeviceContext>,
+    chip: Chip,
+    default_stream: Stream,
+    /// For work of our own that the caller must not wait behind: zeroing fresh memory.
+    own_stream: CudaStream,
+    store: KernelStore,
+}
+
+impl CudaDevice {
+    /// Opens device `ordinal`.
+    pub(crate) fn open(ordinal: u32) -> Result<Self, HalError> {
+        let _span = tracing::info_span!("open", ordinal).entered();
+        let context = Arc::new(DeviceContext::open(ordinal)?);
+        let chip = chip::read(ordinal)?;
+        let target = match chip.lowered {
+            // An older variant's instructions are proved on the newer chip as its users will run them: through the
+            // driver's compiler.
+            true => Target::Ptx { arch: chip.variant.number() },
+            false => Target::Cubin { arch: chip.arch, specific: false },
+        };
+        let store = KernelStore::new(chip.arch, target, Cache::of_user());
+        let default_stream = CudaStream::new(&context)?.into_stream();
+        let own_stream = CudaStream::new(&context)?;
+        let mut device = Self { context, chip, default_stream, own_stream, store };
+        if device.chip.info.bandwidth == 0.0 {
+            device.chip.info.bandwidth = probe::read_bandwidth(&device, PROBE_BYTES)?;
+        }
+        Ok(device)
+    }
+
+    /// The CUDA device behind `device`.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`] when it is another backend's.
+    pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
+        device.as_any().downcast_ref().ok_or(HalError::WrongDevice { device: device.info().id, what: "a CUDA kernel" })
+    }
+
+    /// The context that everything of this device shares.
+    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
+        &self.context
+    }
+
+    /// What is known of the chip.
+    pub(crate) fn chip(&self) -> &Chip {
+        &self.chip
+    }
+
+    /// The kernel `spec`, found or compiled, and loaded once.
+    ///
+    /// # Errors
+    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Function, HalError> {
+        self.store.get(self, spec)
+    }
+
+    fn id(&self) -> DeviceId {
+        self.context.id()
+    }
+}
+
+impl Device for CudaDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.chip.info
+    }
+
+    fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+        Ok(CudaBuffer::allocate(&self.context, self.own_stream.handle(), bytes, what)?.into_buffer())
+    }
+
+    fn default_stream(&self) -> Stream {
+        self.default_stream.clone()
+    }
+
+    fn new_stream(&self) -> Result<Stream, HalError> {
+        Ok(CudaStream::new(&self.context)?.into_stream())
+    }
+
+    fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        let stream = CudaStream::of(self.id(), stream)?;
+        check_fits("upload", 0..src.len(), dst.as_ref().len())?;
+        let address = device_address(self.id(), dst.as_ref(), "the destination")?;
+        if src.is_empty() {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the destination is on this device and at least as long as the source, which is waited for below.
+        let copied = unsafe { result::memcpy_htod_async(address, src, stream.handle()) };
+        self.context.check("cuMemcpyHtoDAsync", copied)?;
+        stream.synchronize()
+    }
+
+    fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+        let stream = CudaStream::of(self.id(), stream)?;
+        check_fits("download", 0..dst.len(), src.len())?;
+        let address = device_address(self.id(), src, "the source")?;
+        if !dst.is_empty() {
+            self.context.bind()?;
+            // SAFETY: the source is on this device and at least as long as the destination, which is borrowed until
+            // the copy has been waited for below.
+            let copied = unsafe { result::memcpy_dtoh_async(dst, address, stream.handle()) };
+            self.context.check("cuMemcpyDtoHAsync", copied)?;
+        }
+        stream.synchronize()
+    }
+
+    fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
+        let stream = CudaStream::of(self.id(), stream)?;
+        let address = device_address(self.id(), dst.as_ref(), "the destination")?;
+        if dst.as_ref().is_empty() {
+            return Ok(());
+        }
+        self.context.bind()?;
+        // SAFETY: the bytes are on this device and belong to the view.
+        let filled = unsafe { result::memset_d8_async(address, value, dst.as_ref().len(), stream.handle()) };
+        self.context.check("cuMemsetD8Async", filled)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
+        CudaStream::of(self.id(), stream)?.synchronize()
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, HalError> {
+        CudaStream::of(self.id(), stream)?.record()
+    }
+
+    fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
+        stream::elapsed(&self.context, start, end)
+    }
+
+    fn pack_class(&self, _format: Format) -> PackClass {
+        match self.chip.variant {
+            Variant::Sm70 => PackClass::V,
+            _ => PackClass::T,
+        }
+    }
+
+    fn families(&self) -> &'static [&'static dyn KernelFamily] {
+        families::FAMILIES
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn check_fits(what: &'static str, range: Range<usize>, len: usize) -> Result<(), HalError> {
+    if range.end > len {
+        return Err(HalError::OutOfBounds { what, start: range.start, end: range.end, len });
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! The way into the CUDA driver: is it there, which devices does it see, and the context that everything of a
+//! device shares.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+use qgemm_hal::{DeviceId, DeviceKind, HalError};
+
+/// Names under which the driver's library is installed. cudarc tries the same ones, but panics when none is
+/// there, so they are tried here before its first call.
+const DRIVER_LIBRARIES: [&str; 3] = ["libcuda.so.1", "libcuda.so", "nvcuda.dll"];
+
+/// Initialises the driver, once for the process.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when there is no driver or it does not start.
+pub(crate) fn init() -> Result<(), HalError> {
+    static STATE: OnceLock<Result<(), String>> = OnceLock::new();
+    STATE.get_or_init(start).clone().map_err(|why| HalError::NoDevice { device: "cuda".into(), why })
+}
+
+fn start() -> Result<(), String> {
+    let found = DRIVER_LIBRARIES.iter().find_map(|name| {
+        // SAFETY: loading the NVIDIA driver runs its initialisers, which have no preconditions.
+        unsafe { libloading::Library::new(*name) }.ok()
+    });
+    let Some(library) = found else {
+        return Err(format!("no NVIDIA driver is installed ({} not found)", DRIVER_LIBRARIES[0]));
+    };
+    // The driver stays loaded for the life of the process: cudarc keeps function pointers into it.
+    std::mem::forget(library);
+    result::init().map_err(|e| format!("the NVIDIA driver does not start: {}", describe(e)))
+}
+
+/// Number of devices that the driver sees.
+pub(crate) fn device_count() -> Result<u32, HalError> {
+    init()?;
+    let count = result::device::get_count()
+        .map_err(|e| HalError::NoDevice { device: "cuda".into(), why: format!("cuDeviceGetCount: {}", describe(e)) })?;
+    Ok(u32::try_from(count).unwrap_or(0))
+}
+
+/// The name and the text that the driver has for an error. Only called after [`init`] has found the driver.
+pub(crate) fn describe(error: DriverError) -> String {
+    let text = |r: Result<&std::ffi::CStr, DriverError>| r.ok().map(|s| s.to_string_lossy().into_owned());
+    match (text(error.error_name()), text(error.error_string())) {
+        (Some(name), Some(words)) => format!("{name}: {words}"),
+        _ => format!("error {}", error.0 as u32),
+    }
+}
+
+/// The primary context of one device, shared by all its buffers, streams and kernels. CUDA code of the same
+/// process that uses the runtime API, PyTorch or cudarc shares it too, so pointers and streams can be exchanged.
+pub(crate) struct DeviceContext {
+    cuda: Arc<CudaContext>,
+    id: DeviceId,
+}
+
+impl DeviceContext {
+    /// Retains the primary context of device `ordinal`.
+    pub(crate) fn open(ordinal: u32) -> Result<Self, HalError> {
+        let id = DeviceId { kind: DeviceKind::Cuda, ordinal };
+        let count = device_count()?;
+        if ordinal >= count {
+            let why = format!("the NVIDIA driver sees {count} device(s)");
+            return Err(HalError::NoDevice { device: id.to_string(), why });
+        }
+        let cuda = CudaContext::new(ordinal as usize).map_err(|e| HalError::Driver {
+            device: id,
+            call: "cuDevicePrimaryCtxRetain",
+            message: describe(e),
+        })?;
+        Ok(Self { cuda, id })
+    }
+
+    /// Which device it belongs to.
+    pub(crate) fn id(&self) -> DeviceId {
+        self.id
+    }
+
+    /// The driver's handle, to recognise objects of the same context.
+    pub(crate) fn handle(&self) -> sys::CUcontext {
+        self.cuda.cu_ctx()
+    }
+
+    /// Makes the context current on the calling thread: required before every raw driver call.
+    pub(crate) fn bind(&self) -> Result<(), HalError> {
+        self.check("cuCtxSetCurrent", self.cuda.bind_to_thread())
+    }
+
+    /// Turns a driver result into one of the HAL.
+    pub(crate) fn check<T>(&self, call: &'static str, result: Result<T, DriverError>) -> Result<T, HalError> {
+        result.map_err(|e| HalError::Driver { device: self.id, call, message: describe(e) })
+    }
+}
+
+impl fmt::Debug for DeviceContext {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceContext({})", self.id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_driver_is_no_such_device() {
+        // On a machine with a driver this asks for an ordinal that no machine has.
+        let error = DeviceContext::open(10_000).unwrap_err();
+        assert!(matches!(&error, HalError::NoDevice { why, .. } if why.contains("driver")), "{error}");
+    }
+}

@@ -1,0 +1,68 @@
+//! SHA-256 of field sequences.
+
+use std::fmt;
+
+use sha2::Digest;
+
+/// A SHA-256 hash.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Sha256Hash(pub [u8; 32]);
+
+impl Sha256Hash {
+    /// The hash of `bytes`.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self(sha2::Sha256::digest(bytes).into())
+    }
+}
+
+impl fmt::Display for Sha256Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Sha256Hash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Hashes fields so that no two different sequences of fields look alike: each with its length before it.
+pub(crate) struct Hasher(sha2::Sha256);
+
+impl Hasher {
+    pub(crate) fn new() -> Self {
+        Self(sha2::Sha256::new())
+    }
+
+    pub(crate) fn field(&mut self, bytes: &[u8]) {
+        self.0.update((bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    pub(crate) fn finish(self) -> Sha256Hash {
+        Sha256Hash(self.0.finalize().into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_sha256() {
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(Sha256Hash::of(b"abc").to_string(), expected);
+    }
+
+    #[test]
+    fn fields_do_not_run_together() {
+        let hash = |fields: &[&str]| {
+            let mut hasher = Hasher::new();
+            fields.iter().for_each(|f| hasher.field(f.as_bytes()));
+            hasher.finish()
+        };
+        assert_ne!(hash(&["ab", "c"]), hash(&["a", "bc"]));
+        assert_ne!(hash(&["a"]), hash(&["a", ""]));
+    }
+}

@@ -1,0 +1,122 @@
+//! Compiling a [`KernelSpec`].
+
+use qgemm_hal::HalError;
+
+use crate::artifact::{Artifact, Resources};
+use crate::nvrtc::{Nvrtc, NvrtcError};
+use crate::source;
+use crate::spec::KernelSpec;
+use crate::target::Target;
+
+/// Options of every compilation, beside the target.
+pub(crate) fn options(target: Target) -> Vec<String> {
+    let mut options = vec!["--std=c++17".to_owned(), "-default-device".to_owned()];
+    if !target.is_ptx() {
+        // Makes the log tell registers and spills.
+        options.push("--ptxas-options=-v".to_owned());
+    }
+    options
+}
+
+/// What a kernel is compiled for on machines that want `target`: the same, or the chip's own instruction set.
+pub(crate) fn target_of(spec: &KernelSpec, target: Target) -> Target {
+    target.with_specific(spec.arch_specific)
+}
+
+/// Compiles `spec` for exactly `target`.
+pub(crate) fn compile(nvrtc: &Nvrtc, spec: &KernelSpec, target: Target) -> Result<Artifact, HalError> {
+    let _span = tracing::info_span!("compile", kernel = spec.name, %target).entered();
+    let options = options(target);
+    let fail = |options: String, log: String| HalError::Compile {
+        kernel: spec.name.clone(),
+        target: target.to_string(),
+        options,
+        log,
+    };
+    let entry = source::find(spec.entry)
+        .ok_or_else(|| fail(options.join(" "), format!("there is no source {}", spec.entry)))?;
+    let text = format!("{}\n#line 1 \"{}\"\n{entry}", spec.prelude, spec.entry);
+    let compiled = nvrtc.compile(&spec.name, &text, source::SOURCES, &options, target).map_err(|e| match e {
+        NvrtcError::Compile { options, log } => fail(options, log),
+        NvrtcError::UnsupportedTarget { .. } | NvrtcError::Missing { .. } => {
+            HalError::KernelUnavailable { kernel: spec.name.clone(), target: target.to_string(), why: e.to_string() }
+        }
+        NvrtcError::Call { .. } => fail(options.join(" "), e.to_string()),
+    })?;
+    if compiled.log.contains("warning") {
+        tracing::debug!(log = compiled.log, "remarks of the compiler");
+    }
+    let resources = (!target.is_ptx()).then(|| Resources::from_log(&compiled.log));
+    Ok(Artifact { target, nvrtc: nvrtc.version().to_owned(), resources, image: compiled.image })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The compiler, or `None` with the reason printed: these tests need it and are skipped without.
+    pub(crate) fn nvrtc_or_skip(test: &str) -> Option<&'static Nvrtc> {
+        match Nvrtc::get() {
+            Ok(nvrtc) => Some(nvrtc),
+            Err(why) => {
+                eprintln!("skipped {test}: {why}");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn probe(prelude: &str) -> KernelSpec {
+        KernelSpec {
+            name: "read_probe".into(),
+            entry: "entry/read_probe.cu",
+            symbol: "read_probe",
+            prelude: prelude.into(),
+            arch_specific: false,
+        }
+    }
+
+    #[test]
+    fn compiles_for_every_generation() {
+        let Some(nvrtc) = nvrtc_or_skip("compiles_for_every_generation") else { return };
+        for target in ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a"] {
+            let target: Target = target.parse().unwrap();
+            if !nvrtc.supported().contains(&target.arch()) {
+                eprintln!("skipped {target}: NVRTC {} does not know it", nvrtc.version());
+                continue;
+            }
+            let artifact = compile(nvrtc, &probe(""), target).unwrap();
+            assert_eq!(&artifact.image[..4], b"\x7fELF", "{target}");
+            let resources = artifact.resources.unwrap();
+            assert!(resources.registers > 8 && resources.spill_bytes == 0, "{target}: {resources:?}");
+        }
+    }
+
+    #[test]
+    fn ptx_is_text_that_ends_in_a_zero_byte() {
+        let Some(nvrtc) = nvrtc_or_skip("ptx_is_text_that_ends_in_a_zero_byte") else { return };
+        let artifact = compile(nvrtc, &probe(""), Target::Ptx { arch: 80 }).unwrap();
+        let (zero, text) = artifact.image.split_last().unwrap();
+        assert!(*zero == 0 && artifact.resources.is_none());
+        assert!(std::str::from_utf8(text).unwrap().contains(".target sm_80"));
+    }
+
+    #[test]
+    fn a_mistake_is_reported_with_the_log_and_the_file() {
+        let Some(nvrtc) = nvrtc_or_skip("a_mistake_is_reported_with_the_log_and_the_file") else { return };
+        let wrong = probe("#define uint4 no_such_type\n");
+        let error = compile(nvrtc, &wrong, Target::Ptx { arch: 80 }).unwrap_err();
+        let HalError::Compile { kernel, target, options, log } = &error else { panic!("{error}") };
+        assert_eq!((kernel.as_str(), target.as_str()), ("read_probe", "compute_80"));
+        assert!(options.contains("--gpu-architecture=compute_80"), "{options}");
+        assert!(log.contains("no_such_type") && log.contains("entry/read_probe.cu"), "{log}");
+    }
+
+    #[test]
+    fn an_unknown_entry_or_chip_is_an_error() {
+        let Some(nvrtc) = nvrtc_or_skip("an_unknown_entry_or_chip_is_an_error") else { return };
+        let missing = KernelSpec { entry: "entry/none.cu", ..probe("") };
+        assert!(matches!(compile(nvrtc, &missing, Target::Ptx { arch: 80 }), Err(HalError::Compile { .. })));
+        let error = compile(nvrtc, &probe(""), Target::Ptx { arch: 999 }).unwrap_err();
+        assert!(matches!(&error, HalError::KernelUnavailable { why, .. } if why.contains("compute_999")), "{error}");
+    }
+}

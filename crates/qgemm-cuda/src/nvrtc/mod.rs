@@ -1,0 +1,150 @@
+//! NVIDIA's run-time compiler, loaded when the first kernel has to be compiled. Own bindings: cudarc's look only
+//! for the CUDA version they were generated for, return PTX alone, and panic where the library is missing.
+
+mod api;
+mod locate;
+
+use std::ffi::{CString, NulError};
+use std::path::Path;
+use std::sync::OnceLock;
+
+use thiserror::Error;
+
+use crate::target::Target;
+pub use locate::LIBRARY_VARIABLE;
+
+/// Why the compiler cannot be used, or what it found wrong.
+#[derive(Debug, Error, Clone)]
+#[non_exhaustive]
+pub enum NvrtcError {
+    /// No library.
+    #[error("no NVRTC: {why}")]
+    Missing {
+        /// Where it was looked for.
+        why: String,
+    },
+    /// The library cannot compile for a target.
+    #[error("NVRTC {version} does not compile for {target}, only for {supported:?}")]
+    UnsupportedTarget {
+        /// Its version.
+        version: String,
+        /// The target asked for.
+        target: Target,
+        /// Compute capabilities that it knows.
+        supported: Vec<u32>,
+    },
+    /// The source is wrong.
+    #[error("{log}")]
+    Compile {
+        /// Options given.
+        options: String,
+        /// The compiler's log.
+        log: String,
+    },
+    /// A call failed otherwise.
+    #[error("{call}: {message}")]
+    Call {
+        /// The call.
+        call: &'static str,
+        /// The library's words.
+        message: String,
+    },
+}
+
+impl From<NulError> for NvrtcError {
+    fn from(error: NulError) -> Self {
+        NvrtcError::Call { call: "nvrtcCreateProgram", message: error.to_string() }
+    }
+}
+
+/// What a compilation yields.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    /// A cubin, or PTX ending in a zero byte.
+    pub image: Vec<u8>,
+    /// Remarks of the compiler; not empty on success.
+    pub log: String,
+}
+
+/// The loaded compiler.
+#[derive(Debug)]
+pub(crate) struct Nvrtc {
+    api: api::Api,
+    version: String,
+    supported: Vec<u32>,
+}
+
+impl Nvrtc {
+    /// The compiler of this process, loaded at the first call.
+    pub(crate) fn get() -> Result<&'static Nvrtc, NvrtcError> {
+        static NVRTC: OnceLock<Result<Nvrtc, NvrtcError>> = OnceLock::new();
+        NVRTC.get_or_init(Nvrtc::load).as_ref().map_err(Clone::clone)
+    }
+
+    /// The file that [`Nvrtc::get`] loads, found without loading it; `None` where the system's loader must search.
+    pub(crate) fn path() -> Option<&'static Path> {
+        locate::library().ok().flatten()
+    }
+
+    fn load() -> Result<Nvrtc, NvrtcError> {
+        let _span = tracing::info_span!("load nvrtc").entered();
+        let missing = |why| NvrtcError::Missing { why };
+        let api = match locate::library().map_err(missing)? {
+            Some(path) => api::Api::open(path.as_os_str())
+                .map_err(|e| missing(format!("{} cannot be loaded: {e}", path.display())))?,
+            None => locate::LIBRARY_NAMES
+                .iter()
+                .find_map(|name| api::Api::open(name.as_ref()).ok())
+                .ok_or_else(|| missing(locate::not_found()))?,
+        };
+        let (major, minor) = api.version()?;
+        let supported = api.supported_archs()?;
+        Ok(Nvrtc { api, version: format!("{major}.{minor}"), supported })
+    }
+
+    /// Version as `major.minor`.
+    pub(crate) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Compute capabilities that it compiles for, ascending.
+    pub(crate) fn supported(&self) -> &[u32] {
+        &self.supported
+    }
+
+    /// Compiles `source` (called `name` in messages) for `target`. `headers` are (include name, text).
+    pub(crate) fn compile(
+        &self,
+        name: &str,
+        source: &str,
+        headers: &[(&str, &str)],
+        options: &[String],
+        target: Target,
+    ) -> Result<Compiled, NvrtcError> {
+        if !self.supported.contains(&target.arch()) {
+            return Err(NvrtcError::UnsupportedTarget {
+                version: self.version.clone(),
+                target,
+                supported: self.supported.clone(),
+            });
+        }
+        let texts = |pick: fn(&(&str, &str)) -> String| {
+            headers.iter().map(|h| CString::new(pick(h))).collect::<Result<Vec<_>, _>>()
+        };
+        let header_names = texts(|h| h.0.to_owned())?;
+        let header_texts = texts(|h| h.1.to_owned())?;
+        let program = self.api.create(&CString::new(source)?, &CString::new(name)?, &header_texts, &header_names)?;
+        let all: Vec<String> =
+            std::iter::once(format!("--gpu-architecture={target}")).chain(options.iter().cloned()).collect();
+        let c_options = all.iter().map(|o| CString::new(o.as_str())).collect::<Result<Vec<_>, _>>()?;
+        let result = program.compile(&c_options);
+        let log = program.log()?;
+        match result {
+            Ok(()) => {}
+            Err(NvrtcError::Compile { .. }) => return Err(NvrtcError::Compile { options: all.join(" "), log }),
+            Err(other) => return Err(other),
+        }
+        let image = if target.is_ptx() { program.ptx()? } else { program.cubin()? };
+        Ok(Compiled { image, log })
+    }
+}

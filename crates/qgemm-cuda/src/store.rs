@@ -1,0 +1,170 @@
+//! Where kernels come from: bundles, then the disk cache, then the compiler. Each is loaded once per device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use once_cell::sync::OnceCell;
+use qgemm_hal::HalError;
+
+use crate::artifact::Artifact;
+use crate::bundle::{self, Bundles};
+use crate::cache::{self, Cache, CacheKey};
+use crate::device::CudaDevice;
+use crate::function::Function;
+use crate::hash::Sha256Hash;
+use crate::jit;
+use crate::nvrtc::{self, Nvrtc, NvrtcError};
+use crate::spec::KernelSpec;
+use crate::target::Target;
+
+/// The kernels of one device.
+#[derive(Debug)]
+pub(crate) struct KernelStore {
+    chip: u32,
+    target: Target,
+    cache: Cache,
+    bundles: OnceLock<Bundles>,
+    /// Only locked to find a slot; loading and compiling happen in the slot.
+    loaded: Mutex<HashMap<Sha256Hash, Arc<OnceCell<Function>>>>,
+}
+
+impl KernelStore {
+    /// The store of a device with compute capability `chip` whose kernels are compiled for `target`.
+    pub(crate) fn new(chip: u32, target: Target, cache: Cache) -> Self {
+        Self { chip, target, cache, bundles: OnceLock::new(), loaded: Mutex::default() }
+    }
+
+    /// The kernel `spec`, loaded on `device`.
+    ///
+    /// # Errors
+    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
+    pub(crate) fn get(&self, device: &CudaDevice, spec: &KernelSpec) -> Result<Function, HalError> {
+        let slot = {
+            // A panic while the lock is held cannot leave the map half changed.
+            let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+            loaded.entry(spec.key()).or_default().clone()
+        };
+        let function = slot.get_or_try_init(|| {
+            let artifact = self.artifact(spec)?;
+            Function::load(device.context(), spec, &artifact, device.chip().info.shared_bytes)
+        })?;
+        Ok(function.clone())
+    }
+
+    /// The compiled kernel `spec`, in a form that this device runs.
+    fn artifact(&self, spec: &KernelSpec) -> Result<Artifact, HalError> {
+        let bundles = self.bundles.get_or_init(|| Bundles::of_user(self.chip));
+        if let Some(artifact) = bundles.find(spec, self.chip) {
+            return Ok(artifact);
+        }
+        compiled(&self.cache, spec, jit::target_of(spec, self.target)).map_err(|error| match error {
+            HalError::KernelUnavailable { kernel, target, why } => {
+                HalError::KernelUnavailable { kernel, target, why: self.what_to_provide(&why, bundles) }
+            }
+            other => other,
+        })
+    }
+
+    fn what_to_provide(&self, why: &str, bundles: &Bundles) -> String {
+        let arch = self.target.arch();
+        let flag = if self.target.is_ptx() { " --ptx" } else { "" };
+        let cache = self.cache.folder().map_or_else(|| "no folder".into(), |f| f.display().to_string());
+        let mut text = format!(
+            "{why}. Provide one of: a bundle in `{}` (`cargo xtask build-kernels --arch {arch}{flag}` makes it), a \
+             cache that holds the kernel in `{}` (now {cache}), or the compiler in `{}`",
+            bundle::BUNDLES_VARIABLE,
+            cache::CACHE_VARIABLE,
+            nvrtc::LIBRARY_VARIABLE,
+        );
+        for refused in bundles.refused() {
+            text.push_str("; bundle not used: ");
+            text.push_str(refused);
+        }
+        text
+    }
+}
+
+/// The kernel `spec` for `target` from the cache, or compiled and added to it.
+///
+/// # Errors
+/// [`HalError::Compile`], or [`HalError::KernelUnavailable`] when there is no compiler for the target.
+pub(crate) fn compiled(cache: &Cache, spec: &KernelSpec, target: Target) -> Result<Artifact, HalError> {
+    let key = CacheKey::new(spec, target);
+    let version = compiler_version(cache);
+    let known = version.as_ref().map(String::as_str);
+    if let Some(artifact) = cache.read(key, known.ok()) {
+        return Ok(artifact);
+    }
+    let unavailable = |why: &NvrtcError| HalError::KernelUnavailable {
+        kernel: spec.name.clone(),
+        target: target.to_string(),
+        why: why.to_string(),
+    };
+    let nvrtc = Nvrtc::get().map_err(|e| unavailable(&e))?;
+    let artifact = jit::compile(nvrtc, spec, target)?;
+    cache.write(key, &artifact);
+    Ok(artifact)
+}
+
+/// The compiler's version, without loading it where the cache has noted it.
+fn compiler_version(cache: &Cache) -> Result<String, NvrtcError> {
+    let path = Nvrtc::path();
+    if let Some(version) = path.and_then(|path| cache.noted_version(path)) {
+        return Ok(version);
+    }
+    let version = Nvrtc::get()?.version();
+    if let Some(path) = path {
+        cache.note_version(path, version);
+    }
+    Ok(version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::jit::tests::{nvrtc_or_skip, probe};
+
+    #[test]
+    fn a_kernel_is_compiled_once_and_then_read() {
+        if nvrtc_or_skip("a_kernel_is_compiled_once_and_then_read").is_none() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let target = Target::Cubin { arch: 80, specific: false };
+        let first = compiled(&cache, &probe(""), target).unwrap();
+        // The entry is replaced by a recognisable one: if it comes back, nothing was compiled.
+        let marked = Artifact { image: b"marked".to_vec(), ..first.clone() };
+        cache.write(CacheKey::new(&probe(""), target), &marked);
+        assert_eq!(compiled(&cache, &probe(""), target).unwrap(), marked);
+        assert_ne!(compiled(&cache, &probe("// changed\n"), target).unwrap(), marked);
+    }
+
+    #[test]
+    fn a_damaged_entry_is_compiled_again() {
+        if nvrtc_or_skip("a_damaged_entry_is_compiled_again").is_none() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path());
+        let target = Target::Ptx { arch: 80 };
+        let first = compiled(&cache, &probe(""), target).unwrap();
+        for entry in folder.path().read_dir().unwrap() {
+            std::fs::write(entry.unwrap().path(), b"damaged").unwrap();
+        }
+        assert_eq!(compiled(&cache, &probe(""), target).unwrap(), first);
+        assert_eq!(cache.read(CacheKey::new(&probe(""), target), Some(&first.nvrtc)), Some(first));
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::Ptx { arch: 70 };
+        let store = KernelStore::new(90, target, Cache::at(folder.path()));
+        let bundles = Bundles::at([folder.path().join("none.qgk")].into_iter(), 90);
+        let text = store.what_to_provide("no NVRTC", &bundles);
+        for part in ["QGEMM_KERNELS", "--arch 70 --ptx", "QGEMM_CACHE", "QGEMM_NVRTC", "none.qgk"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What a kernel is compiled for: machine code of one chip (`sm_90a`) or portable PTX (`compute_70`).
+
+use std::fmt;
+use std::str::FromStr;
+
+use qgemm_hal::Variant;
+
+use crate::chip;
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Target {
+    /// Machine code. Runs on chips of the same major version and at least this minor one; with `specific`
+    /// (`sm_90a`) on this very chip only.
+    Cubin {
+        /// Compute capability, 10 × major + minor.
+        arch: u32,
+        /// Whether instructions outside the forward-compatible set may be used.
+        specific: bool,
+    },
+    /// PTX, which the driver compiles for the chip it finds: any of at least this version.
+    Ptx {
+        /// Compute capability, 10 × major + minor.
+        arch: u32,
+    },
+}
+
+impl Target {
+    /// Compute capability, 10 × major + minor.
+    pub const fn arch(self) -> u32 {
+        match self {
+            Target::Cubin { arch, .. } | Target::Ptx { arch } => arch,
+        }
+    }
+
+    /// Whether the result is PTX.
+    pub const fn is_ptx(self) -> bool {
+        matches!(self, Target::Ptx { .. })
+    }
+
+    /// The same target, with the chip's own instructions where `specific` asks for them. PTX stays portable.
+    pub(crate) const fn with_specific(self, specific: bool) -> Self {
+        match self {
+            Target::Cubin { arch, .. } => Target::Cubin { arch, specific },
+            ptx @ Target::Ptx { .. } => ptx,
+        }
+    }
+
+    /// Whether the result runs on `chip`.
+    pub const fn runs_on(self, chip: u32) -> bool {
+        match self {
+            Target::Cubin { arch, specific: true } => arch == chip,
+            Target::Cubin { arch, specific: false } => arch / 10 == chip / 10 && arch <= chip,
+            Target::Ptx { arch } => arch <= chip,
+        }
+    }
+
+    /// The variant of kernels that a machine of this architecture uses by default.
+    ///
+    /// # Errors
+    /// A sentence, for architectures older than `sm_70`.
+    pub fn variant(self) -> Result<Variant, String> {
+        chip::variant(self.arch())
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::Cubin { arch, specific } => write!(f, "sm_{arch}{}", if *specific { "a" } else { "" }),
+            Target::Ptx { arch } => write!(f, "compute_{arch}"),
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = String;
+
+    /// Parses `sm_86`, `sm_90a`, `compute_70`.
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || format!("`{s}` is no target: expected `sm_86`, `sm_90a` or `compute_70`");
+        if let Some(digits) = s.strip_prefix("compute_") {
+            return Ok(Target::Ptx { arch: digits.parse().map_err(|_| bad())? });
+        }
+        let digits = s.strip_prefix("sm_").ok_or_else(bad)?;
+        let (digits, specific) = match digits.strip_suffix('a') {
+            Some(digits) => (digits, true),
+            None => (digits, false),
+        };
+        Ok(Target::Cubin { arch: digits.parse().map_err(|_| bad())?, specific })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for name in ["sm_70", "sm_86", "sm_90a", "sm_120a", "compute_70"] {
+            assert_eq!(name.parse::<Target>().unwrap().to_string(), name);
+        }
+        for name in ["90", "sm_", "sm_9x", "compute_90a", "sm_90f", ""] {
+            assert!(name.parse::<Target>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn code_runs_where_the_driver_takes_it() {
+        let runs = |target: &str, chip| target.parse::<Target>().unwrap().runs_on(chip);
+        assert!(runs("sm_80", 86) && runs("sm_80", 89) && runs("sm_120", 121));
+        assert!(!runs("sm_86", 80) && !runs("sm_80", 90) && !runs("sm_70", 75 + 10));
+        assert!(runs("sm_90a", 90) && !runs("sm_120a", 121));
+        assert!(runs("compute_70", 90) && !runs("compute_90", 89));
+    }
+}
