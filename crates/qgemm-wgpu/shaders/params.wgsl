@@ -1,0 +1,35 @@
+// What every GEMM kernel receives. The bindings begin at a multiple of the adapter's offset alignment, so each
+// operand also has the distance (`*_base`) from there to its own first element, or byte for W.
+
+struct Params {
+    shape: GemmShape,
+    x_row: u32,           // elements between rows of X
+    x_col: u32,           // elements between columns of X
+    c_row: u32,           // elements between rows of C
+    d_row: u32,           // elements between rows of D
+    w_row: u32,           // bytes between rows of W
+    x_base: u32,
+    w_base: u32,          // bytes
+    row_scale_base: u32,
+    k_order_base: u32,
+    c_base: u32,
+    bias_base: u32,
+    d_base: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x_words: array<u32>;
+@group(0) @binding(1) var<storage, read> w_words: array<u32>;
+@group(0) @binding(2) var<storage, read> row_scale: array<f32>;
+@group(0) @binding(3) var<storage, read> k_order: array<u32>;
+@group(0) @binding(4) var<storage, read> c_words: array<u32>;
+@group(0) @binding(5) var<storage, read> bias_words: array<u32>;
+// Binding 6 is D: `store_f32.wgsl` or `store_half.wgsl` declares it.
+
+// Entry of `k_order` for a stored column that no input feature feeds.
+const NO_COLUMN: u32 = 0xffffffffu;
+
+fn has(flag: u32) -> bool {
+    return (p.shape.flags & flag) != 0u;
+}

@@ -1,0 +1,88 @@
+//! [`WgpuDevice`], the backend's [`Device`].
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceInfo, Event, HalError, KernelFamily, Stream};
+
+use crate::event::{self, WgpuStream};
+use crate::families::FAMILIES;
+use crate::memory;
+use crate::shared::Shared;
+
+/// An opened adapter.
+#[derive(Debug)]
+pub(crate) struct WgpuDevice {
+    info: DeviceInfo,
+    pub shared: Arc<Shared>,
+    default_stream: Stream,
+}
+
+impl WgpuDevice {
+    pub fn new(info: DeviceInfo, device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, HalError> {
+        let shared = Shared::new(info.id, device, queue)?;
+        Ok(Self { info, default_stream: WgpuStream::stream(&shared), shared })
+    }
+}
+
+impl Device for WgpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+        memory::allocate(&self.shared, bytes, what)
+    }
+
+    fn default_stream(&self) -> Stream {
+        self.default_stream.clone()
+    }
+
+    fn new_stream(&self) -> Result<Stream, HalError> {
+        Ok(WgpuStream::stream(&self.shared))
+    }
+
+    fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        memory::upload(&self.shared, src, dst.as_ref())
+    }
+
+    fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        memory::download(&self.shared, src, dst)
+    }
+
+    fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        memory::fill(&self.shared, dst.as_ref(), value)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        self.shared.wait("waiting for the stream")
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        event::record(&self.shared)
+    }
+
+    fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
+        event::elapsed(&self.shared, start, end)
+    }
+
+    fn pack_class(&self, _format: Format) -> PackClass {
+        PackClass::Canonical
+    }
+
+    fn families(&self) -> &'static [&'static dyn KernelFamily] {
+        FAMILIES
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,202 @@
+//! Buffers, and copies to and from them at byte granularity, which wgpu itself offers only by the word.
+
+use std::any::Any;
+use std::ops::Range;
+use std::sync::Arc;
+
+use qgemm_hal::{Buffer, BufferRef, DeviceId, HalError, RawBuffer};
+use wgpu::BufferUsages;
+
+use crate::shared::{Fault, Shared};
+
+/// wgpu copies whole words.
+const WORD: usize = wgpu::COPY_BUFFER_ALIGNMENT as usize;
+/// Bytes of one staging copy: keeps large transfers from holding their size twice.
+const CHUNK: usize = 64 << 20;
+
+/// A wgpu buffer, its size rounded up to whole words.
+#[derive(Debug)]
+pub(crate) struct WgpuBuffer {
+    shared: Arc<Shared>,
+    pub buffer: wgpu::Buffer,
+    /// Length asked for.
+    len: usize,
+}
+
+impl RawBuffer for WgpuBuffer {
+    fn device(&self) -> DeviceId {
+        self.shared.id
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl WgpuBuffer {
+    /// The wgpu buffer behind `view`, if it is one of `shared`.
+    pub fn of<'a>(shared: &Arc<Shared>, view: BufferRef<'a>, what: &'static str) -> Result<&'a WgpuBuffer, HalError> {
+        view.raw()
+            .as_any()
+            .downcast_ref::<WgpuBuffer>()
+            .filter(|raw| Arc::ptr_eq(&raw.shared, shared))
+            .ok_or(HalError::WrongDevice { device: shared.id, what })
+    }
+}
+
+/// A new, zeroed buffer.
+pub(crate) fn allocate(shared: &Arc<Shared>, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+    let limit = shared.limits.max_buffer_size;
+    let size = (bytes as u64).checked_next_multiple_of(WORD as u64).filter(|&size| size <= limit).ok_or_else(|| {
+        HalError::Unsupported {
+            device: shared.id,
+            what: format!("a buffer of {bytes} bytes for {what}"),
+            why: format!("the adapter's max_buffer_size is {limit}"),
+        }
+    })?;
+    let made = shared.try_scoped("allocating a buffer", || {
+        shared.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some(what),
+            size: size.max(WORD as u64),
+            usage: BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        })
+    })?;
+    let buffer = made.map_err(|fault| match fault {
+        Fault::OutOfMemory(_) => HalError::OutOfMemory { device: shared.id, bytes, what, free: None },
+        other => other.into_hal(shared.id, "allocating a buffer"),
+    })?;
+    Ok(Buffer::from_raw(Arc::new(WgpuBuffer { shared: shared.clone(), buffer, len: bytes }), bytes))
+}
+
+/// Copies `src` to the start of `dst`.
+pub(crate) fn upload(shared: &Arc<Shared>, src: &[u8], dst: BufferRef<'_>) -> Result<(), HalError> {
+    let raw = WgpuBuffer::of(shared, dst, "the destination of an upload")?;
+    check_len("upload", src.len(), dst.len())?;
+    write(shared, raw, dst.offset(), src)
+}
+
+/// Waits, then copies the first bytes of `src` to `dst`.
+pub(crate) fn download(shared: &Arc<Shared>, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+    let raw = WgpuBuffer::of(shared, src, "the source of a download")?;
+    check_len("download", dst.len(), src.len())?;
+    for (i, part) in dst.chunks_mut(CHUNK).enumerate() {
+        read(shared, &raw.buffer, src.offset() + i * CHUNK, part)?;
+    }
+    shared.wait("waiting for a download")
+}
+
+/// Sets every byte of `dst`.
+pub(crate) fn fill(shared: &Arc<Shared>, dst: BufferRef<'_>, value: u8) -> Result<(), HalError> {
+    let raw = WgpuBuffer::of(shared, dst, "the destination of a fill")?;
+    let range = dst.offset()..dst.offset() + dst.len();
+    let words = whole_words(&range);
+    if value != 0 || words.is_empty() {
+        let pattern = vec![value; dst.len().min(CHUNK)];
+        for start in range.clone().step_by(CHUNK) {
+            write(shared, raw, start, &pattern[..CHUNK.min(range.end - start)])?;
+        }
+        return Ok(());
+    }
+    write(shared, raw, range.start, &[0; WORD][..words.start - range.start])?;
+    write(shared, raw, words.end, &[0; WORD][..range.end - words.end])?;
+    shared.scoped("filling a buffer", || {
+        let mut encoder = shared.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        encoder.clear_buffer(&raw.buffer, words.start as u64, Some(words.len() as u64));
+        shared.queue.submit([encoder.finish()]);
+    })
+}
+
+fn check_len(what: &'static str, wanted: usize, len: usize) -> Result<(), HalError> {
+    if wanted > len {
+        return Err(HalError::OutOfBounds { what, start: 0, end: wanted, len });
+    }
+    Ok(())
+}
+
+/// The whole words within `range`; empty, at `range.end`, where there are none.
+fn whole_words(range: &Range<usize>) -> Range<usize> {
+    let (start, end) = (range.start.next_multiple_of(WORD), range.end / WORD * WORD);
+    if start < end { start..end } else { range.end..range.end }
+}
+
+/// Writes `bytes` at `offset`; words at the edges keep the bytes that are not written.
+fn write(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) -> Result<(), HalError> {
+    let range = offset..offset + bytes.len();
+    let words = whole_words(&range);
+    let (head, rest) = bytes.split_at(words.start - range.start);
+    let (middle, tail) = rest.split_at(words.len());
+    // Without whole words `head` is everything, and may touch two words.
+    for (i, &byte) in head.iter().enumerate() {
+        patch(shared, raw, offset + i, &[byte])?;
+    }
+    for (i, part) in middle.chunks(CHUNK).enumerate() {
+        shared.scoped("uploading", || {
+            shared.queue.write_buffer(&raw.buffer, (words.start + i * CHUNK) as u64, part);
+            // Hands the staging copy to the device now instead of at some later launch.
+            shared.queue.submit([]);
+        })?;
+    }
+    patch(shared, raw, words.end, tail)
+}
+
+/// Writes less than a word, within one word.
+fn patch(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) -> Result<(), HalError> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let at = offset % WORD;
+    let mut word = [0; WORD];
+    // Behind the end of the buffer there is only padding, so a last word need not be read.
+    if at != 0 || offset + bytes.len() != raw.len {
+        read(shared, &raw.buffer, offset - at, &mut word)?;
+    }
+    word[at..at + bytes.len()].copy_from_slice(bytes);
+    shared.scoped("uploading", || shared.queue.write_buffer(&raw.buffer, (offset - at) as u64, &word))
+}
+
+/// Reads `dst.len()` bytes from `offset`, through a staging buffer that the host can map.
+pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, dst: &mut [u8]) -> Result<(), HalError> {
+    const CALL: &str = "downloading";
+    let first = offset / WORD * WORD;
+    let size = ((offset + dst.len()).next_multiple_of(WORD) - first) as u64;
+    let staging = shared.scoped(CALL, || {
+        let staging = shared.device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("download"),
+            size,
+            usage: BufferUsages::MAP_READ | BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        let mut encoder = shared.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        encoder.copy_buffer_to_buffer(buffer, first as u64, &staging, 0, size);
+        shared.queue.submit([encoder.finish()]);
+        staging
+    })?;
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    shared.scoped(CALL, || {
+        staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
+            // The receiver is gone only when waiting failed, which is reported there.
+            let _ = sender.send(result);
+        });
+    })?;
+    shared.wait(CALL)?;
+    let mapped = receiver.try_recv().map_err(|e| shared.driver(CALL, e.to_string()))?;
+    mapped.map_err(|e| shared.driver(CALL, e.to_string()))?;
+    let view = staging.slice(..).get_mapped_range().map_err(|e| shared.driver(CALL, e.to_string()))?;
+    dst.copy_from_slice(&view[offset - first..][..dst.len()]);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_words_lie_within_the_range() {
+        assert_eq!(whole_words(&(0..12)), 0..12);
+        assert_eq!(whole_words(&(1..13)), 4..12);
+        assert_eq!(whole_words(&(4..7)), 7..7);
+        assert_eq!(whole_words(&(3..6)), 6..6);
+        assert_eq!(whole_words(&(5..5)), 5..5);
+    }
+}

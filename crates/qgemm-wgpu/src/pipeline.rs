@@ -1,0 +1,84 @@
+//! Compiled shaders of a device, each made once.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use qgemm_hal::HalError;
+
+use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
+use crate::shared::Shared;
+
+/// Binding of D, the only operand that is written.
+const D_BINDING: u32 = STORAGE_BUFFERS - 1;
+
+/// The one pipeline layout of all kernels, and the pipelines made so far by their source.
+pub(crate) struct Pipelines {
+    pub bindings: wgpu::BindGroupLayout,
+    layout: wgpu::PipelineLayout,
+    compiled: Mutex<HashMap<String, wgpu::ComputePipeline>>,
+}
+
+impl Pipelines {
+    pub fn new(device: &wgpu::Device) -> Self {
+        let entries: Vec<_> = (0..STORAGE_BUFFERS)
+            .map(|binding| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage { read_only: binding != D_BINDING },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            })
+            .collect();
+        let bindings = device
+            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some("operands"), entries: &entries });
+        let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some("gemm"),
+            bind_group_layouts: &[Some(&bindings)],
+            immediate_size: PARAMS_BYTES,
+        });
+        Self { bindings, layout, compiled: Mutex::new(HashMap::new()) }
+    }
+}
+
+/// The pipeline of `source`, compiled where it has not been before. `name` and `prelude` are for the error.
+pub(crate) fn pipeline(
+    shared: &Shared,
+    name: &str,
+    prelude: &str,
+    source: String,
+) -> Result<wgpu::ComputePipeline, HalError> {
+    let compiled = || shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pipeline) = compiled().get(&source) {
+        return Ok(pipeline.clone());
+    }
+    let _span = tracing::info_span!("compile", kernel = name).entered();
+    let made = shared.try_scoped("compiling a kernel", || {
+        let module = shared.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(source.as_str().into()),
+        });
+        shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(name),
+            layout: Some(&shared.pipelines.layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                // Our kernels write all of it before they read any.
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        })
+    })?;
+    let pipeline = made.map_err(|fault| HalError::Compile {
+        kernel: name.to_owned(),
+        target: format!("{} (WGSL)", shared.id),
+        options: prelude.lines().collect::<Vec<_>>().join(" "),
+        log: fault.into_message(),
+    })?;
+    compiled().insert(source, pipeline.clone());
+    Ok(pipeline)
+}
