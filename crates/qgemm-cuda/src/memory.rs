@@ -113,6 +113,10 @@ impl RawBuffer for CudaBuffer {
         self
     }
 
+    fn alignment(&self) -> usize {
+        1 << self.address.trailing_zeros().min(8)
+    }
+
     fn check_guards(&self) -> Result<(), HalError> {
         let Ownership::Ours { guard } = self.ownership else { return Ok(()) };
         if guard == 0 {
