@@ -17,6 +17,7 @@ mod host_memory;
 mod host_stream;
 pub mod noop;
 mod op;
+mod workspace_layout;
 
 pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
@@ -26,3 +27,4 @@ pub use family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, TileConfig, WeightA
 pub use host_memory::HostMemory;
 pub use host_stream::{HostEvent, HostStream};
 pub use op::{Activation, CheckedGemm, Dense};
+pub use workspace_layout::WorkspaceLayout;

@@ -1,0 +1,54 @@
+//! The error type of the crate.
+
+use std::fmt;
+
+use qgemm_hal::Unsupported;
+use thiserror::Error;
+
+/// Why an operation cannot be planned.
+#[derive(Debug, Error, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum SchedError {
+    /// No kernel family serves the operation.
+    #[error("no kernel family of {device} serves {operation}{}", list(.refusals))]
+    NoFamily {
+        /// Name of the device.
+        device: String,
+        /// The operation: format, element types and shape.
+        operation: String,
+        /// Every family that was asked, with its reason.
+        refusals: Vec<Refusal>,
+    },
+    /// The family asked for does not exist.
+    #[error("{device} has no kernel family `{family}`: it has {}", .known.join(", "))]
+    UnknownFamily {
+        /// Name of the device.
+        device: String,
+        /// The family asked for.
+        family: String,
+        /// The families there are.
+        known: Vec<&'static str>,
+    },
+}
+
+/// A family that does not serve an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The family.
+    pub family: &'static str,
+    /// Its reason.
+    pub reason: Unsupported,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.family, self.reason.why)
+    }
+}
+
+fn list(refusals: &[Refusal]) -> String {
+    match refusals {
+        [] => ": it has none".into(),
+        _ => format!(": {}", refusals.iter().map(Refusal::to_string).collect::<Vec<_>>().join("; ")),
+    }
+}

@@ -1,0 +1,344 @@
+//! Choosing family, configuration and K partition for an operation.
+
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelFamily, LaunchPlan, TileConfig, Unsupported};
+
+use crate::cost::estimate;
+use crate::error::{Refusal, SchedError};
+use crate::partition::Partition;
+use crate::tuned::{Shape, TunedTable};
+
+/// The M for which batch-invariant operations are planned, whatever their own M is.
+pub const INVARIANT_M: usize = 64;
+/// A batch-invariant operation takes only families that serve all of these.
+const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
+
+/// What the user wants of a plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Preferences {
+    /// Only the family of this name.
+    pub family: Option<String>,
+    /// Most bytes of workspace; no limit when absent. A limit of 0 only rules out splitting K.
+    pub max_workspace: Option<usize>,
+}
+
+/// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the
+/// operation, else by the cost model. Among equals, earlier families and configurations win.
+///
+/// With `op.batch_invariant`, family and configuration are those for [`INVARIANT_M`] tokens, taken among the
+/// families that serve any M, and K is not split (the workspace of a split grows with M, so no split serves
+/// all M). Nothing that fixes the order of additions depends on M then.
+///
+/// # Errors
+/// [`SchedError::UnknownFamily`], or [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedGemm,
+    info: &DeviceInfo,
+    families: &[&'f dyn KernelFamily],
+    prefs: &Preferences,
+    tuned: &TunedTable,
+) -> Result<(&'f dyn KernelFamily, LaunchPlan), SchedError> {
+    let wanted = |family: &&&'f dyn KernelFamily| prefs.family.as_ref().is_none_or(|name| family.name() == name);
+    if let Some(family) = &prefs.family
+        && !families.iter().any(|f| f.name() == family)
+    {
+        let known = families.iter().map(|f| f.name()).collect();
+        return Err(SchedError::UnknownFamily { device: info.name.clone(), family: family.clone(), known });
+    }
+    let search = Search { op, ranked: ranked(op), info, prefs, tuned };
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn KernelFamily, Offer)> = None;
+    for &family in families.iter().filter(wanted) {
+        match search.best_of(family) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(offer) if best.as_ref().is_none_or(|(_, b)| offer.is_better_than(b)) => best = Some((family, offer)),
+            Ok(_) => {}
+        }
+    }
+    let Some((family, offer)) = best else {
+        return Err(SchedError::NoFamily { device: info.name.clone(), operation: describe(op), refusals });
+    };
+    tracing::debug!(kernel = op.kernel_name(family.name()), plan = ?offer.plan, tuned = offer.measured, "chosen");
+    Ok((family, offer.plan))
+}
+
+/// The operation that candidates are ranked for.
+fn ranked(op: &CheckedGemm) -> CheckedGemm {
+    CheckedGemm { m: if op.batch_invariant { INVARIANT_M } else { op.m }, ..op.clone() }
+}
+
+fn describe(op: &CheckedGemm) -> String {
+    let CheckedGemm { m, n, k, format, x, d, class, .. } = op;
+    format!("{m} x {n} x {k} with {format} weights (layout {class:?}), {} activations, {} output", x.dtype, d.dtype)
+}
+
+/// A plan with its standing: measured times are believed before estimates.
+struct Offer {
+    plan: LaunchPlan,
+    seconds: f64,
+    measured: bool,
+}
+
+impl Offer {
+    fn is_better_than(&self, other: &Offer) -> bool {
+        match (self.measured, other.measured) {
+            (true, false) => true,
+            (false, true) => false,
+            _ => self.seconds < other.seconds,
+        }
+    }
+}
+
+struct Search<'a> {
+    op: &'a CheckedGemm,
+    ranked: CheckedGemm,
+    info: &'a DeviceInfo,
+    prefs: &'a Preferences,
+    tuned: &'a TunedTable,
+}
+
+impl Search<'_> {
+    fn best_of(&self, family: &dyn KernelFamily) -> Result<Offer, Unsupported> {
+        family.supports(self.op, self.info)?;
+        if self.op.batch_invariant {
+            for m in INVARIANT_PROBES {
+                let probe = CheckedGemm { m, ..self.op.clone() };
+                family.supports(&probe, self.info).map_err(|reason| {
+                    Unsupported::new(format!("{}, and a batch-invariant plan must serve any M", reason.why))
+                })?;
+            }
+        }
+        let candidates = family.candidates(&self.ranked, self.info);
+        if let Some(offer) = self.tuned_offer(family, &candidates) {
+            return Ok(offer);
+        }
+        let offers = candidates.iter().flat_map(|config| self.offers(config));
+        offers
+            .reduce(|best, offer| if offer.is_better_than(&best) { offer } else { best })
+            .ok_or_else(|| Unsupported::new("has no configuration for this device and shape"))
+    }
+
+    /// The measured configuration, if the family still has it.
+    fn tuned_offer(&self, family: &dyn KernelFamily, candidates: &[TileConfig]) -> Option<Offer> {
+        let kernel = self.op.kernel_name(family.name());
+        let tuned = self.tuned.find(&self.info.name, &kernel, Shape::of(&self.ranked))?;
+        let config = candidates.iter().find(|c| **c == tuned.config)?;
+        let partition = self.partition(config, tuned.splits)?;
+        Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, measured: true })
+    }
+
+    /// Plans with this configuration, one a number of splits.
+    fn offers(&self, config: &TileConfig) -> impl Iterator<Item = Offer> {
+        let k_steps = self.op.stored_k.div_ceil(config.tile_k as usize);
+        let most = k_steps.min(config.max_splits as usize).max(1) as u32;
+        (1..=most).filter_map(move |splits| {
+            let partition = self.partition(config, splits)?;
+            let ranked = Partition::new(&self.ranked, config, splits)?;
+            let seconds = estimate(&self.ranked, self.info, config, &ranked)?;
+            let own = estimate(self.op, self.info, config, &partition)?;
+            Some(Offer { plan: partition.plan(own), seconds, measured: false })
+        })
+    }
+
+    /// The operation's own partition, when it is allowed.
+    fn partition(&self, config: &TileConfig, splits: u32) -> Option<Partition> {
+        if splits > 1 && self.op.batch_invariant {
+            return None;
+        }
+        let partition = Partition::new(self.op, config, splits)?;
+        let bytes = partition.workspace_layout().bytes;
+        self.prefs.max_workspace.is_none_or(|limit| bytes <= limit).then_some(partition)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::Arc;
+
+    use qgemm_formats::DType;
+    use qgemm_formats::prepack::PackClass;
+    use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, Kernel, Math};
+
+    use super::*;
+    use crate::tuned::Tuned;
+
+    /// A Q4_0 problem with f16 activations and output.
+    pub(crate) fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
+        let dense = |columns| Dense { dtype: DType::F16, row_stride: columns as u64, col_stride: 1, aligned16: false };
+        CheckedGemm {
+            m,
+            n,
+            k,
+            stored_k: k,
+            format: "q4_0".parse().expect("a format"),
+            class: PackClass::T,
+            row_scale: false,
+            k_order: false,
+            x: dense(k),
+            d: dense(n),
+            c: None,
+            bias: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+            batch_invariant: false,
+        }
+    }
+
+    /// About an H200.
+    pub(crate) fn info() -> DeviceInfo {
+        DeviceInfo {
+            id: DeviceId::CPU,
+            name: "test GPU".into(),
+            arch: "sm_90".into(),
+            variant: None,
+            units: 132,
+            memory_bytes: 0,
+            bandwidth: 4e12,
+            cache_bytes: 0,
+            shared_bytes: 0,
+            max_buffer_bytes: 0,
+            rates: vec![(Math::TensorF16, 4e14), (Math::FmaF32, 3e13)],
+            launch_seconds: 2e-6,
+            features: Default::default(),
+        }
+    }
+
+    pub(crate) fn config(family: &'static str) -> TileConfig {
+        TileConfig {
+            family,
+            math: Math::TensorF16,
+            tile_n: 64,
+            tile_m: 16,
+            tile_k: 64,
+            threads: 128,
+            blocks_per_unit: 2,
+            max_splits: 1,
+            stages: 3,
+            shared_bytes: 0,
+            efficiency: (700, 900),
+        }
+    }
+
+    #[derive(Debug)]
+    struct Family {
+        name: &'static str,
+        max_m: usize,
+        configs: Vec<TileConfig>,
+    }
+
+    impl KernelFamily for Family {
+        fn name(&self) -> &'static str {
+            self.name
+        }
+        fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
+            if op.m > self.max_m {
+                return Err(Unsupported::new(format!("serves at most {} tokens", self.max_m)));
+            }
+            Ok(())
+        }
+        fn candidates(&self, _: &CheckedGemm, _: &DeviceInfo) -> Vec<TileConfig> {
+            self.configs.clone()
+        }
+        fn prepare(&self, device: &dyn Device, _: &CheckedGemm, _: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+            Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
+        }
+    }
+
+    fn gemv() -> Family {
+        let config = TileConfig { tile_m: 2, tile_n: 16, math: Math::FmaF32, ..config("gemv") };
+        Family { name: "gemv", max_m: 2, configs: vec![config] }
+    }
+
+    fn gemm() -> Family {
+        let small = TileConfig { max_splits: 8, efficiency: (350, 900), ..config("gemm") };
+        let large = TileConfig { tile_m: 128, tile_n: 128, max_splits: 8, ..config("gemm") };
+        Family { name: "gemm", max_m: usize::MAX, configs: vec![small, large] }
+    }
+
+    fn pick(op: &CheckedGemm, prefs: &Preferences, tuned: &TunedTable) -> Result<LaunchPlan, SchedError> {
+        let (gemv, gemm) = (gemv(), gemm());
+        choose(op, &info(), &[&gemv, &gemm], prefs, tuned).map(|(family, plan)| {
+            assert_eq!(family.name(), plan.config.family);
+            plan
+        })
+    }
+
+    fn pick_freely(op: &CheckedGemm) -> LaunchPlan {
+        pick(op, &Preferences::default(), &TunedTable::new()).expect("gemm serves everything")
+    }
+
+    #[test]
+    fn small_and_large_problems_get_different_configurations() {
+        assert_eq!(pick_freely(&op(1, 28672, 8192)).config.family, "gemv");
+        assert_eq!(pick_freely(&op(8, 28672, 8192)).config.tile_m, 16);
+        assert_eq!(pick_freely(&op(4096, 28672, 8192)).config.tile_m, 128);
+    }
+
+    #[test]
+    fn a_narrow_problem_is_split_and_a_limit_prevents_it() {
+        let narrow = op(16, 512, 16384);
+        let plan = pick_freely(&narrow);
+        assert!(plan.splits > 1 && plan.workspace_bytes > 0, "{plan:?}");
+        assert_eq!(plan.grid, [plan.n_tiles, plan.m_tiles, plan.splits]);
+        let none = Preferences { max_workspace: Some(0), ..Default::default() };
+        assert_eq!(pick(&narrow, &none, &TunedTable::new()).expect("unsplit").workspace_bytes, 0);
+        let some = Preferences { max_workspace: Some(plan.workspace_bytes - 1), ..Default::default() };
+        let within = pick(&narrow, &some, &TunedTable::new()).expect("fewer splits");
+        assert!(within.workspace_bytes < plan.workspace_bytes);
+    }
+
+    #[test]
+    fn a_family_can_be_asked_for_and_refusals_are_listed() {
+        let gemv = Preferences { family: Some("gemv".into()), ..Default::default() };
+        assert_eq!(pick(&op(2, 64, 64), &gemv, &TunedTable::new()).expect("serves 2").config.family, "gemv");
+        let error = pick(&op(3, 64, 64), &gemv, &TunedTable::new()).expect_err("serves 2");
+        assert!(error.to_string().ends_with(": gemv serves at most 2 tokens"), "{error}");
+        let unknown = Preferences { family: Some("mmq".into()), ..Default::default() };
+        let error = pick(&op(3, 64, 64), &unknown, &TunedTable::new()).expect_err("unknown");
+        assert!(matches!(error, SchedError::UnknownFamily { known, .. } if known == ["gemv", "gemm"]));
+    }
+
+    #[test]
+    fn an_absent_arithmetic_is_a_refusal() {
+        let config = TileConfig { math: Math::DotI8, ..config("mmq") };
+        let mmq = Family { name: "mmq", max_m: usize::MAX, configs: vec![config] };
+        let error = choose(&op(1, 64, 64), &info(), &[&mmq], &Preferences::default(), &TunedTable::new());
+        assert!(matches!(error, Err(SchedError::NoFamily { refusals, .. }) if refusals.len() == 1));
+    }
+
+    #[test]
+    fn batch_invariant_plans_share_family_configuration_and_k_partition() {
+        for (n, k) in [(512, 16384), (28672, 8192), (64, 64)] {
+            let invariant = |m| CheckedGemm { batch_invariant: true, ..op(m, n, k) };
+            let first = pick_freely(&invariant(1));
+            for m in [2, 3, 64, 65, 5000] {
+                let plan = pick_freely(&invariant(m));
+                assert_eq!((plan.config, plan.splits, plan.k_steps), (first.config, 1, first.k_steps));
+                assert_eq!(plan.m_tiles as usize, m.div_ceil(plan.config.tile_m as usize));
+            }
+        }
+        let gemv = Preferences { family: Some("gemv".into()), ..Default::default() };
+        let invariant = CheckedGemm { batch_invariant: true, ..op(1, 64, 64) };
+        assert!(pick(&invariant, &gemv, &TunedTable::new()).is_err());
+    }
+
+    #[test]
+    fn a_measurement_overrules_the_model_while_its_configuration_exists() {
+        let problem = op(4096, 28672, 8192);
+        let [small, _] = gemm().configs[..] else { unreachable!("two configurations") };
+        let mut tuned = TunedTable::new();
+        let kernel = problem.kernel_name("gemm");
+        let shape = Shape::of(&problem);
+        tuned.insert(&info().name, &kernel, shape, Tuned { config: small, splits: 2, seconds: 1e-3 });
+        tuned.insert(&info().name, &kernel, shape, Tuned { config: small, splits: 3, seconds: 2e-3 });
+        let plan = pick(&problem, &Preferences::default(), &tuned).expect("serves it");
+        assert_eq!((plan.config, plan.splits, plan.estimate, tuned.len()), (small, 2, 1e-3, 1));
+        let other_shape = pick(&op(4096, 28672, 4096), &Preferences::default(), &tuned).expect("serves it");
+        assert_eq!(other_shape.config.tile_m, 128);
+
+        let mut stale = TunedTable::new();
+        let gone = TileConfig { tile_m: 24, ..small };
+        stale.insert(&info().name, &kernel, shape, Tuned { config: gone, splits: 1, seconds: 1e-9 });
+        assert_eq!(pick(&problem, &Preferences::default(), &stale).expect("serves it").config.tile_m, 128);
+    }
+}
