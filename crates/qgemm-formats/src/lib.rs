@@ -3,15 +3,19 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+pub mod activation;
 mod desc;
 mod dtype;
 mod error;
 pub mod float8;
 pub mod formats;
 pub mod prepack;
+mod quantize;
 mod weight;
 
+pub use activation::{ActivationFormat, QuantizedActivations};
 pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
 pub use error::FormatError;
+pub use quantize::{Quantized, format_for_k, quantize_matrix};
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};

@@ -1,6 +1,6 @@
 //! IQ4_NL: 32 values in 18 bytes, `d · table[q]` with a fixed non-linear table; nibbles in the order of Q4_0.
 
-use super::{field, nibbles};
+use super::{field, fit, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// The 16 levels of IQ4_NL and IQ4_XS, from ggml.
@@ -21,7 +21,7 @@ pub static IQ4_NL: FormatDesc = FormatDesc {
     dequant: "iq4_nl",
     ggml_type: Some(20),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
     unpack_block,
@@ -39,4 +39,56 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     for (value, code) in out.iter_mut().zip(codes) {
         *value = d * f32::from(IQ4_TABLE[code as usize]);
     }
+}
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(18)) {
+        let extreme = field::extreme(x);
+        // Zeros get the level nearest to 0 under a scale of 0.
+        let (scale, inverse) = if extreme.abs() < fit::ZERO {
+            (0.0, 0.0)
+        } else {
+            let inverse = 1.0 / (extreme / f32::from(IQ4_TABLE[0]));
+            (fit_table(x, inverse, &[]), inverse)
+        };
+        field::write_f16(block, 0, scale);
+        let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
+        nibbles::pack(&codes, &mut block[2..]);
+    }
+}
+
+/// The code of the level nearest to `value`, the larger one of two equally near.
+pub(super) fn nearest_level(value: f32) -> u32 {
+    let above = IQ4_TABLE.partition_point(|&level| f32::from(level) <= value);
+    match above {
+        0 => 0,
+        16 => 15,
+        _ => {
+            let (below, over) = (f32::from(IQ4_TABLE[above - 1]), f32::from(IQ4_TABLE[above]));
+            if value - below < over - value { above as u32 - 1 } else { above as u32 }
+        }
+    }
+}
+
+/// The scale with the least error of `x ≈ scale · level`, values weighing by their square, among those that
+/// fit the levels of `x · inverse` for `inverse` and each of the others.
+pub(super) fn fit_table(x: &[f32], inverse: f32, others: &[f32]) -> f32 {
+    let moments = |inverse: f32| {
+        x.iter().fold((0.0, 0.0), |(xq, qq), &v| {
+            let level = f32::from(IQ4_TABLE[nearest_level(inverse * v) as usize]);
+            let weight = v * v;
+            (xq + weight * level * v, qq + weight * level * level)
+        })
+    };
+    let (xq, qq): (f32, f32) = moments(inverse);
+    let mut scale = if qq > 0.0 { xq / qq } else { 0.0 };
+    let mut best = scale * xq;
+    for &other in others {
+        let (xq, qq) = moments(other);
+        if qq > 0.0 && xq * xq > best * qq {
+            scale = xq / qq;
+            best = scale * xq;
+        }
+    }
+    scale
 }

@@ -4,8 +4,8 @@
 //! Bytes: d, a word with the upper two bits of each scale, four bytes with the lower nibbles of two scales
 //! each, 128 of nibbles (each sub-block in the order of Q4_0).
 
-use super::iq4_nl::IQ4_TABLE;
-use super::{field, nibbles};
+use super::iq4_nl::{IQ4_TABLE, fit_table, nearest_level};
+use super::{field, fit, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF IQ4_XS.
@@ -23,7 +23,7 @@ pub static IQ4_XS: FormatDesc = FormatDesc {
     dequant: "iq4_xs",
     ggml_type: Some(23),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
     unpack_block,
@@ -53,4 +53,40 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
             *value = scale * f32::from(IQ4_TABLE[code as usize]);
         }
     }
+}
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(136)) {
+        let mut scales = [0.0; 8];
+        for (scale, x) in scales.iter_mut().zip(x.chunks_exact(32)) {
+            *scale = sub_block_scale(x);
+        }
+        // The signed scale of largest magnitude maps to −32.
+        let d = -field::extreme(&scales) / 32.0;
+        field::write_f16(block, 0, d);
+        block[2..8].fill(0);
+        let inverse = field::inverse(d);
+        let (header, code_bytes) = block.split_at_mut(8);
+        for (sub, (x, bytes)) in x.chunks_exact(32).zip(code_bytes.chunks_exact_mut(16)).enumerate() {
+            let scale = fit::nearest(inverse * scales[sub]).clamp(-32, 31);
+            let stored = (scale + 32) as u8;
+            header[4 + sub / 2] |= (stored & 0xf) << (sub % 2 * 4);
+            header[2 + sub / 4] |= stored >> 4 << (sub % 4 * 2);
+            // Codes are chosen under d before its rounding to f16.
+            let inverse = field::inverse(d * scale as f32);
+            let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
+            nibbles::pack(&codes, bytes);
+        }
+    }
+}
+
+/// The best of 16 scales around the one that maps the extreme value to the lowest level.
+fn sub_block_scale(x: &[f32]) -> f32 {
+    let extreme = field::extreme(x);
+    if extreme.abs() < fit::ZERO {
+        return 0.0;
+    }
+    let lowest = f32::from(IQ4_TABLE[0]);
+    let others: [f32; 15] = std::array::from_fn(|i| (i as f32 - 7.0 + lowest) / extreme);
+    fit_table(x, 1.0 / (-extreme / lowest), &others)
 }

@@ -12,7 +12,7 @@ pub(super) fn absmax(values: &[f32]) -> f32 {
 }
 
 /// Checks that `values` is a finite `[n, k]` matrix that `format` can store, and returns its canonical size.
-pub(super) fn check(format: &'static FormatDesc, values: &[f32], n: usize, k: usize) -> Result<usize, FormatError> {
+pub(crate) fn check(format: &'static FormatDesc, values: &[f32], n: usize, k: usize) -> Result<usize, FormatError> {
     if n == 0 {
         return Err(FormatError::ZeroDimension { name: "N" });
     }

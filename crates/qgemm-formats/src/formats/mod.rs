@@ -1,12 +1,13 @@
 //! One file a format (or a family of formats that differ by a parameter); [`ALL`] is the registry.
 
-mod field;
+pub(crate) mod field;
+pub(crate) mod fit;
 pub mod fp8;
 pub mod int8_channel;
 pub mod int_group;
 pub mod iq4_nl;
 pub mod iq4_xs;
-mod matrix;
+pub(crate) mod matrix;
 pub mod mxfp4;
 mod nibbles;
 pub mod nvfp4;

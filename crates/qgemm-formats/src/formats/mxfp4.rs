@@ -1,10 +1,10 @@
 //! MXFP4 (OCP microscaling): 32 values in 17 bytes, an E8M0 scale and FP4 (E2M1) codes in the order of Q4_0.
+//!
+//! The table holds twice the numbers of the codes, so that they are integers; scales count half in exchange.
 
-use super::nibbles;
+use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
-
-/// Twice the values of the FP4 (E2M1) codes, so that they are integers; scales count half in exchange.
-pub static FP4_TABLE: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+use crate::float8::E2M1_DOUBLED;
 
 /// GGUF MXFP4.
 pub static MXFP4: FormatDesc = FormatDesc {
@@ -14,14 +14,14 @@ pub static MXFP4: FormatDesc = FormatDesc {
     block_bytes: 17,
     ragged_k: false,
     row_scale: false,
-    encoding: Encoding::Codebook(&FP4_TABLE),
+    encoding: Encoding::Codebook(&E2M1_DOUBLED),
     sub_block: 32,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: 32, rows: 1 }],
     dequant: "mxfp4",
     ggml_type: Some(39),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::E8M0 }],
     unpack_block,
@@ -46,6 +46,26 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let mut codes = [0; 32];
     nibbles::unpack(&block[1..], &mut codes);
     for (value, code) in out.iter_mut().zip(codes) {
-        *value = f32::from(FP4_TABLE[code as usize]) * d;
+        *value = f32::from(E2M1_DOUBLED[code as usize]) * d;
     }
+}
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(17)) {
+        let max = field::extreme(x).abs();
+        // The largest value lies in the top binade of FP4, whose exponent is 2. Its logarithm is taken in f32,
+        // as in ggml: just below a large power of two it rounds up. Below 2^−125 the exponent would be
+        // negative, which C leaves undefined; here it is 0.
+        let exponent = f64::from(max).log2() as f32;
+        block[0] = if max > 0.0 { (exponent.floor() - 2.0 + 127.0) as u8 } else { 0 };
+        let d = e8m0_half(block[0]);
+        let codes: [u32; 32] = std::array::from_fn(|j| nearest_code(x[j], d));
+        nibbles::pack(&codes, &mut block[1..]);
+    }
+}
+
+/// The first code whose value is nearest to `value`.
+fn nearest_code(value: f32, d: f32) -> u32 {
+    let error = |code: usize| (f32::from(E2M1_DOUBLED[code]) * d - value).abs();
+    (1..16).fold(0, |best, code| if error(code) < error(best) { code } else { best }) as u32
 }

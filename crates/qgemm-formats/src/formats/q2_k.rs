@@ -5,6 +5,7 @@
 //! `l + 64` and `l + 96`, low bits first.
 
 use super::field;
+use super::fit::{self, AffineSearch};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF Q2_K.
@@ -25,7 +26,7 @@ pub static Q2_K: FormatDesc = FormatDesc {
     dequant: "q2_k",
     ggml_type: Some(10),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 80, kind: ScaleType::F16 }, FloatScale { offset: 82, kind: ScaleType::F16 }],
     unpack_block,
@@ -46,6 +47,15 @@ pub(super) fn unpack_codes(bytes: &[u8], codes: &mut [u32]) {
     }
 }
 
+/// Packs 2-bit codes into 64 bytes; the upper bits of the codes are ignored.
+pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
+    for (bytes, codes) in bytes.chunks_exact_mut(32).zip(codes.chunks_exact(128)) {
+        for (l, byte) in bytes.iter_mut().enumerate() {
+            *byte = (0..4).fold(0, |byte, i| byte | ((codes[l + 32 * i] & 3) << (2 * i)) as u8);
+        }
+    }
+}
+
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));
     let mut codes = [0; 256];
@@ -54,4 +64,39 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
         let sub = block[i / 16];
         *value = d * f32::from(sub & 0xf) * code as f32 - dmin * f32::from(sub >> 4);
     }
+}
+
+/// The scale bytes keep scale and minimum as fifteenths of the largest in the super-block.
+const SEARCH: AffineSearch = AffineSearch { max_code: 3, first: -0.5, step: 0.1, tries: 15, cost: f32::abs };
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(84)) {
+        let mut codes = [0; 256];
+        let (mut scales, mut mins) = ([0.0; 16], [0.0; 16]);
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            let weights: [f32; 16] = std::array::from_fn(|i| x[i].abs());
+            (scales[sub], mins[sub]) = SEARCH.fit(x, &weights, codes);
+        }
+        let (scales, d) = fifteenths(&scales);
+        let (mins, dmin) = fifteenths(&mins);
+        field::write_f16(block, 80, d);
+        field::write_f16(block, 82, dmin);
+        let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            block[sub] = scales[sub] | mins[sub] << 4;
+            let (scale, min) = (d * f32::from(block[sub] & 0xf), dmin * f32::from(block[sub] >> 4));
+            fit::recode(x, scale, min, 0, 3, codes);
+        }
+        pack_codes(&codes, &mut block[16..80]);
+    }
+}
+
+/// Sixteen numbers as multiples of a fifteenth of the largest, and that fifteenth.
+fn fifteenths(numbers: &[f32; 16]) -> ([u8; 16], f32) {
+    let max = numbers.iter().fold(0.0, |max: f32, &v| if v > max { v } else { max });
+    if max <= 0.0 {
+        return ([0; 16], 0.0);
+    }
+    let inverse = 15.0 / max;
+    (numbers.map(|v| fit::nearest(inverse * v) as u8), max / 15.0)
 }

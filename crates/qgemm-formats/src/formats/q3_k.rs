@@ -3,7 +3,7 @@
 //! Bytes: 32 of high bits, 64 of low bits (as Q2_K), 12 of scales, d. Bit `i / 32` of high byte `i % 32`
 //! belongs to value `i`.
 
-use super::{field, q2_k};
+use super::{field, fit, q2_k};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF Q3_K.
@@ -24,7 +24,7 @@ pub static Q3_K: FormatDesc = FormatDesc {
     dequant: "q3_k",
     ggml_type: Some(11),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 108, kind: ScaleType::F16 }],
     unpack_block,
@@ -56,5 +56,37 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     unpack_codes(block, &mut codes);
     for (i, (value, code)) in out.iter_mut().zip(codes).enumerate() {
         *value = d * sub_scale(&block[96..108], i / 16) as f32 * (code as i32 - 4) as f32;
+    }
+}
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(110)) {
+        let mut codes = [0; 256];
+        let mut scales = [0.0; 16];
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            scales[sub] = fit::symmetric_descent(x, 4, codes);
+        }
+        // The signed scale of largest magnitude maps to −32.
+        let extreme = field::extreme(&scales);
+        block[96..108].fill(0);
+        if extreme == 0.0 {
+            field::write_f16(block, 108, 0.0);
+        } else {
+            let inverse = -32.0 / extreme;
+            for (sub, &scale) in scales.iter().enumerate() {
+                let code = (fit::nearest(inverse * scale).clamp(-32, 31) + 32) as u8;
+                block[96 + sub % 8] |= (code & 0xf) << (sub / 8 * 4);
+                block[104 + sub % 4] |= code >> 4 << (sub / 4 * 2);
+            }
+            field::write_f16(block, 108, 1.0 / inverse);
+        }
+        let d = field::read_f16(block, 108);
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            fit::recode(x, d * sub_scale(&block[96..108], sub) as f32, 0.0, -4, 7, codes);
+        }
+        q2_k::pack_codes(&codes, &mut block[32..96]);
+        for (l, byte) in block[..32].iter_mut().enumerate() {
+            *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 2 & 1) << i) as u8);
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! Bytes: d, dmin, 12 of scales and minima ([`scale_min`]), 128 of nibbles. Of each 64 values, byte `l` of 32
 //! holds value `l` below value `l + 32`.
 
+use super::fit::{self, AffineSearch};
 use super::{field, scale_min};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
@@ -21,7 +22,7 @@ pub static Q4_K: FormatDesc = FormatDesc {
     dequant: "q4_k",
     ggml_type: Some(12),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
     unpack_block,
@@ -42,6 +43,15 @@ pub(super) fn unpack_nibbles(bytes: &[u8], codes: &mut [u32]) {
     }
 }
 
+/// The low four bits of 256 codes as 128 bytes.
+pub(super) fn pack_nibbles(codes: &[u32], bytes: &mut [u8]) {
+    for (bytes, codes) in bytes.chunks_exact_mut(32).zip(codes.chunks_exact(64)) {
+        for (l, byte) in bytes.iter_mut().enumerate() {
+            *byte = (codes[l] & 0xf | (codes[l + 32] & 0xf) << 4) as u8;
+        }
+    }
+}
+
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let mut codes = [0; 256];
     unpack_nibbles(&block[16..], &mut codes);
@@ -58,4 +68,43 @@ pub(super) fn dequantize_codes(scales: &[u8], codes: &[u32], out: &mut [f32]) {
             *value = scale * code as f32 - min;
         }
     }
+}
+
+const SEARCH: AffineSearch = AffineSearch { max_code: 15, first: -1.0, step: 0.1, tries: 20, cost: |v| v * v };
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(144)) {
+        let codes = quantize_codes(&SEARCH, x, &mut block[..16]);
+        pack_nibbles(&codes, &mut block[16..]);
+    }
+}
+
+/// The codes of 256 values, and the 16 scale bytes that Q4_K and Q5_K begin with. Values weigh as much as
+/// they are large, beside the root mean square of their sub-block.
+pub(super) fn quantize_codes(search: &AffineSearch, x: &[f32], header: &mut [u8]) -> [u32; 256] {
+    let mut codes = [0; 256];
+    let (mut scales, mut mins) = ([0.0; 8], [0.0; 8]);
+    for (sub, (x, codes)) in x.chunks_exact(32).zip(codes.chunks_exact_mut(32)).enumerate() {
+        let rms = (x.iter().fold(0.0, |sum, v| sum + v * v) / 32.0).sqrt();
+        let weights: [f32; 32] = std::array::from_fn(|i| rms + x[i].abs());
+        (scales[sub], mins[sub]) = search.fit(x, &weights, codes);
+    }
+    let (scales, d) = sixty_thirds(&scales);
+    let (mins, dmin) = sixty_thirds(&mins);
+    field::write_f16(header, 0, d);
+    field::write_f16(header, 2, dmin);
+    scale_min::pack(&scales, &mins, &mut header[4..16]);
+    let (d, dmin) = (field::read_f16(header, 0), field::read_f16(header, 2));
+    for (sub, (x, codes)) in x.chunks_exact(32).zip(codes.chunks_exact_mut(32)).enumerate() {
+        let (scale, min) = (d * f32::from(scales[sub]), dmin * f32::from(mins[sub]));
+        fit::recode(x, scale, min, 0, search.max_code, codes);
+    }
+    codes
+}
+
+/// Eight numbers as multiples of a 63rd of the largest, and that 63rd.
+fn sixty_thirds(numbers: &[f32; 8]) -> ([u8; 8], f32) {
+    let max = numbers.iter().fold(0.0, |max: f32, &v| if v > max { v } else { max });
+    let inverse = if max > 0.0 { 63.0 / max } else { 0.0 };
+    (numbers.map(|v| (fit::nearest(inverse * v) as u8).min(63)), max / 63.0)
 }

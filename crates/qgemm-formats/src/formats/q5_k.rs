@@ -3,6 +3,7 @@
 //! Bytes: d, dmin, 12 of scales and minima, 32 of fifth bits, 128 of nibbles (as Q4_K). Bit `i / 32` of
 //! fifth-bit byte `i % 32` belongs to value `i`.
 
+use super::fit::AffineSearch;
 use super::q4_k;
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
@@ -21,7 +22,7 @@ pub static Q5_K: FormatDesc = FormatDesc {
     dequant: "q5_k",
     ggml_type: Some(13),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
     unpack_block,
@@ -43,4 +44,16 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let mut codes = [0; 256];
     unpack_codes(block, &mut codes);
     q4_k::dequantize_codes(block, &codes, out);
+}
+
+const SEARCH: AffineSearch = AffineSearch { max_code: 31, first: -0.5, step: 0.1, tries: 15, cost: |v| v * v };
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(176)) {
+        let codes = q4_k::quantize_codes(&SEARCH, x, &mut block[..16]);
+        for (l, byte) in block[16..48].iter_mut().enumerate() {
+            *byte = (0..8).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 4 & 1) << i) as u8);
+        }
+        q4_k::pack_nibbles(&codes, &mut block[48..]);
+    }
 }

@@ -4,7 +4,7 @@
 //! holds value `l` below value `l + 64`, and pair byte `l` of 32 holds values `l`, `l + 32`, `l + 64` and
 //! `l + 96`, low bits first.
 
-use super::field;
+use super::{field, fit};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 
 /// GGUF Q6_K.
@@ -25,7 +25,7 @@ pub static Q6_K: FormatDesc = FormatDesc {
     dequant: "q6_k",
     ggml_type: Some(14),
     dequantize_block,
-    quantize_blocks: None,
+    quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 208, kind: ScaleType::F16 }],
     unpack_block,
@@ -53,5 +53,42 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     unpack_codes(block, &mut codes);
     for (i, (value, code)) in out.iter_mut().zip(codes).enumerate() {
         *value = d * f32::from(block[192 + i / 16] as i8) * (code as i32 - 32) as f32;
+    }
+}
+
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(210)) {
+        let mut codes = [0; 256];
+        let mut scales = [0.0; 16];
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            scales[sub] = fit::symmetric(x, 32, codes);
+        }
+        // The signed scale of largest magnitude maps to −128.
+        let extreme = field::extreme(&scales);
+        if extreme.abs() < fit::ZERO {
+            block.fill(0);
+            continue;
+        }
+        let inverse = -128.0 / extreme;
+        field::write_f16(block, 208, 1.0 / inverse);
+        let d = field::read_f16(block, 208);
+        for (sub, (x, codes)) in x.chunks_exact(16).zip(codes.chunks_exact_mut(16)).enumerate() {
+            let scale = fit::nearest(inverse * scales[sub]).min(127) as i8;
+            block[192 + sub] = scale as u8;
+            fit::recode(x, d * f32::from(scale), 0.0, -32, 63, codes);
+        }
+        pack_codes(&codes, block);
+    }
+}
+
+fn pack_codes(codes: &[u32], block: &mut [u8]) {
+    let (low, rest) = block.split_at_mut(128);
+    for ((low, high), codes) in low.chunks_exact_mut(64).zip(rest.chunks_exact_mut(32)).zip(codes.chunks_exact(128)) {
+        for (l, byte) in low.iter_mut().enumerate() {
+            *byte = (codes[l] & 0xf | (codes[l + 64] & 0xf) << 4) as u8;
+        }
+        for (l, byte) in high.iter_mut().enumerate() {
+            *byte = (0..4).fold(0, |byte, i| byte | ((codes[l + 32 * i] >> 4) << (2 * i)) as u8);
+        }
     }
 }

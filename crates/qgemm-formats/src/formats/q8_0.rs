@@ -38,7 +38,7 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
-fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+pub(crate) fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(34)) {
         let d = field::extreme(x).abs() / 127.0;
         let inverse = field::inverse(d);

@@ -11,3 +11,12 @@ pub(super) fn unpack(bytes: &[u8], sub: usize) -> (u8, u8) {
         _ => (bytes[sub + 4] & 0xf | bytes[sub - 4] >> 6 << 4, bytes[sub + 4] >> 4 | bytes[sub] >> 6 << 4),
     }
 }
+
+/// Packs eight scales and minima, each below 64, into 12 bytes.
+pub(super) fn pack(scales: &[u8; 8], mins: &[u8; 8], bytes: &mut [u8]) {
+    for i in 0..4 {
+        bytes[i] = scales[i] | scales[i + 4] >> 4 << 6;
+        bytes[i + 4] = mins[i] | mins[i + 4] >> 4 << 6;
+        bytes[i + 8] = scales[i + 4] & 0xf | mins[i + 4] << 4;
+    }
+}

@@ -1,0 +1,199 @@
+//! Activations quantized to 8 bits: what integer kernels multiply with.
+//!
+//! [`ActivationFormat`] names ggml's three block formats and encodes them byte for byte as ggml does.
+//! [`QuantizedActivations`] is the form that kernels use: codes, scales and sums apart, all scales in f32.
+
+use crate::formats::field;
+use crate::formats::fit::nearest;
+use crate::formats::q8_0;
+
+/// Values in a block of Q8_0 and Q8_1.
+pub const Q8_BLOCK: usize = 32;
+/// Values in a block of Q8_K.
+pub const Q8_K_BLOCK: usize = 256;
+/// Values that one of Q8_K's sums covers.
+const Q8_K_SUM_SPAN: usize = 16;
+
+/// A block format of ggml for activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationFormat {
+    /// 32 values: f16 scale, 32 codes.
+    Q8_0,
+    /// 32 values: f16 scale `d`, f16 `d · Σq`, 32 codes.
+    Q8_1,
+    /// 256 values: f32 scale, 256 codes, sixteen i16 sums of 16 codes each.
+    Q8K,
+}
+
+impl ActivationFormat {
+    /// All three.
+    pub const ALL: [ActivationFormat; 3] = [ActivationFormat::Q8_0, ActivationFormat::Q8_1, ActivationFormat::Q8K];
+
+    /// Lower-case name, as in kernel names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ActivationFormat::Q8_0 => "q8_0",
+            ActivationFormat::Q8_1 => "q8_1",
+            ActivationFormat::Q8K => "q8_k",
+        }
+    }
+
+    /// Values in a block.
+    pub const fn block_len(self) -> usize {
+        match self {
+            ActivationFormat::Q8_0 | ActivationFormat::Q8_1 => Q8_BLOCK,
+            ActivationFormat::Q8K => Q8_K_BLOCK,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            ActivationFormat::Q8_0 => 34,
+            ActivationFormat::Q8_1 => 36,
+            ActivationFormat::Q8K => 292,
+        }
+    }
+
+    /// Encodes finite values as ggml's `quantize_row_q8_*_ref` does. Values that do not fill a block are left
+    /// out, as is what does not fit `out`.
+    pub fn quantize_blocks(self, values: &[f32], out: &mut [u8]) {
+        let blocks = values.chunks_exact(self.block_len()).zip(out.chunks_exact_mut(self.block_bytes()));
+        match self {
+            ActivationFormat::Q8_0 => blocks.for_each(|(x, block)| q8_0::quantize_blocks(x, block)),
+            ActivationFormat::Q8_1 => blocks.for_each(|(x, block)| encode_q8_1(x, block)),
+            ActivationFormat::Q8K => blocks.for_each(|(x, block)| encode_q8_k(x, block)),
+        }
+    }
+
+    /// Decodes blocks to `d · q`.
+    pub fn dequantize_blocks(self, blocks: &[u8], out: &mut [f32]) {
+        for (block, values) in blocks.chunks_exact(self.block_bytes()).zip(out.chunks_exact_mut(self.block_len())) {
+            let (d, codes) = match self {
+                ActivationFormat::Q8_0 => (field::read_f16(block, 0), &block[2..]),
+                ActivationFormat::Q8_1 => (field::read_f16(block, 0), &block[4..]),
+                ActivationFormat::Q8K => (f32::from_le_bytes([block[0], block[1], block[2], block[3]]), &block[4..]),
+            };
+            for (value, &code) in values.iter_mut().zip(codes) {
+                *value = d * f32::from(code as i8);
+            }
+        }
+    }
+}
+
+fn encode_q8_1(x: &[f32], block: &mut [u8]) {
+    let mut codes = [0; Q8_BLOCK];
+    let d = quantize_32(x, &mut codes);
+    let sum: i32 = codes.iter().map(|&q| i32::from(q)).sum();
+    field::write_f16(block, 0, d);
+    field::write_f16(block, 2, sum as f32 * d);
+    for (byte, code) in block[4..].iter_mut().zip(codes) {
+        *byte = code as u8;
+    }
+}
+
+fn encode_q8_k(x: &[f32], block: &mut [u8]) {
+    let mut codes = [0; Q8_K_BLOCK];
+    let d = quantize_256(x, &mut codes);
+    block[..4].copy_from_slice(&d.to_le_bytes());
+    let (code_bytes, sums) = block[4..].split_at_mut(Q8_K_BLOCK);
+    for (byte, code) in code_bytes.iter_mut().zip(codes) {
+        *byte = code as u8;
+    }
+    for (bytes, codes) in sums.chunks_exact_mut(2).zip(codes.chunks_exact(Q8_K_SUM_SPAN)) {
+        let sum: i16 = codes.iter().map(|&q| i16::from(q)).sum();
+        bytes.copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+/// Codes of at most 32 values and their scale `max|x| / 127`; halves round away from zero.
+fn quantize_32(x: &[f32], codes: &mut [i8]) -> f32 {
+    let d = field::extreme(x).abs() / 127.0;
+    let inverse = field::inverse(d);
+    for (code, &v) in codes.iter_mut().zip(x) {
+        *code = field::truncate((v * inverse).round()) as i8;
+    }
+    d
+}
+
+/// Codes of at most 256 values and their scale, which maps the extreme value to −127; halves round to even.
+fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
+    let extreme = field::extreme(x);
+    if extreme == 0.0 {
+        codes.fill(0);
+        return 0.0;
+    }
+    let inverse = -127.0 / extreme;
+    for (code, &v) in codes.iter_mut().zip(x) {
+        *code = nearest(inverse * v).min(127) as i8;
+    }
+    1.0 / inverse
+}
+
+/// One row of activations as integer kernels use it: `x[i] ≈ scales[i / block_len] · codes[i]`.
+///
+/// The sums turn a weight's offset or minimum into one product a block: with `w = s · q − m`,
+/// `Σ w·x = s · d · Σ q·code − m · sum`. They are `d · Σ codes`, taken from the codes and not from the values
+/// and kept in f32: sums of the values would cost an NMSE of 1.7e-4, f16 sums 4e-6.
+///
+/// ```
+/// use qgemm_formats::QuantizedActivations;
+/// let x: Vec<f32> = (0..64).map(|i| i as f32 - 20.0).collect();
+/// let q = QuantizedActivations::per_32(&x, 32);
+/// assert_eq!((q.codes.len(), q.scales.len(), q.sums.len()), (64, 2, 2));
+/// assert!(q.dequantize(64).iter().zip(&x).all(|(a, b)| (a - b).abs() <= 0.2));
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizedActivations {
+    /// Signed codes, −127..=127, padded with zeros to whole blocks.
+    pub codes: Vec<i8>,
+    /// Scale of every block.
+    pub scales: Vec<f32>,
+    /// `scale · Σ codes` of every `sum_span` values.
+    pub sums: Vec<f32>,
+    /// Values that share a scale: 32 or 256.
+    pub block_len: usize,
+    /// Values that a sum covers.
+    pub sum_span: usize,
+}
+
+impl QuantizedActivations {
+    /// Blocks of 32 with the codes and (unrounded) scales of Q8_0 and Q8_1; `sum_span` is 32, or 16 for
+    /// weights with a minimum per 16 (Q2_K).
+    ///
+    /// A block with a NaN or an infinity gets a NaN scale, so that it spoils the product as it would without
+    /// quantization.
+    ///
+    /// # Panics
+    /// When `sum_span` does not divide 32.
+    pub fn per_32(values: &[f32], sum_span: usize) -> Self {
+        Self::build(values, Q8_BLOCK, sum_span, quantize_32)
+    }
+
+    /// Blocks of 256 with the codes and scales of Q8_K, and sums of 16. NaN and infinity as in
+    /// [`QuantizedActivations::per_32`].
+    pub fn per_256(values: &[f32]) -> Self {
+        Self::build(values, Q8_K_BLOCK, Q8_K_SUM_SPAN, quantize_256)
+    }
+
+    fn build(values: &[f32], block_len: usize, sum_span: usize, quantize: fn(&[f32], &mut [i8]) -> f32) -> Self {
+        assert!(sum_span > 0 && block_len.is_multiple_of(sum_span), "sums of {sum_span} in blocks of {block_len}");
+        let blocks = values.len().div_ceil(block_len);
+        let mut codes = vec![0; blocks * block_len];
+        let mut scales = Vec::with_capacity(blocks);
+        let mut sums = Vec::with_capacity(blocks * block_len / sum_span);
+        for (x, codes) in values.chunks(block_len).zip(codes.chunks_exact_mut(block_len)) {
+            let scale = if x.iter().all(|v| v.is_finite()) { quantize(x, codes) } else { f32::NAN };
+            scales.push(scale);
+            let spans = codes.chunks_exact(sum_span);
+            sums.extend(spans.map(|span| span.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scale));
+        }
+        Self { codes, scales, sums, block_len, sum_span }
+    }
+
+    /// The first `k` values as the kernels see them: `scale · code`.
+    pub fn dequantize(&self, k: usize) -> Vec<f32> {
+        let blocks = self.codes.chunks_exact(self.block_len).zip(&self.scales);
+        blocks.flat_map(|(codes, &d)| codes.iter().map(move |&q| d * f32::from(q))).take(k).collect()
+    }
+}

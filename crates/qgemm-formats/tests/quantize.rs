@@ -1,0 +1,181 @@
+//! Quantizing whole weights: fallbacks, padding, errors; and activations.
+
+use qgemm_formats::{
+    ActivationFormat, Encoding, Format, FormatError, QuantizedActivations, format_for_k, quantize_matrix,
+};
+
+fn format(name: &str) -> Format {
+    name.parse().expect("a format")
+}
+
+/// Smooth values between −1 and 1 without a period that a block could hide.
+fn values(count: usize) -> Vec<f32> {
+    (0..count).map(|i| (i as f32 * 0.7371).sin() * 0.8 + (i as f32 * 0.0113).cos() * 0.2).collect()
+}
+
+/// Σ(a−b)² / Σb².
+fn nmse(a: &[f32], b: &[f32]) -> f64 {
+    let error: f64 = a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    error / b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()
+}
+
+#[test]
+fn every_format_quantizes_near_its_values() {
+    for f in Format::all() {
+        let (n, k) = (5, 512);
+        let x = values(n * k);
+        let q = quantize_matrix(&x, n, k, f).unwrap_or_else(|error| panic!("{f}: {error}"));
+        assert_eq!((q.requested, q.used, q.weight.n(), q.weight.k()), (f, f, n, k));
+        let decoded: Vec<f32> = (0..n).flat_map(|row| q.weight.dequantize_row(row)).collect();
+        let limit = match f.encoding {
+            Encoding::Plain(_) => 1e-5,
+            Encoding::E5M2 => 3e-3,
+            Encoding::E4M3 => 1e-3,
+            // The levels of FP4 are not even.
+            Encoding::Codebook(_) => 2.5e-2,
+            _ => 4.0 * 4f64.powi(-(f.code_bits() as i32)),
+        };
+        let error = nmse(&decoded, &x);
+        assert!(error < limit, "{f}: NMSE {error:.1e}, limit {limit:.1e}");
+    }
+}
+
+#[test]
+fn rows_are_quantized_one_by_one() {
+    let (n, k) = (7, 512);
+    let x = values(n * k);
+    for f in Format::all() {
+        let Some(quantize) = f.quantize_blocks else { continue };
+        let q = quantize_matrix(&x, n, k, f).expect("valid");
+        let mut row = vec![0; f.row_bytes(k)];
+        quantize(&x[3 * k..4 * k], &mut row);
+        assert_eq!(q.weight.row(3), row, "{f}");
+    }
+}
+
+#[test]
+fn k_that_does_not_fill_super_blocks_falls_back_as_llama_cpp() {
+    let expected = [
+        ("q2_k", "q4_0"),
+        ("q3_k", "q4_0"),
+        ("q4_k", "q5_0"),
+        ("q5_k", "q5_1"),
+        ("q6_k", "q8_0"),
+        ("iq4_xs", "iq4_nl"),
+    ];
+    for (from, to) in expected {
+        for k in [384, 896] {
+            let q = quantize_matrix(&values(2 * k), 2, k, format(from)).expect("a fallback");
+            assert_eq!((q.requested, q.used), (format(from), format(to)));
+            assert_eq!(q.weight.format(), format(to));
+        }
+        assert_eq!(format_for_k(format(from), 512), Ok(format(from)));
+        assert_eq!(format_for_k(format(from), 100), Ok(format("f16")));
+        assert_eq!(format_for_k(format(from), 0), Err(FormatError::ZeroDimension { name: "K" }));
+    }
+    let error = quantize_matrix(&values(80), 2, 40, format("q4_0")).expect_err("no fallback");
+    assert_eq!(error, FormatError::KNotMultiple { format: "q4_0", block: 32, k: 40 });
+}
+
+#[test]
+fn ragged_rows_are_padded_with_zero_weights() {
+    for f in Format::all().filter(|f| f.ragged_k) {
+        let (n, k) = (3, f.block_len + 5);
+        // All weights positive, so that zero is not among them.
+        let x: Vec<f32> = values(n * k).iter().map(|v| v.abs() + 0.25).collect();
+        let q = quantize_matrix(&x, n, k, f).expect("valid");
+        let mut stored = vec![f32::NAN; f.blocks_per_row(k) * f.block_len];
+        q.weight.dequantize_stored_row(1, &mut stored);
+        assert!(stored[k..].iter().all(|&v| v == 0.0), "{f}: {:?}", &stored[k..]);
+        assert_eq!(q.weight.dequantize_row(1), &stored[..k]);
+    }
+}
+
+#[test]
+fn values_that_no_scale_can_hold_are_errors() {
+    for f in Format::all() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = values(2 * 256);
+            x[300] = bad;
+            let error = quantize_matrix(&x, 2, 256, f).expect_err("not finite");
+            assert!(matches!(error, FormatError::NotQuantizable { .. }), "{f} {bad}: {error}");
+        }
+    }
+    for f in Format::all().filter(|f| f.ggml_type.is_some() && !["f32", "bf16", "mxfp4"].contains(&f.name)) {
+        for large in [1e9, 1e12, 1e20, 3e38] {
+            let mut x = values(2 * 256);
+            x[300] = large;
+            let error = quantize_matrix(&x, 2, 256, f).expect_err("too large");
+            assert!(matches!(error, FormatError::NonFiniteScale { row: 1, .. }), "{f} {large}: {error}");
+        }
+    }
+}
+
+#[test]
+fn wrong_lengths_are_errors() {
+    for f in Format::all() {
+        let error = quantize_matrix(&values(511), 2, 256, f).expect_err("one value is missing");
+        assert!(matches!(error, FormatError::WrongLength { expected: 2048, got: 2044, .. }), "{f}: {error}");
+        assert!(matches!(quantize_matrix(&[], 0, 256, f), Err(FormatError::ZeroDimension { name: "N" })), "{f}");
+        assert!(quantize_matrix(&[], usize::MAX / 2, 1 << 20, f).is_err(), "{f}");
+    }
+}
+
+#[test]
+fn activation_blocks_decode_to_their_codes() {
+    let x = values(512);
+    for f in ActivationFormat::ALL {
+        let mut blocks = vec![0; 512 / f.block_len() * f.block_bytes()];
+        f.quantize_blocks(&x, &mut blocks);
+        let mut decoded = vec![0.0; 512];
+        f.dequantize_blocks(&blocks, &mut decoded);
+        assert!(nmse(&decoded, &x) < 3e-5, "{}", f.name());
+    }
+}
+
+#[test]
+fn planar_activations_agree_with_ggml_blocks() {
+    let x = values(512);
+    let planar = QuantizedActivations::per_32(&x, 16);
+    let mut blocks = vec![0; 16 * 36];
+    ActivationFormat::Q8_1.quantize_blocks(&x, &mut blocks);
+    for (i, block) in blocks.chunks_exact(36).enumerate() {
+        let codes: Vec<i8> = block[4..].iter().map(|&b| b as i8).collect();
+        assert_eq!(planar.codes[i * 32..][..32], codes);
+        let d = half::f16::from_f32(planar.scales[i]).to_le_bytes();
+        let s = half::f16::from_f32(planar.sums[2 * i] + planar.sums[2 * i + 1]).to_f32();
+        assert_eq!(block[..2], d);
+        // Two f32 sums may round otherwise than one.
+        let stored = half::f16::from_le_bytes([block[2], block[3]]).to_f32();
+        assert!((s - stored).abs() <= stored.abs() * 1e-3 + 1e-6, "{s} {stored}");
+    }
+    let planar = QuantizedActivations::per_256(&x);
+    let mut blocks = vec![0; 2 * 292];
+    ActivationFormat::Q8K.quantize_blocks(&x, &mut blocks);
+    for (i, block) in blocks.chunks_exact(292).enumerate() {
+        assert_eq!(block[..4], planar.scales[i].to_le_bytes());
+        let codes: Vec<i8> = block[4..260].iter().map(|&b| b as i8).collect();
+        assert_eq!(planar.codes[i * 256..][..256], codes);
+        for (j, sum) in block[260..].chunks_exact(2).enumerate() {
+            let sum = f32::from(i16::from_le_bytes([sum[0], sum[1]])) * planar.scales[i];
+            assert_eq!(sum, planar.sums[i * 16 + j]);
+        }
+    }
+}
+
+#[test]
+fn ragged_and_spoiled_activations() {
+    let mut x = values(70);
+    let planar = QuantizedActivations::per_32(&x, 32);
+    assert_eq!((planar.codes.len(), planar.scales.len(), planar.sums.len()), (96, 3, 3));
+    assert!(planar.codes[70..].iter().all(|&q| q == 0));
+    assert_eq!(planar.dequantize(70).len(), 70);
+    for bad in [f32::NAN, f32::INFINITY] {
+        x[40] = bad;
+        let planar = QuantizedActivations::per_32(&x, 32);
+        assert!(planar.scales[1].is_nan() && planar.sums[1].is_nan());
+        assert!(planar.scales[0].is_finite() && planar.scales[2].is_finite());
+        assert!(QuantizedActivations::per_256(&x).scales[0].is_nan());
+    }
+    assert_eq!(QuantizedActivations::per_32(&[], 16).codes, []);
+}
