@@ -58,7 +58,7 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     if layout.bytes == 0 {
         return 0.0;
     }
-    let traffic = 2.0 * layout.counters as f64 / (info.bandwidth * efficiency(config.efficiency.1));
+    let traffic = 2.0 * (layout.bytes - layout.partials) as f64 / (info.bandwidth * efficiency(config.efficiency.1));
     traffic + FIXUP_LAUNCHES * info.launch_seconds
 }
 

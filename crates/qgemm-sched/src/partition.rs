@@ -142,9 +142,9 @@ mod tests {
                 prop_assert_eq!(layout.bytes, 0);
             } else {
                 let tiles = (plan.n_tiles * plan.m_tiles) as usize;
-                prop_assert!(layout.counters >= splits as usize * tiles * 16 * 64 * 4);
-                prop_assert_eq!(layout.counters % 256, 0);
-                prop_assert_eq!(layout.bytes - layout.counters, tiles * 4);
+                prop_assert!(layout.partials >= layout.counters + tiles * 4);
+                prop_assert_eq!(layout.partials % 256, 0);
+                prop_assert_eq!(layout.bytes - layout.partials, splits as usize * tiles * 16 * 64 * 4);
             }
         }
     }
