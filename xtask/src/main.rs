@@ -1,7 +1,11 @@
 //! Build and check commands of the workspace: `cargo xtask <command>`, one file a command.
 
+#![allow(clippy::print_stdout, reason = "commands print their results")]
+
 mod build_kernels;
 mod codegen;
+mod kernels_lock;
+mod nvrtc;
 mod test;
 mod tidy;
 mod workspace;

@@ -23,6 +23,14 @@ pub fn compiler() -> Result<(String, Vec<u32>), NvrtcError> {
     Ok((nvrtc.version().to_owned(), nvrtc.supported().to_vec()))
 }
 
+/// Whether the compiler is there, without keeping it loaded: a later call finds one installed since.
+///
+/// # Errors
+/// [`NvrtcError::Missing`] when `QGEMM_NVRTC` names a path without it.
+pub fn compiler_is_installed() -> Result<bool, NvrtcError> {
+    Nvrtc::is_installed()
+}
+
 /// The kernel `spec` compiled for `target` (for the chip's own instruction set where the kernel needs it), from the
 /// cache in the folder `cache`, or compiled and added to it.
 ///

@@ -21,13 +21,17 @@ const SUBFOLDERS: [&str; 7] =
 /// A sentence, when the user named a path that holds none.
 pub(super) fn library() -> Result<Option<&'static Path>, String> {
     static FOUND: OnceLock<Result<Option<PathBuf>, String>> = OnceLock::new();
-    let found = FOUND.get_or_init(|| match env::var_os(LIBRARY_VARIABLE).filter(|v| !v.is_empty()) {
-        Some(named) => in_named(Path::new(&named)).map(Some),
-        None => Ok(roots().iter().find_map(|root| in_root(root))),
-    });
-    match found {
+    match FOUND.get_or_init(search) {
         Ok(path) => Ok(path.as_deref()),
         Err(why) => Err(why.clone()),
+    }
+}
+
+/// Searches anew; as [`library`].
+pub(super) fn search() -> Result<Option<PathBuf>, String> {
+    match env::var_os(LIBRARY_VARIABLE).filter(|v| !v.is_empty()) {
+        Some(named) => in_named(Path::new(&named)).map(Some),
+        None => Ok(roots().iter().find_map(|root| in_root(root))),
     }
 }
 

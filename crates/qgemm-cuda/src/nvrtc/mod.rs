@@ -86,6 +86,14 @@ impl Nvrtc {
         locate::library().ok().flatten()
     }
 
+    /// Whether there is a library now; remembers nothing.
+    pub(crate) fn is_installed() -> Result<bool, NvrtcError> {
+        match locate::search().map_err(|why| NvrtcError::Missing { why })? {
+            Some(_) => Ok(true),
+            None => Ok(locate::LIBRARY_NAMES.iter().any(|name| api::Api::open(name.as_ref()).is_ok())),
+        }
+    }
+
     fn load() -> Result<Nvrtc, NvrtcError> {
         let _span = tracing::info_span!("load nvrtc").entered();
         let missing = |why| NvrtcError::Missing { why };
