@@ -86,6 +86,14 @@ pub enum FormatError {
         /// What is not supported, and what to do instead.
         what: String,
     },
+    /// A model file could not be written.
+    #[error("{file}: writing failed: {why}")]
+    WriteFailed {
+        /// File kind or path.
+        file: String,
+        /// What the operating system said.
+        why: String,
+    },
     /// No tensor of this name.
     #[error("no tensor is called `{name}`{}", .near.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
     NoSuchTensor {

@@ -9,6 +9,7 @@ mod dtype;
 mod error;
 pub mod float8;
 pub mod formats;
+pub mod model;
 pub mod prepack;
 mod quantize;
 mod weight;

@@ -1,0 +1,119 @@
+//! AWQ layers ("gemm" packing): `qweight`, `qzeros`, `scales`.
+//!
+//! ```text
+//! qweight [K, N/8] i32        nibble i of a word holds column 8c + [0, 2, 4, 6, 1, 3, 5, 7][i]
+//! qzeros  [groups, N/8] i32   in the same order, zero points as they are
+//! scales  [groups, N]         value = scale · (code − zero)
+//! ```
+
+use std::ops::Range;
+
+use safetensors::tensor::Dtype;
+
+use super::config::QuantConfig;
+use super::gptq::consecutive_groups;
+use super::groups::{GroupContents, GroupPlan};
+use super::layer::Layer;
+use super::raw::{RawTensor, bad, unsupported, word};
+use super::scales::group_scales;
+use crate::desc::Format;
+use crate::error::FormatError;
+use crate::weight::{HostWeight, SharedBytes};
+
+const BITS: usize = 4;
+/// Columns in a word.
+const PACKED: usize = 8;
+/// Nibble that holds column `8c + j`: the inverse of the packing order.
+const NIBBLE: [usize; PACKED] = [0, 4, 1, 5, 2, 6, 3, 7];
+
+/// An AWQ layer.
+#[derive(Debug)]
+pub(super) struct AwqLayer {
+    n: usize,
+    plan: GroupPlan,
+    qweight: SharedBytes,
+    qzeros: SharedBytes,
+    scales: RawTensor,
+}
+
+impl AwqLayer {
+    /// Whether these shapes are AWQ's (codes packed along N) and not GPTQ's (along K).
+    pub fn has_shape(qweight: &RawTensor, scales: &RawTensor) -> bool {
+        match (qweight.matrix(), scales.matrix()) {
+            (Ok((_, columns)), Ok((_, n))) => columns.checked_mul(PACKED) == Some(n),
+            _ => false,
+        }
+    }
+
+    /// Checks the shapes.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when the tensors do not fit one another or the settings,
+    /// [`FormatError::UnsupportedFile`] for other packings and widths.
+    pub fn new(
+        qweight: RawTensor,
+        qzeros: RawTensor,
+        scales: RawTensor,
+        config: &QuantConfig,
+    ) -> Result<Self, FormatError> {
+        let name = &qweight.name;
+        qweight.expect_type(Dtype::I32)?;
+        qzeros.expect_type(Dtype::I32)?;
+        scales.scale_type()?;
+        if let Some(bits) = config.bits.filter(|&bits| bits as usize != BITS) {
+            return Err(unsupported(name, format!("AWQ with {bits} bits: expected {BITS}")));
+        }
+        if let Some(version) = config.version.as_deref().filter(|v| !v.eq_ignore_ascii_case("gemm")) {
+            return Err(unsupported(name, format!("AWQ packing `{version}`: expected `gemm`")));
+        }
+        let (k, words) = qweight.matrix()?;
+        let (groups, n) = scales.matrix()?;
+        if words.checked_mul(PACKED) != Some(n) {
+            return Err(bad(name, format!("expected {} words a row for {n} scales, got {words}", n / PACKED)));
+        }
+        qzeros.expect_shape(&[groups, words])?;
+        let group_of = consecutive_groups(name, k, groups, config)?;
+        let plan = GroupPlan::new(name, BITS, &group_of, groups)?;
+        Ok(Self { n, plan, qweight: qweight.bytes, qzeros: qzeros.bytes, scales })
+    }
+
+    fn unpack_rows(&self, rows: Range<usize>, codes: &mut [u8]) {
+        let k = self.plan.k();
+        for column in 0..k {
+            for (i, row) in rows.clone().enumerate() {
+                codes[i * k + column] = self.nibble(&self.qweight, column, row);
+            }
+        }
+    }
+
+    fn nibble(&self, packed: &[u8], line: usize, row: usize) -> u8 {
+        let word = word(packed, line * (self.n / PACKED) + row / PACKED);
+        (word >> (4 * NIBBLE[row % PACKED]) & 0xf) as u8
+    }
+}
+
+impl Layer for AwqLayer {
+    fn format(&self) -> Format {
+        self.plan.format()
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        vec![self.n, self.plan.k()]
+    }
+
+    fn bytes(&self) -> usize {
+        self.qweight.len() + self.qzeros.len() + self.scales.bytes.len()
+    }
+
+    fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
+        let scale = group_scales(&self.scales, self.n)?;
+        self.plan.build(
+            self.n,
+            &GroupContents {
+                codes: &|rows, codes| self.unpack_rows(rows, codes),
+                scale: &scale,
+                zero: &|group, row| self.nibble(&self.qzeros, group, row),
+            },
+        )
+    }
+}

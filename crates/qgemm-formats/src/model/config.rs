@@ -1,0 +1,59 @@
+//! The quantization settings of a checkpoint: `config.json`'s `quantization_config`, or `quantize_config.json`.
+
+use serde::Deserialize;
+
+use crate::error::FormatError;
+
+/// The settings that decide how tensors are read. All optional: what the tensors' shapes tell is taken from
+/// them.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct QuantConfig {
+    /// `"gptq"`, `"awq"`, `"fp8"`, …
+    pub quant_method: Option<String>,
+    /// Width of a code.
+    #[serde(alias = "w_bit")]
+    pub bits: Option<u32>,
+    /// Input features per scale; −1 for all.
+    #[serde(alias = "q_group_size")]
+    pub group_size: Option<i64>,
+    /// `"gptq"` (zero points stored less one), `"gptq_v2"`, or another packing.
+    pub checkpoint_format: Option<String>,
+    /// AWQ's packing: `"gemm"`, `"gemv"`, …
+    pub version: Option<String>,
+    /// Rows and columns of an FP8 scale block.
+    pub weight_block_size: Option<Vec<usize>>,
+    /// GPTQ settings that differ by layer; where there are any, `bits` and `group_size` prove nothing.
+    pub dynamic: Option<serde_json::Value>,
+}
+
+impl QuantConfig {
+    /// Reads either of the two files; a `config.json` without quantization gives the default.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when the text is no JSON object or a setting has the wrong type.
+    pub fn parse(json: &str) -> Result<Self, FormatError> {
+        let bad = |what: String| FormatError::BadFile { file: "model configuration".into(), what };
+        let value: serde_json::Value = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+        let object = value.as_object().ok_or_else(|| bad("expected a JSON object".into()))?;
+        let nested = object.get("quantization_config").or_else(|| object.get("compression_config"));
+        // A `config.json` has other things called `version` or `bits` at its top level.
+        let settings = match nested {
+            Some(nested) => nested.clone(),
+            None if object.contains_key("architectures") || object.contains_key("model_type") => {
+                return Ok(Self::default());
+            }
+            None => value,
+        };
+        serde_json::from_value(settings).map_err(|error| bad(format!("quantization settings: {error}")))
+    }
+
+    /// Whether layers may differ from `bits` and `group_size`.
+    pub fn varies_by_layer(&self) -> bool {
+        self.dynamic.as_ref().is_some_and(|dynamic| !dynamic.is_null())
+    }
+
+    /// Whether the method is stated to be `method`.
+    pub fn is(&self, method: &str) -> bool {
+        self.quant_method.as_deref().is_some_and(|m| m.eq_ignore_ascii_case(method))
+    }
+}

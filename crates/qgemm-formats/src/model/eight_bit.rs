@@ -1,0 +1,154 @@
+//! Layers of one byte a weight: INT8 per channel, and FP8 per tensor, per channel or per 128×128 block.
+//!
+//! ```text
+//! weight           [N, K] I8, F8_E4M3 or F8_E5M2
+//! weight_scale     one, [N] or [N, 1]                     value = scale · weight
+//! weight_scale_inv [⌈N/128⌉, ⌈K/128⌉] (also as weight_scale)  value = scale · weight, despite the name
+//! ```
+//!
+//! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked.
+
+use rayon::prelude::*;
+use safetensors::tensor::Dtype;
+
+use super::config::QuantConfig;
+use super::layer::Layer;
+use super::raw::{RawTensor, bad, unsupported};
+use super::scales::row_scales;
+use crate::desc::Format;
+use crate::error::FormatError;
+use crate::formats::fp8::{FP8_E4M3, FP8_E4M3_BLOCK128, FP8_E5M2, FP8_E5M2_BLOCK128, SCALE_BLOCK};
+use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
+use crate::weight::{HostWeight, SharedBytes};
+
+/// An INT8 or FP8 layer.
+#[derive(Debug)]
+pub(super) struct EightBitLayer {
+    n: usize,
+    k: usize,
+    weight: SharedBytes,
+    scale: Option<RawTensor>,
+    format: Format,
+    /// What turns the file's codes into the format's: two's complement and offset binary differ in the top bit.
+    flip: u8,
+}
+
+impl EightBitLayer {
+    /// Whether a tensor of this type is a layer of this kind; INT8 only with a scale.
+    pub fn has_type(dtype: Dtype) -> bool {
+        matches!(dtype, Dtype::I8 | Dtype::F8_E4M3 | Dtype::F8_E5M2)
+    }
+
+    /// Checks the shapes.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when the scales fit neither tensor, rows nor blocks,
+    /// [`FormatError::UnsupportedFile`] for blocks other than 128×128.
+    pub fn new(weight: RawTensor, scale: Option<RawTensor>, config: &QuantConfig) -> Result<Self, FormatError> {
+        let (n, k) = weight.matrix()?;
+        let (by_row, by_block) = match weight.dtype {
+            Dtype::I8 => (&INT8_CHANNEL, None),
+            Dtype::F8_E4M3 => (&FP8_E4M3, Some(&FP8_E4M3_BLOCK128)),
+            _ => (&FP8_E5M2, Some(&FP8_E5M2_BLOCK128)),
+        };
+        let format = match (&scale, by_block) {
+            (Some(scale), _) if is_row_scale(scale, n) => by_row,
+            (None, Some(_)) => by_row,
+            (Some(scale), Some(by_block)) => {
+                if let Some(block) = config.weight_block_size.as_deref().filter(|&b| b != [SCALE_BLOCK, SCALE_BLOCK]) {
+                    return Err(unsupported(&weight.name, format!("scale blocks of {block:?}: expected [128, 128]")));
+                }
+                scale.expect_shape(&[n.div_ceil(SCALE_BLOCK), k.div_ceil(SCALE_BLOCK)])?;
+                by_block
+            }
+            (Some(scale), None) => {
+                return Err(bad(&scale.name, format!("expected 1 or {n} scales, got shape {:?}", scale.shape)));
+            }
+            (None, None) => return Err(bad(&weight.name, "8-bit integers without a scale")),
+        };
+        if let Some(scale) = &scale {
+            scale.scale_type()?;
+        }
+        let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
+        Ok(Self { n, k, weight: weight.bytes, scale, format: Format::new(format), flip })
+    }
+
+    /// The blocks of a format of one byte a code and no scales within blocks; the file's own bytes where they
+    /// serve.
+    fn plain_blocks(&self) -> Result<SharedBytes, FormatError> {
+        if self.flip == 0 && self.k.is_multiple_of(self.format.block_len) {
+            return Ok(self.weight.clone());
+        }
+        // A ragged last block is filled up with zeros, whose code is that of byte 0.
+        let mut blocks = vec![self.flip; self.size()?];
+        let rows = blocks.par_chunks_mut(self.format.row_bytes(self.k)).zip(self.weight.par_chunks(self.k));
+        rows.for_each(|(out, row)| {
+            for (code, &byte) in out.iter_mut().zip(row) {
+                *code = byte ^ self.flip;
+            }
+        });
+        Ok(blocks.into())
+    }
+
+    fn scaled_blocks(&self, scale: &RawTensor) -> Result<SharedBytes, FormatError> {
+        let format = self.format;
+        let dtype = scale.scale_type()?;
+        let per_row = self.k.div_ceil(SCALE_BLOCK);
+        let mut blocks = vec![0u8; self.size()?];
+        let rows = blocks.par_chunks_mut(format.row_bytes(self.k)).zip(self.weight.par_chunks(self.k));
+        rows.enumerate().for_each(|(n, (out, row))| {
+            for (b, (block, codes)) in out.chunks_exact_mut(format.block_bytes).zip(row.chunks(SCALE_BLOCK)).enumerate()
+            {
+                block[..codes.len()].copy_from_slice(codes);
+                let value = dtype.read(&scale.bytes, n / SCALE_BLOCK * per_row + b);
+                block[SCALE_BLOCK..].copy_from_slice(&value.to_le_bytes());
+            }
+        });
+        Ok(blocks.into())
+    }
+
+    /// Bytes of the blocks, for a shape that is not empty.
+    fn size(&self) -> Result<usize, FormatError> {
+        let format = self.format;
+        if self.n == 0 {
+            return Err(FormatError::ZeroDimension { name: "N" });
+        }
+        format.check_k(self.k)?;
+        format.row_bytes(self.k).checked_mul(self.n).ok_or_else(|| FormatError::Overflow {
+            what: format!("{format} weight"),
+            dims: vec![self.n as u64, self.k as u64],
+        })
+    }
+
+    fn row_scales(&self) -> Result<Vec<f32>, FormatError> {
+        self.scale.as_ref().map_or_else(|| Ok(vec![1.0; self.n]), |scale| row_scales(scale, self.n))
+    }
+}
+
+/// Whether there is one scale for all or one a row, in a shape that says so.
+fn is_row_scale(scale: &RawTensor, n: usize) -> bool {
+    scale.elements() == 1 || scale.shape == [n] || scale.shape == [n, 1]
+}
+
+impl Layer for EightBitLayer {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        vec![self.n, self.k]
+    }
+
+    fn bytes(&self) -> usize {
+        self.weight.len() + self.scale.as_ref().map_or(0, |scale| scale.bytes.len())
+    }
+
+    fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
+        match &self.scale {
+            Some(scale) if !self.format.row_scale => {
+                HostWeight::new(self.format, self.n, self.k, self.scaled_blocks(scale)?)
+            }
+            _ => HostWeight::new(self.format, self.n, self.k, self.plain_blocks()?)?.with_row_scale(self.row_scales()?),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Layers of FP4 numbers: MXFP4 as in gpt-oss checkpoints, NVFP4 as ModelOpt and compressed-tensors write it.
+//!
+//! ```text
+//! MXFP4  X_blocks […, N, K/32, 16] U8, X_scales […, N, K/32] U8        value = 2^(scale − 127) · fp4
+//! NVFP4  weight [N, K/2] U8, weight_scale [N, K/16] F8_E4M3, weight_scale_2 F32    value = scale_2 · scale · fp4
+//!        weight_packed, weight_scale, weight_global_scale F32          value = scale / global scale · fp4
+//! ```
+//!
+//! Both keep two consecutive numbers in a byte, the even one in the low nibble. Leading dimensions of MXFP4 are
+//! experts.
+
+use rayon::prelude::*;
+use safetensors::tensor::Dtype;
+
+use super::layer::{Layer, matrix_of, stack_size, stack_slice};
+use super::raw::{RawTensor, bad};
+use super::scales::row_scales;
+use crate::desc::Format;
+use crate::error::FormatError;
+use crate::formats::{mxfp4::MXFP4, nvfp4::NVFP4};
+use crate::weight::{HostWeight, SharedBytes};
+
+/// Bytes of codes in a block of MXFP4.
+const MX_CODES: usize = 16;
+/// Bytes of codes in a block of NVFP4.
+const NV_CODES: usize = 8;
+
+/// An MXFP4 layer or a stack of them.
+#[derive(Debug)]
+pub(super) struct Mxfp4Layer {
+    shape: Vec<usize>,
+    blocks: SharedBytes,
+    scales: SharedBytes,
+}
+
+impl Mxfp4Layer {
+    /// Checks the shapes.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when types or shapes are not those of the module's description.
+    pub fn new(blocks: RawTensor, scales: RawTensor) -> Result<Self, FormatError> {
+        blocks.expect_type(Dtype::U8)?;
+        scales.expect_type(Dtype::U8)?;
+        let Some((&MX_CODES, outer)) = blocks.shape.split_last().filter(|(_, outer)| outer.len() >= 2) else {
+            return Err(bad(&blocks.name, format!("expected shape [.., N, K/32, 16], got {:?}", blocks.shape)));
+        };
+        scales.expect_shape(outer)?;
+        if scales.elements() == 0 {
+            return Err(bad(&scales.name, format!("has no elements: shape {:?}", scales.shape)));
+        }
+        let mut shape = outer.to_vec();
+        if let Some(k) = shape.last_mut() {
+            // The file holds 16 bytes for each of these, so this does not overflow.
+            *k *= 2 * MX_CODES;
+        }
+        Ok(Self { shape, blocks: blocks.bytes, scales: scales.bytes })
+    }
+}
+
+impl Layer for Mxfp4Layer {
+    fn format(&self) -> Format {
+        Format::new(&MXFP4)
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.shape.clone()
+    }
+
+    fn bytes(&self) -> usize {
+        self.blocks.len() + self.scales.len()
+    }
+
+    fn weight(&self, index: usize) -> Result<HostWeight, FormatError> {
+        let (n, k) = matrix_of(&self.shape);
+        let count = stack_size(&self.shape);
+        let (codes, scales) = (stack_slice(&self.blocks, index, count), stack_slice(&self.scales, index, count));
+        let mut blocks = vec![0u8; scales.len() * (1 + MX_CODES)];
+        blocks
+            .par_chunks_exact_mut(1 + MX_CODES)
+            .zip(codes.par_chunks_exact(MX_CODES))
+            .zip(scales.par_iter())
+            .with_min_len(1024)
+            .for_each(|((block, codes), &scale)| {
+                block[0] = scale;
+                // A GGUF block has number j and number j + 16 in a byte.
+                for (j, byte) in block[1..].iter_mut().enumerate() {
+                    let nibble = |i: usize| codes[i / 2] >> (4 * (i % 2)) & 0xf;
+                    *byte = nibble(j) | nibble(j + 16) << 4;
+                }
+            });
+        HostWeight::new(self.format(), n, k, blocks.into())
+    }
+}
+
+/// An NVFP4 layer.
+#[derive(Debug)]
+pub(super) struct Nvfp4Layer {
+    n: usize,
+    k: usize,
+    codes: SharedBytes,
+    scales: SharedBytes,
+    tensor_scale: RawTensor,
+    /// Whether values are divided by the tensor's scale.
+    divides: bool,
+}
+
+impl Nvfp4Layer {
+    /// Checks the shapes. `divides`: whether the tensor's scale divides (`weight_global_scale`).
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when types or shapes are not those of the module's description.
+    pub fn new(
+        codes: RawTensor,
+        scales: RawTensor,
+        tensor_scale: RawTensor,
+        divides: bool,
+    ) -> Result<Self, FormatError> {
+        codes.expect_type(Dtype::U8)?;
+        scales.expect_type(Dtype::F8_E4M3)?;
+        tensor_scale.scale_type()?;
+        let (n, row_bytes) = codes.matrix()?;
+        if !row_bytes.is_multiple_of(NV_CODES) {
+            return Err(bad(&codes.name, format!("expected K/2 bytes a row, K a multiple of 16, got {row_bytes}")));
+        }
+        scales.expect_shape(&[n, row_bytes / NV_CODES])?;
+        if tensor_scale.elements() != 1 {
+            return Err(bad(&tensor_scale.name, format!("expected one scale, got shape {:?}", tensor_scale.shape)));
+        }
+        let k = row_bytes * 2;
+        Ok(Self { n, k, codes: codes.bytes, scales: scales.bytes, tensor_scale, divides })
+    }
+}
+
+impl Layer for Nvfp4Layer {
+    fn format(&self) -> Format {
+        Format::new(&NVFP4)
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        vec![self.n, self.k]
+    }
+
+    fn bytes(&self) -> usize {
+        self.codes.len() + self.scales.len() + self.tensor_scale.bytes.len()
+    }
+
+    fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
+        let mut blocks = vec![0u8; self.scales.len() * (NV_CODES + 1)];
+        blocks
+            .par_chunks_exact_mut(NV_CODES + 1)
+            .zip(self.codes.par_chunks_exact(NV_CODES))
+            .zip(self.scales.par_iter())
+            .with_min_len(1024)
+            .for_each(|((block, codes), &scale)| {
+                block[..NV_CODES].copy_from_slice(codes);
+                block[NV_CODES] = scale;
+            });
+        let mut row_scale = row_scales(&self.tensor_scale, self.n)?;
+        if self.divides {
+            row_scale.iter_mut().for_each(|scale| *scale = 1.0 / *scale);
+        }
+        HostWeight::new(self.format(), self.n, self.k, blocks.into())?.with_row_scale(row_scale)
+    }
+}

@@ -1,0 +1,242 @@
+//! Writes GGUF files (version 3): first everything that is known of the tensors, then their data one after
+//! another, so that a model never has to be in memory as a whole.
+
+use std::collections::HashSet;
+use std::io::Write;
+
+use super::value::{ARRAY, GgufArray, GgufValue, STRING};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS};
+use crate::desc::Format;
+use crate::error::FormatError;
+
+const VERSION: u32 = 3;
+
+/// What stands before the data: metadata and the description of every tensor.
+///
+/// ```
+/// use qgemm_formats::{Format, SharedBytes, model::gguf::{GgufFile, GgufHeader}};
+/// let f32: Format = "f32".parse()?;
+/// let mut header = GgufHeader::new();
+/// header.metadata("general.architecture", "llama".into())?;
+/// header.tensor("blk.0.attn_q.weight", &[2, 3], f32)?;
+/// let mut writer = header.write(Vec::new())?;
+/// writer.tensor(&[0; 24])?;
+/// let file = GgufFile::read(&SharedBytes::from(writer.finish()?))?;
+/// assert_eq!(file.tensors[0].shape, [2, 3]);
+/// # Ok::<(), qgemm_formats::FormatError>(())
+/// ```
+#[derive(Debug)]
+pub struct GgufHeader {
+    alignment: usize,
+    keys: HashSet<String>,
+    names: HashSet<String>,
+    metadata: Vec<u8>,
+    descriptions: Vec<u8>,
+    sizes: Vec<(String, usize)>,
+    data_bytes: usize,
+}
+
+impl Default for GgufHeader {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl GgufHeader {
+    /// A header without metadata or tensors.
+    pub fn new() -> Self {
+        Self {
+            alignment: DEFAULT_ALIGNMENT,
+            keys: HashSet::new(),
+            names: HashSet::new(),
+            metadata: Vec::new(),
+            descriptions: Vec::new(),
+            sizes: Vec::new(),
+            data_bytes: 0,
+        }
+    }
+
+    /// Adds a metadata pair. `general.alignment` also sets the alignment of the tensors, and so must come
+    /// before them.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when the key is already there, or the alignment is no power of two or too late.
+    pub fn metadata(&mut self, key: &str, value: GgufValue) -> Result<(), FormatError> {
+        if !self.keys.insert(key.to_owned()) {
+            return Err(bad(format!("metadata key `{key}` comes twice")));
+        }
+        if key == ALIGNMENT_KEY {
+            self.alignment = match value.as_u64().and_then(|a| usize::try_from(a).ok()) {
+                Some(alignment) if alignment.is_power_of_two() && self.sizes.is_empty() => alignment,
+                _ => return Err(bad(format!("`{key}` is {value:?}: expected a power of two, before all tensors"))),
+            };
+        }
+        put_string(&mut self.metadata, key);
+        match &value {
+            GgufValue::Scalar(scalar) => {
+                self.metadata.extend(scalar.kind().to_le_bytes());
+                scalar.encode(&mut self.metadata);
+            }
+            GgufValue::String(text) => {
+                self.metadata.extend(STRING.to_le_bytes());
+                put_string(&mut self.metadata, text);
+            }
+            GgufValue::Array(array) => {
+                self.metadata.extend(ARRAY.to_le_bytes());
+                put_array(&mut self.metadata, array);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a tensor of `shape` (outermost dimension first, so `[N, K]`), and returns its size in bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::UnsupportedFile`] when GGUF has no such format; [`FormatError::BadFile`] when the name is
+    /// already there or the shape has more than 4 dimensions; [`FormatError::KNotMultiple`] and
+    /// [`FormatError::Overflow`] when the shape does not suit the format.
+    pub fn tensor(&mut self, name: &str, shape: &[usize], format: Format) -> Result<usize, FormatError> {
+        let ggml_type = format.ggml_type.ok_or_else(|| FormatError::UnsupportedFile {
+            file: "GGUF file".into(),
+            what: format!("tensor `{name}` is {format}, which GGUF does not have"),
+        })?;
+        if shape.is_empty() || shape.len() > MAX_DIMS {
+            return Err(bad(format!("tensor `{name}` has {} dimensions: expected 1 to {MAX_DIMS}", shape.len())));
+        }
+        if !self.names.insert(name.to_owned()) {
+            return Err(bad(format!("tensor `{name}` comes twice")));
+        }
+        let k = shape[shape.len() - 1];
+        if !k.is_multiple_of(format.block_len) {
+            return Err(FormatError::KNotMultiple { format: format.name, block: format.block_len, k });
+        }
+        let overflow = || FormatError::Overflow {
+            what: format!("tensor `{name}`"),
+            dims: shape.iter().map(|&d| d as u64).collect(),
+        };
+        let values = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d)).ok_or_else(overflow)?;
+        let size = (values / format.block_len).checked_mul(format.block_bytes).ok_or_else(overflow)?;
+        let end = size
+            .checked_next_multiple_of(self.alignment)
+            .and_then(|padded| padded.checked_add(self.data_bytes))
+            .ok_or_else(overflow)?;
+        put_string(&mut self.descriptions, name);
+        self.descriptions.extend((shape.len() as u32).to_le_bytes());
+        for &dimension in shape.iter().rev() {
+            self.descriptions.extend((dimension as u64).to_le_bytes());
+        }
+        self.descriptions.extend(ggml_type.to_le_bytes());
+        self.descriptions.extend((self.data_bytes as u64).to_le_bytes());
+        self.sizes.push((name.to_owned(), size));
+        self.data_bytes = end;
+        Ok(size)
+    }
+
+    /// Writes the header to `out`; the data is to follow through the returned writer.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteFailed`] when `out` fails.
+    pub fn write<W: Write>(self, out: W) -> Result<GgufWriter<W>, FormatError> {
+        let mut writer = GgufWriter { out, alignment: self.alignment, sizes: self.sizes, next: 0 };
+        let mut start = Vec::new();
+        start.extend(MAGIC);
+        start.extend(VERSION.to_le_bytes());
+        start.extend((writer.sizes.len() as u64).to_le_bytes());
+        start.extend((self.keys.len() as u64).to_le_bytes());
+        let length = start.len() + self.metadata.len() + self.descriptions.len();
+        for part in [&start, &self.metadata, &self.descriptions] {
+            writer.put(part)?;
+        }
+        writer.pad(length)?;
+        Ok(writer)
+    }
+}
+
+/// Takes the tensors' data, in the order in which the header has them.
+#[derive(Debug)]
+pub struct GgufWriter<W> {
+    out: W,
+    alignment: usize,
+    sizes: Vec<(String, usize)>,
+    next: usize,
+}
+
+impl<W: Write> GgufWriter<W> {
+    /// Writes the data of the next tensor.
+    ///
+    /// # Errors
+    /// [`FormatError::WrongLength`] when `bytes` is not as long as the header says, [`FormatError::BadFile`]
+    /// when there is no next tensor, [`FormatError::WriteFailed`] when the output fails.
+    pub fn tensor(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
+        let (name, size) =
+            self.sizes.get(self.next).ok_or_else(|| bad(format!("all {} tensors are written", self.sizes.len())))?;
+        if bytes.len() != *size {
+            return Err(FormatError::WrongLength {
+                what: format!("tensor `{name}`"),
+                expected: *size,
+                got: bytes.len(),
+            });
+        }
+        self.put(bytes)?;
+        self.pad(bytes.len())?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Flushes and returns the output.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] when tensors are missing, [`FormatError::WriteFailed`] when the output fails.
+    pub fn finish(mut self) -> Result<W, FormatError> {
+        if let Some((name, _)) = self.sizes.get(self.next) {
+            return Err(bad(format!("the data of tensor `{name}` was never written")));
+        }
+        self.out.flush().map_err(failed)?;
+        Ok(self.out)
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
+        self.out.write_all(bytes).map_err(failed)
+    }
+
+    /// Fills up after `written` bytes.
+    fn pad(&mut self, written: usize) -> Result<(), FormatError> {
+        const ZEROS: [u8; 256] = [0; 256];
+        let mut missing = written.next_multiple_of(self.alignment) - written;
+        while missing > 0 {
+            let part = missing.min(ZEROS.len());
+            self.put(&ZEROS[..part])?;
+            missing -= part;
+        }
+        Ok(())
+    }
+}
+
+fn bad(what: impl Into<String>) -> FormatError {
+    FormatError::BadFile { file: "GGUF file".into(), what: what.into() }
+}
+
+fn failed(error: std::io::Error) -> FormatError {
+    FormatError::WriteFailed { file: "GGUF file".into(), why: error.to_string() }
+}
+
+fn put_string(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// Element type, count and elements.
+fn put_array(out: &mut Vec<u8>, array: &GgufArray) {
+    let kind = match array {
+        GgufArray::Scalars { kind, .. } => *kind,
+        GgufArray::Strings(_) => STRING,
+        GgufArray::Arrays(_) => ARRAY,
+    };
+    out.extend(kind.to_le_bytes());
+    out.extend((array.len() as u64).to_le_bytes());
+    match array {
+        GgufArray::Scalars { bytes, .. } => out.extend_from_slice(bytes),
+        GgufArray::Strings(items) => items.iter().for_each(|text| put_string(out, text)),
+        GgufArray::Arrays(items) => items.iter().for_each(|item| put_array(out, item)),
+    }
+}

@@ -1,0 +1,72 @@
+//! What a loader finds in a checkpoint: [`Layer`], and the simplest one, [`BlockLayer`], whose bytes are
+//! canonical blocks already.
+
+use std::fmt;
+
+use crate::desc::Format;
+use crate::error::FormatError;
+use crate::weight::{HostWeight, SharedBytes};
+
+/// A quantized layer of a checkpoint, its shapes checked, its bytes not yet touched.
+pub(super) trait Layer: fmt::Debug + Send + Sync {
+    /// The format that its weights have once loaded.
+    fn format(&self) -> Format;
+
+    /// `[N, K]`, with the number of matrices before it where it is a stack of them.
+    fn shape(&self) -> Vec<usize>;
+
+    /// Bytes it takes in the file, scales included.
+    fn bytes(&self) -> usize;
+
+    /// Loads matrix `index` of the stack (0 where there is just one).
+    ///
+    /// # Errors
+    /// A [`FormatError`] when the contents break the rules; the caller checks the index and the scales.
+    fn weight(&self, index: usize) -> Result<HostWeight, FormatError>;
+}
+
+/// Rows of blocks, as in GGUF files and plain tensors.
+#[derive(Debug)]
+pub(super) struct BlockLayer {
+    pub format: Format,
+    /// At least 2 dimensions.
+    pub shape: Vec<usize>,
+    pub bytes: SharedBytes,
+}
+
+impl Layer for BlockLayer {
+    fn format(&self) -> Format {
+        self.format
+    }
+
+    fn shape(&self) -> Vec<usize> {
+        self.shape.clone()
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn weight(&self, index: usize) -> Result<HostWeight, FormatError> {
+        let (n, k) = matrix_of(&self.shape);
+        let bytes = stack_slice(&self.bytes, index, stack_size(&self.shape));
+        HostWeight::new(self.format, n, k, bytes)
+    }
+}
+
+/// N and K of a shape of at least 2 dimensions.
+pub(super) fn matrix_of(shape: &[usize]) -> (usize, usize) {
+    (shape[shape.len() - 2], shape[shape.len() - 1])
+}
+
+/// Matrices in a stack of a shape of at least 2 dimensions.
+pub(super) fn stack_size(shape: &[usize]) -> usize {
+    shape[..shape.len() - 2].iter().product()
+}
+
+/// Part `index` of `count` equal parts; empty where there is no such part.
+pub(super) fn stack_slice(bytes: &SharedBytes, index: usize, count: usize) -> SharedBytes {
+    let size = bytes.len() / count.max(1);
+    let start = index.saturating_mul(size);
+    bytes.slice(start..start.saturating_add(size)).unwrap_or_else(|| Vec::new().into())
+}

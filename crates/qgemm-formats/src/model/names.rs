@@ -1,0 +1,49 @@
+//! What a user may have meant by a name that is not there.
+
+/// Longer names are not compared, which bounds the time that a hostile file can cost.
+const MAX_LENGTH: usize = 256;
+
+/// The name most like `wanted`: one that contains it, else the one with the fewest differing letters, if those
+/// are no more than a third of it.
+pub(super) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
+    if wanted.is_empty() || wanted.len() > MAX_LENGTH {
+        return None;
+    }
+    let containing = names.clone().filter(|name| name.contains(wanted)).min_by_key(|name| name.len());
+    if let Some(name) = containing {
+        return Some(name.to_owned());
+    }
+    let close = names.filter(|name| name.len() <= MAX_LENGTH).map(|name| (distance(wanted, name), name));
+    let (distance, name) = close.min()?;
+    (distance <= wanted.len() / 3).then(|| name.to_owned())
+}
+
+/// Levenshtein distance in bytes.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_what_was_meant() {
+        let names = ["blk.0.attn_q.weight", "blk.0.attn_k.weight", "output.weight"];
+        let near = |wanted| nearest(wanted, names.iter().copied());
+        assert_eq!(near("blk.0.atn_q.weight").as_deref(), Some("blk.0.attn_q.weight"));
+        assert_eq!(near("attn_k").as_deref(), Some("blk.0.attn_k.weight"));
+        assert_eq!(near("nothing like it at all"), None);
+        assert_eq!(distance("kitten", "sitting"), 3);
+    }
+}

@@ -1,0 +1,116 @@
+//! Tensors as a safetensors file has them, before anything is made of them.
+
+use std::collections::BTreeMap;
+
+use safetensors::tensor::{Dtype, SafeTensors};
+
+use crate::dtype::DType;
+use crate::error::FormatError;
+use crate::weight::SharedBytes;
+
+/// The tensors of a checkpoint by name.
+pub(super) type RawTensors = BTreeMap<String, RawTensor>;
+
+/// One tensor: type, shape, bytes.
+#[derive(Clone, Debug)]
+pub(super) struct RawTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: SharedBytes,
+}
+
+impl RawTensor {
+    /// The element type, where activations and dense weights can have it.
+    pub fn float_type(&self) -> Option<DType> {
+        match self.dtype {
+            Dtype::F32 => Some(DType::F32),
+            Dtype::F16 => Some(DType::F16),
+            Dtype::BF16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+
+    /// The element type, which must be a float type that scales come in.
+    pub fn scale_type(&self) -> Result<DType, FormatError> {
+        self.float_type().ok_or_else(|| self.unexpected("F32, F16 or BF16"))
+    }
+
+    /// Rows and columns of a matrix that has both. (Where one is 0, the other could be any number without a
+    /// byte in the file to back it.)
+    pub fn matrix(&self) -> Result<(usize, usize), FormatError> {
+        match self.shape[..] {
+            [0, _] => Err(FormatError::ZeroDimension { name: "number of rows" }),
+            [_, 0] => Err(FormatError::ZeroDimension { name: "number of columns" }),
+            [rows, columns] => Ok((rows, columns)),
+            _ => Err(bad(&self.name, format!("expected 2 dimensions, got {:?}", self.shape))),
+        }
+    }
+
+    /// Fails unless the element type is `dtype`.
+    pub fn expect_type(&self, dtype: Dtype) -> Result<(), FormatError> {
+        if self.dtype == dtype { Ok(()) } else { Err(self.unexpected(&format!("{dtype:?}"))) }
+    }
+
+    /// Fails unless the shape is `shape`.
+    pub fn expect_shape(&self, shape: &[usize]) -> Result<(), FormatError> {
+        if self.shape == shape {
+            return Ok(());
+        }
+        Err(bad(&self.name, format!("expected shape {shape:?}, got {:?}", self.shape)))
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    fn unexpected(&self, expected: &str) -> FormatError {
+        bad(&self.name, format!("expected type {expected}, got {:?}", self.dtype))
+    }
+}
+
+/// The tensors of all `files`, which are the shards of one checkpoint.
+///
+/// # Errors
+/// [`FormatError::BadFile`] for what the `safetensors` crate rejects (truncated files, lying sizes and offsets,
+/// gaps, overlaps) and for names that come twice.
+pub(super) fn read(files: &[SharedBytes]) -> Result<RawTensors, FormatError> {
+    let mut tensors = RawTensors::new();
+    for bytes in files {
+        let file = || "safetensors file".to_owned();
+        let (header_bytes, header) = SafeTensors::read_metadata(bytes)
+            .map_err(|error| FormatError::BadFile { file: file(), what: error.to_string() })?;
+        // Eight bytes of length stand before the header.
+        let start = header_bytes + 8;
+        for (name, info) in header.tensors() {
+            let (from, to) = info.data_offsets;
+            let bytes = start.checked_add(from).zip(start.checked_add(to)).and_then(|(from, to)| bytes.slice(from..to));
+            let bytes = bytes.ok_or_else(|| FormatError::BadFile {
+                file: file(),
+                what: format!("tensor `{name}` leaves the file"),
+            })?;
+            let tensor = RawTensor { name: name.clone(), dtype: info.dtype, shape: info.shape.clone(), bytes };
+            if tensors.insert(name.clone(), tensor).is_some() {
+                return Err(FormatError::BadFile { file: file(), what: format!("tensor `{name}` is in two shards") });
+            }
+        }
+    }
+    Ok(tensors)
+}
+
+/// A tensor, or a layer's part, breaks the rules.
+pub(super) fn bad(name: &str, what: impl Into<String>) -> FormatError {
+    FormatError::BadFile { file: format!("tensor `{name}`"), what: what.into() }
+}
+
+/// A layer uses what is not supported here.
+pub(super) fn unsupported(name: &str, what: impl Into<String>) -> FormatError {
+    FormatError::UnsupportedFile { file: format!("tensor `{name}`"), what: what.into() }
+}
+
+/// 32-bit word `index` of `bytes`.
+pub(super) fn word(bytes: &[u8], index: usize) -> u32 {
+    let at = index * 4;
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}

@@ -1,0 +1,108 @@
+//! Finds the quantized layers among the tensors of a checkpoint, by names, types and settings.
+
+use std::sync::Arc;
+
+use safetensors::tensor::Dtype;
+
+use super::ModelOptions;
+use super::awq::AwqLayer;
+use super::config::QuantConfig;
+use super::eight_bit::EightBitLayer;
+use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
+use super::gptq::{GptqLayer, GptqParts};
+use super::layer::Layer;
+use super::raw::{RawTensor, RawTensors};
+use crate::error::FormatError;
+
+/// A layer, or why it is none, under the name that users know it by (`….weight`).
+pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
+
+/// Takes the tensors of quantized layers out of `tensors`. A layer whose tensors do not fit together is found
+/// too, as the error that loading it gives, so that the rest of the model stays usable.
+pub(super) fn take_layers(tensors: &mut RawTensors, config: &QuantConfig, options: &ModelOptions) -> Vec<Found> {
+    let names: Vec<String> = tensors.keys().cloned().collect();
+    let mut found = Vec::new();
+    for name in &names {
+        let layer = take_grouped(tensors, name, config, options)
+            .or_else(|| take_mxfp4(tensors, name))
+            .or_else(|| take_nvfp4(tensors, name))
+            .or_else(|| take_packed_nvfp4(tensors, name))
+            .or_else(|| take_eight_bit(tensors, name, config));
+        found.extend(layer);
+    }
+    found
+}
+
+fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
+    layer.map(|layer| Arc::new(layer) as Arc<dyn Layer>)
+}
+
+/// Takes `name` and `others`, or nothing when one is not there.
+fn take<const OTHERS: usize>(
+    tensors: &mut RawTensors,
+    name: &str,
+    others: [&str; OTHERS],
+) -> Option<(RawTensor, [RawTensor; OTHERS])> {
+    if !others.iter().all(|other| tensors.contains_key(*other)) {
+        return None;
+    }
+    let first = tensors.remove(name)?;
+    let rest: Vec<RawTensor> = others.iter().filter_map(|other| tensors.remove(*other)).collect();
+    Some((first, rest.try_into().ok()?))
+}
+
+/// GPTQ and AWQ.
+fn take_grouped(tensors: &mut RawTensors, name: &str, config: &QuantConfig, options: &ModelOptions) -> Option<Found> {
+    let base = name.strip_suffix(".qweight")?;
+    let (qweight, [qzeros, scales]) = take(tensors, name, [&format!("{base}.qzeros"), &format!("{base}.scales")])?;
+    let g_idx = tensors.remove(&format!("{base}.g_idx"));
+    let is_awq = config.is("awq") || (!config.is("gptq") && g_idx.is_none() && AwqLayer::has_shape(&qweight, &scales));
+    let layer = if is_awq {
+        erase(AwqLayer::new(qweight, qzeros, scales, config))
+    } else {
+        erase(GptqLayer::new(GptqParts { qweight, qzeros, scales, g_idx }, config, options.gptq_zeros))
+    };
+    Some((format!("{base}.weight"), layer))
+}
+
+fn take_mxfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
+    let base = name.strip_suffix("_blocks")?;
+    if tensors.get(name)?.dtype != Dtype::U8 {
+        return None;
+    }
+    let (blocks, [scales]) = take(tensors, name, [&format!("{base}_scales")])?;
+    Some((base.to_owned(), erase(Mxfp4Layer::new(blocks, scales))))
+}
+
+fn take_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
+    if tensors.get(name)?.dtype != Dtype::U8 {
+        return None;
+    }
+    let (codes, [scales, scale]) = take(tensors, name, [&format!("{name}_scale"), &format!("{name}_scale_2")])?;
+    Some((name.to_owned(), erase(Nvfp4Layer::new(codes, scales, scale, false))))
+}
+
+fn take_packed_nvfp4(tensors: &mut RawTensors, name: &str) -> Option<Found> {
+    let base = name.strip_suffix("_packed")?;
+    if tensors.get(name)?.dtype != Dtype::U8 {
+        return None;
+    }
+    let (codes, [scales, scale]) = take(tensors, name, [&format!("{base}_scale"), &format!("{base}_global_scale")])?;
+    Some((base.to_owned(), erase(Nvfp4Layer::new(codes, scales, scale, true))))
+}
+
+fn take_eight_bit(tensors: &mut RawTensors, name: &str, config: &QuantConfig) -> Option<Found> {
+    let tensor = tensors.get(name)?;
+    let scale_names = [format!("{name}_scale"), format!("{name}_scale_inv")];
+    let scale_name = scale_names.iter().find(|scale| tensors.contains_key(*scale));
+    // Scales of FP8 type, and integers without scales, are no layers.
+    let is_layer = EightBitLayer::has_type(tensor.dtype)
+        && tensor.shape.len() >= 2
+        && (scale_name.is_some() || tensor.dtype != Dtype::I8);
+    if !is_layer {
+        return None;
+    }
+    let scale = scale_name.and_then(|scale| tensors.remove(scale));
+    let weight = tensors.remove(name)?;
+    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, config))))
+}
