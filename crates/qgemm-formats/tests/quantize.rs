@@ -1,5 +1,6 @@
 //! Quantizing whole weights: fallbacks, padding, errors; and activations.
 
+use proptest::prelude::*;
 use qgemm_formats::{
     ActivationFormat, Encoding, Format, FormatError, QuantizedActivations, format_for_k, quantize_matrix,
 };
@@ -177,5 +178,50 @@ fn ragged_and_spoiled_activations() {
         assert!(planar.scales[0].is_finite() && planar.scales[2].is_finite());
         assert!(QuantizedActivations::per_256(&x).scales[0].is_nan());
     }
-    assert_eq!(QuantizedActivations::per_32(&[], 16).codes, []);
+    assert!(QuantizedActivations::per_32(&[], 16).codes.is_empty());
+}
+
+/// The worst error of a quantized value as a multiple of the largest magnitude in its block.
+fn worst_error(format: Format, x: &[f32]) -> Option<f32> {
+    let weight = quantize_matrix(x, 1, x.len(), format).ok()?.weight;
+    let decoded = weight.dequantize_row(0);
+    assert!(decoded.iter().all(|v| v.is_finite()), "{format}");
+    let blocks = decoded.chunks(format.block_len).zip(x.chunks(format.block_len));
+    blocks
+        .map(|(decoded, x)| {
+            let max = x.iter().fold(f32::MIN_POSITIVE, |max, v| max.max(v.abs()));
+            decoded.iter().zip(x).fold(0.0, |worst: f32, (a, b)| worst.max((a - b).abs() / max))
+        })
+        .reduce(f32::max)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever the bits of the values: an error or finite weights, never a panic.
+    #[test]
+    fn arbitrary_bits_never_panic(bits in prop::collection::vec(any::<u32>(), 256), mask in any::<u32>()) {
+        let x: Vec<f32> = bits.iter().map(|b| f32::from_bits(b & mask)).collect();
+        for format in Format::all() {
+            worst_error(format, &x);
+        }
+        for sum_span in [16, 32] {
+            prop_assert_eq!(QuantizedActivations::per_32(&x, sum_span).dequantize(256).len(), 256);
+        }
+        prop_assert_eq!(QuantizedActivations::per_256(&x).dequantize(256).len(), 256);
+    }
+
+    /// No decoded value is further from its input than the block is large, down to where f16
+    /// scales become denormal (there, a minimum alone may round to twice the block's size).
+    #[test]
+    fn errors_stay_within_the_block(
+        x in prop::collection::vec(-1.0f32..1.0, 256),
+        exponent in -6i32..12,
+    ) {
+        let x: Vec<f32> = x.iter().map(|v| v * 2f32.powi(exponent)).collect();
+        for format in Format::all() {
+            let worst = worst_error(format, &x);
+            prop_assert!(worst.is_some_and(|worst| worst <= 1.0), "{}: {:?}", format, worst);
+        }
+    }
 }

@@ -118,24 +118,10 @@ pub(super) struct AffineSearch {
     pub(super) cost: fn(f32) -> f32,
 }
 
-/// How values become codes: `(x − low) · inverse`, rounded and limited.
-#[derive(Clone, Copy)]
-struct Steps {
-    low: f32,
-    inverse: f32,
-    max_code: i32,
-}
-
-impl Steps {
-    fn code(self, v: f32) -> i32 {
-        nearest(self.inverse * (v - self.low)).clamp(0, self.max_code)
-    }
-}
-
 impl AffineSearch {
-    /// Scale and minimum with the least `Σ weight · cost`, by a weighted linear regression of the values on
-    /// the codes of each candidate; the range that a candidate cuts begins at the best minimum before it.
-    /// The codes are those of the best candidate.
+    /// Scale and minimum with the least `Σ weight · cost` for at most 32 values, by a weighted linear
+    /// regression of the values on the codes of each candidate; the range that a candidate cuts begins at the
+    /// best minimum before it. The codes are those of the best candidate.
     pub(super) fn fit(&self, x: &[f32], weights: &[f32], codes: &mut [u32]) -> (f32, f32) {
         let (low, high) = field::min_max(x);
         let mut low = if low > 0.0 { 0.0 } else { low };
@@ -146,15 +132,15 @@ impl AffineSearch {
         let sum_w = weights.iter().fold(0.0, |sum, &w| sum + w);
         let sum_x = x.iter().zip(weights).fold(0.0, |sum, (&v, &w)| sum + w * v);
 
-        let mut best = Steps { low, inverse: self.max_code as f32 / (high - low), max_code: self.max_code };
-        let mut scale = 1.0 / best.inverse;
-        let mut least = self.error(x, weights, best, scale, low);
+        let inverse = self.max_code as f32 / (high - low);
+        let mut best = self.levels(x, inverse, low);
+        let mut scale = 1.0 / inverse;
+        let mut least = self.error(x, weights, &best, scale, low);
         for i in 0..=self.tries {
             let inverse = (self.first + self.step * f32::from(i) + self.max_code as f32) / (high - low);
-            let candidate = Steps { low, inverse, max_code: self.max_code };
+            let levels = self.levels(x, inverse, low);
             let (mut sum_l, mut sum_ll, mut sum_xl) = (0.0f32, 0.0f32, 0.0f32);
-            for (&v, &w) in x.iter().zip(weights) {
-                let l = candidate.code(v) as f32;
+            for ((&v, &w), &l) in x.iter().zip(weights).zip(&levels) {
                 sum_l += w * l;
                 sum_ll += w * l * l;
                 sum_xl += w * l * v;
@@ -169,20 +155,29 @@ impl AffineSearch {
                 new_low = 0.0;
                 new_scale = sum_xl / sum_ll;
             }
-            let error = self.error(x, weights, candidate, new_scale, new_low);
+            let error = self.error(x, weights, &levels, new_scale, new_low);
             if error < least {
-                (least, best, scale, low) = (error, candidate, new_scale, new_low);
+                (least, best, scale, low) = (error, levels, new_scale, new_low);
             }
         }
-        for (code, &v) in codes.iter_mut().zip(x) {
-            *code = best.code(v) as u32;
+        for (code, level) in codes.iter_mut().zip(best) {
+            *code = level as u32;
         }
         (scale, -low)
     }
 
-    /// The weighted error of `scale · code + low`.
-    fn error(&self, x: &[f32], weights: &[f32], steps: Steps, scale: f32, low: f32) -> f32 {
-        let pairs = x.iter().zip(weights);
-        pairs.fold(0.0, |sum, (&v, &w)| sum + w * (self.cost)(scale * steps.code(v) as f32 + low - v))
+    /// The codes of `(x − low) · inverse`, as numbers.
+    fn levels(&self, x: &[f32], inverse: f32, low: f32) -> [f32; 32] {
+        let mut levels = [0.0; 32];
+        for (level, &v) in levels.iter_mut().zip(x) {
+            *level = nearest(inverse * (v - low)).clamp(0, self.max_code) as f32;
+        }
+        levels
+    }
+
+    /// The weighted error of `scale · level + low`.
+    fn error(&self, x: &[f32], weights: &[f32], levels: &[f32], scale: f32, low: f32) -> f32 {
+        let triples = x.iter().zip(weights).zip(levels);
+        triples.fold(0.0, |sum, ((&v, &w), &l)| sum + w * (self.cost)(scale * l + low - v))
     }
 }

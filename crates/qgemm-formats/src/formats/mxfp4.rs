@@ -4,7 +4,7 @@
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
-use crate::float8::E2M1_DOUBLED;
+use crate::float8::{E2M1_DOUBLED, e8m0_to_f32};
 
 /// GGUF MXFP4.
 pub static MXFP4: FormatDesc = FormatDesc {
@@ -27,13 +27,9 @@ pub static MXFP4: FormatDesc = FormatDesc {
     unpack_block,
 };
 
-/// Half of the E8M0 number `e`: `2^(e − 128)`, which is denormal in f32 below 2. Code 255, NaN in the OCP
-/// specification, counts as `2^127`, as it does in ggml.
-pub fn e8m0_half(e: u8) -> f32 {
-    match e {
-        0 | 1 => f32::from_bits(0x0020_0000 << e),
-        _ => f32::from_bits(u32::from(e - 1) << 23),
-    }
+/// The factor of the doubled table, which is denormal for the two smallest scales.
+fn half_scale(e8m0: u8) -> f32 {
+    e8m0_to_f32(e8m0) * 0.5
 }
 
 fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
@@ -42,7 +38,7 @@ fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
 }
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
-    let d = e8m0_half(block[0]);
+    let d = half_scale(block[0]);
     let mut codes = [0; 32];
     nibbles::unpack(&block[1..], &mut codes);
     for (value, code) in out.iter_mut().zip(codes) {
@@ -58,7 +54,7 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
         // negative, which C leaves undefined; here it is 0.
         let exponent = f64::from(max).log2() as f32;
         block[0] = if max > 0.0 { (exponent.floor() - 2.0 + 127.0) as u8 } else { 0 };
-        let d = e8m0_half(block[0]);
+        let d = half_scale(block[0]);
         let codes: [u32; 32] = std::array::from_fn(|j| nearest_code(x[j], d));
         nibbles::pack(&codes, &mut block[1..]);
     }
