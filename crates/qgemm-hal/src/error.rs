@@ -1,5 +1,7 @@
 //! Errors of devices, and the reason a family cannot serve an operation.
 
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 use crate::caps::DeviceId;
@@ -94,6 +96,16 @@ pub enum HalError {
         /// The call or the activity.
         call: &'static str,
         /// The driver's words.
+        message: String,
+    },
+    /// A file could not be used.
+    #[error("{}: cannot {call}: {message}", .path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        call: &'static str,
+        /// The system's words.
         message: String,
     },
     /// The device cannot do this at all.

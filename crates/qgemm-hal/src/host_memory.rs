@@ -179,6 +179,10 @@ impl RawBuffer for HostMemory {
         self
     }
 
+    fn alignment(&self) -> usize {
+        ALIGNMENT.min(1 << self.start.as_ptr().addr().trailing_zeros())
+    }
+
     fn check_guards(&self) -> Result<(), HalError> {
         match self.broken_guard() {
             None => Ok(()),
@@ -245,6 +249,7 @@ mod tests {
         // SAFETY: `owned` outlives the buffer and is not touched meanwhile.
         let mut buffer = unsafe { HostMemory::borrow(DeviceId::CPU, NonNull::from(&mut owned).cast(), 8) };
         HostMemory::fill(DeviceId::CPU, (&mut buffer).into(), 3).expect("host memory");
+        assert_eq!(buffer.raw().alignment(), 256.min(1 << owned.as_ptr().addr().trailing_zeros()));
         buffer.raw().check_guards().expect("no guards to break");
         drop(buffer);
         assert_eq!(owned, [3; 8]);

@@ -1,0 +1,70 @@
+//! Files mapped into memory, which model readers slice tensors out of without copying.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use memmap2::Mmap;
+
+use crate::error::HalError;
+
+/// A file mapped read-only.
+///
+/// The file must not be written or truncated while it is mapped: its bytes would change under their readers,
+/// and reading beyond a new end kills the process. Replacing a file by renaming another one over it is fine.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// [`HalError::File`] when it cannot be opened or mapped.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, HalError> {
+        let path = path.as_ref();
+        let failed = |call, e: std::io::Error| HalError::File { path: path.into(), call, message: e.to_string() };
+        let file = File::open(path).map_err(|e| failed("open", e))?;
+        // SAFETY: the mapping is private to this object and read-only. That nobody writes to the file meanwhile
+        // is what the type's documentation demands of the user; no operating system lets us enforce it.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| failed("map", e))?;
+        Ok(Self { path: path.into(), map })
+    }
+
+    /// The path that was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsRef<[u8]> for MappedFile {
+    fn as_ref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use qgemm_formats::SharedBytes;
+
+    use super::*;
+
+    #[test]
+    fn maps_what_the_file_holds() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let file = MappedFile::open(path).expect("there");
+        assert_eq!(file.as_ref(), std::fs::read(path).expect("there"));
+        let shared = SharedBytes::new(Arc::new(file));
+        assert_eq!(&*shared.slice(0..9).expect("in range"), b"[package]");
+    }
+
+    #[test]
+    fn a_missing_file_is_an_error_that_names_it() {
+        let error = MappedFile::open("/nowhere/model.gguf").expect_err("not there");
+        assert!(matches!(&error, HalError::File { call: "open", .. }));
+        assert!(error.to_string().contains("/nowhere/model.gguf"), "{error}");
+    }
+}
