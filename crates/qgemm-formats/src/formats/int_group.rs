@@ -128,9 +128,10 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
         let max_code = f32::from(Self::MAX_CODE);
         for (x, block) in values.chunks_exact(GROUP).zip(out.chunks_exact_mut(Self::CODE_BYTES + 3)) {
             let (low, high) = x.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
-            // Halves keep `high − low` from overflowing.
+            // Halves keep `high − low` from overflowing. A step beyond f16 becomes an infinite scale, which
+            // whoever quantizes a weight refuses.
             let step = (high / 2.0 - low / 2.0) / max_code * 2.0;
-            let scale = f16::from_f32(step.min(f16::MAX.to_f32()));
+            let scale = f16::from_f32(step);
             let step = scale.to_f32();
             let zero = if step == 0.0 { 0.0 } else { (-low / step).round_ties_even().clamp(0.0, max_code) };
             for (code, &v) in codes.iter_mut().zip(x) {

@@ -1,6 +1,6 @@
 //! Q4_K: 256 values in 144 bytes: eight sub-blocks of 32, each `d · s · q − dmin · m` with 6-bit `s` and `m`.
 //!
-//! Bytes: d, dmin, 12 of scales and minima ([`scale_min`]), 128 of nibbles. Of each 64 values, byte `l` of 32
+//! Bytes: d, dmin, 12 of scales and minima (see `scale_min.rs`), 128 of nibbles. Of each 64 values, byte `l` of 32
 //! holds value `l` below value `l + 32`.
 
 use super::fit::{self, AffineSearch};
