@@ -20,16 +20,17 @@ pub enum DeviceListing {
     },
 }
 
-/// Every device of every backend, best first.
+/// Every device of every backend, best first, and the reason for every backend without one. The no-op device is
+/// not listed.
 pub fn devices() -> Vec<DeviceListing> {
-    BACKENDS
-        .iter()
-        .flat_map(|backend| match (backend.devices)() {
-            Ok(found) if !found.is_empty() => found.into_iter().map(DeviceListing::Found).collect(),
-            Ok(_) => vec![DeviceListing::Absent { kind: backend.kind, why: "none found".into() }],
-            Err(error) => vec![DeviceListing::Absent { kind: backend.kind, why: error.to_string() }],
-        })
-        .collect()
+    let absent = |kind, why| vec![DeviceListing::Absent { kind, why }];
+    let built = BACKENDS.iter().filter(|b| b.kind != DeviceKind::Noop).flat_map(|backend| match (backend.devices)() {
+        Ok(found) if !found.is_empty() => found.into_iter().map(DeviceListing::Found).collect(),
+        Ok(_) => absent(backend.kind, "no device was found".into()),
+        Err(error) => absent(backend.kind, error.to_string()),
+    });
+    let left_out = LEFT_OUT.iter().flat_map(|&kind| absent(kind, not_built(kind).to_string()));
+    built.chain(left_out).collect()
 }
 
 /// Opens a device by name or, for `auto`, the best there is.
@@ -39,44 +40,71 @@ pub(crate) fn open(name: &str) -> Result<Arc<dyn Device>, Error> {
         return open_best();
     }
     let id: DeviceId = name.parse()?;
-    let backend = BACKENDS.iter().find(|b| b.kind == id.kind).ok_or_else(|| no_device(name))?;
-    (backend.open)(id)
+    match BACKENDS.iter().find(|backend| backend.kind == id.kind) {
+        Some(backend) => Ok((backend.open)(id.ordinal)?),
+        None => Err(not_built(id.kind)),
+    }
 }
 
 /// The first device, in the order of [`BACKENDS`], that `auto` accepts.
 fn open_best() -> Result<Arc<dyn Device>, Error> {
+    let mut reasons = Vec::new();
     for backend in BACKENDS {
-        match (backend.devices)() {
-            Ok(found) => {
-                if let Some(info) = found.iter().find(|info| (backend.accept)(info)) {
+        let why = match (backend.devices)() {
+            Ok(found) => match found.iter().find(|info| (backend.suits_auto)(info)) {
+                Some(info) => {
                     tracing::info!(device = %info.id, name = info.name, "chosen");
-                    return (backend.open)(info.id);
+                    return Ok((backend.open)(info.id.ordinal)?);
                 }
-                tracing::info!(backend = backend.kind.name(), "no suitable device");
-            }
-            Err(error) => tracing::info!(backend = backend.kind.name(), %error, "passed over"),
-        }
+                None => "no suitable device".to_owned(),
+            },
+            Err(HalError::NoDevice { why, .. }) => why,
+            // A device that is there but fails is for the user to see, not to be worked around.
+            Err(error) => return Err(error.into()),
+        };
+        tracing::info!(backend = backend.kind.name(), why, "passed over");
+        reasons.push(format!("{}: {why}", backend.kind.name()));
     }
-    Err(no_device("auto"))
+    Err(HalError::NoDevice { device: "auto".into(), why: reasons.join("; ") }.into())
 }
 
-fn no_device(name: &str) -> Error {
-    HalError::NoDevice { device: name.to_owned(), why: "no backend has one".into() }.into()
+fn not_built(kind: DeviceKind) -> Error {
+    Error::BackendNotBuilt { kind, feature: kind.name() }
 }
 
-/// A backend as data.
+/// A backend, as data.
 struct Backend {
     kind: DeviceKind,
-    devices: fn() -> Result<Vec<DeviceInfo>, Error>,
-    open: fn(DeviceId) -> Result<Arc<dyn Device>, Error>,
+    devices: fn() -> Result<Vec<DeviceInfo>, HalError>,
+    open: fn(ordinal: u32) -> Result<Arc<dyn Device>, HalError>,
     /// Whether `auto` may choose this device.
-    accept: fn(&DeviceInfo) -> bool,
+    suits_auto: fn(&DeviceInfo) -> bool,
 }
 
 /// Best first.
-const BACKENDS: &[Backend] = &[Backend {
-    kind: DeviceKind::Noop,
-    devices: || Ok(qgemm_hal::noop::devices()),
-    open: |id| Ok(qgemm_hal::noop::open(id)?),
-    accept: |_| false,
-}];
+const BACKENDS: &[Backend] = &[
+    #[cfg(feature = "cuda")]
+    Backend { kind: DeviceKind::Cuda, devices: qgemm_cuda::devices, open: qgemm_cuda::open, suits_auto: |_| true },
+    #[cfg(feature = "wgpu")]
+    Backend {
+        kind: DeviceKind::Wgpu,
+        devices: qgemm_wgpu::devices,
+        open: qgemm_wgpu::open,
+        // The CPU backend beats an emulated GPU on the same CPU.
+        suits_auto: |info| !info.features.contains("software-adapter"),
+    },
+    Backend {
+        kind: DeviceKind::Noop,
+        devices: || Ok(qgemm_hal::noop::devices()),
+        open: |ordinal| qgemm_hal::noop::open(DeviceId { kind: DeviceKind::Noop, ordinal }),
+        suits_auto: |_| false,
+    },
+];
+
+/// Backends that this build leaves out.
+const LEFT_OUT: &[DeviceKind] = &[
+    #[cfg(not(feature = "cuda"))]
+    DeviceKind::Cuda,
+    #[cfg(not(feature = "wgpu"))]
+    DeviceKind::Wgpu,
+];

@@ -65,7 +65,7 @@ impl Context {
         Ok(self.device.synchronize(stream)?)
     }
 
-    /// Packs a weight for the device and uploads it, on the default stream.
+    /// Packs a weight for the device and uploads it; it is ready for every stream when this returns.
     ///
     /// # Errors
     /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory.
@@ -118,7 +118,7 @@ impl Context {
         Ok(self.device.allocate(bytes, "a buffer")?)
     }
 
-    /// A new buffer that holds `bytes`.
+    /// A new buffer that holds `bytes`, ready for every stream.
     ///
     /// # Errors
     /// A device error such as exhausted memory.
@@ -128,12 +128,15 @@ impl Context {
         Ok(buffer)
     }
 
-    /// Copies `bytes` to the start of `dst`, on the default stream.
+    /// Copies `bytes` to the start of `dst`, which must not be in use by work submitted before. Every stream
+    /// sees them when this returns.
     ///
     /// # Errors
     /// When `dst` is too short or on another device, or a device error.
     pub fn upload_into(&self, bytes: &[u8], dst: BufferMut<'_>) -> Result<(), Error> {
-        Ok(self.device.upload(&self.default_stream(), bytes, dst)?)
+        let stream = self.default_stream();
+        self.device.upload(&stream, bytes, dst)?;
+        Ok(self.device.synchronize(&stream)?)
     }
 
     /// Waits for the default stream and returns the bytes of `src`. Work on another stream is not waited for:

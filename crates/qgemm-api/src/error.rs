@@ -2,6 +2,7 @@
 
 use qgemm_formats::FormatError;
 use qgemm_hal::{DeviceId, DeviceKind, HalError};
+use qgemm_sched::SchedError;
 use thiserror::Error;
 
 /// What can go wrong between a model file and a result.
@@ -14,6 +15,9 @@ pub enum Error {
     /// A device is missing, failed, or ran out of memory.
     #[error(transparent)]
     Hal(#[from] HalError),
+    /// No kernel family serves the problem.
+    #[error(transparent)]
+    Plan(#[from] SchedError),
     /// The backend of this device was left out when the crate was built.
     #[error("device {kind}: this build has no {kind} backend; enable the feature `{feature}` of qgemm-api", kind = .kind.name())]
     BackendNotBuilt {

@@ -1,4 +1,80 @@
-//! Quantized matrix multiplication: `D = alpha · X·Wᵀ + beta · C + bias`, with `W` quantized.
+//! Quantized matrix multiplication on every machine: `D = alpha · X·Wᵀ + beta · C + bias`, with the weights `W`
+//! quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU. The only crate of qgemm that
+//! a user depends on.
+//!
+//! A layer from a model file to a result:
+//!
+//! ```
+//! use qgemm_api::{Context, open_model};
+//! # use qgemm_api::gguf::GgufHeader;
+//! # let folder = tempfile::tempdir().expect("a writable folder");
+//! # let path = folder.path().join("model.gguf");
+//! # let values: Vec<f32> = (0..96 * 256).map(|i| (i % 7) as f32 - 3.0).collect();
+//! # let (host, format) = qgemm_api::quantize(&values, 96, 256, "q4_k".parse()?)?;
+//! # let mut header = GgufHeader::new();
+//! # header.tensor("blk.0.ffn_up.weight", &[96, 256], format)?;
+//! # let mut writer = header.write(std::fs::File::create(&path).expect("a writable folder"))?;
+//! # writer.tensor(host.blocks())?;
+//! # writer.finish()?;
+//!
+//! let ctx = Context::open("auto")?; // CUDA, else a GPU through wgpu, else the CPU
+//! let model = open_model(&path)?; // GGUF or safetensors, mapped
+//! let weight = ctx.load(&model.weight("blk.0.ffn_up")?)?; // packed for the device, once
+//!
+//! let tokens = 2;
+//! let x = vec![0.5; tokens * weight.k()];
+//! let y = ctx.linear(&weight, &x, tokens)?; // tokens × N
+//! assert_eq!(y.len(), tokens * weight.n());
+//! # let expected: f32 = host.dequantize_row(5).iter().map(|w| w * 0.5).sum();
+//! # assert!((y[96 + 5] - expected).abs() <= 1e-3 * expected.abs().max(1.0));
+//! # Ok::<(), qgemm_api::Error>(())
+//! ```
+//!
+//! That copies activations and results and plans anew for every call. An engine keeps them on the device and plans
+//! once a shape; [`Plan::run`] then only launches:
+//!
+//! ```
+//! use qgemm_api::{Args, Context, DType, Problem, quantize};
+//!
+//! let ctx = Context::open("cpu")?;
+//! let (host, _) = quantize(&[0.25; 64 * 128], 64, 128, "q8_0".parse()?)?;
+//! let weight = ctx.load(&host)?;
+//!
+//! let problem = Problem::new(&weight, 4).x_dtype(DType::F16).bias(DType::F32);
+//! let plan = ctx.plan(&problem)?;
+//! let mut workspace = ctx.workspace(plan.workspace_bytes())?; // one a stream, shared by its plans
+//!
+//! let x = ctx.upload(&DType::F16.encode(&[1.0; 4 * 128]))?;
+//! let bias = ctx.upload(&DType::F32.encode(&[3.0; 64]))?;
+//! let mut d = ctx.allocate(4 * 64 * DType::F16.bytes())?;
+//! let stream = ctx.default_stream();
+//! plan.run(
+//!     &stream,
+//!     Args {
+//!         x: (&x).into(),
+//!         w: &weight,
+//!         d: (&mut d).into(),
+//!         c: None,
+//!         bias: Some((&bias).into()),
+//!         workspace: Some(&mut workspace),
+//!     },
+//! )?;
+//! let values = DType::F16.decode(&ctx.download(&d)?);
+//! assert!(values.iter().all(|v| (v - 35.0).abs() < 0.1));
+//! # Ok::<(), qgemm_api::Error>(())
+//! ```
+//!
+//! # Words
+//! `M` is the number of tokens (rows of X and D), `N` of output features (rows of W, columns of D), `K` of input
+//! features. A *format* is how weights are stored ([`Format`]); *act-order* weights have their columns permuted.
+//!
+//! # Errors
+//! Everything is validated here, once, and [`Error`] says what was expected and what came. Nothing panics on bad
+//! input, and what fails has written nothing.
+//!
+//! # Features
+//! `cuda` and `wgpu`, both on by default, add their backends. Neither needs a driver or a toolkit to build or to
+//! start: where there is none, [`devices`] says so.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -6,6 +82,7 @@ mod backends;
 mod context;
 mod error;
 mod linear;
+mod model;
 mod plan;
 mod problem;
 mod quantize;
@@ -15,15 +92,28 @@ mod workspace;
 pub use backends::{DeviceListing, devices};
 pub use context::Context;
 pub use error::Error;
+pub use model::{open_model, open_model_with};
 pub use plan::{Args, Plan};
 pub use problem::Problem;
 pub use quantize::quantize;
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
+pub use qgemm_formats::model::{DenseTensor, GptqZeros, Model, ModelOptions, TensorInfo, TensorKind, gguf};
 pub use qgemm_formats::prepack::PackClass;
-pub use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
+pub use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, format_for_k};
 pub use qgemm_hal::{
     Buffer, BufferMut, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, DeviceKind, Event, HalError, LaunchPlan,
-    Stream, TileConfig,
+    Math, Stream, TileConfig, Variant,
 };
+pub use qgemm_sched::SchedError;
+
+/// What only CUDA has: memory and streams of the caller's, graphs, and the measured bandwidth.
+///
+/// [`wrap_device_ptr`](cuda::wrap_device_ptr) and [`wrap_stream`](cuda::wrap_stream) take pointers and stream
+/// handles of the CUDA runtime, PyTorch or other code in the process without copying; the
+/// [`device`](Context::device) of a context is what they want as their first argument.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use qgemm_cuda::{Graph, capture, cudarc, from_cudarc_stream, read_bandwidth, wrap_device_ptr, wrap_stream};
+}

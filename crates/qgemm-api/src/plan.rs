@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use qgemm_hal::{BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmArgs, Kernel, LaunchPlan, Stream};
+use qgemm_sched::{TunedTable, choose};
 
 use crate::error::Error;
 use crate::problem::Problem;
@@ -69,7 +70,8 @@ impl Plan {
         let kernel = match op.m {
             0 => None,
             _ => {
-                let (family, launch) = problem.choose(device, &op)?;
+                let (family, launch) =
+                    choose(&op, device.info(), device.families(), problem.preferences(), &TunedTable::new())?;
                 Some(Chosen { kernel: family.prepare(device, &op, &launch)?, launch })
             }
         };

@@ -1,7 +1,8 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, CheckedGemm, Dense, Device, HalError, KernelFamily, LaunchPlan};
+use qgemm_hal::{Activation, CheckedGemm, Dense};
+use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
@@ -29,8 +30,7 @@ pub struct Problem {
     bias: Option<DType>,
     alpha: f32,
     batch_invariant: bool,
-    max_workspace: Option<usize>,
-    family: Option<String>,
+    preferences: Preferences,
 }
 
 impl Problem {
@@ -52,8 +52,7 @@ impl Problem {
             bias: None,
             alpha: 1.0,
             batch_invariant: false,
-            max_workspace: None,
-            family: None,
+            preferences: Preferences::default(),
         }
     }
 
@@ -139,13 +138,13 @@ impl Problem {
 
     /// Restricts the plan to at most this much workspace.
     pub fn max_workspace(mut self, bytes: usize) -> Self {
-        self.max_workspace = Some(bytes);
+        self.preferences.max_workspace = Some(bytes);
         self
     }
 
     /// Restricts the plan to one kernel family, such as `gemv`: for tests and benchmarks.
     pub fn family(mut self, name: impl Into<String>) -> Self {
-        self.family = Some(name.into());
+        self.preferences.family = Some(name.into());
         self
     }
 
@@ -198,15 +197,12 @@ impl Problem {
         })
     }
 
-    pub(crate) fn choose(
-        &self,
-        device: &dyn Device,
-        _op: &CheckedGemm,
-    ) -> Result<(&'static dyn KernelFamily, LaunchPlan), Error> {
-        let (device, what) = (device.info().id, "planning".to_owned());
-        Err(HalError::Unsupported { device, what, why: "the scheduler is not connected".into() }.into())
+    /// What the scheduler is asked to respect.
+    pub(crate) fn preferences(&self) -> &Preferences {
+        &self.preferences
     }
 
+    /// Whether a C is part of the problem, read or (with `beta` 0) not.
     pub(crate) fn states_c(&self) -> bool {
         self.c.is_some()
     }

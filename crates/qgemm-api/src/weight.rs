@@ -89,6 +89,7 @@ impl Weight {
             None => None,
             Some(order) => Some(upload(&padded_k_order(order, k_step), "column order of a weight")?),
         };
+        device.synchronize(stream)?;
         let shape = WeightShape {
             device: device.info().id,
             format,

@@ -1,0 +1,147 @@
+//! Opening model files and checkpoint folders.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use qgemm_formats::model::{Model, ModelOptions};
+use qgemm_formats::{FormatError, SharedBytes};
+use qgemm_hal::MappedFile;
+use serde::Deserialize;
+
+use crate::error::Error;
+
+/// Opens a model: a GGUF or safetensors file, an index of shards (`*.index.json`), or a folder with one of
+/// these. Files are mapped, not read: a tensor's bytes come from disk when it is loaded.
+///
+/// For safetensors, quantization settings are taken from `config.json`, `quantize_config.json` or
+/// `quant_config.json` in the same folder.
+///
+/// # Errors
+/// When a file cannot be opened or is not what it should be, or a folder does not hold exactly one model.
+pub fn open_model(path: impl AsRef<Path>) -> Result<Model, Error> {
+    open_model_with(path, ModelOptions::default())
+}
+
+/// [`open_model`] with choices in how checkpoints are read.
+///
+/// # Errors
+/// As [`open_model`].
+pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<Model, Error> {
+    let path = path.as_ref();
+    let files = files_of(path)?;
+    let settings = match files.first().and_then(|file| file.parent()) {
+        Some(folder) if files.iter().any(|file| has_extension(file, "safetensors")) => settings(folder)?,
+        _ => None,
+    };
+    let shards = files
+        .iter()
+        .map(|file| Ok(SharedBytes::new(Arc::new(MappedFile::open(file)?))))
+        .collect::<Result<Vec<_>, Error>>()?;
+    Ok(Model::from_shards(&shards, settings.as_deref(), options)?)
+}
+
+/// The files that make up the model at `path`.
+fn files_of(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    if path.is_dir() {
+        files_of_folder(path)
+    } else if path.to_string_lossy().ends_with(INDEX_EXTENSION) {
+        shards_of_index(path)
+    } else {
+        Ok(vec![path.to_owned()])
+    }
+}
+
+const INDEX_EXTENSION: &str = ".index.json";
+
+fn files_of_folder(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).map_err(|source| io(folder, source))? {
+        files.push(entry.map_err(|source| io(folder, source))?.path());
+    }
+    files.sort();
+    let with = |suffix: &str| -> Vec<PathBuf> {
+        files.iter().filter(|file| file.to_string_lossy().ends_with(suffix)).cloned().collect()
+    };
+    let candidates = [with(".safetensors.index.json"), with(".safetensors"), with(".gguf")];
+    match candidates.each_ref().map(Vec::as_slice) {
+        [[index], _, _] => shards_of_index(index),
+        [[], [file], []] | [[], [], [file]] => Ok(vec![file.clone()]),
+        [indices, safetensors, gguf] => {
+            let counts =
+                format!("{} indices, {} safetensors and {} GGUF files", indices.len(), safetensors.len(), gguf.len());
+            Err(bad(folder, format!("expected a folder with one model, got {counts}: name the file")))
+        }
+    }
+}
+
+/// An index of shards, as `transformers` writes it.
+#[derive(Deserialize)]
+struct Index {
+    /// Tensor name → file name.
+    weight_map: BTreeMap<String, String>,
+}
+
+fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
+    let text = fs::read_to_string(path).map_err(|source| io(path, source))?;
+    let index: Index =
+        serde_json::from_str(&text).map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
+    let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
+    if names.is_empty() {
+        return Err(bad(path, "expected at least one shard, got none".into()));
+    }
+    let folder = path.parent().unwrap_or(Path::new(""));
+    names
+        .into_iter()
+        .map(|name| {
+            let mut components = Path::new(name).components();
+            match (components.next(), components.next()) {
+                (Some(Component::Normal(file)), None) => Ok(folder.join(file)),
+                _ => Err(bad(path, format!("shard `{name}`: expected the name of a file in the same folder"))),
+            }
+        })
+        .collect()
+}
+
+/// The text of the file in `folder` that states quantization settings, if one does.
+fn settings(folder: &Path) -> Result<Option<String>, Error> {
+    let config = read_if_there(&folder.join("config.json"))?;
+    if config.as_deref().is_some_and(states_quantization) {
+        return Ok(config);
+    }
+    for name in ["quantize_config.json", "quant_config.json"] {
+        if let Some(text) = read_if_there(&folder.join(name))? {
+            return Ok(Some(text));
+        }
+    }
+    Ok(None)
+}
+
+fn states_quantization(config: &str) -> bool {
+    let parsed = serde_json::from_str::<serde_json::Value>(config);
+    // Text that is no JSON is passed on, for the reader to complain about.
+    parsed
+        .map_or(true, |value| ["quantization_config", "compression_config"].iter().any(|key| value.get(key).is_some()))
+}
+
+fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(io(path, source)),
+    }
+}
+
+fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case(extension))
+}
+
+fn io(path: &Path, source: std::io::Error) -> Error {
+    Error::Io { path: path.to_owned(), source }
+}
+
+fn bad(path: &Path, what: String) -> Error {
+    FormatError::BadFile { file: path.display().to_string(), what }.into()
+}

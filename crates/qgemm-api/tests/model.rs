@@ -1,0 +1,128 @@
+//! From a file to a result, and every way in which a path can be no model.
+
+use std::fs;
+use std::path::Path;
+
+use qgemm_api::gguf::GgufHeader;
+use qgemm_api::{Context, Error, Format, FormatError, HalError, TensorKind, open_model, quantize};
+
+const N: usize = 3;
+const K: usize = 64;
+
+fn values() -> Vec<f32> {
+    (0..N * K).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect()
+}
+
+fn write_gguf(path: &Path, format: &str) {
+    let format: Format = format.parse().expect("a format");
+    let (weight, _) = quantize(&values(), N, K, format).expect("K suits");
+    let mut header = GgufHeader::new();
+    header.metadata("general.architecture", "test".into()).expect("a new key");
+    header.tensor("blk.0.ffn_up.weight", &[N, K], format).expect("it fits");
+    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
+    writer.tensor(weight.blocks()).expect("the right size");
+    writer.finish().expect("complete");
+}
+
+/// A safetensors file with one f32 matrix.
+fn write_safetensors(path: &Path, name: &str) {
+    let data: Vec<u8> = values().iter().flat_map(|v| v.to_le_bytes()).collect();
+    let header = format!(r#"{{"{name}":{{"dtype":"F32","shape":[{N},{K}],"data_offsets":[0,{}]}}}}"#, data.len());
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    fs::write(path, bytes).expect("writable");
+}
+
+#[test]
+fn a_gguf_layer_runs() {
+    let folder = tempfile::tempdir().expect("writable");
+    write_gguf(&folder.path().join("model.gguf"), "q8_0");
+    // The folder and the file are the same model.
+    let model = open_model(folder.path()).expect("one model");
+    let same = open_model(folder.path().join("model.gguf")).expect("a GGUF file");
+    assert_eq!(model.tensors(), same.tensors());
+    assert_eq!(model.tensors()[0].kind, TensorKind::Quantized("q8_0".parse().expect("a format")));
+
+    let ctx = Context::open("cpu").expect("always there");
+    let weight = ctx.load(&model.weight("blk.0.ffn_up").expect("it is there")).expect("memory");
+    let got = ctx.linear(&weight, &[1.0; K], 1).expect("valid");
+    for (row, &d) in values().chunks(K).zip(&got) {
+        let sum: f32 = row.iter().sum();
+        assert!((d - sum).abs() < 0.1, "expected about {sum}, got {d}");
+    }
+    assert!(matches!(
+        model.weight("blk.0.ffn_upp"),
+        Err(FormatError::NoSuchTensor { near: Some(near), .. }) if near == "blk.0.ffn_up.weight"
+    ));
+}
+
+#[test]
+fn shards_make_one_model() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    write_safetensors(&path("a.safetensors"), "first.weight");
+    write_safetensors(&path("b.safetensors"), "second.weight");
+    let ambiguous = open_model(folder.path()).expect_err("two files, no index");
+    assert!(ambiguous.to_string().contains("2 safetensors"), "{ambiguous}");
+    let index = r#"{"weight_map":{"first.weight":"a.safetensors","second.weight":"b.safetensors"}}"#;
+    fs::write(path("model.safetensors.index.json"), index).expect("writable");
+    for model in [open_model(folder.path()), open_model(path("model.safetensors.index.json"))] {
+        let model = model.expect("an index");
+        let names: Vec<_> = model.tensors().iter().map(|t| t.name.as_str()).collect();
+        assert_eq!(names, ["first.weight", "second.weight"]);
+        assert_eq!(model.dense("second").expect("plain").to_f32(), values());
+    }
+}
+
+#[test]
+fn an_index_cannot_name_files_elsewhere() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = folder.path().join("model.safetensors.index.json");
+    for index in [
+        r#"{"weight_map":{"w":"../a.safetensors"}}"#,
+        r#"{"weight_map":{"w":"/etc/passwd"}}"#,
+        r#"{"weight_map":{"w":""}}"#,
+        r#"{"weight_map":{}}"#,
+        r#"{"other":1}"#,
+        "no JSON",
+    ] {
+        fs::write(&path, index).expect("writable");
+        let error = open_model(&path).expect_err(index);
+        assert!(matches!(error, Error::Format(FormatError::BadFile { .. })), "{index}: {error:?}");
+    }
+}
+
+#[test]
+fn settings_beside_the_file_are_read() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    write_safetensors(&path("model.safetensors"), "w");
+    // What is read shows in what is refused: only the file that states the quantization counts.
+    let broken = r#"{"quantization_config": 7}"#;
+    fs::write(path("quantize_config.json"), "[]").expect("writable");
+    assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
+    fs::write(path("quantize_config.json"), "{}").expect("writable");
+    open_model(folder.path()).expect("no settings");
+    fs::write(path("config.json"), r#"{"model_type":"bert"}"#).expect("writable");
+    open_model(folder.path()).expect("no quantization");
+    fs::write(path("config.json"), broken).expect("writable");
+    assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
+    fs::write(path("config.json"), "no JSON").expect("writable");
+    assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
+}
+
+#[test]
+fn what_is_no_model_is_an_error() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    assert!(matches!(open_model(path("absent.gguf")), Err(Error::Hal(HalError::File { .. }))));
+    assert!(matches!(open_model(path("absent.index.json")), Err(Error::Io { .. })));
+    assert!(matches!(open_model(folder.path()), Err(Error::Format(FormatError::BadFile { .. }))));
+    for (name, bytes) in
+        [("empty.gguf", &b""[..]), ("text.gguf", b"hello world, this is text"), ("cut.gguf", b"GGUF\x03")]
+    {
+        fs::write(path(name), bytes).expect("writable");
+        assert!(matches!(open_model(path(name)), Err(Error::Format(_))), "{name}");
+    }
+}
