@@ -6,6 +6,7 @@ use cudarc::driver::{result, sys};
 use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, HalError, Math, Variant};
 
 use crate::driver;
+use crate::target::Target;
 
 /// Lowers the kernel variant of every device: `QGEMM_VARIANT=sm70`.
 const VARIANT_VARIABLE: &str = "QGEMM_VARIANT";
@@ -13,6 +14,9 @@ const VARIANT_VARIABLE: &str = "QGEMM_VARIANT";
 /// Part of the memory clock's bandwidth that a kernel which only reads can reach (4.47 of 4.92 TB/s measured
 /// on an H200).
 const READ_FRACTION: f64 = 0.91;
+
+/// Chips that NVRTC 12.9 makes machine code for. Later ones run PTX.
+const COMPILED_FOR: [u32; 12] = [70, 72, 75, 80, 86, 87, 89, 90, 100, 103, 120, 121];
 
 /// One device, as seen before a context is opened.
 #[derive(Clone, Debug)]
@@ -38,6 +42,17 @@ pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
         90 => Ok(Variant::Sm90),
         120 | 121 => Ok(Variant::Sm120),
         _ => Ok(Variant::Sm80),
+    }
+}
+
+impl Chip {
+    /// What this device's kernels are compiled for: its machine code, or PTX of an older chip where the user lowered
+    /// the variant, so that its instructions go the way of every PTX, and where the chip is newer than the compiler.
+    pub(crate) fn target(&self) -> Target {
+        match self.lowered || !COMPILED_FOR.contains(&self.arch) {
+            true => Target::Ptx { arch: self.variant.number() },
+            false => Target::Cubin { arch: self.arch, specific: false },
+        }
     }
 }
 
@@ -169,6 +184,35 @@ mod tests {
             let error = lower(id, natural, Some(wanted)).unwrap_err();
             assert!(matches!(error, HalError::Unsupported { .. }), "{error}");
         }
+    }
+
+    #[test]
+    fn kernels_are_compiled_for_the_chip_or_as_ptx() {
+        let target = |arch, wanted: Option<Variant>| {
+            let natural = variant(arch).unwrap();
+            let variant = wanted.unwrap_or(natural);
+            let id = DeviceId { kind: DeviceKind::Cuda, ordinal: 0 };
+            let info = DeviceInfo {
+                id,
+                name: String::new(),
+                arch: format!("sm_{arch}"),
+                variant: Some(variant),
+                units: 1,
+                memory_bytes: 0,
+                bandwidth: 0.0,
+                cache_bytes: 0,
+                shared_bytes: 0,
+                max_buffer_bytes: 0,
+                rates: Vec::new(),
+                launch_seconds: 0.0,
+                features: BTreeSet::new(),
+            };
+            Chip { arch, variant, lowered: variant != natural, info }.target().to_string()
+        };
+        assert_eq!(target(86, None), "sm_86");
+        assert_eq!(target(90, None), "sm_90");
+        assert_eq!(target(90, Some(Variant::Sm70)), "compute_70");
+        assert_eq!(target(130, None), "compute_80", "newer than the compiler");
     }
 
     #[test]

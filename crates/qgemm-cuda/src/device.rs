@@ -22,7 +22,6 @@ use crate::probe;
 use crate::spec::KernelSpec;
 use crate::store::KernelStore;
 use crate::stream::{self, CudaStream};
-use crate::target::Target;
 
 /// Bytes read to measure the bandwidth of a device whose clocks the driver does not tell.
 const PROBE_BYTES: usize = 256 << 20;
@@ -44,13 +43,7 @@ impl CudaDevice {
         let _span = tracing::info_span!("open", ordinal).entered();
         let context = Arc::new(DeviceContext::open(ordinal)?);
         let chip = chip::read(ordinal)?;
-        let target = match chip.lowered {
-            // An older variant's instructions are proved on the newer chip as its users will run them: through the
-            // driver's compiler.
-            true => Target::Ptx { arch: chip.variant.number() },
-            false => Target::Cubin { arch: chip.arch, specific: false },
-        };
-        let store = KernelStore::new(chip.arch, target, Cache::of_user());
+        let store = KernelStore::new(chip.arch, chip.target(), Cache::of_user());
         let default_stream = CudaStream::new(&context)?.into_stream();
         let own_stream = CudaStream::new(&context)?;
         let mut device = Self { context, chip, default_stream, own_stream, store };

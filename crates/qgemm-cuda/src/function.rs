@@ -124,6 +124,14 @@ impl Function {
     }
 }
 
+#[cfg(test)]
+impl Function {
+    /// Whether both are the same kernel of the same loaded module.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.module, &other.module) && self.raw == other.raw
+    }
+}
+
 /// Loads a cubin or PTX; the driver's own words go into the error.
 fn load_image(context: &DeviceContext, image: &[u8]) -> Result<sys::CUmodule, HalError> {
     use sys::CUjit_option_enum as Option;

@@ -13,6 +13,8 @@ mod bundle;
 mod cache;
 mod chip;
 mod device;
+#[cfg(test)]
+mod device_tests;
 mod driver;
 mod families;
 mod function;
