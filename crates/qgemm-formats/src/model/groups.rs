@@ -45,8 +45,9 @@ pub(super) struct GroupContents<'a> {
 }
 
 impl GroupPlan {
-    /// Sorts `group_of`, the group of every input feature, all below `group_count`, into the blocks of
-    /// `bits`-bit codes that take the fewest bytes.
+    /// Sorts `group_of`, the group of every input feature, all below `group_count`, into blocks of `bits`-bit
+    /// codes, the largest that need the fewest columns of padding: where all groups are of one size, the largest
+    /// of 128, 64 and 32 that divides it.
     ///
     /// # Errors
     /// [`FormatError::ZeroDimension`] when there are no columns, [`FormatError::BadFile`] when a group is out of
@@ -62,8 +63,10 @@ impl GroupPlan {
             })? += 1;
         }
         let blocks = |block: usize| counts.iter().map(|count| count.div_ceil(block)).sum::<usize>();
-        let block_bytes = |block: usize| block * bits / 8 + 3;
-        let block = BLOCKS.into_iter().min_by_key(|&block| blocks(block) * block_bytes(block)).unwrap_or(BLOCKS[0]);
+        // The last group may end inside a block, so its padding does not count.
+        let last = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+        let columns = |block: usize| (blocks(block) - counts[last].div_ceil(block)) * block + counts[last];
+        let block = BLOCKS.into_iter().min_by_key(|&block| columns(block)).unwrap_or(BLOCKS[0]);
         if blocks(block) * block > group_of.len().saturating_mul(MAX_GROWTH).max(BLOCKS[0]) {
             return Err(unsupported(
                 name,

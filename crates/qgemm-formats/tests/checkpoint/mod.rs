@@ -1,0 +1,65 @@
+//! Shared by the tests of model files: small checkpoints made by hand.
+
+use qgemm_formats::model::{Model, ModelOptions};
+use qgemm_formats::{FormatError, HostWeight};
+use safetensors::tensor::{Dtype, TensorView, serialize};
+
+/// A deterministic stream of numbers.
+pub struct Numbers(u64);
+
+impl Numbers {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// A number below `limit`.
+    pub fn below(&mut self, limit: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 32) % u64::from(limit)) as u32
+    }
+}
+
+/// Tensors of a safetensors file.
+#[derive(Default)]
+pub struct Checkpoint(Vec<(String, Dtype, Vec<usize>, Vec<u8>)>);
+
+impl Checkpoint {
+    pub fn add(mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: Vec<u8>) -> Self {
+        self.0.push((name.into(), dtype, shape.to_vec(), bytes));
+        self
+    }
+
+    pub fn add_f32(self, name: &str, shape: &[usize], values: &[f32]) -> Self {
+        self.add(name, Dtype::F32, shape, bytemuck::cast_slice(values).to_vec())
+    }
+
+    pub fn add_words(self, name: &str, shape: &[usize], words: &[u32]) -> Self {
+        self.add(name, Dtype::I32, shape, bytemuck::cast_slice(words).to_vec())
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        let views = self.0.iter().map(|(name, dtype, shape, bytes)| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("bytes fit the shape"))
+        });
+        serialize(views, None).expect("serializable")
+    }
+
+    pub fn open(&self, config: Option<&str>) -> Model {
+        self.open_with(config, ModelOptions::default())
+    }
+
+    pub fn open_with(&self, config: Option<&str>, options: ModelOptions) -> Model {
+        Model::from_bytes(self.bytes().into(), config, options).expect("a model")
+    }
+
+    pub fn weight(&self, config: Option<&str>) -> Result<HostWeight, FormatError> {
+        self.open(config).weight("layer")
+    }
+}
+
+/// All values of a weight, row after row.
+pub fn values(weight: &HostWeight) -> Vec<f32> {
+    (0..weight.n()).flat_map(|n| weight.dequantize_row(n)).collect()
+}

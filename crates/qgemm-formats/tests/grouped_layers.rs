@@ -1,0 +1,298 @@
+//! GPTQ and AWQ layers, packed here bit by bit, must decode to exactly `scale · (code − zero)`.
+
+mod checkpoint;
+
+use checkpoint::{Checkpoint, Numbers, values};
+use half::f16;
+use qgemm_formats::model::{GptqZeros, Model, ModelOptions, TensorKind};
+use qgemm_formats::{FormatError, NO_COLUMN};
+use safetensors::tensor::Dtype;
+
+/// A layer in plain numbers.
+struct Layer {
+    n: usize,
+    k: usize,
+    bits: usize,
+    groups: usize,
+    group_of: Vec<u32>,
+    /// `[n][k]`
+    codes: Vec<u32>,
+    /// `[groups][n]`
+    zeros: Vec<u32>,
+    scales: Vec<f16>,
+}
+
+impl Layer {
+    fn random(n: usize, bits: usize, group_of: Vec<u32>, groups: usize) -> Self {
+        let mut numbers = Numbers::new((n * 1000 + bits * 10 + groups) as u64);
+        let (k, limit) = (group_of.len(), 1 << bits);
+        let codes = (0..n * k).map(|_| numbers.below(limit)).collect();
+        let zeros = (0..groups * n).map(|_| numbers.below(limit)).collect();
+        let scales = (0..groups * n).map(|_| f16::from_f32(0.001 + numbers.below(1000) as f32 * 1e-4)).collect();
+        Self { n, k, bits, groups, group_of, codes, zeros, scales }
+    }
+
+    fn in_groups_of(n: usize, k: usize, bits: usize, size: usize) -> Self {
+        let group_of = (0..k).map(|column| (column / size) as u32).collect();
+        Self::random(n, bits, group_of, k.div_ceil(size))
+    }
+
+    fn expected(&self) -> Vec<f32> {
+        let value = |row: usize, column: usize| {
+            let at = self.group_of[column] as usize * self.n + row;
+            let step = self.codes[row * self.k + column] as i32 - self.zeros[at] as i32;
+            self.scales[at].to_f32() * step as f32
+        };
+        (0..self.n).flat_map(|row| (0..self.k).map(move |column| value(row, column))).collect()
+    }
+
+    fn scale_bytes(&self) -> Vec<u8> {
+        self.scales.iter().flat_map(|s| s.to_le_bytes()).collect()
+    }
+
+    /// `qweight` and `qzeros`, zero points stored less `subtract`.
+    fn gptq(&self, subtract: u32) -> Checkpoint {
+        let mask = (1u32 << self.bits) - 1;
+        let words = (self.k * self.bits).div_ceil(32);
+        let mut qweight = vec![0u32; words * self.n];
+        for row in 0..self.n {
+            let column = stream((0..self.k).map(|k| self.codes[row * self.k + k]), self.bits);
+            for (i, &word) in column.iter().enumerate() {
+                qweight[i * self.n + row] = word;
+            }
+        }
+        let zero_words = (self.n * self.bits).div_ceil(32);
+        let qzeros: Vec<u32> = self
+            .zeros
+            .chunks(self.n)
+            .flat_map(|zeros| stream(zeros.iter().map(|&z| z.wrapping_sub(subtract) & mask), self.bits))
+            .collect();
+        Checkpoint::default()
+            .add_words("layer.qweight", &[words, self.n], &qweight)
+            .add_words("layer.qzeros", &[self.groups, zero_words], &qzeros)
+            .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
+            .add_f32("layer.bias", &[self.n], &vec![0.5; self.n])
+    }
+
+    fn awq(&self) -> Checkpoint {
+        let pack = |line: &dyn Fn(usize) -> u32| -> Vec<u32> {
+            let word = |c: usize| {
+                [0, 2, 4, 6, 1, 3, 5, 7].iter().enumerate().fold(0, |word, (i, j)| word | line(8 * c + j) << (4 * i))
+            };
+            (0..self.n / 8).map(word).collect()
+        };
+        let qweight: Vec<u32> = (0..self.k).flat_map(|k| pack(&|row| self.codes[row * self.k + k])).collect();
+        let qzeros: Vec<u32> = (0..self.groups).flat_map(|g| pack(&|row| self.zeros[g * self.n + row])).collect();
+        Checkpoint::default()
+            .add_words("layer.qweight", &[self.k, self.n / 8], &qweight)
+            .add_words("layer.qzeros", &[self.groups, self.n / 8], &qzeros)
+            .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
+    }
+}
+
+/// A stream of fields as words, bit by bit.
+fn stream(fields: impl Iterator<Item = u32>, bits: usize) -> Vec<u32> {
+    let flat: Vec<u32> = fields.flat_map(|field| (0..bits).map(move |bit| field >> bit & 1)).collect();
+    flat.chunks(32).map(|chunk| chunk.iter().enumerate().fold(0, |word, (i, bit)| word | bit << i)).collect()
+}
+
+fn settings(bits: usize, group: i64, format: &str) -> String {
+    format!(
+        r#"{{"model_type": "llama", "version": 7, "quantization_config": {{"quant_method": "gptq", "bits": {bits},
+            "group_size": {group}, "desc_act": true, "checkpoint_format": "{format}"}}}}"#
+    )
+}
+
+#[test]
+fn gptq_of_every_width_and_group() {
+    for bits in [2, 3, 4, 8] {
+        for (k, group) in [(256, 32), (256, 64), (256, 128), (96, 96), (384, 96), (512, 256), (288, 128), (160, 64)] {
+            for (subtract, version) in [(1, "gptq"), (0, "gptq_v2")] {
+                for n in [8, 40] {
+                    let layer = Layer::in_groups_of(n, k, bits, group);
+                    let checkpoint = layer.gptq(subtract);
+                    let weight = checkpoint.weight(Some(&settings(bits, group as i64, version))).expect("loads");
+                    assert_eq!((weight.n(), weight.k()), (n, k));
+                    let block = [128, 64, 32].into_iter().find(|block| group % block == 0).expect("multiple of 32");
+                    if k != group {
+                        assert_eq!(weight.format().name, format!("int{bits}_g{block}"), "K {k} group {group}");
+                    }
+                    assert!(weight.k_order().is_none());
+                    assert_eq!(values(&weight), layer.expected(), "{bits} bits, K {k}, group {group}, {version}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gptq_of_one_group() {
+    for bits in [2, 3, 4, 8] {
+        let layer = Layer::in_groups_of(32, 416, bits, 416);
+        let weight = layer.gptq(1).weight(Some(&settings(bits, -1, "gptq"))).expect("loads");
+        assert_eq!(weight.format().name, format!("int{bits}_g128"));
+        assert_eq!(values(&weight), layer.expected());
+        // Without settings, shapes say the same.
+        let guessed = layer.gptq(1).weight(None).expect("loads");
+        assert_eq!(guessed.blocks(), weight.blocks());
+    }
+}
+
+#[test]
+fn gptq_with_act_order() {
+    for bits in [2, 3, 4, 8] {
+        let mut group_of: Vec<u32> = (0..256).map(|column| column / 64).collect();
+        let mut numbers = Numbers::new(5);
+        for i in (1..group_of.len()).rev() {
+            group_of.swap(i, numbers.below(i as u32 + 1) as usize);
+        }
+        let layer = Layer::random(32, bits, group_of, 4);
+        let checkpoint = layer.gptq(1).add_words("layer.g_idx", &[256], &layer.group_of);
+        let weight = checkpoint.weight(Some(&settings(bits, 64, "gptq"))).expect("loads");
+        assert_eq!((weight.format().block_len, weight.stored_k()), (64, 256));
+        let order = weight.k_order().expect("sorted by group");
+        assert!(order.chunks(64).enumerate().all(|(g, c)| c.iter().all(|&k| layer.group_of[k as usize] == g as u32)));
+        assert_eq!(values(&weight), layer.expected());
+    }
+}
+
+#[test]
+fn gptq_with_act_order_after_sharding() {
+    // A shard of the columns has groups of all sizes, also none, and need not fill words or blocks.
+    let mut numbers = Numbers::new(77);
+    let group_of: Vec<u32> = (0..203).map(|_| [0, 1, 1, 1, 3, 4, 4, 5][numbers.below(8) as usize]).collect();
+    for bits in [2, 3, 4, 8] {
+        let layer = Layer::random(24, bits, group_of.clone(), 7);
+        let checkpoint = layer.gptq(1).add_words("layer.g_idx", &[203], &layer.group_of);
+        let weight = checkpoint.weight(Some(&settings(bits, 128, "gptq"))).expect("loads");
+        assert_eq!((weight.k(), weight.format().block_len), (203, 32));
+        let order = weight.k_order().expect("sorted by group");
+        assert_eq!(order.iter().filter(|&&column| column != NO_COLUMN).count(), 203);
+        assert_eq!(values(&weight), layer.expected());
+        // What multiplies no input feature must be 0, or the product would depend on what X holds there.
+        let mut stored = vec![1.0; weight.format().blocks_per_row(weight.stored_k()) * 32];
+        weight.dequantize_stored_row(3, &mut stored);
+        assert!(order.iter().zip(&stored).all(|(&column, &value)| column != NO_COLUMN || value == 0.0));
+        assert!(stored[order.len()..].iter().all(|&value| value == 0.0));
+    }
+}
+
+#[test]
+fn awq_of_every_group() {
+    for (k, group) in [(128, 32), (128, 64), (256, 128), (192, 96), (160, 160), (200, 64), (33, 32)] {
+        let layer = Layer::in_groups_of(24, k, 4, group);
+        let config = format!(r#"{{"quant_method": "awq", "w_bit": 4, "q_group_size": {group}, "version": "GEMM"}}"#);
+        let weight = layer.awq().weight(Some(&config)).expect("loads");
+        assert_eq!(values(&weight), layer.expected(), "K {k} group {group}");
+    }
+    let layer = Layer::in_groups_of(16, 256, 4, 64);
+    assert_eq!(values(&layer.awq().weight(None).expect("recognised by shape")), layer.expected());
+}
+
+#[test]
+fn mislabelled_versions_can_be_overridden() {
+    let layer = Layer::in_groups_of(32, 128, 4, 128);
+    let (v1, v2) = (settings(4, 128, "gptq"), settings(4, 128, "gptq_v2"));
+    let load = |checkpoint: &Checkpoint, config: &str, gptq_zeros| {
+        values(&checkpoint.open_with(Some(config), ModelOptions { gptq_zeros }).weight("layer").expect("loads"))
+    };
+    assert_ne!(load(&layer.gptq(0), &v1, GptqZeros::FromConfig), layer.expected());
+    assert_eq!(load(&layer.gptq(0), &v1, GptqZeros::AsIs), layer.expected());
+    assert_eq!(load(&layer.gptq(1), &v2, GptqZeros::LessOne), layer.expected());
+}
+
+#[test]
+fn suspicious_zero_points_are_reported() {
+    for bits in [2, 3, 4, 8] {
+        let mut layer = Layer::in_groups_of(32, 128, bits, 128);
+        layer.zeros.fill(1 << (bits - 1));
+        for (subtract, stated, suspicious) in
+            [(1, "gptq", false), (0, "gptq", true), (0, "gptq_v2", false), (1, "gptq_v2", true)]
+        {
+            let log = logged(|| {
+                layer.gptq(subtract).weight(Some(&settings(bits, 128, stated))).expect("loads");
+            });
+            assert_eq!(log.contains("mislabelled"), suspicious, "{bits} bits, less {subtract}, {stated}: {log}");
+        }
+    }
+}
+
+/// What is logged while `action` runs.
+fn logged(action: impl FnOnce()) -> String {
+    let log = std::sync::Arc::new(Log::default());
+    let subscriber = tracing_subscriber::fmt().with_writer(log.clone()).with_ansi(false).finish();
+    tracing::subscriber::with_default(subscriber, action);
+    let bytes = log.0.lock().expect("not poisoned").clone();
+    String::from_utf8(bytes).expect("text")
+}
+
+#[derive(Default)]
+struct Log(std::sync::Mutex<Vec<u8>>);
+
+impl std::io::Write for &Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("not poisoned").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_model_lists_layers_not_their_parts() {
+    let layer = Layer::in_groups_of(32, 128, 4, 128);
+    let model = layer.gptq(1).open(Some(&settings(4, 128, "gptq")));
+    let names: Vec<&str> = model.tensors().iter().map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(names, ["layer.bias", "layer.weight"]);
+    let info = model.info("layer").expect("is there");
+    assert_eq!((info.shape.as_slice(), info.bytes), ([32, 128].as_slice(), 128 * 32 / 2 + 16 + 64));
+    assert!(matches!(info.kind, TensorKind::Quantized(format) if format.name == "int4_g128"));
+    assert_eq!(model.dense("layer.bias").expect("dense").to_f32(), vec![0.5; 32]);
+    let error = model.weight("layr.weight").expect_err("not there");
+    assert_eq!(error, FormatError::NoSuchTensor { name: "layr.weight".into(), near: Some("layer.weight".into()) });
+    assert!(matches!(model.dense("layer"), Err(FormatError::UnsupportedFile { .. })));
+}
+
+#[test]
+fn layers_that_do_not_fit_together_are_refused() {
+    let layer = Layer::in_groups_of(32, 128, 4, 64);
+    let refused = |checkpoint: Checkpoint, config: &str, expected: &str| {
+        let model = checkpoint.open(Some(config));
+        let error = model.weight("layer").expect_err("refused").to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(matches!(&model.info("layer").expect("listed").kind, TensorKind::Opaque(why) if *why == error));
+    };
+    refused(layer.gptq(1), &settings(4, 128, "gptq"), "makes 1 groups, but there are scales for 2");
+    refused(layer.gptq(1), &settings(4, 48, "gptq"), "multiple of 32");
+    refused(layer.gptq(1), &settings(4, 0, "gptq"), "multiple of 32");
+    refused(layer.gptq(1), &settings(4, -7, "gptq"), "multiple of 32");
+    refused(layer.gptq(1), &settings(5, 64, "gptq"), "expected one of 2, 3, 4 and 8");
+    refused(layer.gptq(1), &settings(4, 64, "marlin"), "expected gptq or gptq_v2");
+    let group_9 = vec![9u32; 128];
+    refused(layer.gptq(1).add_words("layer.g_idx", &[128], &group_9), &settings(4, 64, "gptq"), "there are 2 groups");
+    refused(layer.gptq(1).add_words("layer.g_idx", &[127], &group_9[1..]), &settings(4, 64, "gptq"), "group 9");
+    refused(layer.awq(), r#"{"quant_method": "awq", "bits": 4, "version": "gemv"}"#, "expected `gemm`");
+    refused(layer.awq(), r#"{"quant_method": "awq", "bits": 8}"#, "expected 4");
+    refused(layer.awq(), r#"{"quant_method": "awq", "group_size": 32}"#, "makes 4 groups");
+}
+
+#[test]
+fn scales_must_be_finite() {
+    for bad in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
+        let mut layer = Layer::in_groups_of(40, 128, 4, 64);
+        layer.scales[40 + 33] = bad;
+        let error = layer.gptq(1).weight(Some(&settings(4, 64, "gptq"))).expect_err("refused");
+        assert_eq!(error, FormatError::NonFiniteScale { what: "layer.weight".into(), row: 33, block: 1 });
+    }
+}
+
+#[test]
+fn bad_settings_are_refused() {
+    let bytes = || Layer::in_groups_of(8, 32, 4, 32).awq().bytes();
+    for config in ["", "[]", "{", r#"{"quantization_config": {"bits": "four"}}"#, r#"{"quantization_config": 4}"#] {
+        let error = Model::from_bytes(bytes().into(), Some(config), ModelOptions::default()).expect_err("refused");
+        assert!(matches!(error, FormatError::BadFile { .. }), "{config}: {error}");
+    }
+}
