@@ -219,6 +219,7 @@ fn finish(args: &Args, version: &str, built: &[(Target, Vec<(KernelSpec, Artifac
     if args.check {
         let differences = lock.differences(&committed);
         let path = Lock::path();
+        ensure!(committed != Lock::default(), "there is no {}: run the command without --check", path.display());
         ensure!(
             differences.is_empty(),
             "{} is stale, run the command without --check (its numbers are from NVRTC {}, these from {version}):\n{}",
