@@ -1,7 +1,7 @@
 //! The wgpu backend: qgemm on any Vulkan, Metal or Direct3D 12 adapter, software adapters included.
 //!
-//! Kernels are WGSL, put together as text from `shaders/` ([`shader`](self)): number conversions, the format's
-//! dequantization snippet and the family's main loop. Weights stay in their canonical layout; arithmetic is f32.
+//! Kernels are WGSL, put together as text from `shaders/`: number conversions, the format's dequantization snippet
+//! (`dequant/<stem>.wgsl`) and the family's main loop. Weights stay in their canonical layout; arithmetic is f32.
 //! Needed of an adapter: immediates of 112 bytes and seven storage buffers a shader. Knows how to launch kernels,
 //! not which one to choose.
 #![forbid(unsafe_code)]

@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::time::Duration;
 
 use qgemm_hal::{Buffer, BufferRef, DeviceId, HalError, RawBuffer};
 use wgpu::BufferUsages;
@@ -172,15 +174,21 @@ pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, d
         shared.queue.submit([encoder.finish()]);
         staging
     })?;
-    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    let (sender, receiver) = sync_channel(1);
     shared.scoped(CALL, || {
         staging.slice(..).map_async(wgpu::MapMode::Read, move |result| {
             // The receiver is gone only when waiting failed, which is reported there.
             let _ = sender.send(result);
         });
     })?;
-    shared.wait(CALL)?;
-    let mapped = receiver.try_recv().map_err(|e| shared.driver(CALL, e.to_string()))?;
+    let mapped = loop {
+        shared.wait(CALL)?;
+        // Another thread that waits may have taken the callback and not yet called it.
+        match receiver.recv_timeout(Duration::from_millis(10)) {
+            Err(RecvTimeoutError::Timeout) => {}
+            received => break received.map_err(|e| shared.driver(CALL, e.to_string()))?,
+        }
+    };
     mapped.map_err(|e| shared.driver(CALL, e.to_string()))?;
     let view = staging.slice(..).get_mapped_range().map_err(|e| shared.driver(CALL, e.to_string()))?;
     dst.copy_from_slice(&view[offset - first..][..dst.len()]);

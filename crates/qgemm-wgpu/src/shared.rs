@@ -33,11 +33,11 @@ impl Shared {
         let broken = Arc::new(OnceLock::new());
         let lost = broken.clone();
         device.set_device_lost_callback(move |reason, message| {
-            // Dropping a device reports a loss too, which nobody is left to hear.
+            // Dropping a device reports a loss too, which is nothing to log.
             if reason != wgpu::DeviceLostReason::Destroyed {
                 tracing::error!(device = %id, message, "device lost");
-                lost.get_or_init(|| format!("the device was lost: {message}"));
             }
+            lost.get_or_init(|| format!("the device was lost ({reason:?}): {message}"));
         });
         let uncaught = broken.clone();
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
@@ -60,14 +60,16 @@ impl Shared {
 
     /// Runs `work`, and makes an error of what wgpu reports meanwhile; `call` says what was being done.
     pub fn scoped<T>(&self, call: &'static str, work: impl FnOnce() -> T) -> Result<T, HalError> {
-        self.check(call)?;
-        scoped(&self.device, work).map_err(|fault| fault.into_hal(self.id, call))
+        self.try_scoped(call, work)?.map_err(|fault| fault.into_hal(self.id, call))
     }
 
     /// As [`Shared::scoped`], leaving the meaning of the fault to the caller.
     pub fn try_scoped<T>(&self, call: &'static str, work: impl FnOnce() -> T) -> Result<Result<T, Fault>, HalError> {
         self.check(call)?;
-        Ok(scoped(&self.device, work))
+        let result = scoped(&self.device, work);
+        // A loss reaches no scope; objects made after it are dead.
+        self.check(call)?;
+        Ok(result)
     }
 
     /// Waits for all submitted work.
@@ -121,5 +123,59 @@ fn scoped<T>(device: &wgpu::Device, work: impl FnOnce() -> T) -> Result<T, Fault
     match validation.or(internal) {
         Some(error) => Err(Fault::Other(error.to_string())),
         None => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::WgpuDevice;
+
+    #[test]
+    fn a_lost_device_is_an_error_of_every_call() {
+        let opened = match crate::open(0) {
+            Ok(opened) => opened,
+            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
+            Err(error) => panic!("{error}"),
+        };
+        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let stream = opened.default_stream();
+        let mut buffer = opened.allocate(8, "test").expect("small");
+        shared.device.destroy();
+        let error = opened.synchronize(&stream).expect_err("lost");
+        assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("lost")), "{error}");
+        let errors = [
+            opened.allocate(8, "test").expect_err("lost"),
+            opened.upload(&stream, &[0; 8], (&mut buffer).into()).expect_err("lost"),
+            opened.download(&stream, (&buffer).into(), &mut [0; 8]).expect_err("lost"),
+            opened.fill(&stream, (&mut buffer).into(), 0).expect_err("lost"),
+            opened.record(&stream).expect_err("lost"),
+        ];
+        for error in errors {
+            assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("lost")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_wgpu_refuses_is_an_error_with_the_call() {
+        let opened = match crate::open(0) {
+            Ok(opened) => opened,
+            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
+            Err(error) => panic!("{error}"),
+        };
+        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let error = shared.scoped("trying", || {
+            shared.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: 8,
+                usage: wgpu::BufferUsages::empty(),
+                mapped_at_creation: false,
+            })
+        });
+        assert!(matches!(error, Err(HalError::Driver { call: "trying", .. })));
+        let error = crate::pipeline::pipeline(shared, "broken", "const A = 1;", "not WGSL".into()).expect_err("broken");
+        let HalError::Compile { kernel, log, .. } = &error else { panic!("{error}") };
+        assert!(kernel == "broken" && log.contains("WGSL"), "{log}");
+        assert!(opened.allocate(8, "test").is_ok(), "later calls are not affected");
     }
 }

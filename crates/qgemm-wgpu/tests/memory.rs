@@ -110,3 +110,19 @@ fn events_measure_the_work_between_them() {
     assert!(elapsed > Duration::ZERO && elapsed < Duration::from_secs(60), "{elapsed:?}");
     assert_eq!(device.elapsed(&end, &start).expect("recorded"), Duration::ZERO);
 }
+
+#[test]
+fn threads_share_a_device() {
+    let Some(device) = adapter() else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let device = &*device;
+            scope.spawn(move || {
+                for round in 0..50 {
+                    let bytes: Vec<u8> = (0..100 + round).map(|i| i ^ thread).collect();
+                    assert_eq!(download(device, &upload(device, &bytes)), bytes);
+                }
+            });
+        }
+    });
+}

@@ -11,7 +11,8 @@ use crate::event::WgpuStream;
 use crate::memory::WgpuBuffer;
 use crate::shared::Shared;
 
-/// A kernel for one operation.
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself
+/// allocates a bind group and a command buffer on the host.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,
