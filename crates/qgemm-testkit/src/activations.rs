@@ -1,0 +1,84 @@
+//! Makers of activations, each built to provoke one kind of mistake.
+
+use qgemm_formats::DType;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+/// What activations look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationKind {
+    /// Normal with mean 0.
+    Normal,
+    /// Normal with mean 2: shows minima and zero points that were rounded apart from their scales.
+    PositiveMean,
+    /// Integers from −2 to 2: with exact weights every sum is exact, in any order.
+    SmallIntegers,
+    /// Normal, one in 64 a hundred times larger.
+    Outliers,
+    /// Subnormal numbers of the type. For f16 these are all; for f32 and bf16, whose subnormals a GPU may
+    /// flush to zero, every other value is normal.
+    Denormals,
+    /// The same value everywhere.
+    AllEqual,
+    /// A value per token: shows rows that were mixed up.
+    ConstantRows,
+}
+
+impl ActivationKind {
+    /// Every kind.
+    pub const ALL: [ActivationKind; 7] = [
+        ActivationKind::Normal,
+        ActivationKind::PositiveMean,
+        ActivationKind::SmallIntegers,
+        ActivationKind::Outliers,
+        ActivationKind::Denormals,
+        ActivationKind::AllEqual,
+        ActivationKind::ConstantRows,
+    ];
+
+    /// Lower-case name for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ActivationKind::Normal => "normal",
+            ActivationKind::PositiveMean => "positive-mean",
+            ActivationKind::SmallIntegers => "small-integers",
+            ActivationKind::Outliers => "outliers",
+            ActivationKind::Denormals => "denormals",
+            ActivationKind::AllEqual => "all-equal",
+            ActivationKind::ConstantRows => "constant-rows",
+        }
+    }
+}
+
+/// `X[M, K]` without gaps, every value representable in `dtype`. The same arguments give the same values.
+pub fn activations(kind: ActivationKind, m: usize, k: usize, dtype: DType, seed: u64) -> Vec<f32> {
+    let mut rng = StdRng::seed_from_u64(seed ^ 0xac71_4a71_0915_0000);
+    let value = |i: usize, rng: &mut StdRng| match kind {
+        ActivationKind::Normal => normal(rng),
+        ActivationKind::PositiveMean => normal(rng) + 2.0,
+        ActivationKind::SmallIntegers => rng.random_range(-2i32..=2) as f32,
+        ActivationKind::Outliers if rng.random_range(0..64) == 0 => 100.0 * normal(rng),
+        ActivationKind::Outliers => normal(rng),
+        ActivationKind::Denormals => denormal(dtype, i, rng),
+        ActivationKind::AllEqual => 0.7,
+        ActivationKind::ConstantRows => 0.25 + (i / k) as f32 * 0.125,
+    };
+    let values: Vec<f32> = (0..m * k).map(|i| value(i, &mut rng)).collect();
+    dtype.decode(&dtype.encode(&values))
+}
+
+/// A standard normal number (Box and Muller).
+pub(crate) fn normal(rng: &mut StdRng) -> f32 {
+    // 1 − u is never 0, whose logarithm would be infinite.
+    let (u, v): (f64, f64) = (1.0 - rng.random::<f64>(), rng.random());
+    ((-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()) as f32
+}
+
+fn denormal(dtype: DType, i: usize, rng: &mut StdRng) -> f32 {
+    let sign = if rng.random() { 1.0 } else { -1.0 };
+    match dtype {
+        DType::F16 => sign * rng.random_range(1..1024) as f32 * 2.0f32.powi(-24),
+        DType::F32 | DType::BF16 if i.is_multiple_of(2) => normal(rng),
+        DType::F32 | DType::BF16 => sign * rng.random_range(0.01f32..0.99) * f32::MIN_POSITIVE,
+    }
+}

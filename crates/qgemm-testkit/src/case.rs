@@ -1,0 +1,149 @@
+//! One conformance case: everything that decides what is multiplied, as data.
+
+use std::fmt;
+
+use qgemm_formats::{DType, Format};
+
+use crate::activations::ActivationKind;
+use crate::weights::WeightKind;
+
+/// How the columns of an act-order weight are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActOrder {
+    /// Every group is full: a permutation.
+    Full,
+    /// Every group lacks a column, so that stored rows are longer than K.
+    Padded,
+}
+
+/// What is added to the product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Epilogue {
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor and type of C. With factor 0, C holds NaN, which must not show.
+    pub c: Option<(f32, DType)>,
+    /// Type of the bias.
+    pub bias: Option<DType>,
+}
+
+impl Default for Epilogue {
+    fn default() -> Self {
+        Self { alpha: 1.0, c: None, bias: None }
+    }
+}
+
+/// Where operands lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Layout {
+    /// X is stored as `[K, M]`.
+    pub x_transposed: bool,
+    /// W is stored as `[K, N]` before loading; unquantized formats only.
+    pub w_transposed: bool,
+    /// Elements between the rows of X, filled with NaN.
+    pub x_gap: usize,
+    /// Elements between the rows of D, which must stay as they were.
+    pub d_gap: usize,
+    /// Elements between the rows of C, filled with NaN.
+    pub c_gap: usize,
+    /// Elements by which X, C and D begin past an aligned address.
+    pub offset: usize,
+}
+
+/// One multiplication to check.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Case {
+    /// Format of W.
+    pub format: Format,
+    /// Tokens.
+    pub m: usize,
+    /// Output features.
+    pub n: usize,
+    /// Input features.
+    pub k: usize,
+    /// Type of X.
+    pub x_dtype: DType,
+    /// Type of D.
+    pub d_dtype: DType,
+    /// What X looks like.
+    pub activations: ActivationKind,
+    /// What W looks like.
+    pub weights: WeightKind,
+    /// Permuted columns.
+    pub act_order: Option<ActOrder>,
+    /// What is added.
+    pub epilogue: Epilogue,
+    /// Where operands lie.
+    pub layout: Layout,
+    /// Whether a row's bits must not depend on the number of rows, which is then checked.
+    pub batch_invariant: bool,
+    /// Restricts the plan to one kernel family.
+    pub family: Option<&'static str>,
+    /// Seed of all random values.
+    pub seed: u64,
+}
+
+impl Case {
+    /// A plain product of normal activations with quantized normal weights, all in f32.
+    pub fn new(format: Format, m: usize, n: usize, k: usize) -> Self {
+        Self {
+            format,
+            m,
+            n,
+            k,
+            x_dtype: DType::F32,
+            d_dtype: DType::F32,
+            activations: ActivationKind::Normal,
+            weights: WeightKind::Quantized,
+            act_order: None,
+            epilogue: Epilogue::default(),
+            layout: Layout::default(),
+            batch_invariant: false,
+            family: None,
+            seed: 1,
+        }
+    }
+
+    /// Whether every sum is exact, so that the result must be, too.
+    pub fn is_exact(&self) -> bool {
+        self.weights == WeightKind::Exact && self.activations == ActivationKind::SmallIntegers
+    }
+}
+
+/// A line for tables: `q4_k 17x33x256 f16->f32 normal*quantized`, then whatever is not the default.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Case { format, m, n, k, x_dtype, d_dtype, .. } = self;
+        write!(f, "{format} {m}x{n}x{k} {x_dtype}->{d_dtype} {}*{}", self.activations.name(), self.weights.name())?;
+        let Epilogue { alpha, c, bias } = self.epilogue;
+        if alpha != 1.0 {
+            write!(f, " alpha={alpha}")?;
+        }
+        if let Some((beta, dtype)) = c {
+            write!(f, " beta={beta} C={dtype}")?;
+        }
+        if let Some(dtype) = bias {
+            write!(f, " bias={dtype}")?;
+        }
+        let Layout { x_transposed, w_transposed, x_gap, d_gap, c_gap, offset } = self.layout;
+        let flags = [
+            (x_transposed, "x-transposed"),
+            (w_transposed, "w-transposed"),
+            (self.act_order == Some(ActOrder::Full), "act-order"),
+            (self.act_order == Some(ActOrder::Padded), "act-order-padded"),
+            (self.batch_invariant, "batch-invariant"),
+        ];
+        for (_, name) in flags.iter().filter(|(on, _)| *on) {
+            write!(f, " {name}")?;
+        }
+        for (name, value) in [("x-gap", x_gap), ("d-gap", d_gap), ("c-gap", c_gap), ("offset", offset)] {
+            if value != 0 {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        if let Some(family) = self.family {
+            write!(f, " family={family}")?;
+        }
+        write!(f, " seed={}", self.seed)
+    }
+}

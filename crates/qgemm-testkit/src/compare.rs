@@ -1,0 +1,142 @@
+//! Comparison of a result with the oracle: over the whole output and over every 32×32 tile, so that one wrong
+//! tile in a large matrix is not averaged away.
+
+use crate::oracle::Expected;
+
+/// Edge of the tiles that are compared on their own.
+pub const TILE: usize = 32;
+
+/// An element that is further off than its limit allows.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mismatch {
+    /// Token.
+    pub row: usize,
+    /// Output feature.
+    pub column: usize,
+    /// The oracle's value.
+    pub expected: f64,
+    /// The kernel's value.
+    pub got: f64,
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "D[{}, {}] is {:e}, expected {:e}", self.row, self.column, self.got, self.expected)
+    }
+}
+
+/// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
+/// the region holds a NaN or an infinity.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Comparison {
+    /// Error of the whole output.
+    pub nmse: f64,
+    /// Error of the worst tile.
+    pub worst_tile: f64,
+    /// First row and column of the worst tile.
+    pub worst_tile_at: (usize, usize),
+    /// The first element, in row-major order, that is NaN, infinite, or ten times further off than the limit
+    /// allows on average.
+    pub first_bad: Option<Mismatch>,
+}
+
+impl Comparison {
+    /// Whether the whole output and every tile keep `limit`.
+    pub fn within(&self, limit: f64) -> bool {
+        self.nmse <= limit && self.worst_tile <= limit
+    }
+}
+
+/// Compares `got[M, N]`, without gaps, with the oracle. `limit` decides only which element is named.
+///
+/// # Panics
+/// When `got` is not as long as `expected`: comparing a part would hide the rest.
+pub fn compare(got: &[f32], expected: &Expected, limit: f64) -> Comparison {
+    assert_eq!(got.len(), expected.values.len(), "result and oracle differ in length");
+    let (m, n) = (expected.m, expected.n);
+    let mut whole = Region::default();
+    let mut worst = (0.0, (0, 0));
+    let mut first_bad: Option<Mismatch> = None;
+    for top in (0..m).step_by(TILE) {
+        for left in (0..n).step_by(TILE) {
+            let mut tile = Region::default();
+            for row in top..m.min(top + TILE) {
+                for column in left..n.min(left + TILE) {
+                    let at = row * n + column;
+                    let element = Element { got: got[at].into(), y: expected.values[at], energy: expected.energy[at] };
+                    tile.add(&element);
+                    let earlier = first_bad.is_none_or(|bad| (row, column) < (bad.row, bad.column));
+                    if earlier && element.is_bad(limit) {
+                        first_bad = Some(Mismatch { row, column, expected: element.y, got: element.got });
+                    }
+                }
+            }
+            if tile.error() > worst.0 {
+                worst = (tile.error(), (top, left));
+            }
+            whole.merge(&tile);
+        }
+    }
+    Comparison { nmse: whole.error(), worst_tile: worst.0, worst_tile_at: worst.1, first_bad }
+}
+
+/// The first element of `got` that is not exactly what `expected` says, for inputs whose sums are exact.
+/// `round` rounds an exact value to the output's type.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn first_difference(got: &[f32], expected: &Expected, round: impl Fn(f32) -> f32) -> Option<Mismatch> {
+    assert_eq!(got.len(), expected.values.len(), "result and oracle differ in length");
+    // `==` also accepts −0 for 0, which depends on the order of summation.
+    let at = got.iter().zip(&expected.values).position(|(&got, &y)| got != round(y as f32))?;
+    let (row, column) = (at / expected.n, at % expected.n);
+    Some(Mismatch { row, column, expected: expected.values[at], got: got[at].into() })
+}
+
+struct Element {
+    got: f64,
+    y: f64,
+    energy: f64,
+}
+
+impl Element {
+    fn squared_error(&self) -> f64 {
+        (self.got - self.y).powi(2)
+    }
+
+    fn is_bad(&self, limit: f64) -> bool {
+        // NaN fails every comparison, so the good case is what is asked for.
+        let good = self.squared_error() <= 100.0 * limit * self.energy.max(self.y * self.y);
+        !good
+    }
+}
+
+#[derive(Default)]
+struct Region {
+    error: f64,
+    signal: f64,
+    energy: f64,
+}
+
+impl Region {
+    fn add(&mut self, element: &Element) {
+        let error = element.squared_error();
+        self.error += if error.is_finite() { error } else { f64::INFINITY };
+        self.signal += element.y * element.y;
+        self.energy += element.energy;
+    }
+
+    fn merge(&mut self, other: &Region) {
+        self.error += other.error;
+        self.signal += other.signal;
+        self.energy += other.energy;
+    }
+
+    fn error(&self) -> f64 {
+        match (self.error, self.signal.max(self.energy)) {
+            (0.0, _) => 0.0,
+            (_, 0.0) => f64::INFINITY,
+            (error, scale) => error / scale,
+        }
+    }
+}

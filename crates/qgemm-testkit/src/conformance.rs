@@ -1,0 +1,93 @@
+//! The suite as tests of a backend.
+
+use qgemm_api::{Context, Error, HalError};
+use qgemm_formats::Format;
+use rayon::prelude::*;
+
+use crate::run::{Outcome, Verdict, run};
+use crate::suite;
+
+/// Adopts the conformance suite for a device: one test a group.
+///
+/// A device that is absent counts as skipped, and its reason is printed; `QGEMM_REQUIRE_DEVICE` set to the
+/// device's name turns that into a failure.
+#[macro_export]
+macro_rules! conformance {
+    ($device:literal) => {
+        $crate::conformance!(@tests $device
+            shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
+            exact values deep_k epilogue layouts act_order batch_invariant);
+    };
+    (@tests $device:literal $($group:ident)*) => {
+        $(
+            #[test]
+            fn $group() {
+                $crate::check_group($device, stringify!($group));
+            }
+        )*
+
+        #[test]
+        fn no_group_is_missing() {
+            let adopted = [$(stringify!($group)),*];
+            let all: Vec<&str> = $crate::GROUPS.iter().map(|g| g.name).collect();
+            assert_eq!(adopted.as_slice(), all);
+        }
+    };
+}
+
+/// Runs one group on a device, all formats, and reports every failure.
+///
+/// # Panics
+/// When a case fails, the device fails to open, or there is no such group.
+pub fn check_group(device: &str, group: &str) {
+    let group = suite::group(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
+    let ctx = match Context::open(device) {
+        Ok(ctx) => ctx,
+        Err(error) if is_absent(&error) => {
+            let required = std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|name| name == device);
+            assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
+            report(&format!("skipped: conformance {} on {device}: {error}", group.name));
+            return;
+        }
+        Err(error) => panic!("{device} fails to open: {error}"),
+    };
+    let cases: Vec<_> = Format::all().flat_map(group.cases).collect();
+    let outcomes: Vec<Outcome> = cases.par_iter().map(|case| run(&ctx, case)).collect();
+    let mut skips = std::collections::BTreeMap::<&str, usize>::new();
+    let mut failures = Vec::new();
+    for outcome in &outcomes {
+        match &outcome.verdict {
+            Verdict::Pass => {}
+            Verdict::Skip(reason) => *skips.entry(reason).or_default() += 1,
+            Verdict::Fail(failure) => {
+                let kernel = outcome.kernel.as_deref().unwrap_or("-");
+                failures.push(format!("{} [{kernel}]: {failure}", outcome.case));
+            }
+        }
+    }
+    for (reason, count) in skips {
+        report(&format!("skipped: {count} cases of {} on {device}: {reason}", group.name));
+    }
+    assert!(!outcomes.is_empty(), "the group {} has no cases", group.name);
+    const SHOWN: usize = 40;
+    assert!(
+        failures.is_empty(),
+        "{} of {} cases of {} failed on {device}:\n{}{}",
+        failures.len(),
+        outcomes.len(),
+        group.name,
+        failures[..failures.len().min(SHOWN)].join("\n"),
+        if failures.len() > SHOWN { "\n…" } else { "" }
+    );
+}
+
+/// Whether the device does not exist here, as opposed to failing.
+fn is_absent(error: &Error) -> bool {
+    matches!(error, Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })
+}
+
+/// A line on standard error, which the test runner shows with the test.
+#[expect(clippy::print_stderr, reason = "a test's message to its reader")]
+fn report(line: &str) {
+    eprintln!("{line}");
+}

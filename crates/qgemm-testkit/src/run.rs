@@ -1,0 +1,323 @@
+//! Runs one case on a device and judges the result.
+
+use std::fmt;
+
+use qgemm_api::{Args, Context, DeviceKind, Problem, Weight, WeightOrder, Workspace};
+use qgemm_formats::{DType, Encoding, HostWeight};
+use qgemm_hal::Math;
+
+use crate::activations::{ActivationKind, activations};
+use crate::case::Case;
+use crate::compare::{Comparison, Mismatch, compare, first_difference};
+use crate::limits::{PathLimit, limit};
+use crate::operand::Operand;
+use crate::oracle::{Added, Expected, multiply};
+use crate::weights::weight;
+
+/// A kind of case that a backend does not serve yet, and why: the only way not to run one.
+#[derive(Clone, Copy, Debug)]
+pub struct Exemption {
+    /// The backend.
+    pub device: DeviceKind,
+    /// Which cases.
+    pub applies: fn(&Case) -> bool,
+    /// Why, as a sentence for the table.
+    pub reason: &'static str,
+}
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+pub fn exemptions() -> &'static [Exemption] {
+    &[]
+}
+
+/// What became of a case.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Verdict {
+    /// Everything was as it should be.
+    Pass,
+    /// It was not run, for this reason.
+    Skip(&'static str),
+    /// Something was wrong.
+    Fail(Failure),
+}
+
+/// What was wrong with a case.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Failure {
+    /// The weight could not be made or loaded.
+    Weight(String),
+    /// No kernel was found for it, and no exemption says why.
+    NotPlanned(String),
+    /// An exemption covers it, and yet a kernel was found.
+    StaleExemption(&'static str),
+    /// The device reported an error.
+    Device(String),
+    /// The kernel computes in a way that the oracle does not model.
+    NoModel(Math),
+    /// The result is further off than the limit.
+    Inaccurate(Comparison),
+    /// Sums are exact and the result is not.
+    NotExact(Mismatch),
+    /// This byte outside of D's rows, counted from the start of the buffer, was written.
+    WroteOutside(usize),
+    /// A second run gave other bits, first in this byte.
+    NotRepeatable(usize),
+    /// This row has other bits when it is multiplied alone.
+    DependsOnBatch(usize),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Weight(why) => write!(f, "no weight: {why}"),
+            Failure::NotPlanned(why) => write!(f, "no kernel: {why}"),
+            Failure::StaleExemption(reason) => write!(f, "can be planned, though exempt ({reason})"),
+            Failure::Device(why) => write!(f, "device: {why}"),
+            Failure::NoModel(math) => write!(f, "the oracle has no model of {math:?}"),
+            Failure::Inaccurate(Comparison { nmse, worst_tile, worst_tile_at: (row, column), first_bad }) => {
+                write!(f, "inaccurate: {nmse:.1e} overall, {worst_tile:.1e} in the tile at [{row}, {column}]")?;
+                first_bad.map_or(Ok(()), |bad| write!(f, "; {bad}"))
+            }
+            Failure::NotExact(bad) => write!(f, "not exact: {bad}"),
+            Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
+            Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),
+            Failure::DependsOnBatch(row) => write!(f, "row {row} has other bits when multiplied alone"),
+        }
+    }
+}
+
+/// A row of the result table.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What was multiplied.
+    pub case: Case,
+    /// The kernel that did it, where one was chosen.
+    pub kernel: Option<String>,
+    /// Distance from the oracle, where there is a result.
+    pub comparison: Option<Comparison>,
+    /// The largest error allowed.
+    pub limit: Option<f64>,
+    /// What rounding f32 activations before the multiplication cost, where the kernel does that.
+    pub rounding_loss: Option<f64>,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// Runs `case`: plans it, runs it twice on poisoned memory, and compares with the oracle.
+pub fn run(ctx: &Context, case: &Case) -> Outcome {
+    let mut outcome = Outcome {
+        case: *case,
+        kernel: None,
+        comparison: None,
+        limit: None,
+        rounding_loss: None,
+        verdict: Verdict::Pass,
+    };
+    let exemption = exemptions().iter().find(|e| e.device == ctx.info().id.kind && (e.applies)(case));
+    outcome.verdict = match (judge(ctx, case, &mut outcome), exemption) {
+        (Err(Failure::NotPlanned(_)), Some(exemption)) => Verdict::Skip(exemption.reason),
+        (_, Some(exemption)) => Verdict::Fail(Failure::StaleExemption(exemption.reason)),
+        (Ok(()), None) => Verdict::Pass,
+        (Err(failure), None) => Verdict::Fail(failure),
+    };
+    outcome
+}
+
+fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failure> {
+    let host = weight(case.weights, case.format, case.n, case.k, case.act_order, case.seed)
+        .map_err(|e| Failure::Weight(e.to_string()))?;
+    let loaded = load(ctx, &host, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
+    let operands = HostOperands::new(case);
+    let result = multiply_on(ctx, &loaded, case, &operands)?;
+    outcome.kernel = Some(result.kernel.clone());
+    let limit = limit(result.math, case.d_dtype).ok_or(Failure::NoModel(result.math))?;
+    outcome.limit = Some(limit.nmse);
+
+    let got = result.d.decode(&result.first);
+    let expected = operands.expected(&host, case, limit.path);
+    let comparison = compare(&got, &expected, limit.nmse);
+    outcome.comparison = Some(comparison);
+    if limit.path.multiplied_as(case.x_dtype) != case.x_dtype {
+        let unrounded = multiply(&host, &operands.x, &operands.added(case));
+        outcome.rounding_loss = Some(compare(&got, &unrounded, limit.nmse).nmse);
+    }
+
+    if let Some(byte) = result.d.first_written_outside(&result.first) {
+        return Err(Failure::WroteOutside(byte));
+    }
+    if !comparison.within(limit.nmse) {
+        return Err(Failure::Inaccurate(comparison));
+    }
+    if case.is_exact() {
+        let round = |value| case.d_dtype.decode(&case.d_dtype.encode(&[value]))[0];
+        if let Some(mismatch) = first_difference(&got, &expected, round) {
+            return Err(Failure::NotExact(mismatch));
+        }
+    }
+    if let Some(byte) = result.first.iter().zip(&result.second).position(|(a, b)| a != b) {
+        return Err(Failure::NotRepeatable(byte));
+    }
+    if case.batch_invariant { check_single_rows(ctx, &loaded, case, &operands, &got) } else { Ok(()) }
+}
+
+/// Multiplies the first and the last row alone and compares bits with the whole batch.
+fn check_single_rows(
+    ctx: &Context,
+    weight: &Weight,
+    case: &Case,
+    operands: &HostOperands,
+    batch: &[f32],
+) -> Result<(), Failure> {
+    for row in [0, case.m - 1] {
+        let alone = Case { m: 1, ..*case };
+        let result = multiply_on(ctx, weight, &alone, &operands.row(case, row))?;
+        let got = result.d.decode(&result.first);
+        let same = got.iter().zip(&batch[row * case.n..]).all(|(a, b)| a.to_bits() == b.to_bits());
+        if !same {
+            return Err(Failure::DependsOnBatch(row));
+        }
+    }
+    Ok(())
+}
+
+fn load(ctx: &Context, host: &HostWeight, transposed: bool) -> Result<Weight, qgemm_api::Error> {
+    let Encoding::Plain(dtype) = host.format().encoding else { return ctx.load(host) };
+    if !transposed {
+        return ctx.load(host);
+    }
+    let (n, k) = (host.n(), host.k());
+    let rows: Vec<Vec<f32>> = (0..n).map(|row| host.dequantize_row(row)).collect();
+    let columns: Vec<f32> = (0..k).flat_map(|column| rows.iter().map(move |row| row[column])).collect();
+    ctx.load_dense(&dtype.encode(&columns), dtype, n, k, WeightOrder::KN)
+}
+
+/// The operands of a case in host memory, without gaps.
+struct HostOperands {
+    x: Vec<f32>,
+    c: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl HostOperands {
+    fn new(case: &Case) -> Self {
+        // Exact cases keep C and bias exact, too.
+        let kind = if case.is_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
+        let added = |rows, dtype: Option<DType>, salt| match dtype {
+            Some(dtype) => activations(kind, rows, case.n, dtype, case.seed ^ salt),
+            None => Vec::new(),
+        };
+        Self {
+            x: activations(case.activations, case.m, case.k, case.x_dtype, case.seed),
+            c: added(case.m, case.epilogue.c.map(|(_, dtype)| dtype), 0xc),
+            bias: added(1, case.epilogue.bias, 0xb1a5),
+        }
+    }
+
+    /// The operands of one row.
+    fn row(&self, case: &Case, row: usize) -> Self {
+        let part = |all: &[f32], width| match all {
+            [] => Vec::new(),
+            all => all[row * width..][..width].to_vec(),
+        };
+        Self { x: part(&self.x, case.k), c: part(&self.c, case.n), bias: self.bias.clone() }
+    }
+
+    fn added(&self, case: &Case) -> Added<'_> {
+        Added {
+            alpha: case.epilogue.alpha,
+            c: case.epilogue.c.filter(|(beta, _)| *beta != 0.0).map(|(beta, _)| (beta, &*self.c)),
+            bias: case.epilogue.bias.map(|_| &*self.bias),
+        }
+    }
+
+    fn expected(&self, host: &HostWeight, case: &Case, path: &PathLimit) -> Expected {
+        let dtype = path.multiplied_as(case.x_dtype);
+        multiply(host, &dtype.decode(&dtype.encode(&self.x)), &self.added(case))
+    }
+}
+
+/// Two runs of one plan.
+struct Runs {
+    kernel: String,
+    math: Math,
+    d: Operand,
+    /// The whole buffer around D after the first run.
+    first: Vec<u8>,
+    second: Vec<u8>,
+}
+
+fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands) -> Result<Runs, Failure> {
+    let layout = case.layout;
+    let stored_x = match layout.x_transposed {
+        false => Operand::new(case.x_dtype, case.m, case.k, layout.x_gap, layout.offset),
+        true => Operand::new(case.x_dtype, case.k, case.m, layout.x_gap, layout.offset).transposed(),
+    };
+    let d = Operand::new(case.d_dtype, case.m, case.n, layout.d_gap, layout.offset);
+    let c = case.epilogue.c.map(|(beta, dtype)| {
+        let operand = Operand::new(dtype, case.m, case.n, layout.c_gap, layout.offset);
+        (operand, if beta == 0.0 { operand.poison() } else { operand.encode(&host.c) })
+    });
+    let bias = case.epilogue.bias.map(|dtype| {
+        let operand = Operand::new(dtype, 1, case.n, 0, 0);
+        (operand, operand.encode(&host.bias))
+    });
+
+    let plan = ctx.plan(&problem(weight, case, &stored_x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
+    let device = |e: qgemm_api::Error| Failure::Device(e.to_string());
+    let stream = ctx.default_stream();
+    let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;
+    let c_buffer = c.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)?;
+    let bias_buffer = bias.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)?;
+    let mut d_buffer = ctx.allocate(d.buffer_bytes()).map_err(device)?;
+    let mut workspace: Option<Workspace> = match plan.workspace_bytes() {
+        0 => None,
+        bytes => Some(ctx.workspace(bytes).map_err(device)?),
+    };
+    let mut once = || -> Result<Vec<u8>, qgemm_api::Error> {
+        ctx.upload_into(&d.poison(), (&mut d_buffer).into())?;
+        let args = Args {
+            x: x_buffer.slice(stored_x.range())?,
+            w: weight,
+            d: d_buffer.slice_mut(d.range())?,
+            c: c_buffer.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            bias: bias_buffer.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            workspace: workspace.as_mut(),
+        };
+        plan.run(&stream, args)?;
+        let bytes = ctx.download(&d_buffer)?;
+        d_buffer.raw().check_guards()?;
+        Ok(bytes)
+    };
+    let first = once().map_err(device)?;
+    let second = once().map_err(device)?;
+    let math = plan.launch().map_or(Math::FmaF32, |launch| launch.config.math);
+    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, d, first, second })
+}
+
+fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {
+    let Case { layout, epilogue, .. } = case;
+    let mut problem = Problem::new(weight, case.m)
+        .x_dtype(case.x_dtype)
+        .x_row_stride(x.row_stride() as u64)
+        .x_alignment(x.alignment())
+        .d_dtype(case.d_dtype)
+        .d_row_stride(d.row_stride() as u64)
+        .d_alignment(d.alignment())
+        .alpha(epilogue.alpha)
+        .batch_invariant(case.batch_invariant);
+    if layout.x_transposed {
+        problem = problem.x_transposed();
+    }
+    if let Some((beta, dtype)) = epilogue.c {
+        let c = Operand::new(dtype, case.m, case.n, layout.c_gap, layout.offset);
+        problem = problem.c(beta, dtype).c_row_stride(c.row_stride() as u64).c_alignment(c.alignment());
+    }
+    if let Some(dtype) = epilogue.bias {
+        problem = problem.bias(dtype);
+    }
+    match case.family {
+        Some(family) => problem.family(family),
+        None => problem,
+    }
+}

@@ -1,0 +1,374 @@
+//! Makers of weights in any format, from the format's description alone.
+
+use half::f16;
+use qgemm_api::quantize;
+use qgemm_formats::{Encoding, Format, FormatError, HostWeight, NO_COLUMN, ScaleType};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use thiserror::Error;
+
+use crate::activations::normal;
+use crate::case::ActOrder;
+
+/// What weights look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightKind {
+    /// Normal values, quantized; [`WeightKind::Raw`] where the format has no quantizer.
+    Quantized,
+    /// Random codes and random finite scales: bit patterns that no quantizer writes.
+    Raw,
+    /// Random codes with scales that are one power of two, so that sums with small integers are exact.
+    Exact,
+    /// Random codes with the smallest scales the format can hold (subnormal in f16).
+    TinyScales,
+    /// Random codes with scales so large that weights leave the range of f16.
+    HugeScales,
+}
+
+impl WeightKind {
+    /// Every kind.
+    pub const ALL: [WeightKind; 5] =
+        [WeightKind::Quantized, WeightKind::Raw, WeightKind::Exact, WeightKind::TinyScales, WeightKind::HugeScales];
+
+    /// Lower-case name for tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WeightKind::Quantized => "quantized",
+            WeightKind::Raw => "raw",
+            WeightKind::Exact => "exact",
+            WeightKind::TinyScales => "tiny-scales",
+            WeightKind::HugeScales => "huge-scales",
+        }
+    }
+}
+
+/// Why no weight could be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TestWeightError {
+    /// The shape does not suit the format.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Quantizing failed.
+    #[error(transparent)]
+    Api(#[from] qgemm_api::Error),
+    /// Quantizing chose another format, so that the wrong one would be tested.
+    #[error("asked to quantize to {asked} with K = {k}, got {used}")]
+    FellBack {
+        /// The format asked for.
+        asked: Format,
+        /// The format used.
+        used: Format,
+        /// Input features.
+        k: usize,
+    },
+    /// A weight that was to be exact is not finite or too finely grained.
+    #[error("{format}: weights of kind `{kind}` came out as {value}")]
+    BadValue {
+        /// The format.
+        format: Format,
+        /// The kind asked for.
+        kind: &'static str,
+        /// The offending value.
+        value: f32,
+    },
+}
+
+/// A weight `W[n, k]`. The same arguments give the same weight.
+///
+/// # Errors
+/// When `k` does not suit the format.
+pub fn weight(
+    kind: WeightKind,
+    format: Format,
+    n: usize,
+    k: usize,
+    act_order: Option<ActOrder>,
+    seed: u64,
+) -> Result<HostWeight, TestWeightError> {
+    let mut rng = StdRng::seed_from_u64(seed ^ 0x3e16_4700_5eed_0000);
+    let order = act_order.map(|order| column_order(order, format.block_len, k, &mut rng));
+    let stored_k = order.as_ref().map_or(k, Vec::len);
+    let base = values(n, stored_k, order.as_deref(), &mut rng);
+    let (mut blocks, mut row_scale) = match (format.quantize_blocks, format.quantize_matrix) {
+        (None, None) => {
+            format.check_k(stored_k)?;
+            (vec![0; format.row_offset(n, stored_k)], format.row_scale.then(|| vec![1.0; n]))
+        }
+        _ => {
+            let (quantized, used) = quantize(&base, n, stored_k, format)?;
+            if used != format {
+                return Err(TestWeightError::FellBack { asked: format, used, k: stored_k });
+            }
+            (quantized.blocks().to_vec(), quantized.row_scale().map(<[f32]>::to_vec))
+        }
+    };
+    let quantizes = format.quantize_blocks.is_some() || format.quantize_matrix.is_some();
+    if kind != WeightKind::Quantized || !quantizes {
+        let scale = Scale::of(if kind == WeightKind::Quantized { WeightKind::Raw } else { kind });
+        fill_raw(format, stored_k, &scale, order.as_deref(), &mut blocks, &mut rng);
+        if let Some(scales) = &mut row_scale {
+            let unit = code_magnitude(format, &mut rng);
+            scales.iter_mut().for_each(|s| *s = scale.factor(unit, &mut rng));
+        }
+    }
+    let mut weight = match order {
+        None => HostWeight::new(format, n, k, blocks.into())?,
+        Some(order) => HostWeight::with_k_order(format, n, k, blocks.into(), order)?,
+    };
+    if let Some(scales) = row_scale {
+        weight = weight.with_row_scale(scales)?;
+    }
+    check(kind, &weight)?;
+    Ok(weight)
+}
+
+/// Normal values, 0 in columns that no input feature feeds.
+fn values(n: usize, stored_k: usize, order: Option<&[u32]>, rng: &mut StdRng) -> Vec<f32> {
+    let mut values: Vec<f32> = (0..n * stored_k).map(|_| normal(rng)).collect();
+    if let Some(order) = order {
+        for row in values.chunks_exact_mut(stored_k) {
+            for (value, _) in row.iter_mut().zip(order).filter(|(_, column)| **column == NO_COLUMN) {
+                *value = 0.0;
+            }
+        }
+    }
+    values
+}
+
+/// Input features dealt at random to groups of at most `group`, the groups one after another.
+fn column_order(order: ActOrder, group: usize, k: usize, rng: &mut StdRng) -> Vec<u32> {
+    let mut columns: Vec<u32> = (0..k as u32).collect();
+    for i in (1..k).rev() {
+        columns.swap(i, rng.random_range(0..=i));
+    }
+    match order {
+        ActOrder::Full => columns,
+        // Every group lacks one column, as after tensor-parallel sharding.
+        ActOrder::Padded => {
+            let parts = columns.chunks((group - 1).max(1));
+            parts.flat_map(|part| part.iter().copied().chain([NO_COLUMN])).collect()
+        }
+    }
+}
+
+/// How scales are chosen.
+struct Scale {
+    kind: WeightKind,
+    /// Root mean square that weights shall have.
+    target: f32,
+}
+
+impl Scale {
+    fn of(kind: WeightKind) -> Self {
+        let target = match kind {
+            WeightKind::Quantized | WeightKind::Raw | WeightKind::Exact => 1.0,
+            WeightKind::TinyScales => 1e-6,
+            WeightKind::HugeScales => 1e5,
+        };
+        Self { kind, target }
+    }
+
+    /// A factor for codes whose root mean square is `unit`.
+    fn factor(&self, unit: f32, rng: &mut StdRng) -> f32 {
+        let factor = self.target / unit;
+        match self.kind {
+            WeightKind::Exact => factor.log2().round().exp2(),
+            _ => factor * rng.random_range(0.5..2.0),
+        }
+    }
+}
+
+/// Root mean square of what random codes decode to with all scales 1.
+fn code_magnitude(format: Format, rng: &mut StdRng) -> f32 {
+    let mut block = vec![0; format.block_bytes];
+    let mut values = vec![0.0; format.block_len];
+    let mut sum = 0.0;
+    const SAMPLES: usize = 16;
+    for _ in 0..SAMPLES {
+        fill_codes(format, WeightKind::Raw, format.block_len, &mut block, rng);
+        for scale in format.float_scales {
+            write_scale(scale.kind, 1.0, &mut block[scale.offset..]);
+        }
+        (format.dequantize_block)(&block, &mut values);
+        sum += values.iter().map(|v| v * v).sum::<f32>();
+    }
+    (sum / (SAMPLES * format.block_len) as f32).sqrt()
+}
+
+/// Overwrites whole blocks with random codes, and every scale. The last block of a ragged row keeps the
+/// quantizer's codes, because what lies beyond K must stay zero weights; so does an act-order weight.
+fn fill_raw(
+    format: Format,
+    stored_k: usize,
+    scale: &Scale,
+    order: Option<&[u32]>,
+    blocks: &mut [u8],
+    rng: &mut StdRng,
+) {
+    let unit = code_magnitude(format, rng);
+    let shared_rows = format.scale_planes.iter().map(|p| p.rows).max().unwrap_or(1);
+    let per_row = format.blocks_per_row(stored_k);
+    let mut factors = Vec::new();
+    for (i, block) in blocks.chunks_exact_mut(format.block_bytes).enumerate() {
+        let (row, column) = (i / per_row, i % per_row);
+        let valid = format.block_len.min(stored_k - column * format.block_len);
+        if order.is_none() {
+            fill_codes(format, scale.kind, valid, block, rng);
+        }
+        // Rows that share a scale record hold copies of it.
+        if row.is_multiple_of(shared_rows) && column == 0 {
+            factors = (0..per_row * format.float_scales.len()).map(|_| scale.factor(unit, rng)).collect();
+        }
+        for (s, float) in format.float_scales.iter().enumerate() {
+            write_scale(float.kind, factors[column * format.float_scales.len() + s], &mut block[float.offset..]);
+        }
+    }
+}
+
+/// Random codes and integer sub-scales for the first `valid` values of a block; float scales come later.
+fn fill_codes(format: Format, kind: WeightKind, valid: usize, block: &mut [u8], rng: &mut StdRng) {
+    match format.encoding {
+        Encoding::Plain(dtype) => {
+            let value = match kind {
+                WeightKind::Exact => rng.random_range(-8i32..=8) as f32,
+                _ => normal(rng) * Scale::of(kind).target,
+            };
+            // The largest f16 is the largest weight there.
+            let largest = if dtype == qgemm_formats::DType::F16 { 60000.0 } else { f32::MAX };
+            dtype.write(block, 0, value.clamp(-largest, largest));
+        }
+        Encoding::E4M3 | Encoding::E5M2 => {
+            let codes = float8_codes(format, kind);
+            block[..valid].iter_mut().for_each(|byte| *byte = codes[rng.random_range(0..codes.len())]);
+        }
+        _ if valid < format.block_len => {}
+        encoding => {
+            rng.fill(block);
+            if encoding == Encoding::IntZero {
+                // AutoGPTQ's zero points go from 0 to one past the largest code.
+                let zero = format.block_bytes - 1;
+                block[zero] = (u32::from(block[zero]) % ((1 << format.code_bits()) + 1)).min(255) as u8;
+            }
+        }
+    }
+}
+
+/// The codes of an FP8 format that are finite and, for exact sums, small integers.
+fn float8_codes(format: Format, kind: WeightKind) -> Vec<u8> {
+    let mut block = vec![0; format.block_bytes];
+    for scale in format.float_scales {
+        write_scale(scale.kind, 1.0, &mut block[scale.offset..]);
+    }
+    let mut values = vec![0.0; format.block_len];
+    let usable = |code: &u8| {
+        block[0] = *code;
+        (format.dequantize_block)(&block, &mut values);
+        let value = values[0];
+        match kind {
+            WeightKind::Exact => value.fract() == 0.0 && value.abs() <= 8.0,
+            _ => value.is_finite() && value.abs() <= 448.0,
+        }
+    };
+    (0..=255).filter(usable).collect()
+}
+
+/// Writes `value`, rounded and kept within what a scale of type `kind` can hold.
+fn write_scale(kind: ScaleType, value: f32, to: &mut [u8]) {
+    match kind {
+        ScaleType::F32 => to[..4].copy_from_slice(&value.to_le_bytes()),
+        ScaleType::F16 => {
+            let largest = f16::MAX.to_f32();
+            to[..2].copy_from_slice(&f16::from_f32(value.clamp(-largest, largest)).to_le_bytes());
+        }
+        ScaleType::E8M0 => to[0] = (value.abs().log2().round().clamp(-127.0, 127.0) + 127.0) as u8,
+        ScaleType::E4M3 => to[0] = e4m3_at_most(value.abs()),
+    }
+}
+
+/// The largest positive E4M3 number, of 4 exponent bits with bias 7 and 3 mantissa bits, not above `value`.
+fn e4m3_at_most(value: f32) -> u8 {
+    let decode = |code: u8| match (code >> 3, f32::from(code & 7)) {
+        (0, mantissa) => mantissa / 8.0 * 2.0f32.powi(-6),
+        (exponent, mantissa) => (1.0 + mantissa / 8.0) * 2.0f32.powi(i32::from(exponent) - 7),
+    };
+    // 0x7f is NaN; 0 would make every weight vanish.
+    (1..0x7f).rev().find(|&code| decode(code) <= value).unwrap_or(1)
+}
+
+/// Checks that every weight is finite and, for exact sums, a multiple of 2^-10 of at most 2^10, so that 2^13
+/// products with integers up to 2 stay within the 24 bits of f32 on either side.
+fn check(kind: WeightKind, weight: &HostWeight) -> Result<(), TestWeightError> {
+    let format = weight.format();
+    let mut largest = 0.0f32;
+    let mut finest = f32::MAX;
+    for row in 0..weight.n() {
+        for value in weight.dequantize_row(row) {
+            if !value.is_finite() {
+                return Err(TestWeightError::BadValue { format, kind: kind.name(), value });
+            }
+            if value != 0.0 {
+                largest = largest.max(value.abs());
+                finest = finest.min(lowest_bit(value));
+            }
+        }
+    }
+    // Products with integers up to 2, summed over K in any order.
+    let bits = (largest * 2.0 * weight.k() as f32 / finest).log2();
+    if kind == WeightKind::Exact && largest > 0.0 && bits > 24.0 {
+        return Err(TestWeightError::BadValue { format, kind: kind.name(), value: finest });
+    }
+    Ok(())
+}
+
+/// The value of the lowest set bit of a number that is not 0.
+fn lowest_bit(value: f32) -> f32 {
+    let bits = value.to_bits();
+    let (exponent, mantissa) = (bits >> 23 & 0xff, bits & 0x7f_ffff);
+    let (mantissa, exponent) = if exponent == 0 { (mantissa, 1) } else { (mantissa | 0x80_0000, exponent) };
+    2.0f32.powi(exponent as i32 - 150 + mantissa.trailing_zeros() as i32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// K that suits every format: two of the largest blocks, or (ragged) a little more than one block.
+    fn ks(format: Format) -> Vec<usize> {
+        if format.ragged_k { vec![format.block_len + 5, 512] } else { vec![512] }
+    }
+
+    #[test]
+    fn every_format_has_weights_of_every_kind() {
+        for format in Format::all() {
+            for kind in WeightKind::ALL {
+                for k in ks(format) {
+                    let weight = weight(kind, format, 5, k, None, 1).unwrap_or_else(|e| panic!("{format} {k}: {e}"));
+                    let distinct: std::collections::BTreeSet<u32> =
+                        weight.dequantize_row(3).iter().map(|v| v.to_bits()).collect();
+                    assert!(distinct.len() > 3, "{format} {} of K {k} is all but constant", kind.name());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn act_order_feeds_every_column_once() {
+        let format: Format = "int4_g32".parse().expect("a format");
+        for order in [ActOrder::Full, ActOrder::Padded] {
+            let weight = weight(WeightKind::Raw, format, 3, 77, Some(order), 2).expect("valid");
+            let mut fed: Vec<u32> =
+                weight.k_order().expect("permuted").iter().copied().filter(|&c| c != NO_COLUMN).collect();
+            assert_ne!(fed, (0..77).collect::<Vec<_>>());
+            fed.sort_unstable();
+            assert_eq!(fed, (0..77).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn lowest_bits() {
+        for (value, bit) in [(1.0, 1.0), (12.0, 4.0), (-0.75, 0.25), (f32::from_bits(6), f32::from_bits(2))] {
+            assert_eq!(lowest_bit(value), bit, "{value}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The comparison finds the mistakes that kernels make. Each test breaks a correct result in one way, in a
+//! matrix large enough that a single average over everything would hide the damage.
+
+use qgemm_formats::{DType, Format, HostWeight};
+use qgemm_testkit::{
+    ActivationKind, Added, Case, Comparison, Expected, PATHS, TILE, WeightKind, activations, compare, first_difference,
+    multiply, weight,
+};
+
+const M: usize = 256;
+const N: usize = 512;
+const K: usize = 256;
+
+fn q4_k() -> Format {
+    "q4_k".parse().expect("a format")
+}
+
+fn subject() -> (HostWeight, Vec<f32>, Expected) {
+    let weight = weight(WeightKind::Raw, q4_k(), N, K, None, 5).expect("valid");
+    let x = activations(ActivationKind::Normal, M, K, DType::F16, 5);
+    let expected = multiply(&weight, &x, &Added::default());
+    (weight, x, expected)
+}
+
+fn limit() -> f64 {
+    PATHS.iter().map(|p| p.nmse).fold(0.0, f64::max)
+}
+
+fn check(got: &[f32], expected: &Expected) -> Comparison {
+    compare(got, expected, limit())
+}
+
+fn correct(expected: &Expected) -> Vec<f32> {
+    expected.values.iter().map(|&v| v as f32).collect()
+}
+
+#[test]
+fn a_correct_result_passes() {
+    let (_, _, expected) = subject();
+    let comparison = check(&correct(&expected), &expected);
+    assert!(comparison.within(1e-12), "{comparison:?}");
+    assert_eq!(comparison.first_bad, None);
+}
+
+#[test]
+fn a_zeroed_tile_is_found_and_named() {
+    let (_, _, expected) = subject();
+    let mut got = correct(&expected);
+    for row in 64..64 + TILE {
+        got[row * N + 96..row * N + 96 + TILE].fill(0.0);
+    }
+    let comparison = check(&got, &expected);
+    assert!(!comparison.within(limit()));
+    assert_eq!(comparison.worst_tile_at, (64, 96));
+    assert!(comparison.worst_tile > 0.1 && comparison.nmse < 0.02, "{comparison:?}");
+    let bad = comparison.first_bad.expect("an element is named");
+    assert_eq!((bad.row, bad.column), (64, 96));
+}
+
+#[test]
+fn a_transposed_pair_is_found() {
+    let (_, _, expected) = subject();
+    let mut got = correct(&expected);
+    got.swap(10 * N + 11, 11 * N + 10);
+    let comparison = check(&got, &expected);
+    assert!(!comparison.within(limit()), "{comparison:?}");
+    assert_eq!(comparison.worst_tile_at, (0, 0));
+    assert_eq!(comparison.first_bad.map(|b| (b.row, b.column)), Some((10, 11)));
+}
+
+#[test]
+fn one_wrong_scale_is_found() {
+    let (weight, x, expected) = subject();
+    // One sub-block scale of one row of 512, off by its lowest bit.
+    let row = 300;
+    let mut blocks = weight.blocks().to_vec();
+    blocks[weight.format().row_offset(row, K) + 4] ^= 1;
+    let wrong = HostWeight::new(weight.format(), N, K, blocks.into()).expect("valid");
+    let got = correct(&multiply(&wrong, &x, &Added::default()));
+    let comparison = check(&got, &expected);
+    assert!(!comparison.within(limit()), "{comparison:?}");
+    assert_eq!(comparison.worst_tile_at.1, row / TILE * TILE);
+    assert_eq!(comparison.first_bad.map(|b| b.column), Some(row));
+}
+
+#[test]
+fn a_nan_is_found_wherever_it_is() {
+    let (_, _, expected) = subject();
+    for at in [0, 77 * N + 5, M * N - 1] {
+        for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut got = correct(&expected);
+            got[at] = value;
+            let comparison = check(&got, &expected);
+            assert!(!comparison.within(limit()), "{value} at {at}");
+            assert_eq!(comparison.first_bad.map(|b| (b.row, b.column)), Some((at / N, at % N)));
+        }
+    }
+}
+
+#[test]
+fn activations_rounded_in_secret_are_found() {
+    let weight = weight(WeightKind::Raw, q4_k(), 64, K, None, 5).expect("valid");
+    let x = activations(ActivationKind::Normal, 8, K, DType::F32, 5);
+    let rounded = DType::F16.decode(&DType::F16.encode(&x));
+    let got = correct(&multiply(&weight, &rounded, &Added::default()));
+    let expected = multiply(&weight, &x, &Added::default());
+    let f32_limit = PATHS.iter().find(|p| p.rounds_f32_to.is_none()).expect("a path in f32").nmse;
+    assert!(!compare(&got, &expected, f32_limit).within(f32_limit));
+}
+
+#[test]
+fn minima_rounded_apart_from_their_scales_are_found() {
+    // What design calls the affine trap: with activations that have a mean, rounding scale·code and min to
+    // bf16 one by one is far off, though each is rounded correctly.
+    let weight = weight(WeightKind::Quantized, q4_k(), 64, K, None, 5).expect("valid");
+    let x = activations(ActivationKind::PositiveMean, 8, K, DType::BF16, 5);
+    let round = |v: Vec<f32>| DType::BF16.decode(&DType::BF16.encode(&v));
+    let format: Format = "f32".parse().expect("a format");
+    let rounded: Vec<f32> = (0..64).flat_map(|row| round(weight.dequantize_row(row))).collect();
+    let rounded = HostWeight::new(format, 64, K, DType::F32.encode(&rounded).into()).expect("valid");
+    let got = correct(&multiply(&rounded, &x, &Added::default()));
+    let expected = multiply(&weight, &x, &Added::default());
+    assert!(!compare(&got, &expected, limit()).within(limit()));
+}
+
+#[test]
+fn cancellation_in_a_corner_tile_is_not_a_mistake() {
+    // A 1 x 1 output whose two summands all but cancel: the error is measured against the summands.
+    let expected = Expected { m: 1, n: 1, values: vec![1e-7], energy: vec![2.0] };
+    assert!(check(&[2e-7], &expected).within(limit()));
+    assert!(!check(&[1e-2], &expected).within(limit()));
+}
+
+#[test]
+fn an_exact_result_must_be_exact() {
+    let case =
+        Case { weights: WeightKind::Exact, activations: ActivationKind::SmallIntegers, ..Case::new(q4_k(), 8, 64, K) };
+    assert!(case.is_exact());
+    let weight = weight(case.weights, case.format, case.n, case.k, None, 5).expect("valid");
+    let x = activations(case.activations, case.m, case.k, case.x_dtype, 5);
+    let expected = multiply(&weight, &x, &Added::default());
+    let mut got = correct(&expected);
+    assert_eq!(first_difference(&got, &expected, |v| v), None);
+    let at = 3 * 64 + 9;
+    got[at] = f32::from_bits(got[at].to_bits() ^ 1);
+    let bad = first_difference(&got, &expected, |v| v).expect("one bit off");
+    assert_eq!((bad.row, bad.column), (3, 9));
+    // The average limit would never have seen it.
+    assert!(check(&got, &expected).within(limit()));
+}
