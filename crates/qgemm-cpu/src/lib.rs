@@ -1,1 +1,44 @@
-//! (skeleton)
+//! The CPU backend: every format, every activation type, all cores, vector instructions chosen at run time.
+//!
+//! Weights are decoded to f32 a few rows and a few hundred columns at a time, multiplied in f32 and summed in
+//! one fixed order. That order depends on neither M, nor the family, nor the number of threads, so results are
+//! bit-identical between runs and a row's result does not depend on its batch. (They differ in the last bits
+//! between processors with different vector instructions.)
+#![deny(missing_docs)]
+
+mod arena;
+mod convert;
+mod device;
+mod families;
+mod job;
+mod operand;
+mod simd;
+
+use std::sync::Arc;
+
+use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
+
+pub use device::CpuDevice;
+pub use families::{GEMM, GEMV, GemmFamily, GemvFamily};
+
+/// Opens the processor, which is the device `cpu` (ordinal 0).
+///
+/// # Errors
+/// [`HalError::NoDevice`] for another ordinal.
+pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
+    if ordinal != DeviceId::CPU.ordinal {
+        return Err(HalError::NoDevice {
+            device: format!("cpu:{ordinal}"),
+            why: "the host is one device, `cpu`".into(),
+        });
+    }
+    Ok(Arc::new(CpuDevice::new()))
+}
+
+/// The processor.
+///
+/// # Errors
+/// None: every host has one. The signature is that of all backends.
+pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
+    Ok(vec![CpuDevice::new().info().clone()])
+}

@@ -1,0 +1,66 @@
+//! Per-thread scratch memory, kept between launches so that a launch does not allocate once its threads have
+//! run one of its size.
+
+use std::cell::Cell;
+use std::thread::LocalKey;
+
+use bytemuck::{Pod, Zeroable};
+
+/// One cache line.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Line([f32; LINE]);
+
+const LINE: usize = 16;
+
+type Arena = Cell<Vec<Line>>;
+
+thread_local! {
+    static ACTIVATIONS: Arena = const { Cell::new(Vec::new()) };
+    static TILE: Arena = const { Cell::new(Vec::new()) };
+}
+
+/// Calls `work` with `len` floats for activations, shared by all threads of a launch. They hold old values.
+pub fn with_activations<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    with(&ACTIVATIONS, len, work)
+}
+
+/// Calls `work` with `len` floats for what one thread computes. They hold old values.
+pub fn with_tile<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    with(&TILE, len, work)
+}
+
+/// Grows this thread's memory for activations to `len` floats.
+pub fn reserve_activations(len: usize) {
+    with_activations(len, |_| ());
+}
+
+/// The memory is taken out while it is in use: should the thread pool run another launch on this thread in the
+/// meantime, that one gets memory of its own.
+fn with<R>(arena: &'static LocalKey<Arena>, len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    let mut lines = arena.take();
+    let needed = len.div_ceil(LINE);
+    if lines.len() < needed {
+        lines.resize(needed, Line::zeroed());
+    }
+    let result = work(&mut bytemuck::cast_slice_mut(&mut lines)[..len]);
+    arena.set(lines);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_kept_aligned_and_not_shared_by_nested_uses() {
+        let first = with_tile(100, |a| {
+            a.fill(1.0);
+            let nested = with_tile(100, |b| b.as_ptr() as usize);
+            assert_ne!(a.as_ptr() as usize, nested);
+            a.as_ptr() as usize
+        });
+        assert_eq!(first % 64, 0);
+        assert_eq!(with_tile(50, |a| (a.len(), a.as_ptr() as usize, a[49])), (50, first, 1.0));
+    }
+}

@@ -1,0 +1,198 @@
+//! The processor as a device.
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, Host, HostEvent, HostMemory,
+    HostStream, KernelFamily, Math, SimdLevel, Stream,
+};
+use rayon::ThreadPool;
+
+use crate::families::{GEMM, GEMV};
+use crate::simd::Simd;
+
+const ID: DeviceId = DeviceId::CPU;
+
+/// Clock that rates are estimated with, in cycles a second. Only their ratio to the bandwidth matters.
+pub(crate) const CLOCK: f64 = 2.5e9;
+/// Multiply-add units of a core with vector instructions.
+const FMA_UNITS: f64 = 2.0;
+/// Waking the threads and waiting for them.
+const LAUNCH_SECONDS: f64 = 5e-6;
+
+/// The processor. Streams work synchronously, buffers are host memory.
+pub struct CpuDevice {
+    info: DeviceInfo,
+    default_stream: Stream,
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+}
+
+impl CpuDevice {
+    /// The processor with its best vector instructions and rayon's global thread pool. The first device of a
+    /// process measures the memory bandwidth, which takes some tens of milliseconds.
+    pub fn new() -> Self {
+        let host = Host::detect();
+        Self {
+            info: info(host, host.simd, host.cores),
+            default_stream: HostStream::stream(ID),
+            simd: Simd::best(),
+            pool: None,
+        }
+    }
+
+    /// Runs kernels on `pool`.
+    #[must_use]
+    pub fn with_pool(mut self, pool: Arc<ThreadPool>) -> Self {
+        let threads = u32::try_from(pool.current_num_threads()).unwrap_or(u32::MAX);
+        self.info.rates = rates(self.simd.level(), threads);
+        self.info.units = threads;
+        self.pool = Some(pool);
+        self
+    }
+
+    /// Uses the kernels of `level`, which may be lower than the best.
+    ///
+    /// # Errors
+    /// [`HalError::Unsupported`] when the processor does not have it.
+    pub fn with_simd(mut self, level: SimdLevel) -> Result<Self, HalError> {
+        self.simd = Simd::new(level).ok_or_else(|| HalError::Unsupported {
+            device: ID,
+            what: format!("the SIMD level {}", level.name()),
+            why: format!("the processor has {}", Host::detect().simd.name()),
+        })?;
+        self.info.arch = level.name().to_owned();
+        self.info.features = features(level);
+        self.info.rates = rates(level, self.info.units);
+        Ok(self)
+    }
+
+    /// A buffer over the caller's own `len` bytes at `start`, without copying.
+    ///
+    /// # Safety
+    /// As for [`HostMemory::borrow`]: until the buffer is dropped, the bytes must be initialised memory that
+    /// nothing else writes, and that nothing else reads while the buffer is borrowed mutably.
+    pub unsafe fn wrap(&self, start: NonNull<u8>, len: usize) -> Buffer {
+        // SAFETY: the caller's promise is the same.
+        unsafe { HostMemory::borrow(ID, start, len) }
+    }
+
+    pub(crate) fn simd(&self) -> &'static Simd {
+        self.simd
+    }
+
+    pub(crate) fn pool(&self) -> Option<&Arc<ThreadPool>> {
+        self.pool.as_ref()
+    }
+}
+
+impl Default for CpuDevice {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for CpuDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuDevice").field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
+    DeviceInfo {
+        id: ID,
+        name: host.name.clone(),
+        arch: level.name().to_owned(),
+        variant: None,
+        units,
+        memory_bytes: host.memory_bytes,
+        bandwidth: host.bandwidth(),
+        cache_bytes: host.cache_bytes,
+        shared_bytes: 0,
+        max_buffer_bytes: isize::MAX as u64,
+        rates: rates(level, units),
+        launch_seconds: LAUNCH_SECONDS,
+        features: features(level),
+    }
+}
+
+fn rates(level: SimdLevel, units: u32) -> Vec<(Math, f64)> {
+    let per_cycle = f64::from(level.f32_lanes()) * if level == SimdLevel::Scalar { 1.0 } else { FMA_UNITS };
+    vec![(Math::FmaF32, f64::from(units) * CLOCK * per_cycle)]
+}
+
+/// The level and those that it includes.
+fn features(level: SimdLevel) -> BTreeSet<&'static str> {
+    let included: &[SimdLevel] = match level {
+        SimdLevel::Scalar => &[],
+        SimdLevel::Neon | SimdLevel::Avx2 => &[level],
+        SimdLevel::AvxVnni | SimdLevel::Avx512 => &[SimdLevel::Avx2, level],
+        SimdLevel::Avx512Vnni => &[SimdLevel::Avx2, SimdLevel::Avx512, level],
+    };
+    included.iter().map(|l| l.name()).collect()
+}
+
+impl Device for CpuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+        HostMemory::allocate(ID, bytes, what)
+    }
+
+    fn default_stream(&self) -> Stream {
+        self.default_stream.clone()
+    }
+
+    fn new_stream(&self) -> Result<Stream, HalError> {
+        Ok(HostStream::stream(ID))
+    }
+
+    fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::upload(ID, src, dst)
+    }
+
+    fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::download(ID, src, dst)
+    }
+
+    fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostMemory::fill(ID, dst, value)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
+        HostStream::check(ID, stream)
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, HalError> {
+        HostStream::check(ID, stream)?;
+        Ok(HostEvent::now())
+    }
+
+    fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
+        HostEvent::elapsed(ID, start, end)
+    }
+
+    fn pack_class(&self, _format: Format) -> PackClass {
+        PackClass::Canonical
+    }
+
+    fn families(&self) -> &'static [&'static dyn KernelFamily] {
+        static FAMILIES: [&dyn KernelFamily; 2] = [&GEMV, &GEMM];
+        &FAMILIES
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,119 @@
+//! The kernel families of the CPU and what they share.
+
+mod gemm;
+mod gemv;
+
+use std::sync::Arc;
+
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::{
+    CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, Math, Stream, TileConfig,
+    Unsupported,
+};
+use rayon::ThreadPool;
+
+use crate::arena;
+use crate::device::CpuDevice;
+use crate::job::{CHUNK, Job, padded};
+use crate::simd::Simd;
+
+pub use gemm::{GEMM, GemmFamily};
+pub use gemv::{GEMV, GemvFamily};
+
+/// What every family needs: blocks that fill chunks, in file order.
+fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
+    if op.class != PackClass::Canonical {
+        return Err(Unsupported::new(format!("reads weights in file order, and these are packed as {:?}", op.class)));
+    }
+    if !CHUNK.is_multiple_of(op.format.block_len) {
+        return Err(Unsupported::new(format!("decodes {CHUNK} columns at once, no multiple of {}'s block", op.format)));
+    }
+    Ok(())
+}
+
+/// A configuration whose tiles have `tile_n` rows and `tile_m` tokens and whose K is never cut.
+fn config(family: &'static str, op: &CheckedGemm, info: &DeviceInfo, [tile_n, tile_m]: [usize; 2]) -> TileConfig {
+    TileConfig {
+        family,
+        math: Math::FmaF32,
+        tile_n: tile_n as u32,
+        tile_m: tile_m as u32,
+        tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
+        threads: 1,
+        blocks_per_unit: 1,
+        max_splits: 1,
+        stages: 1,
+        shared_bytes: 0,
+        efficiency: (efficiency(tile_m, info), 1000),
+    }
+}
+
+/// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
+fn efficiency(tokens: usize, info: &DeviceInfo) -> u32 {
+    // Per weight: cycles of decoding, and of multiply-adds at the rate that the vector kernels reach.
+    const DECODE_CYCLES: f64 = 1.5;
+    const KERNEL_SHARE: f64 = 0.6;
+    let macs_per_cycle = info.rate(Math::FmaF32).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
+    let ideal = tokens as f64 / macs_per_cycle;
+    (1000.0 * ideal / (DECODE_CYCLES + ideal / KERNEL_SHARE)).ceil() as u32
+}
+
+/// A family's loop over one launch.
+type Run = fn(job: &Job<'_>, tile: [usize; 2]);
+
+/// A family's loop made ready for one operation.
+struct CpuKernel {
+    name: String,
+    op: CheckedGemm,
+    /// Rows of W and tokens that are worked on together.
+    tile: [usize; 2],
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+    run: Run,
+}
+
+impl std::fmt::Debug for CpuKernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuKernel").field("name", &self.name).field("tile", &self.tile).finish_non_exhaustive()
+    }
+}
+
+impl CpuKernel {
+    fn prepare(
+        device: &dyn Device,
+        op: &CheckedGemm,
+        config: &TileConfig,
+        run: Run,
+    ) -> Result<Arc<dyn Kernel>, HalError> {
+        let cpu = device
+            .as_any()
+            .downcast_ref::<CpuDevice>()
+            .ok_or(HalError::WrongDevice { device: device.info().id, what: "a kernel family of the CPU" })?;
+        let tile = [config.tile_n as usize, config.tile_m as usize];
+        arena::reserve_activations(tile[1].min(op.m) * padded(op.stored_k));
+        Ok(Arc::new(Self {
+            name: op.kernel_name(config.family),
+            op: op.clone(),
+            tile,
+            simd: cpu.simd(),
+            pool: cpu.pool().cloned(),
+            run,
+        }))
+    }
+}
+
+impl Kernel for CpuKernel {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(&self.op, self.simd, args)?;
+        match &self.pool {
+            Some(pool) => pool.install(|| (self.run)(&job, self.tile)),
+            None => (self.run)(&job, self.tile),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,181 @@
+//! Dense operands as kernels see them: bytes with strides, checked once per launch.
+
+use std::marker::PhantomData;
+
+use half::{bf16, f16};
+use qgemm_formats::DType;
+use qgemm_hal::{Dense, DeviceId, HalError};
+
+use crate::convert;
+
+/// A matrix to read (X or C).
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    bytes: &'a [u8],
+    layout: Dense,
+}
+
+impl<'a> Input<'a> {
+    /// A matrix of `rows` × `columns` in `bytes`; `what` names it in the error.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when it leaves `bytes`.
+    pub fn new(
+        bytes: &'a [u8],
+        layout: Dense,
+        [rows, columns]: [usize; 2],
+        what: &'static str,
+    ) -> Result<Self, HalError> {
+        check_extent(bytes.len(), &layout, [rows, columns], what)?;
+        Ok(Self { bytes, layout })
+    }
+
+    /// The value at (`row`, `column`).
+    pub fn at(&self, row: usize, column: usize) -> f32 {
+        self.layout.dtype.read(self.bytes, element(&self.layout, row, column))
+    }
+
+    /// The first `out.len()` values of `row`.
+    pub fn row(&self, row: usize, out: &mut [f32]) {
+        if self.layout.col_stride == 1 {
+            let start = element(&self.layout, row, 0) * self.layout.dtype.bytes();
+            convert::to_f32(self.layout.dtype, &self.bytes[start..], out);
+        } else {
+            for (column, value) in out.iter_mut().enumerate() {
+                *value = self.at(row, column);
+            }
+        }
+    }
+}
+
+/// The matrix to write (D), shared by the threads of a launch.
+#[derive(Debug)]
+pub struct Output<'a> {
+    start: *mut u8,
+    layout: Dense,
+    shape: [usize; 2],
+    bytes: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: an `Output` is a `&mut [u8]` whose only access is `store`, an unsafe method that obliges its callers to
+// write no element from two threads.
+unsafe impl Sync for Output<'_> {}
+
+impl<'a> Output<'a> {
+    /// A matrix of `rows` × `columns` in `bytes`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when it leaves `bytes`, [`HalError::Unsupported`] when its elements overlap.
+    pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2]) -> Result<Self, HalError> {
+        check_extent(bytes.len(), &layout, shape, "D")?;
+        if !is_injective(&layout, shape) {
+            return Err(HalError::Unsupported {
+                device: DeviceId::CPU,
+                what: "an output with overlapping elements".into(),
+                why: format!("the strides of {shape:?} are {} and {}", layout.row_stride, layout.col_stride),
+            });
+        }
+        Ok(Self { start: bytes.as_mut_ptr(), layout, shape, bytes: PhantomData })
+    }
+
+    /// Writes `value` at (`row`, `column`), rounded to the matrix's type.
+    ///
+    /// # Safety
+    /// No other thread may write the same element.
+    ///
+    /// # Panics
+    /// When the position lies outside the matrix.
+    pub unsafe fn store(&self, row: usize, column: usize, value: f32) {
+        assert!(row < self.shape[0] && column < self.shape[1], "tiles lie in the output");
+        let at = element(&self.layout, row, column) * self.layout.dtype.bytes();
+        // SAFETY: `new` checked that the last element, and so every element of the shape (asserted), lies in
+        // the bytes that `self` borrows mutably, and that no two elements overlap. That nobody else writes this
+        // one is the caller's promise.
+        unsafe {
+            let to = self.start.add(at);
+            match self.layout.dtype {
+                DType::F32 => to.cast::<[u8; 4]>().write(value.to_le_bytes()),
+                DType::F16 => to.cast::<[u8; 2]>().write(f16::from_f32(value).to_le_bytes()),
+                DType::BF16 => to.cast::<[u8; 2]>().write(bf16::from_f32(value).to_le_bytes()),
+            }
+        }
+    }
+}
+
+fn element(layout: &Dense, row: usize, column: usize) -> usize {
+    row * layout.row_stride as usize + column * layout.col_stride as usize
+}
+
+/// Whether distinct positions are distinct elements: rows lie apart or columns do.
+fn is_injective(layout: &Dense, [rows, columns]: [usize; 2]) -> bool {
+    let apart = |outer: u64, outer_len: usize, inner: u64, inner_len: usize| {
+        (outer_len <= 1 || outer > inner * (inner_len as u64 - 1)) && (inner_len <= 1 || inner > 0)
+    };
+    apart(layout.row_stride, rows, layout.col_stride, columns)
+        || apart(layout.col_stride, columns, layout.row_stride, rows)
+}
+
+fn check_extent(len: usize, layout: &Dense, shape: [usize; 2], what: &'static str) -> Result<(), HalError> {
+    let end = || {
+        let [rows, columns] = [shape[0] as u64, shape[1] as u64];
+        let last = (rows.checked_sub(1)?.checked_mul(layout.row_stride)?)
+            .checked_add(columns.checked_sub(1)?.checked_mul(layout.col_stride)?)?;
+        usize::try_from(last.checked_add(1)?.checked_mul(layout.dtype.bytes() as u64)?).ok()
+    };
+    let end = end().unwrap_or(usize::MAX);
+    if end > len { Err(HalError::OutOfBounds { what, start: 0, end, len }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn layout(dtype: DType, row_stride: u64, col_stride: u64) -> Dense {
+        Dense { dtype, row_stride, col_stride, aligned16: false }
+    }
+
+    #[test]
+    fn rows_and_elements_follow_the_strides() {
+        let bytes = DType::F16.encode(&(0..12).map(|i| i as f32).collect::<Vec<_>>());
+        let rows = Input::new(&bytes, layout(DType::F16, 5, 1), [2, 4], "X").expect("fits");
+        let columns = Input::new(&bytes, layout(DType::F16, 1, 3), [3, 4], "X").expect("fits");
+        let mut out = [0.0; 4];
+        rows.row(1, &mut out);
+        assert_eq!(out, [5.0, 6.0, 7.0, 8.0]);
+        columns.row(2, &mut out);
+        assert_eq!((out, columns.at(1, 3)), ([2.0, 5.0, 8.0, 11.0], 10.0));
+    }
+
+    #[test]
+    fn a_matrix_beyond_its_bytes_is_refused() {
+        let bytes = [0u8; 2 * (5 + 4)];
+        assert!(Input::new(&bytes, layout(DType::F16, 5, 1), [2, 4], "X").is_ok());
+        assert!(Input::new(&bytes[1..], layout(DType::F16, 5, 1), [2, 4], "X").is_err());
+        assert!(Input::new(&bytes, layout(DType::F16, u64::MAX / 2, 1), [4, 4], "X").is_err());
+    }
+
+    #[test]
+    fn an_output_whose_elements_overlap_is_refused() {
+        let mut bytes = [0u8; 400];
+        let mut accepts = |row, col, shape| Output::new(&mut bytes, layout(DType::F32, row, col), shape).is_ok();
+        assert!(accepts(4, 1, [3, 4]) && accepts(1, 3, [3, 4]) && accepts(0, 1, [1, 4]) && accepts(2, 9, [3, 4]));
+        assert!(!accepts(3, 1, [3, 4]) && !accepts(1, 1, [2, 2]) && !accepts(0, 1, [2, 2]) && !accepts(4, 0, [3, 4]));
+    }
+
+    #[test]
+    fn stores_round_to_nearest_even_and_leave_gaps_alone() {
+        for dtype in DType::ALL {
+            let mut bytes = vec![0xee; 5 * dtype.bytes()];
+            let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2]).expect("fits");
+            for (i, value) in [1.0, 0.1, -2.5, 65519.0].into_iter().enumerate() {
+                // SAFETY: this is the only thread.
+                unsafe { d.store(i / 2, i % 2, value) };
+            }
+            let mut expected = vec![0xee; 5 * dtype.bytes()];
+            for (at, value) in [(0, 1.0), (1, 0.1), (3, -2.5), (4, 65519.0)] {
+                dtype.write(&mut expected, at, value);
+            }
+            assert_eq!(bytes, expected, "{dtype}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! AVX-512 F: 16 floats a register.
+
+use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps};
+
+use qgemm_hal::SimdLevel;
+
+use super::{LANES, ROWS, Rows, Simd, TOKEN_SUMS};
+
+pub static KERNELS: Simd = Simd { level: SimdLevel::Avx512, rows8_tokens1, rows4_tokens4 };
+
+/// # Safety
+/// The processor has AVX-512 F, and `super::check` has passed for 8 rows and 1 token.
+unsafe fn rows8_tokens1(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe { accumulate::<ROWS, 1>(w, x, len, sums) }
+}
+
+/// # Safety
+/// The processor has AVX-512 F, and `super::check` has passed for 4 rows and 4 tokens.
+unsafe fn rows4_tokens4(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe { accumulate::<4, 4>(w, x, len, sums) }
+}
+
+/// # Safety
+/// `super::check` has passed for `R` rows and `T` tokens.
+#[target_feature(enable = "avx512f")]
+unsafe fn accumulate<const R: usize, const T: usize>(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
+    let at = |token: usize, row: usize| token * TOKEN_SUMS + row * LANES;
+    let mut acc = [[_mm512_setzero_ps(); R]; T];
+    for (token, acc) in acc.iter_mut().enumerate() {
+        for (row, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: sums hold LANES floats from `at` for each of R rows and T tokens, by `check`.
+            *acc = unsafe { _mm512_loadu_ps(sums.as_ptr().add(at(token, row))) };
+        }
+    }
+    for k in (0..len).step_by(LANES) {
+        let mut w_k = [_mm512_setzero_ps(); R];
+        for (row, w_k) in w_k.iter_mut().enumerate() {
+            // SAFETY: rows 0..R of `w` and 0..T of `x` hold `len` floats, by `check`, and k + 16 <= len because
+            // `len` is a multiple of 16.
+            *w_k = unsafe { _mm512_loadu_ps(w.values.as_ptr().add(row * w.stride + k)) };
+        }
+        for (token, acc) in acc.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let x_k = unsafe { _mm512_loadu_ps(x.values.as_ptr().add(token * x.stride + k)) };
+            for (acc, &w_k) in acc.iter_mut().zip(&w_k) {
+                *acc = _mm512_fmadd_ps(w_k, x_k, *acc);
+            }
+        }
+    }
+    for (token, acc) in acc.iter().enumerate() {
+        for (row, &acc) in acc.iter().enumerate() {
+            // SAFETY: as for the loads.
+            unsafe { _mm512_storeu_ps(sums.as_mut_ptr().add(at(token, row)), acc) };
+        }
+    }
+}
