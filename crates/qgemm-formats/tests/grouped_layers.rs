@@ -68,8 +68,8 @@ impl Layer {
             .flat_map(|zeros| stream(zeros.iter().map(|&z| z.wrapping_sub(subtract) & mask), self.bits))
             .collect();
         Checkpoint::default()
-            .add_words("layer.qweight", &[words, self.n], &qweight)
-            .add_words("layer.qzeros", &[self.groups, zero_words], &qzeros)
+            .add("layer.qweight", Dtype::I32, &[words, self.n], le_bytes(&qweight))
+            .add("layer.qzeros", Dtype::I32, &[self.groups, zero_words], le_bytes(&qzeros))
             .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
             .add_f32("layer.bias", &[self.n], &vec![0.5; self.n])
     }
@@ -84,10 +84,14 @@ impl Layer {
         let qweight: Vec<u32> = (0..self.k).flat_map(|k| pack(&|row| self.codes[row * self.k + k])).collect();
         let qzeros: Vec<u32> = (0..self.groups).flat_map(|g| pack(&|row| self.zeros[g * self.n + row])).collect();
         Checkpoint::default()
-            .add_words("layer.qweight", &[self.k, self.n / 8], &qweight)
-            .add_words("layer.qzeros", &[self.groups, self.n / 8], &qzeros)
+            .add("layer.qweight", Dtype::I32, &[self.k, self.n / 8], le_bytes(&qweight))
+            .add("layer.qzeros", Dtype::I32, &[self.groups, self.n / 8], le_bytes(&qzeros))
             .add("layer.scales", Dtype::F16, &[self.groups, self.n], self.scale_bytes())
     }
+}
+
+fn le_bytes(words: &[u32]) -> Vec<u8> {
+    bytemuck::cast_slice(words).to_vec()
 }
 
 /// A stream of fields as words, bit by bit.
@@ -147,7 +151,7 @@ fn gptq_with_act_order() {
             group_of.swap(i, numbers.below(i as u32 + 1) as usize);
         }
         let layer = Layer::random(32, bits, group_of, 4);
-        let checkpoint = layer.gptq(1).add_words("layer.g_idx", &[256], &layer.group_of);
+        let checkpoint = layer.gptq(1).add("layer.g_idx", Dtype::I32, &[256], le_bytes(&layer.group_of));
         let weight = checkpoint.weight(Some(&settings(bits, 64, "gptq"))).expect("loads");
         assert_eq!((weight.format().block_len, weight.stored_k()), (64, 256));
         let order = weight.k_order().expect("sorted by group");
@@ -163,7 +167,7 @@ fn gptq_with_act_order_after_sharding() {
     let group_of: Vec<u32> = (0..203).map(|_| [0, 1, 1, 1, 3, 4, 4, 5][numbers.below(8) as usize]).collect();
     for bits in [2, 3, 4, 8] {
         let layer = Layer::random(24, bits, group_of.clone(), 7);
-        let checkpoint = layer.gptq(1).add_words("layer.g_idx", &[203], &layer.group_of);
+        let checkpoint = layer.gptq(1).add("layer.g_idx", Dtype::I32, &[203], le_bytes(&layer.group_of));
         let weight = checkpoint.weight(Some(&settings(bits, 128, "gptq"))).expect("loads");
         assert_eq!((weight.k(), weight.format().block_len), (203, 32));
         let order = weight.k_order().expect("sorted by group");
@@ -271,8 +275,16 @@ fn layers_that_do_not_fit_together_are_refused() {
     refused(layer.gptq(1), &settings(5, 64, "gptq"), "expected one of 2, 3, 4 and 8");
     refused(layer.gptq(1), &settings(4, 64, "marlin"), "expected gptq or gptq_v2");
     let group_9 = vec![9u32; 128];
-    refused(layer.gptq(1).add_words("layer.g_idx", &[128], &group_9), &settings(4, 64, "gptq"), "there are 2 groups");
-    refused(layer.gptq(1).add_words("layer.g_idx", &[127], &group_9[1..]), &settings(4, 64, "gptq"), "group 9");
+    refused(
+        layer.gptq(1).add("layer.g_idx", Dtype::I32, &[128], le_bytes(&group_9)),
+        &settings(4, 64, "gptq"),
+        "there are 2 groups",
+    );
+    refused(
+        layer.gptq(1).add("layer.g_idx", Dtype::I32, &[127], le_bytes(&group_9[1..])),
+        &settings(4, 64, "gptq"),
+        "group 9",
+    );
     refused(layer.awq(), r#"{"quant_method": "awq", "bits": 4, "version": "gemv"}"#, "expected `gemm`");
     refused(layer.awq(), r#"{"quant_method": "awq", "bits": 8}"#, "expected 4");
     refused(layer.awq(), r#"{"quant_method": "awq", "group_size": 32}"#, "makes 4 groups");

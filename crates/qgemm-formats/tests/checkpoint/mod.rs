@@ -35,10 +35,6 @@ impl Checkpoint {
         self.add(name, Dtype::F32, shape, bytemuck::cast_slice(values).to_vec())
     }
 
-    pub fn add_words(self, name: &str, shape: &[usize], words: &[u32]) -> Self {
-        self.add(name, Dtype::I32, shape, bytemuck::cast_slice(words).to_vec())
-    }
-
     pub fn bytes(&self) -> Vec<u8> {
         let views = self.0.iter().map(|(name, dtype, shape, bytes)| {
             (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).expect("bytes fit the shape"))

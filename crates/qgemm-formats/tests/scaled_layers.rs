@@ -1,0 +1,302 @@
+//! INT8, FP8, MXFP4 and NVFP4 layers of safetensors files, and the quantizers of these formats.
+
+mod checkpoint;
+
+use checkpoint::{Checkpoint, Numbers, values};
+use half::f16;
+use qgemm_formats::float8::{e4m3_to_f32, e5m2_to_f32};
+use qgemm_formats::{Format, FormatError, HostWeight};
+use safetensors::tensor::Dtype;
+
+const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+
+fn fp4(code: u8) -> f32 {
+    let magnitude = FP4[usize::from(code & 7)];
+    if code & 8 == 0 { magnitude } else { -magnitude }
+}
+
+fn bytes(count: usize, seed: u64, mut keep: impl FnMut(u8) -> bool) -> Vec<u8> {
+    let mut numbers = Numbers::new(seed);
+    std::iter::repeat_with(|| numbers.below(256) as u8).filter(|&byte| keep(byte)).take(count).collect()
+}
+
+fn fp8_bytes(count: usize, seed: u64) -> Vec<u8> {
+    bytes(count, seed, |byte| e4m3_to_f32(byte).is_finite() && e5m2_to_f32(byte).is_finite())
+}
+
+fn scales(count: usize) -> Vec<f32> {
+    (0..count).map(|i| 0.001 * (i + 1) as f32).collect()
+}
+
+#[test]
+fn int8_per_channel() {
+    for (n, k) in [(5, 64), (3, 70), (1, 1)] {
+        let codes = bytes(n * k, 1, |_| true);
+        let scale = scales(n);
+        let checkpoint = Checkpoint::default().add("layer.weight", Dtype::I8, &[n, k], codes.clone());
+        let expected: Vec<f32> = (0..n * k).map(|i| f32::from(codes[i] as i8) * scale[i / k]).collect();
+        for shape in [vec![n], vec![n, 1]] {
+            let weight = Checkpoint::default()
+                .add("layer.weight", Dtype::I8, &[n, k], codes.clone())
+                .add_f32("layer.weight_scale", &shape, &scale)
+                .weight(None)
+                .expect("loads");
+            assert_eq!(weight.format().name, "int8_channel");
+            assert_eq!(values(&weight), expected);
+        }
+        let without = checkpoint.weight(None).expect_err("no scale");
+        assert!(without.to_string().contains("I8"), "{without}");
+    }
+}
+
+#[test]
+fn fp8_per_tensor_and_channel() {
+    for (dtype, decode, name) in
+        [(Dtype::F8_E4M3, e4m3_to_f32 as fn(u8) -> f32, "fp8_e4m3"), (Dtype::F8_E5M2, e5m2_to_f32, "fp8_e5m2")]
+    {
+        for (n, k) in [(4, 96), (6, 45)] {
+            let codes = fp8_bytes(n * k, 2);
+            let expected = |scale: &dyn Fn(usize) -> f32| -> Vec<f32> {
+                (0..n * k).map(|i| decode(codes[i]) * scale(i / k)).collect()
+            };
+            let layer = || Checkpoint::default().add("layer.weight", dtype, &[n, k], codes.clone());
+            let check = |checkpoint: Checkpoint, expected: Vec<f32>| {
+                let weight = checkpoint.weight(None).expect("loads");
+                assert_eq!(weight.format().name, name);
+                assert_eq!(values(&weight), expected);
+            };
+            check(layer().add_f32("layer.weight_scale", &[], &[0.25]), expected(&|_| 0.25));
+            check(layer().add_f32("layer.weight_scale", &[1], &[0.3]), expected(&|_| 0.3));
+            let by_row = scales(n);
+            check(layer().add_f32("layer.weight_scale", &[n, 1], &by_row), expected(&|row| by_row[row]));
+            check(layer(), expected(&|_| 1.0));
+            let bf16: Vec<u8> = by_row.iter().flat_map(|&s| half::bf16::from_f32(s).to_le_bytes()).collect();
+            check(
+                layer().add("layer.weight_scale", Dtype::BF16, &[n, 1], bf16),
+                expected(&|row| half::bf16::from_f32(by_row[row]).to_f32()),
+            );
+        }
+    }
+}
+
+#[test]
+fn fp8_in_blocks() {
+    for (n, k) in [(256usize, 256usize), (130, 300), (1, 129), (129, 7)] {
+        let (rows, columns) = (n.div_ceil(128), k.div_ceil(128));
+        let (codes, scale) = (fp8_bytes(n * k, 3), scales(rows * columns));
+        let expected: Vec<f32> =
+            (0..n * k).map(|i| e4m3_to_f32(codes[i]) * scale[i / k / 128 * columns + i % k / 128]).collect();
+        for name in ["layer.weight_scale_inv", "layer.weight_scale"] {
+            let weight = Checkpoint::default()
+                .add("layer.weight", Dtype::F8_E4M3, &[n, k], codes.clone())
+                .add_f32(name, &[rows, columns], &scale)
+                .weight(Some(r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#))
+                .expect("loads");
+            assert_eq!(weight.format().name, "fp8_e4m3_block128");
+            assert_eq!(values(&weight), expected);
+        }
+    }
+}
+
+#[test]
+fn mxfp4_experts() {
+    let (experts, n, k) = (3, 4, 64);
+    let codes = bytes(experts * n * k / 2, 4, |_| true);
+    let exponents = bytes(experts * n * k / 32, 5, |e| (100..140).contains(&e));
+    let model = Checkpoint::default()
+        .add("mlp.experts.up_blocks", Dtype::U8, &[experts, n, k / 32, 16], codes.clone())
+        .add("mlp.experts.up_scales", Dtype::U8, &[experts, n, k / 32], exponents.clone())
+        .open(None);
+    let info = model.info("mlp.experts.up").expect("listed");
+    assert_eq!(info.shape, [experts, n, k]);
+    for expert in 0..experts {
+        let weight = model.stacked_weight("mlp.experts.up", expert).expect("loads");
+        assert_eq!(weight.format().name, "mxfp4");
+        let expected: Vec<f32> = (expert * n * k..(expert + 1) * n * k)
+            .map(|i| fp4(codes[i / 2] >> (4 * (i % 2)) & 15) * 2f32.powi(i32::from(exponents[i / 32]) - 127))
+            .collect();
+        assert_eq!(values(&weight), expected);
+    }
+    assert!(matches!(model.weight("mlp.experts.up"), Err(FormatError::UnsupportedFile { .. })));
+    assert!(matches!(model.stacked_weight("mlp.experts.up", 3), Err(FormatError::BadFile { .. })));
+}
+
+#[test]
+fn nvfp4_of_both_writers() {
+    let (n, k) = (3, 48);
+    let codes = bytes(n * k / 2, 6, |_| true);
+    let block_scales = fp8_bytes(n * k / 16, 7);
+    let expected = |tensor_scale: f32| -> Vec<f32> {
+        // The block's part is exact, then the tensor's scale rounds once.
+        let block = |i: usize| fp4(codes[i / 2] >> (4 * (i % 2)) & 15) * e4m3_to_f32(block_scales[i / 16]);
+        (0..n * k).map(|i| block(i) * tensor_scale).collect()
+    };
+    let parts = |codes_name: &str| {
+        Checkpoint::default().add(codes_name, Dtype::U8, &[n, k / 2], codes.clone()).add(
+            "layer.weight_scale",
+            Dtype::F8_E4M3,
+            &[n, k / 16],
+            block_scales.clone(),
+        )
+    };
+    let model_opt = parts("layer.weight").add_f32("layer.weight_scale_2", &[], &[0.0123]).weight(None).expect("loads");
+    assert_eq!(model_opt.format().name, "nvfp4");
+    assert_eq!(values(&model_opt), expected(0.0123));
+    let compressed = parts("layer.weight_packed").add_f32("layer.weight_global_scale", &[1], &[8.0]);
+    assert_eq!(values(&compressed.weight(None).expect("loads")), expected(0.125));
+}
+
+#[test]
+fn plain_matrices_are_weights_too() {
+    let numbers = [1.0f32, -2.5, 0.25, 1024.0, -0.5, 3.0];
+    let half_bytes = numbers.iter().flat_map(|&v| f16::from_f32(v).to_le_bytes()).collect();
+    let model = Checkpoint::default()
+        .add_f32("a.weight", &[2, 3], &numbers)
+        .add("b.weight", Dtype::F16, &[3, 2], half_bytes)
+        .add_f32("norm.weight", &[6], &numbers)
+        .add_f32("experts", &[2, 1, 3], &numbers)
+        .add("ids", Dtype::I64, &[1], vec![0; 8])
+        .open(None);
+    for (name, format) in [("a", "f32"), ("b", "f16")] {
+        let weight = model.weight(name).expect("loads");
+        assert_eq!(weight.format().name, format);
+        assert_eq!(values(&weight), numbers);
+    }
+    assert_eq!(values(&model.stacked_weight("experts", 1).expect("loads")), numbers[3..]);
+    assert!(matches!(model.weight("norm"), Err(FormatError::UnsupportedFile { .. })));
+    assert!(matches!(model.weight("ids"), Err(FormatError::UnsupportedFile { .. })));
+    assert_eq!(model.dense("norm").expect("dense").to_f32(), numbers);
+}
+
+#[test]
+fn shards_are_one_model() {
+    let first = Checkpoint::default().add("a.weight", Dtype::I8, &[1, 2], vec![1, 2]);
+    let second = Checkpoint::default().add_f32("a.weight_scale", &[1], &[2.0]);
+    let open = |shards: &[&Checkpoint]| {
+        let shards: Vec<_> = shards.iter().map(|shard| shard.bytes().into()).collect();
+        qgemm_formats::model::Model::from_shards(&shards, None, Default::default())
+    };
+    let model = open(&[&first, &second]).expect("a model");
+    assert_eq!(values(&model.weight("a").expect("loads")), [2.0, 4.0]);
+    assert!(matches!(open(&[&first, &first]), Err(FormatError::BadFile { .. })));
+}
+
+#[test]
+fn wrong_scales_are_refused() {
+    let fp8 = |shape: &[usize], values: &[f32], config: Option<&str>| {
+        Checkpoint::default()
+            .add("layer.weight", Dtype::F8_E4M3, &[200, 200], vec![1; 40_000])
+            .add_f32("layer.weight_scale", shape, values)
+            .weight(config)
+            .expect_err("refused")
+    };
+    assert!(fp8(&[3], &[1.0; 3], None).to_string().contains("expected shape [2, 2], got [3]"));
+    assert!(fp8(&[2, 2], &[1.0; 4], Some(r#"{"weight_block_size": [64, 64]}"#)).to_string().contains("[128, 128]"));
+    assert!(matches!(fp8(&[], &[f32::NAN], None), FormatError::NonFiniteScale { .. }));
+    assert_eq!(
+        fp8(&[2, 2], &[1.0, 1.0, 1.0, f32::INFINITY], None),
+        FormatError::NonFiniteScale { what: "layer.weight".into(), row: 128, block: 1 }
+    );
+    let mx = Checkpoint::default()
+        .add("layer_blocks", Dtype::U8, &[2, 1, 16], vec![0; 32])
+        .add("layer_scales", Dtype::U8, &[2, 1], vec![127, 255])
+        .weight(None);
+    assert!(matches!(mx, Err(FormatError::NonFiniteScale { row: 1, block: 0, .. })));
+    let nv = Checkpoint::default()
+        .add("layer.weight", Dtype::U8, &[1, 16], vec![0; 16])
+        .add("layer.weight_scale", Dtype::F8_E4M3, &[1, 2], vec![0x38, 0x7f])
+        .add_f32("layer.weight_scale_2", &[], &[1.0])
+        .weight(None);
+    assert!(matches!(nv, Err(FormatError::NonFiniteScale { row: 0, block: 1, .. })));
+}
+
+/// Values with a mean and outliers.
+fn layer_values(n: usize, k: usize) -> Vec<f32> {
+    let mut numbers = Numbers::new(8);
+    (0..n * k)
+        .map(|i| {
+            let x = numbers.below(2000) as f32 / 1000.0 - 0.9;
+            if i % 97 == 0 { x * 20.0 } else { x }
+        })
+        .collect()
+}
+
+fn quantize(format: &str, x: &[f32], n: usize, k: usize) -> Result<HostWeight, FormatError> {
+    let format: Format = format.parse().expect("a format");
+    format.quantize_matrix.expect("a whole-matrix quantizer")(x, n, k)
+}
+
+#[test]
+fn whole_matrix_quantizers_round_to_nearest() {
+    // Largest error, relative to the largest value that shares the scale: half the widest step.
+    for (format, rows, columns, limit) in [
+        ("int8_channel", 1, usize::MAX, 0.5 / 127.0),
+        ("fp8_e4m3", 1, usize::MAX, 16.0 / 448.0),
+        ("fp8_e5m2", 1, usize::MAX, 4096.0 / 57344.0),
+        ("fp8_e4m3_block128", 128, 128, 16.0 / 448.0),
+        ("fp8_e5m2_block128", 128, 128, 4096.0 / 57344.0),
+        // The block scale itself is rounded by up to 1/16, which can also clip the largest value.
+        ("nvfp4", 1, 16, 1.0 / 6.0 * 17.0 / 16.0),
+    ] {
+        for (n, k) in [(3, 256), (130, 300), (1, 33)] {
+            let x = layer_values(n, k);
+            let weight = quantize(format, &x, n, k).expect("quantizes");
+            let y = values(&weight);
+            for first_row in (0..n).step_by(rows) {
+                for from in (0..k).step_by(columns.min(k)) {
+                    let sharing = (first_row..(first_row + rows).min(n))
+                        .flat_map(|row| row * k + from..row * k + from.saturating_add(columns).min(k));
+                    let largest = sharing.clone().fold(0.0f32, |max, i| max.max(x[i].abs()));
+                    for i in sharing {
+                        let error = (x[i] - y[i]).abs();
+                        assert!(error <= largest * limit * 1.0001, "{format} {n}x{k}, value {i}: {error}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_matrix_quantizers_take_zeros_and_tiny_values() {
+    for format in ["int8_channel", "fp8_e4m3", "fp8_e5m2", "fp8_e4m3_block128", "fp8_e5m2_block128", "nvfp4"] {
+        let zeros = quantize(format, &[0.0; 66], 2, 33).expect("quantizes");
+        assert_eq!(values(&zeros), [0.0; 66], "{format}");
+        let tiny = quantize(format, &[1e-45; 66], 2, 33).expect("quantizes");
+        assert!(values(&tiny).iter().all(|v| v.is_finite()), "{format}");
+        assert!(matches!(quantize(format, &[f32::NAN; 33], 1, 33), Err(FormatError::NotQuantizable { .. })));
+        assert!(matches!(quantize(format, &[0.0; 33], 1, 34), Err(FormatError::WrongLength { .. })));
+        assert!(matches!(quantize(format, &[], 0, 34), Err(FormatError::ZeroDimension { .. })));
+        assert!(matches!(quantize(format, &[], 34, 0), Err(FormatError::ZeroDimension { .. })));
+        assert!(matches!(quantize(format, &[], usize::MAX, 2), Err(FormatError::Overflow { .. })));
+    }
+}
+
+#[test]
+fn grouped_quantizers_keep_zero_and_half_a_step() {
+    for format in Format::all().filter(|f| f.name.starts_with("int") && f.quantize_blocks.is_some()) {
+        let group = format.block_len;
+        for offset in [-1.0, 0.0, 0.4, 30.0] {
+            let mut x: Vec<f32> = layer_values(1, group).iter().map(|v| v + offset).collect();
+            x[3] = 0.0;
+            let mut block = vec![0; format.block_bytes];
+            format.quantize_blocks.expect("has one")(&x, &mut block);
+            let mut y = vec![1.0; group];
+            (format.dequantize_block)(&block, &mut y);
+            assert_eq!(y[3], 0.0, "{format}: zero is exact");
+            let (low, high) = x.iter().fold((0.0f32, 0.0f32), |(low, high), &v| (low.min(v), high.max(v)));
+            let step = (high - low) / ((1u32 << format.code_bits()) - 1) as f32;
+            // Half a step of rounding and, at the ends, up to half a step of the zero point; the scale in f16
+            // moves the ends by 2^-11 of the range.
+            let limit = step + (high - low) / 2048.0;
+            assert!(x.iter().zip(&y).all(|(x, y)| (x - y).abs() <= limit), "{format} + {offset}");
+        }
+        for (extreme, finite) in [(0.0, true), (1e-30, true), (1e4, true), (3e38, false)] {
+            let x: Vec<f32> = (0..group).map(|i| if i % 2 == 0 { extreme } else { -extreme }).collect();
+            let mut block = vec![0xff; format.block_bytes];
+            format.quantize_blocks.expect("has one")(&x, &mut block);
+            // A scale beyond f16 shows as infinite, never as clipped weights.
+            assert_eq!(format.float_scales[0].is_finite(&block), finite, "{format} of {extreme}");
+        }
+    }
+}
