@@ -93,6 +93,7 @@ const BACKENDS: &[Backend] = &[
         // The CPU backend beats an emulated GPU on the same CPU.
         suits_auto: |info| !info.features.contains("software-adapter"),
     },
+    Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, suits_auto: |_| true },
     Backend {
         kind: DeviceKind::Noop,
         devices: || Ok(qgemm_hal::noop::devices()),

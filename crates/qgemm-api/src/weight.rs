@@ -176,14 +176,49 @@ pub(crate) fn dense(values: &[u8], dtype: DType, n: usize, k: usize, order: Weig
     Ok(HostWeight::new(format, n, k, rows.into())?)
 }
 
-/// `[rows, columns]` elements of `width` bytes as `[columns, rows]`.
+/// `[rows, columns]` elements of `width` bytes as `[columns, rows]`, tile by tile so that both sides stay in cache.
 fn transpose(values: &[u8], rows: usize, columns: usize, width: usize) -> Vec<u8> {
-    let mut out = Vec::with_capacity(values.len());
-    for column in 0..columns {
-        for row in 0..rows {
-            let at = (row * columns + column) * width;
-            out.extend_from_slice(&values[at..at + width]);
+    const TILE: usize = 32;
+    let mut out = vec![0; values.len()];
+    for first_row in (0..rows).step_by(TILE) {
+        for first_column in (0..columns).step_by(TILE) {
+            for column in first_column..columns.min(first_column + TILE) {
+                for row in first_row..rows.min(first_row + TILE) {
+                    let (from, to) = ((row * columns + column) * width, (column * rows + row) * width);
+                    out[to..to + width].copy_from_slice(&values[from..from + width]);
+                }
+            }
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn transposing_moves_every_element() {
+        for (rows, columns) in [(1, 1), (1, 70), (70, 1), (33, 65), (64, 32)] {
+            let values: Vec<u8> = (0..rows * columns).flat_map(|i| (i as u16).to_le_bytes()).collect();
+            let transposed = transpose(&values, rows, columns, 2);
+            for row in 0..rows {
+                for column in 0..columns {
+                    let at = 2 * (column * rows + row);
+                    let expected = (row * columns + column) as u16;
+                    assert_eq!(u16::from_le_bytes([transposed[at], transposed[at + 1]]), expected);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_column_order_is_padded_to_whole_steps() {
+        let words: Vec<u32> = padded_k_order(&[2, 0, 1], 4)
+            .chunks_exact(4)
+            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
+        assert_eq!(words, [2, 0, 1, NO_COLUMN]);
+        assert_eq!(padded_k_order(&[0; 8], 4).len(), 32);
+    }
 }

@@ -52,7 +52,7 @@ fn a_gguf_layer_runs() {
         assert!((d - sum).abs() < 0.1, "expected about {sum}, got {d}");
     }
     assert!(matches!(
-        model.weight("blk.0.ffn_upp"),
+        model.weight("blk.0.ffn_upp.weight"),
         Err(FormatError::NoSuchTensor { near: Some(near), .. }) if near == "blk.0.ffn_up.weight"
     ));
 }

@@ -267,6 +267,46 @@ fn row_scales_are_applied() {
 }
 
 #[test]
+fn offsets_beyond_31_bits_are_reached() {
+    let ctx = cpu();
+    let (m, n, k) = (2, 3, 32);
+    let row_stride = (1usize << 31) + 8;
+    // Two rows of f16, the second one beyond 4 GiB.
+    let bytes = 2 * (row_stride + k);
+    if ctx.info().memory_bytes < 3 * bytes as u64 {
+        eprintln!("not tested: {} bytes of memory are too few", ctx.info().memory_bytes);
+        return;
+    }
+    let host = quantized("q4_0", n, k);
+    let weight = ctx.load(&host).expect("memory");
+    let x = rounded(DType::F16, &values(40, m * k));
+    let expected = product(&x, &dequantized(&host), k);
+    let mut large = ctx.allocate(bytes).expect("memory");
+    let stream = ctx.default_stream();
+
+    let plan = ctx.plan(&Problem::new(&weight, m).x_dtype(DType::F16).d_row_stride(row_stride as u64)).expect("valid");
+    let small = ctx.upload(&DType::F16.encode(&x)).expect("memory");
+    let args = Args { x: (&small).into(), w: &weight, d: (&mut large).into(), c: None, bias: None, workspace: None };
+    plan.run(&stream, args).expect("valid arguments");
+    let rows = [0, row_stride].map(|start| {
+        let row = large.slice(2 * start..2 * (start + n)).expect("in range");
+        DType::F16.decode(&ctx.download(row).expect("a download"))
+    });
+    assert_close(&rows.concat(), &expected, limit(DType::F16));
+
+    let problem = Problem::new(&weight, m).x_dtype(DType::F16).d_dtype(DType::F32).x_row_stride(row_stride as u64);
+    let plan = ctx.plan(&problem).expect("valid");
+    for (row, start) in x.chunks_exact(k).zip([0, row_stride]) {
+        let view = large.slice_mut(2 * start..2 * (start + k)).expect("in range");
+        ctx.upload_into(&DType::F16.encode(row), view).expect("it fits");
+    }
+    let mut d = ctx.allocate(4 * m * n).expect("memory");
+    let args = Args { x: (&large).into(), w: &weight, d: (&mut d).into(), c: None, bias: None, workspace: None };
+    plan.run(&stream, args).expect("valid arguments");
+    assert_close(&DType::F32.decode(&ctx.download(&d).expect("a download")), &expected, limit(DType::F32));
+}
+
+#[test]
 fn one_workspace_serves_many_plans_and_runs() {
     let ctx = cpu();
     let (n, k) = (65, 512);

@@ -41,3 +41,8 @@ fn the_counter_counts() {
 fn the_api_allocates_nothing() {
     assert_eq!([allocations("noop", 1), allocations("noop", 64)], [0, 0]);
 }
+
+#[test]
+fn the_cpu_backend_allocates_nothing() {
+    assert_eq!([allocations("cpu", 1), allocations("cpu", 64)], [0, 0]);
+}
