@@ -1,14 +1,55 @@
-//! The kernel families of the CUDA backend, one file each, and the list of all their kernels.
+//! The kernel families of the CUDA backend, and the list of all their kernels.
 
+mod gemm;
+mod gemv;
+mod instance;
+mod kernel;
+mod prelude;
+
+use qgemm_formats::{DType, Format};
 use qgemm_hal::{KernelFamily, Variant};
 
 use crate::probe;
 use crate::spec::KernelSpec;
+use instance::Instance;
 
 /// The families, in no particular order: the scheduler ranks what they offer.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[];
+pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
 
 /// Every kernel that a device of `variant` may ask for: what `cargo xtask build-kernels` compiles.
-pub fn manifest(_variant: Variant) -> Vec<KernelSpec> {
-    vec![probe::spec()]
+pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
+    let instances = Format::all()
+        .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant)))
+        .map(|instance| instance.spec());
+    std::iter::once(probe::spec()).chain(instances).collect()
+}
+
+fn instances(format: Format, x: DType, variant: Variant) -> impl Iterator<Item = Instance> {
+    gemv::instances(format, x, variant).into_iter().chain(gemm::instances(format, x, variant))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::source;
+
+    #[test]
+    fn every_format_has_its_dequantization_source() {
+        for format in Format::all() {
+            let path = format!("dequant/{}.cuh", format.dequant);
+            assert!(source::find(&path).is_some(), "{path} is missing");
+        }
+    }
+
+    #[test]
+    fn the_manifest_names_each_kernel_once_and_holds_hundreds() {
+        for variant in Variant::ALL {
+            let specs = manifest(variant);
+            let names: BTreeSet<_> = specs.iter().map(|s| &s.name).collect();
+            assert_eq!(names.len(), specs.len(), "{variant}");
+            assert!((100..1000).contains(&specs.len()), "{variant}: {} kernels", specs.len());
+        }
+    }
 }

@@ -1,0 +1,61 @@
+// Bit permutation, f16 pairs and conversions.
+#pragma once
+#include "atoms/types.cuh"
+
+// prmt.b32: byte i of the result is byte `selector nibble i` of {a, b}.
+QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
+    u32 d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+QG_DEVICE u32 sub_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+QG_DEVICE u32 mul_f16x2(u32 a, u32 b) {
+    u32 d;
+    asm("mul.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+QG_DEVICE float f16_to_f32(u32 bits) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((u16)bits));
+    return f;
+}
+QG_DEVICE u32 f32_to_f16(float f) {
+    u16 bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
+    return bits;
+}
+QG_DEVICE float bits_to_f32(u32 bits) {
+    return __uint_as_float(bits);
+}
+QG_DEVICE u32 f32_to_bits(float f) {
+    return __float_as_uint(f);
+}
+QG_DEVICE float bf16_to_f32(u32 bits) {
+    return bits_to_f32(bits << 16);
+}
+// Round to nearest even; NaN stays NaN. In integers, because sm_70 and sm_75 have no cvt to bf16.
+QG_DEVICE u32 f32_to_bf16(float f) {
+    const u32 bits = f32_to_bits(f);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (bits >> 16) | 0x40u;
+    return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+
+#if QG_VARIANT >= 80
+// cvt.rn.bf16x2.f32: `low` goes to the lower half.
+QG_DEVICE u32 f32_to_bf16x2(float low, float high) {
+    u32 d;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
+#endif
+
+// One E4M3 number, exactly, through f16 (whose exponent bias is 8 larger).
+QG_DEVICE float e4m3_to_f32(u32 code) {
+    return f16_to_f32(((code & 0x80u) << 8) | ((code & 0x7fu) << 7)) * 256.0f;
+}

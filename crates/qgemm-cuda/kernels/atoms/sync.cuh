@@ -1,0 +1,31 @@
+// Barriers, shuffles, and the counter that tells the last block of a split tile.
+#pragma once
+#include "atoms/types.cuh"
+
+QG_DEVICE void block_barrier() {
+    asm volatile("barrier.sync 0;" ::: "memory");
+}
+
+QG_DEVICE float shfl_xor(float value, u32 lane_mask) {
+    float d;
+    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(d) : "f"(value), "r"(lane_mask));
+    return d;
+}
+
+// atom.add.acq_rel.gpu: releases this block's partial sums and acquires those of the blocks before it.
+QG_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value) {
+    u32 old;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+    return old;
+}
+QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+// fence.acq_rel.gpu: makes all threads' partial sums visible before the block's one arrival.
+QG_DEVICE void fence_gpu() {
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+}
+
+QG_DEVICE u32 thread_index() {
+    return threadIdx.x;
+}

@@ -1,0 +1,24 @@
+// Element and vector types. Kernels include no CUDA header and no host header, so NVRTC needs nothing but itself.
+#pragma once
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i8 = signed char;
+using i32 = int;
+
+struct alignas(16) u32x4 {
+    u32 x, y, z, w;
+};
+struct alignas(8) u32x2 {
+    u32 x, y;
+};
+struct alignas(16) f32x4 {
+    float x, y, z, w;
+};
+
+// Element types as numbered by qgemm-hal's abi.rs.
+constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
+
+#define QG_DEVICE static __device__ __forceinline__

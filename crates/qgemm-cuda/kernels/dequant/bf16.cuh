@@ -1,0 +1,20 @@
+// bf16 weights: a code is the number itself.
+#pragma once
+#include "dequant/slab.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = false;
+    static constexpr bool HAS_MIN = false;
+
+    QG_DEVICE u32 pair_bf16(const Slab& s, u32 quad, u32 pair) {
+        return s.codes0.word[quad * 2 + pair];
+    }
+    QG_DEVICE void quad_f32(const Slab& s, u32 quad, float (&w)[4]) {
+#pragma unroll
+        for (u32 pair = 0; pair < 2; pair++) {
+            const u32 bits = s.codes0.word[quad * 2 + pair];
+            w[pair * 2] = bits_to_f32(bits << 16);
+            w[pair * 2 + 1] = bits_to_f32(bits & 0xffff0000u);
+        }
+    }
+};

@@ -1,0 +1,25 @@
+// 4-bit codes that index a table of 16 signed bytes, looked up with prmt.
+#pragma once
+#include "dequant/slab.cuh"
+
+// Table entries 4i..4i+3, each plus 128, as the bytes of a word.
+struct Codebook {
+    u32 word[4];
+};
+
+// Pair `pair` of quad `quad` in f16. The two lookups of a word serve both of its quads; the compiler shares them.
+QG_DEVICE u32 codebook_pair_f16(const Codebook& table, const Slab& s, u32 quad, u32 pair) {
+    const u32 word = s.codes0.word[quad / 2];
+    // prmt selectors have three index bits; the fourth bit of each nibble chooses between the halves of the table.
+    const u32 index = word & 0x77777777u;
+    const u32 upper = (word >> 1) & 0x44444444u;
+    const u32 low = prmt(prmt(table.word[0], table.word[1], index), prmt(table.word[2], table.word[3], index),
+                         (upper & 0xffffu) | 0x3210u);
+    const u32 high = prmt(prmt(table.word[0], table.word[1], index >> 16),
+                          prmt(table.word[2], table.word[3], index >> 16), (upper >> 16) | 0x3210u);
+    // Nibble 0 + quad + 2·pair of the lower half is the pair's first value, the same nibble of the upper half its
+    // second (prepack.rs: values stand in the bytes as v0 v2 v1 v3).
+    const u32 nibble = quad % 2 + 2 * pair;
+    const u32 bytes = prmt(low, high, nibble | (nibble << 4) | ((nibble + 4) << 8) | ((nibble + 4) << 12));
+    return sub_f16x2((bytes & 0x00ff00ffu) | 0x64006400u, 0x64806480u);
+}

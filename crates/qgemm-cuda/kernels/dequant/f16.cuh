@@ -1,0 +1,12 @@
+// f16 weights: a code is the number itself.
+#pragma once
+#include "dequant/slab.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = false;
+    static constexpr bool HAS_MIN = false;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return s.codes0.word[quad * 2 + pair];
+    }
+};

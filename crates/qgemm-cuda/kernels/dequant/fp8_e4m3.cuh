@@ -1,0 +1,12 @@
+// FP8 E4M3 scaled per row.
+#pragma once
+#include "dequant/float8.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = 0;
+    static constexpr bool HAS_MIN = 0;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return e4m3_pair_f16(Slab::Codes0::pair(s.codes0, quad, pair));
+    }
+};

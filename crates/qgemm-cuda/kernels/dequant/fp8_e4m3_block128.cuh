@@ -1,0 +1,15 @@
+// FP8 E4M3 scaled per 128 x 128 block.
+#pragma once
+#include "dequant/float8.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = 1;
+    static constexpr bool HAS_MIN = 0;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return e4m3_pair_f16(Slab::Codes0::pair(s.codes0, quad, pair));
+    }
+    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+        return bits_to_f32(s.scales0.word[sub]);
+    }
+};

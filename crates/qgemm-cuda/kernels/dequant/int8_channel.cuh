@@ -1,0 +1,12 @@
+// 8-bit integers scaled per row; codes are stored plus 128.
+#pragma once
+#include "dequant/integer.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = 0;
+    static constexpr bool HAS_MIN = 0;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return integer_pair_f16<128>(code_pair(s, quad, pair));
+    }
+};

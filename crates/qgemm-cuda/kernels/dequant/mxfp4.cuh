@@ -1,0 +1,18 @@
+// MXFP4: 2^(e - 128) * table[q]; the table holds twice the fp4 values.
+#pragma once
+#include "dequant/codebook.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = 1;
+    static constexpr bool HAS_MIN = 0;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        constexpr Codebook table = {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}};
+        return codebook_pair_f16(table, s, quad, pair);
+    }
+    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+        const u32 e = Slab::Scales0::byte(s.scales0, row, sub);
+        // Below 2 the result is subnormal in f32.
+        return bits_to_f32(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+    }
+};

@@ -1,0 +1,59 @@
+// Codes as the operands of the main loops: f16 or bf16 pairs for matrix instructions, f32 for FMA. Codes of every
+// quantized format are exact in each of them; scales act on the f32 sums.
+#pragma once
+#include QG_DEQUANT_FILE
+
+// A template, so that the branches that a format does not have are not compiled.
+template <class D>
+struct OperandsOf {
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return D::pair_f16(s, quad, pair);
+    }
+
+#if QG_VARIANT >= 80
+    QG_DEVICE u32 pair_bf16(const Slab& s, u32 quad, u32 pair) {
+        if constexpr (QG_PLAIN_DTYPE == DTYPE_BF16) {
+            return D::pair_bf16(s, quad, pair);
+        } else {
+            const u32 bits = D::pair_f16(s, quad, pair);
+            return f32_to_bf16x2(f16_to_f32(bits & 0xffffu), f16_to_f32(bits >> 16));
+        }
+    }
+#endif
+
+    QG_DEVICE void quad_f32(const Slab& s, u32 quad, float (&w)[4]) {
+        if constexpr (QG_PLAIN_DTYPE == DTYPE_F32 || QG_PLAIN_DTYPE == DTYPE_BF16) {
+            D::quad_f32(s, quad, w);
+        } else {
+#pragma unroll
+            for (u32 pair = 0; pair < 2; pair++) {
+                const u32 bits = D::pair_f16(s, quad, pair);
+                w[pair * 2] = f16_to_f32(bits & 0xffffu);
+                w[pair * 2 + 1] = f16_to_f32(bits >> 16);
+            }
+        }
+    }
+
+    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+        if constexpr (D::HAS_SCALE) return D::scale(s, row, sub);
+        return 1.0f;
+    }
+    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
+        if constexpr (D::HAS_MIN) return D::min(s, row, sub);
+        return 0.0f;
+    }
+
+    static constexpr bool HAS_SCALE = D::HAS_SCALE;
+    static constexpr bool HAS_MIN = D::HAS_MIN;
+};
+using Operands = OperandsOf<Dequant>;
+
+// Columns over which the main loop sums codes before it applies a scale: a sub-block, but never more than a chunk.
+constexpr u32 SUM_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > CHUNK_K ? CHUNK_K : QG_SUB_BLOCK;
+constexpr u32 SUMS = CHUNK_K / SUM_K;
+constexpr u32 STEPS_PER_SUM = STEPS / SUMS;
+
+// The sub-block of the slab that sum `sum` of chunk `chunk` lies in.
+QG_DEVICE constexpr u32 sub_block_of(u32 chunk, u32 sum) {
+    return (chunk * CHUNK_K + sum * SUM_K) / QG_SUB_BLOCK;
+}

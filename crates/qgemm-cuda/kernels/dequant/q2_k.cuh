@@ -1,0 +1,19 @@
+// Q2_K: d * (scale nibble) * q - dmin * (min nibble), sub-blocks of 16.
+#pragma once
+#include "dequant/integer.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = 1;
+    static constexpr bool HAS_MIN = 1;
+
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return integer_pair_f16<0>(code_pair(s, quad, pair));
+    }
+    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+        return f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)) * (float)(Slab::Scales0::byte(s.scales0, row, sub) & 0xfu);
+    }
+    // Added once per sub-block: weight = scale * code + min.
+    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
+        return -f16_to_f32(Slab::Scales1::half(s.scales1, row, 2)) * (float)(Slab::Scales0::byte(s.scales0, row, sub) >> 4);
+    }
+};

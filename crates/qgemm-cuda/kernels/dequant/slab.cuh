@@ -1,0 +1,126 @@
+// One slab of a prepacked weight in a lane's registers: its code words and the scale records of its rows.
+// The layout is written in qgemm-formats/src/prepack.rs; the prelude gives its constants as QgCodePlane<P> and
+// QgScalePlane<P>.
+#pragma once
+#include "atoms/memory.cuh"
+#include "atoms/numeric.cuh"
+
+// Rows of the tile that one lane holds: g and g + 8 in class T, its own in class V.
+constexpr u32 LANE_ROWS = QG_CLASS_V ? 1 : 2;
+// Quads (four codes of a row) that a lane holds.
+constexpr u32 QUADS = QG_TILE_ROWS * QG_SLAB_K / 128;
+// The main loop works on chunks of eight quads. A step is the columns that one quad belongs to: the 16 of a k16
+// fragment in class T, the quad's own 4 in class V.
+constexpr u32 CHUNK_K = QG_CLASS_V ? 32 : 64;
+constexpr u32 CHUNKS = QG_SLAB_K / CHUNK_K;
+constexpr u32 STEPS = 8 / LANE_ROWS;
+constexpr u32 STEP_K = CHUNK_K / STEPS;
+
+// The quad that holds row `row` (of the lane's) in step `step` of chunk `chunk`.
+QG_DEVICE constexpr u32 quad_of(u32 chunk, u32 row, u32 step) {
+    return chunk * 8 + row * STEPS + step;
+}
+
+template <u32 BYTES>
+QG_DEVICE void load_record(const u8* address, u32* out) {
+    if constexpr (BYTES % 16 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < BYTES / 16; i++) {
+            const u32x4 v = ld_global_stream_v4(address + i * 16);
+            out[i * 4] = v.x, out[i * 4 + 1] = v.y, out[i * 4 + 2] = v.z, out[i * 4 + 3] = v.w;
+        }
+    } else if constexpr (BYTES % 8 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < BYTES / 8; i++) {
+            const u32x2 v = ld_global_stream_v2(address + i * 8);
+            out[i * 2] = v.x, out[i * 2 + 1] = v.y;
+        }
+    } else if constexpr (BYTES % 4 == 0) {
+#pragma unroll
+        for (u32 i = 0; i < BYTES / 4; i++) out[i] = ld_global_stream_u32(address + i * 4);
+    } else if constexpr (BYTES == 2) {
+        out[0] = ld_global_u16(address);
+    } else {
+        static_assert(BYTES == 1, "records are 1, 2 or a multiple of 4 bytes");
+        out[0] = ld_global_u8(address);
+    }
+}
+
+template <u32 P>
+struct CodePlane {
+    static constexpr u32 BITS = QgCodePlane<P>::BITS;
+    static constexpr u32 WORDS = QUADS * BITS / 8;
+    u32 word[WORDS];
+
+    QG_DEVICE void load(CodePlane& plane, const u8* slab, u32 lane) {
+        constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < WORDS * 4 / bytes; i++)
+            load_record<bytes>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes, plane.word + i * (bytes / 4));
+    }
+
+    // The codes of pair `pair` of quad `quad` in the low bits of two 16-bit halves; other bits are zero.
+    QG_DEVICE u32 pair(const CodePlane& plane, u32 quad, u32 pair_index) {
+        constexpr u32 per_word = 8 / BITS;
+        constexpr u32 mask = ((1u << BITS) - 1u) * 0x00010001u;
+        return (plane.word[quad / per_word] >> (BITS * (quad % per_word) + 8 * pair_index)) & mask;
+    }
+};
+
+template <u32 P>
+struct ScalePlane {
+    static constexpr u32 ROW_BYTES = QgScalePlane<P>::ROW_BYTES;
+    static constexpr u32 ROWS = QgScalePlane<P>::PER_TILE ? 1 : LANE_ROWS;
+    static constexpr u32 BYTES = ROWS * ROW_BYTES;
+    u32 word[(BYTES + 3) / 4];
+
+    // `row_group` is g in class T (whose records stand in the order 0, 8, 1, 9, …) and the lane in class V.
+    QG_DEVICE void load(ScalePlane& plane, const u8* slab, u32 row_group) {
+        const u32 record = QgScalePlane<P>::PER_TILE ? 0 : row_group;
+        load_record<BYTES>(slab + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
+    }
+
+    QG_DEVICE u32 byte(const ScalePlane& plane, u32 row, u32 index) {
+        const u32 at = (ROWS == 1 ? 0 : row) * ROW_BYTES + index;
+        return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffu;
+    }
+    // Byte offsets of 16-bit fields are even.
+    QG_DEVICE u32 half(const ScalePlane& plane, u32 row, u32 byte_index) {
+        const u32 at = (ROWS == 1 ? 0 : row) * ROW_BYTES + byte_index;
+        return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffffu;
+    }
+};
+
+struct NoPlane {
+    template <class... T>
+    QG_DEVICE void load(T&&...) {}
+};
+
+template <bool PRESENT, template <u32> class Plane, u32 P>
+struct PlaneOrNone {
+    using type = NoPlane;
+};
+template <template <u32> class Plane, u32 P>
+struct PlaneOrNone<true, Plane, P> {
+    using type = Plane<P>;
+};
+
+struct Slab {
+    using Codes0 = CodePlane<0>;
+    using Codes1 = typename PlaneOrNone<(QG_CODE_PLANES > 1), CodePlane, 1>::type;
+    using Scales0 = typename PlaneOrNone<(QG_SCALE_PLANES > 0), ScalePlane, 0>::type;
+    using Scales1 = typename PlaneOrNone<(QG_SCALE_PLANES > 1), ScalePlane, 1>::type;
+
+    Codes0 codes0;
+    Codes1 codes1;
+    Scales0 scales0;
+    Scales1 scales1;
+
+    QG_DEVICE void load(Slab& s, const u8* slab, u32 lane) {
+        const u32 row_group = QG_CLASS_V ? lane : lane / 4;
+        Codes0::load(s.codes0, slab, lane);
+        Codes1::load(s.codes1, slab, lane);
+        Scales0::load(s.scales0, slab, row_group);
+        Scales1::load(s.scales1, slab, row_group);
+    }
+};

@@ -1,0 +1,103 @@
+// D[m, n] for any number of tokens: each warp owns rows of W, which it reads straight into registers; the tokens'
+// activations pass through shared memory, one chunk of columns at a time, the next chunk's already on its way.
+#include "atoms/types.cuh"
+#if QG_USE_MMA
+#include "mainloop/mma_chunk.cuh"
+#else
+#include "mainloop/fma_chunk.cuh"
+#endif
+#include "epilogue/store.cuh"
+#include "sched/split.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+constexpr u32 ROW_TILES = QG_ROW_TILES;
+constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
+constexpr u32 ELEMENTS = WARPS * WARP_ROWS * QG_TILE_M;
+using Tile = XTile<QG_TILE_M, CHUNK_K>;
+using Loop = Engine<ROW_TILES>;
+
+struct SharedStorage {
+    Tile x[2];
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// The groups of an X tile that one thread moves.
+constexpr u32 THREAD_GROUPS = (Tile::GROUPS + QG_THREADS - 1) / QG_THREADS;
+constexpr u32 ROW_GROUPS = CHUNK_K / GROUP;
+
+QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 first_token, u32 chunk, u32 thread) {
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GROUPS; i++) {
+        const u32 group = thread + i * QG_THREADS;
+        if (group < Tile::GROUPS)
+            groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, chunk * CHUNK_K + group % ROW_GROUPS * GROUP);
+    }
+}
+
+QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 thread) {
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GROUPS; i++) {
+        const u32 group = thread + i * QG_THREADS;
+        if (group < Tile::GROUPS) Tile::store(tile, group, groups[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm(const __grid_constant__ GemmParams p) {
+    extern __shared__ __align__(16) u8 shared_bytes[];
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const TileWork work = TileWork::of_block(p);
+    const u32 first_token = work.m_tile * QG_TILE_M;
+    const u32 first_tile = (work.n_tile * WARPS + warp) * ROW_TILES;
+    const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+
+    Loop::Sums sums = {};
+    XGroup groups[THREAD_GROUPS];
+    load_x(groups, p, first_token, work.begin * CHUNKS, thread);
+    store_x(shared.x[0], groups, thread);
+    block_barrier();
+    u32 stage = 0;
+    for (u32 slab = work.begin; slab < work.end; slab++) {
+        Slab slabs[ROW_TILES];
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            // Warps beyond the last tile of rows compute it once more and store nothing.
+            const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
+            Slab::load(slabs[rt],
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + slab) * QG_SLAB_BYTES, lane);
+        }
+#pragma unroll
+        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const bool more = chunk + 1 < CHUNKS || slab + 1 < work.end;
+            if (more) load_x(groups, p, first_token, slab * CHUNKS + chunk + 1, thread);
+            Loop::accumulate(sums, slabs, chunk, shared.x[stage], 0, lane);
+            if (more) store_x(shared.x[stage ^ 1], groups, thread);
+            block_barrier();
+            stage ^= 1;
+        }
+    }
+
+    Loop::reduce_lanes(sums);
+    const u32 first_row = first_tile * QG_TILE_ROWS;
+    if (p.shape.splits > 1) {
+        // Partial sums stand as [token][row], so that the lanes of a warp write neighbouring words.
+        float* mine = partial_sums(p, work, work.split, ELEMENTS);
+        Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
+            st_global_f32(mine + token * (WARPS * WARP_ROWS) + warp * WARP_ROWS + row, value);
+        });
+        if (!arrive_and_check_last(p, work, &shared.last)) return;
+        Loop::for_each(sums, lane, [&](u32 row, u32 token, float&) {
+            float sum = 0;
+            for (u32 s = 0; s < p.shape.splits; s++)
+                sum += ld_global_cg_f32(partial_sums(p, work, s, ELEMENTS) + token * (WARPS * WARP_ROWS) +
+                                        warp * WARP_ROWS + row);
+            store_output(p, first_token + token, first_row + row, sum);
+        });
+        return;
+    }
+    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
+        store_output(p, first_token + token, first_row + row, value);
+    });
+}

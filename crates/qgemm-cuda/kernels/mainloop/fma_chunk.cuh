@@ -1,0 +1,93 @@
+// One chunk of columns on f32 fused multiply-adds: acc[row, token] += scale · Σ code·x + min · Σx. Serves both
+// classes: Volta, f32 activations, and pairs of types that no matrix instruction takes.
+#pragma once
+#include "atoms/sync.cuh"
+#include "dequant/operand.cuh"
+#include "mainloop/x_tile.cuh"
+
+// Sums of the lane's rows and all tokens, over the columns that the lane holds.
+template <u32 ROW_TILES>
+struct Sums_ {
+    float value[ROW_TILES][LANE_ROWS][QG_TILE_M];
+};
+
+template <u32 ROW_TILES>
+struct Engine {
+    using Sums = Sums_<ROW_TILES>;
+
+    template <class Tile>
+    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const Tile& x, u32 x_chunk,
+                              u32 lane) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 sum = 0; sum < SUMS; sum++) {
+                float w[LANE_ROWS][STEPS_PER_SUM][4];
+#pragma unroll
+                for (u32 row = 0; row < LANE_ROWS; row++)
+#pragma unroll
+                    for (u32 step = 0; step < STEPS_PER_SUM; step++)
+                        Operands::quad_f32(slabs[rt], quad_of(chunk, row, sum * STEPS_PER_SUM + step), w[row][step]);
+#pragma unroll
+                for (u32 token = 0; token < QG_TILE_M; token++) {
+                    const f32x4* xs = reinterpret_cast<const f32x4*>(Tile::chunk(x, token, x_chunk, lane));
+                    float part[LANE_ROWS] = {};
+                    float x_sum = 0;
+#pragma unroll
+                    for (u32 step = 0; step < STEPS_PER_SUM; step++) {
+                        const f32x4 v = ld_shared(xs + sum * STEPS_PER_SUM + step);
+#pragma unroll
+                        for (u32 row = 0; row < LANE_ROWS; row++) {
+                            part[row] += w[row][step][0] * v.x;
+                            part[row] += w[row][step][1] * v.y;
+                            part[row] += w[row][step][2] * v.z;
+                            part[row] += w[row][step][3] * v.w;
+                        }
+                        if constexpr (Operands::HAS_MIN) x_sum += (v.x + v.y) + (v.z + v.w);
+                    }
+#pragma unroll
+                    for (u32 row = 0; row < LANE_ROWS; row++) {
+                        float& acc = sums.value[rt][row][token];
+                        acc += Operands::scale(slabs[rt], row, sub_block_of(chunk, sum)) * part[row];
+                        if constexpr (Operands::HAS_MIN)
+                            acc += Operands::min(slabs[rt], row, sub_block_of(chunk, sum)) * x_sum;
+                    }
+                }
+            }
+    }
+
+    // Class T spreads a row's columns over four neighbouring lanes; afterwards all four hold the whole sum.
+    QG_DEVICE void reduce_lanes(Sums& sums) {
+        if constexpr (!QG_CLASS_V) {
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+                for (u32 row = 0; row < LANE_ROWS; row++)
+#pragma unroll
+                    for (u32 token = 0; token < QG_TILE_M; token++) {
+                        float& v = sums.value[rt][row][token];
+                        v += shfl_xor(v, 1);
+                        v += shfl_xor(v, 2);
+                    }
+        }
+    }
+
+    // Calls `visit(row in the warp's rows, token, value)` once for every sum of the warp.
+    template <class Visit>
+    QG_DEVICE void for_each(Sums& sums, u32 lane, Visit visit) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 row = 0; row < LANE_ROWS; row++)
+#pragma unroll
+                for (u32 token = 0; token < QG_TILE_M; token++) {
+                    if constexpr (QG_CLASS_V) {
+                        visit(rt * 32 + lane, token, sums.value[rt][row][token]);
+                    } else {
+                        // Of the four lanes that hold it, the one whose turn it is.
+                        if (token % 4 == lane % 4)
+                            visit(rt * 16 + lane / 4 + row * 8, token, sums.value[rt][row][token]);
+                    }
+                }
+    }
+};

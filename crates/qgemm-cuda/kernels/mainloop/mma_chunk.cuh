@@ -1,0 +1,110 @@
+// One chunk of 64 columns on matrix instructions: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+// Codes are exact in f16 and bf16, so the weights are never rounded.
+#pragma once
+#include "atoms/mma.cuh"
+#include "dequant/operand.cuh"
+#include "mainloop/x_tile.cuh"
+
+static_assert(!QG_CLASS_V, "class V serves m8n8k4, which this loop does not issue");
+
+#if QG_X_DTYPE == 1
+using Mma = MmaF16;
+QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_f16(s, quad, pair); }
+#else
+using Mma = MmaBf16;
+QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_bf16(s, quad, pair); }
+#endif
+
+// Tokens of an instruction.
+constexpr u32 MMA_TOKENS = 8;
+// Tokens, rounded up to whole instructions.
+constexpr u32 TOKEN_TILES = (QG_TILE_M + MMA_TOKENS - 1) / MMA_TOKENS;
+
+// Sums of `ROW_TILES` × 16 rows and all tokens in a warp: value[rt][tt] are the D registers of one instruction.
+template <u32 ROW_TILES>
+struct Sums_ {
+    float value[ROW_TILES][TOKEN_TILES][4];
+};
+
+template <u32 ROW_TILES>
+struct Engine {
+    using Sums = Sums_<ROW_TILES>;
+
+    template <class Tile>
+    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const Tile& x, u32 x_chunk,
+                              u32 lane) {
+        u32 a[ROW_TILES][STEPS][4];
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    a[rt][step][i] = operand_pair(slabs[rt], quad_of(chunk, i % 2, step), i / 2);
+
+#pragma unroll
+        for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
+            // Lanes beyond the staged tokens feed zeros.
+            const u32 token = tt * MMA_TOKENS + lane / 4;
+            u32x4 b[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+            if (QG_TILE_M % MMA_TOKENS == 0 || token < QG_TILE_M) {
+                const u32x4* row = reinterpret_cast<const u32x4*>(Tile::chunk(x, token, x_chunk, lane));
+                b[0] = ld_shared(row);
+                b[1] = ld_shared(row + 1);
+            }
+            const u32 bs[STEPS][2] = {{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
+#pragma unroll
+            for (u32 sum = 0; sum < SUMS; sum++) {
+                // A matrix of ones yields each token's Σx in every row, where the min needs it.
+                float x_sum[4] = {};
+                if constexpr (Operands::HAS_MIN) {
+                    const u32 ones[4] = {Mma::ONE_PAIR, Mma::ONE_PAIR, Mma::ONE_PAIR, Mma::ONE_PAIR};
+#pragma unroll
+                    for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
+                        Mma::fma(x_sum, ones, bs[step]);
+                }
+#pragma unroll
+                for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                    float(&acc)[4] = sums.value[rt][tt];
+                    if constexpr (!Operands::HAS_SCALE) {
+#pragma unroll
+                        for (u32 step = 0; step < STEPS; step++) Mma::fma(acc, a[rt][step], bs[step]);
+                    } else {
+                        float part[4] = {};
+#pragma unroll
+                        for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
+                            Mma::fma(part, a[rt][step], bs[step]);
+#pragma unroll
+                        for (u32 row = 0; row < 2; row++) {
+                            const float scale = Operands::scale(slabs[rt], row, sub_block_of(chunk, sum));
+#pragma unroll
+                            for (u32 i = 0; i < 2; i++) acc[row * 2 + i] += scale * part[row * 2 + i];
+                            if constexpr (Operands::HAS_MIN) {
+                                const float min = Operands::min(slabs[rt], row, sub_block_of(chunk, sum));
+#pragma unroll
+                                for (u32 i = 0; i < 2; i++) acc[row * 2 + i] += min * x_sum[i];
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
+    template <class Visit>
+    QG_DEVICE void for_each(Sums& sums, u32 lane, Visit visit) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) {
+                    const u32 token = tt * MMA_TOKENS + lane % 4 * 2 + i % 2;
+                    if (QG_TILE_M % MMA_TOKENS == 0 || token < QG_TILE_M)
+                        visit(rt * 16 + lane / 4 + i / 2 * 8, token, sums.value[rt][tt][i]);
+                }
+    }
+
+    QG_DEVICE void reduce_lanes(Sums&) {}
+};

@@ -1,0 +1,27 @@
+// Fix-up of a tile whose K dimension several blocks share. Every block writes its partial sums; the last to arrive
+// adds them in the order of their K ranges, so that the bits do not depend on who is last. Nobody waits.
+#pragma once
+#include "atoms/sync.cuh"
+#include "sched/tile.cuh"
+
+// True for the one block that must finish the tile: all partial sums are then visible to all its threads.
+// `flag` is a word of shared memory.
+QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, u32* flag) {
+    fence_gpu();
+    block_barrier();
+    if (thread_index() == 0) {
+        u32* counter = reinterpret_cast<u32*>(p.at.counters) + TileWork::index(work);
+        const bool last = atomic_add_acq_rel(counter, 1) == p.shape.splits - 1;
+        // The next launch finds the counter at zero again.
+        if (last) st_global_relaxed_u32(counter, 0);
+        st_shared(flag, (u32)last);
+    }
+    block_barrier();
+    fence_gpu();
+    return ld_shared(flag) != 0;
+}
+
+// Partial sums of (`work`'s tile, `split`): `elements` floats.
+QG_DEVICE float* partial_sums(const GemmParams& p, const TileWork& work, u32 split, u32 elements) {
+    return reinterpret_cast<float*>(p.at.partials) + (TileWork::index(work) * p.shape.splits + split) * elements;
+}

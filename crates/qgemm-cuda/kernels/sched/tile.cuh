@@ -1,0 +1,24 @@
+// Which tile and which K range a block works on: grid (n tile, m tile, split), as qgemm-sched lays it out.
+#pragma once
+#include "mainloop/x_tile.cuh"
+
+struct TileWork {
+    u32 n_tile, m_tile, split;
+    // Slabs [begin, end) of the tile's K dimension.
+    u32 begin, end;
+
+    QG_DEVICE TileWork of_block(const GemmParams& p) {
+        TileWork w;
+        w.n_tile = blockIdx.x;
+        w.m_tile = blockIdx.y;
+        w.split = blockIdx.z;
+        w.begin = (u32)((u64)w.split * p.shape.k_slabs / p.shape.splits);
+        w.end = (u32)((u64)(w.split + 1) * p.shape.k_slabs / p.shape.splits);
+        return w;
+    }
+
+    // Index of the output tile, for its partial sums and its counter.
+    QG_DEVICE u64 index(const TileWork& w) {
+        return (u64)w.m_tile * gridDim.x + w.n_tile;
+    }
+};

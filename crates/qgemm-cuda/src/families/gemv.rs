@@ -1,0 +1,94 @@
+//! `gemv`: a few tokens. Bound by memory, so a block is one tile of rows whose K dimension its warps share.
+
+use std::sync::Arc;
+
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::{DType, Format};
+use qgemm_hal::{
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
+};
+
+use super::instance::{Engine, Instance, Shape, class};
+use super::kernel;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Gemv;
+
+const THREADS: u32 = 256;
+/// Bytes of codes that a lane has in flight: with 32 resident warps an SM, 64 KiB, which covers the latency of
+/// HBM3e (4.5 TB/s over 132 SMs at about 0.8 µs is 27 KiB).
+const BYTES_IN_FLIGHT: usize = 64;
+const MAX_UNROLL: usize = 4;
+/// Bytes of activations that a block keeps in shared memory.
+const X_BYTES: usize = 16 * 1024;
+
+/// Tokens that a tile may have: matrix instructions take eight for the price of one; FMA is bound by arithmetic
+/// beyond two.
+fn token_tiles(engine: Engine) -> &'static [u32] {
+    match engine {
+        Engine::Mma => &[1, 2, 8],
+        Engine::Fma => &[1, 2],
+    }
+}
+
+/// Every kernel of the family for these types.
+pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Instance> {
+    let engine = Engine::of(format, x, variant);
+    token_tiles(engine).iter().filter_map(|&tile_m| instance(format, x, variant, engine, tile_m)).collect()
+}
+
+fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: u32) -> Option<Instance> {
+    let layout = PackedLayout::new(format, class(variant))?;
+    let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
+    let unroll = (BYTES_IN_FLIGHT / lane_bytes).clamp(1, MAX_UNROLL) as u32;
+    // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
+    let room = X_BYTES * if tile_m >= 8 { 2 } else { tile_m as usize };
+    let x_bytes = if engine == Engine::Mma { 2 } else { 4 };
+    let x_slabs = (room / (tile_m as usize * x_bytes * layout.slab_k)).max(8) as u32;
+    Some(Instance {
+        format,
+        x,
+        variant,
+        engine,
+        tile_m,
+        threads: THREADS,
+        blocks_per_sm: if lane_bytes > 64 { 2 } else { 3 },
+        shape: Shape::Gemv { x_slabs, unroll },
+        layout,
+        efficiency: match engine {
+            // A tile of eight tokens costs the same as one: the rate is per token.
+            Engine::Mma => (40 * tile_m, 800),
+            Engine::Fma => (300, 700),
+        },
+    })
+}
+
+/// The kernel for `op`: the smallest tile that takes all its tokens.
+fn serving(op: &CheckedGemm, info: &DeviceInfo) -> Result<Instance, Unsupported> {
+    let variant = kernel::variant(info)?;
+    let mut all = instances(op.format, op.x.dtype, variant);
+    let most = all.last().map_or(0, |i| i.tile_m);
+    all.retain(|i| i.tile_m as usize >= op.m);
+    kernel::check_class(op, variant)?;
+    all.into_iter().next().ok_or_else(|| Unsupported::new(format!("serves at most {most} tokens, not {}", op.m)))
+}
+
+impl KernelFamily for Gemv {
+    fn name(&self) -> &'static str {
+        "gemv"
+    }
+
+    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
+        serving(op, info).and_then(|i| kernel::check_shared(&i, info))
+    }
+
+    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+        serving(op, info).iter().map(Instance::config).collect()
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+        let variant = kernel::variant_of(device)?;
+        kernel::prepare(device, op, plan, instances(op.format, op.x.dtype, variant))
+    }
+}

@@ -1,0 +1,80 @@
+//! The constants that Rust prints before a kernel's source: everything that the kernel knows of its format, layout
+//! and tile.
+
+use std::fmt::Write;
+
+use qgemm_formats::Encoding;
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::abi::dtype_code;
+
+use super::instance::{Engine, Instance, Shape};
+
+/// Stands for "codes are not plain numbers" where an element type is expected.
+const NOT_PLAIN: u32 = 255;
+
+/// The prelude of `instance`.
+pub(super) fn print(instance: &Instance) -> String {
+    let mut out = String::new();
+    let layout = &instance.layout;
+    let format = instance.format;
+    let plain = match format.encoding {
+        Encoding::Plain(dtype) => dtype_code(dtype),
+        _ => NOT_PLAIN,
+    };
+    // Macros where a preprocessor condition or an #include needs the value; constants otherwise.
+    for (name, value) in [
+        ("QG_VARIANT", instance.variant.number()),
+        ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
+        ("QG_USE_MMA", u32::from(instance.engine == Engine::Mma)),
+        ("QG_X_DTYPE", dtype_code(instance.x)),
+        ("QG_PLAIN_DTYPE", plain),
+        ("QG_CODE_PLANES", layout.codes.len() as u32),
+        ("QG_SCALE_PLANES", layout.scales.len() as u32),
+    ] {
+        macro_line(&mut out, name, &value.to_string());
+    }
+    macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
+
+    out.push_str("template <unsigned P> struct QgCodePlane;\ntemplate <unsigned P> struct QgScalePlane;\n");
+    for (i, plane) in layout.codes.iter().enumerate() {
+        let fields = [("BITS", plane.bits), ("OFFSET", plane.offset), ("WORD_BYTES", plane.word_bytes)];
+        plane_struct(&mut out, "QgCodePlane", i, &fields);
+    }
+    for (i, plane) in layout.scales.iter().enumerate() {
+        let fields =
+            [("OFFSET", plane.offset), ("ROW_BYTES", plane.row_bytes), ("PER_TILE", usize::from(plane.per_tile))];
+        plane_struct(&mut out, "QgScalePlane", i, &fields);
+    }
+
+    let mut constant = |name: &str, value: u32| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "constexpr unsigned {name} = {value};");
+    };
+    constant("QG_TILE_ROWS", instance.tile_rows());
+    constant("QG_SLAB_K", layout.slab_k as u32);
+    constant("QG_SLAB_BYTES", layout.slab_bytes as u32);
+    constant("QG_SUB_BLOCK", format.sub_block as u32);
+    constant("QG_TILE_M", instance.tile_m);
+    constant("QG_THREADS", instance.threads);
+    constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
+    constant("QG_SHARED_BYTES", instance.shared_bytes());
+    match instance.shape {
+        Shape::Gemv { x_slabs, unroll } => {
+            constant("QG_X_SLABS", x_slabs);
+            constant("QG_UNROLL", unroll);
+        }
+        Shape::Gemm { row_tiles } => constant("QG_ROW_TILES", row_tiles),
+    }
+    out
+}
+
+fn macro_line(out: &mut String, name: &str, value: &str) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "#define {name} {value}");
+}
+
+fn plane_struct(out: &mut String, name: &str, index: usize, fields: &[(&str, usize)]) {
+    let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "template <> struct {name}<{index}> {{ enum : unsigned {{ {} }}; }};", fields.join(", "));
+}
