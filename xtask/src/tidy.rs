@@ -1,10 +1,77 @@
-//! `cargo xtask tidy`.
+//! `cargo xtask tidy`: the rules of the house that the compiler does not check.
+
+mod device_sources;
+mod layering;
+mod rust_sources;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::bail;
+
+use crate::workspace;
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {}
 
+/// A broken rule, and where.
+pub struct Finding {
+    /// File relative to the root, and a line counted from 1 where there is one.
+    place: (PathBuf, Option<usize>),
+    /// What is wrong and what to do instead.
+    what: String,
+}
+
+impl Finding {
+    fn in_file(file: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Self { place: (file.into(), None), what: what.into() }
+    }
+
+    fn at(file: impl Into<PathBuf>, line: usize, what: impl Into<String>) -> Self {
+        Self { place: (file.into(), Some(line)), what: what.into() }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.place {
+            (file, Some(line)) => write!(f, "{}:{line}: {}", file.display(), self.what),
+            (file, None) => write!(f, "{}: {}", file.display(), self.what),
+        }
+    }
+}
+
+/// A source file with its text.
+struct Source {
+    path: PathBuf,
+    text: String,
+}
+
 /// Runs the command.
+///
+/// # Errors
+/// When a rule is broken, or git or cargo cannot be asked.
 pub fn run(_args: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("not written yet")
+    let mut sources = Vec::new();
+    for path in workspace::files()? {
+        let bytes = std::fs::read(workspace::root().join(&path))?;
+        // Samples and golden files are no sources.
+        if let Ok(text) = String::from_utf8(bytes) {
+            sources.push(Source { path, text });
+        }
+    }
+    let mut findings = layering::check()?;
+    findings.extend(rust_sources::check(&sources));
+    findings.extend(device_sources::check(&sources));
+    for finding in &findings {
+        eprintln!("{finding}");
+    }
+    match findings.len() {
+        0 => {
+            println!("tidy: {} files, no rule broken", sources.len());
+            Ok(())
+        }
+        count => bail!("tidy: {count} findings"),
+    }
 }

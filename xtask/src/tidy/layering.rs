@@ -1,0 +1,101 @@
+//! Which crate may use which, checked against `cargo metadata`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::Finding;
+use crate::workspace;
+
+/// What each crate of the workspace may depend on, outside of tests. A crate that is not listed is an error.
+const ALLOWED: &[(&str, &[&str])] = &[
+    ("qgemm-formats", &[]),
+    ("qgemm-hal", &["qgemm-formats"]),
+    ("qgemm-sched", &["qgemm-hal", "qgemm-formats"]),
+    ("qgemm-cpu", &["qgemm-hal", "qgemm-formats"]),
+    ("qgemm-cuda", &["qgemm-hal", "qgemm-formats"]),
+    ("qgemm-wgpu", &["qgemm-hal", "qgemm-formats"]),
+    ("qgemm-api", &["qgemm-formats", "qgemm-hal", "qgemm-sched", "qgemm-cpu", "qgemm-cuda", "qgemm-wgpu"]),
+    ("qgemm-testkit", &["qgemm-api", "qgemm-formats", "qgemm-hal"]),
+    ("qgemm-cli", &["qgemm-api", "qgemm-testkit"]),
+    ("qgemm-benches", &["qgemm-api", "qgemm-testkit"]),
+    ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
+];
+
+/// The test kit, which any crate may use in its tests.
+const TEST_ONLY: &str = "qgemm-testkit";
+
+#[derive(Deserialize)]
+struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `None` for an ordinary dependency, else `dev` or `build`.
+    kind: Option<String>,
+}
+
+/// Checks every dependency between crates of the workspace.
+pub fn check() -> anyhow::Result<Vec<Finding>> {
+    let json = workspace::output(workspace::cargo().args(["metadata", "--no-deps", "--format-version", "1"]))?;
+    Ok(violations(&serde_json::from_str(&json)?))
+}
+
+fn violations(metadata: &Metadata) -> Vec<Finding> {
+    let allowed: BTreeMap<&str, &[&str]> = ALLOWED.iter().copied().collect();
+    let members: Vec<&str> = metadata.packages.iter().map(|p| p.name.as_str()).collect();
+    let mut findings = Vec::new();
+    for package in &metadata.packages {
+        let Some(may_use) = allowed.get(package.name.as_str()) else {
+            findings.push(Finding::in_file("Cargo.toml", format!("{}: no layer is stated for it", package.name)));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|d| members.contains(&d.name.as_str())) {
+            let name = dependency.name.as_str();
+            let in_tests = dependency.kind.as_deref() == Some("dev") && name == TEST_ONLY;
+            if !in_tests && !may_use.contains(&name) {
+                let what = format!("{} may not depend on {name}; it may use {may_use:?}", package.name);
+                findings.push(Finding::in_file("Cargo.toml", what));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(name: &str, dependency: &str, kind: Option<&str>) -> Metadata {
+        let dependency = Dependency { name: dependency.into(), kind: kind.map(Into::into) };
+        let other = Package { name: dependency.name.clone(), dependencies: Vec::new() };
+        Metadata { packages: vec![Package { name: name.into(), dependencies: vec![dependency] }, other] }
+    }
+
+    #[test]
+    fn a_backend_may_not_schedule_and_formats_may_not_know_devices() {
+        assert_eq!(violations(&package("qgemm-cuda", "qgemm-sched", None)).len(), 1);
+        assert_eq!(violations(&package("qgemm-formats", "qgemm-hal", Some("dev"))).len(), 1);
+        assert_eq!(violations(&package("qgemm-cpu", "qgemm-wgpu", Some("build"))).len(), 1);
+        assert_eq!(violations(&package("qgemm-sched", "qgemm-hal", None)).len(), 0);
+    }
+
+    #[test]
+    fn the_test_kit_is_for_tests() {
+        assert_eq!(violations(&package("qgemm-api", TEST_ONLY, Some("dev"))).len(), 0);
+        assert_eq!(violations(&package("qgemm-api", TEST_ONLY, None)).len(), 1);
+    }
+
+    #[test]
+    fn a_crate_without_a_layer_is_found() {
+        assert_eq!(violations(&package("qgemm-new", "qgemm-api", None)).len(), 1);
+    }
+}

@@ -1,0 +1,159 @@
+//! Rules for Rust sources: module docs, file sizes, nothing unfinished, no printing from libraries, and no
+//! dispatch on a format outside of the formats crate.
+
+use std::path::Path;
+
+use super::{Finding, Source};
+
+/// Longest file, in lines.
+const MAX_LINES: usize = 800;
+
+/// Crates that may print: programs.
+const PROGRAMS: &[&str] = &["crates/qgemm-cli/", "xtask/", "benches/"];
+
+/// Checks all Rust, CUDA and WGSL sources; sizes apply to all three.
+pub fn check(sources: &[Source]) -> Vec<Finding> {
+    let formats = format_names(sources);
+    let mut findings = Vec::new();
+    for source in sources {
+        let extension = source.path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        if ["rs", "cu", "cuh", "wgsl"].contains(&extension) {
+            let lines = source.text.lines().count();
+            if lines > MAX_LINES {
+                let what = format!("{lines} lines; split what is over {MAX_LINES}");
+                findings.push(Finding::in_file(&source.path, what));
+            }
+        }
+        if extension == "rs" {
+            findings.extend(rust(source, &formats));
+        }
+    }
+    findings
+}
+
+fn rust(source: &Source, formats: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !source.text.starts_with("//!") && !source.text.starts_with("#![") {
+        findings.push(Finding::in_file(&source.path, "opens without a `//!` that says what the module is for"));
+    }
+    let in_library = is_library(&source.path);
+    let outside_formats = !source.path.starts_with("crates/qgemm-formats");
+    let mut in_tests = false;
+    for (i, line) in source.text.lines().enumerate() {
+        let code = without_comment(line);
+        in_tests |= code.trim_start().starts_with("#[cfg(test)]");
+        let mut report = |what: &str| findings.push(Finding::at(&source.path, i + 1, what));
+        for unfinished in UNFINISHED {
+            if code.contains(&unfinished.replace('\u{b7}', "")) {
+                report(&format!("`{}` is unfinished work", unfinished.replace('\u{b7}', "")));
+            }
+        }
+        if code.contains(&"allow(·dead_code)".replace('\u{b7}', "")) {
+            report("dead code is deleted, not allowed");
+        }
+        if in_library && !in_tests && ["println!", "print!", "eprint!"].iter().any(|p| contains_word(code, p)) {
+            report("a library prints nothing; use `tracing`");
+        }
+        if outside_formats && !in_tests && in_library && matches_format(code, formats) {
+            report("decides by a format's name; put what differs into its `FormatDesc`");
+        }
+    }
+    findings
+}
+
+/// What marks unfinished work; the dots keep these lines from finding themselves.
+const UNFINISHED: &[&str] = &["#[·ignore", "to·do!(", "unimpl·emented!("];
+
+/// Sources of a library: not programs, not tests, not examples, not build scripts.
+fn is_library(path: &Path) -> bool {
+    let text = path.to_string_lossy();
+    let program = PROGRAMS.iter().any(|p| text.starts_with(p));
+    let beside = ["/tests/", "/examples/", "/benches/"].iter().any(|part| text.contains(part));
+    !program && !beside && !text.ends_with("build.rs")
+}
+
+/// The line up to a `//` that is not inside a string.
+fn without_comment(line: &str) -> &str {
+    let mut quotes = 0;
+    for (at, c) in line.char_indices() {
+        match c {
+            '"' => quotes += 1,
+            '/' if quotes % 2 == 0 && line[at..].starts_with("//") => return &line[..at],
+            _ => {}
+        }
+    }
+    line
+}
+
+/// Whether `word` occurs and is not the tail of a longer word (`eprintln!` holds `println!`).
+fn contains_word(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
+}
+
+/// Whether the line is a match arm or a comparison on a format's name: `"q4_0" =>`, `== "q4_0"`.
+fn matches_format(code: &str, formats: &[String]) -> bool {
+    formats.iter().any(|name| {
+        let quoted = format!("\"{name}\"");
+        code.match_indices(&quoted).any(|(at, _)| {
+            let (before, after) = (code[..at].trim_end(), code[at + quoted.len()..].trim_start());
+            let arm = after.starts_with("=>") || (after.starts_with('|') && !after.starts_with("||"));
+            arm || before.ends_with("==") || before.ends_with("!=")
+        })
+    })
+}
+
+/// The names of all formats: the `name: "…"` fields of the formats crate.
+fn format_names(sources: &[Source]) -> Vec<String> {
+    let formats = sources.iter().filter(|s| s.path.starts_with("crates/qgemm-formats/src/formats"));
+    // Plain element types are dtypes as well, whose names anything may know.
+    let plain = ["f32", "f16", "bf16"];
+    formats
+        .flat_map(|s| s.text.split('"').skip(1).step_by(2))
+        .filter(|name| name.len() < 32 && name.contains(|c: char| c.is_ascii_digit()) && !plain.contains(name))
+        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(path: &str, text: &str) -> Vec<String> {
+        let source = Source { path: path.into(), text: text.into() };
+        rust(&source, &["q4_0".into()]).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn a_tidy_file_has_no_findings() {
+        let text = "//! Something.\nfn f() { tracing::info!(\"q4_0\"); } // println!(\n";
+        assert_eq!(findings("crates/qgemm-hal/src/f.rs", text), [""; 0]);
+    }
+
+    #[test]
+    fn missing_docs_prints_and_unfinished_work_are_found() {
+        let path = "crates/qgemm-hal/src/f.rs";
+        assert_eq!(findings(path, "fn f() {}\n").len(), 1);
+        assert_eq!(findings(path, "//! X.\nfn f() { println!(\"a // b\"); }\n").len(), 1);
+        let unfinished = format!("//! X.\nfn f() {{ {}) }}\n", UNFINISHED[1].replace('\u{b7}', ""));
+        assert_eq!(findings(path, &unfinished).len(), 1);
+    }
+
+    #[test]
+    fn programs_and_tests_may_print() {
+        let text = "//! X.\nfn main() { println!(\"hello\"); }\n";
+        assert_eq!(findings("crates/qgemm-cli/src/main.rs", text), [""; 0]);
+        assert_eq!(findings("crates/qgemm-api/examples/a.rs", text), [""; 0]);
+    }
+
+    #[test]
+    fn dispatch_on_a_format_is_found_outside_of_formats() {
+        for code in ["match f.name { \"q4_0\" => 1, _ => 2 }", "if f.name == \"q4_0\" {}", "\"q4_0\" | \"x\" => 1"] {
+            let text = format!("//! X.\nfn f() {{ {code} }}\n");
+            assert_eq!(findings("crates/qgemm-cuda/src/f.rs", &text).len(), 1, "{code}");
+            assert_eq!(findings("crates/qgemm-formats/src/f.rs", &text).len(), 0, "{code}");
+        }
+        let parse = "//! X.\nfn f() { let f: Format = \"q4_0\".parse(); }\n";
+        assert_eq!(findings("crates/qgemm-cuda/src/f.rs", parse).len(), 0);
+    }
+}
