@@ -1,8 +1,6 @@
 //! GPTQ and AWQ layers, packed here bit by bit, must decode to exactly `scale · (code − zero)`.
 
-mod checkpoint;
-
-use checkpoint::{Checkpoint, Numbers, values};
+use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::f16;
 use qgemm_formats::model::{GptqZeros, Model, ModelOptions, TensorKind};
 use qgemm_formats::{FormatError, NO_COLUMN};

@@ -1,8 +1,6 @@
 //! INT8, FP8, MXFP4 and NVFP4 layers of safetensors files, and the quantizers of these formats.
 
-mod checkpoint;
-
-use checkpoint::{Checkpoint, Numbers, values};
+use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::f16;
 use qgemm_formats::float8::{e4m3_to_f32, e5m2_to_f32};
 use qgemm_formats::{Format, FormatError, HostWeight};

@@ -1,0 +1,224 @@
+//! Real files with bytes changed, cut and moved: every one is either read or refused, none panics, and none
+//! makes a reader allocate much more than the file is long.
+
+use crate::checkpoint::{Checkpoint, Numbers};
+use proptest::prelude::*;
+use qgemm_formats::model::gguf::{GgufArray, GgufHeader, GgufValue};
+use qgemm_formats::model::{Model, TensorKind};
+use qgemm_formats::{Format, SharedBytes};
+use safetensors::tensor::Dtype;
+
+/// Metadata of several types and a tensor of every format.
+fn gguf_file() -> Vec<u8> {
+    let mut header = GgufHeader::new();
+    header.metadata("general.architecture", "llama".into()).expect("new");
+    header.metadata("general.alignment", 32u32.into()).expect("new");
+    let strings = GgufArray::Strings(vec!["one".into(), "two".into()]);
+    header.metadata("tokens", GgufValue::Array(strings.clone())).expect("new");
+    header.metadata("nested", GgufValue::Array(GgufArray::Arrays(vec![strings]))).expect("new");
+    let sizes: Vec<usize> = Format::all()
+        .filter(|f| f.ggml_type.is_some())
+        .map(|f| header.tensor(&format!("{f}.weight"), &[2, f.block_len * 2], f).expect("fits"))
+        .collect();
+    let mut writer = header.write(Vec::new()).expect("writes");
+    for size in sizes {
+        writer.tensor(&vec![7; size]).expect("in order");
+    }
+    writer.finish().expect("complete")
+}
+
+/// A layer of every kind that is recognised.
+fn safetensors_file() -> Vec<u8> {
+    let mut numbers = Numbers::new(3);
+    let mut bytes = |count: usize| -> Vec<u8> { (0..count).map(|_| numbers.below(100) as u8).collect() };
+    let group_of: Vec<u8> = (0..64u32).flat_map(|k| (k % 2).to_le_bytes()).collect();
+    Checkpoint::default()
+        .add("gptq.qweight", Dtype::I32, &[8, 8], bytes(256))
+        .add("gptq.qzeros", Dtype::I32, &[2, 1], bytes(8))
+        .add("gptq.scales", Dtype::F16, &[2, 8], bytes(32))
+        .add("gptq.g_idx", Dtype::I32, &[64], group_of)
+        .add("awq.qweight", Dtype::I32, &[64, 1], bytes(256))
+        .add("awq.qzeros", Dtype::I32, &[2, 1], bytes(8))
+        .add("awq.scales", Dtype::F16, &[2, 8], bytes(32))
+        .add("int8.weight", Dtype::I8, &[2, 40], bytes(80))
+        .add("int8.weight_scale", Dtype::F32, &[2, 1], bytes(8))
+        .add("fp8.weight", Dtype::F8_E4M3, &[130, 3], bytes(390))
+        .add("fp8.weight_scale_inv", Dtype::F32, &[2, 1], bytes(8))
+        .add("mx_blocks", Dtype::U8, &[2, 1, 2, 16], bytes(64))
+        .add("mx_scales", Dtype::U8, &[2, 1, 2], bytes(4))
+        .add("nv.weight", Dtype::U8, &[2, 8], bytes(16))
+        .add("nv.weight_scale", Dtype::F8_E4M3, &[2, 1], bytes(2))
+        .add("nv.weight_scale_2", Dtype::F32, &[], bytes(4))
+        .add("plain.weight", Dtype::BF16, &[3, 5], bytes(30))
+        .bytes()
+}
+
+/// Opens the model and loads all that it has.
+fn exercise(bytes: Vec<u8>, config: Option<&str>) {
+    let length = bytes.len();
+    let Ok(model) = Model::from_bytes(SharedBytes::from(bytes), config, Default::default()) else { return };
+    for tensor in model.tensors() {
+        if let Ok(weight) = model.weight(&tensor.name) {
+            // Padding grows an act-order row eightfold at most, which 8 values a byte (at 2 bits: 4) can become.
+            assert!(weight.blocks().len() <= 64 * length + 256, "{} grew to {}", tensor.name, weight.blocks().len());
+            weight.dequantize_row(weight.n() - 1);
+        }
+        if tensor.shape.len() > 2 && matches!(tensor.kind, TensorKind::Quantized(_) | TensorKind::Dense(_)) {
+            let _ = model.stacked_weight(&tensor.name, 1);
+            let _ = model.stacked_weight(&tensor.name, usize::MAX);
+        }
+        let _ = model.dense(&tensor.name);
+    }
+    let _ = model.weight("no such tensor");
+}
+
+/// Where and how a file is damaged. Headers are short, so most damage goes there.
+#[derive(Clone, Debug)]
+enum Damage {
+    Byte { at: usize, value: u8 },
+    Number { at: usize, value: u64 },
+    Digit { nth: usize, digit: u8 },
+    Cut { at: usize },
+    Move { from: usize, to: usize, count: usize },
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let number = prop_oneof![Just(u64::MAX), Just(1 << 63), Just(1 << 32), Just(0), 0..300u64, any::<u64>()];
+    prop_oneof![
+        (any::<usize>(), any::<u8>()).prop_map(|(at, value)| Damage::Byte { at, value }),
+        (any::<usize>(), number).prop_map(|(at, value)| Damage::Number { at, value }),
+        (any::<usize>(), b'0'..=b'9').prop_map(|(nth, digit)| Damage::Digit { nth, digit }),
+        any::<usize>().prop_map(|at| Damage::Cut { at }),
+        (any::<usize>(), any::<usize>(), 1..64usize).prop_map(|(from, to, count)| Damage::Move { from, to, count }),
+    ]
+}
+
+fn apply(damage: &Damage, bytes: &mut Vec<u8>, header: usize) {
+    let place =
+        |at: usize, length: usize| if at & 3 != 0 { (at >> 2) % header.min(length) } else { (at >> 2) % length };
+    if bytes.is_empty() {
+        return;
+    }
+    let length = bytes.len();
+    match *damage {
+        Damage::Byte { at, value } => bytes[place(at, length)] = value,
+        Damage::Number { at, value } => {
+            let at = place(at, length);
+            let end = (at + 8).min(length);
+            bytes[at..end].copy_from_slice(&value.to_le_bytes()[..end - at]);
+        }
+        // Numbers of a JSON header.
+        Damage::Digit { nth, digit } => {
+            let digits: Vec<usize> = (0..header.min(length)).filter(|&i| bytes[i].is_ascii_digit()).collect();
+            if !digits.is_empty() {
+                bytes[digits[nth % digits.len()]] = digit;
+            }
+        }
+        Damage::Cut { at } => bytes.truncate(place(at, length)),
+        Damage::Move { from, to, count } => {
+            let (from, to) = (place(from, length), place(to, length));
+            let count = count.min(length - from.max(to));
+            bytes.copy_within(from..from + count, to);
+        }
+    }
+}
+
+const CONFIGS: [Option<&str>; 4] = [
+    None,
+    Some(r#"{"quant_method": "gptq", "bits": 4, "group_size": 32}"#),
+    Some(r#"{"quant_method": "awq", "bits": 4, "group_size": 32}"#),
+    Some(r#"{"quant_method": "gptq", "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}"#),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_gguf_files_do_no_harm(damages in proptest::collection::vec(damage(), 1..4)) {
+        let mut bytes = gguf_file();
+        let header = bytes.len() / 3;
+        damages.iter().for_each(|damage| apply(damage, &mut bytes, header));
+        exercise(bytes, None);
+    }
+
+    #[test]
+    fn damaged_safetensors_files_do_no_harm(
+        damages in proptest::collection::vec(damage(), 1..4),
+        config in 0..CONFIGS.len(),
+    ) {
+        let mut bytes = safetensors_file();
+        let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+        damages.iter().for_each(|damage| apply(damage, &mut bytes, header));
+        exercise(bytes, CONFIGS[config]);
+    }
+
+    /// The safetensors crate refuses most damage to the header; here types and shapes lie consistently.
+    #[test]
+    fn layers_of_any_shape_do_no_harm(
+        shapes in proptest::collection::vec((0..6usize, 0..6usize), 17),
+        types in proptest::collection::vec(0..9usize, 17),
+        config in 0..CONFIGS.len(),
+    ) {
+        const TYPES: [Dtype; 9] = [
+            Dtype::I32, Dtype::F16, Dtype::F32, Dtype::I8, Dtype::U8, Dtype::F8_E4M3, Dtype::F8_E5M2, Dtype::BF16,
+            Dtype::I64,
+        ];
+        const SIZES: [usize; 6] = [1, 0, 2, 8, 16, 3];
+        const NAMES: [&str; 17] = [
+            "a.qweight", "a.qzeros", "a.scales", "a.g_idx", "b.qweight", "b.qzeros", "b.scales", "c.weight",
+            "c.weight_scale", "d.weight", "d.weight_scale_inv", "e_blocks", "e_scales", "f.weight",
+            "f.weight_scale", "f.weight_scale_2", "g.weight",
+        ];
+        let mut checkpoint = Checkpoint::default();
+        for ((name, (rows, columns)), dtype) in NAMES.iter().zip(shapes).zip(types) {
+            let (shape, dtype) = ([SIZES[rows], SIZES[columns]], TYPES[dtype]);
+            let bytes = vec![1; shape[0] * shape[1] * dtype.bitsize() / 8];
+            checkpoint = checkpoint.add(name, dtype, &shape, bytes);
+        }
+        exercise(checkpoint.bytes(), CONFIGS[config]);
+    }
+}
+
+#[test]
+fn undamaged_files_load_completely() {
+    for (bytes, layers) in [(gguf_file(), 16), (safetensors_file(), 7)] {
+        let model = Model::from_bytes(bytes.into(), None, Default::default()).expect("opens");
+        assert_eq!(model.tensors().len(), layers);
+        for tensor in model.tensors() {
+            model.stacked_weight(&tensor.name, 0).unwrap_or_else(|error| panic!("{}: {error}", tensor.name));
+        }
+    }
+}
+
+#[test]
+fn shapes_without_elements_do_no_harm() {
+    // With one dimension 0, the others can be anything without a byte in the file.
+    let huge = 1usize << 61;
+    for shape in [[huge, 0], [0, huge]] {
+        for dtype in [Dtype::I32, Dtype::I8, Dtype::F8_E4M3, Dtype::U8, Dtype::F32] {
+            let empty = |name: &str, dtype| (name.to_owned(), dtype);
+            let names = [
+                empty("a.qweight", Dtype::I32),
+                empty("a.qzeros", Dtype::I32),
+                empty("a.scales", Dtype::F16),
+                empty("c.weight", dtype),
+                empty("c.weight_scale", Dtype::F32),
+                empty("f.weight", Dtype::U8),
+                empty("f.weight_scale", Dtype::F8_E4M3),
+                empty("f.weight_scale_2", Dtype::F32),
+                empty("e_blocks", Dtype::U8),
+                empty("e_scales", Dtype::U8),
+            ];
+            let entries: Vec<String> = names
+                .iter()
+                .map(|(name, dtype)| {
+                    format!(r#""{name}":{{"dtype":"{dtype:?}","shape":{shape:?},"data_offsets":[0,0]}}"#)
+                })
+                .collect();
+            let header = format!("{{{}}}", entries.join(","));
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.as_bytes());
+            CONFIGS.iter().for_each(|config| exercise(bytes.clone(), *config));
+        }
+    }
+}
