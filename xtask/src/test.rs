@@ -1,10 +1,115 @@
-//! `cargo xtask test`.
+//! `cargo xtask test`: every check and every test of every layer, with what they need set up first. This is
+//! what CI runs.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use crate::{codegen, nvrtc, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {}
 
-/// Runs the command.
+/// How a line begins by which a test says that it did not test something.
+const SKIP: &str = "skipped:";
+
+/// A part of the run.
+struct Step {
+    name: &'static str,
+    why: &'static str,
+    run: fn(&mut Vec<String>) -> anyhow::Result<()>,
+}
+
+/// Cheap steps first. All of them run even after one has failed.
+const STEPS: &[Step] = &[
+    Step {
+        name: "format",
+        why: "sources are formatted by rustfmt",
+        run: |skips| cargo(&["fmt", "--all", "--check"], skips),
+    },
+    Step { name: "tidy", why: "layering, kernel sources, file sizes", run: |_| tidy::run(&tidy::Args {}) },
+    Step { name: "codegen", why: "generated files are current", run: |_| codegen::run(&codegen::Args { check: true }) },
+    Step {
+        name: "nvrtc",
+        why: "the compiler of CUDA kernels is at hand; installed when it is not",
+        run: |_| nvrtc::ensure(),
+    },
+    Step {
+        name: "clippy",
+        why: "no lints",
+        run: |skips| cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"], skips),
+    },
+    Step {
+        name: "tests",
+        why: "unit, conformance and integration tests, examples build, doctests",
+        run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
+    },
+    Step {
+        name: "docs",
+        why: "documentation builds without warnings",
+        run: |skips| cargo(&["doc", "--workspace", "--no-deps"], skips),
+    },
+    Step {
+        name: "devices",
+        why: "what the tests could use here",
+        run: |skips| cargo(&["run", "--profile", "test", "--package", "qgemm-cli", "--", "devices"], skips),
+    },
+];
+
+/// Runs every step, then prints what became of them and all that was skipped.
+///
+/// # Errors
+/// When a step failed.
 pub fn run(_args: &Args) -> anyhow::Result<()> {
-    anyhow::bail!("not written yet")
+    let mut skips = Vec::new();
+    let mut results: Vec<(&Step, anyhow::Result<()>, Duration)> = Vec::new();
+    for step in STEPS {
+        println!("\n== {}: {}", step.name, step.why);
+        let start = Instant::now();
+        let result = (step.run)(&mut skips);
+        if let Err(error) = &result {
+            println!("{} failed: {error:#}", step.name);
+        }
+        results.push((step, result, start.elapsed()));
+    }
+    println!("\n== summary");
+    for (step, result, time) in &results {
+        let verdict = if result.is_ok() { "ok" } else { "FAILED" };
+        println!("{:<8} {verdict:<6} {:>6.1} s", step.name, time.as_secs_f64());
+    }
+    match skips.as_slice() {
+        [] => println!("nothing was skipped"),
+        skips => skips.iter().for_each(|line| println!("{line}")),
+    }
+    let failed: Vec<&str> = results.iter().filter(|(_, r, _)| r.is_err()).map(|(s, ..)| s.name).collect();
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Runs cargo in the root, shows its output, and keeps the lines that say what was skipped.
+fn cargo(arguments: &[&str], skips: &mut Vec<String>) -> anyhow::Result<()> {
+    let mut command = workspace::cargo();
+    command.args(arguments).env("RUSTDOCFLAGS", "-D warnings");
+    println!("$ cargo {}", arguments.join(" "));
+    watch(&mut command, |line| {
+        if line.starts_with(SKIP) && !skips.iter().any(|s| s == line) {
+            skips.push(line.to_owned());
+        }
+    })
+}
+
+/// Runs a command whose errors are passed on line by line, and must succeed.
+fn watch(command: &mut Command, mut seen: impl FnMut(&str)) -> anyhow::Result<()> {
+    let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| format!("starting {command:?}"))?;
+    if let Some(errors) = child.stderr.take() {
+        for line in BufReader::new(errors).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            eprintln!("{line}");
+            seen(&line);
+        }
+    }
+    let status = child.wait()?;
+    if status.success() { Ok(()) } else { bail!("{status}") }
 }

@@ -278,8 +278,10 @@ fn write_scale(kind: ScaleType, value: f32, to: &mut [u8]) {
     match kind {
         ScaleType::F32 => to[..4].copy_from_slice(&value.to_le_bytes()),
         ScaleType::F16 => {
-            let largest = f16::MAX.to_f32();
-            to[..2].copy_from_slice(&f16::from_f32(value.clamp(-largest, largest)).to_le_bytes());
+            // A scale that rounds to 0 would make every weight vanish.
+            let (smallest, largest) = (f16::MIN_POSITIVE_SUBNORMAL.to_f32(), f16::MAX.to_f32());
+            let rounded = f16::from_f32(value.abs().clamp(smallest, largest).copysign(value));
+            to[..2].copy_from_slice(&rounded.to_le_bytes());
         }
         ScaleType::E8M0 => to[0] = (value.abs().log2().round().clamp(-127.0, 127.0) + 127.0) as u8,
         ScaleType::E4M3 => to[0] = e4m3_at_most(value.abs()),
