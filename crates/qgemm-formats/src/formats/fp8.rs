@@ -23,30 +23,46 @@ const SCALED_BYTES: usize = SCALE_BLOCK + 4;
 
 /// E4M3 with a scale per row.
 pub static FP8_E4M3: FormatDesc = FormatDesc {
-    dequantize_block: |block, out| decode_codes(block, out, e4m3_to_f32),
     quantize_matrix: Some(|values, n, k| quantize_by_row(&FP8_E4M3, &E4M3, values, n, k)),
-    ..by_row("fp8_e4m3", "8-bit float E4M3, one f32 scale per tensor or output channel", Encoding::E4M3)
+    ..by_row(
+        "fp8_e4m3",
+        "8-bit float E4M3, one f32 scale per tensor or output channel",
+        Encoding::E4M3,
+        |block, out| decode_codes(block, out, e4m3_to_f32),
+    )
 };
 
 /// E5M2 with a scale per row.
 pub static FP8_E5M2: FormatDesc = FormatDesc {
-    dequantize_block: |block, out| decode_codes(block, out, e5m2_to_f32),
     quantize_matrix: Some(|values, n, k| quantize_by_row(&FP8_E5M2, &E5M2, values, n, k)),
-    ..by_row("fp8_e5m2", "8-bit float E5M2, one f32 scale per tensor or output channel", Encoding::E5M2)
+    ..by_row(
+        "fp8_e5m2",
+        "8-bit float E5M2, one f32 scale per tensor or output channel",
+        Encoding::E5M2,
+        |block, out| decode_codes(block, out, e5m2_to_f32),
+    )
 };
 
 /// E4M3 with a scale per 128×128 block.
 pub static FP8_E4M3_BLOCK128: FormatDesc = FormatDesc {
-    dequantize_block: |block, out| decode_scaled(block, out, e4m3_to_f32),
     quantize_matrix: Some(|values, n, k| quantize_by_block(&FP8_E4M3_BLOCK128, &E4M3, values, n, k)),
-    ..by_block("fp8_e4m3_block128", "8-bit float E4M3, one f32 scale per 128x128 block", Encoding::E4M3)
+    ..by_block(
+        "fp8_e4m3_block128",
+        "8-bit float E4M3, one f32 scale per 128x128 block",
+        Encoding::E4M3,
+        |block, out| decode_scaled(block, out, e4m3_to_f32),
+    )
 };
 
 /// E5M2 with a scale per 128×128 block.
 pub static FP8_E5M2_BLOCK128: FormatDesc = FormatDesc {
-    dequantize_block: |block, out| decode_scaled(block, out, e5m2_to_f32),
     quantize_matrix: Some(|values, n, k| quantize_by_block(&FP8_E5M2_BLOCK128, &E5M2, values, n, k)),
-    ..by_block("fp8_e5m2_block128", "8-bit float E5M2, one f32 scale per 128x128 block", Encoding::E5M2)
+    ..by_block(
+        "fp8_e5m2_block128",
+        "8-bit float E5M2, one f32 scale per 128x128 block",
+        Encoding::E5M2,
+        |block, out| decode_scaled(block, out, e5m2_to_f32),
+    )
 };
 
 /// What quantizing needs to know of a number type.
@@ -58,7 +74,14 @@ struct NumberType {
 const E4M3: NumberType = NumberType { max: E4M3_MAX, encode: f32_to_e4m3 };
 const E5M2: NumberType = NumberType { max: E5M2_MAX, encode: f32_to_e5m2 };
 
-const fn by_row(name: &'static str, summary: &'static str, encoding: Encoding) -> FormatDesc {
+type Dequantize = fn(block: &[u8], out: &mut [f32]);
+
+const fn by_row(
+    name: &'static str,
+    summary: &'static str,
+    encoding: Encoding,
+    dequantize_block: Dequantize,
+) -> FormatDesc {
     FormatDesc {
         name,
         summary,
@@ -72,7 +95,7 @@ const fn by_row(name: &'static str, summary: &'static str, encoding: Encoding) -
         scale_planes: &[],
         dequant: name,
         ggml_type: None,
-        dequantize_block: |block, out| decode_codes(block, out, e4m3_to_f32),
+        dequantize_block,
         quantize_blocks: None,
         quantize_matrix: None,
         float_scales: &[],
@@ -80,7 +103,12 @@ const fn by_row(name: &'static str, summary: &'static str, encoding: Encoding) -
     }
 }
 
-const fn by_block(name: &'static str, summary: &'static str, encoding: Encoding) -> FormatDesc {
+const fn by_block(
+    name: &'static str,
+    summary: &'static str,
+    encoding: Encoding,
+    dequantize_block: Dequantize,
+) -> FormatDesc {
     FormatDesc {
         block_len: SCALE_BLOCK,
         block_bytes: SCALED_BYTES,
@@ -88,7 +116,7 @@ const fn by_block(name: &'static str, summary: &'static str, encoding: Encoding)
         sub_block: SCALE_BLOCK,
         scale_planes: &[ScalePlane { name: "d", bytes: 4, span: SCALE_BLOCK, rows: SCALE_BLOCK }],
         float_scales: &[FloatScale { offset: SCALE_BLOCK, kind: ScaleType::F32 }],
-        ..by_row(name, summary, encoding)
+        ..by_row(name, summary, encoding, dequantize_block)
     }
 }
 
