@@ -60,7 +60,7 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
         }
         writeln!(out, "}};")?;
         for f in s.fields {
-            writeln!(out, "static_assert(__builtin_offsetof({}, {}) == {}, \"layout\");", s.name, f.name, f.offset)?;
+            writeln!(out, "static_assert(QG_OFFSET_OF({}, {}) == {}, \"layout\");", s.name, f.name, f.offset)?;
         }
         writeln!(out, "static_assert(sizeof({}) == {}, \"layout\");", s.name, s.size)?;
     }
@@ -123,7 +123,7 @@ mod tests {
             assert!(cuda.contains(&format!("static_assert(sizeof({}) == {}", s.name, s.size)));
             assert_eq!(wgsl.contains(&format!("struct {} {{", s.name)), s.is_portable());
             for f in s.fields {
-                assert!(cuda.contains(&format!("offsetof({}, {}) == {}", s.name, f.name, f.offset)), "{}", f.name);
+                assert!(cuda.contains(&format!("QG_OFFSET_OF({}, {}) == {}", s.name, f.name, f.offset)), "{}", f.name);
             }
         }
         assert!(cuda.contains("constexpr u32 QG_FLAG_C = 4;") && wgsl.contains("const FLAG_C: u32 = 4u;"));

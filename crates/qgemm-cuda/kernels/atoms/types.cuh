@@ -22,3 +22,10 @@ struct alignas(16) f32x4 {
 constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 
 #define QG_DEVICE static __device__ __forceinline__
+
+// Byte offset of a field. NVRTC has no offsetof; the compiler front end that it is built on spells it __INTADDR__.
+#ifdef __CUDACC_RTC__
+#define QG_OFFSET_OF(type, field) __INTADDR__(&((type*)0)->field)
+#else
+#define QG_OFFSET_OF(type, field) __builtin_offsetof(type, field)
+#endif

@@ -12,12 +12,18 @@
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
-constexpr u32 ELEMENTS = WARPS * WARP_ROWS * QG_TILE_M;
+constexpr u32 TILE_N = WARPS * WARP_ROWS;
+constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
+// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+constexpr u32 SUM_PITCH = TILE_N + 4;
 using Tile = XTile<QG_TILE_M, CHUNK_K>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
-    Tile x[2];
+    union {
+        Tile x[2];
+        float sum[QG_TILE_M * SUM_PITCH];
+    };
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -79,25 +85,29 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
         }
     }
 
+    // Turn the sums, which lanes hold as [row][token], into rows of D.
     Loop::reduce_lanes(sums);
-    const u32 first_row = first_tile * QG_TILE_ROWS;
-    if (p.shape.splits > 1) {
-        // Partial sums stand as [token][row], so that the lanes of a warp write neighbouring words.
-        float* mine = partial_sums(p, work, work.split, ELEMENTS);
-        Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-            st_global_f32(mine + token * (WARPS * WARP_ROWS) + warp * WARP_ROWS + row, value);
-        });
-        if (!arrive_and_check_last(p, work, &shared.last)) return;
-        Loop::for_each(sums, lane, [&](u32 row, u32 token, float&) {
-            float sum = 0;
-            for (u32 s = 0; s < p.shape.splits; s++)
-                sum += ld_global_cg_f32(partial_sums(p, work, s, ELEMENTS) + token * (WARPS * WARP_ROWS) +
-                                        warp * WARP_ROWS + row);
-            store_output(p, first_token + token, first_row + row, sum);
-        });
-        return;
-    }
     Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-        store_output(p, first_token + token, first_row + row, value);
+        st_shared(&shared.sum[token * SUM_PITCH + warp * WARP_ROWS + row], value);
     });
+    block_barrier();
+    if (p.shape.splits > 1) {
+        float* mine = partial_sums(p, work, work.split, ELEMENTS);
+#pragma unroll 1
+        for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
+            st_global_f32(mine + i, ld_shared(&shared.sum[i / TILE_N * SUM_PITCH + i % TILE_N]));
+        if (!arrive_and_check_last(p, work, &shared.last)) return;
+    }
+#pragma unroll 1
+    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
+        const u32 token = i / TILE_N, row = i % TILE_N;
+        float sum;
+        if (p.shape.splits > 1) {
+            sum = 0;
+            for (u32 s = 0; s < p.shape.splits; s++) sum += ld_global_cg_f32(partial_sums(p, work, s, ELEMENTS) + i);
+        } else {
+            sum = ld_shared(&shared.sum[token * SUM_PITCH + row]);
+        }
+        store_output(p, first_token + token, work.n_tile * TILE_N + row, sum);
+    }
 }

@@ -20,22 +20,22 @@ struct GemmShape {
     u32 reserved0;  // Unused, zero.
     u32 reserved1;  // Unused, zero.
 };
-static_assert(__builtin_offsetof(GemmShape, m) == 0, "layout");
-static_assert(__builtin_offsetof(GemmShape, n) == 4, "layout");
-static_assert(__builtin_offsetof(GemmShape, k) == 8, "layout");
-static_assert(__builtin_offsetof(GemmShape, stored_k) == 12, "layout");
-static_assert(__builtin_offsetof(GemmShape, k_slabs) == 16, "layout");
-static_assert(__builtin_offsetof(GemmShape, splits) == 20, "layout");
-static_assert(__builtin_offsetof(GemmShape, flags) == 24, "layout");
-static_assert(__builtin_offsetof(GemmShape, activation) == 28, "layout");
-static_assert(__builtin_offsetof(GemmShape, d_dtype) == 32, "layout");
-static_assert(__builtin_offsetof(GemmShape, c_dtype) == 36, "layout");
-static_assert(__builtin_offsetof(GemmShape, bias_dtype) == 40, "layout");
-static_assert(__builtin_offsetof(GemmShape, x_dtype) == 44, "layout");
-static_assert(__builtin_offsetof(GemmShape, alpha) == 48, "layout");
-static_assert(__builtin_offsetof(GemmShape, beta) == 52, "layout");
-static_assert(__builtin_offsetof(GemmShape, reserved0) == 56, "layout");
-static_assert(__builtin_offsetof(GemmShape, reserved1) == 60, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, m) == 0, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, n) == 4, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, stored_k) == 12, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, k_slabs) == 16, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, splits) == 20, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, flags) == 24, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, activation) == 28, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, d_dtype) == 32, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, c_dtype) == 36, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, bias_dtype) == 40, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, x_dtype) == 44, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, alpha) == 48, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, beta) == 52, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, reserved0) == 56, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, reserved1) == 60, "layout");
 static_assert(sizeof(GemmShape) == 64, "layout");
 
 struct GemmPointers {
@@ -54,20 +54,20 @@ struct GemmPointers {
     u64 d_row;  // Elements from one row of D to the next.
     u64 reserved;  // Unused, zero.
 };
-static_assert(__builtin_offsetof(GemmPointers, x) == 0, "layout");
-static_assert(__builtin_offsetof(GemmPointers, w) == 8, "layout");
-static_assert(__builtin_offsetof(GemmPointers, row_scale) == 16, "layout");
-static_assert(__builtin_offsetof(GemmPointers, k_order) == 24, "layout");
-static_assert(__builtin_offsetof(GemmPointers, c) == 32, "layout");
-static_assert(__builtin_offsetof(GemmPointers, bias) == 40, "layout");
-static_assert(__builtin_offsetof(GemmPointers, d) == 48, "layout");
-static_assert(__builtin_offsetof(GemmPointers, partials) == 56, "layout");
-static_assert(__builtin_offsetof(GemmPointers, counters) == 64, "layout");
-static_assert(__builtin_offsetof(GemmPointers, x_row) == 72, "layout");
-static_assert(__builtin_offsetof(GemmPointers, x_col) == 80, "layout");
-static_assert(__builtin_offsetof(GemmPointers, c_row) == 88, "layout");
-static_assert(__builtin_offsetof(GemmPointers, d_row) == 96, "layout");
-static_assert(__builtin_offsetof(GemmPointers, reserved) == 104, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x) == 0, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, w) == 8, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, row_scale) == 16, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, k_order) == 24, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, c) == 32, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, bias) == 40, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, d) == 48, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, partials) == 56, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, counters) == 64, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x_row) == 72, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x_col) == 80, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, c_row) == 88, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 96, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, reserved) == 104, "layout");
 static_assert(sizeof(GemmPointers) == 112, "layout");
 
 constexpr u32 QG_FLAG_ROW_SCALE = 1;

@@ -18,10 +18,11 @@ using XElement = u16;
 using XElement = float;
 #endif
 
-// Elements that one staging step moves, and their words in registers.
+// Columns that one staging step moves, and the words that they are in registers.
 constexpr u32 GROUP = 8;
+constexpr u32 GROUP_WORDS = GROUP * sizeof(XElement) / 4;
 struct XGroup {
-    XElement value[GROUP];
+    u32 word[GROUP_WORDS];
 };
 
 template <u32 TOKENS, u32 COLUMNS>
@@ -40,34 +41,34 @@ struct XTile {
         XElement* row = tile.element + group / (COLUMNS / GROUP) * PITCH;
         if constexpr (QG_CLASS_V) {
 #pragma unroll
-            for (u32 i = 0; i < GROUP; i++) st_shared(row + column + i, x.value[i]);
+            for (u32 i = 0; i < GROUP_WORDS; i++)
+                st_shared(reinterpret_cast<u32*>(row + column) + i, x.word[i]);
         } else {
+            // Columns 2t and 2t + 1 go to lane t.
             struct alignas(2 * sizeof(XElement)) Pair {
-                XElement first, second;
+                u32 word[GROUP_WORDS / 4];
             };
-            const u32 step = column % 64 / 16;
-            const u32 half = column / 8 % 2;
+            XElement* base = row + column / 64 * 64 + column % 64 / 16 * 4 + column / 8 % 2 * 2;
 #pragma unroll
             for (u32 t = 0; t < 4; t++) {
-                const Pair pair = {x.value[2 * t], x.value[2 * t + 1]};
-                st_shared(reinterpret_cast<Pair*>(row + column / 64 * 64 + t * 16 + step * 4 + half * 2), pair);
+                Pair pair;
+#pragma unroll
+                for (u32 i = 0; i < GROUP_WORDS / 4; i++) pair.word[i] = x.word[t * (GROUP_WORDS / 4) + i];
+                st_shared(reinterpret_cast<Pair*>(base + t * 16), pair);
             }
         }
     }
 };
 
-#if QG_X_DTYPE == 0
-constexpr u32 X_BYTES = 4;
-QG_DEVICE float x_element(const u8* address) { return bits_to_f32(ld_global_u32(address)); }
-#else
-constexpr u32 X_BYTES = 2;
-QG_DEVICE float x_float(u32 bits) { return QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits); }
-#if QG_USE_MMA
-QG_DEVICE u16 x_element(const u8* address) { return (u16)ld_global_cached_u16(address); }
-#else
-QG_DEVICE float x_element(const u8* address) { return x_float(ld_global_cached_u16(address)); }
-#endif
-#endif
+constexpr u32 X_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
+
+// The element at `address` in the low bits: for matrix instructions as it is, else as f32.
+QG_DEVICE u32 load_x_element(const u8* address) {
+    if constexpr (QG_X_DTYPE == DTYPE_F32) return ld_global_u32(address);
+    const u32 bits = ld_global_cached_u16(address);
+    if constexpr (QG_USE_MMA) return bits;
+    return f32_to_bits(QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
+}
 
 // Eight columns from `column` (a multiple of 8, in stored order) of one token; what lies outside X is zero.
 QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
@@ -82,20 +83,23 @@ QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
             const u32 words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
-#if QG_X_DTYPE == 0
-                x.value[i * 4 + j] = bits_to_f32(words[j]);
-#elif QG_USE_MMA
-                x.value[j * 2] = (u16)words[j];
-                x.value[j * 2 + 1] = (u16)(words[j] >> 16);
-#else
-                x.value[j * 2] = x_float(words[j] & 0xffffu);
-                x.value[j * 2 + 1] = x_float(words[j] >> 16);
-#endif
+                if constexpr (QG_USE_MMA || QG_X_DTYPE == DTYPE_F32) {
+                    x.word[i * 4 + j] = words[j];
+                } else {
+#pragma unroll
+                    for (u32 half = 0; half < 2; half++) {
+                        const u32 bits = half == 0 ? words[j] & 0xffffu : words[j] >> 16;
+                        x.word[(j * 2 + half) % GROUP_WORDS] =
+                            f32_to_bits(QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
+                    }
+                }
             }
         }
         return x;
     }
-#pragma unroll
+    // One element at a time, shifted in from the end, so that the loop need not be unrolled to keep the group in
+    // registers.
+#pragma unroll 1
     for (u32 i = 0; i < GROUP; i++) {
         u32 source = column + i;
         if (p.shape.flags & QG_FLAG_K_ORDER) {
@@ -104,7 +108,13 @@ QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
                          ? ld_global_u32(reinterpret_cast<const u8*>(p.at.k_order) + (u64)source * 4)
                          : 0xffffffffu;
         }
-        if (source < p.shape.k) x.value[i] = x_element(row + (u64)source * p.at.x_col * X_BYTES);
+        const u32 value = source < p.shape.k ? load_x_element(row + (u64)source * p.at.x_col * X_BYTES) : 0;
+        constexpr u32 WORD_BITS = sizeof(XElement) * 8;
+#pragma unroll
+        for (u32 w = 0; w < GROUP_WORDS; w++) {
+            const u32 above = w + 1 < GROUP_WORDS ? x.word[w + 1] : value;
+            x.word[w] = WORD_BITS == 32 ? above : (x.word[w] >> 16) | (above << 16);
+        }
     }
     return x;
 }

@@ -87,6 +87,8 @@ pub(crate) struct Instance {
 const SHARED_ALIGN: u32 = 16;
 /// Bytes between the rows of neighbouring tokens (`XTile::PITCH`).
 const X_PADDING: u32 = 16;
+/// Words between the sums of neighbouring tokens (`SUM_PITCH`).
+const SUM_PADDING: u32 = 4;
 
 impl Instance {
     pub(crate) fn family(&self) -> &'static str {
@@ -118,13 +120,17 @@ impl Instance {
                 let partials = self.threads / 32 * self.tile_rows() * self.tile_m * 4;
                 self.tile_m * row(x_slabs * self.layout.slab_k as u32) + partials + FLAG
             }
-            Shape::Gemm { .. } => 2 * self.tile_m * row(self.chunk_k()) + FLAG,
+            Shape::Gemm { .. } => {
+                // Activations of two chunks, and afterwards the sums in the same place.
+                let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
+                (2 * self.tile_m * row(self.chunk_k())).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
+            }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
     }
 
     /// Columns of a chunk (`CHUNK_K`): eight quads a lane.
-    pub(crate) fn chunk_k(&self) -> u32 {
+    fn chunk_k(&self) -> u32 {
         1024 / self.tile_rows()
     }
 
