@@ -1,6 +1,7 @@
 //! Comparison of a result with the oracle: over the whole output and over every 32×32 tile, so that one wrong
 //! tile in a large matrix is not averaged away.
 
+use crate::limits::Tolerance;
 use crate::oracle::Expected;
 
 /// Edge of the tiles that are compared on their own.
@@ -41,17 +42,17 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Whether the whole output and every tile keep `limit`.
-    pub fn within(&self, limit: f64) -> bool {
-        self.nmse <= limit && self.worst_tile <= limit
+    /// Whether the whole output and every tile keep the limit that they were compared with.
+    pub fn within(&self, tolerance: Tolerance) -> bool {
+        self.nmse <= tolerance.nmse && self.worst_tile <= tolerance.nmse
     }
 }
 
-/// Compares `got[M, N]`, without gaps, with the oracle. `limit` decides only which element is named.
+/// Compares `got[M, N]`, without gaps, with the oracle.
 ///
 /// # Panics
 /// When `got` is not as long as `expected`: comparing a part would hide the rest.
-pub fn compare(got: &[f32], expected: &Expected, limit: f64) -> Comparison {
+pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Comparison {
     assert_eq!(got.len(), expected.values.len(), "result and oracle differ in length");
     let (m, n) = (expected.m, expected.n);
     let mut whole = Region::default();
@@ -63,10 +64,11 @@ pub fn compare(got: &[f32], expected: &Expected, limit: f64) -> Comparison {
             for row in top..m.min(top + TILE) {
                 for column in left..n.min(left + TILE) {
                     let at = row * n + column;
-                    let element = Element { got: got[at].into(), y: expected.values[at], energy: expected.energy[at] };
+                    let element =
+                        Element::new(got[at].into(), expected.values[at], expected.energy[at], tolerance.absolute);
                     tile.add(&element);
                     let earlier = first_bad.is_none_or(|bad| (row, column) < (bad.row, bad.column));
-                    if earlier && element.is_bad(limit) {
+                    if earlier && element.is_bad(tolerance.nmse) {
                         first_bad = Some(Mismatch { row, column, expected: element.y, got: element.got });
                     }
                 }
@@ -96,18 +98,24 @@ pub fn first_difference(got: &[f32], expected: &Expected, round: impl Fn(f32) ->
 struct Element {
     got: f64,
     y: f64,
+    squared_error: f64,
     energy: f64,
 }
 
 impl Element {
-    fn squared_error(&self) -> f64 {
-        (self.got - self.y).powi(2)
+    fn new(got: f64, y: f64, energy: f64, absolute: f64) -> Self {
+        let error = (got - y).abs();
+        let squared_error = match error <= absolute {
+            true => 0.0,
+            false if error.is_finite() => error * error,
+            // NaN would make every comparison with the limit false.
+            false => f64::INFINITY,
+        };
+        Self { got, y, squared_error, energy }
     }
 
     fn is_bad(&self, limit: f64) -> bool {
-        // NaN fails every comparison, so the good case is what is asked for.
-        let good = self.squared_error() <= 100.0 * limit * self.energy.max(self.y * self.y);
-        !good
+        self.squared_error > 100.0 * limit * self.energy.max(self.y * self.y)
     }
 }
 
@@ -120,8 +128,7 @@ struct Region {
 
 impl Region {
     fn add(&mut self, element: &Element) {
-        let error = element.squared_error();
-        self.error += if error.is_finite() { error } else { f64::INFINITY };
+        self.error += element.squared_error;
         self.signal += element.y * element.y;
         self.energy += element.energy;
     }

@@ -27,7 +27,7 @@ pub use activations::{ActivationKind, activations};
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::check_group;
-pub use limits::{Limit, OUTPUT_ROUNDING, PATHS, PathLimit, limit};
+pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, path};
 pub use oracle::{Added, Expected, multiply};
 pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};
 pub use stress::random_case;

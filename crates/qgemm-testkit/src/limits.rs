@@ -33,27 +33,55 @@ pub const PATHS: &[PathLimit] = &[
     },
 ];
 
-/// The squared error that rounding the output once may add: half a unit in the last place, squared.
-pub const OUTPUT_ROUNDING: &[(DType, f64)] = &[(DType::F32, 0.0), (DType::F16, 2.4e-7), (DType::BF16, 4e-6)];
-
-/// A limit for one kernel.
+/// The error that rounding the output once may add.
 #[derive(Clone, Copy, Debug)]
-pub struct Limit {
-    /// The way it computes.
-    pub path: &'static PathLimit,
-    /// Largest normalised squared error, output rounding included.
+pub struct OutputRounding {
+    /// Type of the output.
+    pub dtype: DType,
+    /// Half a unit in the last place of 1, squared. Large outputs average a sixth of it; a tile of a few
+    /// elements can come near.
     pub nmse: f64,
+    /// Half the distance of subnormal numbers, where those are within the range of products.
+    pub absolute: f64,
 }
 
-/// The limit for a kernel that computes by `math` and stores `d`; `None` where the oracle has no model of such
-/// kernels (integer activations).
-pub fn limit(math: Math, d: DType) -> Option<Limit> {
-    let path = PATHS.iter().find(|p| p.math == math)?;
-    let (_, rounding) = OUTPUT_ROUNDING.iter().find(|(dtype, _)| *dtype == d)?;
-    Some(Limit { path, nmse: path.nmse + rounding })
+/// The rounding of every output type.
+pub const OUTPUT_ROUNDING: &[OutputRounding] = &[
+    OutputRounding { dtype: DType::F32, nmse: 0.0, absolute: 0.0 },
+    OutputRounding { dtype: DType::F16, nmse: 2.4e-7, absolute: 2.99e-8 },
+    OutputRounding { dtype: DType::BF16, nmse: 1.53e-5, absolute: 0.0 },
+];
+
+/// How far a result may be from the oracle.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerance {
+    /// Largest normalised squared error of the output and of every tile.
+    pub nmse: f64,
+    /// Errors of single elements up to this do not count.
+    pub absolute: f64,
+}
+
+impl Tolerance {
+    /// Only the normalised error counts.
+    pub const fn relative(nmse: f64) -> Self {
+        Self { nmse, absolute: 0.0 }
+    }
+}
+
+/// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels
+/// (integer activations).
+pub fn path(math: Math) -> Option<&'static PathLimit> {
+    PATHS.iter().find(|p| p.math == math)
 }
 
 impl PathLimit {
+    /// What a kernel of this path that stores `d` may be off.
+    pub fn tolerance(&self, d: DType) -> Tolerance {
+        let rounding = OUTPUT_ROUNDING.iter().find(|r| r.dtype == d);
+        let (nmse, absolute) = rounding.map_or((0.0, 0.0), |r| (r.nmse, r.absolute));
+        Tolerance { nmse: self.nmse + nmse, absolute }
+    }
+
     /// The type that activations of type `x` have when they are multiplied.
     pub fn multiplied_as(&self, x: DType) -> DType {
         match self.rounds_f32_to {

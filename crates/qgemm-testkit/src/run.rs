@@ -9,7 +9,7 @@ use qgemm_hal::Math;
 use crate::activations::{ActivationKind, activations};
 use crate::case::Case;
 use crate::compare::{Comparison, Mismatch, compare, first_difference};
-use crate::limits::{PathLimit, limit};
+use crate::limits::{PathLimit, path};
 use crate::operand::Operand;
 use crate::oracle::{Added, Expected, multiply};
 use crate::weights::weight;
@@ -131,22 +131,23 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
     let operands = HostOperands::new(case);
     let result = multiply_on(ctx, &loaded, case, &operands)?;
     outcome.kernel = Some(result.kernel.clone());
-    let limit = limit(result.math, case.d_dtype).ok_or(Failure::NoModel(result.math))?;
-    outcome.limit = Some(limit.nmse);
+    let path = path(result.math).ok_or(Failure::NoModel(result.math))?;
+    let tolerance = path.tolerance(case.d_dtype);
+    outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
-    let expected = operands.expected(&host, case, limit.path);
-    let comparison = compare(&got, &expected, limit.nmse);
+    let expected = operands.expected(&host, case, path);
+    let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
-    if limit.path.multiplied_as(case.x_dtype) != case.x_dtype {
+    if path.multiplied_as(case.x_dtype) != case.x_dtype {
         let unrounded = multiply(&host, &operands.x, &operands.added(case));
-        outcome.rounding_loss = Some(compare(&got, &unrounded, limit.nmse).nmse);
+        outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }
 
     if let Some(byte) = result.d.first_written_outside(&result.first) {
         return Err(Failure::WroteOutside(byte));
     }
-    if !comparison.within(limit.nmse) {
+    if !comparison.within(tolerance) {
         return Err(Failure::Inaccurate(comparison));
     }
     if case.is_exact() {

@@ -1,0 +1,3 @@
+//! The conformance suite on the CPU.
+
+qgemm_testkit::conformance!("cpu");
