@@ -1,3 +1,3 @@
-//! The conformance suite on the CPU.
+//! The conformance suite on this backend.
 
 qgemm_testkit::conformance!("cpu");

@@ -1,0 +1,333 @@
+//! The families against a plain f64 computation, for every format; and what makes their bits fixed.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use qgemm_cpu::{CpuDevice, GEMM, GEMV};
+use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, quantize_matrix};
+use qgemm_hal::{
+    Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel, WeightArgs,
+};
+
+const FAMILIES: [&dyn KernelFamily; 2] = [&GEMV, &GEMM];
+
+/// Reproducible values in −1..1.
+fn noise(len: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(747_796_405).wrapping_add(1);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A weight with more than one chunk of columns, ragged where the format can be.
+fn weight(format: Format, n: usize) -> HostWeight {
+    let k = if format.ragged_k || matches!(format.encoding, Encoding::Plain(_)) { 549 } else { 768 };
+    let quantized = quantize_matrix(&noise(n * k, 1), n, k, format).expect("formats quantize noise");
+    assert_eq!(quantized.used, format);
+    quantized.weight
+}
+
+/// Operands in host memory; X is `[m, k]` row-major and contiguous unless a test changes `op.x`.
+struct Problem {
+    op: CheckedGemm,
+    weight: HostWeight,
+    x: Vec<f32>,
+    c: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Problem {
+    fn new(weight: HostWeight, m: usize, x_dtype: DType) -> Self {
+        let (n, k) = (weight.n(), weight.k());
+        let dense = |dtype, columns| Dense { dtype, row_stride: columns as u64, col_stride: 1, aligned16: false };
+        let op = CheckedGemm {
+            m,
+            n,
+            k,
+            stored_k: weight.stored_k(),
+            format: weight.format(),
+            class: PackClass::Canonical,
+            row_scale: weight.row_scale().is_some(),
+            k_order: weight.k_order().is_some(),
+            x: dense(x_dtype, k),
+            d: dense(DType::F32, n),
+            c: None,
+            bias: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+            batch_invariant: false,
+        };
+        let x = x_dtype.decode(&x_dtype.encode(&noise(m * k, 2)));
+        Self { op, weight, x, c: Vec::new(), bias: Vec::new() }
+    }
+
+    /// Position of (row, column) in a dense operand, in elements.
+    fn at(layout: &Dense, row: usize, column: usize) -> usize {
+        row * layout.row_stride as usize + column * layout.col_stride as usize
+    }
+
+    /// D by definition, with the magnitude that errors are relative to.
+    fn expected(&self) -> Vec<(f64, f64)> {
+        let op = &self.op;
+        let rows: Vec<Vec<f32>> = (0..op.n).map(|j| self.weight.dequantize_row(j)).collect();
+        let element = |i: usize, j: usize| {
+            let products = (0..op.k).map(|k| f64::from(rows[j][k]) * f64::from(self.x[Self::at(&op.x, i, k)]));
+            let (sum, squares) = products.fold((0.0, 0.0), |(s, q), p| (s + p, q + p * p));
+            let c = op.c.map_or(0.0, |c| f64::from(op.beta) * f64::from(self.c[Self::at(&c, i, j)]));
+            let bias = op.bias.map_or(0.0, |_| f64::from(self.bias[j]));
+            (f64::from(op.alpha) * sum + c + bias, squares)
+        };
+        (0..op.m).flat_map(|i| (0..op.n).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
+    }
+
+    /// The bytes of D, `0xff` where nothing was written.
+    fn run(&self, device: &dyn Device, family: &dyn KernelFamily) -> Vec<u8> {
+        let op = &self.op;
+        family.supports(op, device.info()).expect("supported");
+        let upload = |bytes: &[u8]| {
+            let mut buffer = device.allocate(bytes.len(), "test").expect("memory");
+            device.upload(&device.default_stream(), bytes, (&mut buffer).into()).expect("fits");
+            buffer
+        };
+        let words = |order: &[u32]| order.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>();
+        let x = upload(&op.x.dtype.encode(&self.x));
+        let data = upload(self.weight.blocks());
+        let row_scale = self.weight.row_scale().map(|s| upload(&DType::F32.encode(s)));
+        let k_order = self.weight.k_order().map(|o| upload(&words(o)));
+        let c = op.c.map(|c| upload(&c.dtype.encode(&self.c)));
+        let bias = op.bias.map(|dtype| upload(&dtype.encode(&self.bias)));
+        let d_len = (Self::at(&op.d, op.m - 1, op.n - 1) + 1) * op.d.dtype.bytes();
+        let mut d = upload(&vec![0xff; d_len]);
+        let kernel = family.prepare(device, op, &plan(family, op, device)).expect("prepares");
+        assert_eq!(kernel.name(), op.kernel_name(family.name()));
+        fn view(buffer: &Option<Buffer>) -> Option<qgemm_hal::BufferRef<'_>> {
+            buffer.as_ref().map(Into::into)
+        }
+        let args = GemmArgs {
+            x: (&x).into(),
+            w: WeightArgs { data: (&data).into(), row_scale: view(&row_scale), k_order: view(&k_order) },
+            c: view(&c),
+            bias: view(&bias),
+            d: (&mut d).into(),
+            workspace: None,
+        };
+        kernel.launch(&device.default_stream(), args).expect("launches");
+        d.raw().check_guards().expect("nothing outside D is written");
+        let mut bytes = vec![0; d_len];
+        device.download(&device.default_stream(), (&d).into(), &mut bytes).expect("fits");
+        bytes
+    }
+
+    /// Runs and compares; `limit` bounds the squared error relative to the squared result.
+    fn check(&self, device: &dyn Device, family: &dyn KernelFamily, limit: f64) {
+        let bytes = self.run(device, family);
+        let (mut error, mut result, mut terms) = (0.0, 0.0, 0.0);
+        for (e, (expected, squares)) in self.expected().into_iter().enumerate() {
+            let at = Self::at(&self.op.d, e / self.op.n, e % self.op.n);
+            let got = f64::from(self.op.d.dtype.read(&bytes, at));
+            error += (got - expected).powi(2);
+            result += expected * expected;
+            terms += squares;
+        }
+        let nmse = error / f64::max(result, terms);
+        assert!(nmse <= limit, "{} with {}: NMSE {nmse:e}", family.name(), self.op.kernel_name(""));
+    }
+}
+
+fn plan(family: &dyn KernelFamily, op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
+    let config = family.candidates(op, device.info())[0];
+    let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
+    let (n_tiles, m_tiles) = (tiles(op.n, config.tile_n), tiles(op.m, config.tile_m));
+    let k_steps = tiles(op.stored_k, config.tile_k);
+    let grid = [n_tiles, m_tiles, 1];
+    LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, grid, workspace_bytes: 0, estimate: 0.0 }
+}
+
+/// The families that serve `m` tokens.
+fn serving(m: usize) -> impl Iterator<Item = &'static dyn KernelFamily> {
+    FAMILIES.into_iter().filter(move |f| m <= 4 || f.name() != "gemv")
+}
+
+#[test]
+fn every_format_and_activation_type_matches_f64() {
+    let device = CpuDevice::new();
+    for format in Format::all() {
+        let weight = weight(format, 19);
+        for x_dtype in DType::ALL {
+            for m in [1, 3, 4, 6] {
+                let problem = Problem::new(weight.clone(), m, x_dtype);
+                serving(m).for_each(|family| problem.check(&device, family, 1e-12));
+            }
+        }
+    }
+}
+
+#[test]
+fn outputs_are_rounded_once() {
+    let device = CpuDevice::new();
+    for (dtype, limit) in [(DType::F16, 2.4e-7), (DType::BF16, 1.6e-5)] {
+        let mut problem = Problem::new(weight("q4_k".parse().expect("a format"), 40), 4, DType::F16);
+        problem.op.d.dtype = dtype;
+        serving(4).for_each(|family| problem.check(&device, family, limit));
+    }
+}
+
+#[test]
+fn alpha_beta_bias_strides_and_transposed_x() {
+    let device = CpuDevice::new();
+    for format in ["q6_k", "int4_g128", "fp8_e4m3", "bf16"] {
+        let weight = weight(format.parse().expect("a format"), 21);
+        for (m, transposed) in [(1, false), (3, true), (4, false), (37, true), (131, false)] {
+            let (n, k) = (weight.n(), weight.k());
+            let mut problem = Problem::new(weight.clone(), m, DType::F16);
+            let wide = |dtype, columns: usize| Dense {
+                dtype,
+                row_stride: columns as u64 + 3,
+                col_stride: 1,
+                aligned16: false,
+            };
+            problem.op.x = match transposed {
+                true => Dense { row_stride: 1, col_stride: m as u64 + 2, ..problem.op.x },
+                false => wide(DType::F16, k),
+            };
+            problem.op.d = wide(DType::F32, n);
+            problem.op.c = Some(wide(DType::BF16, n));
+            problem.op.bias = Some(DType::F16);
+            problem.op.alpha = -0.75;
+            problem.op.beta = 1.5;
+            // What lies between the rows is NaN: it must not be read.
+            let strided = |layout: &Dense, rows, columns, seed| {
+                let mut values = vec![f32::NAN; Problem::at(layout, rows - 1, columns - 1) + 1];
+                for (i, value) in noise(rows * columns, seed).into_iter().enumerate() {
+                    let at = Problem::at(layout, i / columns, i % columns);
+                    values[at] = layout.dtype.read(&layout.dtype.encode(&[value]), 0);
+                }
+                values
+            };
+            problem.x = strided(&problem.op.x, m, k, 3);
+            problem.c = strided(&problem.op.c.expect("set above"), m, n, 4);
+            problem.bias = DType::F16.decode(&DType::F16.encode(&noise(n, 5)));
+            for family in serving(m) {
+                problem.check(&device, family, 1e-12);
+                let bytes = problem.run(&device, family);
+                let gaps = (0..m - 1).flat_map(|i| (n..n + 3).map(move |j| i * (n + 3) + j));
+                for at in gaps {
+                    assert_eq!(bytes[at * 4..][..4], [0xff; 4], "element {at} lies between rows of D");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn absent_columns_of_act_order_are_not_multiplied() {
+    let device = CpuDevice::new();
+    for format in ["int4_g32", "int3_g64"] {
+        let format: Format = format.parse().expect("a format");
+        let (n, k, stored) = (11, 600, 640);
+        // Stored columns run backwards through the features, with 40 positions that none feeds.
+        let order: Vec<u32> =
+            (0..stored).map(|i| if i % 16 == 7 { NO_COLUMN } else { (k - 1 - (i - (i + 8) / 16)) as u32 }).collect();
+        let mut values = noise(n * stored, 6);
+        for (i, value) in values.iter_mut().enumerate() {
+            if order[i % stored] == NO_COLUMN {
+                *value = 0.0;
+            }
+        }
+        let plain = quantize_matrix(&values, n, stored, format).expect("quantizes").weight;
+        let blocks = plain.blocks().to_vec().into();
+        let weight = HostWeight::with_k_order(format, n, k, blocks, order).expect("a permutation");
+        for m in [1, 4, 9] {
+            let problem = Problem::new(weight.clone(), m, DType::F16);
+            serving(m).for_each(|family| problem.check(&device, family, 1e-12));
+        }
+    }
+}
+
+#[test]
+fn small_integers_are_exact_at_every_simd_level() {
+    let levels = [SimdLevel::Scalar, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512];
+    let devices: Vec<CpuDevice> = levels.into_iter().filter_map(|l| CpuDevice::new().with_simd(l).ok()).collect();
+    assert!(!devices.is_empty(), "every processor has the scalar level");
+    let (n, k) = (35, 1024);
+    let integers = |len, seed| noise(len, seed).into_iter().map(|v| (v * 8.0).round()).collect::<Vec<f32>>();
+    let weight = quantize_matrix(&integers(n * k, 7), n, k, "f16".parse().expect("a format")).expect("exact").weight;
+    for m in [1, 2, 5, 130] {
+        let mut problem = Problem::new(weight.clone(), m, DType::BF16);
+        problem.x = integers(m * k, 8);
+        for device in &devices {
+            serving(m).for_each(|family| problem.check(device, family, 0.0));
+        }
+    }
+}
+
+#[test]
+fn a_rows_bits_depend_on_neither_batch_nor_family_nor_threads() {
+    let pooled = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        CpuDevice::new().with_pool(Arc::new(pool))
+    };
+    let devices = [CpuDevice::new(), pooled(1), pooled(3)];
+    assert_eq!(devices[2].info().units, 3);
+    let m = 133;
+    let mut all = Problem::new(weight("q5_k".parse().expect("a format"), 300), m, DType::F32);
+    let whole = all.run(&devices[0], &GEMM);
+    let x = std::mem::take(&mut all.x);
+    for device in &devices {
+        for (first, m) in [(0, 133), (0, 1), (131, 2), (40, 4), (40, 5), (3, 129)] {
+            let (n, k) = (all.op.n, all.op.k);
+            let mut part = Problem::new(all.weight.clone(), m, DType::F32);
+            part.x = x[first * k..(first + m) * k].to_vec();
+            for family in serving(m) {
+                assert!(part.run(device, family) == whole[first * n * 4..][..m * n * 4], "{m} tokens from {first}");
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
+    let device = CpuDevice::new();
+    let problem = Problem::new(weight("q8_0".parse().expect("a format"), 5), 2, DType::F32);
+    let kernel = GEMV.prepare(&device, &problem.op, &plan(&GEMV, &problem.op, &device)).expect("prepares");
+    let sizes = [2 * 768 * 4, problem.weight.blocks().len(), 2 * 5 * 4];
+    for short in 0..3 {
+        let [x, w, mut d] =
+            std::array::from_fn(|i| device.allocate(sizes[i] - usize::from(i == short), "test").expect("memory"));
+        device.fill(&device.default_stream(), (&mut d).into(), 0xff).expect("fits");
+        let w = WeightArgs { data: (&w).into(), row_scale: None, k_order: None };
+        let args = GemmArgs { x: (&x).into(), w, c: None, bias: None, d: (&mut d).into(), workspace: None };
+        let error = kernel.launch(&device.default_stream(), args).expect_err("one byte is missing");
+        assert!(matches!(error, HalError::OutOfBounds { what, .. } if what == ["X", "W", "D"][short]), "{error}");
+        let mut bytes = vec![0; d.len()];
+        device.download(&device.default_stream(), (&d).into(), &mut bytes).expect("fits");
+        assert!(bytes.iter().all(|&b| b == 0xff));
+    }
+}
+
+#[test]
+fn the_callers_memory_is_used_in_place() {
+    let device = CpuDevice::new();
+    let mut owned = vec![1u8; 64];
+    // SAFETY: `owned` outlives the buffer and is not touched meanwhile.
+    let mut buffer = unsafe { device.wrap(NonNull::from(&mut owned[..]).cast(), 64) };
+    device.fill(&device.default_stream(), buffer.slice_mut(8..16).expect("in range"), 7).expect("fits");
+    drop(buffer);
+    assert_eq!((owned[7], owned[8], owned[15], owned[16]), (1, 7, 7, 1));
+}
+
+#[test]
+fn the_device_tells_what_it_is() {
+    let device = qgemm_cpu::open(0).expect("always there");
+    let info = device.info();
+    assert!(info.units > 0 && info.bandwidth > 0.0 && info.rate(qgemm_hal::Math::FmaF32).is_some());
+    assert_eq!(info.arch, SimdLevel::detect().name());
+    assert!(matches!(qgemm_cpu::open(1), Err(HalError::NoDevice { .. })));
+    let names: Vec<_> = device.families().iter().map(|f| f.name()).collect();
+    assert_eq!(names, ["gemv", "gemm"]);
+}
