@@ -382,3 +382,13 @@ fn every_backend_is_listed_with_a_device_or_a_reason() {
         }
     }
 }
+
+#[test]
+fn auto_opens_the_best_real_device() {
+    use qgemm_api::DeviceListing::Found;
+    let best = devices().into_iter().find_map(|listing| match listing {
+        Found(info) if !info.features.contains("software-adapter") => Some(info.id),
+        _ => None,
+    });
+    assert_eq!(Some(Context::open("auto").expect("the CPU at least").info().id), best);
+}
