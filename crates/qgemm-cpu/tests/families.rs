@@ -313,7 +313,7 @@ fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
 #[test]
 fn the_callers_memory_is_used_in_place() {
     let device = CpuDevice::new();
-    let mut owned = vec![1u8; 64];
+    let mut owned = [1u8; 64];
     // SAFETY: `owned` outlives the buffer and is not touched meanwhile.
     let mut buffer = unsafe { device.wrap(NonNull::from(&mut owned[..]).cast(), 64) };
     device.fill(&device.default_stream(), buffer.slice_mut(8..16).expect("in range"), 7).expect("fits");

@@ -131,7 +131,7 @@ impl Host {
 }
 
 /// Least and most bytes that the bandwidth measurement reads: beyond most caches, but soon done.
-const MEASURED_BYTES: (usize, usize) = (64 << 20, 128 << 20);
+const MEASURED_BYTES: (usize, usize) = (32 << 20, 64 << 20);
 /// Bandwidth where there is no memory to measure with: one channel of DDR4.
 const ASSUMED_BANDWIDTH: f64 = 1.5e10;
 const ROUNDS: usize = 3;
