@@ -1,0 +1,203 @@
+//! Real layers, from a file of f16 weights to checked results: `cargo run --release --example quickstart`.
+//!
+//! Reads `samples/minilm-layer3.safetensors`, quantizes three of its layers to a handful of formats, multiplies
+//! them with the sample's activations at 1 and 58 tokens on the best device there is (`-- --device cpu` chooses),
+//! and compares with an f64 oracle. Exits with 1 when a number is wrong.
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use qgemm_api::{Args, Context, DType, Format, HostWeight, Model, Problem, open_model, quantize};
+use qgemm_testkit::{Added, Comparison, Expected, Tolerance, compare, multiply, path};
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
+
+/// Layers and the activations they are multiplied with. The sample holds none of `attn_q`'s own; those of
+/// `ffn_up` are as wide and stand in for them.
+const LAYERS: [(&str, &str); 3] = [("ffn_up", "ffn_up"), ("ffn_down", "ffn_down"), ("attn_q", "ffn_up")];
+
+/// Formats, and how much of the layer's output their quantization may cost (as a share of its energy).
+const FORMATS: [(&str, f64); 6] =
+    [("q4_0", 0.02), ("q4_k", 0.02), ("int4_g128", 0.02), ("q6_k", 1e-3), ("q8_0", 1e-4), ("fp8_e4m3_block128", 2e-3)];
+
+/// Activations are rounded to f16, outputs kept in f32.
+const X_DTYPE: DType = DType::F16;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(wrong) => {
+            eprintln!("{wrong} results are wrong");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<usize, Box<dyn Error>> {
+    let ctx = Context::open(&device_argument()?)?;
+    println!("{} ({}, {})\n", ctx.info().name, ctx.info().id, ctx.info().arch);
+    println!(
+        "{:<9} {:<18} {:>5} {:>6}  {:<34} {:>9} {:>9} {:>10} {:>8} {:>8}",
+        "layer", "format", "bits", "tokens", "kernel", "vs oracle", "vs layer", "time", "GB/s", "GFLOP/s"
+    );
+    let model = open_model(SAMPLE)?;
+    let mut wrong = 0;
+    let mut notes = Vec::new();
+    for (name, input) in LAYERS {
+        let layer = Layer::read(&model, name, input)?;
+        for (format, largest_loss) in FORMATS {
+            let format: Format = format.parse()?;
+            if let Err(error) = format.check_k(layer.k) {
+                notes.push(format!("{name}: {error}"));
+                continue;
+            }
+            let (host, _) = quantize(&layer.weights, layer.n, layer.k, format)?;
+            for tokens in [1, layer.tokens] {
+                let row = multiply_layer(&ctx, &layer, &host, tokens)?;
+                let right = row.kernel_error.within(row.tolerance) && row.layer_error <= largest_loss;
+                wrong += usize::from(!right);
+                println!("{name:<9} {format:<18} {:>5.2} {tokens:>6}  {row}{}", bits(&host), mark(right));
+            }
+        }
+    }
+    println!("\nvs oracle: squared error of the kernel against f64 on the same quantized weights, by energy");
+    println!("vs layer:  squared error against the layer before quantization, by energy");
+    for note in notes {
+        println!("left out:  {note}");
+    }
+    Ok(wrong)
+}
+
+/// `auto`, or what follows `--device`.
+fn device_argument() -> Result<String, String> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => Ok("auto".into()),
+        ["--device", device] => Ok(device.into()),
+        _ => Err(format!("expected `--device <name>`, got `{}`", arguments.join(" "))),
+    }
+}
+
+/// A linear layer with activations.
+struct Layer {
+    n: usize,
+    k: usize,
+    tokens: usize,
+    weights: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    x: Vec<f32>,
+}
+
+impl Layer {
+    fn read(model: &Model, name: &str, input: &str) -> Result<Self, Box<dyn Error>> {
+        let weight = model.dense(&format!("{name}.weight"))?;
+        let x = model.dense(&format!("{input}.input"))?;
+        let (&[n, k], &[tokens, width]) = (&weight.shape[..], &x.shape[..]) else {
+            return Err(format!("{name}: expected matrices, got {:?} and {:?}", weight.shape, x.shape).into());
+        };
+        if width != k {
+            return Err(format!("{name}: expected activations of width {k}, got {width}").into());
+        }
+        let bias = model.dense(&format!("{name}.bias")).ok().map(|bias| bias.to_f32());
+        Ok(Self { n, k, tokens, weights: weight.to_f32(), bias, x: x.to_f32() })
+    }
+
+    /// The layer's output for the first `tokens` activations, with these weights.
+    fn expected(&self, weight: &HostWeight, x: &[f32]) -> Expected {
+        multiply(weight, x, &Added { bias: self.bias.as_deref(), ..Added::default() })
+    }
+}
+
+/// What the table says of one multiplication.
+struct Row {
+    kernel: String,
+    kernel_error: Comparison,
+    tolerance: Tolerance,
+    layer_error: f64,
+    time: Duration,
+    bytes: f64,
+    macs: f64,
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let seconds = self.time.as_secs_f64();
+        write!(
+            f,
+            "{:<34} {:>9.1e} {:>9.1e} {:>7.1} us {:>8.1} {:>8.1}",
+            self.kernel,
+            self.kernel_error.worst_tile,
+            self.layer_error,
+            seconds * 1e6,
+            self.bytes / seconds / 1e9,
+            2.0 * self.macs / seconds / 1e9,
+        )
+    }
+}
+
+fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize) -> Result<Row, Box<dyn Error>> {
+    let weight = ctx.load(host)?;
+    let mut problem = Problem::new(&weight, tokens).x_dtype(X_DTYPE).d_dtype(DType::F32);
+    if layer.bias.is_some() {
+        problem = problem.bias(DType::F32);
+    }
+    let plan = ctx.plan(&problem)?;
+
+    let x = &layer.x[..tokens * layer.k];
+    let x_buffer = ctx.upload(&X_DTYPE.encode(x))?;
+    let bias = layer.bias.as_ref().map(|bias| ctx.upload(&DType::F32.encode(bias))).transpose()?;
+    let mut d = ctx.allocate(tokens * layer.n * DType::F32.bytes())?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.default_stream();
+    let mut launch = || {
+        let args = Args {
+            x: (&x_buffer).into(),
+            w: &weight,
+            d: (&mut d).into(),
+            c: None,
+            bias: bias.as_ref().map(Into::into),
+            workspace: Some(&mut workspace),
+        };
+        plan.run(&stream, args)
+    };
+
+    const WARM_UP: u32 = 3;
+    const LAUNCHES: u32 = 20;
+    for _ in 0..WARM_UP {
+        launch()?;
+    }
+    let start = ctx.device().record(&stream)?;
+    for _ in 0..LAUNCHES {
+        launch()?;
+    }
+    let end = ctx.device().record(&stream)?;
+    let time = ctx.device().elapsed(&start, &end)? / LAUNCHES;
+
+    let got = DType::F32.decode(&ctx.download(&d)?);
+    let math = plan.launch().ok_or("nothing was launched")?.config.math;
+    let path = path(math).ok_or("the oracle has no model of this kernel")?;
+    let tolerance = path.tolerance(DType::F32);
+    let used = path.multiplied_as(X_DTYPE);
+    let rounded = used.decode(&used.encode(x));
+    let kernel_error = compare(&got, &layer.expected(host, &rounded), tolerance);
+
+    let plain = HostWeight::new("f32".parse()?, layer.n, layer.k, DType::F32.encode(&layer.weights).into())?;
+    let layer_error = compare(&got, &layer.expected(&plain, x), tolerance).nmse;
+    let kernel = plan.kernel_name().to_owned();
+    Ok(Row { kernel, kernel_error, tolerance, layer_error, time, bytes: plan.bytes(), macs: plan.macs() })
+}
+
+/// Bits that a weight takes, row scales included.
+fn bits(host: &HostWeight) -> f64 {
+    let bytes = host.blocks().len() + host.row_scale().map_or(0, |scales| scales.len() * 4);
+    bytes as f64 * 8.0 / (host.n() * host.k()) as f64
+}
+
+fn mark(right: bool) -> &'static str {
+    if right { "" } else { "  WRONG" }
+}
