@@ -26,7 +26,7 @@ fn store4(m: u32, n: u32, sums: vec4<f32>) {
 }
 
 fn to_half(value: f32) -> u32 {
-    if (D_DTYPE == F16) {
+    if (p.shape.d_dtype == F16) {
         return f32_to_f16(value);
     }
     return f32_to_bf16(value);

@@ -38,13 +38,12 @@ pub(crate) fn dequant(format: Format) -> Option<&'static str> {
 }
 
 /// The constants that a shader is specialised by.
-pub(crate) fn prelude(format: Format, x: DType, d: DType, config: &TileConfig) -> String {
+pub(crate) fn prelude(format: Format, x: DType, config: &TileConfig) -> String {
     let mut text = String::new();
     for (name, value) in [
         ("BLOCK_LEN", format.block_len as u32),
         ("BLOCK_BYTES", format.block_bytes as u32),
         ("X_DTYPE", dtype_code(x)),
-        ("D_DTYPE", dtype_code(d)),
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("TILE_K", config.tile_k),
@@ -96,7 +95,7 @@ mod tests {
             for (main, configs) in [(gemv::SOURCE, gemv::CONFIGS), (gemm::SOURCE, gemm::CONFIGS)] {
                 for config in configs {
                     for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
-                        let prelude = prelude(format, x, d, config);
+                        let prelude = prelude(format, x, config);
                         let what = format!("{} of {format} with {x} to {d}", config.family);
                         validate(&compose(&prelude, format, d, dequant, main), &what);
                         count += 1;

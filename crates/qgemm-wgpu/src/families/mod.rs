@@ -84,7 +84,7 @@ fn prepare(
     let extents = Extents::of(op)
         .and_then(|extents| extents.check(limits.max_storage_buffer_binding_size).map(|()| extents))
         .map_err(unsupported)?;
-    let prelude = shader::prelude(op.format, op.x.dtype, op.d.dtype, &plan.config);
+    let prelude = shader::prelude(op.format, op.x.dtype, &plan.config);
     let text = shader::compose(&prelude, op.format, op.d.dtype, dequant, source);
     let pipeline = pipeline(shared, &name, &prelude, text)?;
     Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, plan, extents)))
