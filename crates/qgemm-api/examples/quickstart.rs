@@ -4,6 +4,8 @@
 //! them with the sample's activations at 1 and 58 tokens on the best device there is (`-- --device cpu` chooses),
 //! and compares with an f64 oracle. Exits with 1 when a number is wrong.
 
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints its results")]
+
 use std::error::Error;
 use std::process::ExitCode;
 use std::time::Duration;

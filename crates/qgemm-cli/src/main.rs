@@ -1,1 +1,71 @@
-fn main() {}
+//! The `qgemm` command: what devices there are, what a model file holds, quantizing, verifying kernels against
+//! the oracle, and benchmarks.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints its results")]
+
+mod bench;
+mod choice;
+mod devices;
+mod inspect;
+mod progress;
+mod quantize;
+mod table;
+mod verify;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+#[derive(Parser)]
+#[command(name = "qgemm", version, about = "Quantized matrix multiplication: devices, model files, checks, benchmarks")]
+struct Cli {
+    /// Print tables as JSON.
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// List the devices of this machine and the formats that they multiply.
+    Devices,
+    /// List the tensors of a model: names, formats, shapes, bytes.
+    Inspect(inspect::Args),
+    /// Quantize the weights of a safetensors file into a GGUF file.
+    Quantize(quantize::Args),
+    /// Check kernels against the f64 oracle; fails when a case misses its limit.
+    Verify(verify::Args),
+    /// Measure kernels; with a baseline, fails on a regression beyond the noise.
+    Bench(bench::Args),
+}
+
+/// Whether what was checked holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Holds {
+    Yes,
+    No,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Logs go to standard error, so that tables stay clean: QGEMM_LOG=qgemm_api=info shows what is chosen.
+    let filter = EnvFilter::try_from_env("QGEMM_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let result = match &cli.command {
+        Command::Devices => devices::run(cli.json),
+        Command::Inspect(args) => inspect::run(args, cli.json),
+        Command::Quantize(args) => quantize::run(args, cli.json),
+        Command::Verify(args) => verify::run(args, cli.json),
+        Command::Bench(args) => bench::run(args, cli.json),
+    };
+    match result {
+        Ok(Holds::Yes) => ExitCode::SUCCESS,
+        Ok(Holds::No) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! `qgemm bench`: what kernels reach on a device, and whether they got slower.
+
+mod baseline;
+mod subject;
+mod timing;
+
+use std::path::PathBuf;
+
+use qgemm_api::{Args as RunArgs, Context, DType, DeviceKind, Problem, Weight};
+use serde::{Deserialize, Serialize};
+
+use crate::Holds;
+use crate::choice::{FormatChoice, Shape};
+use crate::progress::Progress;
+use crate::table::{Column, Row, Table, numbers, words};
+use baseline::Baseline;
+use subject::Subject;
+use timing::{Timing, time_launches};
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Benchmark the weights of this model instead of made-up ones.
+    model: Option<PathBuf>,
+    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
+    #[arg(long)]
+    format: Option<FormatChoice>,
+    /// Shapes, as tokens x output features x input features; with a model only the tokens count.
+    #[arg(long, value_name = "MxNxK", num_args = 1.., default_values = ["1x4096x4096", "8x4096x4096", "512x4096x4096"])]
+    shape: Vec<Shape>,
+    /// Type of the activations and of the output.
+    #[arg(long, default_value = "f16")]
+    x_dtype: DType,
+    /// Only this kernel family.
+    #[arg(long)]
+    family: Option<String>,
+    /// Compare with the results in this file, and fail where one is slower beyond the noise.
+    #[arg(long, value_name = "FILE")]
+    baseline: Option<PathBuf>,
+    /// Save the results to this file, for a later `--baseline`.
+    #[arg(long, value_name = "FILE")]
+    save: Option<PathBuf>,
+}
+
+/// One measurement.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BenchRow {
+    device: String,
+    shape: String,
+    format: String,
+    x_dtype: String,
+    kernel: String,
+    /// Median time of a launch.
+    microseconds: f64,
+    /// Half the distance between the quartiles, as a share of the median.
+    noise: f64,
+    /// Bytes moved at least, over the time.
+    bytes_per_second: f64,
+    /// Two operations a multiply-add, over the time.
+    flops: f64,
+    /// Share of the device's read bandwidth.
+    bandwidth_share: f64,
+    /// Copies of the weight that launches took in turn.
+    copies: usize,
+    /// Whether launches were replayed from a CUDA graph.
+    graph: bool,
+    /// How much slower than the baseline, as a share: 0.1 is 10 % slower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    slower: Option<f64>,
+    /// Whether that is beyond the noise.
+    #[serde(default)]
+    regressed: bool,
+}
+
+impl Row for BenchRow {
+    const COLUMNS: &'static [Column] = &[
+        words("shape", 18),
+        words("format", 18),
+        words("kernel", 32),
+        numbers("time us", 10),
+        numbers("noise", 6),
+        numbers("GB/s", 8),
+        numbers("TFLOP/s", 8),
+        numbers("of read", 7),
+        numbers("copies", 6),
+        words("against baseline", 0),
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let percent = |share: f64| format!("{:.1}%", share * 100.0);
+        let against = self.slower.map(|slower| {
+            let mark = if self.regressed { "  REGRESSION" } else { "" };
+            format!("{:+.1}%{mark}", slower * 100.0)
+        });
+        vec![
+            self.shape.clone(),
+            self.format.clone(),
+            self.kernel.clone(),
+            format!("{:.2}", self.microseconds),
+            percent(self.noise),
+            format!("{:.1}", self.bytes_per_second / 1e9),
+            format!("{:.3}", self.flops / 1e12),
+            percent(self.bandwidth_share),
+            self.copies.to_string(),
+            against.unwrap_or_default(),
+        ]
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the device, the model or a file fails, or no kernel serves a shape.
+pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    let ctx = Context::open(&args.device)?;
+    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
+    let subjects = match &args.model {
+        Some(path) => subject::from_model(path, &args.shape, args.format)?,
+        None => subject::made_up(&args.shape, args.format)?,
+    };
+    let bandwidth = read_bandwidth(&ctx)?;
+    if !json {
+        println!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
+    }
+    let progress = Progress::new(subjects.len() as u64, "measuring");
+    let mut table = Table::new(json);
+    for subject in &subjects {
+        progress.say(subject.to_string());
+        let mut row = measure(&ctx, args, subject, bandwidth)?;
+        if let Some(baseline) = &baseline {
+            baseline.judge(&mut row);
+        }
+        table.push(row, &progress);
+        progress.step(1);
+    }
+    drop(progress);
+    let rows = table.finish()?;
+    if let Some(path) = &args.save {
+        baseline::save(path, &rows)?;
+    }
+    let regressions = rows.iter().filter(|row| row.regressed).count();
+    if baseline.is_some() && !json {
+        let missing = rows.iter().filter(|row| row.slower.is_none()).count();
+        println!("{regressions} regressions beyond the noise; {missing} results have no baseline");
+    }
+    Ok(if regressions == 0 { Holds::Yes } else { Holds::No })
+}
+
+fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let Shape { m, n, k } = subject.shape;
+    let host = subject.weight()?;
+    let first = ctx.load(&host)?;
+    let count = copies(ctx, first.bytes());
+    let mut weights = vec![first];
+    while weights.len() < count {
+        weights.push(ctx.load(&host)?);
+    }
+    drop(host);
+
+    let mut problem = Problem::new(&weights[0], m).x_dtype(args.x_dtype);
+    if let Some(family) = &args.family {
+        problem = problem.family(family);
+    }
+    let plan = ctx.plan(&problem)?;
+    let x = ctx.upload(&args.x_dtype.encode(&vec![0.5; m * k]))?;
+    let mut d = ctx.allocate(m * n * args.x_dtype.bytes())?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |weight: &Weight| {
+        let args = RunArgs {
+            x: (&x).into(),
+            w: weight,
+            d: (&mut d).into(),
+            c: None,
+            bias: None,
+            workspace: Some(&mut workspace),
+        };
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: subject.shape.to_string(),
+        format: subject.format().to_string(),
+        x_dtype: args.x_dtype.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 2.0 * plan.macs() / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: count,
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}
+
+/// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.
+fn copies(ctx: &Context, bytes: usize) -> usize {
+    const CACHES: u64 = 2;
+    const FEWEST: u64 = 2;
+    const MOST: u64 = 512;
+    let bytes = bytes as u64;
+    // A device that does not tell its memory gets no bound from it.
+    let in_memory = match ctx.info().memory_bytes {
+        0 => MOST,
+        memory => memory / 4 / bytes,
+    };
+    let beyond_cache = (CACHES * ctx.info().cache_bytes).div_ceil(bytes);
+    beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
+}
+
+/// Bytes a second that the device reads: measured now where it can be, else what the device says of itself.
+fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
+    const PROBE_BYTES: usize = 2 << 30;
+    match ctx.info().id.kind {
+        DeviceKind::Cuda => Ok(qgemm_api::cuda::read_bandwidth(&**ctx.device(), PROBE_BYTES)?),
+        _ => Ok(ctx.info().bandwidth),
+    }
+}

@@ -1,0 +1,126 @@
+//! What is measured: weights of a model, or made-up ones.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::ensure;
+use qgemm_api::{Format, HostWeight, Model, TensorKind, open_model, quantize};
+use qgemm_testkit::{WeightKind, weight};
+
+use crate::choice::{FormatChoice, Shape};
+
+/// Where a weight comes from.
+#[derive(Clone)]
+enum Origin {
+    /// Random codes and scales.
+    MadeUp,
+    /// A tensor of a model.
+    Tensor { model: Model, name: String },
+    /// An unquantized tensor of a model, quantized on the way.
+    Quantized { model: Model, name: String },
+}
+
+/// A weight and a number of tokens.
+pub struct Subject {
+    /// Tokens and the weight's shape.
+    pub shape: Shape,
+    format: Format,
+    origin: Origin,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.shape, self.format)
+    }
+}
+
+impl Subject {
+    /// The format of the weight.
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// The weight itself.
+    ///
+    /// # Errors
+    /// When it cannot be read or quantized.
+    pub fn weight(&self) -> anyhow::Result<HostWeight> {
+        let Shape { n, k, .. } = self.shape;
+        match &self.origin {
+            Origin::MadeUp => repeated_rows(self.format, n, k),
+            Origin::Tensor { model, name } => Ok(model.weight(name)?),
+            Origin::Quantized { model, name } => Ok(quantize(&model.dense(name)?.to_f32(), n, k, self.format)?.0),
+        }
+    }
+}
+
+/// A random weight whose rows repeat after 128, the most that share a scale: time does not depend on values.
+fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
+    const ROWS: usize = 128;
+    let few = weight(WeightKind::Raw, format, n.min(ROWS), k, None, 1)?;
+    let mut blocks = few.blocks().repeat(n.div_ceil(few.n()));
+    blocks.truncate(format.row_offset(n, k));
+    let many = HostWeight::new(format, n, k, blocks.into())?;
+    match few.row_scale() {
+        None => Ok(many),
+        Some(scales) => Ok(many.with_row_scale(scales.iter().copied().cycle().take(n).collect())?),
+    }
+}
+
+/// Every shape in every format.
+///
+/// # Errors
+/// When a format asked for by name cannot store a shape.
+pub fn made_up(shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
+    let choice = match format {
+        Some(choice) => choice,
+        None => FormatChoice::One("q4_0".parse()?),
+    };
+    let mut subjects = Vec::new();
+    for &shape in shapes {
+        for format in choice.formats() {
+            match format.check_k(shape.k) {
+                Ok(()) => subjects.push(Subject { shape, format, origin: Origin::MadeUp }),
+                Err(error) if choice == FormatChoice::All => eprintln!("left out: {error}"),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+    Ok(subjects)
+}
+
+/// Every weight of a model that differs from the others in format or shape, with the tokens of every shape.
+///
+/// # Errors
+/// When the file is no model, or holds no weight.
+pub fn from_model(path: &Path, shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
+    let tokens: BTreeSet<usize> = shapes.iter().map(|s| s.m).collect();
+    let wanted = match format {
+        Some(FormatChoice::One(format)) => Some(format),
+        Some(FormatChoice::All) => anyhow::bail!("a model is benchmarked in one format: name it"),
+        None => None,
+    };
+    let model = open_model(path)?;
+    let mut seen = BTreeSet::new();
+    let mut subjects = Vec::new();
+    for info in model.tensors() {
+        // Norms and embeddings' positions are no weights of a multiplication.
+        let (&[n, k], true) = (info.shape.as_slice(), info.name.ends_with(".weight")) else { continue };
+        let name = info.name.clone();
+        let (format, origin) = match (&info.kind, wanted) {
+            (TensorKind::Quantized(format), _) => (*format, Origin::Tensor { model: model.clone(), name }),
+            (TensorKind::Dense(dtype), None) => (dtype.name().parse()?, Origin::Tensor { model: model.clone(), name }),
+            (TensorKind::Dense(_), Some(format)) => {
+                (qgemm_api::format_for_k(format, k)?, Origin::Quantized { model: model.clone(), name })
+            }
+            (TensorKind::Opaque(_), _) => continue,
+        };
+        if seen.insert((format.name, n, k)) {
+            let subject = |&m: &usize| Subject { shape: Shape { m, n, k }, format, origin: origin.clone() };
+            subjects.extend(tokens.iter().map(subject));
+        }
+    }
+    ensure!(!subjects.is_empty(), "{}: no weight among {} tensors", path.display(), model.tensors().len());
+    Ok(subjects)
+}

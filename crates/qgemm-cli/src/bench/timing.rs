@@ -1,0 +1,97 @@
+//! Timing of launches.
+
+use std::time::{Duration, Instant};
+
+use qgemm_api::{Context, DeviceKind, Error, Stream, Weight};
+
+/// What was measured.
+pub struct Timing {
+    /// Median time of one launch, in seconds.
+    pub median: f64,
+    /// Half the distance between the quartiles, as a share of the median.
+    pub noise: f64,
+    /// Whether launches were replayed from a CUDA graph.
+    pub graph: bool,
+}
+
+/// A round takes at least so many launches, so that what a round itself costs does not count.
+const LAUNCHES_PER_ROUND: usize = 20;
+const ROUNDS: usize = 31;
+/// At least so long, so that clocks have settled.
+const WARM_UP: Duration = Duration::from_millis(200);
+/// Slow kernels get fewer rounds.
+const LONGEST: Duration = Duration::from_secs(5);
+const FEWEST_ROUNDS: usize = 5;
+
+/// Times `launch` with `weights` in turn, on CUDA from a graph, between events of the device.
+///
+/// # Errors
+/// Those of `launch` and of the device.
+pub fn time_launches<'a>(
+    ctx: &Context,
+    stream: &Stream,
+    weights: &'a [Weight],
+    mut launch: impl FnMut(&'a Weight) -> Result<(), Error> + Send + 'a,
+) -> Result<Timing, Error> {
+    // A slow kernel is timed alone: the first launch, which may also load it, says which is slow.
+    launch(&weights[0])?;
+    ctx.synchronize(stream)?;
+    let start = Instant::now();
+    launch(&weights[0])?;
+    ctx.synchronize(stream)?;
+    let slow = start.elapsed() > LONGEST / (ROUNDS * LAUNCHES_PER_ROUND) as u32;
+    let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(weights.len()) };
+    let launches = turns * weights.len();
+
+    let mut round = move || (0..turns).flat_map(|_| weights).try_for_each(&mut launch);
+    if ctx.info().id.kind == DeviceKind::Cuda {
+        let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, round)?;
+        let replay = || Ok(graph.replay(stream)?);
+        Ok(Timing { graph: true, ..time_rounds(ctx, stream, launches, replay)? })
+    } else {
+        time_rounds(ctx, stream, launches, &mut round)
+    }
+}
+
+fn time_rounds(
+    ctx: &Context,
+    stream: &Stream,
+    launches: usize,
+    mut round: impl FnMut() -> Result<(), Error>,
+) -> Result<Timing, Error> {
+    let start = Instant::now();
+    while start.elapsed() < WARM_UP {
+        round()?;
+        ctx.synchronize(stream)?;
+    }
+    let start = Instant::now();
+    let mut times = Vec::with_capacity(ROUNDS);
+    while times.len() < ROUNDS && (times.len() < FEWEST_ROUNDS || start.elapsed() < LONGEST) {
+        let before = ctx.device().record(stream)?;
+        round()?;
+        let after = ctx.device().record(stream)?;
+        times.push(ctx.device().elapsed(&before, &after)?.as_secs_f64() / launches as f64);
+    }
+    let (median, noise) = median_and_noise(times);
+    Ok(Timing { median, noise, graph: false })
+}
+
+/// The median, and half the distance between the quartiles as a share of it.
+fn median_and_noise(mut times: Vec<f64>) -> (f64, f64) {
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    let median = at(0.5);
+    (median, (at(0.75) - at(0.25)) / 2.0 / median)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outlier_moves_neither_median_nor_noise() {
+        let (median, noise) = median_and_noise(vec![1.0, 1.1, 0.9, 1.0, 50.0]);
+        assert_eq!(median, 1.0);
+        assert!((noise - 0.05).abs() < 1e-12);
+    }
+}

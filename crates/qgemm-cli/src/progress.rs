@@ -1,0 +1,52 @@
+//! A progress bar on standard error for long work, which keeps out of the way of tables.
+
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// A bar, or nothing.
+pub struct Progress(ProgressBar);
+
+impl Progress {
+    /// A bar over `steps` steps.
+    pub fn new(steps: u64, what: &'static str) -> Self {
+        let bar = ProgressBar::new(steps);
+        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} ({eta}) {msg}") {
+            bar.set_style(style);
+        }
+        bar.set_prefix(what);
+        bar.enable_steady_tick(Duration::from_millis(200));
+        Self(bar)
+    }
+
+    /// No bar.
+    pub fn none() -> Self {
+        Self(ProgressBar::hidden())
+    }
+
+    /// Goes on by `steps`.
+    pub fn step(&self, steps: u64) {
+        self.0.inc(steps);
+    }
+
+    /// Steps done.
+    pub fn position(&self) -> u64 {
+        self.0.position()
+    }
+
+    /// Says what is being done.
+    pub fn say(&self, what: String) {
+        self.0.set_message(what);
+    }
+
+    /// Prints a line to standard output above the bar.
+    pub fn print(&self, line: &str) {
+        self.0.suspend(|| println!("{line}"));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

@@ -1,0 +1,109 @@
+//! The commands as a user runs them, on the CPU.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
+
+fn qgemm(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_qgemm")).args(arguments).output().expect("the command starts")
+}
+
+/// What a command that must succeed prints as JSON.
+fn json(arguments: &[&str]) -> Value {
+    let output = qgemm(arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {errors}");
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{arguments:?} prints no JSON: {e}"))
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+fn rows(table: &Value) -> &[Value] {
+    table.as_array().expect("a table is an array")
+}
+
+#[test]
+fn devices_lists_the_cpu_and_every_format() {
+    let both = json(&["devices", "--json"]);
+    assert!(rows(&both["devices"]).iter().any(|d| d["device"] == "cpu" && d["found"]["memory_bytes"].is_u64()));
+    assert!(rows(&both["formats"]).iter().any(|f| f["format"] == "q4_k" && f["bits_per_weight"] == 4.5));
+}
+
+#[test]
+fn quantize_writes_a_gguf_that_inspect_reads() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let output: PathBuf = folder.path().join("out.gguf");
+    let written = json(&["quantize", SAMPLE, text(&output), "--format", "q4_k", "--json"]);
+    let read = json(&["inspect", text(&output), "--json"]);
+    let find = |table: &Value, name: &str| {
+        rows(table).iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name} is missing")).clone()
+    };
+    // K = 1536 suits Q4_K; K = 384 falls back, and the table says so.
+    assert_eq!(find(&written, "ffn_down.weight")["note"], Value::Null);
+    assert!(find(&written, "ffn_up.weight")["note"].as_str().expect("a note").contains("384"));
+    for (name, format) in [("ffn_down.weight", "q4_k"), ("ffn_up.weight", "q5_0"), ("ffn_up.bias", "f32")] {
+        assert_eq!(find(&read, name)["format"], format);
+    }
+    assert_eq!(rows(&written).len(), rows(&read).len());
+    assert!(!folder.path().join("out.gguf.partial").exists());
+}
+
+#[test]
+fn a_format_that_gguf_lacks_leaves_no_file() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let output = folder.path().join("out.gguf");
+    let result = qgemm(&["quantize", SAMPLE, text(&output), "--format", "int4_g128"]);
+    assert!(!result.status.success());
+    assert!(String::from_utf8_lossy(&result.stderr).contains("int4_g128"));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 0);
+}
+
+#[test]
+fn verify_passes_on_the_cpu_and_repeats_a_seed() {
+    let table = json(&["verify", "--device", "cpu", "--format", "q6_k", "--shape", "3x33x256", "--json"]);
+    assert_eq!(rows(&table).len(), 3);
+    for row in rows(&table) {
+        assert_eq!(row["verdict"], "pass");
+        assert!(row["worst_tile"].as_f64().expect("a number") <= row["limit"].as_f64().expect("a number"));
+    }
+    let seed = ["verify", "--device", "cpu", "--stress", "0", "--seed", "42", "--json"];
+    assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn a_regression_against_the_baseline_fails() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let path = folder.path().join("baseline.json");
+    let bench = ["bench", "--device", "cpu", "--format", "q8_0", "--shape", "1x64x64"];
+    let saved = json(&[&bench[..], &["--save", text(&path), "--json"]].concat());
+    assert_eq!(rows(&saved).len(), 1);
+    // A baseline a thousand times as fast, and one a thousand times as slow.
+    let mut edited = saved.clone();
+    let time = saved[0]["microseconds"].as_f64().expect("a time");
+    for (factor, passes) in [(1e-3, false), (1e3, true)] {
+        edited[0]["microseconds"] = (time * factor).into();
+        std::fs::write(&path, edited.to_string()).expect("written");
+        let result = qgemm(&[&bench[..], &["--baseline", text(&path)]].concat());
+        assert_eq!(result.status.success(), passes, "{}", String::from_utf8_lossy(&result.stdout));
+    }
+}
+
+#[test]
+fn wrong_arguments_say_what_was_expected() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
+        (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
+        (&["verify", "--device", "tpu:0"], "tpu"),
+        (&["inspect", "no-such-file.gguf"], "no-such-file.gguf"),
+    ];
+    for (arguments, part) in cases {
+        let result = qgemm(arguments);
+        let errors = String::from_utf8_lossy(&result.stderr);
+        assert!(!result.status.success() && errors.contains(part), "{arguments:?}: {errors}");
+    }
+}
