@@ -117,3 +117,8 @@ pub use qgemm_sched::SchedError;
 pub mod cuda {
     pub use qgemm_cuda::{Graph, capture, cudarc, from_cudarc_stream, read_bandwidth, wrap_device_ptr, wrap_stream};
 }
+
+/// The README's example, compiled with the doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
