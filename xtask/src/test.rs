@@ -5,8 +5,10 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use qgemm_cuda::build;
 
+use crate::kernels_lock::Lock;
 use crate::{codegen, nvrtc, tidy, workspace};
 
 /// Options of the command.
@@ -47,6 +49,7 @@ const STEPS: &[Step] = &[
         why: "unit, conformance and integration tests, examples build, doctests",
         run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
     },
+    Step { name: "kernels", why: "every CUDA kernel compiles as kernels.lock says", run: kernels },
     Step {
         name: "docs",
         why: "documentation builds without warnings",
@@ -86,6 +89,21 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     }
     let failed: Vec<&str> = results.iter().filter(|(_, r, _)| r.is_err()).map(|(s, ..)| s.name).collect();
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Compiles all kernels for the chips of `kernels.lock` and compares what they need with it. That only makes sense
+/// with the compiler that the numbers are from.
+fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    let lock = Lock::read()?;
+    ensure!(!lock.targets.is_empty(), "there is no {}", Lock::path().display());
+    let (version, _) = build::compiler()?;
+    if version != lock.nvrtc {
+        skips.push(format!("{SKIP} kernels.lock is from NVRTC {}, and this is {version}", lock.nvrtc));
+        return Ok(());
+    }
+    let chips = lock.targets.keys().map(|target| target.trim_matches(|c: char| !c.is_ascii_digit()));
+    let chips: Vec<&str> = chips.collect();
+    cargo(&["xtask", "build-kernels", "--check", "--arch", &chips.join(",")], skips)
 }
 
 /// Runs cargo in the root, shows its output, and keeps the lines that say what was skipped.
