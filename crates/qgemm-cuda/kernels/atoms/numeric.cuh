@@ -9,6 +9,13 @@ QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
     return d;
 }
 
+// lop3.b32 as (a & mask) | bits: one instruction, where the compiler makes two of two immediates.
+QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
 QG_DEVICE u32 sub_f16x2(u32 a, u32 b) {
     u32 d;
     asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
@@ -17,6 +24,12 @@ QG_DEVICE u32 sub_f16x2(u32 a, u32 b) {
 QG_DEVICE u32 mul_f16x2(u32 a, u32 b) {
     u32 d;
     asm("mul.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+
+QG_DEVICE u32 fma_f16x2(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 

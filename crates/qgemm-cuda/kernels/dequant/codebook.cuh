@@ -21,5 +21,5 @@ QG_DEVICE u32 codebook_pair_f16(const Codebook& table, const Slab& s, u32 quad, 
     // second (prepack.rs: values stand in the bytes as v0 v2 v1 v3).
     const u32 nibble = quad % 2 + 2 * pair;
     const u32 bytes = prmt(low, high, nibble | (nibble << 4) | ((nibble + 4) << 8) | ((nibble + 4) << 12));
-    return sub_f16x2((bytes & 0x00ff00ffu) | 0x64006400u, 0x64806480u);
+    return sub_f16x2(and_or(bytes, 0x00ff00ffu, 0x64006400u), 0x64806480u);
 }

@@ -2,9 +2,10 @@
 #pragma once
 #include "dequant/slab.cuh"
 
-// Both types keep the sign on top; moved to f16's exponent field, e4m3 is 2^8 too small (biases 15 and 7).
-// The two NaN codes come out as +-480.
-QG_DEVICE u32 e4m3_pair_f16(u32 codes) {
-    const u32 moved = ((codes & 0x00800080u) << 8) | ((codes & 0x007f007fu) << 7);
-    return mul_f16x2(moved, 0x5c005c00u);
+// Pair `pair` of quad `quad`. In the upper byte of an f16 the sign is in place; the rest moves down by one bit into
+// exponent and mantissa, and is 2^8 too small (biases 15 and 7). The two NaN codes come out as +-480.
+QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
+    const u32 word = Slab::Codes0::word_of(s.codes0, quad);
+    const u32 upper = pair == 0 ? word << 8 : word;
+    return mul_f16x2(and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u), 0x5c005c00u);
 }

@@ -7,6 +7,6 @@ struct Dequant {
     static constexpr bool HAS_MIN = 0;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return e4m3_pair_f16(Slab::Codes0::pair(s.codes0, quad, pair));
+        return e4m3_pair_f16(s, quad, pair);
     }
 };

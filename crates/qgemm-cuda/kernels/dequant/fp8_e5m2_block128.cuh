@@ -7,7 +7,9 @@ struct Dequant {
     static constexpr bool HAS_MIN = 0;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return Slab::Codes0::pair(s.codes0, quad, pair) << 8;  // e5m2 is the upper byte of f16
+        // e5m2 is the upper byte of f16.
+        const u32 word = Slab::Codes0::word_of(s.codes0, quad);
+        return (pair == 0 ? word << 8 : word) & 0xff00ff00u;
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
         return bits_to_f32(s.scales0.word[sub]);

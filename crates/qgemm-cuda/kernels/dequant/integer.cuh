@@ -2,17 +2,42 @@
 #pragma once
 #include "dequant/slab.cuh"
 
-// The whole code: the second plane holds the bits above the first. A template, so that the second plane may be absent.
-template <class S>
-QG_DEVICE u32 code_pair(const S& s, u32 quad, u32 pair) {
-    u32 codes = S::Codes0::pair(s.codes0, quad, pair);
-    if constexpr (QG_CODE_PLANES > 1) codes |= S::Codes1::pair(s.codes1, quad, pair) << S::Codes0::BITS;
-    return codes;
+// 1024 in both halves of an f16 pair. Its last mantissa bit is worth 1, so or'ing a code in adds it.
+constexpr u32 F16X2_1024 = 0x64006400u;
+
+// What is subtracted from the codes of one row and sub-block, as the constants of the two ways below.
+struct Offset {
+    // f16 pair 1024 + offset.
+    u32 biased;
+    // f16 pair -(64 + offset); meaningful for offsets below 64 only, as 4-bit codes have.
+    u32 minus_64;
+};
+
+QG_DEVICE constexpr Offset offset_of(u32 offset) {
+    // The last mantissa bit of 1024 is worth 1, that of -64 is worth 1/16.
+    return {(0x6400u + offset) * 0x00010001u, (0xd400u + offset * 16) * 0x00010001u};
 }
 
-// `code - offset` in f16: 0x6400 is 1024, whose last mantissa bit is worth 1, so 1024 + code is code or'ed in
-// and the subtraction is exact.
-template <u32 OFFSET>
-QG_DEVICE u32 integer_pair_f16(u32 codes) {
-    return sub_f16x2(codes | 0x64006400u, (0x6400u + OFFSET) * 0x00010001u);
+// `code - offset` of a pair in f16. A template, so that the second plane may be absent.
+template <class S>
+QG_DEVICE u32 integer_pair_f16(const S& s, u32 quad, u32 pair, Offset offset) {
+    using Low = typename S::Codes0;
+    const u32 word = Low::word_of(s.codes0, quad);
+    const u32 shift = Low::shift(quad, pair);
+    if constexpr (QG_CODE_PLANES == 1 && Low::BITS == 4) {
+        // The upper nibble of a byte stays where it is, worth 16 times as much: no shift, and the fma that scales it
+        // back (0x2c00 is 1/16) also subtracts.
+        if (shift % 8 == 4)
+            return fma_f16x2(and_or(word >> (shift - 4), Low::MASK << 4, F16X2_1024), 0x2c002c00u, offset.minus_64);
+    }
+    u32 biased = and_or(word >> shift, Low::MASK, F16X2_1024);
+    if constexpr (QG_CODE_PLANES > 1) {
+        // The second plane holds the bits above the first.
+        using High = typename S::Codes1;
+        const u32 high = High::word_of(s.codes1, quad);
+        const u32 from = High::shift(quad, pair);
+        const u32 aligned = from >= Low::BITS ? high >> (from - Low::BITS) : high << (Low::BITS - from);
+        biased = and_or(aligned, High::MASK << Low::BITS, biased);
+    }
+    return sub_f16x2(biased, offset.biased);
 }

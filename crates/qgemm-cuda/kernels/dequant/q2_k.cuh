@@ -7,7 +7,7 @@ struct Dequant {
     static constexpr bool HAS_MIN = 1;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16<0>(code_pair(s, quad, pair));
+        return integer_pair_f16(s, quad, pair, offset_of(0));
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
         return f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)) * (float)(Slab::Scales0::byte(s.scales0, row, sub) & 0xfu);

@@ -7,7 +7,7 @@ struct Dequant {
     static constexpr bool HAS_MIN = 0;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16<4>(code_pair(s, quad, pair));
+        return integer_pair_f16(s, quad, pair, offset_of(4));
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
         // Twelve bytes: the low nibbles of 16 scales in the first eight, their upper two bits in the last four.

@@ -21,6 +21,14 @@ QG_DEVICE constexpr u32 quad_of(u32 chunk, u32 row, u32 step) {
     return chunk * 8 + row * STEPS + step;
 }
 
+// The inverse: which of the lane's rows a quad belongs to, and the first column of its step in the slab.
+QG_DEVICE constexpr u32 row_of(u32 quad) {
+    return quad % 8 / STEPS;
+}
+QG_DEVICE constexpr u32 column_of(u32 quad) {
+    return quad / 8 * CHUNK_K + quad % STEPS * STEP_K;
+}
+
 template <u32 BYTES>
 QG_DEVICE void load_record(const u8* address, u32* out) {
     if constexpr (BYTES % 16 == 0) {
@@ -50,6 +58,9 @@ template <u32 P>
 struct CodePlane {
     static constexpr u32 BITS = QgCodePlane<P>::BITS;
     static constexpr u32 WORDS = QUADS * BITS / 8;
+    // Quads that share a word, and the mask of a pair's codes in it; of planes of integers.
+    static constexpr u32 PER_WORD = BITS > 8 ? 1 : 8 / BITS;
+    static constexpr u32 MASK = BITS > 8 ? 0 : ((1u << BITS % 16) - 1u) * 0x00010001u;
     u32 word[WORDS];
 
     QG_DEVICE void load(CodePlane& plane, const u8* slab, u32 lane) {
@@ -59,11 +70,13 @@ struct CodePlane {
             load_record<bytes>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes, plane.word + i * (bytes / 4));
     }
 
-    // The codes of pair `pair` of quad `quad` in the low bits of two 16-bit halves; other bits are zero.
-    QG_DEVICE u32 pair(const CodePlane& plane, u32 quad, u32 pair_index) {
-        constexpr u32 per_word = 8 / BITS;
-        constexpr u32 mask = ((1u << BITS) - 1u) * 0x00010001u;
-        return (plane.word[quad / per_word] >> (BITS * (quad % per_word) + 8 * pair_index)) & mask;
+    // Where the codes of pair `pair_index` of quad `quad` lie: the first at this bit of the quad's word, the second 16
+    // bits above.
+    QG_DEVICE constexpr u32 shift(u32 quad, u32 pair_index) {
+        return BITS * (quad % PER_WORD) + 8 * pair_index;
+    }
+    QG_DEVICE u32 word_of(const CodePlane& plane, u32 quad) {
+        return plane.word[quad / PER_WORD];
     }
 };
 

@@ -29,14 +29,15 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // The groups of an X tile that one thread moves.
-constexpr u32 THREAD_GROUPS = (Tile::GROUPS + QG_THREADS - 1) / QG_THREADS;
-constexpr u32 ROW_GROUPS = CHUNK_K / GROUP;
+constexpr u32 ROW_GROUPS = Tile::ROW_GROUPS;
+constexpr u32 GROUPS = QG_TILE_M * ROW_GROUPS;
+constexpr u32 THREAD_GROUPS = (GROUPS + QG_THREADS - 1) / QG_THREADS;
 
 QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 first_token, u32 chunk, u32 thread) {
 #pragma unroll
     for (u32 i = 0; i < THREAD_GROUPS; i++) {
         const u32 group = thread + i * QG_THREADS;
-        if (group < Tile::GROUPS)
+        if (group < GROUPS)
             groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, chunk * CHUNK_K + group % ROW_GROUPS * GROUP);
     }
 }
@@ -45,7 +46,7 @@ QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 th
 #pragma unroll
     for (u32 i = 0; i < THREAD_GROUPS; i++) {
         const u32 group = thread + i * QG_THREADS;
-        if (group < Tile::GROUPS) Tile::store(tile, group, groups[i]);
+        if (group < GROUPS) Tile::store(tile, group / ROW_GROUPS, group % ROW_GROUPS * GROUP, groups[i]);
     }
 }
 

@@ -1,5 +1,5 @@
-// D[m, n] for a few tokens: one tile of rows a block, its K dimension shared by the block's warps, which stream
-// through the weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
+// D[m, n] for a few tokens: few rows a block, their K dimension shared by the block's warps, which stream through the
+// weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
 #include "atoms/types.cuh"
 #if QG_USE_MMA
 #include "mainloop/mma_chunk.cuh"
@@ -10,9 +10,11 @@
 #include "sched/split.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-constexpr u32 ELEMENTS = QG_TILE_ROWS * QG_TILE_M;
+constexpr u32 ROW_TILES = QG_ROW_TILES;
+constexpr u32 TILE_N = ROW_TILES * QG_TILE_ROWS;
+constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 using Tile = XTile<QG_TILE_M, QG_X_SLABS * QG_SLAB_K>;
-using Loop = Engine<1>;
+using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     Tile x;
@@ -21,17 +23,41 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
+// Bytes between the slabs that a warp takes one after another.
+constexpr u32 STRIDE = WARPS * QG_SLAB_BYTES;
 // Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
 struct Batch {
-    Slab slab[QG_UNROLL][1];
+    Slab slab[QG_UNROLL][ROW_TILES];
 };
 
-QG_DEVICE void load_batch(Batch& batch, const u8* tile, u32 first, u32 end, u32 lane) {
+// Where this warp's next slab of each tile lies.
+struct Cursor {
+    const u8* tile[ROW_TILES];
+
+    QG_DEVICE void advance(Cursor& cursor, u32 bytes) {
 #pragma unroll
-    for (u32 u = 0; u < QG_UNROLL; u++) {
-        const u32 index = first + u * WARPS;
-        if (index < end) Slab::load(batch.slab[u][0], tile + (u64)index * QG_SLAB_BYTES, lane);
+        for (u32 rt = 0; rt < ROW_TILES; rt++) cursor.tile[rt] += bytes;
     }
+};
+
+QG_DEVICE void load_batch(Batch& batch, const Cursor& next, u32 lane) {
+#pragma unroll
+    for (u32 u = 0; u < QG_UNROLL; u++)
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[u][rt], next.tile[rt] + u * STRIDE, lane);
+}
+
+QG_DEVICE void accumulate_slab(Loop::Sums& sums, const Slab (&slab)[ROW_TILES], const Tile& x, u32 x_slab, u32 lane) {
+#pragma unroll
+    for (u32 chunk = 0; chunk < CHUNKS; chunk++)
+        Loop::accumulate(sums, slab, chunk, x, x_slab * CHUNKS + chunk, lane);
+}
+
+// Stages the columns of slabs [begin, begin + count) of all tokens.
+QG_DEVICE void stage_x(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
+    for (u32 token = 0; token < QG_TILE_M; token++)
+        for (u32 column = thread * GROUP; column < count * QG_SLAB_K; column += QG_THREADS * GROUP)
+            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_SLAB_K + column));
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
@@ -40,42 +66,47 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const TileWork work = TileWork::of_block(p);
-    const u8* tile = reinterpret_cast<const u8*>(p.at.w) + (u64)work.n_tile * p.shape.k_slabs * QG_SLAB_BYTES;
+    const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
 
     Loop::Sums sums = {};
     Batch batch;
     for (u32 begin = work.begin; begin < work.end; begin += QG_X_SLABS) {
-        const u32 end = begin + QG_X_SLABS < work.end ? begin + QG_X_SLABS : work.end;
-        // Weights first: they come from memory while X, which all blocks share, comes from L2.
-        load_batch(batch, tile, begin + warp, end, lane);
-        if (begin != work.begin) block_barrier();
-        for (u32 group = thread; group < Tile::GROUPS; group += QG_THREADS) {
-            const u32 columns = QG_X_SLABS * QG_SLAB_K / GROUP;
-            const u32 column = group % columns * GROUP;
-            if (column < (end - begin) * QG_SLAB_K)
-                Tile::store(shared.x, group,
-                            load_x_group(p, first_token + group / columns, begin * QG_SLAB_K + column));
+        const u32 count = begin + QG_X_SLABS < work.end ? QG_X_SLABS : work.end - begin;
+        Cursor next;
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            // Tiles beyond the last are computed once more and not stored.
+            const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
+            next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
+                            ((u64)tile * p.shape.k_slabs + begin + warp) * QG_SLAB_BYTES;
         }
+        u32 slab = warp;
+        // Weights first: they come from memory while X, which all blocks share, comes from L2.
+        if (slab + (QG_UNROLL - 1) * WARPS < count) load_batch(batch, next, lane);
+        if (begin != work.begin) block_barrier();
+        stage_x(shared.x, p, first_token, begin, count, thread);
         block_barrier();
-        for (u32 index = begin + warp; index < end; index += WARPS * QG_UNROLL) {
-            if (index != begin + warp) load_batch(batch, tile, index, end, lane);
+        for (; slab + (QG_UNROLL - 1) * WARPS < count; slab += QG_UNROLL * WARPS) {
+            if (slab != warp) load_batch(batch, next, lane);
+            Cursor::advance(next, QG_UNROLL * STRIDE);
 #pragma unroll
-            for (u32 u = 0; u < QG_UNROLL; u++) {
-                if (index + u * WARPS < end) {
-                    const u32 x_chunk = (index + u * WARPS - begin) * CHUNKS;
+            for (u32 u = 0; u < QG_UNROLL; u++)
+                accumulate_slab(sums, batch.slab[u], shared.x, slab + u * WARPS, lane);
+        }
+#pragma unroll 1
+        for (; slab < count; slab += WARPS) {
 #pragma unroll
-                    for (u32 chunk = 0; chunk < CHUNKS; chunk++)
-                        Loop::accumulate(sums, batch.slab[u], chunk, shared.x, x_chunk + chunk, lane);
-                }
-            }
+            for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[0][rt], next.tile[rt], lane);
+            Cursor::advance(next, STRIDE);
+            accumulate_slab(sums, batch.slab[0], shared.x, slab, lane);
         }
     }
 
     // Sum over the warps, in their order.
     Loop::reduce_lanes(sums);
     Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-        st_shared(&shared.partial[warp][token * QG_TILE_ROWS + row], value);
+        st_shared(&shared.partial[warp][token * TILE_N + row], value);
     });
     block_barrier();
     float sum[(ELEMENTS + QG_THREADS - 1) / QG_THREADS];
@@ -105,7 +136,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     for (u32 i = 0; i < sizeof(sum) / 4; i++) {
         const u32 element = thread + i * QG_THREADS;
         if (element < ELEMENTS)
-            store_output(p, first_token + element / QG_TILE_ROWS, work.n_tile * QG_TILE_ROWS + element % QG_TILE_ROWS,
-                         sum[i]);
+            store_output(p, first_token + element / TILE_N, work.n_tile * TILE_N + element % TILE_N, sum[i]);
     }
 }

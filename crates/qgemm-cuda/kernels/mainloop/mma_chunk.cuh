@@ -17,6 +17,7 @@ QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands:
 
 // Tokens of an instruction.
 constexpr u32 MMA_TOKENS = 8;
+static_assert(QG_TILE_M % MMA_TOKENS == 0 || MMA_TOKENS % QG_TILE_M == 0, "tokens fill or divide an instruction");
 // Tokens, rounded up to whole instructions.
 constexpr u32 TOKEN_TILES = (QG_TILE_M + MMA_TOKENS - 1) / MMA_TOKENS;
 
@@ -44,14 +45,10 @@ struct Engine {
 
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
-            // Lanes beyond the staged tokens feed zeros.
-            const u32 token = tt * MMA_TOKENS + lane / 4;
-            u32x4 b[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-            if (QG_TILE_M % MMA_TOKENS == 0 || token < QG_TILE_M) {
-                const u32x4* row = reinterpret_cast<const u32x4*>(Tile::chunk(x, token, x_chunk, lane));
-                b[0] = ld_shared(row);
-                b[1] = ld_shared(row + 1);
-            }
+            // Columns of the instruction beyond the tile's tokens repeat its tokens; nobody reads their sums.
+            const u32 token = tt * MMA_TOKENS + lane / 4 % (QG_TILE_M < MMA_TOKENS ? QG_TILE_M : MMA_TOKENS);
+            const u32x4* row = reinterpret_cast<const u32x4*>(Tile::chunk(x, token, x_chunk, lane));
+            const u32x4 b[2] = {ld_shared(row), ld_shared(row + 1)};
             const u32 bs[STEPS][2] = {{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Format};
+use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
@@ -15,11 +15,12 @@ use super::kernel;
 #[derive(Debug)]
 pub(super) struct Gemv;
 
-const THREADS: u32 = 256;
-/// Bytes of codes that a lane has in flight: with 32 resident warps an SM, 64 KiB, which covers the latency of
-/// HBM3e (4.5 TB/s over 132 SMs at about 0.8 µs is 27 KiB).
-const BYTES_IN_FLIGHT: usize = 64;
-const MAX_UNROLL: usize = 4;
+const THREADS: u32 = 128;
+/// Bytes of codes that a lane loads before it computes: with 32 resident warps an SM, 32 KiB, which covers the latency
+/// of HBM3e (4.5 TB/s over 132 SMs at about 0.8 µs is 27 KiB). Measured on an H200: 64 bytes cost registers, and with
+/// them resident blocks, that are worth more.
+const BYTES_IN_FLIGHT: usize = 32;
+const MAX_UNROLL: usize = 2;
 /// Bytes of activations that a block keeps in shared memory.
 const X_BYTES: usize = 16 * 1024;
 
@@ -41,7 +42,9 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: u32) -> Option<Instance> {
     let layout = PackedLayout::new(format, class(variant))?;
     let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
-    let unroll = (BYTES_IN_FLIGHT / lane_bytes).clamp(1, MAX_UNROLL) as u32;
+    // Staging eight tokens costs as much as streaming a tile of rows: share it among more rows.
+    let row_tiles = if tile_m >= 8 { 2 } else { 1 };
+    let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles).clamp(1, MAX_UNROLL) as u32;
     // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
     let room = X_BYTES * if tile_m >= 8 { 2 } else { tile_m as usize };
     let x_bytes = if engine == Engine::Mma { 2 } else { 4 };
@@ -53,8 +56,8 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
         engine,
         tile_m,
         threads: THREADS,
-        blocks_per_sm: if lane_bytes > 64 { 2 } else { 3 },
-        shape: Shape::Gemv { x_slabs, unroll },
+        blocks_per_sm: blocks_per_sm(format, engine, layout.slab_k, row_tiles),
+        shape: Shape::Gemv { row_tiles: row_tiles as u32, x_slabs, unroll },
         layout,
         efficiency: match engine {
             // A tile of eight tokens costs the same as one: the rate is per token.
@@ -62,6 +65,21 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
             Engine::Fma => (300, 700),
         },
     })
+}
+
+/// Blocks that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`).
+fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, row_tiles: usize) -> u32 {
+    // Minimums and scales per 16 columns take registers of their own.
+    let heavy = format.encoding == Encoding::IntAffine || format.sub_block == 16;
+    match (engine, slab_k, row_tiles) {
+        (Engine::Fma, ..=64, _) => 5,
+        (Engine::Fma, ..) => 3,
+        (Engine::Mma, ..=64, 1) if heavy => 5,
+        (Engine::Mma, ..=64, 1) => 8,
+        (Engine::Mma, ..=128, _) => 5,
+        (Engine::Mma, _, 1) => 3,
+        (Engine::Mma, ..) => 2,
+    }
 }
 
 /// The kernel for `op`: the smallest tile that takes all its tokens.

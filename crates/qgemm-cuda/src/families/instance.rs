@@ -53,8 +53,10 @@ pub(crate) fn class(variant: Variant) -> PackClass {
 /// Constants that only one family has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// A tile of rows a block.
+    /// `row_tiles` tiles of rows a block.
     Gemv {
+        /// Tiles of rows that a warp computes.
+        row_tiles: u32,
         /// Slabs of activations in shared memory at once.
         x_slabs: u32,
         /// Slabs of W that a warp loads before it computes.
@@ -106,7 +108,7 @@ impl Instance {
     /// Output features of a block.
     fn tile_n(&self) -> u32 {
         match self.shape {
-            Shape::Gemv { .. } => self.tile_rows(),
+            Shape::Gemv { row_tiles, .. } => row_tiles * self.tile_rows(),
             Shape::Gemm { row_tiles } => self.threads / 32 * row_tiles * self.tile_rows(),
         }
     }
@@ -114,16 +116,16 @@ impl Instance {
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub(crate) fn shared_bytes(&self) -> u32 {
         const FLAG: u32 = 4;
-        let row = |columns: u32| columns * self.engine.x_bytes() + X_PADDING;
+        let row = |chunks: u32| chunks * (self.chunk_k() + self.chunk_padding()) * self.engine.x_bytes() + X_PADDING;
         let bytes = match self.shape {
             Shape::Gemv { x_slabs, .. } => {
-                let partials = self.threads / 32 * self.tile_rows() * self.tile_m * 4;
-                self.tile_m * row(x_slabs * self.layout.slab_k as u32) + partials + FLAG
+                let partials = self.threads / 32 * self.tile_n() * self.tile_m * 4;
+                self.tile_m * row(x_slabs * self.layout.slab_k as u32 / self.chunk_k()) + partials + FLAG
             }
             Shape::Gemm { .. } => {
                 // Activations of two chunks, and afterwards the sums in the same place.
                 let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
-                (2 * self.tile_m * row(self.chunk_k())).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
+                (2 * self.tile_m * row(1)).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
             }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
@@ -132,6 +134,11 @@ impl Instance {
     /// Columns of a chunk (`CHUNK_K`): eight quads a lane.
     fn chunk_k(&self) -> u32 {
         1024 / self.tile_rows()
+    }
+
+    /// Elements between the chunks of a token (`XTile::CHUNK_PITCH`).
+    fn chunk_padding(&self) -> u32 {
+        if self.layout.class == PackClass::V { 0 } else { 16 }
     }
 
     pub(crate) fn config(&self) -> TileConfig {

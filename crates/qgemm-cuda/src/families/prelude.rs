@@ -59,7 +59,8 @@ pub(super) fn print(instance: &Instance) -> String {
     constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
     constant("QG_SHARED_BYTES", instance.shared_bytes());
     match instance.shape {
-        Shape::Gemv { x_slabs, unroll } => {
+        Shape::Gemv { row_tiles, x_slabs, unroll } => {
+            constant("QG_ROW_TILES", row_tiles);
             constant("QG_X_SLABS", x_slabs);
             constant("QG_UNROLL", unroll);
         }
