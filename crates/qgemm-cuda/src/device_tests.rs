@@ -6,6 +6,7 @@ use std::time::Duration;
 use qgemm_hal::{Buffer, Device, HalError};
 
 use crate::device::CudaDevice;
+use crate::function::Start;
 use crate::memory::device_address;
 use crate::stream::CudaStream;
 use crate::{capture, devices, from_cudarc_stream, open, probe, read_bandwidth, wrap_device_ptr, wrap_stream};
@@ -170,7 +171,8 @@ fn a_launch_the_driver_refuses_is_an_error() {
     let Some(device) = device_or_skip("a_launch_the_driver_refuses_is_an_error") else { return };
     let function = CudaDevice::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
     // SAFETY: the launch is refused, so the zero addresses are never used; 24 bytes are the kernel's parameter.
-    let error = unsafe { function.launch(&device.default_stream(), [1, 1, 1], 4096, 0, &[0; 24]) }.unwrap_err();
+    let error =
+        unsafe { function.launch(&device.default_stream(), [1, 1, 1], 4096, 0, &[0; 24], Start::InOrder) }.unwrap_err();
     assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("read_probe")), "{error}");
 }
 

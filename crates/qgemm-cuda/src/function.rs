@@ -39,6 +39,16 @@ unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
 
+/// When a kernel's blocks may start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Start {
+    /// When all earlier work of the stream is done.
+    InOrder,
+    /// When the blocks of the kernel before it have all started and leave room (programmatic dependent launch, sm_90
+    /// and newer): the kernel itself waits for that kernel's results.
+    Early,
+}
+
 impl Function {
     /// Loads `artifact` and looks up the kernel of `spec`. `shared_bytes` is the most shared memory that a block
     /// may have on this device; launches may use all that the kernel does not reserve statically.
@@ -83,6 +93,8 @@ impl Function {
     /// # Safety
     /// `params` must be laid out as the kernel's parameter, at least as long, and the addresses in it must be of
     /// memory on this device that is as large as the kernel expects and stays allocated until the kernel is done.
+    /// With [`Start::Early`] the kernel must execute `griddepcontrol.wait` before it reads what earlier work of the
+    /// stream writes, and before it writes.
     pub(crate) unsafe fn launch(
         &self,
         stream: &Stream,
@@ -90,31 +102,53 @@ impl Function {
         threads: u32,
         shared_bytes: u32,
         params: &[u8],
+        start: Start,
     ) -> Result<(), HalError> {
         let context = &self.module.context;
         let stream = CudaStream::of(context.id(), stream)?;
         context.bind()?;
         let mut params = [params.as_ptr().cast::<c_void>().cast_mut()];
-        // SAFETY: function, stream and context belong together and are alive; the driver copies the parameter, which
-        // the caller vouches for, before it returns, and does not write through the pointer.
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: grid[0],
+            gridDimY: grid[1],
+            gridDimZ: grid[2],
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: shared_bytes,
+            hStream: stream.handle(),
+            attrs: &raw mut early,
+            numAttrs: 1,
+        };
+        // SAFETY: function, stream and context belong together and are alive; the driver copies configuration and
+        // parameter, which the caller vouches for, before it returns, and does not write through the pointers.
         let status = unsafe {
-            sys::cuLaunchKernel(
-                self.raw,
-                grid[0],
-                grid[1],
-                grid[2],
-                threads,
-                1,
-                1,
-                shared_bytes,
-                stream.handle(),
-                params.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+            match start {
+                Start::Early => sys::cuLaunchKernelEx(&config, self.raw, params.as_mut_ptr(), ptr::null_mut()),
+                // Drivers before CUDA 11.8 have only this call.
+                Start::InOrder => sys::cuLaunchKernel(
+                    self.raw,
+                    grid[0],
+                    grid[1],
+                    grid[2],
+                    threads,
+                    1,
+                    1,
+                    shared_bytes,
+                    stream.handle(),
+                    params.as_mut_ptr(),
+                    ptr::null_mut(),
+                ),
+            }
         };
         status.result().map_err(|e| HalError::Driver {
             device: context.id(),
-            call: "cuLaunchKernel",
+            call: "a kernel launch",
             message: format!(
                 "{}: {} (grid {grid:?}, {threads} threads, {shared_bytes} bytes of shared memory)",
                 self.module.name,

@@ -6,6 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::{Device, HalError};
 
 use crate::device::CudaDevice;
+use crate::function::Start;
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
 
@@ -59,7 +60,7 @@ pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
         let start = device.record(&stream)?;
         // SAFETY: `ReadProbe` is the kernel's parameter; the kernel reads `words` words of `data`, which live to the
         // end of this function, after the last run was waited for.
-        unsafe { function.launch(&stream, grid, THREADS, 0, bytemuck::bytes_of(&params))? };
+        unsafe { function.launch(&stream, grid, THREADS, 0, bytemuck::bytes_of(&params), Start::InOrder)? };
         let end = device.record(&stream)?;
         best = best.min(device.elapsed(&start, &end)?);
     }

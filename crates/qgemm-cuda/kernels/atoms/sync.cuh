@@ -26,6 +26,21 @@ QG_DEVICE void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
+// Programmatic dependent launch (PTX ISA, "griddepcontrol"): `launch_dependents` lets the blocks of the next kernel start
+// as soon as all of ours have, and `wait` waits until the kernel before us is done and its writes are visible. Without
+// it, as on older chips, kernels run one after another and neither does anything.
+#if QG_VARIANT >= 90
+QG_DEVICE void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+QG_DEVICE void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+#else
+QG_DEVICE void griddepcontrol_launch_dependents() {}
+QG_DEVICE void griddepcontrol_wait() {}
+#endif
+
 QG_DEVICE u32 thread_index() {
     return threadIdx.x;
 }

@@ -6,6 +6,7 @@
 #else
 #include "mainloop/fma_chunk.cuh"
 #endif
+#include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
 #include "sched/split.cuh"
 
@@ -60,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     const u32 first_tile = (work.n_tile * WARPS + warp) * ROW_TILES;
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
 
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
     Loop::Sums sums = {};
     XGroup groups[THREAD_GROUPS];
     load_x(groups, p, first_token, work.begin * CHUNKS, thread);

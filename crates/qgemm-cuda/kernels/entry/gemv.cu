@@ -6,6 +6,7 @@
 #else
 #include "mainloop/fma_chunk.cuh"
 #endif
+#include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
 #include "sched/split.cuh"
 
@@ -69,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
 
+    griddepcontrol_launch_dependents();
     Loop::Sums sums = {};
     Batch batch;
     for (u32 begin = work.begin; begin < work.end; begin += QG_X_SLABS) {
@@ -84,15 +86,23 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
         u32 slab = warp;
         // Weights first: they come from memory while X, which all blocks share, comes from L2.
         if (slab + (QG_UNROLL - 1) * WARPS < count) load_batch(batch, next, lane);
-        if (begin != work.begin) block_barrier();
+        if (begin == work.begin)
+            griddepcontrol_wait();
+        else
+            block_barrier();
         stage_x(shared.x, p, first_token, begin, count, thread);
         block_barrier();
-        for (; slab + (QG_UNROLL - 1) * WARPS < count; slab += QG_UNROLL * WARPS) {
-            if (slab != warp) load_batch(batch, next, lane);
+        while (slab + (QG_UNROLL - 1) * WARPS < count) {
+            // The next batch is on its way while this one is computed.
+            Batch ahead;
+            const u32 following = slab + QG_UNROLL * WARPS;
             Cursor::advance(next, QG_UNROLL * STRIDE);
+            if (following + (QG_UNROLL - 1) * WARPS < count) load_batch(ahead, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
                 accumulate_slab(sums, batch.slab[u], shared.x, slab + u * WARPS, lane);
+            batch = ahead;
+            slab = following;
         }
 #pragma unroll 1
         for (; slab < count; slab += WARPS) {

@@ -46,7 +46,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
     let row_tiles = if tile_m >= 8 { 2 } else { 1 };
     let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles).clamp(1, MAX_UNROLL) as u32;
     // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
-    let room = X_BYTES * if tile_m >= 8 { 2 } else { tile_m as usize };
+    let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
     let x_bytes = if engine == Engine::Mma { 2 } else { 4 };
     let x_slabs = (room / (tile_m as usize * x_bytes * layout.slab_k)).max(8) as u32;
     Some(Instance {
@@ -75,7 +75,7 @@ fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, row_tiles: usize
         (Engine::Fma, ..=64, _) => 5,
         (Engine::Fma, ..) => 3,
         (Engine::Mma, ..=64, 1) if heavy => 5,
-        (Engine::Mma, ..=64, 1) => 8,
+        (Engine::Mma, ..=64, 1) => 7,
         (Engine::Mma, ..=128, _) => 5,
         (Engine::Mma, _, 1) => 3,
         (Engine::Mma, ..) => 2,

@@ -12,7 +12,7 @@ use qgemm_hal::{
 
 use super::instance::{Instance, class};
 use crate::device::CudaDevice;
-use crate::function::Function;
+use crate::function::{Function, Start};
 use crate::memory::device_address;
 
 /// The kernels' parameter (`GemmParams` in `mainloop/x_tile.cuh`).
@@ -30,6 +30,7 @@ struct GemmKernel {
     device: DeviceId,
     plan: LaunchPlan,
     params: GemmParams,
+    start: Start,
     /// Offsets of partial sums and counters in the workspace, where K is split.
     workspace: Option<(u64, u64)>,
 }
@@ -90,8 +91,16 @@ pub(super) fn prepare(
     let function = cuda.kernel(&instance.spec())?;
     let layout = plan.workspace_layout().ok_or_else(|| unavailable("the size of its workspace overflows"))?;
     let workspace = (plan.splits > 1).then_some((layout.partials as u64, layout.counters as u64));
-    let name = op.kernel_name(plan.config.family);
-    Ok(Arc::new(GemmKernel { name, function, device: id, plan: *plan, params: params(op, plan), workspace }))
+    Ok(Arc::new(GemmKernel {
+        name: op.kernel_name(plan.config.family),
+        function,
+        device: id,
+        plan: *plan,
+        params: params(op, plan),
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        start: if instance.variant >= Variant::Sm90 { Start::Early } else { Start::InOrder },
+        workspace,
+    }))
 }
 
 /// Everything but the addresses. The API has checked that counts fit 32 bits.
@@ -155,7 +164,7 @@ impl Kernel for GemmKernel {
         // SAFETY: `GemmParams` is the parameter of the families' kernels, whose layout the generated abi.cuh asserts.
         // The API checked that every operand is as long as shape and strides say, and that the workspace is as long
         // as the plan asks and zeroed; the borrows in `args` outlive the call, and buffers are freed in stream order
-        // or after the device is idle.
+        // or after the device is idle. Kernels that may start early read only weights before they wait.
         unsafe {
             self.function.launch(
                 stream,
@@ -163,6 +172,7 @@ impl Kernel for GemmKernel {
                 config.threads,
                 config.shared_bytes,
                 bytemuck::bytes_of(&params),
+                self.start,
             )
         }
     }
