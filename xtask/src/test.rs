@@ -55,11 +55,7 @@ const STEPS: &[Step] = &[
         why: "documentation builds without warnings",
         run: |skips| cargo(&["doc", "--workspace", "--no-deps"], skips),
     },
-    Step {
-        name: "devices",
-        why: "what the tests could use here",
-        run: |skips| cargo(&["run", "--profile", "test", "--package", "qgemm-cli", "--", "devices"], skips),
-    },
+    Step { name: "devices", why: "what the tests could use here", run: |_| devices() },
 ];
 
 /// Runs every step, then prints what became of them and all that was skipped.
@@ -104,6 +100,13 @@ fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     let chips = lock.targets.keys().map(|target| target.trim_matches(|c: char| !c.is_ascii_digit()));
     let chips: Vec<&str> = chips.collect();
     cargo(&["xtask", "build-kernels", "--check", "--arch", &chips.join(",")], skips)
+}
+
+/// Lists devices with the command that the tests built.
+fn devices() -> anyhow::Result<()> {
+    let name = format!("qgemm{}", std::env::consts::EXE_SUFFIX);
+    let mut command = Command::new(nvrtc::target_folder()?.join("debug").join(name));
+    watch(command.arg("devices"), |_| {})
 }
 
 /// Runs cargo in the root, shows its output, and keeps the lines that say what was skipped.

@@ -48,7 +48,7 @@ pub fn check_group(device: &str, group: &str) {
         Err(error) if is_absent(&error) => {
             let required = std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|name| name == device);
             assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
-            report(&format!("skipped: conformance {} on {device}: {error}", group.name));
+            skipped(&format!("conformance {} on {device}", group.name), &error.to_string());
             return;
         }
         Err(error) => panic!("{device} fails to open: {error}"),
@@ -68,7 +68,7 @@ pub fn check_group(device: &str, group: &str) {
         }
     }
     for (reason, count) in skips {
-        report(&format!("skipped: {count} cases of {} on {device}: {reason}", group.name));
+        skipped(&format!("{count} cases of {} on {device}", group.name), reason);
     }
     assert!(!outcomes.is_empty(), "the group {} has no cases", group.name);
     const SHOWN: usize = 40;
@@ -88,9 +88,9 @@ fn is_absent(error: &Error) -> bool {
     matches!(error, Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })
 }
 
-/// A line on standard error, past the capture that hides what passing tests print. `cargo xtask test` gathers
-/// these lines.
-fn report(line: &str) {
+/// Says that `what` is not tested here, and why: a line on standard error, past the capture that hides what passing
+/// tests print. `cargo xtask test` gathers these lines.
+pub fn skipped(what: &str, why: &str) {
     // A closed standard error is no reason to fail a test.
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");
 }

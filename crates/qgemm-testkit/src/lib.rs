@@ -26,7 +26,7 @@ mod weights;
 pub use activations::{ActivationKind, activations};
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
-pub use conformance::check_group;
+pub use conformance::{check_group, skipped};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, path};
 pub use oracle::{Added, Expected, multiply};
 pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};

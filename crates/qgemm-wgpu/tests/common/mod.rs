@@ -9,7 +9,7 @@ pub fn adapter() -> Option<Arc<dyn Device>> {
     match qgemm_wgpu::open(0) {
         Ok(device) => Some(device),
         Err(HalError::NoDevice { device, why }) => {
-            eprintln!("skipped: no device {device}: {why}");
+            qgemm_testkit::skipped(&format!("tests on {device}"), &why);
             None
         }
         Err(error) => panic!("an adapter is there, but does not open: {error}"),
