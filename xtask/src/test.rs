@@ -1,6 +1,7 @@
 //! `cargo xtask test`: every check and every test of every layer, with what they need set up first. This is
 //! what CI runs.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -79,12 +80,26 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
         println!("{:<8} {verdict:<6} {:>6.1} s", step.name, time.as_secs_f64());
     }
-    match skips.as_slice() {
-        [] => println!("nothing was skipped"),
-        skips => skips.iter().for_each(|line| println!("{line}")),
-    }
+    print_skips(&skips);
     let failed: Vec<&str> = results.iter().filter(|(_, r, _)| r.is_err()).map(|(s, ..)| s.name).collect();
     if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join(", ")) }
+}
+
+/// Prints what was skipped, by reason. A line is `skipped: what: why`.
+fn print_skips(lines: &[String]) {
+    let mut by_reason = BTreeMap::<&str, Vec<&str>>::new();
+    for line in lines {
+        let skip = line.trim_start_matches(SKIP).trim();
+        let (what, why) = skip.split_once(": ").unwrap_or((skip, "no reason was given"));
+        by_reason.entry(why).or_default().push(what);
+    }
+    if by_reason.is_empty() {
+        println!("nothing was skipped");
+    }
+    for (why, what) in by_reason {
+        println!("{} skipped ({why}):", what.len());
+        what.iter().for_each(|what| println!("    {what}"));
+    }
 }
 
 /// Compiles all kernels for the chips of `kernels.lock` and compares what they need with it. That only makes sense
@@ -94,7 +109,7 @@ fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     ensure!(!lock.targets.is_empty(), "there is no {}", Lock::path().display());
     let (version, _) = build::compiler()?;
     if version != lock.nvrtc {
-        skips.push(format!("{SKIP} kernels.lock is from NVRTC {}, and this is {version}", lock.nvrtc));
+        skips.push(format!("{SKIP} kernels.lock: it is from NVRTC {}, and this is {version}", lock.nvrtc));
         return Ok(());
     }
     let chips = lock.targets.keys().map(|target| target.trim_matches(|c: char| !c.is_ascii_digit()));

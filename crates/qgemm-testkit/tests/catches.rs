@@ -1,10 +1,11 @@
 //! The comparison finds the mistakes that kernels make. Each test breaks a correct result in one way, in a
 //! matrix large enough that a single average over everything would hide the damage.
 
+use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, Expected, PATHS, TILE, Tolerance, WeightKind, activations, compare,
-    first_difference, multiply, weight,
+    ActivationKind, Added, Case, Comparison, Expected, Failure, PATHS, TILE, Tolerance, Verdict, WeightKind,
+    activations, compare, first_difference, multiply, run, weight,
 };
 
 const M: usize = 256;
@@ -131,6 +132,15 @@ fn cancellation_in_a_corner_tile_is_not_a_mistake() {
     let expected = Expected { m: 1, n: 1, values: vec![1e-7], energy: vec![2.0] };
     assert!(check(&[2e-7], &expected).within(limit()));
     assert!(!check(&[1e-2], &expected).within(limit()));
+}
+
+#[test]
+fn a_backend_that_computes_nothing_fails() {
+    let ctx = Context::open("noop").expect("always there");
+    for case in [Case::new(q4_k(), 3, 33, K), Case { batch_invariant: true, ..Case::new(q4_k(), 9, 5, K) }] {
+        let outcome = run(&ctx, &case);
+        assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Inaccurate(_))), "{case}: {:?}", outcome.verdict);
+    }
 }
 
 #[test]
