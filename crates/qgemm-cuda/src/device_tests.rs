@@ -15,7 +15,7 @@ fn device_or_skip(test: &str) -> Option<Arc<dyn Device>> {
     match open(0) {
         Ok(device) => Some(device),
         Err(why @ HalError::NoDevice { .. }) => {
-            eprintln!("skipped {test}: {why}");
+            qgemm_testkit::skipped(test, &why.to_string());
             None
         }
         Err(other) => panic!("{other}"),
