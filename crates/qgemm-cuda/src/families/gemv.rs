@@ -42,8 +42,9 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: u32) -> Option<Instance> {
     let layout = PackedLayout::new(format, class(variant))?;
     let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
-    // Staging eight tokens costs as much as streaming a tile of rows: share it among more rows.
-    let row_tiles = if tile_m >= 8 { 2 } else { 1 };
+    // Staging eight tokens costs as much as streaming a tile of rows: share it among more rows, where registers hold
+    // two slabs.
+    let row_tiles = if tile_m >= 8 && layout.slab_k <= 128 { 2 } else { 1 };
     let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles).clamp(1, MAX_UNROLL) as u32;
     // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
     let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
@@ -56,7 +57,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
         engine,
         tile_m,
         threads: THREADS,
-        blocks_per_sm: blocks_per_sm(format, engine, layout.slab_k, row_tiles),
+        blocks_per_sm: blocks_per_sm(format, engine, layout.slab_k, tile_m),
         shape: Shape::Gemv { row_tiles: row_tiles as u32, x_slabs, unroll },
         layout,
         efficiency: match engine {
@@ -67,18 +68,23 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
     })
 }
 
-/// Blocks that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`).
-fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, row_tiles: usize) -> u32 {
-    // Minimums and scales per 16 columns take registers of their own.
-    let heavy = format.encoding == Encoding::IntAffine || format.sub_block == 16;
-    match (engine, slab_k, row_tiles) {
-        (Engine::Fma, ..=64, _) => 5,
-        (Engine::Fma, ..) => 3,
-        (Engine::Mma, ..=64, 1) if heavy => 5,
-        (Engine::Mma, ..=64, 1) => 7,
+/// Blocks that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`), and of
+/// those the fastest on an H200. The compiler's schedule jumps with the limit, so that fewer can be faster or slower.
+fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, tile_m: u32) -> u32 {
+    // Minimums, zero points and scales per 16 columns take registers of their own.
+    let affine = matches!(format.encoding, Encoding::IntAffine | Encoding::IntZero);
+    let heavy = affine || format.sub_block == 16;
+    match (engine, slab_k, tile_m) {
+        (Engine::Fma, ..=64, _) => 4,
+        (Engine::Fma, ..=128, _) => 3,
+        (Engine::Fma, ..) => 2,
+        (Engine::Mma, ..=128, 8..) => 3,
+        (Engine::Mma, ..=64, _) if heavy => 5,
+        (Engine::Mma, ..=64, _) => 7,
+        (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
-        (Engine::Mma, _, 1) => 3,
-        (Engine::Mma, ..) => 2,
+        (Engine::Mma, _, 1) => 4,
+        (Engine::Mma, ..) => 3,
     }
 }
 
