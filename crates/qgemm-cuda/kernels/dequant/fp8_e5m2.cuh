@@ -3,8 +3,8 @@
 #include "dequant/float8.cuh"
 
 struct Dequant {
-    static constexpr bool HAS_SCALE = 0;
-    static constexpr bool HAS_MIN = 0;
+    static constexpr bool HAS_SCALE = false;
+    static constexpr bool HAS_MIN = false;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         // e5m2 is the upper byte of f16.

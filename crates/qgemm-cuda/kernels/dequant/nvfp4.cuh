@@ -3,8 +3,8 @@
 #include "dequant/codebook.cuh"
 
 struct Dequant {
-    static constexpr bool HAS_SCALE = 1;
-    static constexpr bool HAS_MIN = 0;
+    static constexpr bool HAS_SCALE = true;
+    static constexpr bool HAS_MIN = false;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         constexpr Codebook table = {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}};

@@ -3,8 +3,8 @@
 #include "dequant/integer.cuh"
 
 struct Dequant {
-    static constexpr bool HAS_SCALE = 1;
-    static constexpr bool HAS_MIN = 1;
+    static constexpr bool HAS_SCALE = true;
+    static constexpr bool HAS_MIN = true;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         return integer_pair_f16(s, quad, pair, offset_of(0));

@@ -1,19 +1,5 @@
 // Q4_1: d * q + m.
 #pragma once
-#include "dequant/integer.cuh"
+#include "dequant/affine.cuh"
 
-struct Dequant {
-    static constexpr bool HAS_SCALE = 1;
-    static constexpr bool HAS_MIN = 1;
-
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(0));
-    }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4));
-    }
-    // Added once per sub-block: weight = scale * code + min.
-    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2));
-    }
-};
+using Dequant = Affine;

@@ -1,27 +1,5 @@
 // Q4_K: d * scale * q - dmin * min, sub-blocks of 32.
 #pragma once
-#include "dequant/integer.cuh"
+#include "dequant/affine_k.cuh"
 
-struct Dequant {
-    static constexpr bool HAS_SCALE = 1;
-    static constexpr bool HAS_MIN = 1;
-
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(0));
-    }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        // Six bits each, eight scales and eight mins in twelve bytes that follow d and dmin.
-        if (sub < 4) return f16_to_f32(Slab::Scales0::half(s.scales0, row, 0)) * (float)(Slab::Scales0::byte(s.scales0, row, 4 + sub) & 63u);
-        const u32 low = Slab::Scales0::byte(s.scales0, row, 8 + sub) & 0xfu;
-        const u32 high = Slab::Scales0::byte(s.scales0, row, 4 + sub - 4) >> 6;
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, 0)) * (float)(low | high << 4);
-    }
-    // Added once per sub-block: weight = scale * code + min.
-    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        // Six bits each, eight scales and eight mins in twelve bytes that follow d and dmin.
-        if (sub < 4) return -f16_to_f32(Slab::Scales0::half(s.scales0, row, 2)) * (float)(Slab::Scales0::byte(s.scales0, row, 4 + 4 + sub) & 63u);
-        const u32 low = Slab::Scales0::byte(s.scales0, row, 8 + sub) >> 4;
-        const u32 high = Slab::Scales0::byte(s.scales0, row, 4 + sub) >> 6;
-        return -f16_to_f32(Slab::Scales0::half(s.scales0, row, 2)) * (float)(low | high << 4);
-    }
-};
+using Dequant = AffineK;
