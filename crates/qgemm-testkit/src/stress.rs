@@ -12,6 +12,9 @@ use crate::weights::WeightKind;
 const MAX_TOKENS: usize = 300;
 const MAX_FEATURES: usize = 700;
 const MAX_DEPTH: usize = 3000;
+/// Deepest case whose sums must be exact, a multiple of every block: the widest codes (Q6_K's, 2^12 with their
+/// sub-scales) times integers up to 2 then stay within the 24 bits of f32.
+const MAX_EXACT_DEPTH: usize = 1024;
 
 /// The case that `seed` stands for, in one of `formats`. The same arguments give the same case.
 ///
@@ -26,6 +29,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let x_dtype = pick(rng, &DType::ALL);
     let weights = pick(rng, &WeightKind::ALL);
     let activations = pick(rng, &ActivationKind::ALL);
+    let k = if weights == WeightKind::Exact { k.min(MAX_EXACT_DEPTH) } else { k };
     // Extreme values would leave the range of a narrow output, which is no kernel's fault.
     let tame = matches!(weights, WeightKind::Quantized | WeightKind::Raw) && activations != ActivationKind::Denormals;
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
@@ -82,5 +86,15 @@ mod tests {
             case.format.check_k(case.k).unwrap_or_else(|e| panic!("{case}: {e}"));
         }
         assert_ne!(random_case(&formats, 1), random_case(&formats, 2));
+    }
+
+    #[test]
+    fn exact_weights_of_the_deepest_case_can_be_made() {
+        for format in Format::all() {
+            for seed in 0..20 {
+                let made = crate::weights::weight(WeightKind::Exact, format, 8, MAX_EXACT_DEPTH, None, seed);
+                made.unwrap_or_else(|e| panic!("{format}, seed {seed}: {e}"));
+            }
+        }
     }
 }
