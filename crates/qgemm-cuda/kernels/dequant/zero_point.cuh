@@ -1,17 +1,12 @@
 // Grouped unsigned integers of any width with an integer zero point (GPTQ, AWQ): d * (q - z). The zero point is
 // subtracted from the code, exactly, before the product.
 #pragma once
+#include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"
 
-struct ZeroPoint {
-    static constexpr bool HAS_SCALE = true;
-    static constexpr bool HAS_MIN = false;
-
+struct ZeroPoint : BlockScale {
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         const u32 group = column_of(quad) / QG_SUB_BLOCK;
         return integer_pair_f16(s, quad, pair, offset_of(Slab::Scales1::byte(s.scales1, row_of(quad), group)));
-    }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 2));
     }
 };

@@ -1,0 +1,12 @@
+// Blocks with one f16 scale, the first scale plane, and nothing else on the sums.
+#pragma once
+#include "dequant/slab.cuh"
+
+struct BlockScale {
+    static constexpr bool HAS_SCALE = true;
+    static constexpr bool HAS_MIN = false;
+
+    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 2));
+    }
+};

@@ -1,0 +1,11 @@
+// Blocks of unsigned integers with a fixed offset (Q4_0, Q5_0, Q8_0): d * (q - OFFSET).
+#pragma once
+#include "dequant/block_scale.cuh"
+#include "dequant/integer.cuh"
+
+template <u32 OFFSET>
+struct Symmetric : BlockScale {
+    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+        return integer_pair_f16(s, quad, pair, offset_of(OFFSET));
+    }
+};
