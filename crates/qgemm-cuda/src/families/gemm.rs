@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Shape, class};
+use super::instance::{Engine, Instance, Shape, class, has_block_offsets};
 use super::kernel;
 
 /// The family.
@@ -20,12 +20,11 @@ const THREADS: u32 = 128;
 /// (tokens, row tiles a warp) of the kernels for these types: the largest that keep all sums in registers
 /// (`kernels.lock` shows no spills).
 fn tiles(format: Format, engine: Engine, variant: Variant, slab_k: usize) -> &'static [(u32, u32)] {
-    let affine = matches!(format.encoding, Encoding::IntAffine | Encoding::IntZero);
     match engine {
         Engine::Fma => &[(16, 1)],
         Engine::Mma if variant < Variant::Sm80 => &[(16, 1), (32, 1)],
         // Long slabs and minimums hold scales in registers that a larger tile would need.
-        Engine::Mma if affine || slab_k > 64 => &[(16, 1), (32, 2)],
+        Engine::Mma if has_block_offsets(format) || slab_k > 64 => &[(16, 1), (32, 2)],
         Engine::Mma => &[(16, 1), (32, 2), (64, 2)],
     }
 }
@@ -88,7 +87,6 @@ impl KernelFamily for Gemm {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        let variant = kernel::variant_of(device)?;
-        kernel::prepare(device, op, plan, instances(op.format, op.x.dtype, variant))
+        kernel::prepare(device, op, plan, instances)
     }
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Shape, class};
+use super::instance::{Engine, Instance, Shape, class, has_block_offsets};
 use super::kernel;
 
 /// The family.
@@ -48,8 +48,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
     let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles).clamp(1, MAX_UNROLL) as u32;
     // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
     let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
-    let x_bytes = if engine == Engine::Mma { 2 } else { 4 };
-    let x_slabs = (room / (tile_m as usize * x_bytes * layout.slab_k)).max(8) as u32;
+    let x_slabs = (room / (tile_m as usize * engine.x_bytes() as usize * layout.slab_k)).max(8) as u32;
     Some(Instance {
         format,
         x,
@@ -72,8 +71,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
 /// those the fastest on an H200. The compiler's schedule jumps with the limit, so that fewer can be faster or slower.
 fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, tile_m: u32) -> u32 {
     // Minimums, zero points and scales per 16 columns take registers of their own.
-    let affine = matches!(format.encoding, Encoding::IntAffine | Encoding::IntZero);
-    let heavy = affine || format.sub_block == 16;
+    let heavy = has_block_offsets(format) || format.sub_block == 16;
     match (engine, slab_k, tile_m) {
         (Engine::Fma, ..=64, _) => 4,
         (Engine::Fma, ..=128, _) => 3,
@@ -91,10 +89,10 @@ fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, tile_m: u32) -> 
 /// The kernel for `op`: the smallest tile that takes all its tokens.
 fn serving(op: &CheckedGemm, info: &DeviceInfo) -> Result<Instance, Unsupported> {
     let variant = kernel::variant(info)?;
+    kernel::check_class(op, variant)?;
     let mut all = instances(op.format, op.x.dtype, variant);
     let most = all.last().map_or(0, |i| i.tile_m);
     all.retain(|i| i.tile_m as usize >= op.m);
-    kernel::check_class(op, variant)?;
     all.into_iter().next().ok_or_else(|| Unsupported::new(format!("serves at most {most} tokens, not {}", op.m)))
 }
 
@@ -112,7 +110,6 @@ impl KernelFamily for Gemv {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        let variant = kernel::variant_of(device)?;
-        kernel::prepare(device, op, plan, instances(op.format, op.x.dtype, variant))
+        kernel::prepare(device, op, plan, instances)
     }
 }

@@ -30,7 +30,7 @@ impl Engine {
     }
 
     /// Bytes of an activation in shared memory.
-    fn x_bytes(self) -> u32 {
+    pub(crate) fn x_bytes(self) -> u32 {
         match self {
             Engine::Mma => 2,
             Engine::Fma => 4,
@@ -43,6 +43,11 @@ impl Engine {
             Engine::Fma => Math::FmaF32,
         }
     }
+}
+
+/// Whether codes have an offset of their own in every block, which takes registers beside the scale.
+pub(crate) fn has_block_offsets(format: Format) -> bool {
+    matches!(format.encoding, Encoding::IntAffine | Encoding::IntZero)
 }
 
 /// The layout class that kernels of `variant` read.
@@ -81,7 +86,7 @@ pub(crate) struct Instance {
     pub blocks_per_sm: u32,
     pub shape: Shape,
     pub layout: PackedLayout,
-    /// How near it comes to the chip's rates (arithmetic, bandwidth), per mille: measured on an H200.
+    /// How near it comes to the chip's rates (arithmetic, bandwidth), per mille: estimates, good enough to rank with.
     pub efficiency: (u32, u32),
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::abi::{self, GemmPointers, GemmShape, dtype_code};
 use qgemm_hal::{
     Activation, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, Kernel, LaunchPlan, Stream,
@@ -46,12 +47,6 @@ pub(super) fn variant(info: &DeviceInfo) -> Result<Variant, Unsupported> {
     info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))
 }
 
-/// The variant of `device`.
-pub(super) fn variant_of(device: &dyn Device) -> Result<Variant, HalError> {
-    let info = device.info();
-    info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })
-}
-
 /// Whether the weight lies in the layout that kernels of `variant` read.
 pub(super) fn check_class(op: &CheckedGemm, variant: Variant) -> Result<(), Unsupported> {
     let expected = class(variant);
@@ -70,12 +65,12 @@ pub(super) fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(),
     Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")))
 }
 
-/// Loads the one of `instances` that `plan` chose.
+/// Loads the kernel that `plan` chose among the `instances` of its family.
 pub(super) fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,
     plan: &LaunchPlan,
-    instances: Vec<Instance>,
+    instances: fn(Format, DType, Variant) -> Vec<Instance>,
 ) -> Result<Arc<dyn Kernel>, HalError> {
     let cuda = CudaDevice::of(device)?;
     let id = device.info().id;
@@ -84,7 +79,8 @@ pub(super) fn prepare(
         target: device.info().arch.clone(),
         why: why.to_owned(),
     };
-    let instance = instances
+    let variant = device.info().variant.ok_or(HalError::WrongDevice { device: id, what: "a CUDA kernel" })?;
+    let instance = instances(op.format, op.x.dtype, variant)
         .into_iter()
         .find(|i| i.config() == plan.config)
         .ok_or_else(|| unavailable("the plan's configuration is none of the family's"))?;
