@@ -8,6 +8,7 @@ use qgemm_hal::{Device, HalError};
 use crate::device::CudaDevice;
 use crate::function::Start;
 use crate::memory::device_address;
+use crate::source;
 use crate::spec::KernelSpec;
 
 const THREADS: u32 = 512;
@@ -20,6 +21,7 @@ pub(crate) fn spec() -> KernelSpec {
     KernelSpec {
         name: "read_probe".into(),
         entry: "entry/read_probe.cu",
+        text: source::entry("entry/read_probe.cu"),
         symbol: "read_probe",
         prelude: String::new(),
         arch_specific: false,

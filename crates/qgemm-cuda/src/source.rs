@@ -12,6 +12,14 @@ pub fn find(name: &str) -> Option<&'static str> {
     SOURCES.binary_search_by_key(&name, |(n, _)| n).ok().map(|i| SOURCES[i].1)
 }
 
+/// The text of the kernel source `name`.
+///
+/// # Panics
+/// When there is none: names of entries are constants of this crate.
+pub(crate) fn entry(name: &'static str) -> &'static str {
+    find(name).unwrap_or_else(|| panic!("{name} is not among the embedded sources"))
+}
+
 /// Hash of all sources: compiled kernels made from others are refused.
 pub fn source_hash() -> Sha256Hash {
     static HASH: OnceLock<Sha256Hash> = OnceLock::new();

@@ -8,8 +8,10 @@ pub struct KernelSpec {
     /// Unique name, family first: `gemm_nt_q4_k_f16` and the configuration after it. Names the kernel in
     /// errors, traces and `kernels.lock`.
     pub name: String,
-    /// Source with the kernel, an include name: `entry/gemm.cu`.
+    /// Name of the source with the kernel, for messages: `entry/gemm.cu`.
     pub entry: &'static str,
+    /// That source: an embedded one ([`source::entry`](crate::source)), or a test's own.
+    pub text: &'static str,
     /// The `extern "C"` name of the kernel in it.
     pub symbol: &'static str,
     /// C++ text put before the source: the variant and the tile configuration as constants.
@@ -25,6 +27,7 @@ impl KernelSpec {
     pub fn key(&self) -> Sha256Hash {
         let mut hasher = Hasher::new();
         hasher.field(self.entry.as_bytes());
+        hasher.field(self.text.as_bytes());
         hasher.field(self.symbol.as_bytes());
         hasher.field(self.prelude.as_bytes());
         hasher.field(&[u8::from(self.arch_specific)]);

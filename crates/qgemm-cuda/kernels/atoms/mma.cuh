@@ -1,42 +1,32 @@
-// Matrix instructions of one warp, D[16,8] += A[16,16] · B[16,8] with f32 accumulators.
+// Matrix instructions of one warp with f16 or bf16 operands and f32 accumulators: D += A · B.
 //
 // Lane layouts (PTX ISA, "Matrix Fragments for mma.m16n8k16"), with g = lane / 4 and t = lane % 4:
 //   A: a0 = (row g, k 2t..2t+1), a1 = (row g+8, k 2t..), a2 = (row g, k 2t+8..), a3 = (row g+8, k 2t+8..)
 //   B: b0 = (k 2t..2t+1, column g), b1 = (k 2t+8.., column g)
 //   D: d0 = (row g, column 2t), d1 = (row g, column 2t+1), d2, d3 = the same columns of row g+8
+// The k8 shape has the registers of the lower half of k only.
 #pragma once
 #include "atoms/types.cuh"
 
+#if QG_VARIANT >= 75
+QG_DEVICE void mma_m16n8k8_f16(float (&d)[4], const u32 (&a)[2], u32 b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+#endif
+
 #if QG_VARIANT >= 80
-struct MmaF16 {
-    QG_DEVICE void fma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-    static constexpr u32 ONE_PAIR = 0x3c003c00u;
-};
-struct MmaBf16 {
-    QG_DEVICE void fma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-            "{%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-    }
-    static constexpr u32 ONE_PAIR = 0x3f803f80u;
-};
-#elif QG_VARIANT >= 75
-// Turing has m16n8k8 only: the upper half of k is a second instruction.
-struct MmaF16 {
-    QG_DEVICE void fma(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[0]), "r"(a[1]), "r"(b[0]));
-        asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-            : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-            : "r"(a[2]), "r"(a[3]), "r"(b[1]));
-    }
-    static constexpr u32 ONE_PAIR = 0x3c003c00u;
-};
+QG_DEVICE void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+QG_DEVICE void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
 #endif

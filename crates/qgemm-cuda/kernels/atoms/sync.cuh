@@ -40,7 +40,3 @@ QG_DEVICE void griddepcontrol_wait() {
 QG_DEVICE void griddepcontrol_launch_dependents() {}
 QG_DEVICE void griddepcontrol_wait() {}
 #endif
-
-QG_DEVICE u32 thread_index() {
-    return threadIdx.x;
-}

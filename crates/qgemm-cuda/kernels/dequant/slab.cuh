@@ -2,8 +2,8 @@
 // The layout is written in qgemm-formats/src/prepack.rs; the prelude gives its constants as QgCodePlane<P> and
 // QgScalePlane<P>.
 #pragma once
+#include "atoms/float.cuh"
 #include "atoms/memory.cuh"
-#include "atoms/numeric.cuh"
 
 // Rows of the tile that one lane holds: g and g + 8 in class T, its own in class V.
 constexpr u32 LANE_ROWS = QG_CLASS_V ? 1 : 2;

@@ -1,6 +1,6 @@
 // D[m, n] for any number of tokens: each warp owns rows of W, which it reads straight into registers; the tokens'
 // activations pass through shared memory, one chunk of columns at a time, the next chunk's already on its way.
-#include "atoms/types.cuh"
+#include "atoms/launch.cuh"
 #if QG_USE_MMA
 #include "mainloop/mma_chunk.cuh"
 #else
@@ -53,8 +53,7 @@ QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 th
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     qg_gemm(const __grid_constant__ GemmParams p) {
-    extern __shared__ __align__(16) u8 shared_bytes[];
-    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const TileWork work = TileWork::of_block(p);
     const u32 first_token = work.m_tile * QG_TILE_M;

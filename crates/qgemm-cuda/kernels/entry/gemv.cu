@@ -1,6 +1,6 @@
 // D[m, n] for a few tokens: few rows a block, their K dimension shared by the block's warps, which stream through the
 // weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
-#include "atoms/types.cuh"
+#include "atoms/launch.cuh"
 #if QG_USE_MMA
 #include "mainloop/mma_chunk.cuh"
 #else
@@ -63,8 +63,7 @@ QG_DEVICE void stage_x(Tile& tile, const GemmParams& p, u32 first_token, u32 beg
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     qg_gemv(const __grid_constant__ GemmParams p) {
-    extern __shared__ __align__(16) u8 shared_bytes[];
-    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const TileWork work = TileWork::of_block(p);
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;

@@ -7,12 +7,23 @@
 
 static_assert(!QG_CLASS_V, "class V serves m8n8k4, which this loop does not issue");
 
+// A step of 16 columns, D[16 rows, 8 tokens] += A · B, with operands in the type of X.
 #if QG_X_DTYPE == 1
-using Mma = MmaF16;
-QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_f16(s, quad, pair); }
+QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if QG_VARIANT >= 80
+    mma_m16n8k16_f16(d, a, b);
 #else
-using Mma = MmaBf16;
+    // Turing has the half of it: the upper eight columns are a second instruction.
+    mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
+    mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
+#endif
+}
+QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_f16(s, quad, pair); }
+constexpr u32 ONE_PAIR = 0x3c003c00u;
+#else
+QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
 QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_bf16(s, quad, pair); }
+constexpr u32 ONE_PAIR = 0x3f803f80u;
 #endif
 
 // Tokens of an instruction.
@@ -55,22 +66,22 @@ struct Engine {
                 // A matrix of ones yields each token's Σx in every row, where the min needs it.
                 float x_sum[4] = {};
                 if constexpr (Operands::HAS_MIN) {
-                    const u32 ones[4] = {Mma::ONE_PAIR, Mma::ONE_PAIR, Mma::ONE_PAIR, Mma::ONE_PAIR};
+                    const u32 ones[4] = {ONE_PAIR, ONE_PAIR, ONE_PAIR, ONE_PAIR};
 #pragma unroll
                     for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
-                        Mma::fma(x_sum, ones, bs[step]);
+                        mma_step(x_sum, ones, bs[step]);
                 }
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
                     float(&acc)[4] = sums.value[rt][tt];
                     if constexpr (!Operands::HAS_SCALE) {
 #pragma unroll
-                        for (u32 step = 0; step < STEPS; step++) Mma::fma(acc, a[rt][step], bs[step]);
+                        for (u32 step = 0; step < STEPS; step++) mma_step(acc, a[rt][step], bs[step]);
                     } else {
                         float part[4] = {};
 #pragma unroll
                         for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
-                            Mma::fma(part, a[rt][step], bs[step]);
+                            mma_step(part, a[rt][step], bs[step]);
 #pragma unroll
                         for (u32 row = 0; row < 2; row++) {
                             const float scale = Operands::scale(slabs[rt], row, sub_block_of(chunk, sum));

@@ -1,6 +1,8 @@
 // Fix-up of a tile whose K dimension several blocks share. Every block writes its partial sums; the last to arrive
 // adds them in the order of their K ranges, so that the bits do not depend on who is last. Nobody waits.
 #pragma once
+#include "atoms/launch.cuh"
+#include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 #include "sched/tile.cuh"
 

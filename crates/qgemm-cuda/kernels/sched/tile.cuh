@@ -1,5 +1,6 @@
 // Which tile and which K range a block works on: grid (n tile, m tile, split), as qgemm-sched lays it out.
 #pragma once
+#include "atoms/launch.cuh"
 #include "mainloop/x_tile.cuh"
 
 struct TileWork {
@@ -9,9 +10,10 @@ struct TileWork {
 
     QG_DEVICE TileWork of_block(const GemmParams& p) {
         TileWork w;
-        w.n_tile = blockIdx.x;
-        w.m_tile = blockIdx.y;
-        w.split = blockIdx.z;
+        const u32x3 block = block_index();
+        w.n_tile = block.x;
+        w.m_tile = block.y;
+        w.split = block.z;
         w.begin = (u32)((u64)w.split * p.shape.k_slabs / p.shape.splits);
         w.end = (u32)((u64)(w.split + 1) * p.shape.k_slabs / p.shape.splits);
         return w;
@@ -19,6 +21,6 @@ struct TileWork {
 
     // Index of the output tile, for its partial sums and its counter.
     QG_DEVICE u64 index(const TileWork& w) {
-        return (u64)w.m_tile * gridDim.x + w.n_tile;
+        return (u64)w.m_tile * grid_blocks().x + w.n_tile;
     }
 };

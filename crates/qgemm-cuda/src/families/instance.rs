@@ -5,6 +5,7 @@ use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::{Math, TileConfig, Variant};
 
 use super::prelude;
+use crate::source;
 use crate::spec::KernelSpec;
 
 /// What the main loop of a kernel issues.
@@ -171,6 +172,13 @@ impl Instance {
             Shape::Gemm { row_tiles } => ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}")),
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);
-        KernelSpec { name, entry, symbol, prelude: prelude::print(self), arch_specific: false }
+        KernelSpec {
+            name,
+            entry,
+            text: source::entry(entry),
+            symbol,
+            prelude: prelude::print(self),
+            arch_specific: false,
+        }
     }
 }

@@ -1,0 +1,28 @@
+// Where a thread stands in the launch, and its block's shared memory.
+#pragma once
+#include "atoms/types.cuh"
+
+struct u32x3 {
+    u32 x, y, z;
+};
+
+QG_DEVICE u32 thread_index() {
+    return threadIdx.x;
+}
+// Threads of a block.
+QG_DEVICE u32 block_threads() {
+    return blockDim.x;
+}
+QG_DEVICE u32x3 block_index() {
+    return {blockIdx.x, blockIdx.y, blockIdx.z};
+}
+// Blocks of the grid.
+QG_DEVICE u32x3 grid_blocks() {
+    return {gridDim.x, gridDim.y, gridDim.z};
+}
+
+// The block's dynamic shared memory, as many bytes as the launch asked for.
+QG_DEVICE u8* dynamic_shared() {
+    extern __shared__ __align__(16) u8 shared_bytes[];
+    return shared_bytes;
+}
