@@ -40,7 +40,7 @@ pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EXTENSION as BUNDLE_EXTE
 pub use cache::CACHE_VARIABLE;
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
-pub use families::manifest;
+pub use families::{FAMILIES, GemmLaunch, GemmParams, launch_of, manifest};
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;
 pub use nvrtc::NvrtcError;

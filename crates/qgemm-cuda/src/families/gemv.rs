@@ -110,6 +110,6 @@ impl KernelFamily for Gemv {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        kernel::prepare(device, op, plan, instances)
+        kernel::prepare(self.name(), device, op, plan)
     }
 }

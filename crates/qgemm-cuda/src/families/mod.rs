@@ -9,12 +9,14 @@ mod prelude;
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{KernelFamily, Variant};
 
+pub use kernel::{GemmLaunch, GemmParams, launch_of};
+
 use crate::probe;
 use crate::spec::KernelSpec;
 use instance::Instance;
 
 /// The families, in no particular order: the scheduler ranks what they offer.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
+pub static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
 
 /// Every kernel that a device of `variant` may ask for: what `cargo xtask build-kernels` compiles.
 pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
