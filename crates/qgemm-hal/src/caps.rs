@@ -15,6 +15,8 @@ pub enum DeviceKind {
     Wgpu,
     /// The host's processor.
     Cpu,
+    /// The CUDA kernels of one variant, emulated on the host.
+    Emu,
     /// A device that does nothing, for tests of the layers above.
     Noop,
 }
@@ -26,17 +28,18 @@ impl DeviceKind {
             DeviceKind::Cuda => "cuda",
             DeviceKind::Wgpu => "wgpu",
             DeviceKind::Cpu => "cpu",
+            DeviceKind::Emu => "emu",
             DeviceKind::Noop => "noop",
         }
     }
 }
 
-/// A device by backend and ordinal: `cuda:0`.
+/// A device by backend and ordinal: `cuda:0`, `emu:sm75`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeviceId {
     /// The backend.
     pub kind: DeviceKind,
-    /// Position among the backend's devices.
+    /// Position among the backend's devices; of an emulated device, the number of its variant ([`Variant::number`]).
     pub ordinal: u32,
 }
 
@@ -49,6 +52,7 @@ impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             DeviceKind::Cpu | DeviceKind::Noop => f.write_str(self.kind.name()),
+            DeviceKind::Emu => write!(f, "{}:sm{}", self.kind.name(), self.ordinal),
             _ => write!(f, "{}:{}", self.kind.name(), self.ordinal),
         }
     }
@@ -57,17 +61,21 @@ impl fmt::Display for DeviceId {
 impl FromStr for DeviceId {
     type Err = HalError;
 
-    /// Parses `cpu`, `noop`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1`.
+    /// Parses `cpu`, `noop`, `cuda`, `cuda:1`, `wgpu`, `wgpu:1`, `emu:sm75`.
     fn from_str(s: &str) -> Result<Self, HalError> {
         let bad = || HalError::BadDeviceName { name: s.to_owned() };
-        let (name, ordinal) = match s.split_once(':') {
-            Some((name, ordinal)) => (name, ordinal.parse().map_err(|_| bad())?),
-            None => (s, 0),
+        let (name, place) = match s.split_once(':') {
+            Some((name, place)) => (name, Some(place)),
+            None => (s, None),
         };
-        let kind = [DeviceKind::Cuda, DeviceKind::Wgpu, DeviceKind::Cpu, DeviceKind::Noop]
-            .into_iter()
-            .find(|k| k.name().eq_ignore_ascii_case(name))
-            .ok_or_else(bad)?;
+        let kinds = [DeviceKind::Cuda, DeviceKind::Wgpu, DeviceKind::Cpu, DeviceKind::Emu, DeviceKind::Noop];
+        let kind = kinds.into_iter().find(|k| k.name().eq_ignore_ascii_case(name)).ok_or_else(bad)?;
+        let ordinal = match (kind, place) {
+            (DeviceKind::Emu, Some(variant)) => variant.parse::<Variant>().map_err(|_| bad())?.number(),
+            (DeviceKind::Emu, None) => return Err(bad()),
+            (_, Some(ordinal)) => ordinal.parse().map_err(|_| bad())?,
+            (_, None) => 0,
+        };
         Ok(DeviceId { kind, ordinal })
     }
 }

@@ -19,7 +19,7 @@ pub enum HalError {
         why: String,
     },
     /// A device name that does not parse.
-    #[error("`{name}` is no device name: expected `cpu`, `cuda:0`, `wgpu:0` or `noop`")]
+    #[error("`{name}` is no device name: expected `cpu`, `cuda:0`, `wgpu:0`, `emu:sm75` or `noop`")]
     BadDeviceName {
         /// The name.
         name: String,
@@ -87,6 +87,16 @@ pub enum HalError {
         len: usize,
         /// Which band.
         what: &'static str,
+    },
+    /// A kernel did what it must not do; found where kernels are emulated.
+    #[error("{device}: kernel {kernel}: {fault}")]
+    KernelFault {
+        /// The device.
+        device: DeviceId,
+        /// Kernel name.
+        kernel: String,
+        /// What it did, where, and in which block and thread.
+        fault: String,
     },
     /// The driver reported an error.
     #[error("{device}: {call} failed: {message}")]

@@ -91,6 +91,15 @@ impl HostMemory {
         Some(unsafe { std::slice::from_raw_parts_mut(start.as_ptr().add(offset), len) })
     }
 
+    /// Address of the first byte of a view, or `None` when it is not one of host memory. For devices whose kernels take
+    /// addresses: what is read and written there must be what the views of a launch allow.
+    pub fn address(view: BufferRef<'_>) -> Option<NonNull<u8>> {
+        let memory = view.raw().as_any().downcast_ref::<Self>()?;
+        assert!(view.offset() <= memory.len && view.len() <= memory.len - view.offset(), "views lie in their buffer");
+        // SAFETY: the offset lies in the memory (asserted).
+        Some(unsafe { memory.start.add(view.offset()) })
+    }
+
     /// Copies `src` to the start of `dst`.
     ///
     /// # Errors
