@@ -5,8 +5,23 @@
 //   B: b0 = (k 2t..2t+1, column g), b1 = (k 2t+8.., column g)
 //   D: d0 = (row g, column 2t), d1 = (row g, column 2t+1), d2, d3 = the same columns of row g+8
 // The k8 shape has the registers of the lower half of k only.
+//
+// m8n8k4 is four independent products of 8×8×4 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point
+// type"). Lane l belongs to product (l % 16) / 4. With r = l % 4 + 4 (l / 16) and h = 4 (l / 16):
+//   A: a0, a1 = (row r, k 0..1 and k 2..3)          B: b0, b1 = (k 0..1 and k 2..3, column r)
+//   D: d[i] = (row l % 2 + (i & 2) + h, column (i & 4) + (l & 2) + i % 2)
+// It is an instruction on Volta; newer chips run a sequence of others in its place.
 #pragma once
 #include "atoms/types.cuh"
+
+#if QG_VARIANT >= 70
+QG_DEVICE void mma_m8n8k4_f16(float (&d)[8], const u32 (&a)[2], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%0, %1, %2, %3, %4, %5, %6, %7}, {%8, %9}, {%10, %11}, "
+        "{%0, %1, %2, %3, %4, %5, %6, %7};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(b[0]), "r"(b[1]));
+}
+#endif
 
 #if QG_VARIANT >= 75
 QG_DEVICE void mma_m16n8k8_f16(float (&d)[4], const u32 (&a)[2], u32 b) {

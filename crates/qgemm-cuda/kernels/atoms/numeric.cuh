@@ -1,4 +1,4 @@
-// Bit permutation, f16 pairs and conversions: one instruction each.
+// Bit permutation, byte products, f16 pairs and conversions: one instruction each.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -13,6 +13,13 @@ QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
 QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
+    return d;
+}
+
+// dp4a: c + the products of the four pairs of signed bytes, modulo 2^32.
+QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
+    i32 d;
+    asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
     return d;
 }
 

@@ -1,4 +1,4 @@
-// Barriers, shuffles, and the counter that tells the last block of a split tile.
+// Barriers, and the counter that tells the last block of a split tile.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -6,10 +6,13 @@ QG_DEVICE void block_barrier() {
     asm volatile("barrier.sync 0;" ::: "memory");
 }
 
-QG_DEVICE float shfl_xor(float value, u32 lane_mask) {
-    float d;
-    asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(d) : "f"(value), "r"(lane_mask));
-    return d;
+// barrier.sync and barrier.arrive: barrier `id`, 0 to 15, of which 0 is block_barrier's, completes when `threads`
+// threads, whole warps, have come to it. Those that arrive do not wait.
+QG_DEVICE void barrier_sync(u32 id, u32 threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+QG_DEVICE void barrier_arrive(u32 id, u32 threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
 // atom.add.acq_rel.gpu: releases this block's partial sums and acquires those of the blocks before it.
@@ -26,9 +29,9 @@ QG_DEVICE void fence_gpu() {
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
-// Programmatic dependent launch (PTX ISA, "griddepcontrol"): `launch_dependents` lets the blocks of the next kernel start
-// as soon as all of ours have, and `wait` waits until the kernel before us is done and its writes are visible. Without
-// it, as on older chips, kernels run one after another and neither does anything.
+// Programmatic dependent launch (PTX ISA, "griddepcontrol"): `launch_dependents` lets the blocks of the next kernel
+// start as soon as all of ours have, and `wait` waits until the kernel before us is done and its writes are visible.
+// Without it, as on older chips, kernels run one after another and neither does anything.
 #if QG_VARIANT >= 90
 QG_DEVICE void griddepcontrol_launch_dependents() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,7 +1,7 @@
 // One chunk of columns on f32 fused multiply-adds: acc[row, token] += scale · Σ code·x + min · Σx. Serves both
 // classes: Volta, f32 activations, and pairs of types that no matrix instruction takes.
 #pragma once
-#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
 #include "dequant/operand.cuh"
 #include "mainloop/x_tile.cuh"
 

@@ -1,0 +1,37 @@
+// Copies from global to shared memory that pass no register and arrive while the thread goes on. They have arrived, for
+// the thread that issued them, when it has waited for their group; other threads see them after a barrier on top.
+//
+// Both addresses are multiples of the size. Of the source only `source_bytes`, at most the size, are read; the rest of
+// the destination becomes zero.
+#pragma once
+#include "atoms/shared_address.cuh"
+
+#if QG_VARIANT >= 80
+// cp.async.ca: through L1.
+QG_DEVICE void cp_async_4(u8* shared, const u8* global, u32 source_bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(source_bytes)
+                 : "memory");
+}
+QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(source_bytes)
+                 : "memory");
+}
+// cp.async.cg: through L2 only, for what one block reads once.
+QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(source_bytes)
+                 : "memory");
+}
+
+// Ends the group of the copies issued since the last one ended.
+QG_DEVICE void cp_async_commit_group() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most the last N groups are on their way.
+template <u32 N>
+QG_DEVICE void cp_async_wait_group() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
