@@ -22,6 +22,7 @@ use crate::probe;
 use crate::spec::KernelSpec;
 use crate::store::KernelStore;
 use crate::stream::{self, CudaStream};
+use crate::target::Target;
 
 /// Bytes read to measure the bandwidth of a device whose clocks the driver does not tell.
 const PROBE_BYTES: usize = 256 << 20;
@@ -76,7 +77,15 @@ impl CudaDevice {
     /// # Errors
     /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
     pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Function, HalError> {
-        self.store.get(self, spec)
+        self.store.get(self, spec, None)
+    }
+
+    /// The kernel `spec`, compiled for exactly `target`.
+    ///
+    /// # Errors
+    /// As [`CudaDevice::kernel`].
+    pub(crate) fn kernel_for(&self, spec: &KernelSpec, target: Target) -> Result<Function, HalError> {
+        self.store.get(self, spec, Some(target))
     }
 
     fn id(&self) -> DeviceId {

@@ -7,9 +7,11 @@ use qgemm_hal::{Buffer, Device, HalError};
 
 use crate::device::CudaDevice;
 use crate::function::Start;
-use crate::memory::device_address;
 use crate::stream::CudaStream;
-use crate::{capture, devices, from_cudarc_stream, open, probe, read_bandwidth, wrap_device_ptr, wrap_stream};
+use crate::{
+    Geometry, Target, capture, device_address, devices, from_cudarc_stream, launch_spec, memory, open, probe,
+    read_bandwidth, wrap_device_ptr, wrap_stream,
+};
 
 fn device_or_skip(test: &str) -> Option<Arc<dyn Device>> {
     match open(0) {
@@ -29,7 +31,7 @@ fn contents(device: &dyn Device, buffer: &Buffer) -> Vec<u8> {
 }
 
 fn address(buffer: &Buffer) -> u64 {
-    device_address(buffer.device(), buffer.into(), "the buffer").unwrap()
+    memory::device_address(buffer.device(), buffer.into(), "the buffer").unwrap()
 }
 
 #[test]
@@ -167,6 +169,22 @@ fn a_kernel_is_loaded_once_and_reads_memory() {
 }
 
 #[test]
+fn a_kernel_is_launched_by_its_specification() {
+    let Some(device) = device_or_skip("a_kernel_is_launched_by_its_specification") else { return };
+    let data = device.allocate(4096, "a test").unwrap();
+    // Fresh memory is zero, for which the kernel writes nothing: it needs no sink.
+    let params = [device_address(&*device, (&data).into()).unwrap(), 4096 / 16, 0u64];
+    let geometry = Geometry { grid: [2, 1, 1], threads: 128, shared_bytes: 0 };
+    for target in [None, Some(Target::Ptx { arch: 80 })] {
+        let stream = device.default_stream();
+        let bytes = bytemuck::bytes_of(&params);
+        // SAFETY: the three words are the kernel's parameter, and it reads the 256 words of `data`, which live longer.
+        unsafe { launch_spec(&*device, &stream, &probe::spec(), target, geometry, bytes) }.unwrap();
+        device.synchronize(&stream).unwrap();
+    }
+}
+
+#[test]
 fn a_launch_the_driver_refuses_is_an_error() {
     let Some(device) = device_or_skip("a_launch_the_driver_refuses_is_an_error") else { return };
     let function = CudaDevice::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
@@ -213,4 +231,5 @@ fn objects_of_other_backends_are_refused() {
     assert!(wrong(device.download(&device.default_stream(), (&foreign).into(), &mut [0; 4])));
     assert!(wrong(device.synchronize(&noop.default_stream())));
     assert!(wrong(read_bandwidth(&*noop, 1024).map(drop)));
+    assert!(wrong(device_address(&*device, (&foreign).into()).map(drop)));
 }

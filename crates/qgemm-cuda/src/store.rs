@@ -25,8 +25,11 @@ pub(crate) struct KernelStore {
     cache: Cache,
     bundles: OnceLock<Bundles>,
     /// Only locked to find a slot; loading and compiling happen in the slot.
-    loaded: Mutex<HashMap<Sha256Hash, Arc<OnceCell<Function>>>>,
+    loaded: Mutex<HashMap<(Sha256Hash, Target), Slot>>,
 }
+
+/// A kernel, once it is loaded.
+type Slot = Arc<OnceCell<Function>>;
 
 impl KernelStore {
     /// The store of a device with compute capability `chip` whose kernels are compiled for `target`.
@@ -34,30 +37,39 @@ impl KernelStore {
         Self { chip, target, cache, bundles: OnceLock::new(), loaded: Mutex::default() }
     }
 
-    /// The kernel `spec`, loaded on `device`.
+    /// The kernel `spec`, loaded on `device`: compiled for exactly `target` where one is given, else in any form that
+    /// the device runs.
     ///
     /// # Errors
     /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
-    pub(crate) fn get(&self, device: &CudaDevice, spec: &KernelSpec) -> Result<Function, HalError> {
+    pub(crate) fn get(
+        &self,
+        device: &CudaDevice,
+        spec: &KernelSpec,
+        target: Option<Target>,
+    ) -> Result<Function, HalError> {
         let slot = {
             // A panic while the lock is held cannot leave the map half changed.
             let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-            loaded.entry(spec.key()).or_default().clone()
+            loaded.entry((spec.key(), target.unwrap_or(self.target))).or_default().clone()
         };
         let function = slot.get_or_try_init(|| {
-            let artifact = self.artifact(spec)?;
+            let artifact = self.artifact(spec, target)?;
             Function::load(device.context(), spec, &artifact, device.chip().info.shared_bytes)
         })?;
         Ok(function.clone())
     }
 
-    /// The compiled kernel `spec`, in a form that this device runs.
-    fn artifact(&self, spec: &KernelSpec) -> Result<Artifact, HalError> {
+    /// The compiled kernel `spec`. Bundles hold what is asked for without a target.
+    fn artifact(&self, spec: &KernelSpec, target: Option<Target>) -> Result<Artifact, HalError> {
         let bundles = self.bundles.get_or_init(|| Bundles::of_user(self.chip));
-        if let Some(artifact) = bundles.find(spec, self.chip) {
+        if target.is_none()
+            && let Some(artifact) = bundles.find(spec, self.chip)
+        {
             return Ok(artifact);
         }
-        compiled(&self.cache, spec, jit::target_of(spec, self.target)).map_err(|error| match error {
+        let target = jit::target_of(spec, target.unwrap_or(self.target));
+        compiled(&self.cache, spec, target).map_err(|error| match error {
             HalError::KernelUnavailable { kernel, target, why } => {
                 HalError::KernelUnavailable { kernel, target, why: self.what_to_provide(&why, bundles) }
             }
