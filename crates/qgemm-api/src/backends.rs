@@ -94,6 +94,8 @@ const BACKENDS: &[Backend] = &[
         suits_auto: |info| !info.features.contains("software-adapter"),
     },
     Backend { kind: DeviceKind::Cpu, devices: qgemm_cpu::devices, open: qgemm_cpu::open, suits_auto: |_| true },
+    #[cfg(feature = "emu")]
+    Backend { kind: DeviceKind::Emu, devices: qgemm_emu::devices, open: qgemm_emu::open, suits_auto: |_| false },
     Backend {
         kind: DeviceKind::Noop,
         devices: || Ok(qgemm_hal::noop::devices()),
@@ -108,4 +110,6 @@ const LEFT_OUT: &[DeviceKind] = &[
     DeviceKind::Cuda,
     #[cfg(not(feature = "wgpu"))]
     DeviceKind::Wgpu,
+    #[cfg(not(feature = "emu"))]
+    DeviceKind::Emu,
 ];

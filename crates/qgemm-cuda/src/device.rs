@@ -9,7 +9,7 @@ use cudarc::driver::result;
 use qgemm_formats::Format;
 use qgemm_formats::prepack::PackClass;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream, Variant,
+    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream,
 };
 
 use crate::cache::Cache;
@@ -163,10 +163,7 @@ impl Device for CudaDevice {
     }
 
     fn pack_class(&self, _format: Format) -> PackClass {
-        match self.chip.variant {
-            Variant::Sm70 => PackClass::V,
-            _ => PackClass::T,
-        }
+        families::pack_class(self.chip.variant)
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {

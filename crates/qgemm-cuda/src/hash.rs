@@ -1,4 +1,4 @@
-//! SHA-256 of field sequences.
+//! SHA-256 of field sequences. The build script uses this file too.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub struct Sha256Hash(pub [u8; 32]);
 
 impl Sha256Hash {
     /// The hash of `bytes`.
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    pub fn of(bytes: &[u8]) -> Self {
         Self(sha2::Sha256::digest(bytes).into())
     }
 }
@@ -43,6 +43,16 @@ impl Hasher {
     pub(crate) fn finish(self) -> Sha256Hash {
         Sha256Hash(self.0.finalize().into())
     }
+}
+
+/// The hash of kernel sources: (name, text), sorted by name.
+pub(crate) fn of_sources<'a>(sources: impl Iterator<Item = (&'a str, &'a str)>) -> Sha256Hash {
+    let mut hasher = Hasher::new();
+    for (name, text) in sources {
+        hasher.field(name.as_bytes());
+        hasher.field(text.as_bytes());
+    }
+    hasher.finish()
 }
 
 #[cfg(test)]

@@ -1,5 +1,112 @@
 //! The CUDA backend's kernels on the host: an ordinary device for each kernel variant, `emu:sm70` to `emu:sm120`, that
 //! runs the same sources, finds faults that a GPU hides, and counts what a GPU would do.
+//!
+//! The host's C++ compiler builds a kernel's sources and prelude, with this crate's models in the place of the atoms in
+//! PTX (`kernels/atoms`). Every thread of a block runs on a stack of its own; collectives of a warp compute from all its
+//! lanes' registers; every access to memory is checked against the operands of the launch, what was written before, and
+//! what orders the threads. A [`Fault`] ends the launch and names kernel, file, line, block and thread.
+//!
+//! This is for tests: a launch takes thousands of times as long as on a GPU.
 #![deny(missing_docs)]
 
+mod chips;
+mod compile;
+mod counters;
+mod device;
+mod families;
+mod fault;
+mod kernel;
+mod machine;
 pub mod model;
+mod sources;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use qgemm_cuda::KernelSpec;
+use qgemm_hal::{BufferRef, Device, DeviceInfo, HalError, Variant};
+
+pub use counters::Counters;
+pub use device::Geometry;
+pub use fault::{Fault, FaultKind};
+pub use machine::{Access, Region};
+
+use compile::Compiler;
+use device::EmuDevice;
+
+/// Every emulated device.
+///
+/// # Errors
+/// [`HalError::NoDevice`] when no C++ compiler runs here.
+pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
+    Compiler::get().map_err(|why| HalError::NoDevice { device: "emu".into(), why })?;
+    Ok(Variant::ALL.into_iter().map(chips::info).collect())
+}
+
+/// Opens the device that emulates the variant with this [number](Variant::number).
+///
+/// # Errors
+/// [`HalError::NoDevice`] when there is no such variant or no C++ compiler runs here.
+pub fn open(variant: u32) -> Result<Arc<dyn Device>, HalError> {
+    let known = Variant::ALL.into_iter().find(|v| v.number() == variant);
+    let unknown = || HalError::NoDevice { device: format!("emu:sm{variant}"), why: "there is no such variant".into() };
+    Ok(EmuDevice::open(known.ok_or_else(unknown)?)?)
+}
+
+/// Makes `device` count memory accesses, too, which slows it down.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when it is not emulated.
+pub fn count_accesses(device: &dyn Device) -> Result<(), HalError> {
+    EmuDevice::of(device)?.count_accesses();
+    Ok(())
+}
+
+/// What kernels did since the last call, by name.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when `device` is not emulated.
+pub fn take_counters(device: &dyn Device) -> Result<BTreeMap<String, Counters>, HalError> {
+    Ok(EmuDevice::of(device)?.take_counters())
+}
+
+/// Runs the blocks of later launches in the order that `seed` decides; 0 means one after another. A kernel's results may
+/// not depend on it.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when `device` is not emulated.
+pub fn set_block_order(device: &dyn Device, seed: u64) -> Result<(), HalError> {
+    EmuDevice::of(device)?.set_seed(seed);
+    Ok(())
+}
+
+/// Address of the first byte of a view of `device`'s memory, for a kernel's parameter.
+///
+/// # Errors
+/// [`HalError::WrongDevice`].
+pub fn device_address(device: &dyn Device, view: BufferRef<'_>) -> Result<u64, HalError> {
+    families::address(device.info().id, view, "the view")
+}
+
+/// Runs any kernel, compiled from `spec`, with the operands `regions`: what tests of atoms and of single kernels use.
+///
+/// # Errors
+/// [`HalError::Compile`], or [`HalError::KernelFault`] with what the kernel did that it must not do.
+///
+/// # Safety
+/// The kernel's parameter must be laid out as `geometry.params`, and nothing else may use the memory of `regions`
+/// meanwhile, except for reading what the launch only reads.
+pub unsafe fn launch_spec(
+    device: &dyn Device,
+    spec: &KernelSpec,
+    geometry: Geometry<'_>,
+    regions: &[Region],
+) -> Result<(), HalError> {
+    let emu = EmuDevice::of(device)?;
+    let slot = emu.kernel(spec)?;
+    let Some(kernel) = slot.get() else {
+        return Err(HalError::WrongDevice { device: device.info().id, what: "the kernel" });
+    };
+    // SAFETY: by the contract of this function.
+    unsafe { emu.launch(&spec.name, kernel, geometry, regions) }
+}

@@ -52,7 +52,7 @@ pub(crate) fn has_block_offsets(format: Format) -> bool {
 }
 
 /// The layout class that kernels of `variant` read.
-pub(crate) fn class(variant: Variant) -> PackClass {
+pub fn class(variant: Variant) -> PackClass {
     if variant == Variant::Sm70 { PackClass::V } else { PackClass::T }
 }
 

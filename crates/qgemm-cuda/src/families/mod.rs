@@ -13,6 +13,8 @@ pub use kernel::{GemmLaunch, GemmParams, launch_of};
 
 use crate::probe;
 use crate::spec::KernelSpec;
+pub use instance::class as pack_class;
+
 use instance::Instance;
 
 /// The families, in no particular order: the scheduler ranks what they offer.

@@ -1,0 +1,20 @@
+// Copies from global to shared memory that arrive when they are waited for, not before.
+#pragma once
+#include "atoms/types.cuh"
+
+#if QG_VARIANT >= 80
+QG_DEVICE void cp_async_4(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(shared, global, 4, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(shared, global, 8, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(shared, global, 16, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_commit_group() { emu->cp_async_commit(); }
+template <u32 N>
+QG_DEVICE void cp_async_wait_group(QG_AT) {
+    emu->cp_async_wait(N, file, line);
+}
+#endif

@@ -1,0 +1,19 @@
+// Where a thread stands in the launch, and its block's shared memory.
+#pragma once
+#include "atoms/types.cuh"
+
+struct u32x3 {
+    u32 x, y, z;
+};
+
+QG_DEVICE u32 thread_index() { return emu->place()->thread; }
+QG_DEVICE u32 block_threads() { return emu->place()->threads; }
+QG_DEVICE u32x3 block_index() {
+    const EmuPlace* p = emu->place();
+    return {p->block[0], p->block[1], p->block[2]};
+}
+QG_DEVICE u32x3 grid_blocks() {
+    const EmuPlace* p = emu->place();
+    return {p->grid[0], p->grid[1], p->grid[2]};
+}
+QG_DEVICE u8* dynamic_shared() { return emu->place()->shared; }

@@ -1,0 +1,48 @@
+// What an emulated atom calls: functions of the emulator, which knows every thread, checks every access and counts.
+//
+// The host's C++ compiler builds kernels with these atoms in the place of the ones in PTX. Every thread of a block runs on
+// a stack of its own; a call that waits for other threads switches to them.
+#pragma once
+
+// Where an atom was used: the last parameters of every atom that the emulator hears of.
+#define QG_AT const char *file = __builtin_FILE(), u32 line = __builtin_LINE()
+
+struct EmuPlace {
+    u32 thread, threads;
+    u32 block[3], grid[3];
+    u8* shared;
+};
+
+// The same fields in the same order as `Runtime` in src/machine/callbacks.rs.
+struct EmuRuntime {
+    const EmuPlace* (*place)();
+    void (*load_shared)(const void* address, u32 bytes, void* out, const char* file, u32 line);
+    void (*store_shared)(void* address, u32 bytes, const void* in, const char* file, u32 line);
+    // `read_only`: through the non-coherent path, for memory that nothing writes while the kernel runs.
+    void (*load_global)(const void* address, u32 bytes, void* out, u32 read_only, const char* file, u32 line);
+    void (*store_global)(void* address, u32 bytes, const void* in, const char* file, u32 line);
+    u32 (*atomic_add)(u32* address, u32 value, const char* file, u32 line);
+    void (*store_relaxed)(u32* address, u32 value, const char* file, u32 line);
+    void (*fence)();
+    // `threads` 0: all of the block. `waits` 0: arrive only.
+    void (*barrier)(u32 id, u32 threads, u32 waits, const char* file, u32 line);
+    void (*collective)(u32 op, const u32* in, u32 in_words, u32* out, u32 out_words, const char* file, u32 line);
+    void (*ldmatrix)(u32 matrices, u32 transposed, const void* row, u32* out, const char* file, u32 line);
+    void (*cp_async)(void* shared, const void* global, u32 bytes, u32 source_bytes, const char* file, u32 line);
+    void (*cp_async_commit)();
+    void (*cp_async_wait)(u32 groups, const char* file, u32 line);
+    void (*grid_wait)();
+};
+
+static const EmuRuntime* emu;
+
+extern "C" __attribute__((visibility("default"))) bool qg_emu_bind(const EmuRuntime* runtime, u64 bytes) {
+    emu = runtime;
+    return bytes == sizeof(EmuRuntime);
+}
+
+// A warp collective: every lane gives `in`, all lanes meet, the model of the operation computes, each lane gets `out`.
+template <u32 IN, u32 OUT>
+static inline void emu_collective(u32 op, const u32 (&in)[IN], u32 (&out)[OUT], const char* file, u32 line) {
+    emu->collective(op, in, IN, out, OUT, file, line);
+}

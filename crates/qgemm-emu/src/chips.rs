@@ -1,0 +1,84 @@
+//! The chip that each emulated device stands for, so that plans are those of a real one.
+
+use std::collections::BTreeSet;
+
+use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
+
+/// What decides a plan.
+struct Chip {
+    variant: Variant,
+    name: &'static str,
+    units: u32,
+    /// Most shared memory of a block ("Technical Specifications per Compute Capability", CUDA programming guide).
+    shared_kib: u32,
+    /// Bytes a second, and clock in Hz (NVIDIA's data sheets).
+    bandwidth: f64,
+    clock: f64,
+    /// Multiply-adds per clock and multiprocessor: f32, tensor cores on f16 (NVIDIA's architecture papers).
+    fma: f64,
+    tensor: f64,
+}
+
+/// One chip a variant.
+const CHIPS: [Chip; 6] = [
+    chip(Variant::Sm70, "Tesla V100", 80, 96, 0.9e12, 1.53e9, 64.0, 512.0),
+    chip(Variant::Sm75, "Tesla T4", 40, 64, 0.32e12, 1.59e9, 64.0, 512.0),
+    chip(Variant::Sm80, "A100", 108, 163, 1.55e12, 1.41e9, 64.0, 1024.0),
+    chip(Variant::Sm89, "L40", 142, 99, 0.86e12, 2.49e9, 128.0, 512.0),
+    chip(Variant::Sm90, "H100", 132, 227, 3.35e12, 1.83e9, 128.0, 2048.0),
+    chip(Variant::Sm120, "GeForce RTX 5090", 170, 99, 1.79e12, 2.41e9, 128.0, 256.0),
+];
+
+#[expect(clippy::too_many_arguments, reason = "a row of the table above")]
+const fn chip(
+    variant: Variant,
+    name: &'static str,
+    units: u32,
+    shared_kib: u32,
+    bandwidth: f64,
+    clock: f64,
+    fma: f64,
+    tensor: f64,
+) -> Chip {
+    Chip { variant, name, units, shared_kib, bandwidth, clock, fma, tensor }
+}
+
+/// The device that emulates `variant`.
+pub(crate) fn info(variant: Variant) -> DeviceInfo {
+    let known = CHIPS.iter().find(|c| c.variant == variant);
+    let chip = known.unwrap_or(&CHIPS[0]);
+    let rate = |per_clock: f64| per_clock * f64::from(chip.units) * chip.clock;
+    DeviceInfo {
+        id: DeviceId { kind: DeviceKind::Emu, ordinal: variant.number() },
+        name: format!("{} (emulated)", chip.name),
+        arch: format!("sm_{}", variant.number()),
+        variant: Some(variant),
+        units: chip.units,
+        memory_bytes: 8 << 30,
+        bandwidth: chip.bandwidth,
+        cache_bytes: 4 << 20,
+        shared_bytes: chip.shared_kib * 1024,
+        max_buffer_bytes: 8 << 30,
+        rates: vec![
+            (Math::FmaF32, rate(chip.fma)),
+            (Math::TensorF16, rate(chip.tensor)),
+            (Math::DotI8, rate(4.0 * chip.fma)),
+        ],
+        launch_seconds: 3e-6,
+        features: BTreeSet::from(["emulated"]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_has_its_chip() {
+        for variant in Variant::ALL {
+            assert_eq!(info(variant).variant, Some(variant));
+            assert_eq!(info(variant).id.to_string(), format!("emu:{variant}"));
+            assert!(CHIPS.iter().any(|c| c.variant == variant), "{variant}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! [`EmuDevice`]: the HAL's device over the emulator.
+
+use std::any::Any;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use once_cell::sync::OnceCell;
+use qgemm_cuda::{KernelSpec, Sha256Hash};
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory, HostStream,
+    KernelFamily, Stream, Variant,
+};
+
+use crate::chips;
+use crate::compile::Compiler;
+use crate::counters::Counters;
+use crate::families;
+use crate::kernel::LoadedKernel;
+use crate::machine::{self, Launch, Region};
+use crate::model::Precision;
+
+/// A launch without its kernel: geometry, parameter and operands.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry<'a> {
+    /// Blocks along x, y, z.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u32,
+    /// The kernel's parameter as bytes.
+    pub params: &'a [u8],
+    /// Whether the kernel may start while the one before it runs (programmatic dependent launch).
+    pub starts_early: bool,
+}
+
+/// An emulated GPU of one variant. Launches run when they are submitted.
+pub(crate) struct EmuDevice {
+    /// For the kernels, which outlive the call that prepares them.
+    this: Weak<EmuDevice>,
+    info: DeviceInfo,
+    variant: Variant,
+    precision: Precision,
+    compiler: &'static Compiler,
+    /// Only locked to find a slot; compiling happens in the slot.
+    kernels: Mutex<HashMap<Sha256Hash, Arc<OnceCell<LoadedKernel>>>>,
+    counting: AtomicBool,
+    /// Order of the blocks of a launch.
+    seed: AtomicU64,
+    counters: Mutex<BTreeMap<String, Counters>>,
+}
+
+impl EmuDevice {
+    /// The device that emulates `variant`.
+    pub(crate) fn open(variant: Variant) -> Result<Arc<Self>, HalError> {
+        let info = chips::info(variant);
+        let compiler = Compiler::get().map_err(|why| HalError::NoDevice { device: info.id.to_string(), why })?;
+        Ok(Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            info,
+            variant,
+            precision: Precision::WIDE,
+            compiler,
+            kernels: Mutex::default(),
+            counting: AtomicBool::new(false),
+            seed: AtomicU64::new(1),
+            counters: Mutex::default(),
+        }))
+    }
+
+    /// The emulated device behind `device`.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`].
+    pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
+        let wrong = HalError::WrongDevice { device: device.info().id, what: "an emulated kernel" };
+        device.as_any().downcast_ref().ok_or(wrong)
+    }
+
+    /// The device, shared.
+    pub(crate) fn handle(&self) -> Option<Arc<Self>> {
+        self.this.upgrade()
+    }
+
+    /// The kernel `spec`, compiled and loaded once.
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Arc<OnceCell<LoadedKernel>>, HalError> {
+        let slot = {
+            // A panic while the lock is held cannot leave the map half changed.
+            let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            kernels.entry(spec.key()).or_default().clone()
+        };
+        slot.get_or_try_init(|| LoadedKernel::load(&self.compiler.shared_object(spec)?))?;
+        Ok(slot)
+    }
+
+    /// Runs a launch of a kernel called `name`.
+    ///
+    /// # Safety
+    /// The kernel's parameter must be as `geometry` says, and nothing else may use the memory of `regions` meanwhile,
+    /// except for reading what the launch only reads.
+    pub(crate) unsafe fn launch(
+        &self,
+        name: &str,
+        kernel: &LoadedKernel,
+        geometry: Geometry<'_>,
+        regions: &[Region],
+    ) -> Result<(), HalError> {
+        let launch = Launch {
+            run: kernel.run(),
+            params: geometry.params,
+            blocks: geometry.blocks,
+            threads: geometry.threads,
+            shared_bytes: geometry.shared_bytes,
+            starts_early: geometry.starts_early,
+            regions,
+            seed: self.seed.load(Ordering::Relaxed),
+            counting: self.counting.load(Ordering::Relaxed),
+            precision: self.precision,
+        };
+        // SAFETY: by the contract of this function.
+        let ran = unsafe { machine::run(&launch) };
+        let no_stack = |e: std::io::Error| HalError::Driver {
+            device: self.info.id,
+            call: "making the threads' stacks",
+            message: e.to_string(),
+        };
+        let counters = ran.map_err(no_stack)?.map_err(|fault| HalError::KernelFault {
+            device: self.info.id,
+            kernel: name.to_owned(),
+            fault: fault.to_string(),
+        })?;
+        let mut all = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
+        all.entry(name.to_owned()).or_default().add(&counters);
+        Ok(())
+    }
+
+    pub(crate) fn count_accesses(&self) {
+        self.counting.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_seed(&self, seed: u64) {
+        self.seed.store(seed, Ordering::Relaxed);
+    }
+
+    /// Counters by kernel since the last call.
+    pub(crate) fn take_counters(&self) -> BTreeMap<String, Counters> {
+        std::mem::take(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn id(&self) -> DeviceId {
+        self.info.id
+    }
+}
+
+impl fmt::Debug for EmuDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EmuDevice({})", self.info.id)
+    }
+}
+
+impl Device for EmuDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
+        HostMemory::allocate(self.id(), bytes, what)
+    }
+
+    fn default_stream(&self) -> Stream {
+        HostStream::stream(self.id())
+    }
+
+    fn new_stream(&self) -> Result<Stream, HalError> {
+        Ok(HostStream::stream(self.id()))
+    }
+
+    fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
+        HostStream::check(self.id(), stream)?;
+        HostMemory::upload(self.id(), src, dst)
+    }
+
+    fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
+        HostStream::check(self.id(), stream)?;
+        HostMemory::download(self.id(), src, dst)
+    }
+
+    fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
+        HostStream::check(self.id(), stream)?;
+        HostMemory::fill(self.id(), dst, value)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
+        HostStream::check(self.id(), stream)
+    }
+
+    fn record(&self, stream: &Stream) -> Result<Event, HalError> {
+        HostStream::check(self.id(), stream)?;
+        Ok(HostEvent::now())
+    }
+
+    fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
+        HostEvent::elapsed(self.id(), start, end)
+    }
+
+    fn pack_class(&self, _format: Format) -> PackClass {
+        qgemm_cuda::pack_class(self.variant)
+    }
+
+    fn families(&self) -> &'static [&'static dyn KernelFamily] {
+        families::all()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

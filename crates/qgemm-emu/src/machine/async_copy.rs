@@ -1,0 +1,96 @@
+//! `cp.async`: copies that arrive when they are waited for. Until then nobody may touch where they go.
+
+use std::collections::VecDeque;
+
+use super::block::Block;
+use super::shared::Refused;
+use crate::fault::{FaultKind, Site};
+
+/// A copy under way.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    /// Offset in shared memory.
+    to: usize,
+    from: usize,
+    bytes: usize,
+    /// Bytes that are read; the rest is zero.
+    source_bytes: usize,
+}
+
+/// A thread's copies.
+#[derive(Debug, Default)]
+pub(super) struct AsyncCopies {
+    /// Not yet in a group.
+    open: Vec<Copy>,
+    groups: VecDeque<Vec<Copy>>,
+}
+
+impl AsyncCopies {
+    /// `cp.async.commit_group`.
+    pub(super) fn commit(&mut self) {
+        let group = std::mem::take(&mut self.open);
+        self.groups.push_back(group);
+    }
+}
+
+impl Block<'_> {
+    /// `cp.async` of the running thread.
+    pub(super) fn copy_async(
+        &mut self,
+        to: usize,
+        from: usize,
+        bytes: usize,
+        source_bytes: usize,
+        site: Site,
+    ) -> Result<(), Refused> {
+        if source_bytes > bytes {
+            return Err((FaultKind::BadOperand, format!("cp.async of {bytes} bytes from {source_bytes}")));
+        }
+        let thread = self.current;
+        let offset = self.grid.shared.offset(to, bytes, "cp.async writes")?;
+        self.grid.shared.write(offset, bytes, thread, &self.clocks)?;
+        self.grid.shared.take_off(offset, bytes);
+        if source_bytes > 0 {
+            self.grid.memory.place(from, source_bytes.next_power_of_two(), "cp.async reads").or_else(|refused| {
+                // Ragged copies read only what they say.
+                if source_bytes.is_power_of_two() {
+                    Err(refused)
+                } else {
+                    self.grid.memory.place(from, 1, "cp.async reads")
+                }
+            })?;
+        }
+        self.note_shared(site, thread, offset, bytes);
+        if source_bytes > 0 {
+            self.note_global(site, thread, from, source_bytes);
+        }
+        self.threads[thread].copies.open.push(Copy { to: offset, from, bytes, source_bytes });
+        Ok(())
+    }
+
+    /// `cp.async.wait_group`: at most `pending` of the running thread's groups stay under way.
+    pub(super) fn wait_copies(&mut self, pending: usize) -> Result<(), Refused> {
+        let thread = self.current;
+        while self.threads[thread].copies.groups.len() > pending {
+            let Some(group) = self.threads[thread].copies.groups.pop_front() else { break };
+            for copy in group {
+                self.land(copy)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn land(&mut self, copy: Copy) -> Result<(), Refused> {
+        let thread = self.current;
+        let mut data = [0u8; 16];
+        for (i, byte) in data[..copy.source_bytes].iter_mut().enumerate() {
+            let place = self.grid.memory.place(copy.from + i, 1, "cp.async reads")?;
+            self.grid.memory.read(place, thread, &self.clocks, false, self.threads[thread].waited)?;
+            // SAFETY: the byte lies in an operand of the launch (`place`), which the launch may read.
+            *byte = unsafe { std::ptr::with_exposed_provenance::<u8>(copy.from + i).read() };
+        }
+        self.grid.shared.land(copy.to, copy.bytes);
+        self.grid.shared.set(copy.to, &data[..copy.bytes]);
+        self.grid.shared.write(copy.to, copy.bytes, thread, &self.clocks)
+    }
+}

@@ -1,0 +1,302 @@
+//! A block of threads: who runs, who waits for what, and what it means when nobody can run.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, Yielder};
+
+use super::async_copy::AsyncCopies;
+use super::clock::Clocks;
+use super::collective::Warp;
+use super::launch::Grid;
+use super::shared::Refused;
+use super::stacks;
+use crate::counters::{Space, WarpTrace};
+use crate::fault::{Fault, FaultKind, Site};
+
+/// Barriers of a block (PTX ISA, "bar").
+const BARRIERS: usize = 16;
+/// Memory accesses that a thread may make before it must wait for another or end: a loop that spins for what another
+/// thread does makes more.
+const PATIENCE: u64 = 20_000_000;
+
+pub(super) type Fibre = Coroutine<(), (), (), DefaultStack>;
+
+/// What a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Nothing: it runs, or may.
+    Nothing,
+    /// The other lanes of its warp.
+    Lanes,
+    /// A barrier.
+    Barrier(usize),
+    /// It has ended.
+    Ended,
+}
+
+/// A thread's own state.
+pub(super) struct Thread {
+    pub wait: Wait,
+    pub site: Site,
+    /// After `griddepcontrol.wait`.
+    pub waited: bool,
+    pub copies: AsyncCopies,
+    yielder: *const Yielder<(), ()>,
+}
+
+/// A barrier that some threads have reached.
+#[derive(Clone, Debug, Default)]
+struct Barrier {
+    /// Threads that it wants; 0 while nobody has come.
+    wants: usize,
+    arrived: Vec<usize>,
+    waiting: Vec<usize>,
+}
+
+/// A running block.
+pub(super) struct Block<'a> {
+    pub grid: &'a mut Grid,
+    pub index: [u32; 3],
+    pub clocks: Clocks,
+    pub threads: Vec<Thread>,
+    pub warps: Vec<Warp>,
+    pub traces: Vec<WarpTrace>,
+    pub fault: Option<Fault>,
+    /// The thread that runs.
+    pub current: usize,
+    barriers: [Barrier; BARRIERS],
+    ready: VecDeque<usize>,
+    accesses: u64,
+}
+
+/// The kernel's function and its parameter.
+#[derive(Clone, Copy)]
+pub(super) struct Start {
+    pub run: unsafe extern "C" fn(*const c_void),
+    pub params: *const c_void,
+}
+
+impl<'a> Block<'a> {
+    /// Block number `number` of the launch, at `index`.
+    pub(super) fn new(grid: &'a mut Grid, number: u32, index: [u32; 3]) -> Self {
+        let threads = grid.threads as usize;
+        let thread = || Thread {
+            wait: Wait::Nothing,
+            site: Site::NONE,
+            waited: false,
+            copies: AsyncCopies::default(),
+            yielder: std::ptr::null(),
+        };
+        let warp = |w: usize| Warp::new((threads - w * 32).min(32));
+        let clocks = Clocks::new(number, threads, grid.last_clock);
+        Self {
+            index,
+            clocks,
+            threads: (0..threads).map(|_| thread()).collect(),
+            warps: (0..threads.div_ceil(32)).map(warp).collect(),
+            traces: (0..threads.div_ceil(32)).map(|_| WarpTrace::default()).collect(),
+            fault: None,
+            current: 0,
+            barriers: Default::default(),
+            ready: (0..threads).collect(),
+            accesses: 0,
+            grid,
+        }
+    }
+
+    /// Records the mistake of the running thread; the block stops when control comes back to the scheduler.
+    pub(super) fn fail(&mut self, (kind, detail): Refused, site: Site) {
+        let thread = Some(self.current as u32);
+        self.fault.get_or_insert(Fault { kind, detail, site: site.text(), block: self.index, thread });
+    }
+
+    /// Counts an access of the running thread, and says when there are suspiciously many.
+    pub(super) fn note_access(&mut self, site: Site) -> bool {
+        self.accesses += 1;
+        if self.accesses == PATIENCE {
+            let detail = format!("{PATIENCE} accesses to memory without waiting for another thread");
+            self.fail((FaultKind::Endless, detail), site);
+        }
+        self.accesses < PATIENCE
+    }
+
+    /// Counts an access to shared memory.
+    pub(super) fn note_shared(&mut self, site: Site, thread: usize, offset: usize, bytes: usize) {
+        if self.grid.counting {
+            self.traces[thread / 32].note(Space::Shared, site, thread % 32, offset, bytes);
+        }
+    }
+
+    /// Counts an access to global memory.
+    pub(super) fn note_global(&mut self, site: Site, thread: usize, address: usize, bytes: usize) {
+        if self.grid.counting {
+            self.traces[thread / 32].note(Space::Global, site, thread % 32, address, bytes);
+        }
+    }
+
+    /// Lets a thread go on.
+    pub(super) fn wake(&mut self, thread: usize) {
+        self.threads[thread].wait = Wait::Nothing;
+        self.ready.push_back(thread);
+    }
+
+    /// The running thread arrives at a barrier that wants `wants` threads (0: all). Whether it must wait.
+    pub(super) fn arrive(&mut self, id: usize, wants: usize, waits: bool, site: Site) -> Result<bool, Refused> {
+        let all = self.threads.len();
+        let wants = if wants == 0 { all } else { wants };
+        if id >= BARRIERS || wants > all || !wants.is_multiple_of(32.min(all)) {
+            let detail = format!("barrier {id} for {wants} threads of {all}: 16 barriers, whole warps");
+            return Err((FaultKind::BadOperand, detail));
+        }
+        let thread = self.current;
+        let barrier = &mut self.barriers[id];
+        if barrier.wants != 0 && barrier.wants != wants {
+            let detail = format!("barrier {id} for {wants} threads, while others wait there for {}", barrier.wants);
+            return Err((FaultKind::Divergence, detail));
+        }
+        barrier.wants = wants;
+        barrier.arrived.push(thread);
+        self.threads[thread].site = site;
+        if barrier.arrived.len() < wants {
+            if waits {
+                barrier.waiting.push(thread);
+            }
+            return Ok(waits);
+        }
+        let Barrier { arrived, waiting, .. } = std::mem::take(barrier);
+        self.meet(&arrived, waiting.iter().copied().chain(waits.then_some(thread)));
+        self.grid.counters.barriers += 1;
+        for other in waiting {
+            self.wake(other);
+        }
+        Ok(false)
+    }
+
+    /// Those who waited learn what those who arrived did.
+    fn meet(&mut self, arrived: &[usize], waited: impl Iterator<Item = usize>) {
+        let waited: Vec<usize> = waited.collect();
+        if waited.len() == self.threads.len() {
+            self.clocks.meet_all();
+        } else {
+            self.clocks.need_details();
+            let released: Vec<_> = arrived.iter().map(|&t| self.clocks.release(t)).collect();
+            for thread in waited {
+                released.iter().for_each(|what| self.clocks.acquire(thread, what));
+            }
+        }
+        for warp in arrived.iter().map(|t| t / 32).collect::<std::collections::BTreeSet<_>>() {
+            self.settle(warp);
+        }
+    }
+
+    /// The lanes of a warp have met: counts what they did since they last did.
+    pub(super) fn settle(&mut self, warp: usize) {
+        if self.grid.counting {
+            self.traces[warp].settle(&mut self.grid.counters);
+        }
+    }
+
+    /// What it means that nobody can run and not everyone has ended.
+    fn explain_standstill(&mut self) {
+        let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+        for (t, thread) in self.threads.iter().enumerate() {
+            let what = match thread.wait {
+                Wait::Ended => "have ended".to_owned(),
+                Wait::Nothing => continue,
+                Wait::Lanes => format!("wait for their warp ({})", thread.site.text()),
+                Wait::Barrier(id) => {
+                    let wants = self.barriers[id].wants;
+                    format!("wait at barrier {id} for {wants} threads ({})", thread.site.text())
+                }
+            };
+            match groups.iter_mut().find(|(known, _)| *known == what) {
+                Some((_, threads)) => threads.push(t),
+                None => groups.push((what, vec![t])),
+            }
+        }
+        let split_warp = (0..self.warps.len()).find_map(|w| self.warps[w].partial_site());
+        let kind = if split_warp.is_some() { FaultKind::Divergence } else { FaultKind::Deadlock };
+        let first_waiting = self.threads.iter().find(|t| !matches!(t.wait, Wait::Ended | Wait::Nothing));
+        let site = split_warp.or(first_waiting.map(|t| t.site)).unwrap_or(Site::NONE);
+        let describe = |(what, threads): &(String, Vec<usize>)| format!("{} {what}", ranges(threads));
+        let detail = groups.iter().map(describe).collect::<Vec<_>>().join("; ");
+        self.fault = Some(Fault { kind, detail, site: site.text(), block: self.index, thread: None });
+    }
+}
+
+/// `threads 0-31, 64`.
+fn ranges(threads: &[usize]) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for &t in threads {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == t => *last = t,
+            _ => parts.push((t, t)),
+        }
+    }
+    let part = |&(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    format!("threads {}", parts.iter().map(part).collect::<Vec<_>>().join(", "))
+}
+
+/// Runs a block to its end or its first mistake.
+///
+/// # Safety
+/// `block` must be valid and nothing else may use it meanwhile; `start` must be a kernel whose parameter is as expected.
+pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result<()> {
+    // SAFETY: valid, by the contract. References to the block are short, because threads use it while they run.
+    let count = unsafe { (*block).threads.len() };
+    let mut fibres: Vec<Fibre> = Vec::with_capacity(count);
+    for thread in 0..count {
+        let block = block.cast::<Block<'static>>();
+        let body = move |yielder: &Yielder<(), ()>, ()| {
+            // SAFETY: the block outlives its fibres; the yielder lives as long as this fibre, which alone uses it.
+            unsafe { (&mut (*block).threads)[thread].yielder = yielder };
+            // SAFETY: by the contract of `run`.
+            unsafe { (start.run)(start.params) };
+        };
+        fibres.push(Coroutine::with_stack(stacks::take()?, body));
+    }
+    loop {
+        // SAFETY: no thread runs now.
+        let state = unsafe { &mut *block };
+        let Some(thread) = state.ready.pop_front() else {
+            if state.threads.iter().any(|t| t.wait != Wait::Ended) {
+                state.explain_standstill();
+            }
+            break;
+        };
+        state.current = thread;
+        state.accesses = 0;
+        state.grid.place.thread = thread as u32;
+        let ended = fibres[thread].resume(()).as_return().is_some();
+        // SAFETY: the thread has switched back.
+        let state = unsafe { &mut *block };
+        if state.fault.is_some() {
+            break;
+        }
+        if ended {
+            state.threads[thread].wait = Wait::Ended;
+        }
+    }
+    for mut fibre in fibres {
+        if !fibre.done() {
+            // SAFETY: the frames on the stack are C++ without destructors and Rust callbacks that own nothing.
+            unsafe { fibre.force_reset() };
+        }
+        stacks::give_back(fibre.into_stack());
+    }
+    Ok(())
+}
+
+/// Switches from the running thread to the scheduler, until the thread is woken.
+///
+/// # Safety
+/// `block` must be the block whose thread calls, with no reference to it alive.
+pub(super) unsafe fn suspend(block: *mut Block<'_>) {
+    // SAFETY: the yielder of the running fibre, stored when it began.
+    unsafe {
+        let yielder = (&(*block).threads)[(*block).current].yielder;
+        (*yielder).suspend(());
+    }
+}

@@ -1,0 +1,364 @@
+//! What kernels call: the functions of `kernels/emu.cuh`. They run on the stack of the thread that calls.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::os::raw::c_char;
+use std::slice;
+
+use super::block::{self, Block, Wait};
+use super::collective::Meeting;
+use super::shared::Refused;
+use crate::fault::Site;
+
+/// Where a thread stands (`EmuPlace` in `kernels/emu.cuh`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub thread: u32,
+    pub threads: u32,
+    pub block: [u32; 3],
+    pub blocks: [u32; 3],
+    pub shared: *mut u8,
+}
+
+/// The functions (`EmuRuntime` in `kernels/emu.cuh`).
+#[repr(C)]
+pub(crate) struct Runtime {
+    place: extern "C" fn() -> *const Place,
+    load_shared: unsafe extern "C" fn(*const u8, u32, *mut u8, *const c_char, u32),
+    store_shared: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
+    load_global: unsafe extern "C" fn(*const u8, u32, *mut u8, u32, *const c_char, u32),
+    store_global: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
+    atomic_add: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32) -> u32,
+    store_relaxed: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32),
+    fence: unsafe extern "C" fn(),
+    barrier: unsafe extern "C" fn(u32, u32, u32, *const c_char, u32),
+    collective: unsafe extern "C" fn(u32, *const u32, u32, *mut u32, u32, *const c_char, u32),
+    ldmatrix: unsafe extern "C" fn(u32, u32, *const c_void, *mut u32, *const c_char, u32),
+    cp_async: unsafe extern "C" fn(*mut u8, *const u8, u32, u32, *const c_char, u32),
+    cp_async_commit: unsafe extern "C" fn(),
+    cp_async_wait: unsafe extern "C" fn(u32, *const c_char, u32),
+    grid_wait: unsafe extern "C" fn(),
+}
+
+impl Runtime {
+    /// The functions of this emulator.
+    pub(crate) const TABLE: Runtime = Runtime {
+        place,
+        load_shared,
+        store_shared,
+        load_global,
+        store_global,
+        atomic_add,
+        store_relaxed,
+        fence,
+        barrier,
+        collective,
+        ldmatrix,
+        cp_async,
+        cp_async_commit,
+        cp_async_wait,
+        grid_wait,
+    };
+}
+
+thread_local! {
+    /// The block that this host thread runs.
+    static CURRENT: Cell<*mut Block<'static>> = const { Cell::new(std::ptr::null_mut()) };
+}
+
+/// Calls `run` while `block` is the one that callbacks mean.
+///
+/// # Safety
+/// `run` must use the block through the pointer only.
+pub(super) unsafe fn with_current<R>(block: &mut Block<'_>, run: impl FnOnce(*mut Block<'_>) -> R) -> R {
+    let pointer: *mut Block<'_> = block;
+    let outer = CURRENT.replace(pointer.cast());
+    let result = run(pointer);
+    CURRENT.set(outer);
+    result
+}
+
+/// The block whose thread calls.
+///
+/// # Safety
+/// Callbacks only: a kernel runs, and no other reference to its block is alive. The reference must not be held across a
+/// switch to another thread.
+unsafe fn current<'b>() -> &'b mut Block<'static> {
+    // SAFETY: set by `with_current` around every run of kernels.
+    unsafe { &mut *CURRENT.get() }
+}
+
+/// Stops the block: the scheduler takes over and never comes back.
+unsafe fn stop() -> ! {
+    loop {
+        // SAFETY: called on a fibre, with no reference to the block alive.
+        unsafe { block::suspend(CURRENT.get()) };
+    }
+}
+
+/// Goes on when all is well, else records the mistake and stops the block.
+///
+/// # Safety
+/// As [`current`]; no reference to the block may be alive.
+unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
+    match result {
+        Ok(value) => value,
+        Err(refused) => {
+            // SAFETY: by the contract.
+            unsafe {
+                current().fail(refused, site);
+                stop()
+            }
+        }
+    }
+}
+
+extern "C" fn place() -> *const Place {
+    // SAFETY: called by a kernel. The place stays where it is while the launch runs.
+    unsafe { &raw const current().grid.place }
+}
+
+unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, file: *const c_char, line: u32) {
+    let (site, bytes) = (Site { file, line }, bytes as usize);
+    // SAFETY: called by a kernel; `out` has room for `bytes` bytes.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let patient = block.note_access(site);
+        let checked = block.grid.shared.offset(address.addr(), bytes, "reads").and_then(|offset| {
+            block.grid.shared.read(offset, bytes, thread, &block.clocks)?;
+            block.note_shared(site, thread, offset, bytes);
+            Ok(offset)
+        });
+        if !patient {
+            stop()
+        }
+        let offset = check(checked, site);
+        let data = current().grid.shared.get(offset, bytes);
+        out.copy_from_nonoverlapping(data.as_ptr(), bytes);
+    }
+}
+
+unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8, file: *const c_char, line: u32) {
+    let (site, bytes) = (Site { file, line }, bytes as usize);
+    // SAFETY: called by a kernel; `data` is `bytes` bytes long.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let patient = block.note_access(site);
+        let checked = block.grid.shared.offset(address.addr(), bytes, "writes").and_then(|offset| {
+            block.grid.shared.write(offset, bytes, thread, &block.clocks)?;
+            block.note_shared(site, thread, offset, bytes);
+            Ok(offset)
+        });
+        if !patient {
+            stop()
+        }
+        let offset = check(checked, site);
+        current().grid.shared.set(offset, slice::from_raw_parts(data, bytes));
+    }
+}
+
+unsafe extern "C" fn load_global(
+    address: *const u8,
+    bytes: u32,
+    out: *mut u8,
+    read_only: u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let (site, bytes) = (Site { file, line }, bytes as usize);
+    // SAFETY: called by a kernel; `out` has room for `bytes` bytes. The address lies in an operand that the launch may
+    // read once `place` has accepted it.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let patient = block.note_access(site);
+        let waited = block.threads[thread].waited;
+        let memory = &mut block.grid.memory;
+        let checked = memory
+            .place(address.addr(), bytes, "reads")
+            .and_then(|place| memory.read(place, thread, &block.clocks, read_only != 0, waited));
+        block.note_global(site, thread, address.addr(), bytes);
+        if !patient {
+            stop()
+        }
+        check(checked, site);
+        out.copy_from_nonoverlapping(address, bytes);
+    }
+}
+
+unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8, file: *const c_char, line: u32) {
+    let (site, bytes) = (Site { file, line }, bytes as usize);
+    // SAFETY: called by a kernel; `data` is `bytes` bytes long. The address lies in an operand that the launch may write
+    // once `write` has accepted it.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let patient = block.note_access(site);
+        let waited = block.threads[thread].waited;
+        let memory = &mut block.grid.memory;
+        let checked = memory
+            .place(address.addr(), bytes, "writes")
+            .and_then(|place| memory.write(place, thread, &block.clocks, waited));
+        block.note_global(site, thread, address.addr(), bytes);
+        if !patient {
+            stop()
+        }
+        check(checked, site);
+        address.copy_from_nonoverlapping(data, bytes);
+    }
+}
+
+/// `atom.add.acq_rel.gpu`.
+unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; the address lies in an operand that the launch may write, once accepted.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let patient = block.note_access(site);
+        let waited = block.threads[thread].waited;
+        let memory = &mut block.grid.memory;
+        let checked =
+            memory.place(address.addr(), 4, "atom.add on").and_then(|place| memory.check_atomic(place, waited));
+        if checked.is_ok() {
+            if let Some(before) = memory.released(address.addr()) {
+                block.clocks.acquire(thread, before);
+            }
+            let released = block.clocks.release(thread);
+            memory.release(address.addr(), &released);
+        }
+        if !patient {
+            stop()
+        }
+        check(checked, site);
+        let old = address.read();
+        address.write(old.wrapping_add(value));
+        old
+    }
+}
+
+/// `st.relaxed.gpu`.
+unsafe extern "C" fn store_relaxed(address: *mut u32, value: u32, file: *const c_char, line: u32) {
+    let site = Site { file, line };
+    // SAFETY: as `atomic_add`.
+    unsafe {
+        let block = current();
+        let thread = block.current;
+        let waited = block.threads[thread].waited;
+        let memory = &mut block.grid.memory;
+        let checked =
+            memory.place(address.addr(), 4, "st.relaxed on").and_then(|place| memory.check_atomic(place, waited));
+        if checked.is_ok() {
+            memory.replace(address.addr(), block.clocks.fenced(thread));
+        }
+        check(checked, site);
+        address.write(value);
+    }
+}
+
+/// `fence.acq_rel.gpu`.
+unsafe extern "C" fn fence() {
+    // SAFETY: called by a kernel.
+    let block = unsafe { current() };
+    block.clocks.fence(block.current);
+}
+
+unsafe extern "C" fn barrier(id: u32, threads: u32, waits: u32, file: *const c_char, line: u32) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; no reference is held across the switch.
+    unsafe {
+        let block = current();
+        let arrived = block.arrive(id as usize, threads as usize, waits != 0, site);
+        if check(arrived, site) {
+            let block = current();
+            block.threads[block.current].wait = Wait::Barrier(id as usize);
+            block::suspend(CURRENT.get());
+        }
+    }
+}
+
+unsafe extern "C" fn collective(
+    op: u32,
+    words: *const u32,
+    word_count: u32,
+    out: *mut u32,
+    out_words: u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel with `word_count` words at `words` and room for `out_words` at `out`; no reference is
+    // held across the switch.
+    unsafe {
+        let words = slice::from_raw_parts(words, word_count as usize);
+        let met = current().meet_lanes(Meeting::Registers(op as usize), words, site);
+        if check(met, site) {
+            block::suspend(CURRENT.get());
+        }
+        let result = current().result(out_words as usize);
+        out.copy_from_nonoverlapping(result.as_ptr(), result.len());
+    }
+}
+
+unsafe extern "C" fn ldmatrix(
+    count: u32,
+    transposed: u32,
+    row: *const c_void,
+    out: *mut u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    let meeting = Meeting::LoadMatrices { count: count as usize, transposed: transposed != 0 };
+    // SAFETY: called by a kernel with room for `count` words at `out`; no reference is held across the switch.
+    unsafe {
+        let met = current().meet_for_matrices(meeting, row.addr(), site);
+        if check(met, site) {
+            block::suspend(CURRENT.get());
+        }
+        let result = current().result(count as usize);
+        out.copy_from_nonoverlapping(result.as_ptr(), result.len());
+    }
+}
+
+unsafe extern "C" fn cp_async(
+    to: *mut u8,
+    from: *const u8,
+    bytes: u32,
+    source_bytes: u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    // Read when the copy is waited for.
+    let from = from.expose_provenance();
+    // SAFETY: called by a kernel.
+    unsafe {
+        let copied = current().copy_async(to.addr(), from, bytes as usize, source_bytes as usize, site);
+        check(copied, site);
+    }
+}
+
+unsafe extern "C" fn cp_async_commit() {
+    // SAFETY: called by a kernel.
+    let block = unsafe { current() };
+    block.threads[block.current].copies.commit();
+}
+
+unsafe extern "C" fn cp_async_wait(pending: u32, file: *const c_char, line: u32) {
+    // SAFETY: called by a kernel.
+    unsafe {
+        let waited = current().wait_copies(pending as usize);
+        check(waited, Site { file, line });
+    }
+}
+
+/// `griddepcontrol.wait`.
+unsafe extern "C" fn grid_wait() {
+    // SAFETY: called by a kernel.
+    let block = unsafe { current() };
+    block.threads[block.current].waited = true;
+}

@@ -1,0 +1,270 @@
+//! What each thread knows of the others' past: vector clocks, kept small by how kernels synchronise.
+//!
+//! Every thread has a clock that advances when it releases what it did. Barriers of the whole block are by far the most
+//! common, so what they make known is one number, the `floor`: every event of the block with a clock up to it is known to
+//! all. What a thread learns otherwise (named barriers, mbarriers) stands in its row of `known`. What it learns of other
+//! blocks, through atomics, stands in `foreign`.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// An access to be ordered: by which thread, at which of its clocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub clock: u32,
+    pub thread: u16,
+}
+
+/// What is known of one block's past.
+#[derive(Clone, Debug, Default)]
+struct Known {
+    floor: u32,
+    /// Threads whose events above the floor are known, up to this clock.
+    threads: BTreeMap<u16, u32>,
+}
+
+impl Known {
+    fn join(&mut self, other: &Known) {
+        self.floor = self.floor.max(other.floor);
+        for (&thread, &clock) in &other.threads {
+            let mine = self.threads.entry(thread).or_default();
+            *mine = clock.max(*mine);
+        }
+    }
+}
+
+/// What is known of other blocks, by block.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Knowledge(BTreeMap<u32, Known>);
+
+impl Knowledge {
+    pub(super) fn join(&mut self, other: &Knowledge) {
+        for (&block, known) in &other.0 {
+            self.0.entry(block).or_default().join(known);
+        }
+    }
+
+    /// Whether the event of another block is known.
+    fn covers(&self, block: u32, stamp: Stamp) -> bool {
+        self.0.get(&block).is_some_and(|known| {
+            stamp.clock <= known.floor || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
+        })
+    }
+}
+
+/// The clocks of the threads of one block.
+#[derive(Debug)]
+pub(super) struct Clocks {
+    block: u32,
+    /// The first clock of the block: everything below is another block's.
+    start: u32,
+    floor: u32,
+    highest: u32,
+    own: Vec<u32>,
+    /// Row t: what thread t knows of each thread beyond the floor. Empty until there is something to know.
+    known: Vec<u32>,
+    foreign: Vec<Option<Rc<Knowledge>>>,
+    /// What a relaxed atomic of the thread will release: everything before its last fence.
+    fenced: Vec<Option<Rc<Knowledge>>>,
+    /// What the thread's next fence acquires: everything that its relaxed atomics read.
+    pending: Vec<Option<Rc<Knowledge>>>,
+}
+
+impl Clocks {
+    /// The clocks of block number `block`, above every clock used before.
+    pub(super) fn new(block: u32, threads: usize, above: u32) -> Self {
+        let start = above + 1;
+        Self {
+            block,
+            start,
+            floor: above,
+            highest: start,
+            own: vec![start; threads],
+            known: Vec::new(),
+            foreign: vec![None; threads],
+            fenced: vec![None; threads],
+            pending: vec![None; threads],
+        }
+    }
+
+    pub(super) fn threads(&self) -> usize {
+        self.own.len()
+    }
+
+    pub(super) fn block(&self) -> u32 {
+        self.block
+    }
+
+    pub(super) fn start(&self) -> u32 {
+        self.start
+    }
+
+    pub(super) fn floor(&self) -> u32 {
+        self.floor
+    }
+
+    pub(super) fn highest(&self) -> u32 {
+        self.highest
+    }
+
+    /// An event of `thread`, now.
+    pub(super) fn stamp(&self, thread: usize) -> Stamp {
+        Stamp { clock: self.own[thread], thread: thread as u16 }
+    }
+
+    /// Whether `thread` knows of an event of its own block.
+    #[inline]
+    pub(super) fn sees(&self, thread: usize, stamp: Stamp) -> bool {
+        stamp.clock <= self.floor || usize::from(stamp.thread) == thread || self.knows(thread, stamp)
+    }
+
+    fn knows(&self, thread: usize, stamp: Stamp) -> bool {
+        let row = thread * self.own.len() + usize::from(stamp.thread);
+        self.known.get(row).is_some_and(|&clock| stamp.clock <= clock)
+    }
+
+    /// Whether `thread` knows of an event of any block.
+    pub(super) fn sees_block(&self, thread: usize, block: u32, stamp: Stamp) -> bool {
+        if block == self.block {
+            return self.sees(thread, stamp);
+        }
+        self.foreign[thread].as_ref().is_some_and(|foreign| foreign.covers(block, stamp))
+    }
+
+    /// Whether threads have met otherwise than in barriers of the whole block.
+    pub(super) fn is_detailed(&self) -> bool {
+        !self.known.is_empty()
+    }
+
+    /// From now on threads may learn from each other one by one.
+    pub(super) fn need_details(&mut self) {
+        if self.known.is_empty() {
+            self.known = vec![0; self.own.len() * self.own.len()];
+        }
+    }
+
+    /// All threads of the block have met: everything is known to everyone.
+    pub(super) fn meet_all(&mut self) {
+        self.floor = self.highest;
+        self.highest += 1;
+        self.own.fill(self.highest);
+        if self.foreign.iter().any(Option::is_some) {
+            let mut all = Knowledge::default();
+            self.foreign.iter().flatten().for_each(|known| all.join(known));
+            self.foreign.fill(Some(Rc::new(all)));
+        }
+    }
+
+    /// What `thread` knows, itself included, for others to acquire. Its clock advances.
+    pub(super) fn release(&mut self, thread: usize) -> Rc<Knowledge> {
+        let mut all = self.foreign[thread].as_deref().cloned().unwrap_or_default();
+        let mut threads = BTreeMap::new();
+        if self.is_detailed() {
+            let row = &self.known[thread * self.own.len()..][..self.own.len()];
+            threads.extend(row.iter().enumerate().filter(|&(_, &c)| c > self.floor).map(|(t, &c)| (t as u16, c)));
+        }
+        threads.insert(thread as u16, self.own[thread]);
+        all.0.entry(self.block).or_default().join(&Known { floor: self.floor, threads });
+        self.highest += 1;
+        self.own[thread] = self.highest;
+        Rc::new(all)
+    }
+
+    /// `thread` learns what another released.
+    pub(super) fn acquire(&mut self, thread: usize, what: &Knowledge) {
+        let count = self.own.len();
+        for (&block, known) in &what.0 {
+            if block != self.block {
+                continue;
+            }
+            self.need_details();
+            let row = &mut self.known[thread * count..][..count];
+            for (&other, &clock) in &known.threads {
+                let mine = &mut row[usize::from(other)];
+                *mine = clock.max(*mine);
+            }
+        }
+        if what.0.keys().any(|&block| block != self.block) {
+            let mut foreign = self.foreign[thread].as_deref().cloned().unwrap_or_default();
+            foreign.join(what);
+            foreign.0.remove(&self.block);
+            self.foreign[thread] = Some(Rc::new(foreign));
+        }
+    }
+
+    /// `fence.acq_rel`: relaxed atomics before it have acquired, those after it will release.
+    pub(super) fn fence(&mut self, thread: usize) {
+        if let Some(read) = self.pending[thread].take() {
+            self.acquire(thread, &read);
+        }
+        self.fenced[thread] = Some(self.release(thread));
+    }
+
+    /// What a relaxed atomic write of `thread` releases.
+    pub(super) fn fenced(&self, thread: usize) -> Option<&Knowledge> {
+        self.fenced[thread].as_deref()
+    }
+
+    /// A relaxed atomic of `thread` read what was released: its next fence acquires it.
+    pub(super) fn read_relaxed(&mut self, thread: usize, what: &Knowledge) {
+        let mut all = self.pending[thread].as_deref().cloned().unwrap_or_default();
+        all.join(what);
+        self.pending[thread] = Some(Rc::new(all));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_meeting_makes_everything_known() {
+        let mut clocks = Clocks::new(0, 4, 7);
+        let write = clocks.stamp(1);
+        assert!(clocks.sees(1, write) && !clocks.sees(2, write));
+        clocks.meet_all();
+        assert!((0..4).all(|t| clocks.sees(t, write)));
+        assert!(!clocks.sees(0, clocks.stamp(1)), "what comes after is not known");
+    }
+
+    #[test]
+    fn release_and_acquire_order_two_threads_only() {
+        let mut clocks = Clocks::new(0, 4, 0);
+        let before = clocks.stamp(1);
+        let released = clocks.release(1);
+        let after = clocks.stamp(1);
+        clocks.acquire(2, &released);
+        assert!(clocks.sees(2, before) && !clocks.sees(2, after) && !clocks.sees(3, before));
+        let passed_on = clocks.release(2);
+        clocks.acquire(3, &passed_on);
+        assert!(clocks.sees(3, before), "knowledge is passed on");
+    }
+
+    #[test]
+    fn blocks_learn_through_what_was_released() {
+        let mut first = Clocks::new(0, 2, 0);
+        let write = first.stamp(1);
+        first.meet_all();
+        let released = first.release(0);
+        let late = first.stamp(1);
+        let mut second = Clocks::new(1, 2, first.highest());
+        assert!(!second.sees_block(0, 0, write));
+        second.acquire(0, &released);
+        assert!(second.sees_block(0, 0, write) && !second.sees_block(0, 0, late) && !second.sees_block(1, 0, write));
+        second.meet_all();
+        assert!(second.sees_block(1, 0, write));
+    }
+
+    #[test]
+    fn fences_turn_relaxed_atomics_into_releases_and_acquires() {
+        let mut clocks = Clocks::new(0, 2, 0);
+        let write = clocks.stamp(0);
+        assert!(clocks.fenced(0).is_none());
+        clocks.fence(0);
+        let released = clocks.fenced(0).cloned().unwrap();
+        clocks.read_relaxed(1, &released);
+        assert!(!clocks.sees(1, write));
+        clocks.fence(1);
+        assert!(clocks.sees(1, write));
+    }
+}

@@ -1,0 +1,175 @@
+//! Warp collectives: lanes bring their registers, and the last to come computes for all.
+
+use super::block::{Block, Wait};
+use super::shared::Refused;
+use crate::fault::{FaultKind, Site};
+use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
+
+/// What lanes meet for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// An operation on registers: its place in [`COLLECTIVES`].
+    Registers(usize),
+    /// Matrices from shared memory.
+    LoadMatrices {
+        /// One, two or four.
+        count: usize,
+        transposed: bool,
+    },
+}
+
+impl Meeting {
+    fn name(self) -> String {
+        match self {
+            Meeting::Registers(op) => COLLECTIVES.get(op).map_or_else(|| format!("operation {op}"), |c| c.name.into()),
+            Meeting::LoadMatrices { count, transposed } => {
+                format!("ldmatrix_x{count}{}", if transposed { "_trans" } else { "" })
+            }
+        }
+    }
+}
+
+/// A warp whose lanes are on their way to a collective.
+pub(super) struct Warp {
+    lanes: usize,
+    arrived: u32,
+    meetings: [Option<(Meeting, Site)>; 32],
+    inputs: WarpWords,
+    outputs: WarpWords,
+    /// Addresses of rows, for `ldmatrix`.
+    rows: [usize; 32],
+}
+
+impl Warp {
+    pub(super) fn new(lanes: usize) -> Self {
+        Self {
+            lanes,
+            arrived: 0,
+            meetings: [None; 32],
+            inputs: [[0; MAX_WORDS]; 32],
+            outputs: [[0; MAX_WORDS]; 32],
+            rows: [0; 32],
+        }
+    }
+
+    /// Where some lanes wait for the others, if they do.
+    pub(super) fn partial_site(&self) -> Option<Site> {
+        self.meetings.iter().flatten().map(|&(_, site)| site).next()
+    }
+}
+
+impl Block<'_> {
+    /// The running lane brings its registers. Whether it must wait for other lanes.
+    pub(super) fn meet_lanes(&mut self, meeting: Meeting, words: &[u32], site: Site) -> Result<bool, Refused> {
+        let (warp, lane) = (self.current / 32, self.current % 32);
+        if let Meeting::Registers(op) = meeting {
+            let expected = COLLECTIVES.get(op).map_or(0, |c| c.inputs);
+            if words.len() != expected {
+                let detail = format!("{} takes {expected} words, not {}", meeting.name(), words.len());
+                return Err((FaultKind::BadOperand, detail));
+            }
+        }
+        let state = &mut self.warps[warp];
+        state.inputs[lane][..words.len()].copy_from_slice(words);
+        self.come(meeting, site)
+    }
+
+    /// The running lane brings the address of a row of a matrix.
+    pub(super) fn meet_for_matrices(&mut self, meeting: Meeting, row: usize, site: Site) -> Result<bool, Refused> {
+        self.warps[self.current / 32].rows[self.current % 32] = row;
+        self.come(meeting, site)
+    }
+
+    fn come(&mut self, meeting: Meeting, site: Site) -> Result<bool, Refused> {
+        let (warp, lane) = (self.current / 32, self.current % 32);
+        let state = &mut self.warps[warp];
+        state.meetings[lane] = Some((meeting, site));
+        state.arrived += 1;
+        if (state.arrived as usize) < state.lanes {
+            self.threads[self.current].wait = Wait::Lanes;
+            self.threads[self.current].site = site;
+            return Ok(true);
+        }
+        self.check_agreement(warp, meeting, site)?;
+        match meeting {
+            Meeting::Registers(op) => {
+                let collective = &COLLECTIVES[op];
+                let state = &mut self.warps[warp];
+                (collective.run)(&state.inputs, &mut state.outputs, &self.grid.precision);
+                if matches!(collective.class, Class::FloatMma | Class::IntegerMma) {
+                    *self.grid.counters.mma.entry(collective.name).or_default() += 1;
+                }
+            }
+            Meeting::LoadMatrices { count, transposed } => self.load_matrices(warp, count, transposed, site)?,
+        }
+        if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {
+            self.order_lanes(warp);
+        }
+        self.settle(warp);
+        let state = &mut self.warps[warp];
+        state.arrived = 0;
+        state.meetings = [None; 32];
+        let (first, lanes, caller) = (warp * 32, state.lanes, self.current);
+        for other in (first..first + lanes).filter(|&t| t != caller) {
+            self.wake(other);
+        }
+        Ok(false)
+    }
+
+    /// `bar.warp.sync` orders memory, which no other collective does.
+    fn order_lanes(&mut self, warp: usize) {
+        self.clocks.need_details();
+        let lanes = warp * 32..warp * 32 + self.warps[warp].lanes;
+        let released: Vec<_> = lanes.clone().map(|lane| self.clocks.release(lane)).collect();
+        for lane in lanes {
+            released.iter().for_each(|what| self.clocks.acquire(lane, what));
+        }
+    }
+
+    /// All lanes of a warp are at a collective: it must be the same one.
+    fn check_agreement(&self, warp: usize, meeting: Meeting, site: Site) -> Result<(), Refused> {
+        let state = &self.warps[warp];
+        for (lane, there) in state.meetings[..state.lanes].iter().enumerate() {
+            if *there == Some((meeting, site)) {
+                continue;
+            }
+            let there = there.map_or_else(String::new, |(m, s)| format!("{} at {}", m.name(), s.text()));
+            let detail = format!("lane {lane} is in {there}, this one in {}", meeting.name());
+            return Err((FaultKind::Divergence, detail));
+        }
+        Ok(())
+    }
+
+    /// What the running lane gets from the collective that it came to.
+    pub(super) fn result(&self, words: usize) -> &[u32] {
+        &self.warps[self.current / 32].outputs[self.current % 32][..words]
+    }
+
+    /// `ldmatrix`: matrix i has its rows at the addresses of lanes 8 i to 8 i + 7; lane l gets the two elements of
+    /// row l / 4 from column 2 (l % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix").
+    fn load_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
+        let caller = self.current;
+        for matrix in 0..count {
+            let mut rows = [[0u16; 8]; 8];
+            for (r, row) in rows.iter_mut().enumerate() {
+                let lane = matrix * 8 + r;
+                let address = self.warps[warp].rows[lane];
+                self.current = warp * 32 + lane;
+                let offset = self.grid.shared.offset(address, 16, "ldmatrix reads")?;
+                self.grid.shared.read(offset, 16, self.current, &self.clocks)?;
+                self.note_shared(site, self.current, offset, 16);
+                let bytes = self.grid.shared.get(offset, 16);
+                for (element, pair) in row.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *element = u16::from_le_bytes([pair[0], pair[1]]);
+                }
+            }
+            for lane in 0..32 {
+                let (r, c) = (lane / 4, lane % 4 * 2);
+                let (low, high) = if transposed { (rows[c][r], rows[c + 1][r]) } else { (rows[r][c], rows[r][c + 1]) };
+                self.warps[warp].outputs[lane][matrix] = u32::from(low) | u32::from(high) << 16;
+            }
+        }
+        self.current = caller;
+        Ok(())
+    }
+}
