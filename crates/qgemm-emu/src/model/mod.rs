@@ -1,1 +1,134 @@
 //! Models of the instructions that a warp executes together, on the registers of its 32 lanes.
+//!
+//! [`COLLECTIVES`] is the one table of them: the emulated atoms name an operation by its place there ([`header`]), the
+//! machine collects the lanes' words and calls [`Collective::run`].
+
+mod block_scaled;
+mod decode;
+mod exchange;
+pub mod fit;
+mod float;
+mod fragment;
+mod integer;
+mod precision;
+mod sum;
+
+use qgemm_hal::Variant;
+
+pub use precision::{Accumulator, Aligned, Order, Precision, Rounding, ScaledSum, Sum};
+
+/// Most words that a lane gives to an operation or gets from it.
+pub const MAX_WORDS: usize = 16;
+
+/// The words of every lane; those beyond an operation's count mean nothing.
+pub type WarpWords = [[u32; MAX_WORDS]; 32];
+
+/// Words of no meaning, to be filled.
+pub const NO_WORDS: WarpWords = [[0; MAX_WORDS]; 32];
+
+/// What an operation is, for those who count or compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A matrix instruction with f32 accumulators.
+    FloatMma,
+    /// A matrix instruction with i32 accumulators.
+    IntegerMma,
+    /// A shuffle, vote or reduction.
+    Exchange,
+    /// A meeting without words.
+    Barrier,
+}
+
+/// An instruction that all lanes of a warp execute together.
+#[derive(Clone, Copy)]
+pub struct Collective {
+    /// Name of its atom (of the one that takes integers, where two atoms share an instruction).
+    pub name: &'static str,
+    /// What it is.
+    pub class: Class,
+    /// Words that each lane gives: of `mma`, those of A, B, the accumulators, the scale of A, the scale of B.
+    pub inputs: usize,
+    /// Words that each lane gets.
+    pub outputs: usize,
+    /// The first variant that has it.
+    pub variant: Variant,
+    /// Computes every lane's outputs from every lane's inputs.
+    pub run: fn(&WarpWords, &mut WarpWords, &Precision),
+}
+
+/// How many words of a lane hold the operands of a matrix instruction, in this order: A, B, accumulators, scales.
+#[derive(Clone, Copy)]
+pub(crate) struct WordCounts {
+    a: usize,
+    b: usize,
+    d: usize,
+    scales: usize,
+}
+
+impl WordCounts {
+    const fn first_b(self) -> usize {
+        self.a
+    }
+
+    const fn first_d(self) -> usize {
+        self.a + self.b
+    }
+
+    const fn first_scale(self) -> usize {
+        self.a + self.b + self.d
+    }
+}
+
+type Run = fn(&WarpWords, &mut WarpWords, &Precision);
+
+const fn mma(name: &'static str, class: Class, words: WordCounts, variant: Variant, run: Run) -> Collective {
+    Collective { name, class, inputs: words.first_scale() + words.scales, outputs: words.d, variant, run }
+}
+
+const fn exchange(name: &'static str, inputs: usize, variant: Variant, run: Run) -> Collective {
+    Collective { name, class: Class::Exchange, inputs, outputs: 1, variant, run }
+}
+
+/// Every operation; its place is its number.
+pub static COLLECTIVES: &[Collective] = {
+    use Class::{FloatMma, IntegerMma};
+    use Variant::{Sm70, Sm75, Sm80, Sm89, Sm120};
+    &[
+        mma("mma_m8n8k4_f16", FloatMma, float::M8N8K4, Sm70, float::m8n8k4_f16),
+        mma("mma_m16n8k8_f16", FloatMma, float::M16N8K8, Sm75, float::m16n8k8_f16),
+        mma("mma_m16n8k16_f16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_f16),
+        mma("mma_m16n8k16_bf16", FloatMma, float::M16N8K16, Sm80, float::m16n8k16_bf16),
+        mma("mma_m8n8k16_s8", IntegerMma, integer::M8N8K16, Sm75, integer::m8n8k16),
+        mma("mma_m16n8k16_s8", IntegerMma, integer::M16N8K16, Sm80, integer::m16n8k16),
+        mma("mma_m16n8k32_s8", IntegerMma, integer::M16N8K32, Sm80, integer::m16n8k32),
+        mma("mma_m16n8k32_e4m3", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e4m3),
+        mma("mma_m16n8k32_e5m2", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e5m2),
+        mma("mma_m16n8k64_mxf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_mxf4),
+        mma("mma_m16n8k64_nvf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_nvf4),
+        exchange("shfl_xor", 2, Sm70, exchange::shfl_xor),
+        exchange("shfl_idx", 2, Sm70, exchange::shfl_idx),
+        exchange("ballot", 1, Sm70, exchange::ballot),
+        exchange("redux_add", 1, Sm80, exchange::redux_add),
+        exchange("redux_max_u32", 1, Sm80, exchange::redux_max_u32),
+        Collective {
+            name: "warp_barrier",
+            class: Class::Barrier,
+            inputs: 0,
+            outputs: 0,
+            variant: Sm70,
+            run: exchange::warp_barrier,
+        },
+    ]
+};
+
+/// The operations' numbers as C++: a constant `EMU_<name>` of each.
+pub fn header() -> String {
+    COLLECTIVES
+        .iter()
+        .enumerate()
+        .map(|(number, op)| format!("constexpr unsigned EMU_{} = {number};\n", op.name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

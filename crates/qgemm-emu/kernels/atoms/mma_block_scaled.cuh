@@ -1,0 +1,16 @@
+// Matrix instructions of one warp with block-scaled E2M1 operands and f32 accumulators: D += (A · scale) · (B · scale).
+#pragma once
+#include "atoms/mma.cuh"
+
+#if QG_VARIANT >= 120
+QG_DEVICE void mma_m16n8k64_mxf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, u32 scale_b,
+                                 QG_AT) {
+    const u32 scales[2] = {scale_a, scale_b};
+    emu_mma(EMU_mma_m16n8k64_mxf4, d, a, b, file, line, scales, 2);
+}
+QG_DEVICE void mma_m16n8k64_nvf4(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], u32 scale_a, u32 scale_b,
+                                 QG_AT) {
+    const u32 scales[2] = {scale_a, scale_b};
+    emu_mma(EMU_mma_m16n8k64_nvf4, d, a, b, file, line, scales, 2);
+}
+#endif

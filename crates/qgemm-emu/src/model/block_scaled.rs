@@ -1,0 +1,88 @@
+//! Matrix instructions with block-scaled E2M1 operands and f32 accumulators.
+//!
+//! Read from the PTX ISA ("Matrix Fragments for mma.m16n8k64", "Block Scaling for mma.sync") and never checked on
+//! hardware: only consumer Blackwell has them. With byte-id and thread-id 0, lane 4g holds the scales of row g of A and
+//! of column g of B, lane 4g + 1 those of row g + 8 of A; byte i of its word scales the i-th block of K, of 32 elements
+//! in two blocks (mxf4) or of 16 in four (nvf4). All other lanes' scale words mean nothing.
+
+use super::decode::{self, Scale};
+use super::fragment::{accumulators, operand, put_accumulators};
+use super::precision::{Precision, Rounding, ScaledSum};
+use super::sum::{LEAST_F32, NAN, power_of_two, round, split};
+use super::{WarpWords, WordCounts};
+
+/// Words of `m16n8k64`.
+pub(crate) const M16N8K64: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 2 };
+
+/// Elements whose products a chip adds exactly before it applies scales.
+const EXACT_K: usize = 16;
+
+/// `mma.m16n8k64.row.col.kind::mxf4.block_scale.scale_vec::2X.f32.e2m1.e2m1.f32.ue8m0`.
+pub(crate) fn m16n8k64_mxf4(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    mma(inputs, outputs, 32, decode::ue8m0, &precision.block_scaled);
+}
+
+/// `mma.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`.
+pub(crate) fn m16n8k64_nvf4(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    mma(inputs, outputs, 16, decode::ue4m3, &precision.block_scaled);
+}
+
+/// Sixteen products' sum and what scales it.
+#[derive(Clone, Copy)]
+struct Term {
+    sum: f64,
+    a: Scale,
+    b: Scale,
+}
+
+/// D += A · B where `block` elements of K share a scale.
+fn mma(inputs: &WarpWords, outputs: &mut WarpWords, block: usize, decode: fn(u8) -> Scale, sum: &ScaledSum) {
+    let doubled = |code: u16| decode::e2m1_doubled(code as u8);
+    let a = operand::<16, 64, 4>(inputs, 0).map(|row| row.map(doubled));
+    let b = operand::<8, 64, 4>(inputs, M16N8K64.first_b()).map(|column| column.map(doubled));
+    let scales = |lane: usize, word: usize| -> [Scale; 4] {
+        let bytes = inputs[lane][M16N8K64.first_scale() + word].to_le_bytes();
+        std::array::from_fn(|i| decode(bytes[i * EXACT_K / block]))
+    };
+    let a_scales: [[Scale; 4]; 16] = std::array::from_fn(|row| scales(4 * (row % 8) + row / 8, 0));
+    let b_scales: [[Scale; 4]; 8] = std::array::from_fn(|column| scales(4 * column, 1));
+    let mut d = accumulators::<16>(inputs, M16N8K64.first_d());
+    for (row, d) in d.iter_mut().enumerate() {
+        for (column, d) in d.iter_mut().enumerate() {
+            let terms: [Term; 4] = std::array::from_fn(|i| {
+                let (a_part, b_part) = (&a[row][i * EXACT_K..][..EXACT_K], &b[column][i * EXACT_K..][..EXACT_K]);
+                let fourfold: i32 = a_part.iter().zip(b_part).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
+                Term { sum: f64::from(fourfold) / 4.0, a: a_scales[row][i], b: b_scales[column][i] }
+            });
+            let result = add(&terms, f32::from_bits(*d), sum);
+            *d = if result.is_nan() { NAN } else { result.to_bits() };
+        }
+    }
+    put_accumulators(&d, outputs);
+}
+
+fn add(terms: &[Term; 4], accumulator: f32, sum: &ScaledSum) -> f32 {
+    let wide = terms.iter().fold(f64::from(accumulator), |sum, t| sum + t.sum * t.a.value * t.b.value);
+    match *sum {
+        ScaledSum::Aligned { fraction_bits } if wide.is_finite() => aligned(terms, accumulator, fraction_bits as i32),
+        _ => wide as f32,
+    }
+}
+
+fn aligned(terms: &[Term; 4], accumulator: f32, fraction_bits: i32) -> f32 {
+    let scaled = |t: &Term| t.a.value != 0.0 && t.b.value != 0.0;
+    let accumulator = split(accumulator, LEAST_F32);
+    // Nothing is aligned to less than the accumulator's least exponent.
+    let top = terms.iter().filter(|t| scaled(t)).map(|t| t.a.exponent + t.b.exponent);
+    let top = top.fold(accumulator.exponent.max(LEAST_F32), i32::max);
+    // Exact: a sum of 12 bits times two significands of four.
+    let to_units = power_of_two(fraction_bits - top);
+    let products = terms.iter().map(|t| (t.sum * t.a.value * t.b.value * to_units).trunc());
+    let first =
+        f64::from(accumulator.significand) * power_of_two((fraction_bits + accumulator.exponent - top).max(-1000));
+    round(
+        products.fold(first.trunc(), |sum, product| sum + product),
+        top - fraction_bits,
+        Rounding::TowardZero { fraction_bits: 23 },
+    )
+}

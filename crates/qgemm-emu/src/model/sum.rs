@@ -1,0 +1,338 @@
+//! D += A · B of small matrices, added as a [`Sum`] says.
+
+use super::precision::{Accumulator, Aligned, Order, Rounding, Sum};
+
+/// What every NaN result is.
+pub(crate) const NAN: u32 = 0x7fff_ffff;
+
+/// Exponent of a zero, below every other even when two are added.
+const ZERO: i32 = -4096;
+
+/// f32's least normal exponent.
+pub(crate) const LEAST_F32: i32 = -126;
+
+/// D += A · B, with B by rows of K. `least` is the least normal exponent of the operands' format: a subnormal factor
+/// counts with it when terms are aligned.
+pub(crate) fn multiply<const M: usize, const N: usize, const K: usize>(
+    a: &[[f32; K]; M],
+    b: &[[f32; N]; K],
+    d: &mut [[f32; N]; M],
+    least: i32,
+    sum: &Sum,
+) {
+    match sum {
+        Sum::Wide => wide(a, b, d),
+        Sum::FmaChain => fma_chain(a, b, d),
+        Sum::Aligned(how) => aligned(a, b, d, least, how),
+    }
+    for value in d.as_flattened_mut() {
+        *value = if value.is_nan() { f32::from_bits(NAN) } else { *value };
+    }
+}
+
+fn wide<const M: usize, const N: usize, const K: usize>(a: &[[f32; K]; M], b: &[[f32; N]; K], d: &mut [[f32; N]; M]) {
+    let b = b.map(|row| row.map(f64::from));
+    for (a, d) in a.iter().zip(d) {
+        let mut sum = d.map(f64::from);
+        for (&a, b) in a.iter().zip(&b) {
+            for (sum, b) in sum.iter_mut().zip(b) {
+                *sum += f64::from(a) * b;
+            }
+        }
+        *d = sum.map(|sum| sum as f32);
+    }
+}
+
+fn fma_chain<const M: usize, const N: usize, const K: usize>(
+    a: &[[f32; K]; M],
+    b: &[[f32; N]; K],
+    d: &mut [[f32; N]; M],
+) {
+    for (a, d) in a.iter().zip(d) {
+        for (column, d) in d.iter_mut().enumerate() {
+            *d += a.iter().zip(b).fold(0.0, |sum: f32, (a, b)| a.mul_add(b[column], sum));
+        }
+    }
+}
+
+/// A finite number as significand (signed, magnitude below 2) times a power of two.
+#[derive(Clone, Copy)]
+pub(crate) struct Split {
+    pub(crate) significand: f32,
+    pub(crate) exponent: i32,
+}
+
+/// Splits `value`, whose format's least normal exponent is `least`. What is not finite counts as zero.
+#[inline]
+pub(crate) fn split(value: f32, least: i32) -> Split {
+    let bits = value.to_bits();
+    let field = (bits >> 23 & 0xff) as i32;
+    let normal = f32::from_bits(bits & 0x807f_ffff | 127 << 23);
+    // 2^-least, in two factors because f32 has no 2^127 times 2.
+    let half_way = f32::from_bits(((127 - least / 2) as u32) << 23);
+    let subnormal = value * half_way * f32::from_bits(((127 - (least - least / 2)) as u32) << 23);
+    if field == 0xff || bits << 1 == 0 {
+        Split { significand: 0.0, exponent: ZERO }
+    } else if field - 127 >= least && field != 0 {
+        Split { significand: normal, exponent: field - 127 }
+    } else {
+        Split { significand: subnormal, exponent: least }
+    }
+}
+
+/// The integer part of `significand` times 2^`power`, where power is at most 26.
+#[inline]
+fn cut(significand: f32, power: i32) -> i32 {
+    // A significand of up to 24 bits below 4: exact above f32's least exponent, and below it nothing is left anyway.
+    (significand * f32::from_bits(((power.max(LEAST_F32) + 127) as u32) << 23)) as i32
+}
+
+fn aligned<const M: usize, const N: usize, const K: usize>(
+    a: &[[f32; K]; M],
+    b: &[[f32; N]; K],
+    d: &mut [[f32; N]; M],
+    least: i32,
+    how: &Aligned,
+) {
+    let order: [usize; K] = match how.order {
+        Order::Natural => std::array::from_fn(|k| k),
+        Order::PairsOfFour => std::array::from_fn(|i| {
+            let (half, i) = (i / (K / 2), i % (K / 2));
+            4 * (i / 2) + 2 * half + i % 2
+        }),
+    };
+    let finite = a.as_flattened().iter().chain(b.as_flattened()).fold(true, |all, v| all & v.is_finite());
+    let b_split = b.map(|row| row.map(|value| split(value, least)));
+    let b_significand = b_split.map(|row| row.map(|split| split.significand));
+    let b_exponent = b_split.map(|row| row.map(|split| split.exponent));
+    for (a, d) in a.iter().zip(d) {
+        let a_split = a.map(|value| split(value, least));
+        let mut sums = match how.accumulator {
+            Accumulator::WithProducts => *d,
+            Accumulator::After => [0.0; N],
+        };
+        for group in order.chunks(how.group_k.clamp(1, K)) {
+            let before = sums;
+            let c = before.map(|value| split(value, LEAST_F32));
+            let mut top = c.map(|c| c.exponent.max(how.least_exponent));
+            for &k in group {
+                for (top, b) in top.iter_mut().zip(&b_exponent[k]) {
+                    *top = (*top).max(a_split[k].exponent + b);
+                }
+            }
+            let fraction_bits = how.fraction_bits as i32;
+            let mut total: [f64; N] =
+                std::array::from_fn(|n| f64::from(cut(c[n].significand, fraction_bits + c[n].exponent - top[n])));
+            // Four terms of less than 2^28 fit in an i32.
+            for ks in group.chunks(4) {
+                let mut part = [0; N];
+                for &k in ks {
+                    let shift = fraction_bits + a_split[k].exponent;
+                    for n in 0..N {
+                        let product = a_split[k].significand * b_significand[k][n];
+                        part[n] += cut(product, shift + b_exponent[k][n] - top[n]);
+                    }
+                }
+                for (total, part) in total.iter_mut().zip(part) {
+                    *total += f64::from(part);
+                }
+            }
+            sums = std::array::from_fn(|n| round(total[n], top[n] - fraction_bits, how.rounding));
+            if !finite || before.iter().any(|c| !c.is_finite()) {
+                for n in 0..N {
+                    let exact =
+                        group.iter().fold(f64::from(before[n]), |s, &k| s + f64::from(a[k]) * f64::from(b[k][n]));
+                    if !exact.is_finite() {
+                        sums[n] = exact as f32;
+                    }
+                }
+            }
+        }
+        match how.accumulator {
+            Accumulator::WithProducts => *d = sums,
+            Accumulator::After => {
+                for (d, sum) in d.iter_mut().zip(sums) {
+                    *d += sum;
+                }
+            }
+        }
+    }
+}
+
+/// 2^`exponent`, which is from -1022 to 1023.
+#[inline]
+pub(crate) fn power_of_two(exponent: i32) -> f64 {
+    f64::from_bits(((exponent + 1023) as u64) << 52)
+}
+
+/// `integer` times 2^`exponent` as f32. The integer is exact in f64, the exponent far from f64's limits.
+#[inline]
+pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
+    let value = integer * power_of_two(exponent);
+    match rounding {
+        Rounding::NearestEven => value as f32,
+        Rounding::TowardZero { fraction_bits } => {
+            let subnormal = value.abs() < f64::from(f32::MIN_POSITIVE);
+            if subnormal {
+                // In units of the least number that has so many fraction bits. A result of zero is positive.
+                let units = value * power_of_two(fraction_bits as i32 - LEAST_F32);
+                ((units as i64) as f64 * power_of_two(LEAST_F32 - fraction_bits as i32)) as f32
+            } else {
+                // What is left fits in f32, unless it is 2^128 or more, which is infinite.
+                f64::from_bits(value.to_bits() & !((1 << (52 - fraction_bits)) - 1)) as f32
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Precision;
+    use qgemm_hal::Variant;
+
+    const F16: i32 = -14;
+    const BF16: i32 = -126;
+
+    fn with(group_k: usize, fraction_bits: u32) -> Aligned {
+        let Sum::Aligned(hopper) = Precision::of(Variant::Sm90).half else { panic!("Hopper aligns") };
+        Aligned { group_k, fraction_bits, ..hopper }
+    }
+
+    /// One row times one column.
+    fn dot<const K: usize>(a: [f32; K], b: [f32; K], c: f32, least: i32, sum: Sum) -> f32 {
+        let mut d = [[c]];
+        multiply(&[a], &b.map(|value| [value]), &mut d, least, &sum);
+        d[0][0]
+    }
+
+    #[test]
+    fn bits_below_the_kept_ones_are_cut() {
+        // 2^12 and three times 2^-13: with 24 fraction bits each small term lies below the last kept bit, 2^-12.
+        let a = [64.0, 2f32.powi(-7), 2f32.powi(-7), 2f32.powi(-7)];
+        let b = [64.0, 2f32.powi(-6), 2f32.powi(-6), 2f32.powi(-6)];
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 4096.0);
+        // With 25 bits the three add to 2^-12 + 2^-13, but f32 has 2^-11 as its last bit there.
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 4096.0);
+        // Taking the large term away afterwards would show them; with it in the group, the first of both does.
+        let (a, b) = ([64.0, 2f32.powi(-7), 2f32.powi(-7), -64.0], [64.0, 2f32.powi(-6), 2f32.powi(-6), 64.0]);
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 0.0);
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 2f32.powi(-12));
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Wide), 2f32.powi(-12));
+    }
+
+    #[test]
+    fn terms_are_cut_toward_zero_each_on_its_own() {
+        // Four terms of minus three quarters of the last kept bit: each becomes zero.
+        let a = [1.0, -0.75, -0.75, -0.75, -0.75, 0.0, 0.0, 0.0];
+        let small = 2f32.powi(-12);
+        let b = [2048.0, small, small, small, small, 0.0, 0.0, 0.0];
+        let (top, last) = (2048.0, 2f32.powi(-12));
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(8, 23))), top);
+        assert_eq!(f64::from(dot(a, b, 0.0, F16, Sum::Wide)), f64::from((2048.0 - 3.0 * f64::from(last)) as f32));
+    }
+
+    #[test]
+    fn a_product_of_significands_is_not_normalized() {
+        // 1.5 * 1.5 = 2.25 = 2^1 * 1.125, but its exponent counts as 0, so 24 bits below it 2^-24 is kept.
+        let small = 2f32.powi(-12);
+        let products = ([1.5, small, -1.5, 0.0], [1.5, small, 1.5, 0.0]);
+        assert_eq!(dot(products.0, products.1, 0.0, F16, Sum::Aligned(with(4, 24))), 2f32.powi(-24));
+        assert_eq!(dot(products.0, products.1, 0.0, F16, Sum::Aligned(with(4, 23))), 0.0);
+    }
+
+    #[test]
+    fn groups_round_one_after_another() {
+        // 2^12 + 2^-12 is cut to 2^12 in f32 after the first group of two; then the large term goes.
+        let a = [64.0, 2f32.powi(-6), -64.0, 0.0];
+        let b = [64.0, 2f32.powi(-6), 64.0, 0.0];
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(2, 25))), 0.0);
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 25))), 2f32.powi(-12));
+    }
+
+    #[test]
+    fn the_accumulator_is_aligned_too() {
+        let c = 2f32.powi(20);
+        assert_eq!(dot([1.0, 0.0], [2f32.powi(-4), 0.0], c, F16, Sum::Aligned(with(2, 24))), c);
+        assert_eq!(dot([1.0, 0.0], [2f32.powi(-3), 0.0], c, F16, Sum::Aligned(with(2, 24))), c + 0.125);
+        // After: 2^20 + 0.1875 rounds to nearest, up; aligned, it is cut.
+        let after = Aligned { accumulator: Accumulator::After, ..with(2, 24) };
+        let three = ([0.1875, 0.0], [1.0, 0.0]);
+        assert_eq!(dot(three.0, three.1, c, F16, Sum::Aligned(after)), c + 0.25);
+        assert_eq!(dot(three.0, three.1, c, F16, Sum::Aligned(with(2, 24))), c + 0.125);
+    }
+
+    #[test]
+    fn short_results_clear_their_last_bits() {
+        let short = Aligned { rounding: Rounding::TowardZero { fraction_bits: 13 }, ..with(2, 13) };
+        assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-13)], 0.0, F16, Sum::Aligned(short)), 1.0 + 2f32.powi(-13));
+        assert_eq!(dot([1.0, 1.0], [1.0, 2f32.powi(-14)], 0.0, F16, Sum::Aligned(short)), 1.0);
+        // The sum has one bit more than its terms, and loses its last.
+        assert_eq!(
+            dot([1.0, 1.0], [1.0, 1.0 + 2f32.powi(-10)], 2f32.powi(-13), F16, Sum::Aligned(short)),
+            2.0 + 2f32.powi(-10)
+        );
+    }
+
+    #[test]
+    fn pairs_of_four_are_groups() {
+        // The large terms lie in the first and the second half of fours, so they do not meet in one group.
+        let how = Aligned { order: Order::PairsOfFour, ..with(4, 24) };
+        let a = [64.0, 2f32.powi(-7), -64.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let b = [64.0, 2f32.powi(-6), 64.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(how)), 0.0);
+        let a = [64.0, -64.0, 2f32.powi(-7), 0.0, 0.0, 0.0, 0.0, 0.0];
+        let b = [64.0, 64.0, 2f32.powi(-6), 0.0, 0.0, 0.0, 0.0, 0.0];
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(how)), 2f32.powi(-13));
+        assert_eq!(dot(a, b, 0.0, F16, Sum::Aligned(with(4, 24))), 0.0);
+    }
+
+    #[test]
+    fn fmas_round_at_each_step() {
+        let e = 2f32.powi(-24);
+        assert_eq!(dot([1.0, e, e, 0.0], [1.0; 4], 0.0, BF16, Sum::FmaChain), 1.0);
+        assert_eq!(dot([e, e, 1.0, 0.0], [1.0; 4], 0.0, BF16, Sum::FmaChain), 1.0 + 2.0 * e);
+        assert_eq!(dot([e, e, 0.0, 0.0], [1.0; 4], 1.0, BF16, Sum::FmaChain), 1.0 + 2.0 * e);
+    }
+
+    #[test]
+    fn subnormals_overflow_and_specials() {
+        let hopper = Sum::Aligned(with(16, 25));
+        let least_f16 = 2f32.powi(-24);
+        assert_eq!(dot([least_f16, 0.0], [least_f16, 0.0], 0.0, F16, hopper), 2f32.powi(-48));
+        // A subnormal factor counts with its format's least exponent: -14 and not -24.
+        let (a, b) = ([least_f16, 1.0], [1.0, 2f32.powi(-24)]);
+        assert_eq!(dot(a, b, 0.0, F16, hopper), 2f32.powi(-23));
+        let least_f32 = f32::from_bits(1);
+        assert_eq!(dot([0.0; 2], [0.0; 2], least_f32, F16, hopper), least_f32);
+        assert_eq!(dot([2f32.powi(-100), 0.0], [2f32.powi(-49), 0.0], 0.0, BF16, hopper), least_f32);
+        assert_eq!(dot([2f32.powi(-100), 0.0], [2f32.powi(-50), 0.0], 0.0, BF16, hopper).to_bits(), 0);
+        let large = 2f32.powi(127);
+        assert_eq!(dot([large, large], [1.0, 1.0], 0.0, BF16, hopper), f32::INFINITY);
+        assert_eq!(dot([large, -large], [2.0, 2.0], 1.0, BF16, hopper), 0.0, "the one is cut");
+        assert_eq!(dot([f32::MAX, 0.0], [1.0, 0.0], 1.0, BF16, hopper), f32::MAX);
+        for sum in [Sum::Wide, Sum::FmaChain, hopper] {
+            let infinite = f32::INFINITY;
+            assert_eq!(dot([infinite, 1.0], [1.0, 1.0], 1.0, F16, sum), infinite);
+            assert_eq!(dot([1.0, 1.0], [1.0, 1.0], -infinite, F16, sum), -infinite);
+            assert_eq!(dot([infinite, 1.0], [0.0, 1.0], 1.0, F16, sum).to_bits(), NAN);
+            assert_eq!(dot([1.0, 1.0], [1.0, 1.0], f32::NAN, F16, sum).to_bits(), NAN);
+            assert_eq!(dot([infinite, -infinite], [1.0, 1.0], 1.0, F16, sum).to_bits(), NAN);
+        }
+    }
+
+    #[test]
+    fn exact_sums_are_exact_everywhere() {
+        let a: [f32; 32] = std::array::from_fn(|k| (k as f32 * 7.0) % 13.0 - 6.0);
+        let b: [f32; 32] = std::array::from_fn(|k| (k as f32 * 5.0) % 11.0 - 5.0);
+        let exact = a.iter().zip(b).fold(3.0, |sum, (a, b)| sum + a * b);
+        let mut sums = vec![Sum::Wide, Sum::FmaChain];
+        for variant in Variant::ALL {
+            let precision = Precision::of(variant);
+            sums.extend([precision.quad_pair, precision.half, precision.fp8]);
+        }
+        for sum in sums {
+            assert_eq!(dot(a, b, 3.0, F16, sum), exact, "{sum:?}");
+        }
+    }
+}
