@@ -32,6 +32,17 @@ struct EmuRuntime {
     void (*cp_async_commit)();
     void (*cp_async_wait)(u32 groups, const char* file, u32 line);
     void (*grid_wait)();
+    void (*mbarrier_init)(u64* barrier, u32 count, const char* file, u32 line);
+    void (*mbarrier_fence)();
+    // Announces `bytes` before it arrives.
+    void (*mbarrier_arrive)(u64* barrier, u32 bytes, const char* file, u32 line);
+    void (*mbarrier_wait)(u64* barrier, u32 parity, const char* file, u32 line);
+    void (*tensor_copy)(u8* shared, const void* map, i32 x, i32 y, u64* barrier, const char* file, u32 line);
+    void (*proxy_fence)();
+    void (*wgmma_fence)();
+    void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 bf16, const char* file, u32 line);
+    void (*wgmma_commit)();
+    void (*wgmma_wait)(u32 groups, const char* file, u32 line);
 };
 
 static const EmuRuntime* emu;

@@ -29,7 +29,7 @@ use qgemm_hal::{BufferRef, Device, DeviceInfo, HalError, Variant};
 pub use counters::Counters;
 pub use device::Geometry;
 pub use fault::{Fault, FaultKind};
-pub use machine::{Access, Region};
+pub use machine::{Access, Region, Swizzle, TensorMap};
 
 use compile::Compiler;
 use device::EmuDevice;

@@ -10,8 +10,11 @@ use super::async_copy::AsyncCopies;
 use super::clock::Clocks;
 use super::collective::Warp;
 use super::launch::Grid;
+use super::mbarrier::Barriers;
 use super::shared::Refused;
 use super::stacks;
+use super::tensor_copy::TensorCopy;
+use super::warpgroup::WarpInstructions;
 use crate::counters::{Space, WarpTrace};
 use crate::fault::{Fault, FaultKind, Site};
 
@@ -32,6 +35,13 @@ pub(super) enum Wait {
     Lanes,
     /// A barrier.
     Barrier(usize),
+    /// The end of a phase of an mbarrier in shared memory.
+    Phase {
+        /// Where the mbarrier is.
+        offset: usize,
+        /// The phase's parity.
+        parity: u32,
+    },
     /// It has ended.
     Ended,
 }
@@ -63,6 +73,10 @@ pub(super) struct Block<'a> {
     pub threads: Vec<Thread>,
     pub warps: Vec<Warp>,
     pub traces: Vec<WarpTrace>,
+    pub barriers_in_memory: Barriers,
+    pub tensor_copies: VecDeque<TensorCopy>,
+    /// By warp.
+    pub instructions: Vec<WarpInstructions>,
     pub fault: Option<Fault>,
     /// The thread that runs.
     pub current: usize,
@@ -97,6 +111,9 @@ impl<'a> Block<'a> {
             threads: (0..threads).map(|_| thread()).collect(),
             warps: (0..threads.div_ceil(32)).map(warp).collect(),
             traces: (0..threads.div_ceil(32)).map(|_| WarpTrace::default()).collect(),
+            barriers_in_memory: Barriers::default(),
+            tensor_copies: VecDeque::new(),
+            instructions: (0..threads.div_ceil(32)).map(|_| WarpInstructions::default()).collect(),
             fault: None,
             current: 0,
             barriers: Default::default(),
@@ -210,6 +227,11 @@ impl<'a> Block<'a> {
                     let wants = self.barriers[id].wants;
                     format!("wait at barrier {id} for {wants} threads ({})", thread.site.text())
                 }
+                Wait::Phase { offset, parity } => {
+                    let wants = self.wants_of(offset);
+                    let site = thread.site.text();
+                    format!("wait for phase {parity} of the mbarrier at offset {offset}, which wants {wants} ({site})")
+                }
             };
             match groups.iter_mut().find(|(known, _)| *known == what) {
                 Some((_, threads)) => threads.push(t),
@@ -261,7 +283,16 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
         // SAFETY: no thread runs now.
         let state = unsafe { &mut *block };
         let Some(thread) = state.ready.pop_front() else {
-            if state.threads.iter().any(|t| t.wait != Wait::Ended) {
+            if state.fault.is_none() && state.let_a_tile_arrive() {
+                continue;
+            }
+            if state.fault.is_none()
+                && let Err((refused, thread)) = state.check_warpgroups()
+            {
+                state.current = thread;
+                state.fail(refused, Site::NONE);
+            }
+            if state.fault.is_none() && state.threads.iter().any(|t| t.wait != Wait::Ended) {
                 state.explain_standstill();
             }
             break;

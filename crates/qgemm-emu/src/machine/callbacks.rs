@@ -8,6 +8,8 @@ use std::slice;
 use super::block::{self, Block, Wait};
 use super::collective::Meeting;
 use super::shared::Refused;
+use super::tensor_copy::TensorMap;
+use super::warpgroup::LaneShare;
 use crate::fault::Site;
 
 /// Where a thread stands (`EmuPlace` in `kernels/emu.cuh`).
@@ -39,6 +41,16 @@ pub(crate) struct Runtime {
     cp_async_commit: unsafe extern "C" fn(),
     cp_async_wait: unsafe extern "C" fn(u32, *const c_char, u32),
     grid_wait: unsafe extern "C" fn(),
+    mbarrier_init: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
+    mbarrier_fence: unsafe extern "C" fn(),
+    mbarrier_arrive: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
+    mbarrier_wait: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
+    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, i32, i32, *mut u64, *const c_char, u32),
+    proxy_fence: unsafe extern "C" fn(),
+    wgmma_fence: unsafe extern "C" fn(),
+    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, *const c_char, u32),
+    wgmma_commit: unsafe extern "C" fn(),
+    wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
 }
 
 impl Runtime {
@@ -59,6 +71,16 @@ impl Runtime {
         cp_async_commit,
         cp_async_wait,
         grid_wait,
+        mbarrier_init,
+        mbarrier_fence,
+        mbarrier_arrive,
+        mbarrier_wait,
+        tensor_copy,
+        proxy_fence,
+        wgmma_fence,
+        wgmma,
+        wgmma_commit,
+        wgmma_wait,
     };
 }
 
@@ -361,4 +383,106 @@ unsafe extern "C" fn grid_wait() {
     // SAFETY: called by a kernel.
     let block = unsafe { current() };
     block.threads[block.current].waited = true;
+}
+
+unsafe extern "C" fn mbarrier_init(barrier: *mut u64, count: u32, file: *const c_char, line: u32) {
+    // SAFETY: called by a kernel.
+    unsafe {
+        let made = current().make_barrier(barrier.addr(), count);
+        check(made, Site { file, line });
+    }
+}
+
+/// `fence.mbarrier_init`.
+unsafe extern "C" fn mbarrier_fence() {
+    // SAFETY: called by a kernel.
+    unsafe { current() }.tell_of_barriers();
+}
+
+unsafe extern "C" fn mbarrier_arrive(barrier: *mut u64, bytes: u32, file: *const c_char, line: u32) {
+    // SAFETY: called by a kernel.
+    unsafe {
+        let arrived = current().arrive_at(barrier.addr(), bytes);
+        check(arrived, Site { file, line });
+    }
+}
+
+unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const c_char, line: u32) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; no reference is held across the switch.
+    unsafe {
+        loop {
+            let waits = current().wait_at(barrier.addr(), parity, site);
+            if !check(waits, site) {
+                return;
+            }
+            block::suspend(CURRENT.get());
+        }
+    }
+}
+
+/// `cp.async.bulk.tensor.2d`.
+unsafe extern "C" fn tensor_copy(
+    to: *mut u8,
+    map: *const c_void,
+    x: i32,
+    y: i32,
+    barrier: *mut u64,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; a tensor map is 128 bytes in the kernel's parameter.
+    unsafe {
+        let map = TensorMap::decode(&map.cast::<[u64; 16]>().read_unaligned());
+        let asked = current().copy_tensor(to.addr(), map, [x, y], barrier.addr(), site);
+        check(asked, site);
+    }
+}
+
+/// `fence.proxy.async`.
+unsafe extern "C" fn proxy_fence() {
+    // SAFETY: called by a kernel.
+    let block = unsafe { current() };
+    block.clocks.fence_proxy(block.current);
+}
+
+unsafe extern "C" fn wgmma_fence() {
+    // SAFETY: called by a kernel.
+    unsafe { current() }.fence_warpgroup();
+}
+
+unsafe extern "C" fn wgmma(
+    d: *mut f32,
+    accumulators: u32,
+    a: *const u32,
+    descriptor: u64,
+    bf16: u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, descriptor, bf16: bf16 != 0 };
+    // SAFETY: called by a kernel with four words at `a` and `accumulators` floats at `d`, an array of the thread that it
+    // must not use before it waits; no reference is held across the switch.
+    unsafe {
+        let share = LaneShare { d: d.expose_provenance(), a: a.cast::<[u32; 4]>().read() };
+        let met = current().meet_for_wgmma(meeting, share, site);
+        if check(met, site) {
+            block::suspend(CURRENT.get());
+        }
+    }
+}
+
+unsafe extern "C" fn wgmma_commit() {
+    // SAFETY: called by a kernel.
+    unsafe { current() }.commit_warpgroup();
+}
+
+unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
+    // SAFETY: called by a kernel.
+    unsafe {
+        let waited = current().wait_warpgroup(pending as usize);
+        check(waited, Site { file, line });
+    }
 }

@@ -8,6 +8,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+/// The thread number of the copy engine, whose writes are known only to those who waited for them.
+pub(super) const ENGINE: u16 = u16::MAX - 1;
+
 /// An access to be ordered: by which thread, at which of its clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
@@ -47,7 +50,7 @@ impl Knowledge {
     /// Whether the event of another block is known.
     fn covers(&self, block: u32, stamp: Stamp) -> bool {
         self.0.get(&block).is_some_and(|known| {
-            stamp.clock <= known.floor || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
+            (stamp.thread != ENGINE && stamp.clock <= known.floor) || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
         })
     }
 }
@@ -66,6 +69,11 @@ pub(super) struct Clocks {
     foreign: Vec<Option<Rc<Knowledge>>>,
     /// What a relaxed atomic of the thread will release: everything before its last fence.
     fenced: Vec<Option<Rc<Knowledge>>>,
+    /// The thread's clock at its last `fence.proxy.async`.
+    proxied: Vec<u32>,
+    engine: u32,
+    /// What each thread knows of the engine's past.
+    engine_known: Vec<u32>,
     /// What the thread's next fence acquires: everything that its relaxed atomics read.
     pending: Vec<Option<Rc<Knowledge>>>,
 }
@@ -84,6 +92,9 @@ impl Clocks {
             foreign: vec![None; threads],
             fenced: vec![None; threads],
             pending: vec![None; threads],
+            proxied: vec![0; threads],
+            engine: start,
+            engine_known: vec![0; threads],
         }
     }
 
@@ -115,6 +126,9 @@ impl Clocks {
     /// Whether `thread` knows of an event of its own block.
     #[inline]
     pub(super) fn sees(&self, thread: usize, stamp: Stamp) -> bool {
+        if stamp.thread == ENGINE {
+            return stamp.clock < self.start || stamp.clock <= self.engine_known[thread];
+        }
         stamp.clock <= self.floor || usize::from(stamp.thread) == thread || self.knows(thread, stamp)
     }
 
@@ -148,6 +162,8 @@ impl Clocks {
         self.floor = self.highest;
         self.highest += 1;
         self.own.fill(self.highest);
+        let engine = self.engine_known.iter().copied().max().unwrap_or(0);
+        self.engine_known.fill(engine);
         if self.foreign.iter().any(Option::is_some) {
             let mut all = Knowledge::default();
             self.foreign.iter().flatten().for_each(|known| all.join(known));
@@ -164,6 +180,9 @@ impl Clocks {
             threads.extend(row.iter().enumerate().filter(|&(_, &c)| c > self.floor).map(|(t, &c)| (t as u16, c)));
         }
         threads.insert(thread as u16, self.own[thread]);
+        if self.engine_known[thread] > 0 {
+            threads.insert(ENGINE, self.engine_known[thread]);
+        }
         all.0.entry(self.block).or_default().join(&Known { floor: self.floor, threads });
         self.highest += 1;
         self.own[thread] = self.highest;
@@ -180,7 +199,7 @@ impl Clocks {
             self.need_details();
             let row = &mut self.known[thread * count..][..count];
             for (&other, &clock) in &known.threads {
-                let mine = &mut row[usize::from(other)];
+                let mine = if other == ENGINE { &mut self.engine_known[thread] } else { &mut row[usize::from(other)] };
                 *mine = clock.max(*mine);
             }
         }
@@ -190,6 +209,32 @@ impl Clocks {
             foreign.0.remove(&self.block);
             self.foreign[thread] = Some(Rc::new(foreign));
         }
+    }
+
+    /// The copy engine does something, now.
+    pub(super) fn engine_event(&self) -> Stamp {
+        Stamp { clock: self.engine, thread: ENGINE }
+    }
+
+    /// What the copy engine has done so far, for those who wait for it.
+    pub(super) fn engine_release(&mut self) -> Knowledge {
+        let threads = BTreeMap::from([(ENGINE, self.engine)]);
+        self.engine += 1;
+        // Later blocks start above it, too.
+        self.highest = self.highest.max(self.engine);
+        Knowledge(BTreeMap::from([(self.block, Known { floor: 0, threads })]))
+    }
+
+    /// `fence.proxy.async`.
+    pub(super) fn fence_proxy(&mut self, thread: usize) {
+        self.proxied[thread] = self.own[thread];
+        self.highest += 1;
+        self.own[thread] = self.highest;
+    }
+
+    /// Whether copy engine and matrix units see an event: the engine's own do, a thread's do once it has fenced.
+    pub(super) fn is_proxied(&self, stamp: Stamp) -> bool {
+        stamp.thread == ENGINE || stamp.clock <= self.proxied[usize::from(stamp.thread)]
     }
 
     /// `fence.acq_rel`: relaxed atomics before it have acquired, those after it will release.

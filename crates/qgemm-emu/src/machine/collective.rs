@@ -2,6 +2,7 @@
 
 use super::block::{Block, Wait};
 use super::shared::Refused;
+use super::warpgroup::LaneShare;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
 
@@ -16,6 +17,15 @@ pub(super) enum Meeting {
         count: usize,
         transposed: bool,
     },
+    /// `wgmma` of this warp's share.
+    Warpgroup {
+        /// Floats of a lane.
+        accumulators: usize,
+        /// Where B is.
+        descriptor: u64,
+        /// The operands' type; else f16.
+        bf16: bool,
+    },
 }
 
 impl Meeting {
@@ -24,6 +34,9 @@ impl Meeting {
             Meeting::Registers(op) => COLLECTIVES.get(op).map_or_else(|| format!("operation {op}"), |c| c.name.into()),
             Meeting::LoadMatrices { count, transposed } => {
                 format!("ldmatrix_x{count}{}", if transposed { "_trans" } else { "" })
+            }
+            Meeting::Warpgroup { accumulators, descriptor, .. } => {
+                format!("wgmma with {} columns and descriptor {descriptor:#x}", accumulators * 2)
             }
         }
     }
@@ -38,6 +51,8 @@ pub(super) struct Warp {
     outputs: WarpWords,
     /// Addresses of rows, for `ldmatrix`.
     rows: [usize; 32],
+    /// For `wgmma`.
+    shares: [LaneShare; 32],
 }
 
 impl Warp {
@@ -49,6 +64,7 @@ impl Warp {
             inputs: [[0; MAX_WORDS]; 32],
             outputs: [[0; MAX_WORDS]; 32],
             rows: [0; 32],
+            shares: [LaneShare { d: 0, a: [0; 4] }; 32],
         }
     }
 
@@ -80,6 +96,20 @@ impl Block<'_> {
         self.come(meeting, site)
     }
 
+    /// The running lane brings its share of a `wgmma`.
+    ///
+    /// # Safety
+    /// As [`Block::issue`].
+    pub(super) unsafe fn meet_for_wgmma(
+        &mut self,
+        meeting: Meeting,
+        share: LaneShare,
+        site: Site,
+    ) -> Result<bool, Refused> {
+        self.warps[self.current / 32].shares[self.current % 32] = share;
+        self.come(meeting, site)
+    }
+
     fn come(&mut self, meeting: Meeting, site: Site) -> Result<bool, Refused> {
         let (warp, lane) = (self.current / 32, self.current % 32);
         let state = &mut self.warps[warp];
@@ -101,6 +131,12 @@ impl Block<'_> {
                 }
             }
             Meeting::LoadMatrices { count, transposed } => self.load_matrices(warp, count, transposed, site)?,
+            Meeting::Warpgroup { accumulators, descriptor, bf16 } => {
+                let state = &self.warps[warp];
+                let lanes = state.shares[..state.lanes].to_vec();
+                // SAFETY: lanes meet here through `meet_for_wgmma` only, whose contract is the same.
+                unsafe { self.issue(lanes, accumulators, descriptor, bf16, site)? }
+            }
         }
         if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {
             self.order_lanes(warp);

@@ -72,10 +72,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<Counters
         precision: launch.precision,
         last_clock: 0,
     };
-    // Parameters may hold addresses and 64-bit numbers, so they are copied to where alignment suits them.
-    let mut params = vec![0u128; launch.params.len().div_ceil(16)];
-    bytemuck::cast_slice_mut::<u128, u8>(&mut params)[..launch.params.len()].copy_from_slice(launch.params);
-    let start = Start { run: launch.run, params: params.as_ptr().cast() };
+    let params = AlignedParams::new(launch.params);
+    let start = Start { run: launch.run, params: params.0.as_ptr().cast() };
     let mut outcome = Ok(());
     for number in order(launch.blocks.iter().map(|&b| u64::from(b)).product(), launch.seed) {
         let [x, y, _] = launch.blocks.map(u64::from);
@@ -98,6 +96,24 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<Counters
     let Grid { shared, counters, .. } = grid;
     SHARED.with_borrow_mut(|free| free.push(shared));
     Ok(outcome.map(|()| counters))
+}
+
+/// The parameter where alignment suits it: it may hold tensor maps, which want 64 bytes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+struct AlignedParams(Vec<Line>);
+
+impl AlignedParams {
+    fn new(params: &[u8]) -> Self {
+        let line = |chunk: &[u8]| {
+            let mut line = Line([0; 64]);
+            line.0[..chunk.len()].copy_from_slice(chunk);
+            line
+        };
+        Self(params.chunks(64).map(line).collect())
+    }
 }
 
 /// The numbers below `count`, in an order that the seed decides; 0 keeps them in order.

@@ -7,9 +7,13 @@ mod clock;
 mod collective;
 mod global;
 mod launch;
+mod mbarrier;
 mod shared;
 mod stacks;
+mod tensor_copy;
+mod warpgroup;
 
 pub(crate) use callbacks::Runtime;
 pub use global::{Access, Region};
 pub(crate) use launch::{Launch, run};
+pub use tensor_copy::{Swizzle, TensorMap};

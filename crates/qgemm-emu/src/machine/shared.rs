@@ -67,13 +67,24 @@ impl SharedMemory {
 
     /// The offset of an access that lies inside and is aligned.
     pub(super) fn offset(&self, address: usize, bytes: usize, what: &str) -> Result<usize, Refused> {
+        self.offset_of(address, bytes, bytes, what)
+    }
+
+    /// The same, for an access that wants another alignment than its size.
+    pub(super) fn offset_of(
+        &self,
+        address: usize,
+        bytes: usize,
+        alignment: usize,
+        what: &str,
+    ) -> Result<usize, Refused> {
         let offset = address.wrapping_sub(self.base.as_ptr().addr());
         if offset > self.len || bytes > self.len - offset {
             let at = offset.cast_signed();
             let detail = format!("{what} {bytes} bytes at offset {at} of {} bytes of shared memory", self.len);
             return Err((FaultKind::OutOfBounds, detail));
         }
-        if !address.is_multiple_of(bytes) {
+        if !address.is_multiple_of(alignment) {
             return Err((FaultKind::Misaligned, format!("{what} {bytes} bytes at offset {offset} of shared memory")));
         }
         Ok(offset)
@@ -158,6 +169,27 @@ impl SharedMemory {
     /// The copy is done.
     pub(super) fn land(&mut self, offset: usize, len: usize) {
         self.bytes[offset..offset + len].iter_mut().for_each(|b| b.in_flight -= 1);
+    }
+
+    /// The copy engine has written bytes.
+    pub(super) fn written_by_engine(&mut self, offset: usize, len: usize, stamp: Stamp) {
+        let written = Byte { write_clock: stamp.clock, write_thread: stamp.thread, ..Byte::default() };
+        self.bytes[offset..offset + len].fill(written);
+    }
+
+    /// Whether the matrix units see what was written: see [`Clocks::is_proxied`].
+    pub(super) fn check_proxy(&self, offset: usize, len: usize, clocks: &Clocks) -> Result<(), Refused> {
+        for (i, byte) in self.bytes[offset..offset + len].iter().enumerate() {
+            let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
+            if !clocks.is_proxied(write) {
+                let (at, thread) = (offset + i, write.thread);
+                let detail = format!(
+                    "wgmma reads shared memory at offset {at}, which thread {thread} wrote with no fence.proxy.async since"
+                );
+                return Err((FaultKind::Race, detail));
+            }
+        }
+        Ok(())
     }
 
     /// The bytes themselves.

@@ -1,0 +1,10 @@
+// The copy engine: tiles arrive when every thread waits for something, not before.
+#pragma once
+#include "atoms/types.cuh"
+
+#if QG_VARIANT >= 90
+QG_DEVICE void cp_async_bulk_tensor_2d(u8* shared, const void* map, i32 x, i32 y, u64* barrier, QG_AT) {
+    emu->tensor_copy(shared, map, x, y, barrier, file, line);
+}
+QG_DEVICE void fence_proxy_async() { emu->proxy_fence(); }
+#endif

@@ -1,0 +1,25 @@
+// Matrix instructions of four warps: accumulators are not numbers until they have been waited for.
+#pragma once
+#include "atoms/shared_address.cuh"
+
+#if QG_VARIANT == 90
+QG_DEVICE void wgmma_fence() { emu->wgmma_fence(); }
+QG_DEVICE void wgmma_commit_group() { emu->wgmma_commit(); }
+template <u32 N>
+QG_DEVICE void wgmma_wait_group(QG_AT) {
+    emu->wgmma_wait(N, file, line);
+}
+
+QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
+    const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
+    const u64 leading = 1, stride = 1024 >> 4, swizzle_128 = 1;
+    return start | leading << 16 | stride << 32 | swizzle_128 << 62;
+}
+
+QG_DEVICE void wgmma_m64n32k16_f16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
+    emu->wgmma(d, 16, a, b_descriptor, 0, file, line);
+}
+QG_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
+    emu->wgmma(d, 16, a, b_descriptor, 1, file, line);
+}
+#endif

@@ -1,0 +1,240 @@
+//! `wgmma`: matrix instructions that run by themselves. Their accumulators are no numbers until they are waited for, and
+//! they read shared memory when they are waited for, later than any hardware would.
+
+use std::collections::VecDeque;
+
+use super::block::Block;
+use super::shared::Refused;
+use super::tensor_copy::Swizzle;
+use crate::fault::{FaultKind, Site};
+use crate::model::{COLLECTIVES, NO_WORDS};
+
+/// Rows of one warp, columns of the model that is used, and values along K.
+const COLUMNS: usize = 8;
+const K: usize = 16;
+/// Accumulators of a lane for eight columns.
+const PART: usize = 4;
+/// What accumulators hold meanwhile.
+const POISON: f32 = f32::NAN;
+
+/// One lane's share of an instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LaneShare {
+    /// Address of its accumulators.
+    pub d: usize,
+    pub a: [u32; 4],
+}
+
+/// An instruction of one warp.
+#[derive(Clone, Debug)]
+struct Instruction {
+    lanes: Vec<LaneShare>,
+    accumulators: usize,
+    descriptor: u64,
+    bf16: bool,
+    site: Site,
+}
+
+/// Accumulators of a warp that instructions under way write.
+#[derive(Clone, Debug)]
+struct Pending {
+    /// Address of each lane's, which names them.
+    d: Vec<usize>,
+    /// Each lane's values so far.
+    values: Vec<Vec<f32>>,
+    instructions: usize,
+}
+
+/// A warp's instructions.
+#[derive(Debug, Default)]
+pub(super) struct WarpInstructions {
+    /// `wgmma.fence` since the last wait.
+    fenced: bool,
+    open: Vec<Instruction>,
+    groups: VecDeque<Vec<Instruction>>,
+    pending: Vec<Pending>,
+    issued: u64,
+}
+
+/// The columns in shared memory that a descriptor names (PTX ISA, "Matrix Descriptor Format").
+#[derive(Clone, Copy, Debug)]
+struct Columns {
+    start: usize,
+    /// Bytes from one group of eight columns to the next.
+    stride: usize,
+}
+
+impl Columns {
+    fn decode(descriptor: u64) -> Result<Self, Refused> {
+        if descriptor >> 62 != 1 {
+            let detail = "a wgmma descriptor without the 128-byte swizzle, the only one that is emulated".to_owned();
+            return Err((FaultKind::BadOperand, detail));
+        }
+        let field = |shift: u32| (descriptor >> shift & 0x3fff) as usize * 16;
+        Ok(Self { start: field(0), stride: field(32) })
+    }
+
+    /// Offset of the 16-byte unit `unit` (of two) of `column`.
+    fn unit(&self, column: usize, unit: usize) -> usize {
+        let row = self.start + column / 8 * self.stride + column % 8 * 128;
+        Swizzle::Bytes128.apply(row + unit * 16)
+    }
+}
+
+impl Block<'_> {
+    /// `wgmma.fence` of the running thread's warp.
+    pub(super) fn fence_warpgroup(&mut self) {
+        self.instructions[self.current / 32].fenced = true;
+    }
+
+    /// All lanes of a warp have issued an instruction.
+    ///
+    /// # Safety
+    /// Each lane's `d` must be the address of `accumulators` floats that stay where they are until they are waited for.
+    pub(super) unsafe fn issue(
+        &mut self,
+        lanes: Vec<LaneShare>,
+        accumulators: usize,
+        descriptor: u64,
+        bf16: bool,
+        site: Site,
+    ) -> Result<(), Refused> {
+        let warp = self.current / 32;
+        if !self.instructions[warp].fenced {
+            let detail = "wgmma without wgmma.fence since its registers were last waited for".to_owned();
+            return Err((FaultKind::BadOperand, detail));
+        }
+        let instruction = Instruction { lanes, accumulators, descriptor, bf16, site };
+        // What it will read must be there by now.
+        self.columns(&instruction)?;
+        let state = &mut self.instructions[warp];
+        let d: Vec<usize> = instruction.lanes.iter().map(|lane| lane.d).collect();
+        match state.pending.iter_mut().find(|p| p.d == d) {
+            Some(pending) => pending.instructions += 1,
+            None => {
+                let take = |&address: &usize| -> Vec<f32> {
+                    // SAFETY: by the contract of this function.
+                    let floats = unsafe {
+                        let start = std::ptr::with_exposed_provenance_mut::<f32>(address);
+                        std::slice::from_raw_parts_mut(start, accumulators)
+                    };
+                    let values = floats.to_vec();
+                    floats.fill(POISON);
+                    values
+                };
+                let values = d.iter().map(take).collect();
+                state.pending.push(Pending { d, values, instructions: 1 });
+            }
+        }
+        state.issued += 1;
+        state.open.push(instruction);
+        *self.grid.counters.mma.entry("wgmma").or_default() += 1;
+        Ok(())
+    }
+
+    /// `wgmma.commit_group`, for the warp once its last lane comes.
+    pub(super) fn commit_warpgroup(&mut self) {
+        // Every lane calls it; the group is made by the first, and lanes do not run past each other's instructions.
+        let state = &mut self.instructions[self.current / 32];
+        if !state.open.is_empty() {
+            let group = std::mem::take(&mut state.open);
+            state.groups.push_back(group);
+        }
+    }
+
+    /// `wgmma.wait_group`: at most `pending` groups of the warp stay under way.
+    pub(super) fn wait_warpgroup(&mut self, pending: usize) -> Result<(), Refused> {
+        let warp = self.current / 32;
+        while self.instructions[warp].groups.len() > pending {
+            let Some(group) = self.instructions[warp].groups.pop_front() else { break };
+            for instruction in &group {
+                self.execute(instruction)?;
+            }
+        }
+        if pending == 0 {
+            self.instructions[warp].fenced = false;
+        }
+        Ok(())
+    }
+
+    /// Words of B for the instruction: `[column][k pair]`, checked for every warp lane that starts it.
+    fn columns(&mut self, instruction: &Instruction) -> Result<Vec<[u32; K / 2]>, Refused> {
+        let columns = Columns::decode(instruction.descriptor)?;
+        let count = instruction.accumulators / PART * COLUMNS;
+        let thread = self.current;
+        let mut words = vec![[0u32; K / 2]; count];
+        for (column, words) in words.iter_mut().enumerate() {
+            for unit in 0..2 {
+                let offset = columns.unit(column, unit);
+                let address = self.grid.shared.base().as_ptr().addr() + offset;
+                self.grid.shared.offset(address, 16, "wgmma reads")?;
+                self.grid.shared.read(offset, 16, thread, &self.clocks)?;
+                self.grid.shared.check_proxy(offset, 16, &self.clocks)?;
+                for (word, bytes) in words[unit * 4..].iter_mut().zip(self.grid.shared.get(offset, 16).chunks_exact(4)) {
+                    *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                }
+            }
+        }
+        Ok(words)
+    }
+
+    /// Computes eight columns at a time as `m16n8k16` does, whose A and D fragments are the same.
+    fn execute(&mut self, instruction: &Instruction) -> Result<(), Refused> {
+        let words = self.columns(instruction)?;
+        let name = if instruction.bf16 { "mma_m16n8k16_bf16" } else { "mma_m16n8k16_f16" };
+        let Some(model) = COLLECTIVES.iter().find(|c| c.name == name) else { return Ok(()) };
+        let precision = self.grid.precision;
+        let state = &mut self.instructions[self.current / 32];
+        let Some(at) = state.pending.iter().position(|p| p.d.iter().eq(instruction.lanes.iter().map(|l| &l.d))) else {
+            return Ok(());
+        };
+        let pending = &mut state.pending[at];
+        for part in 0..instruction.accumulators / PART {
+            let (mut inputs, mut outputs) = (NO_WORDS, NO_WORDS);
+            for (lane, share) in instruction.lanes.iter().enumerate() {
+                let column = &words[part * COLUMNS + lane / 4];
+                inputs[lane][..4].copy_from_slice(&share.a);
+                inputs[lane][4..6].copy_from_slice(&[column[lane % 4], column[lane % 4 + 4]]);
+                for i in 0..PART {
+                    inputs[lane][6 + i] = pending.values[lane][part * PART + i].to_bits();
+                }
+            }
+            (model.run)(&inputs, &mut outputs, &precision);
+            for (values, words) in pending.values.iter_mut().zip(&outputs) {
+                for i in 0..PART {
+                    values[part * PART + i] = f32::from_bits(words[i]);
+                }
+            }
+        }
+        pending.instructions -= 1;
+        if pending.instructions == 0 {
+            let done = state.pending.swap_remove(at);
+            for (&address, values) in done.d.iter().zip(&done.values) {
+                // SAFETY: by the contract of `issue`: nobody moves them before this wait.
+                unsafe {
+                    let start = std::ptr::with_exposed_provenance_mut::<f32>(address);
+                    start.copy_from_nonoverlapping(values.as_ptr(), values.len());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// At the end of the block: every warp of four must have issued the same.
+    pub(super) fn check_warpgroups(&self) -> Result<(), (Refused, usize)> {
+        for (group, warps) in self.instructions.chunks(4).enumerate() {
+            if warps.iter().any(|w| w.issued != warps[0].issued) || (warps.len() < 4 && warps[0].issued > 0) {
+                let issued: Vec<u64> = warps.iter().map(|w| w.issued).collect();
+                let detail = format!("warps of warpgroup {group} issued {issued:?} wgmma instructions");
+                return Err(((FaultKind::Divergence, detail), group * 128));
+            }
+            if let Some(warp) = warps.iter().position(|w| !w.pending.is_empty()) {
+                let site = warps[warp].open.first().or(warps[warp].groups.front().and_then(|g| g.first()));
+                let at = site.map_or_else(String::new, |i| format!(" ({})", i.site.text()));
+                let detail = format!("warp {warp} of warpgroup {group} ends before its wgmma is waited for{at}");
+                return Err(((FaultKind::InFlight, detail), group * 128 + warp * 32));
+            }
+        }
+        Ok(())
+    }
+}
