@@ -1,4 +1,15 @@
-//! Embeds every kernel source: writes a table of `include_str!` for all files under `kernels/`.
+//! Embeds every kernel source, and with the feature `embed-kernels` the kernels compiled from them that the user names:
+//! writes tables of `include_str!` and `include_bytes!`.
+
+#[cfg(feature = "embed-kernels")]
+#[path = "build/bundles.rs"]
+mod bundles;
+#[cfg(feature = "embed-kernels")]
+#[path = "src/hash.rs"]
+mod hash;
+#[cfg(feature = "embed-kernels")]
+#[path = "src/bundle/layout.rs"]
+mod layout;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -6,20 +17,27 @@ use std::{env, fs, io};
 
 fn main() -> io::Result<()> {
     let kernels = Path::new(&env::var("CARGO_MANIFEST_DIR").map_err(io::Error::other)?).join("kernels");
+    let out = PathBuf::from(env::var("OUT_DIR").map_err(io::Error::other)?);
     println!("cargo::rerun-if-changed=kernels");
     let mut files = Vec::new();
     collect(&kernels, &mut files)?;
     // The order decides the hash of the sources, so it must not depend on the file system.
     let mut named: Vec<(String, PathBuf)> = files.into_iter().map(|f| (include_name(&kernels, &f), f)).collect();
     named.sort();
+    write_table(&out.join("sources.rs"), "include_str", &named)?;
+    #[cfg(feature = "embed-kernels")]
+    bundles::embed(&named, &out.join("embedded.rs"))?;
+    Ok(())
+}
 
+/// Writes a table of (name, contents of the file).
+fn write_table(path: &Path, include: &str, named: &[(String, PathBuf)]) -> io::Result<()> {
     let mut table = String::from("&[\n");
     for (name, file) in named {
-        writeln!(table, "    ({name:?}, include_str!({:?})),", file.display().to_string()).map_err(io::Error::other)?;
+        writeln!(table, "    ({name:?}, {include}!({:?})),", file.display().to_string()).map_err(io::Error::other)?;
     }
     table.push_str("]\n");
-    let out = Path::new(&env::var("OUT_DIR").map_err(io::Error::other)?).join("sources.rs");
-    fs::write(out, table)
+    fs::write(path, table)
 }
 
 /// The name by which sources include the file: its path below `kernels/`, with forward slashes.

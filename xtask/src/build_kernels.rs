@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let cache = cache_folder()?;
     for job in jobs {
         // Compiled by now, so this reads the cache.
-        let artifact = build::compile(&cache, &job.spec, job.target)?;
+        let artifact = build::compile(&cache, &job.spec, job.target)?.artifact;
         if let Some((_, kernels)) = built.iter_mut().find(|(target, _)| *target == job.target) {
             kernels.push((job.spec, artifact));
         }

@@ -118,7 +118,7 @@ mod tests {
 
     fn kernel(name: &str, registers: u32) -> (KernelSpec, Artifact) {
         let spec =
-            KernelSpec { name: name.into(), entry: "e", symbol: "s", prelude: String::new(), arch_specific: false };
+            KernelSpec { name: name.into(), entry: "e", text: "", symbol: "s", prelude: String::new(), arch_specific: false };
         let resources = Some(Resources { registers, ..Default::default() });
         (spec, Artifact { target: target(), nvrtc: "12.9".into(), resources, image: Vec::new() })
     }

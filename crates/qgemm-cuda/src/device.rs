@@ -8,9 +8,7 @@ use std::time::Duration;
 use cudarc::driver::result;
 use qgemm_formats::Format;
 use qgemm_formats::prepack::PackClass;
-use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream,
-};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream};
 
 use crate::cache::Cache;
 use crate::chip::{self, Chip};

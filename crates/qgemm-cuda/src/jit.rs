@@ -57,7 +57,7 @@ pub(crate) mod tests {
         match Nvrtc::get() {
             Ok(nvrtc) => Some(nvrtc),
             Err(why) => {
-                eprintln!("skipped {test}: {why}");
+                qgemm_testkit::skipped(test, &why.to_string());
                 None
             }
         }
@@ -80,7 +80,8 @@ pub(crate) mod tests {
         for target in ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120a"] {
             let target: Target = target.parse().unwrap();
             if !nvrtc.supported().contains(&target.arch()) {
-                eprintln!("skipped {target}: NVRTC {} does not know it", nvrtc.version());
+                let why = format!("NVRTC {} does not know it", nvrtc.version());
+                qgemm_testkit::skipped(&format!("compiles_for_every_generation {target}"), &why);
                 continue;
             }
             let artifact = compile(nvrtc, &probe(""), target).unwrap();

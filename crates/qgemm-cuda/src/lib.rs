@@ -2,8 +2,8 @@
 //! them; does not know which one to choose.
 //!
 //! A machine without a driver or without a GPU is an error of [`open`] and [`devices`], never a panic. Kernels come
-//! from a bundle built ahead (`QGEMM_KERNELS`), from the disk cache (`QGEMM_CACHE`), or from NVIDIA's run-time
-//! compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
+//! from a bundle built ahead (`QGEMM_KERNELS`, or embedded by the feature `embed-kernels`), from the disk cache
+//! (`QGEMM_CACHE`), or from NVIDIA's run-time compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
 #![deny(missing_docs)]
 
 mod artifact;
@@ -25,6 +25,7 @@ mod launch;
 mod memory;
 mod nvrtc;
 mod probe;
+mod replace;
 pub mod source;
 mod spec;
 mod store;
@@ -37,11 +38,11 @@ use std::sync::Arc;
 use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
 
 pub use artifact::{Artifact, Resources};
-pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EXTENSION as BUNDLE_EXTENSION};
+pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
 pub use cache::CACHE_VARIABLE;
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
-pub use families::{FAMILIES, GemmLaunch, GemmParams, launch_of, manifest};
+pub use families::{FAMILIES, GemmLaunch, GemmParams, launch_of, manifest, pack_class};
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;
 pub use launch::{Geometry, device_address, launch_spec};

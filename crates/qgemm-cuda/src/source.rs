@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::hash::{Hasher, Sha256Hash};
+use crate::hash::{self, Sha256Hash};
 
 /// Every file under `kernels/` as (include name, text), sorted by name: `("atoms/types.cuh", "…")`.
 pub static SOURCES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
@@ -23,14 +23,7 @@ pub(crate) fn entry(name: &'static str) -> &'static str {
 /// Hash of all sources: compiled kernels made from others are refused.
 pub fn source_hash() -> Sha256Hash {
     static HASH: OnceLock<Sha256Hash> = OnceLock::new();
-    *HASH.get_or_init(|| {
-        let mut hasher = Hasher::new();
-        for (name, text) in SOURCES {
-            hasher.field(name.as_bytes());
-            hasher.field(text.as_bytes());
-        }
-        hasher.finish()
-    })
+    *HASH.get_or_init(|| hash::of_sources(SOURCES.iter().copied()))
 }
 
 #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Where kernels come from: bundles, then the disk cache, then the compiler. Each is loaded once per device.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use once_cell::sync::OnceCell;
 use qgemm_hal::HalError;
@@ -69,12 +71,16 @@ impl KernelStore {
             return Ok(artifact);
         }
         let target = jit::target_of(spec, target.unwrap_or(self.target));
-        compiled(&self.cache, spec, target).map_err(|error| match error {
+        let obtained = obtain(&self.cache, spec, target).map_err(|error| match error {
             HalError::KernelUnavailable { kernel, target, why } => {
                 HalError::KernelUnavailable { kernel, target, why: self.what_to_provide(&why, bundles) }
             }
             other => other,
-        })
+        })?;
+        if let Err(error) = obtained.cached {
+            tracing::warn!(kernel = spec.name, folder = ?self.cache.folder(), %error, "a kernel cannot be cached");
+        }
+        Ok(obtained.artifact)
     }
 
     fn what_to_provide(&self, why: &str, bundles: &Bundles) -> String {
@@ -96,16 +102,28 @@ impl KernelStore {
     }
 }
 
+/// A kernel from the cache or the compiler.
+#[derive(Debug)]
+pub(crate) struct Obtained {
+    /// The kernel.
+    pub artifact: Artifact,
+    /// How long the compiler took, where the cache did not have it.
+    pub compiled_in: Option<Duration>,
+    /// Whether the cache has it now.
+    pub cached: io::Result<()>,
+}
+
 /// The kernel `spec` for `target` from the cache, or compiled and added to it.
 ///
 /// # Errors
 /// [`HalError::Compile`], or [`HalError::KernelUnavailable`] when there is no compiler for the target.
-pub(crate) fn compiled(cache: &Cache, spec: &KernelSpec, target: Target) -> Result<Artifact, HalError> {
+pub(crate) fn obtain(cache: &Cache, spec: &KernelSpec, target: Target) -> Result<Obtained, HalError> {
     let key = CacheKey::new(spec, target);
+    let found = |artifact| Obtained { artifact, compiled_in: None, cached: Ok(()) };
     let version = compiler_version(cache);
     let known = version.as_ref().map(String::as_str);
     if let Some(artifact) = cache.read(key, known.ok()) {
-        return Ok(artifact);
+        return Ok(found(artifact));
     }
     let unavailable = |why: &NvrtcError| HalError::KernelUnavailable {
         kernel: spec.name.clone(),
@@ -113,9 +131,16 @@ pub(crate) fn compiled(cache: &Cache, spec: &KernelSpec, target: Target) -> Resu
         why: why.to_string(),
     };
     let nvrtc = Nvrtc::get().map_err(|e| unavailable(&e))?;
+    // Of several processes that want the kernel, one compiles it; the others then find it.
+    let _turn = cache.turn(key);
+    if let Some(artifact) = cache.read(key, Some(nvrtc.version())) {
+        return Ok(found(artifact));
+    }
+    let start = Instant::now();
     let artifact = jit::compile(nvrtc, spec, target)?;
-    cache.write(key, &artifact);
-    Ok(artifact)
+    let compiled_in = Some(start.elapsed());
+    let cached = cache.write(key, &artifact);
+    Ok(Obtained { artifact, compiled_in, cached })
 }
 
 /// The compiler's version, without loading it where the cache has noted it.
@@ -144,12 +169,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let target = Target::Cubin { arch: 80, specific: false };
-        let first = compiled(&cache, &probe(""), target).unwrap();
-        // The entry is replaced by a recognisable one: if it comes back, nothing was compiled.
-        let marked = Artifact { image: b"marked".to_vec(), ..first.clone() };
-        cache.write(CacheKey::new(&probe(""), target), &marked);
-        assert_eq!(compiled(&cache, &probe(""), target).unwrap(), marked);
-        assert_ne!(compiled(&cache, &probe("// changed\n"), target).unwrap(), marked);
+        let first = obtain(&cache, &probe(""), target).unwrap();
+        assert!(first.compiled_in.is_some() && first.cached.is_ok());
+        let second = obtain(&cache, &probe(""), target).unwrap();
+        assert!(second.compiled_in.is_none() && second.artifact == first.artifact);
+        assert!(obtain(&cache, &probe("// changed\n"), target).unwrap().compiled_in.is_some());
     }
 
     #[test]
@@ -160,12 +184,37 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let target = Target::Ptx { arch: 80 };
-        let first = compiled(&cache, &probe(""), target).unwrap();
-        for entry in folder.path().read_dir().unwrap() {
-            std::fs::write(entry.unwrap().path(), b"damaged").unwrap();
+        let first = obtain(&cache, &probe(""), target).unwrap();
+        let files = folder.path().read_dir().unwrap().map(|e| e.unwrap().path());
+        let entries: Vec<_> = files.filter(|f| f.extension().is_some_and(|e| e == "qgc")).collect();
+        assert_eq!(entries.len(), 1);
+        let whole: Vec<_> = entries.iter().map(|entry| std::fs::read(entry).unwrap()).collect();
+        for keep in [0, 100, usize::MAX] {
+            for (entry, whole) in entries.iter().zip(&whole) {
+                let mut damaged = whole[..keep.min(whole.len() - 1)].to_vec();
+                damaged.extend(whole.last().filter(|_| keep == usize::MAX).map(|byte| byte ^ 1));
+                std::fs::write(entry, damaged).unwrap();
+            }
+            let again = obtain(&cache, &probe(""), target).unwrap();
+            assert!(again.compiled_in.is_some() && again.artifact == first.artifact, "{keep} bytes kept");
+            assert!(obtain(&cache, &probe(""), target).unwrap().compiled_in.is_none());
         }
-        assert_eq!(compiled(&cache, &probe(""), target).unwrap(), first);
-        assert_eq!(cache.read(CacheKey::new(&probe(""), target), Some(&first.nvrtc)), Some(first));
+    }
+
+    #[test]
+    fn a_cache_that_cannot_be_written_costs_time_only() {
+        if nvrtc_or_skip("a_cache_that_cannot_be_written_costs_time_only").is_none() {
+            return;
+        }
+        // A file where the folder should be fails for every user, root included.
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let cache = Cache::at(&file);
+        for _ in 0..2 {
+            let obtained = obtain(&cache, &probe(""), Target::Ptx { arch: 80 }).unwrap();
+            assert!(obtained.compiled_in.is_some() && obtained.cached.is_err());
+        }
     }
 
     #[test]

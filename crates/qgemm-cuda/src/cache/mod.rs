@@ -2,8 +2,10 @@
 //! written under a temporary name and renamed, and believed only when its checksum is right. Whatever goes wrong
 //! with the cache costs time, never correctness.
 
+mod turn;
+
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 use std::{env, fs, io};
 
 use etcetera::BaseStrategy;
@@ -12,9 +14,12 @@ use crate::artifact::{Artifact, Resources};
 use crate::binary::{Reader, Writer};
 use crate::hash::{Hasher, Sha256Hash};
 use crate::jit;
+use crate::replace;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::target::Target;
+
+pub(crate) use turn::Turn;
 
 /// Names the cache's folder.
 pub const CACHE_VARIABLE: &str = "QGEMM_CACHE";
@@ -22,6 +27,8 @@ pub const CACHE_VARIABLE: &str = "QGEMM_CACHE";
 const MAGIC: &[u8; 8] = b"QGKERNEL";
 const FORMAT_VERSION: u32 = 1;
 const EXTENSION: &str = "qgc";
+/// How long one process waits for another that compiles the same kernel: many times what a kernel takes.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Hash of everything but the compiler's version that decides a compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,13 +95,20 @@ impl Cache {
         artifact
     }
 
-    /// Adds an entry. A folder that cannot be written is reported and otherwise ignored.
-    pub(crate) fn write(&self, key: CacheKey, artifact: &Artifact) {
-        let Some(folder) = &self.folder else { return };
-        let path = entry_path(folder, key, &artifact.nvrtc);
-        if let Err(error) = replace(&path, &encode(key, artifact)) {
-            tracing::warn!(path = %path.display(), %error, "a compiled kernel cannot be cached");
-        }
+    /// Adds an entry.
+    ///
+    /// # Errors
+    /// When the folder cannot be written.
+    pub(crate) fn write(&self, key: CacheKey, artifact: &Artifact) -> io::Result<()> {
+        let Some(folder) = &self.folder else { return Err(io::Error::other("there is no folder for it")) };
+        replace::with(&entry_path(folder, key, &artifact.nvrtc), &encode(key, artifact))
+    }
+
+    /// The turn to compile `key`. While it is held, other processes wait for the entry.
+    pub(crate) fn turn(&self, key: CacheKey) -> Option<Turn> {
+        let folder = self.folder.as_deref()?;
+        fs::create_dir_all(folder).ok()?;
+        Some(Turn::take(&folder.join(format!("{}.lock", key.0)), PATIENCE))
     }
 
     /// The version of the compiler at `library`, noted by [`Cache::note_version`] while the file is unchanged:
@@ -108,7 +122,7 @@ impl Cache {
     /// Notes that the compiler at `library` is `version`.
     pub(crate) fn note_version(&self, library: &Path, version: &str) {
         let Some(path) = self.note_path(library) else { return };
-        if let Err(error) = replace(&path, version.as_bytes()) {
+        if let Err(error) = replace::with(&path, version.as_bytes()) {
             tracing::debug!(path = %path.display(), %error, "the compiler's version cannot be noted");
         }
     }
@@ -138,16 +152,6 @@ fn newest_entry(folder: &Path, key: CacheKey) -> Option<PathBuf> {
     };
     let entries = folder.read_dir().ok()?.filter_map(|entry| entry.ok().map(|e| e.path()));
     entries.filter_map(|path| Some((version(&path)?, path))).max().map(|(_, path)| path)
-}
-
-/// Writes `path` so that readers see the old file or the new one, never a part.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    io::Write::write_all(&mut file, bytes)?;
-    file.persist(path)?;
-    Ok(())
 }
 
 /// Layout: magic, format version, key, target, NVRTC version, resources, image; then the hash of all that.
@@ -211,7 +215,7 @@ mod tests {
         let cache = Cache::at(&folder.path().join("made/when/needed"));
         let key = CacheKey::new(&probe(""), TARGET);
         assert_eq!(cache.read(key, Some("12.9")), None);
-        cache.write(key, &artifact("12.9"));
+        cache.write(key, &artifact("12.9")).unwrap();
         assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")));
         assert_eq!(cache.read(key, Some("13.0")), None, "another compiler's kernel");
         assert_eq!(cache.read(CacheKey::new(&probe(""), Target::Ptx { arch: 90 }), Some("12.9")), None);
@@ -225,7 +229,7 @@ mod tests {
         let key = CacheKey::new(&probe(""), TARGET);
         assert_eq!(cache.read(key, None), None);
         for version in ["12.9", "13.0", "12.10"] {
-            cache.write(key, &artifact(version));
+            cache.write(key, &artifact(version)).unwrap();
         }
         assert_eq!(cache.read(key, None), Some(artifact("13.0")));
     }
@@ -235,7 +239,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let key = CacheKey::new(&probe(""), TARGET);
-        cache.write(key, &artifact("12.9"));
+        cache.write(key, &artifact("12.9")).unwrap();
         let path = the_entry(folder.path());
         let good = fs::read(&path).unwrap();
         for at in [0, 8, 20, 60, good.len() / 2, good.len() - 40, good.len() - 1] {
@@ -248,7 +252,7 @@ mod tests {
             fs::write(&path, &good[..len]).unwrap();
             assert_eq!(cache.read(key, Some("12.9")), None, "cut to {len}");
         }
-        cache.write(key, &artifact("12.9"));
+        cache.write(key, &artifact("12.9")).unwrap();
         assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")), "replaced");
     }
 
@@ -257,7 +261,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let (key, other) = (CacheKey::new(&probe(""), TARGET), CacheKey::new(&probe("#define A"), TARGET));
-        cache.write(other, &artifact("12.9"));
+        cache.write(other, &artifact("12.9")).unwrap();
         fs::rename(the_entry(folder.path()), entry_path(folder.path(), key, "12.9")).unwrap();
         assert_eq!(cache.read(key, Some("12.9")), None);
     }
@@ -270,7 +274,8 @@ mod tests {
         fs::write(&file, b"").unwrap();
         let cache = Cache::at(&file);
         let key = CacheKey::new(&probe(""), TARGET);
-        cache.write(key, &artifact("12.9"));
+        assert!(cache.turn(key).is_none());
+        assert!(cache.write(key, &artifact("12.9")).is_err());
         assert_eq!(cache.read(key, Some("12.9")), None);
         assert_eq!(cache.read(key, None), None);
         cache.note_version(&file, "12.9");
@@ -282,12 +287,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
         let key = CacheKey::new(&probe(""), TARGET);
-        cache.write(key, &artifact("12.9"));
+        cache.write(key, &artifact("12.9")).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for _ in 0..50 {
-                        cache.write(key, &artifact("12.9"));
+                        cache.write(key, &artifact("12.9")).unwrap();
                         assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")));
                     }
                 });

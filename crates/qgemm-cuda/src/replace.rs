@@ -1,0 +1,95 @@
+//! Writing a file in one step: readers see the old file or the new one, never a part, and a writer that fails or dies
+//! leaves the old one.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
+
+/// How the names of unfinished files begin.
+const PARTIAL: &str = ".qgemm-partial-";
+
+/// Writes `bytes` to `path`. After a power cut the file may be damaged: for contents that readers check.
+///
+/// # Errors
+/// Whatever the system says; nothing is left then.
+pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = partial(path)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// Has `write` write the new file `path`, and waits until the disk has it.
+///
+/// # Errors
+/// Those of `write` and of the system; nothing is left then.
+pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let file = partial(path)?;
+    let mut buffer = BufWriter::new(file);
+    write(&mut buffer)?;
+    let file = buffer.into_inner().map_err(io::IntoInnerError::into_error)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
+}
+
+/// An unfinished file beside `path`, deleted when it is dropped.
+fn partial(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut builder = Builder::new();
+    builder.prefix(PARTIAL);
+    builder.make_in(folder, |path| File::create_new(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            folder.read_dir().unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("made/when/needed/file");
+        with(&path, b"one").unwrap();
+        durably(&path, |file| file.write_all(b"another")).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"another");
+        assert_eq!(names(path.parent().unwrap()), ["file"]);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_the_old_file_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let fails_late = |file: &mut dyn Write| {
+            file.write_all(&vec![1; 1 << 20])?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert_eq!(durably(&path, fails_late).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert!(names(folder.path()).is_empty());
+        with(&path, b"old").unwrap();
+        durably(&path, fails_late).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn others_may_read_what_the_umask_lets_them() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, plain) = (folder.path().join("file"), folder.path().join("plain"));
+        with(&path, b"").unwrap();
+        fs::write(&plain, b"").unwrap();
+        let mode = |path| fs::metadata(path).unwrap().permissions().mode();
+        assert_eq!(mode(&path), mode(&plain));
+    }
+}
