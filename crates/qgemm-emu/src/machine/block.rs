@@ -130,13 +130,19 @@ impl<'a> Block<'a> {
     }
 
     /// Counts an access of the running thread, and says when there are suspiciously many.
+    #[inline]
     pub(super) fn note_access(&mut self, site: Site) -> bool {
         self.accesses += 1;
         if self.accesses == PATIENCE {
-            let detail = format!("{PATIENCE} accesses to memory without waiting for another thread");
-            self.fail((FaultKind::Endless, detail), site);
+            self.lose_patience(site);
         }
         self.accesses < PATIENCE
+    }
+
+    #[cold]
+    fn lose_patience(&mut self, site: Site) {
+        let detail = format!("{PATIENCE} accesses to memory without waiting for another thread");
+        self.fail((FaultKind::Endless, detail), site);
     }
 
     /// Counts an access to shared memory.

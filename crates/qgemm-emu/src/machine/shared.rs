@@ -1,6 +1,7 @@
-//! The shared memory of a block: who wrote and who read each byte.
+//! The shared memory of a block: who wrote and who read each word, or each byte where threads share a word.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::collections::HashMap;
 use std::ptr::NonNull;
 
 use super::clock::{Clocks, Stamp};
@@ -10,12 +11,14 @@ use crate::fault::FaultKind;
 const BYTES: usize = 228 * 1024;
 const ALIGNMENT: usize = 1024;
 
-/// More than one thread has read a byte.
+const WORD: usize = 4;
+
+/// More than one thread has read a cell.
 const MANY: u16 = u16::MAX;
 
-/// What happened to a byte. Clocks below the block's first are another block's, and mean nothing.
+/// What happened to a word or a byte. Clocks below the block's first are another block's, and mean nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Byte {
+struct Cell {
     write_clock: u32,
     write_thread: u16,
     /// The thread that read it, or [`MANY`].
@@ -23,7 +26,9 @@ struct Byte {
     /// The latest clock of a read.
     read_clock: u32,
     /// Asynchronous copies that have not been waited for and write (or, as the source of `wgmma`, read) it.
-    in_flight: u32,
+    in_flight: u16,
+    /// A word whose bytes were accessed one by one, and have cells of their own.
+    split: bool,
 }
 
 /// An access that must not be, and why.
@@ -35,7 +40,9 @@ pub(super) struct SharedMemory {
     base: NonNull<u8>,
     /// Bytes that the launch asked for.
     len: usize,
-    bytes: Vec<Byte>,
+    words: Vec<Cell>,
+    /// Bytes of the words that are split.
+    bytes: HashMap<usize, [Cell; WORD]>,
     /// Clock of each thread's latest read of each word, kept when [`Clocks::is_detailed`]; `thread * words + word`.
     reads: Vec<u32>,
 }
@@ -45,7 +52,7 @@ impl SharedMemory {
         let layout = Self::layout();
         // SAFETY: the size is not 0.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { base, len: 0, bytes: Vec::new(), reads: Vec::new() }
+        Self { base, len: 0, words: Vec::new(), bytes: HashMap::new(), reads: Vec::new() }
     }
 
     fn layout() -> Layout {
@@ -60,8 +67,9 @@ impl SharedMemory {
     /// Forgets everything, for a launch with `len` bytes a block.
     pub(super) fn reset(&mut self, len: usize) {
         self.len = len.min(BYTES);
+        self.words.clear();
+        self.words.resize(self.len.div_ceil(WORD), Cell::default());
         self.bytes.clear();
-        self.bytes.resize(self.len, Byte::default());
         self.reads.clear();
     }
 
@@ -94,22 +102,30 @@ impl SharedMemory {
     #[inline]
     pub(super) fn read(&mut self, offset: usize, len: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
         let now = clocks.stamp(thread);
-        let start = clocks.start();
-        for (i, byte) in self.bytes[offset..offset + len].iter_mut().enumerate() {
-            if byte.write_clock < start {
-                return Err(unwritten(offset + i));
-            }
-            if byte.in_flight != 0 {
-                return Err(in_flight("reads", offset + i));
-            }
-            let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
-            if !clocks.sees(thread, write) {
-                return Err(race("reads", "wrote", offset + i, write.thread));
-            }
-            byte.note_read(now, clocks);
+        let whole = len.is_multiple_of(WORD);
+        if !whole || !self.words[offset / WORD..][..len / WORD].iter_mut().all(|cell| cell.read(now, clocks)) {
+            self.read_bytes(offset, len, thread, clocks)?;
         }
-        if clocks.is_detailed() {
+        if clocks.is_detailed() || !self.reads.is_empty() {
             self.note_reads(offset, len, now, clocks);
+        }
+        Ok(())
+    }
+
+    /// Byte by byte: where words are split, and to find what is wrong.
+    #[cold]
+    fn read_bytes(&mut self, offset: usize, len: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
+        self.check_landed("reads", offset, len)?;
+        for i in offset..offset + len {
+            let cell = self.byte(i);
+            if cell.read(clocks.stamp(thread), clocks) {
+                continue;
+            }
+            return Err(if cell.write_clock < clocks.start() {
+                unwritten(i)
+            } else {
+                race("reads", "wrote", i, cell.write_thread)
+            });
         }
         Ok(())
     }
@@ -118,71 +134,102 @@ impl SharedMemory {
     #[inline]
     pub(super) fn write(&mut self, offset: usize, len: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
         let now = clocks.stamp(thread);
+        let whole = len.is_multiple_of(WORD);
+        if whole && self.words[offset / WORD..][..len / WORD].iter_mut().all(|cell| cell.write(now, clocks)) {
+            return Ok(());
+        }
+        self.write_bytes(offset, len, thread, clocks)
+    }
+
+    #[cold]
+    fn write_bytes(&mut self, offset: usize, len: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
+        self.check_landed("writes", offset, len)?;
+        let now = clocks.stamp(thread);
         for i in offset..offset + len {
-            let byte = self.bytes[i];
-            if byte.in_flight != 0 {
-                return Err(in_flight("writes", i));
+            let cell = *self.byte(i);
+            if !clocks.sees(thread, cell.last_write()) {
+                return Err(race("writes", "wrote", i, cell.write_thread));
             }
-            let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
-            if !clocks.sees(thread, write) {
-                return Err(race("writes", "wrote", i, write.thread));
-            }
-            if byte.read_clock > clocks.floor()
-                && let Some(reader) = self.unseen_reader(i, byte, thread, clocks)
-            {
+            if let Some(reader) = self.unseen_reader(i, cell, thread, clocks) {
                 return Err(race("writes", "read", i, reader));
             }
-            self.bytes[i] = Byte { write_clock: now.clock, write_thread: now.thread, ..Byte::default() };
+            *self.byte(i) = Cell::written(now);
+        }
+        if len.is_multiple_of(WORD) {
+            for word in offset / WORD..(offset + len) / WORD {
+                self.bytes.remove(&word);
+                self.words[word] = Cell::written(now);
+            }
         }
         Ok(())
     }
 
-    /// A thread that read byte `i` after the floor, which `thread` does not know of.
-    fn unseen_reader(&self, i: usize, byte: Byte, thread: usize, clocks: &Clocks) -> Option<u16> {
-        if byte.read_thread != MANY {
-            let read = Stamp { clock: byte.read_clock, thread: byte.read_thread };
-            return (!clocks.sees(thread, read)).then_some(read.thread);
+    /// Only whole words are ever in flight.
+    fn check_landed(&self, what: &str, offset: usize, len: usize) -> Result<(), Refused> {
+        let mut words = offset / WORD..=(offset + len - 1) / WORD;
+        words.find(|&word| self.words[word].in_flight != 0).map_or(Ok(()), |word| Err(in_flight(what, word * WORD)))
+    }
+
+    /// The cell of one byte, whose word is split for it.
+    fn byte(&mut self, offset: usize) -> &mut Cell {
+        let word = &mut self.words[offset / WORD];
+        let bytes = self.bytes.entry(offset / WORD).or_insert([*word; WORD]);
+        word.split = true;
+        &mut bytes[offset % WORD]
+    }
+
+    /// A thread that read byte `i`, which `thread` does not know of.
+    fn unseen_reader(&self, i: usize, cell: Cell, thread: usize, clocks: &Clocks) -> Option<u16> {
+        if cell.read_clock <= clocks.floor() {
+            return None;
+        }
+        if cell.read_thread != MANY {
+            return (!clocks.sees(thread, cell.last_read())).then_some(cell.read_thread);
         }
         if self.reads.is_empty() {
-            // Only meetings of the whole block order anything here, and there was none since several threads read.
-            return Some(MANY);
+            // While only meetings of the whole block order anything, there was none since several threads read. When
+            // others have begun to, who the readers were is not known any more.
+            return (!clocks.is_detailed()).then_some(MANY);
         }
-        let words = self.len.div_ceil(4);
-        let latest = |t: usize| Stamp { clock: self.reads[t * words + i / 4], thread: t as u16 };
+        let words = self.words.len();
+        let latest = |t: usize| Stamp { clock: self.reads[t * words + i / WORD], thread: t as u16 };
         (0..self.reads.len() / words).map(latest).find(|&read| !clocks.sees(thread, read)).map(|read| read.thread)
     }
 
     fn note_reads(&mut self, offset: usize, len: usize, now: Stamp, clocks: &Clocks) {
-        let words = self.len.div_ceil(4);
+        let words = self.words.len();
         if self.reads.is_empty() {
             self.reads.resize(words * clocks.threads(), 0);
         }
         let row = usize::from(now.thread) * words;
-        self.reads[row + offset / 4..=row + (offset + len - 1) / 4].fill(now.clock);
+        self.reads[row + offset / WORD..=row + (offset + len - 1) / WORD].fill(now.clock);
     }
 
-    /// Marks bytes as used by an asynchronous copy until [`SharedMemory::land`].
+    /// Marks words, which the caller has just written, as used by an asynchronous copy until [`SharedMemory::land`].
     pub(super) fn take_off(&mut self, offset: usize, len: usize) {
-        self.bytes[offset..offset + len].iter_mut().for_each(|b| b.in_flight += 1);
+        self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight += 1);
     }
 
     /// The copy is done.
     pub(super) fn land(&mut self, offset: usize, len: usize) {
-        self.bytes[offset..offset + len].iter_mut().for_each(|b| b.in_flight -= 1);
+        self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight -= 1);
     }
 
-    /// The copy engine has written bytes.
+    /// The copy engine has written words that it had taken.
     pub(super) fn written_by_engine(&mut self, offset: usize, len: usize, stamp: Stamp) {
-        let written = Byte { write_clock: stamp.clock, write_thread: stamp.thread, ..Byte::default() };
-        self.bytes[offset..offset + len].fill(written);
+        self.words[offset / WORD..][..len / WORD].fill(Cell::written(stamp));
     }
 
     /// Whether the matrix units see what was written: see [`Clocks::is_proxied`].
-    pub(super) fn check_proxy(&self, offset: usize, len: usize, clocks: &Clocks) -> Result<(), Refused> {
-        for (i, byte) in self.bytes[offset..offset + len].iter().enumerate() {
-            let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
+    pub(super) fn check_proxy(&mut self, offset: usize, len: usize, clocks: &Clocks) -> Result<(), Refused> {
+        let words = &self.words[offset / WORD..][..len / WORD];
+        if words.iter().all(|cell| !cell.split && clocks.is_proxied(cell.last_write())) {
+            return Ok(());
+        }
+        for at in offset..offset + len {
+            let write = self.byte(at).last_write();
             if !clocks.is_proxied(write) {
-                let (at, thread) = (offset + i, write.thread);
+                let thread = write.thread;
                 let detail = format!(
                     "wgmma reads shared memory at offset {at}, which thread {thread} wrote with no fence.proxy.async since"
                 );
@@ -207,12 +254,44 @@ impl SharedMemory {
     }
 }
 
-impl Byte {
+impl Cell {
+    fn written(stamp: Stamp) -> Self {
+        Self { write_clock: stamp.clock, write_thread: stamp.thread, ..Self::default() }
+    }
+
+    fn last_write(&self) -> Stamp {
+        Stamp { clock: self.write_clock, thread: self.write_thread }
+    }
+
+    fn last_read(&self) -> Stamp {
+        Stamp { clock: self.read_clock, thread: self.read_thread }
+    }
+
+    /// Records a read, if it may be and is no matter of single bytes.
     #[inline]
-    fn note_read(&mut self, now: Stamp, clocks: &Clocks) {
+    fn read(&mut self, now: Stamp, clocks: &Clocks) -> bool {
+        let thread = usize::from(now.thread);
+        let is_ready = self.write_clock >= clocks.start() && self.in_flight == 0 && !self.split;
+        if !is_ready || !clocks.sees(thread, self.last_write()) {
+            return false;
+        }
         let first = self.read_clock <= clocks.floor();
         self.read_thread = if first || self.read_thread == now.thread { now.thread } else { MANY };
         self.read_clock = now.clock.max(self.read_clock);
+        true
+    }
+
+    /// Records a write, if it may be, is no matter of single bytes, and needs no list of readers.
+    #[inline]
+    fn write(&mut self, now: Stamp, clocks: &Clocks) -> bool {
+        let thread = usize::from(now.thread);
+        let is_free = self.in_flight == 0 && !self.split && clocks.sees(thread, self.last_write());
+        let is_read = || self.read_thread == MANY || !clocks.sees(thread, self.last_read());
+        if !is_free || (self.read_clock > clocks.floor() && is_read()) {
+            return false;
+        }
+        *self = Self::written(now);
+        true
     }
 }
 
@@ -311,6 +390,23 @@ mod tests {
         memory.write(0, 4, 0, &clocks).unwrap();
         let next = Clocks::new(1, 4, clocks.highest());
         assert_eq!(kind(memory.read(0, 4, 0, &next)), Some(FaultKind::Unwritten));
+    }
+
+    #[test]
+    fn threads_may_share_a_word() {
+        let (mut memory, mut clocks) = memory();
+        memory.write(0, 2, 0, &clocks).unwrap();
+        memory.write(2, 2, 1, &clocks).unwrap();
+        memory.read(0, 2, 0, &clocks).unwrap();
+        assert_eq!(kind(memory.read(0, 4, 0, &clocks)), Some(FaultKind::Race));
+        assert_eq!(kind(memory.write(0, 4, 0, &clocks)), Some(FaultKind::Race));
+        clocks.meet_all();
+        memory.read(0, 4, 2, &clocks).unwrap();
+        assert_eq!(kind(memory.write(3, 1, 0, &clocks)), Some(FaultKind::Race), "thread 2 reads all of it");
+        clocks.meet_all();
+        memory.write(0, 4, 0, &clocks).unwrap();
+        assert_eq!(kind(memory.write(3, 1, 1, &clocks)), Some(FaultKind::Race), "thread 0 writes all of it");
+        assert_eq!(kind(memory.read(4, 1, 0, &clocks)), Some(FaultKind::Unwritten));
     }
 
     #[test]
