@@ -6,6 +6,7 @@ mod build_kernels;
 mod codegen;
 mod kernels_lock;
 mod nvrtc;
+mod sass;
 mod test;
 mod tidy;
 mod workspace;
