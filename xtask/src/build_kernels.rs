@@ -122,7 +122,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         true => check(args, &lock, &all, &rows),
         false => {
             built.iter().try_for_each(|built| write_bundle(&out, &version, built))?;
-            update_lock(args, lock, &version, &rows)
+            update_lock(args, &version, &rows)
         }
     }
 }
@@ -285,8 +285,10 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
 }
 
 /// Enters what was built in the lock file, unless that is of another compiler.
-fn update_lock(args: &Args, lock: Lock, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
+fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
     let path = Lock::path();
+    // Read now, not before the work: another build may have ended meanwhile.
+    let lock = Lock::read()?;
     if lock != Lock::default() && lock.nvrtc != version {
         println!(
             "{} stays as it is: it is from NVRTC {}, and this is {version} (delete it to start anew)",

@@ -4,6 +4,7 @@
 
 mod build_kernels;
 mod codegen;
+mod embed;
 mod kernels_lock;
 mod nvrtc;
 mod sass;
