@@ -42,7 +42,10 @@ pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSIO
 pub use cache::CACHE_VARIABLE;
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
-pub use families::{FAMILIES, GemmLaunch, GemmParams, launch_of, manifest, pack_class};
+pub use families::{
+    BlockScaledParams, FAMILIES, GemmLaunch, GemmParams, block_scaled_geometry, block_scaled_spec, launch_of, manifest,
+    pack_class,
+};
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;
 pub use launch::{Geometry, device_address, launch_spec};

@@ -57,6 +57,11 @@ QG_DEVICE u32 ld_global_cached_u16(const u8* address) {
     asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(address));
     return v;
 }
+QG_DEVICE u32 ld_global_cached_u8(const u8* address) {
+    u32 v;
+    asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(address));
+    return v;
+}
 QG_DEVICE void st_global_u32(u8* address, u32 value) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

@@ -1,6 +1,8 @@
 // D = alpha · row_scale · sum + beta · C + bias, converted once.
 #pragma once
-#include "mainloop/x_tile.cuh"
+#include "atoms/float.cuh"
+#include "atoms/memory.cuh"
+#include "mainloop/params.cuh"
 
 QG_DEVICE float load_dense(u32 dtype, u64 base, u64 index) {
     const u8* array = reinterpret_cast<const u8*>(base);

@@ -5,12 +5,7 @@
 // Class V: every lane needs every column; the order is natural.
 #pragma once
 #include "dequant/slab.cuh"
-#include "generated/abi.cuh"
-
-struct GemmParams {
-    GemmShape shape;
-    GemmPointers at;
-};
+#include "mainloop/params.cuh"
 
 #if QG_USE_MMA
 using XElement = u16;

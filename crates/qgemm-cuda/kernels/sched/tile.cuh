@@ -1,7 +1,7 @@
 // Which tile and which K range a block works on: grid (n tile, m tile, split), as qgemm-sched lays it out.
 #pragma once
 #include "atoms/launch.cuh"
-#include "mainloop/x_tile.cuh"
+#include "mainloop/params.cuh"
 
 struct TileWork {
     u32 n_tile, m_tile, split;

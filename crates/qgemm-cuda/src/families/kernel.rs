@@ -16,7 +16,7 @@ use crate::function::{Function, Start};
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
 
-/// The kernels' parameter (`GemmParams` in `mainloop/x_tile.cuh`).
+/// The kernels' parameter (`GemmParams` in `mainloop/params.cuh`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 pub struct GemmParams {

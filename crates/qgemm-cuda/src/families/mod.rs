@@ -1,5 +1,6 @@
 //! The kernel families of the CUDA backend, and the list of all their kernels.
 
+mod block_scaled;
 mod gemm;
 mod gemv;
 mod instance;
@@ -9,6 +10,7 @@ mod prelude;
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{KernelFamily, Variant};
 
+pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
 pub use kernel::{GemmLaunch, GemmParams, launch_of};
 
 use crate::probe;
@@ -25,7 +27,8 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let instances = Format::all()
         .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant)))
         .map(|instance| instance.spec());
-    std::iter::once(probe::spec()).chain(instances).collect()
+    let block_scaled = Format::all().filter(|_| variant == Variant::Sm120).filter_map(block_scaled_spec);
+    std::iter::once(probe::spec()).chain(instances).chain(block_scaled).collect()
 }
 
 fn instances(format: Format, x: DType, variant: Variant) -> impl Iterator<Item = Instance> {

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use qgemm_formats::Encoding;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::abi::dtype_code;
 
 use super::instance::{Engine, Instance, Shape};
@@ -35,21 +35,8 @@ pub(super) fn print(instance: &Instance) -> String {
     }
     macro_line(&mut out, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
 
-    out.push_str("template <unsigned P> struct QgCodePlane;\ntemplate <unsigned P> struct QgScalePlane;\n");
-    for (i, plane) in layout.codes.iter().enumerate() {
-        let fields = [("BITS", plane.bits), ("OFFSET", plane.offset), ("WORD_BYTES", plane.word_bytes)];
-        plane_struct(&mut out, "QgCodePlane", i, &fields);
-    }
-    for (i, plane) in layout.scales.iter().enumerate() {
-        let fields =
-            [("OFFSET", plane.offset), ("ROW_BYTES", plane.row_bytes), ("PER_TILE", usize::from(plane.per_tile))];
-        plane_struct(&mut out, "QgScalePlane", i, &fields);
-    }
-
-    let mut constant = |name: &str, value: u32| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(out, "constexpr unsigned {name} = {value};");
-    };
+    planes(&mut out, layout);
+    let mut constant = |name, value| constant_line(&mut out, name, value);
     constant("QG_TILE_ROWS", instance.tile_rows());
     constant("QG_SLAB_K", layout.slab_k as u32);
     constant("QG_SLAB_BYTES", layout.slab_bytes as u32);
@@ -69,7 +56,26 @@ pub(super) fn print(instance: &Instance) -> String {
     out
 }
 
-fn macro_line(out: &mut String, name: &str, value: &str) {
+/// The planes of a layout, as types that kernels know them by.
+pub(super) fn planes(out: &mut String, layout: &PackedLayout) {
+    out.push_str("template <unsigned P> struct QgCodePlane;\ntemplate <unsigned P> struct QgScalePlane;\n");
+    for (i, plane) in layout.codes.iter().enumerate() {
+        let fields = [("BITS", plane.bits), ("OFFSET", plane.offset), ("WORD_BYTES", plane.word_bytes)];
+        plane_struct(out, "QgCodePlane", i, &fields);
+    }
+    for (i, plane) in layout.scales.iter().enumerate() {
+        let fields =
+            [("OFFSET", plane.offset), ("ROW_BYTES", plane.row_bytes), ("PER_TILE", usize::from(plane.per_tile))];
+        plane_struct(out, "QgScalePlane", i, &fields);
+    }
+}
+
+pub(super) fn constant_line(out: &mut String, name: &str, value: u32) {
+    // Writing to a String cannot fail.
+    let _ = writeln!(out, "constexpr unsigned {name} = {value};");
+}
+
+pub(super) fn macro_line(out: &mut String, name: &str, value: &str) {
     // Writing to a String cannot fail.
     let _ = writeln!(out, "#define {name} {value}");
 }

@@ -1,0 +1,83 @@
+// D[m, n] from FP4 weights and FP4 activations, both scaled by blocks: MXFP4 · MXFP4 and NVFP4 · NVFP4. Each warp owns
+// one tile of rows of W, which it reads straight into registers; the tokens' codes and scales pass through shared
+// memory.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/store.cuh"
+#include "mainloop/fp4_slab.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+constexpr u32 TILE_N = WARPS * QG_TILE_ROWS;
+constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
+constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
+// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+constexpr u32 SUM_PITCH = TILE_N + 4;
+using Tile = Fp4Tile<QG_TILE_M, QG_X_SLABS>;
+static_assert(QG_TILE_M * QG_X_SLABS == QG_THREADS, "every thread moves one token's slab");
+
+struct SharedStorage {
+    union {
+        Tile x[2];
+        float sum[QG_TILE_M * SUM_PITCH];
+    };
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(sizeof(BlockScaledParams) == 192, "the host lays out another size");
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const u32 first_token = block_index().y * QG_TILE_M;
+    const u32 tiles = (p.gemm.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+    const u32 slabs = p.gemm.shape.k_slabs;
+    // Warps beyond the last tile of rows compute it once more and store nothing.
+    const u32 own_tile = block_index().x * WARPS + warp;
+    const u32 tile = own_tile < tiles ? own_tile : tiles - 1;
+    const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * slabs * QG_SLAB_BYTES;
+    const u32 x_token = thread / QG_X_SLABS, x_slab = thread % QG_X_SLABS;
+
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    float sums[TOKEN_TILES][4] = {};
+    XSlab ahead = load_x_slab(p, first_token + x_token, x_slab);
+    Tile::store(shared.x[0], x_token, x_slab, ahead);
+    block_barrier();
+    u32 stage = 0;
+    for (u32 first = 0; first < slabs; first += QG_X_SLABS) {
+        const bool more = first + QG_X_SLABS < slabs;
+        Slab slab[QG_X_SLABS];
+#pragma unroll
+        for (u32 s = 0; s < QG_X_SLABS; s++)
+            if (first + s < slabs) Slab::load(slab[s], w + (u64)(first + s) * QG_SLAB_BYTES, lane);
+        if (more) ahead = load_x_slab(p, first_token + x_token, first + QG_X_SLABS + x_slab);
+#pragma unroll
+        for (u32 s = 0; s < QG_X_SLABS; s++) {
+            if (first + s < slabs) {
+                const WOperand operand = w_operand(slab[s], lane);
+#pragma unroll
+                for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+                    Tile::accumulate(sums[tt], operand, shared.x[stage], tt * 8, s, lane);
+            }
+        }
+        if (more) Tile::store(shared.x[stage ^ 1], x_token, x_slab, ahead);
+        block_barrier();
+        stage ^= 1;
+    }
+
+    // Turn the sums, which lanes hold as [row][token], into rows of D.
+#pragma unroll
+    for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 token = tt * 8 + lane % 4 * 2 + i % 2, row = warp * QG_TILE_ROWS + lane / 4 + i / 2 * 8;
+            st_shared(&shared.sum[token * SUM_PITCH + row], sums[tt][i]);
+        }
+    block_barrier();
+#pragma unroll 1
+    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
+        const u32 token = i / TILE_N, row = i % TILE_N;
+        store_output(p.gemm, first_token + token, block_index().x * TILE_N + row,
+                     ld_shared(&shared.sum[token * SUM_PITCH + row]));
+    }
+}

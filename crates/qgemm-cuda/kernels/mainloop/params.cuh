@@ -1,0 +1,8 @@
+// The parameter of kernels that compute one product.
+#pragma once
+#include "generated/abi.cuh"
+
+struct GemmParams {
+    GemmShape shape;
+    GemmPointers at;
+};
