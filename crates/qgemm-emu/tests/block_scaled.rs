@@ -137,9 +137,9 @@ impl Problem {
         let x_rows: Vec<_> = (0..m).map(|i| self.x.dequantize_row(i)).collect();
         for feature in 0..n {
             let w_row = self.w.dequantize_row(feature);
-            for token in 0..m {
+            for (token, x_row) in x_rows.iter().enumerate() {
                 let at = token * self.row + feature;
-                let products = (0..k).map(|i| f64::from(w_row[i]) * f64::from(x_rows[token][i]) * f64::from(alpha));
+                let products = (0..k).map(|i| f64::from(w_row[i]) * f64::from(x_row[i]) * f64::from(alpha));
                 let added = if with_c { f64::from(beta) * f64::from(self.c[at]) } else { 0.0 }
                     + if with_bias { f64::from(self.bias[feature]) } else { 0.0 };
                 let (sum, size) = products.fold((added, added.abs()), |(s, z), p| (s + p, z + p.abs()));
