@@ -165,7 +165,8 @@ fn add_group<const N: usize, const K: usize>(
 ) -> [f32; N] {
     let fraction_bits = how.fraction_bits.min(MOST_FRACTION_BITS) as i16;
     let c = Splits::new(&[sums], LEAST_F32);
-    let mut top = [how.least_exponent as i16; N];
+    // Far beyond all exponents of f32, and far within those of f64 and of 16 bits.
+    let mut top = [how.least_exponent.clamp(-900, 900) as i16; N];
     for (top, &c) in top.iter_mut().zip(&c.exponent[0]) {
         *top = c.max(*top);
     }
@@ -215,6 +216,7 @@ pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
     match rounding {
         Rounding::NearestEven => value as f32,
         Rounding::TowardZero { fraction_bits } => {
+            let fraction_bits = fraction_bits.min(23);
             let subnormal = value.abs() < f64::from(f32::MIN_POSITIVE);
             if subnormal {
                 // In units of the least number that has so many fraction bits. A result of zero is positive.

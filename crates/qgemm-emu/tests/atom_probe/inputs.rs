@@ -117,7 +117,7 @@ fn element(kind: Kind, fill: Fill, number: u32, random: &mut Random) -> u32 {
         (Kind::E5m2, Fill::Wide) => random.float(2, 0..31, 5),
         (Kind::AnyF16, Fill::Wide) => random.bits() & 0xffff,
         // Half of them in the range of the narrower types.
-        (Kind::AnyF32, Fill::Wide) if random.bits() % 2 == 0 => random.float(23, 100..147, 8),
+        (Kind::AnyF32, Fill::Wide) if random.bits().is_multiple_of(2) => random.float(23, 100..147, 8),
         (Kind::AnyF32, Fill::Wide) => random.bits(),
         (Kind::S8, Fill::Normal | Fill::Wide) => random.bits() & 0xff,
         (Kind::Bits, Fill::Normal | Fill::Wide) => random.bits(),
