@@ -1,8 +1,9 @@
 //! Running probes, on a GPU and under the emulator. Results are words as `[case][lane][word]`.
 
 use qgemm_cuda::{Geometry, launch_spec};
+use qgemm_emu::model::Precision;
 use qgemm_emu::{Access, Region};
-use qgemm_hal::{Device, HalError};
+use qgemm_hal::{Device, HalError, Variant};
 
 use super::{LANES, Probe, geometry, spec, target};
 
@@ -31,6 +32,8 @@ pub fn on_gpu(device: &dyn Device, probe: &Probe, inputs: &[u32]) -> Result<Vec<
 pub fn on_emulator(probe: &Probe, inputs: &[u32]) -> Result<Vec<u32>, HalError> {
     let device = qgemm_emu::open(probe.variant.number())?;
     let device = &*device;
+    // The recordings are an H200's, which runs the instructions of every older chip its own way.
+    qgemm_emu::set_precision(device, Precision::of(Variant::Sm90))?;
     let cases = cases_of(probe, inputs);
     let mut outputs = vec![0u32; cases * LANES * probe.words_out];
     let stream = device.default_stream();
