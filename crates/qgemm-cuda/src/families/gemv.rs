@@ -81,8 +81,8 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Mma, ..=64, _) => 7,
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
-        // For Blackwell the compiler takes a few registers more.
-        (Engine::Mma, _, 1) if variant < Variant::Sm120 => 4,
+        // For Turing and Blackwell the compiler takes a few registers more.
+        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 => 4,
         (Engine::Mma, ..) => 3,
     }
 }
