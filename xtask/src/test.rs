@@ -14,7 +14,11 @@ use crate::{codegen, embed, nvrtc, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Only these steps: `kernels,embed`.
+    #[arg(long, value_delimiter = ',', value_name = "STEP,…", value_parser = STEPS.iter().map(|s| s.name).collect::<Vec<_>>())]
+    only: Vec<String>,
+}
 
 /// How a line begins by which a test says that it did not test something.
 const SKIP: &str = "skipped:";
@@ -60,14 +64,14 @@ const STEPS: &[Step] = &[
     Step { name: "devices", why: "what the tests could use here", run: |_| devices() },
 ];
 
-/// Runs every step, then prints what became of them and all that was skipped.
+/// Runs the steps, then prints what became of them and all that was skipped.
 ///
 /// # Errors
 /// When a step failed.
-pub fn run(_args: &Args) -> anyhow::Result<()> {
+pub fn run(args: &Args) -> anyhow::Result<()> {
     let mut skips = Vec::new();
     let mut results: Vec<(&Step, anyhow::Result<()>, Duration)> = Vec::new();
-    for step in STEPS {
+    for step in STEPS.iter().filter(|step| args.only.is_empty() || args.only.iter().any(|name| name == step.name)) {
         println!("\n== {}: {}", step.name, step.why);
         let start = Instant::now();
         let result = (step.run)(&mut skips);
