@@ -1,30 +1,32 @@
-//! `cargo xtask build-kernels`: compiles every kernel of the manifest for the given chips into bundles.
+//! `cargo xtask build-kernels`: compiles every kernel of the manifest for the given chips into bundles, or checks that
+//! they compile as `kernels.lock` says.
 //!
-//! NVRTC does not get faster with threads, so the work is shared between processes: this executable starts itself as
-//! workers, each of which compiles every n-th kernel into a cache below the target folder. The bundles are put
-//! together from there; kernels that did not change are not compiled again.
+//! Worker processes fill a cache below the target folder, from which the bundles are put together: kernels that did not
+//! change are not compiled again, and an interrupted build goes on where it was.
 
-use std::io::{BufRead, BufReader, Write};
+mod workers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
-use std::thread;
 
 use anyhow::{Context, bail, ensure};
-use indicatif::{ProgressBar, ProgressStyle};
 use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
 use qgemm_formats::DType;
-use serde::{Deserialize, Serialize};
 
-use crate::kernels_lock::Lock;
+use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
+use crate::sass::Disassembler;
+
+/// What a bundle may weigh.
+const MAX_BUNDLE_BYTES: u64 = 20_000_000;
 
 /// Options of the command.
 #[derive(clap::Args, Clone)]
 pub struct Args {
     /// Chips to compile for, by compute capability: `70,86,120`. Kernels that use a chip's own instructions are
-    /// compiled for `sm_90a`, `sm_120a` where they need it.
-    #[arg(long, value_delimiter = ',', required = true, value_name = "ARCH,…")]
+    /// compiled for `sm_90a`, `sm_120a`. With `--check`, the chips of `kernels.lock` unless given.
+    #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "ARCH,…")]
     arch: Vec<String>,
     /// Write portable PTX, which runs on these chips and all newer ones, instead of machine code.
     #[arg(long)]
@@ -35,9 +37,13 @@ pub struct Args {
     /// Only kernels of this weight format (`q4_k`).
     #[arg(long)]
     format: Option<String>,
-    /// Write nothing; fail when registers, spills or shared memory differ from `kernels.lock`.
-    #[arg(long)]
+    /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is
+    /// stale.
+    #[arg(long, conflicts_with_all = ["ptx", "out"])]
     check: bool,
+    /// Check quickly: compile each kernel for one of the chips only, the next kernel for the next chip.
+    #[arg(long, requires = "check")]
+    sample: bool,
     /// Folder for the bundles, instead of `kernels` in the target folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -50,50 +56,85 @@ pub struct Args {
 }
 
 /// One kernel for one target.
+#[derive(Clone)]
 struct Job {
     spec: KernelSpec,
     target: Target,
 }
 
-/// What a worker says of a finished kernel, one line of JSON each.
-#[derive(Serialize, Deserialize)]
-struct Report {
-    job: usize,
-    error: Option<String>,
+/// What was built for a target.
+struct Built {
+    target: Target,
+    kernels: Vec<(KernelSpec, Artifact)>,
+}
+
+/// Its kernels as `kernels.lock` lists them.
+struct Rows {
+    target: Target,
+    rows: Vec<(String, Row)>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if let Some(worker) = &args.worker {
-        return work(args, worker);
+    if args.worker.is_none() {
+        nvrtc::ensure()?;
     }
-    nvrtc::ensure()?;
     let (version, supported) = build::compiler()?;
-    let targets = targets(args, &version, &supported)?;
-    let jobs = jobs(args, &targets)?;
+    let lock = Lock::read()?;
+    let targets = targets(args, &lock, &version, &supported)?;
+    let all = jobs(args, &targets)?;
+    let jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
+    let cache = nvrtc::target_folder()?.join("kernels").join("cache");
+    if let Some(worker) = &args.worker {
+        return workers::work(&jobs, &cache, worker);
+    }
     ensure!(!jobs.is_empty(), "no kernel is of this family and format");
-    compile_all(args, &jobs)?;
+    let out = match &args.out {
+        Some(out) => out.clone(),
+        None => nvrtc::target_folder()?.join("kernels"),
+    };
+    if args.check {
+        let path = Lock::path();
+        ensure!(lock != Lock::default(), "there is no {}: run the command without --check", path.display());
+        let of = &lock.nvrtc;
+        ensure!(*of == version, "{} is from NVRTC {of}, and numbers of {version} differ", path.display());
+    } else {
+        // Before the work, not after it.
+        writable(&out)?;
+    }
 
-    let mut built: Vec<(Target, Vec<(KernelSpec, Artifact)>)> = targets.iter().map(|&t| (t, Vec::new())).collect();
-    let cache = cache_folder()?;
-    for job in jobs {
+    workers::compile_all(&jobs, args.jobs)?;
+    let mut built: Vec<Built> = targets.iter().map(|&target| Built { target, kernels: Vec::new() }).collect();
+    for Job { spec, target } in jobs {
         // Compiled by now, so this reads the cache.
-        let artifact = build::compile(&cache, &job.spec, job.target)?.artifact;
-        if let Some((_, kernels)) = built.iter_mut().find(|(target, _)| *target == job.target) {
-            kernels.push((job.spec, artifact));
+        let artifact = build::compile(&cache, &spec, target)?.artifact;
+        if let Some(built) = built.iter_mut().find(|b| b.target == target) {
+            built.kernels.push((spec, artifact));
         }
     }
-    finish(args, &version, &built)
+    let rows = if args.ptx { Vec::new() } else { rows(&built)? };
+    for Rows { target, rows } in &rows {
+        for (name, row) in rows.iter().filter(|(_, row)| row.spills > 0) {
+            println!("{target} {name}: spills {} bytes", row.spills);
+        }
+    }
+    match args.check {
+        true => check(args, &lock, &all, &rows),
+        false => {
+            built.iter().try_for_each(|built| write_bundle(&out, &version, built))?;
+            update_lock(args, &version, &rows)
+        }
+    }
 }
 
 /// The targets asked for.
-fn targets(args: &Args, version: &str, supported: &[u32]) -> anyhow::Result<Vec<Target>> {
+fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow::Result<Vec<Target>> {
     let mut targets = Vec::new();
-    for name in &args.arch {
-        let Ok(arch) = name.parse::<u32>() else {
-            bail!(
-                "`{name}` is no architecture: expected numbers like 70,86,120 (the `a` of sm_90a is added by itself)"
-            );
+    let names = if args.arch.is_empty() { &lock.chips() } else { &args.arch };
+    for name in names {
+        // Whether a kernel needs `sm_90a` is the kernel's affair, so both are the same wish.
+        let Ok(arch) = name.strip_suffix('a').unwrap_or(name).parse::<u32>() else {
+            bail!("`{name}` is no architecture: expected numbers like 70,86,120");
         };
         let target = match args.ptx {
             true => Target::Ptx { arch },
@@ -116,10 +157,38 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     let mut jobs = Vec::new();
     for &target in targets {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
-        let specs = manifest(variant).into_iter().filter(|s| wanted(&s.name, &args.family, &args.format));
-        jobs.extend(specs.map(|spec| Job { spec, target }));
+        let mut specs = manifest(variant);
+        specs.retain(|spec| args.wants(&spec.name));
+        if target.is_ptx() {
+            // One chip's own instructions are in no portable PTX.
+            specs.retain(|spec| !spec.arch_specific);
+        }
+        jobs.extend(specs.into_iter().map(|spec| Job { spec, target }));
     }
     Ok(jobs)
+}
+
+/// Of `jobs`, each kernel for one target: in the order of their names they go round the targets, one further each time
+/// round, so that what repeats among the names meets every target.
+fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
+    let mut of = BTreeMap::<&str, Vec<&Job>>::new();
+    for job in jobs {
+        of.entry(&job.spec.name).or_default().push(job);
+    }
+    let count = targets.len();
+    let chosen = of.values().enumerate().filter_map(|(i, jobs)| {
+        let from = (i + i / count) % count;
+        let mut wish = targets[from..].iter().chain(&targets[..from]);
+        wish.find_map(|target| jobs.iter().find(|job| job.target == *target)).copied().cloned()
+    });
+    chosen.collect()
+}
+
+impl Args {
+    /// Whether the kernel is of the family and the format.
+    fn wants(&self, name: &str) -> bool {
+        wanted(name, &self.family, &self.format)
+    }
 }
 
 /// Whether a kernel called `<family>_<layout>_<format>_<activation>…` is of the family and the format.
@@ -136,119 +205,131 @@ fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool 
     family.as_ref().is_none_or(of_family) && format.as_ref().is_none_or(of_format)
 }
 
-/// Compiles the jobs in worker processes.
-fn compile_all(args: &Args, jobs: &[Job]) -> anyhow::Result<()> {
-    let cores = thread::available_parallelism().map_or(1, |n| n.get());
-    let count = args.jobs.unwrap_or(cores).clamp(1, jobs.len());
-    let progress = ProgressBar::new(jobs.len() as u64);
-    progress.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len} kernels, {eta} left")?);
-    let mut workers: Vec<Child> = (0..count).map(|i| start(i, count)).collect::<anyhow::Result<_>>()?;
-
-    let (sender, reports) = mpsc::channel();
-    for worker in &mut workers {
-        let lines = BufReader::new(worker.stdout.take().context("a worker without output")?).lines();
-        let sender = sender.clone();
-        thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+/// The rows of `kernels.lock` for what was built. Without a disassembler they hold no instructions, which is said.
+fn rows(built: &[Built]) -> anyhow::Result<Vec<Rows>> {
+    let disassembler = Disassembler::find()?;
+    match &disassembler {
+        Some(found) => println!("matrix instructions from {}", found.path().display()),
+        None => println!("no nvdisasm here: matrix instructions are not looked at"),
     }
-    drop(sender);
-    let (mut done, mut errors) = (0, Vec::new());
-    for line in reports {
-        let report: Report = serde_json::from_str(&line).with_context(|| format!("a worker said `{line}`"))?;
-        done += 1;
-        progress.inc(1);
-        errors.extend(report.error);
-    }
-    progress.finish_and_clear();
-    for worker in &mut workers {
-        let status = worker.wait()?;
-        ensure!(status.success(), "a worker stopped ({status})");
-    }
-    ensure!(done == jobs.len(), "{done} of {} kernels were reported", jobs.len());
-    ensure!(errors.is_empty(), "{} of {} kernels failed:\n{}", errors.len(), jobs.len(), errors.join("\n"));
-    Ok(())
-}
-
-/// Starts worker `index` of `count`: the same command line, so that it finds the same jobs.
-fn start(index: usize, count: usize) -> anyhow::Result<Child> {
-    Command::new(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .arg("--worker")
-        .arg(format!("{index}/{count}"))
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting a worker")
-}
-
-/// A worker's life.
-fn work(args: &Args, worker: &str) -> anyhow::Result<()> {
-    let parsed = worker.split_once('/').and_then(|(i, n)| Some((i.parse::<usize>().ok()?, n.parse::<usize>().ok()?)));
-    let (index, count) = parsed.filter(|&(_, n)| n > 0).with_context(|| format!("`--worker {worker}`"))?;
-    let (version, supported) = build::compiler()?;
-    let jobs = jobs(args, &targets(args, &version, &supported)?)?;
-    let cache = cache_folder()?;
-    let mut out = std::io::stdout().lock();
-    for (job, Job { spec, target }) in jobs.iter().enumerate().skip(index).step_by(count) {
-        let error = build::compile(&cache, spec, *target).err().map(|e| e.to_string());
-        // A parent that is gone makes this fail, which ends the worker too.
-        writeln!(out, "{}", serde_json::to_string(&Report { job, error })?)?;
-        out.flush()?;
-    }
-    Ok(())
-}
-
-/// Where kernels are kept between runs of the command.
-fn cache_folder() -> anyhow::Result<PathBuf> {
-    Ok(nvrtc::target_folder()?.join("kernels").join("cache"))
-}
-
-/// Writes bundles and the lock file, or compares with it.
-fn finish(args: &Args, version: &str, built: &[(Target, Vec<(KernelSpec, Artifact)>)]) -> anyhow::Result<()> {
-    let committed = Lock::read()?;
-    let mut lock = committed.clone();
-    let all = args.family.is_none() && args.format.is_none();
-    for (target, kernels) in built.iter().filter(|(target, _)| !target.is_ptx()) {
-        lock.update(version, *target, kernels, all);
-    }
-    for (target, kernels) in built {
-        for (spec, artifact) in kernels {
-            if let Some(resources) = artifact.resources.filter(|r| r.spill_bytes > 0) {
-                println!("{target} {}: spills {} bytes", spec.name, resources.spill_bytes);
+    let mut all = Vec::new();
+    for Built { target, kernels } in built {
+        let mut rows = Vec::new();
+        let by_chip: BTreeSet<Target> = kernels.iter().map(|(_, artifact)| artifact.target).collect();
+        for chip in by_chip {
+            let kernels: Vec<_> = kernels.iter().filter(|(_, artifact)| artifact.target == chip).collect();
+            let cubins: Vec<&[u8]> = kernels.iter().map(|(_, artifact)| artifact.image.as_slice()).collect();
+            let mma = match &disassembler {
+                Some(found) if found.knows(chip) => found.mma(chip, &cubins)?.into_iter().map(Some).collect(),
+                Some(_) => {
+                    println!("nvdisasm does not know {chip}: matrix instructions are not looked at");
+                    vec![None; cubins.len()]
+                }
+                None => vec![None; cubins.len()],
+            };
+            for ((spec, artifact), mma) in kernels.into_iter().zip(mma) {
+                let resources = artifact.resources.context("machine code whose resources are unknown")?;
+                rows.push((spec.name.clone(), Row::new(spec, resources, mma)));
             }
         }
+        all.push(Rows { target: *target, rows });
     }
-    if args.check {
-        let differences = lock.differences(&committed);
-        let path = Lock::path();
-        ensure!(committed != Lock::default(), "there is no {}: run the command without --check", path.display());
-        ensure!(
-            differences.is_empty(),
-            "{} is stale, run the command without --check (its numbers are from NVRTC {}, these from {version}):\n{}",
+    Ok(all)
+}
+
+/// Compares with the lock file, and says what was not compared.
+fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result<()> {
+    let path = Lock::path();
+    let mut found = Differences::default();
+    let mut left_out = String::new();
+    for Rows { target, rows } in rows {
+        let names: Vec<String> = all.iter().filter(|j| j.target == *target).map(|j| j.spec.name.clone()).collect();
+        let differences = lock.compare(*target, rows, &names, |name| args.wants(name));
+        found.worse.extend(differences.worse);
+        found.stale.extend(differences.stale);
+        let built: BTreeSet<&String> = rows.iter().map(|(name, _)| name).collect();
+        let rest: Vec<&String> = names.iter().filter(|name| !built.contains(name)).collect();
+        if !rest.is_empty() {
+            eprintln!(
+                "skipped: kernels.lock {target}, {} of {} kernels: each kernel was compiled for one chip only; \
+                 `cargo xtask build-kernels --check` compiles all",
+                rest.len(),
+                names.len()
+            );
+            rest.iter().for_each(|name| left_out += &format!("{target} {name}\n"));
+        }
+    }
+    if !left_out.is_empty() {
+        let list = nvrtc::target_folder()?.join("kernels").join("not-checked.txt");
+        fs::write(&list, left_out).with_context(|| format!("writing {}", list.display()))?;
+        println!("what was not compiled: {}", list.display());
+    }
+    let spilling = rows.iter().flat_map(|r| &r.rows).filter(|(_, row)| row.spills > 0).count();
+    ensure!(
+        found.worse.is_empty(),
+        "kernels became worse than {} says (and {} other differences); if that is meant, run the command without \
+         --check:\n{}",
+        path.display(),
+        found.stale.len(),
+        found.worse.join("\n")
+    );
+    ensure!(
+        found.stale.is_empty(),
+        "{} is stale (nothing became worse): run the command without --check:\n{}",
+        path.display(),
+        found.stale.join("\n")
+    );
+    ensure!(spilling == 0, "{spilling} kernels spill registers (listed above); no shipped configuration may");
+    println!("{} kernels as in {}", rows.iter().map(|r| r.rows.len()).sum::<usize>(), path.display());
+    Ok(())
+}
+
+/// Enters what was built in the lock file, unless that is of another compiler.
+fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> {
+    let path = Lock::path();
+    // Read now, not before the work: another build may have ended meanwhile.
+    let lock = Lock::read()?;
+    if lock != Lock::default() && lock.nvrtc != version {
+        println!(
+            "{} stays as it is: it is from NVRTC {}, and this is {version} (delete it to start anew)",
             path.display(),
-            committed.nvrtc,
-            differences.join("\n")
+            lock.nvrtc
         );
-        println!("{} kernels as in {}", built.iter().map(|(_, k)| k.len()).sum::<usize>(), path.display());
         return Ok(());
     }
-    let out = match &args.out {
-        Some(out) => out.clone(),
-        None => nvrtc::target_folder()?.join("kernels"),
-    };
-    for (target, kernels) in built {
-        write_bundle(&out, *target, version, kernels)?;
+    let mut new = lock.clone();
+    for Rows { target, rows } in rows {
+        new.update(version, *target, rows, args.family.is_none() && args.format.is_none());
     }
-    if lock != committed {
-        lock.write()?;
-        println!("{} changed", Lock::path().display());
+    if new != lock {
+        new.write()?;
+        println!("{} changed", path.display());
     }
     Ok(())
 }
 
-fn write_bundle(out: &Path, target: Target, version: &str, kernels: &[(KernelSpec, Artifact)]) -> anyhow::Result<()> {
+/// Whether files can be made in the folder, which is made where it is missing.
+fn writable(folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder)
+        .and_then(|()| tempfile::tempfile_in(folder))
+        .map(drop)
+        .with_context(|| format!("bundles cannot be written to {}", folder.display()))
+}
+
+fn write_bundle(out: &Path, version: &str, Built { target, kernels }: &Built) -> anyhow::Result<()> {
     let path = out.join(format!("{target}.{BUNDLE_EXTENSION}"));
-    Bundle::write(&path, target, version, kernels)?;
-    let bytes: usize = kernels.iter().map(|(_, artifact)| artifact.image.len()).sum();
-    println!("{}: {} kernels, {} KiB", path.display(), kernels.len(), bytes.div_ceil(1024));
+    let len = Bundle::write(&path, *target, version, kernels)?;
+    let unpacked: usize = kernels.iter().map(|(_, artifact)| artifact.image.len()).sum();
+    println!(
+        "{}: {} kernels, {:.1} MB ({:.1} MB unpacked)",
+        path.display(),
+        kernels.len(),
+        len as f64 / 1e6,
+        unpacked as f64 / 1e6
+    );
+    if len > MAX_BUNDLE_BYTES {
+        println!("{target}: more than the {} MB that a bundle may weigh", MAX_BUNDLE_BYTES / 1_000_000);
+    }
     Ok(())
 }
 
@@ -261,8 +342,8 @@ mod tests {
     }
 
     fn args(arch: &str, ptx: bool) -> Args {
-        let arch = arch.split(',').map(str::to_owned).collect();
-        Args { arch, ptx, family: None, format: None, check: false, out: None, jobs: None, worker: None }
+        let arch = arch.split(',').filter(|a| !a.is_empty()).map(str::to_owned).collect();
+        Args { arch, ptx, family: None, format: None, check: false, sample: false, out: None, jobs: None, worker: None }
     }
 
     #[test]
@@ -279,14 +360,35 @@ mod tests {
     #[test]
     fn architectures_are_checked() {
         let supported = [50, 61, 70, 75, 86, 90, 120];
-        let names = |arch, ptx| -> Vec<String> {
-            targets(&args(arch, ptx), "12.9", &supported).unwrap().iter().map(Target::to_string).collect()
-        };
+        let chosen = |arch, ptx| targets(&args(arch, ptx), &Lock::default(), "12.9", &supported);
+        let names = |arch, ptx| -> Vec<String> { chosen(arch, ptx).unwrap().iter().map(Target::to_string).collect() };
         assert_eq!(names("70,86,70", false), ["sm_70", "sm_86"]);
+        assert_eq!(names("90a,90,120a", false), ["sm_90", "sm_120"]);
         assert_eq!(names("70", true), ["compute_70"]);
-        let error = |arch| targets(&args(arch, false), "12.9", &supported).unwrap_err().to_string();
+        let error = |arch| chosen(arch, false).unwrap_err().to_string();
         assert!(error("61").contains("older than 7.0"), "{}", error("61"));
         assert!(error("88").contains("does not know architecture 88") && error("88").contains("70, 75, 86"));
-        assert!(error("sm_86").contains("70,86,120") && error("90a").contains("by itself"));
+        assert!(error("sm_86").contains("70,86,120") && error("volta").contains("`volta`"));
+    }
+
+    #[test]
+    fn a_sample_holds_each_kernel_once_and_every_chip() {
+        let chips = ["70", "75", "80", "86", "89", "90", "120"];
+        for arch in [chips.join(","), "70,86,120".into(), "80".into()] {
+            let args = args(&arch, false);
+            let targets = targets(&args, &Lock::default(), "12.9", &[70, 75, 80, 86, 89, 90, 120]).unwrap();
+            let all = jobs(&args, &targets).unwrap();
+            let chosen = sample(&all, &targets);
+            let names = |jobs: &[Job]| jobs.iter().map(|j| j.spec.name.clone()).collect::<BTreeSet<_>>();
+            assert_eq!(names(&chosen), names(&all));
+            assert_eq!(chosen.len(), names(&all).len());
+            for &target in &targets {
+                let of_chip = chosen.iter().filter(|j| j.target == target);
+                let activations: BTreeSet<&str> = of_chip
+                    .filter_map(|j| ["_f16_", "_bf16_", "_f32_"].into_iter().find(|a| j.spec.name.contains(a)))
+                    .collect();
+                assert_eq!(activations.len(), 3, "{target} of {arch}: {activations:?}");
+            }
+        }
     }
 }

@@ -1,14 +1,19 @@
-//! `kernels.lock`: registers, spills and shared memory of every kernel, so that a change of them shows in review.
+//! `kernels.lock`: registers, spills, shared memory and matrix instructions of every kernel, so that a change of them
+//! shows in review.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
-use qgemm_cuda::{Artifact, KernelSpec, Resources, Target};
+use qgemm_cuda::{KernelSpec, Resources, Target};
 use serde::{Deserialize, Serialize};
 
 use crate::workspace;
+
+/// Matrix instructions of a kernel by name (`HMMA.16816.F32`), with the number of places where they stand.
+pub type Mma = BTreeMap<String, u32>;
 
 /// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -19,8 +24,8 @@ pub struct Lock {
     pub targets: BTreeMap<String, BTreeMap<String, Row>>,
 }
 
-/// What a kernel needs of a multiprocessor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// What a kernel needs of a multiprocessor, and what it issues.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Row {
     /// Registers of a thread.
     pub registers: u32,
@@ -28,14 +33,39 @@ pub struct Row {
     pub spills: u32,
     /// Bytes of a thread's stack.
     pub stack: u32,
-    /// Static shared memory of a block.
+    /// Shared memory of a block, dynamic included.
     pub shared: u32,
+    /// Absent where no disassembler has seen the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mma: Option<Mma>,
 }
 
-impl From<Resources> for Row {
-    fn from(r: Resources) -> Self {
-        Self { registers: r.registers, spills: r.spill_bytes, stack: r.stack_bytes, shared: r.shared_bytes }
+impl Row {
+    /// The row of `spec`, which needs `resources`.
+    pub fn new(spec: &KernelSpec, resources: Resources, mma: Option<Mma>) -> Self {
+        Self {
+            registers: resources.registers,
+            spills: resources.spill_bytes,
+            stack: resources.stack_bytes,
+            shared: resources.shared_bytes + dynamic_shared_bytes(&spec.prelude),
+            mma,
+        }
     }
+}
+
+/// The shared memory that a launch of the kernel asks for: its prelude tells the kernel, too.
+fn dynamic_shared_bytes(prelude: &str) -> u32 {
+    let value = prelude.lines().find_map(|line| line.strip_prefix("constexpr unsigned QG_SHARED_BYTES = "));
+    value.and_then(|v| v.trim_end_matches(';').parse().ok()).unwrap_or(0)
+}
+
+/// How kernels differ from what the file says, a line each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Differences {
+    /// More registers, spills, stack or shared memory.
+    pub worse: Vec<String>,
+    /// Anything else: the file has to be written again.
+    pub stale: Vec<String>,
 }
 
 impl Lock {
@@ -56,13 +86,28 @@ impl Lock {
         }
     }
 
-    /// Writes the file.
+    /// Writes the file, in one step.
     ///
     /// # Errors
     /// When that fails.
     pub fn write(&self) -> anyhow::Result<()> {
         let path = Self::path();
-        fs::write(&path, self.text()?).with_context(|| format!("writing {}", path.display()))
+        let write = || -> anyhow::Result<()> {
+            let mut file = tempfile::Builder::new()
+                .prefix(".kernels.lock-")
+                .make_in(path.parent().context("it has no folder")?, |path| fs::File::create_new(path))?;
+            file.write_all(self.text()?.as_bytes())?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("writing {}", path.display()))
+    }
+
+    /// The chips whose kernels it holds, as `--arch` takes them.
+    pub fn chips(&self) -> Vec<String> {
+        let mut chips: Vec<u32> = self.targets.keys().filter_map(|t| Some(t.parse::<Target>().ok()?.arch())).collect();
+        chips.sort_unstable();
+        chips.iter().map(u32::to_string).collect()
     }
 
     /// One line a kernel, so that a difference names it.
@@ -80,35 +125,73 @@ impl Lock {
         Ok(out)
     }
 
-    /// Takes in what was built for `target`; with `all`, kernels that were not built are gone.
-    pub fn update(&mut self, nvrtc: &str, target: Target, kernels: &[(KernelSpec, Artifact)], all: bool) {
+    /// Takes in what was built for `target`; with `all`, kernels that were not built are gone. Instructions that are
+    /// known stay known where no disassembler saw the new kernel.
+    pub fn update(&mut self, nvrtc: &str, target: Target, built: &[(String, Row)], all: bool) {
         nvrtc.clone_into(&mut self.nvrtc);
         let rows = self.targets.entry(target.to_string()).or_default();
+        let mut before = rows.clone();
         if all {
             rows.clear();
         }
-        let built = kernels.iter().filter_map(|(spec, artifact)| Some((spec.name.clone(), artifact.resources?.into())));
-        rows.extend(built);
+        for (name, row) in built {
+            let mut row = row.clone();
+            row.mma = row.mma.or_else(|| before.remove(name).and_then(|old| old.mma));
+            rows.insert(name.clone(), row);
+        }
         self.targets.retain(|_, rows| !rows.is_empty());
     }
 
-    /// What differs from `committed`, a line each.
-    pub fn differences(&self, committed: &Lock) -> Vec<String> {
-        let mut lines = Vec::new();
+    /// How the kernels of `target` differ: `built` are some or all, `names` is all that there should be (of those that
+    /// `wanted` picks).
+    pub fn compare(
+        &self,
+        target: Target,
+        built: &[(String, Row)],
+        names: &[String],
+        wanted: impl Fn(&str) -> bool,
+    ) -> Differences {
         let none = BTreeMap::new();
-        for target in self.targets.keys().chain(committed.targets.keys().filter(|t| !self.targets.contains_key(*t))) {
-            let (now, then) =
-                (self.targets.get(target).unwrap_or(&none), committed.targets.get(target).unwrap_or(&none));
-            for name in now.keys().chain(then.keys().filter(|n| !now.contains_key(*n))) {
-                match (then.get(name), now.get(name)) {
-                    (Some(a), Some(b)) if a == b => {}
-                    (Some(a), Some(b)) => lines.push(format!("{target} {name}: {a:?} became {b:?}")),
-                    (None, _) => lines.push(format!("{target} {name}: new")),
-                    (_, None) => lines.push(format!("{target} {name}: gone")),
-                }
+        let rows = self.targets.get(&target.to_string()).unwrap_or(&none);
+        let mut found = Differences::default();
+        for (name, now) in built {
+            let Some(then) = rows.get(name) else { continue };
+            let (worse, other) = then.changes(now);
+            if !worse.is_empty() {
+                found.worse.push(format!("{target} {name}: {}", [worse, other].concat().join(", ")));
+            } else if !other.is_empty() {
+                found.stale.push(format!("{target} {name}: {}", other.join(", ")));
             }
         }
-        lines
+        let new = names.iter().filter(|name| !rows.contains_key(*name));
+        found.stale.extend(new.map(|name| format!("{target} {name}: new")));
+        let gone = rows.keys().filter(|name| wanted(name) && !names.contains(name));
+        found.stale.extend(gone.map(|name| format!("{target} {name}: gone")));
+        found
+    }
+}
+
+impl Row {
+    /// What became worse and what became otherwise different in `now`.
+    fn changes(&self, now: &Row) -> (Vec<String>, Vec<String>) {
+        let (mut worse, mut other) = (Vec::new(), Vec::new());
+        for (what, a, b) in [
+            ("registers", self.registers, now.registers),
+            ("spills", self.spills, now.spills),
+            ("stack", self.stack, now.stack),
+            ("shared", self.shared, now.shared),
+        ] {
+            if a != b {
+                let lines = if b > a { &mut worse } else { &mut other };
+                lines.push(format!("{what} {a} -> {b}"));
+            }
+        }
+        if let (Some(a), Some(b)) = (&self.mma, &now.mma)
+            && a != b
+        {
+            other.push(format!("mma {a:?} -> {b:?}"));
+        }
+        (worse, other)
     }
 }
 
@@ -116,44 +199,82 @@ impl Lock {
 mod tests {
     use super::*;
 
-    fn kernel(name: &str, registers: u32) -> (KernelSpec, Artifact) {
-        let spec =
-            KernelSpec { name: name.into(), entry: "e", text: "", symbol: "s", prelude: String::new(), arch_specific: false };
-        let resources = Some(Resources { registers, ..Default::default() });
-        (spec, Artifact { target: target(), nvrtc: "12.9".into(), resources, image: Vec::new() })
+    fn row(registers: u32) -> Row {
+        Row { registers, shared: 1024, ..Row::default() }
+    }
+
+    fn rows(rows: &[(&str, u32)]) -> Vec<(String, Row)> {
+        rows.iter().map(|&(name, registers)| (name.to_owned(), row(registers))).collect()
     }
 
     fn target() -> Target {
         Target::Cubin { arch: 86, specific: false }
     }
 
+    fn names(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&n| n.to_owned()).collect()
+    }
+
     #[test]
     fn the_text_is_the_json_that_it_is_read_from() {
         let mut lock = Lock::default();
         assert_eq!(serde_json::from_str::<Lock>(&lock.text().unwrap()).unwrap(), lock);
-        lock.update("12.9", target(), &[kernel("b", 40), kernel("a", 32)], true);
-        lock.update("12.9", Target::Cubin { arch: 70, specific: false }, &[kernel("a", 32)], true);
+        lock.update("12.9", target(), &rows(&[("b", 40), ("a", 32)]), true);
+        let mma = Some(Mma::from([("HMMA.884.F32.F32".to_owned(), 64)]));
+        let volta = Target::Cubin { arch: 70, specific: false };
+        lock.update("12.9", volta, &[("a".into(), Row { mma, ..row(32) })], true);
         assert_eq!(serde_json::from_str::<Lock>(&lock.text().unwrap()).unwrap(), lock);
+        assert_eq!(lock.chips(), ["70", "86"]);
     }
 
     #[test]
-    fn differences_name_what_changed() {
-        let mut then = Lock::default();
-        then.update("12.9", target(), &[kernel("a", 32), kernel("b", 40), kernel("c", 48)], true);
-        assert!(then.differences(&then).is_empty());
-        let mut now = then.clone();
-        now.update("12.9", target(), &[kernel("a", 32), kernel("b", 41), kernel("d", 48)], true);
-        let lines = now.differences(&then);
-        assert_eq!(lines.len(), 3, "{lines:?}");
-        assert!(lines[0].starts_with("sm_86 b: ") && lines[1] == "sm_86 d: new" && lines[2] == "sm_86 c: gone");
-    }
-
-    #[test]
-    fn a_part_of_the_kernels_leaves_the_rest() {
+    fn worse_is_told_from_otherwise_different() {
         let mut lock = Lock::default();
-        lock.update("12.9", target(), &[kernel("a", 32), kernel("b", 40)], true);
-        lock.update("12.9", target(), &[kernel("b", 41)], false);
+        lock.update("12.9", target(), &rows(&[("a", 32), ("b", 40), ("c", 48), ("e", 50)]), true);
+        let built = rows(&[("a", 32), ("b", 41), ("c", 47), ("d", 48)]);
+        let found = lock.compare(target(), &built, &names(&["a", "b", "c", "d"]), |_| true);
+        assert_eq!(found.worse, ["sm_86 b: registers 40 -> 41"]);
+        assert_eq!(found.stale, ["sm_86 c: registers 48 -> 47", "sm_86 d: new", "sm_86 e: gone"]);
+        for (what, spilling) in [
+            ("spills", Row { spills: 4, ..row(30) }),
+            ("stack", Row { stack: 8, ..row(30) }),
+            ("shared", Row { shared: 1025, ..row(30) }),
+        ] {
+            let found = lock.compare(target(), &[("a".into(), spilling)], &[], |_| false);
+            assert!(found.worse[0].contains(what) && found.worse[0].contains("registers 32 -> 30"), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_the_kernels_is_compared_with_its_part() {
+        let mut lock = Lock::default();
+        lock.update("12.9", target(), &rows(&[("gemm_a", 32), ("gemv_a", 40)]), true);
+        let found = lock.compare(target(), &rows(&[("gemv_a", 40)]), &names(&["gemv_a"]), |n| n.starts_with("gemv"));
+        assert_eq!(found, Differences::default());
+        lock.update("12.9", target(), &rows(&[("gemv_a", 41)]), false);
         assert_eq!(lock.targets["sm_86"].len(), 2);
-        assert_eq!(lock.targets["sm_86"]["b"].registers, 41);
+        assert_eq!(lock.targets["sm_86"]["gemv_a"].registers, 41);
+    }
+
+    #[test]
+    fn instructions_are_kept_and_compared_where_they_are_known() {
+        let seen = |count| Row { mma: Some(Mma::from([("HMMA.16816.F32".to_owned(), count)])), ..row(32) };
+        let mut lock = Lock::default();
+        lock.update("12.9", target(), &[("a".into(), seen(64))], true);
+        let compare = |row| lock.compare(target(), &[("a".into(), row)], &names(&["a"]), |_| true);
+        assert_eq!(compare(row(32)), Differences::default(), "no disassembler here");
+        assert_eq!(compare(seen(64)), Differences::default());
+        let changed = compare(seen(32));
+        assert!(changed.worse.is_empty() && changed.stale[0].contains("mma"), "{changed:?}");
+        lock.update("12.9", target(), &rows(&[("a", 33)]), true);
+        assert_eq!(lock.targets["sm_86"]["a"], Row { registers: 33, ..seen(64) });
+    }
+
+    #[test]
+    fn dynamic_shared_memory_is_read_from_the_prelude() {
+        let prelude =
+            "#define A 1\nconstexpr unsigned QG_THREADS = 128;\nconstexpr unsigned QG_SHARED_BYTES = 20512;\n";
+        assert_eq!(dynamic_shared_bytes(prelude), 20512);
+        assert_eq!(dynamic_shared_bytes(""), 0);
     }
 }

@@ -4,8 +4,10 @@
 
 mod build_kernels;
 mod codegen;
+mod embed;
 mod kernels_lock;
 mod nvrtc;
+mod sass;
 mod test;
 mod tidy;
 mod workspace;

@@ -23,7 +23,9 @@ pub fn ensure() -> anyhow::Result<()> {
     println!("NVRTC is not installed: putting the wheel {WHEEL} (90 MB) into {}", folder.display());
     install(&folder).with_context(|| {
         format!(
-            "NVRTC is missing and could not be installed; install it (`pip install {WHEEL}`), or name it in `{}`",
+            "NVIDIA's run-time compiler is neither in `{0}`, nor in a CUDA toolkit, nor in Python's packages, and could \
+             not be installed. Install it (`pip install {WHEEL}`), or copy libnvrtc and libnvrtc-builtins from another \
+             machine and name their folder in `{0}`. What failed",
             build::LIBRARY_VARIABLE
         )
     })?;
@@ -48,9 +50,9 @@ fn install(folder: &Path) -> anyhow::Result<()> {
     let python = if cfg!(windows) { "python" } else { "python3" };
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]);
-    let status = pip.arg(&parts).arg(WHEEL).status().with_context(|| format!("starting {pip:?}"))?;
+    let status = pip.arg(&parts).arg(WHEEL).status().with_context(|| format!("starting {python}"))?;
     if !status.success() {
-        bail!("{pip:?} failed ({status})");
+        bail!("{python} -m pip ({status})");
     }
     if folder.exists() {
         fs::remove_dir_all(folder)?;

@@ -14,7 +14,7 @@ use crate::spec::KernelSpec;
 use crate::store;
 use crate::target::Target;
 
-pub use crate::nvrtc::LIBRARY_VARIABLE;
+pub use crate::nvrtc::{LIBRARY_VARIABLE, toolkits};
 
 /// Version of the compiler (`12.9`) and the compute capabilities that it compiles for, ascending.
 ///

@@ -34,7 +34,8 @@ pub(crate) fn compile(nvrtc: &Nvrtc, spec: &KernelSpec, target: Target) -> Resul
         log,
     };
     let text = format!("{}\n#line 1 \"{}\"\n{}", spec.prelude, spec.entry, spec.text);
-    let compiled = nvrtc.compile(&spec.name, &text, source::SOURCES, &options, target).map_err(|e| match e {
+    let headers = source::included(&spec.prelude, spec.text);
+    let compiled = nvrtc.compile(&spec.name, &text, &headers, &options, target).map_err(|e| match e {
         NvrtcError::Compile { options, log } => fail(options, log),
         NvrtcError::UnsupportedTarget { .. } | NvrtcError::Missing { .. } => {
             HalError::KernelUnavailable { kernel: spec.name.clone(), target: target.to_string(), why: e.to_string() }

@@ -22,8 +22,8 @@ pub struct KernelSpec {
 }
 
 impl KernelSpec {
-    /// Hash of the kernel's own part: entry, symbol and prelude. The embedded sources and the target are hashed
-    /// apart.
+    /// Hash of the kernel's own part: entry, symbol and prelude. The sources that it includes and the target are
+    /// hashed apart.
     pub fn key(&self) -> Sha256Hash {
         let mut hasher = Hasher::new();
         hasher.field(self.entry.as_bytes());

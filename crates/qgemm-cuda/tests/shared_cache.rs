@@ -1,5 +1,7 @@
 //! The disk cache among processes: this test starts itself again as the others.
 
+#![allow(clippy::print_stdout, reason = "the other processes report what they did")]
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::{env, fs};

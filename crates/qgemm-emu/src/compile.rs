@@ -113,12 +113,12 @@ impl Compiler {
         }
         let _span = tracing::info_span!("compile", kernel = spec.name, target = "host").entered();
         // Kernels of different variants are often the same after preprocessing, and compiled once then.
-        let text = self.run(spec, &["-E", "-I."], None, unit.as_bytes())?;
+        let text = self.run(spec, &["-E", "-I.", "-x", "c++"], None, unit.as_bytes())?;
         let object = self.path(&[&self.identity, &String::from_utf8_lossy(&text)], "so");
         if !object.exists() {
             let failed = |e: io::Error| file_error(&object, "write a shared object", &e);
             let parts = tempfile::Builder::new().suffix(".so").tempfile_in(self.folder.path()).map_err(failed)?;
-            self.run(spec, &["-fpreprocessed"], Some(parts.path()), &text)?;
+            self.run(spec, &["-x", "c++-cpp-output"], Some(parts.path()), &text)?;
             parts.persist(&object).map_err(|e| failed(e.error))?;
         }
         self.note(&note, &object).map_err(|e| file_error(&note, "write", &e))?;
@@ -156,7 +156,7 @@ impl Compiler {
     /// Runs the compiler on `text`.
     fn run(&self, spec: &KernelSpec, extra: &[&str], out: Option<&Path>, text: &[u8]) -> Result<Vec<u8>, HalError> {
         let mut command = Command::new(&self.program);
-        command.args(&self.flags).args(extra).args(["-x", "c++", "-"]).current_dir(&self.sources);
+        command.args(&self.flags).args(extra).arg("-").current_dir(&self.sources);
         if let Some(out) = out {
             command.arg("-o").arg(out);
         }

@@ -45,7 +45,8 @@ pub(crate) struct EmuDevice {
     this: Weak<EmuDevice>,
     info: DeviceInfo,
     variant: Variant,
-    precision: Precision,
+    /// How matrix instructions add.
+    precision: Mutex<Precision>,
     compiler: &'static Compiler,
     /// Only locked to find a slot; compiling happens in the slot.
     kernels: Mutex<HashMap<Sha256Hash, Arc<OnceCell<LoadedKernel>>>>,
@@ -64,7 +65,7 @@ impl EmuDevice {
             this: this.clone(),
             info,
             variant,
-            precision: Precision::WIDE,
+            precision: Mutex::new(Precision::of(variant)),
             compiler,
             kernels: Mutex::default(),
             counting: AtomicBool::new(false),
@@ -120,7 +121,7 @@ impl EmuDevice {
             regions,
             seed: self.seed.load(Ordering::Relaxed),
             counting: self.counting.load(Ordering::Relaxed),
-            precision: self.precision,
+            precision: *self.precision.lock().unwrap_or_else(PoisonError::into_inner),
         };
         // SAFETY: by the contract of this function.
         let ran = unsafe { machine::run(&launch) };
@@ -145,6 +146,10 @@ impl EmuDevice {
 
     pub(crate) fn set_seed(&self, seed: u64) {
         self.seed.store(seed, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_precision(&self, precision: Precision) {
+        *self.precision.lock().unwrap_or_else(PoisonError::into_inner) = precision;
     }
 
     /// Counters by kernel since the last call.

@@ -80,6 +80,16 @@ pub fn set_block_order(device: &dyn Device, seed: u64) -> Result<(), HalError> {
     Ok(())
 }
 
+/// Makes matrix instructions of later launches add in another way than the device's chip does: as another chip, to compare
+/// with its results, or in f64.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when `device` is not emulated.
+pub fn set_precision(device: &dyn Device, precision: model::Precision) -> Result<(), HalError> {
+    EmuDevice::of(device)?.set_precision(precision);
+    Ok(())
+}
+
 /// Address of the first byte of a view of `device`'s memory, for a kernel's parameter.
 ///
 /// # Errors

@@ -10,7 +10,7 @@
 // type"). Lane l belongs to product (l % 16) / 4. With r = l % 4 + 4 (l / 16) and h = 4 (l / 16):
 //   A: a0, a1 = (row r, k 0..1 and k 2..3)          B: b0, b1 = (k 0..1 and k 2..3, column r)
 //   D: d[i] = (row l % 2 + (i & 2) + h, column (i & 4) + (l & 2) + i % 2)
-// It is an instruction on Volta; newer chips run a sequence of others in its place.
+// It is an instruction on Volta and Turing; newer chips run a sequence of others in its place.
 #pragma once
 #include "atoms/types.cuh"
 

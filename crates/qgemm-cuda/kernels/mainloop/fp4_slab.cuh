@@ -108,7 +108,8 @@ QG_DEVICE u32 x_word(const u32* natural, u32 t) {
     return (even & 0x0f0fu) | (odd & 0x0f0fu) << 4 | (even & 0xf0f00000u) >> 4 | (odd & 0xf0f00000u);
 }
 
-// X of some tokens and slabs in shared memory: for each token and slab, the two words of lane t = 0, of t = 1, …
+// X of some tokens and slabs in shared memory: for each token and slab, the two words of lane t = 0, of t = 1, … Odd
+// tokens have the words of t = 2, 3 first, so that a warp which stores 16 bytes of two tokens reaches all banks.
 template <u32 TOKENS, u32 SLABS>
 struct Fp4Tile {
     // Eight words of padding put the four tokens that half a warp reads into different banks.
@@ -120,8 +121,8 @@ struct Fp4Tile {
         u32x4* words = reinterpret_cast<u32x4*>(tile.code + token * PITCH + slab * 8);
 #pragma unroll
         for (u32 t = 0; t < 4; t += 2)
-            st_shared(words + t / 2, u32x4{x_word(x.code, t), x_word(x.code + 4, t), x_word(x.code, t + 1),
-                                           x_word(x.code + 4, t + 1)});
+            st_shared(words + (t / 2 ^ token % 2), u32x4{x_word(x.code, t), x_word(x.code + 4, t),
+                                                         x_word(x.code, t + 1), x_word(x.code + 4, t + 1)});
         st_shared(&tile.scale[token * SLABS + slab], x.scale);
     }
 
@@ -129,7 +130,8 @@ struct Fp4Tile {
     QG_DEVICE void accumulate(float (&acc)[4], const WOperand& w, const Fp4Tile& tile, u32 first_token, u32 slab,
                               u32 lane) {
         const u32 token = first_token + lane / 4;
-        const u32x2 x = ld_shared(reinterpret_cast<const u32x2*>(tile.code + token * PITCH + slab * 8 + lane % 4 * 2));
+        const u32 place = (lane / 2 ^ lane / 4) % 2 * 4 + lane % 2 * 2;
+        const u32x2 x = ld_shared(reinterpret_cast<const u32x2*>(tile.code + token * PITCH + slab * 8 + place));
         const u32 scale = ld_shared(&tile.scale[token * SLABS + slab]);
         if constexpr (SCALE_PER_16)
             mma_m16n8k64_nvf4(acc, w.code, {x.x, x.y}, w.scale, scale);

@@ -12,7 +12,7 @@ use etcetera::BaseStrategy;
 
 use crate::artifact::{Artifact, Resources};
 use crate::binary::{Reader, Writer};
-use crate::hash::{Hasher, Sha256Hash};
+use crate::hash::{self, Hasher, Sha256Hash};
 use crate::jit;
 use crate::replace;
 use crate::source;
@@ -38,7 +38,8 @@ impl CacheKey {
     pub(crate) fn new(spec: &KernelSpec, target: Target) -> Self {
         let mut hasher = Hasher::new();
         hasher.field(&spec.key().0);
-        hasher.field(&source::source_hash().0);
+        let included = source::included(&spec.prelude, spec.text);
+        hasher.field(&hash::of_sources(included.into_iter()).0);
         hasher.field(target.to_string().as_bytes());
         for option in jit::options(target) {
             hasher.field(option.as_bytes());

@@ -21,12 +21,21 @@ const THREADS: u32 = 128;
 /// (`kernels.lock` shows no spills).
 fn tiles(format: Format, engine: Engine, variant: Variant, slab_k: usize) -> &'static [(u32, u32)] {
     match engine {
+        // All columns of a slab are unrolled for all tokens: with 256 columns, 16 tokens take the compiler 2 s.
+        Engine::Fma if slab_k > 128 => &[(8, 1)],
         Engine::Fma => &[(16, 1)],
         Engine::Mma if variant < Variant::Sm80 => &[(16, 1), (32, 1)],
         // Long slabs and minimums hold scales in registers that a larger tile would need.
         Engine::Mma if has_block_offsets(format) || slab_k > 64 => &[(16, 1), (32, 2)],
+        // For Blackwell the compiler takes a few registers more, which scales have taken already.
+        Engine::Mma if variant >= Variant::Sm120 && has_row_scales(format) => &[(16, 1), (32, 2), (64, 1)],
         Engine::Mma => &[(16, 1), (32, 2), (64, 2)],
     }
+}
+
+/// Whether blocks have scales that differ from row to row.
+fn has_row_scales(format: Format) -> bool {
+    format.scale_planes.iter().any(|plane| plane.rows == 1)
 }
 
 /// Every kernel of the family for these types.

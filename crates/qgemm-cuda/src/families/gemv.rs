@@ -56,7 +56,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
         engine,
         tile_m,
         threads: THREADS,
-        blocks_per_sm: blocks_per_sm(format, engine, layout.slab_k, tile_m),
+        blocks_per_sm: blocks_per_sm(format, engine, variant, layout.slab_k, tile_m),
         shape: Shape::Gemv { row_tiles: row_tiles as u32, x_slabs, unroll },
         layout,
         efficiency: match engine {
@@ -69,7 +69,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
 
 /// Blocks that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`), and of
 /// those the fastest on an H200. The compiler's schedule jumps with the limit, so that fewer can be faster or slower.
-fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, tile_m: u32) -> u32 {
+fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize, tile_m: u32) -> u32 {
     // Minimums, zero points and scales per 16 columns take registers of their own.
     let heavy = has_block_offsets(format) || format.sub_block == 16;
     match (engine, slab_k, tile_m) {
@@ -81,7 +81,8 @@ fn blocks_per_sm(format: Format, engine: Engine, slab_k: usize, tile_m: u32) -> 
         (Engine::Mma, ..=64, _) => 7,
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
-        (Engine::Mma, _, 1) => 4,
+        // For Turing and Blackwell the compiler takes a few registers more.
+        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 => 4,
         (Engine::Mma, ..) => 3,
     }
 }

@@ -66,12 +66,17 @@ fn roots() -> Vec<PathBuf> {
     if let Ok(executable) = env::current_exe() {
         roots.extend(executable.ancestors().skip(1).take(4).map(|folder| folder.join("nvrtc")));
     }
-    roots.extend(["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from));
-    roots.push("/usr/local/cuda".into());
-    for prefix in python_prefixes() {
-        roots.extend(site_packages(&prefix));
-    }
+    roots.extend(toolkits());
     roots
+}
+
+/// Folders of CUDA toolkits, and of Python's packages, which hold parts of them.
+pub fn toolkits() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> =
+        ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT"].into_iter().filter_map(env::var_os).map(PathBuf::from).collect();
+    folders.push("/usr/local/cuda".into());
+    folders.extend(python_prefixes().iter().flat_map(|prefix| site_packages(prefix)));
+    folders
 }
 
 /// Installations of Python: active environments, the user's own packages, and whatever `python3` is on the path.

@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use thiserror::Error;
 
 use crate::target::Target;
-pub use locate::LIBRARY_VARIABLE;
+pub use locate::{LIBRARY_VARIABLE, toolkits};
 
 /// Why the compiler cannot be used, or what it found wrong.
 #[derive(Debug, Error, Clone)]

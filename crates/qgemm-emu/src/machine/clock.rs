@@ -50,7 +50,8 @@ impl Knowledge {
     /// Whether the event of another block is known.
     fn covers(&self, block: u32, stamp: Stamp) -> bool {
         self.0.get(&block).is_some_and(|known| {
-            (stamp.thread != ENGINE && stamp.clock <= known.floor) || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
+            (stamp.thread != ENGINE && stamp.clock <= known.floor)
+                || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
         })
     }
 }

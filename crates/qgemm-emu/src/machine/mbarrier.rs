@@ -73,7 +73,10 @@ impl Block<'_> {
             return Ok(offset);
         }
         let by = barrier.made.thread;
-        Err((FaultKind::Race, format!("the mbarrier at offset {offset} was set up by thread {by} with no barrier between")))
+        Err((
+            FaultKind::Race,
+            format!("the mbarrier at offset {offset} was set up by thread {by} with no barrier between"),
+        ))
     }
 
     /// `mbarrier.arrive`, after announcing `bytes`.
@@ -145,8 +148,9 @@ impl Block<'_> {
 
     /// What an mbarrier still wants, for messages.
     pub(super) fn wants_of(&self, offset: usize) -> String {
-        self.barriers_in_memory.0.get(&offset).map_or_else(String::new, |b| {
-            format!("{} of {} threads and {} bytes", b.missing, b.count, b.bytes)
-        })
+        self.barriers_in_memory
+            .0
+            .get(&offset)
+            .map_or_else(String::new, |b| format!("{} of {} threads and {} bytes", b.missing, b.count, b.bytes))
     }
 }

@@ -170,7 +170,8 @@ impl Block<'_> {
                 self.grid.shared.offset(address, 16, "wgmma reads")?;
                 self.grid.shared.read(offset, 16, thread, &self.clocks)?;
                 self.grid.shared.check_proxy(offset, 16, &self.clocks)?;
-                for (word, bytes) in words[unit * 4..].iter_mut().zip(self.grid.shared.get(offset, 16).chunks_exact(4)) {
+                for (word, bytes) in words[unit * 4..].iter_mut().zip(self.grid.shared.get(offset, 16).chunks_exact(4))
+                {
                     *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 }
             }

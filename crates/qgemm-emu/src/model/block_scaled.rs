@@ -27,6 +27,9 @@ pub(crate) fn m16n8k64_nvf4(inputs: &WarpWords, outputs: &mut WarpWords, precisi
     mma(inputs, outputs, 16, decode::ue4m3, &precision.block_scaled);
 }
 
+/// Most fraction bits that five terms of less than 2^12 times their unit, and their sum, are exact in f64 with.
+const MOST_FRACTION_BITS: u32 = 38;
+
 /// Sixteen products' sum and what scales it.
 #[derive(Clone, Copy)]
 struct Term {
@@ -64,7 +67,9 @@ fn mma(inputs: &WarpWords, outputs: &mut WarpWords, block: usize, decode: fn(u8)
 fn add(terms: &[Term; 4], accumulator: f32, sum: &ScaledSum) -> f32 {
     let wide = terms.iter().fold(f64::from(accumulator), |sum, t| sum + t.sum * t.a.value * t.b.value);
     match *sum {
-        ScaledSum::Aligned { fraction_bits } if wide.is_finite() => aligned(terms, accumulator, fraction_bits as i32),
+        ScaledSum::Aligned { fraction_bits } if wide.is_finite() => {
+            aligned(terms, accumulator, fraction_bits.min(MOST_FRACTION_BITS) as i32)
+        }
         _ => wide as f32,
     }
 }

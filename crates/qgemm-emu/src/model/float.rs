@@ -23,11 +23,11 @@ const LEAST_E5M2: i32 = -14;
 /// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     for pair in 0..4 {
-        let a = quad_pair::operand(inputs, 0, pair).map(|row| row.map(decode::f16));
-        let b = transpose(&quad_pair::operand(inputs, M8N8K4.first_b(), pair).map(|column| column.map(decode::f16)));
-        let mut d = quad_pair::accumulators(inputs, M8N8K4.first_d(), pair).map(|row| row.map(f32::from_bits));
+        let a = each(&quad_pair::operand(inputs, 0, pair), decode::f16);
+        let b = transpose(&each(&quad_pair::operand(inputs, M8N8K4.first_b(), pair), decode::f16));
+        let mut d = each(&quad_pair::accumulators(inputs, M8N8K4.first_d(), pair), f32::from_bits);
         multiply(&a, &b, &mut d, LEAST_F16, &precision.quad_pair);
-        quad_pair::put_accumulators(&d.map(|row| row.map(f32::to_bits)), outputs, pair);
+        quad_pair::put_accumulators(&each(&d, f32::to_bits), outputs, pair);
     }
 }
 
@@ -67,13 +67,31 @@ fn mma<const K: usize, const BITS: usize>(
     least: i32,
     sum: &Sum,
 ) {
-    let a = operand::<16, K, BITS>(inputs, 0).map(|row| row.map(decode));
-    let b = transpose(&operand::<8, K, BITS>(inputs, words.first_b()).map(|column| column.map(decode)));
-    let mut d = accumulators::<16>(inputs, words.first_d()).map(|row| row.map(f32::from_bits));
+    let a = each(&operand::<16, K, BITS>(inputs, 0), decode);
+    let b = transpose(&each(&operand::<8, K, BITS>(inputs, words.first_b()), decode));
+    let mut d = each(&accumulators::<16>(inputs, words.first_d()), f32::from_bits);
     multiply(&a, &b, &mut d, least, sum);
-    put_accumulators(&d.map(|row| row.map(f32::to_bits)), outputs);
+    put_accumulators(&each(&d, f32::to_bits), outputs);
+}
+
+/// The function of each element, in a loop that the compiler vectorises (it calls nested `array::map`s).
+fn each<T: Copy, U: Copy + Default, const R: usize, const C: usize>(
+    matrix: &[[T; C]; R],
+    function: impl Fn(T) -> U,
+) -> [[U; C]; R] {
+    let mut result = [[U::default(); C]; R];
+    for (result, &value) in result.as_flattened_mut().iter_mut().zip(matrix.as_flattened()) {
+        *result = function(value);
+    }
+    result
 }
 
 fn transpose<const N: usize, const K: usize>(columns: &[[f32; K]; N]) -> [[f32; N]; K] {
-    std::array::from_fn(|k| std::array::from_fn(|n| columns[n][k]))
+    let mut rows = [[0.0; N]; K];
+    for (n, column) in columns.iter().enumerate() {
+        for (row, &value) in rows.iter_mut().zip(column) {
+            row[n] = value;
+        }
+    }
+    rows
 }

@@ -8,6 +8,9 @@ pub(crate) const NAN: u32 = 0x7fff_ffff;
 /// Exponent of a zero, below every other even when two are added.
 const ZERO: i32 = -4096;
 
+/// Most fraction bits of a term that four terms fit in an i32 with.
+const MOST_FRACTION_BITS: u32 = 26;
+
 /// f32's least normal exponent.
 pub(crate) const LEAST_F32: i32 = -126;
 
@@ -31,12 +34,11 @@ pub(crate) fn multiply<const M: usize, const N: usize, const K: usize>(
 }
 
 fn wide<const M: usize, const N: usize, const K: usize>(a: &[[f32; K]; M], b: &[[f32; N]; K], d: &mut [[f32; N]; M]) {
-    let b = b.map(|row| row.map(f64::from));
     for (a, d) in a.iter().zip(d) {
         let mut sum = d.map(f64::from);
-        for (&a, b) in a.iter().zip(&b) {
-            for (sum, b) in sum.iter_mut().zip(b) {
-                *sum += f64::from(a) * b;
+        for (&a, b) in a.iter().zip(b) {
+            for (sum, &b) in sum.iter_mut().zip(b) {
+                *sum += f64::from(a) * f64::from(b);
             }
         }
         *d = sum.map(|sum| sum as f32);
@@ -80,11 +82,34 @@ pub(crate) fn split(value: f32, least: i32) -> Split {
     }
 }
 
-/// The integer part of `significand` times 2^`power`, where power is at most 26.
+/// The integer part of `significand` times 2^`power`, where the significand is less than 4 and power at most 26.
 #[inline]
-fn cut(significand: f32, power: i32) -> i32 {
-    // A significand of up to 24 bits below 4: exact above f32's least exponent, and below it nothing is left anyway.
-    (significand * f32::from_bits(((power.max(LEAST_F32) + 127) as u32) << 23)) as i32
+fn cut(significand: f32, power: i16) -> i32 {
+    // Exact from f32's least exponent on, and below it nothing is left anyway.
+    let power = power.max(LEAST_F32 as i16).wrapping_add(127);
+    let scaled = significand * f32::from_bits(u32::from(power as u16) << 23);
+    // SAFETY: `split` makes significands finite and less than 2, their products less than 4, so this is less than 2^28
+    // in magnitude: no caller's power is greater than 26, the most fraction bits, because no term's exponent is greater
+    // than the largest of its group.
+    unsafe { scaled.to_int_unchecked() }
+}
+
+/// A matrix of [`Split`]s. Sixteen bits hold any sum of three exponents.
+struct Splits<const R: usize, const C: usize> {
+    significand: [[f32; C]; R],
+    exponent: [[i16; C]; R],
+}
+
+impl<const R: usize, const C: usize> Splits<R, C> {
+    fn new(values: &[[f32; C]; R], least: i32) -> Splits<R, C> {
+        let mut splits = Splits { significand: [[0.0; C]; R], exponent: [[0; C]; R] };
+        let places = splits.significand.as_flattened_mut().iter_mut().zip(splits.exponent.as_flattened_mut());
+        for (&value, (significand, exponent)) in values.as_flattened().iter().zip(places) {
+            let split = split(value, least);
+            (*significand, *exponent) = (split.significand, split.exponent as i16);
+        }
+        splits
+    }
 }
 
 fn aligned<const M: usize, const N: usize, const K: usize>(
@@ -96,52 +121,22 @@ fn aligned<const M: usize, const N: usize, const K: usize>(
 ) {
     let order: [usize; K] = match how.order {
         Order::Natural => std::array::from_fn(|k| k),
-        Order::PairsOfFour => std::array::from_fn(|i| {
-            let (half, i) = (i / (K / 2), i % (K / 2));
-            4 * (i / 2) + 2 * half + i % 2
-        }),
+        Order::PairsOfFour => std::array::from_fn(|i| 4 * (i % (K / 2) / 2) + i / (K / 2) * 2 + i % 2),
     };
     let finite = a.as_flattened().iter().chain(b.as_flattened()).fold(true, |all, v| all & v.is_finite());
-    let b_split = b.map(|row| row.map(|value| split(value, least)));
-    let b_significand = b_split.map(|row| row.map(|split| split.significand));
-    let b_exponent = b_split.map(|row| row.map(|split| split.exponent));
-    for (a, d) in a.iter().zip(d) {
-        let a_split = a.map(|value| split(value, least));
+    let (a_split, b_split) = (Splits::new(a, least), Splits::new(b, least));
+    for (m, d) in d.iter_mut().enumerate() {
         let mut sums = match how.accumulator {
             Accumulator::WithProducts => *d,
             Accumulator::After => [0.0; N],
         };
         for group in order.chunks(how.group_k.clamp(1, K)) {
             let before = sums;
-            let c = before.map(|value| split(value, LEAST_F32));
-            let mut top = c.map(|c| c.exponent.max(how.least_exponent));
-            for &k in group {
-                for (top, b) in top.iter_mut().zip(&b_exponent[k]) {
-                    *top = (*top).max(a_split[k].exponent + b);
-                }
-            }
-            let fraction_bits = how.fraction_bits as i32;
-            let mut total: [f64; N] =
-                std::array::from_fn(|n| f64::from(cut(c[n].significand, fraction_bits + c[n].exponent - top[n])));
-            // Four terms of less than 2^28 fit in an i32.
-            for ks in group.chunks(4) {
-                let mut part = [0; N];
-                for &k in ks {
-                    let shift = fraction_bits + a_split[k].exponent;
-                    for n in 0..N {
-                        let product = a_split[k].significand * b_significand[k][n];
-                        part[n] += cut(product, shift + b_exponent[k][n] - top[n]);
-                    }
-                }
-                for (total, part) in total.iter_mut().zip(part) {
-                    *total += f64::from(part);
-                }
-            }
-            sums = std::array::from_fn(|n| round(total[n], top[n] - fraction_bits, how.rounding));
+            sums = add_group((&a_split.significand[m], &a_split.exponent[m]), &b_split, before, group, how);
             if !finite || before.iter().any(|c| !c.is_finite()) {
                 for n in 0..N {
-                    let exact =
-                        group.iter().fold(f64::from(before[n]), |s, &k| s + f64::from(a[k]) * f64::from(b[k][n]));
+                    let terms = group.iter().map(|&k| f64::from(a[m][k]) * f64::from(b[k][n]));
+                    let exact = terms.fold(f64::from(before[n]), |sum, term| sum + term);
                     if !exact.is_finite() {
                         sums[n] = exact as f32;
                     }
@@ -159,6 +154,55 @@ fn aligned<const M: usize, const N: usize, const K: usize>(
     }
 }
 
+/// One row's `sums` plus the products of the elements of K in `group`. What is not finite counts as zero.
+#[inline]
+fn add_group<const N: usize, const K: usize>(
+    (significand, exponent): (&[f32; K], &[i16; K]),
+    b: &Splits<K, N>,
+    sums: [f32; N],
+    group: &[usize],
+    how: &Aligned,
+) -> [f32; N] {
+    let fraction_bits = how.fraction_bits.min(MOST_FRACTION_BITS) as i16;
+    let c = Splits::new(&[sums], LEAST_F32);
+    // Far beyond all exponents of f32, and far within those of f64 and of 16 bits.
+    let mut top = [how.least_exponent.clamp(-900, 900) as i16; N];
+    for (top, &c) in top.iter_mut().zip(&c.exponent[0]) {
+        *top = c.max(*top);
+    }
+    // Through an index, which keeps the compiler from vectorising over K instead of N.
+    for &k in group {
+        for (n, top) in top.iter_mut().enumerate() {
+            *top = exponent[k].wrapping_add(b.exponent[k][n]).max(*top);
+        }
+    }
+    // The power of two that a term is cut at, but for its own exponent.
+    let mut base = [0; N];
+    let mut total = [0.0; N];
+    for n in 0..N {
+        base[n] = fraction_bits.wrapping_sub(top[n]);
+        total[n] = f64::from(cut(c.significand[0][n], base[n].wrapping_add(c.exponent[0][n])));
+    }
+    // Four terms of less than 2^28 fit in an i32.
+    for ks in group.chunks(4) {
+        let mut part = [0i32; N];
+        for &k in ks {
+            for n in 0..N {
+                let power = base[n].wrapping_add(exponent[k]).wrapping_add(b.exponent[k][n]);
+                part[n] = part[n].wrapping_add(cut(significand[k] * b.significand[k][n], power));
+            }
+        }
+        for n in 0..N {
+            total[n] += f64::from(part[n]);
+        }
+    }
+    let mut rounded = [0.0; N];
+    for n in 0..N {
+        rounded[n] = round(total[n], -i32::from(base[n]), how.rounding);
+    }
+    rounded
+}
+
 /// 2^`exponent`, which is from -1022 to 1023.
 #[inline]
 pub(crate) fn power_of_two(exponent: i32) -> f64 {
@@ -172,6 +216,7 @@ pub(crate) fn round(integer: f64, exponent: i32, rounding: Rounding) -> f32 {
     match rounding {
         Rounding::NearestEven => value as f32,
         Rounding::TowardZero { fraction_bits } => {
+            let fraction_bits = fraction_bits.min(23);
             let subnormal = value.abs() < f64::from(f32::MIN_POSITIVE);
             if subnormal {
                 // In units of the least number that has so many fraction bits. A result of zero is positive.

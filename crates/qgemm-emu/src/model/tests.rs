@@ -289,9 +289,8 @@ impl Shape {
         let mut d = vec![vec![vec![f64::NAN; 8]; self.m]; self.products];
         for (product, d) in d.iter_mut().enumerate() {
             for lane in self.lanes(product) {
-                for i in 0..d_words {
+                for (i, &word) in outputs[lane][..d_words].iter().enumerate() {
                     let (row, column) = (self.d)(lane, i);
-                    let word = outputs[lane][i];
                     d[row][column] =
                         if self.is_integer() { f64::from(word as i32) } else { f64::from(f32::from_bits(word)) };
                 }
