@@ -54,7 +54,7 @@ fn the_emulator_gives_what_is_recorded() {
     for probe in PROBES {
         let inputs = fill(probe, RECORDED_CASES);
         let emulated = on_emulator(probe, &inputs).unwrap_or_else(|e| panic!("{}: {e}", probe.name));
-        // Emulated devices add in f64; how a chip cuts its sums off is the next test's.
+        // Emulated devices add as their own chip does; how the recorded one does is the next test's.
         check(probe, "the emulator", &inputs, &emulated, &recorded(probe), float_mma(probe).is_some());
     }
 }
