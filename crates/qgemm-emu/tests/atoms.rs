@@ -70,6 +70,24 @@ fn models_add_like_the_recorded_chip() {
 }
 
 #[test]
+fn sums_that_are_called_exact_are_the_same_on_every_chip() {
+    for (probe, op) in PROBES.iter().filter_map(|p| Some((p, float_mma(p)?))) {
+        let inputs = fill(probe, RECORDED_CASES);
+        let unknown = vec![0; RECORDED_CASES * LANES * probe.words_out];
+        let cases = recordings(probe, &inputs, &unknown);
+        for (case, Recording { inputs, .. }) in cases.iter().enumerate().filter(|(case, _)| sums_are_exact(*case)) {
+            let mut wide = NO_WORDS;
+            (op.run)(inputs, &mut wide, &Precision::WIDE);
+            for variant in Variant::ALL.into_iter().filter(|&v| v >= probe.variant) {
+                let mut chip = NO_WORDS;
+                (op.run)(inputs, &mut chip, &Precision::of(variant));
+                assert_eq!(chip, wide, "{} on {variant}, case {case}", probe.name);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_gpu_gives_what_is_recorded() {
     let test = "a_gpu_gives_what_is_recorded";
     let Some(device) = gpu_or_skip(test) else { return };
