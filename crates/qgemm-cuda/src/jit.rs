@@ -51,6 +51,10 @@ pub(crate) fn compile(nvrtc: &Nvrtc, spec: &KernelSpec, target: Target) -> Resul
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::time::Instant;
+
+    use qgemm_hal::Variant;
+
     use super::*;
 
     /// The compiler, or `None` with the reason printed: these tests need it and are skipped without.
@@ -89,6 +93,29 @@ pub(crate) mod tests {
             assert_eq!(&artifact.image[..4], b"\x7fELF", "{target}");
             let resources = artifact.resources.unwrap();
             assert!(resources.registers > 8 && resources.spill_bytes == 0, "{target}: {resources:?}");
+        }
+    }
+
+    /// Seconds that this thread has run, or that have passed where the system does not count them: other work on the
+    /// machine must not fail a test.
+    fn seconds_of_thread(start: Instant) -> f64 {
+        let counted = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        let nanoseconds = counted.and_then(|text| text.split(' ').next()?.parse::<u64>().ok());
+        nanoseconds.map_or(start.elapsed().as_secs_f64(), |n| n as f64 * 1e-9)
+    }
+
+    #[test]
+    fn the_slowest_kernel_compiles_within_a_second_or_two() {
+        let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernel_compiles_within_a_second_or_two") else { return };
+        let mut slow = crate::manifest(Variant::Sm70);
+        slow.retain(|spec| spec.name.starts_with("gemm_nt_q2_k_f16_"));
+        assert!(!slow.is_empty());
+        for spec in slow {
+            let start = Instant::now();
+            let before = seconds_of_thread(start);
+            compile(nvrtc, &spec, Target::Cubin { arch: 70, specific: false }).unwrap();
+            let took = seconds_of_thread(start) - before;
+            assert!((0.05..2.0).contains(&took), "{}: {took:.2} s, where a second is the goal", spec.name);
         }
     }
 
