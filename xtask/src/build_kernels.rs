@@ -103,6 +103,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         writable(&out)?;
     }
 
+    let disassembler = if args.ptx { None } else { Disassembler::find()? };
+
     workers::compile_all(&jobs, args.jobs)?;
     let mut built: Vec<Built> = targets.iter().map(|&target| Built { target, kernels: Vec::new() }).collect();
     for Job { spec, target } in jobs {
@@ -112,7 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             built.kernels.push((spec, artifact));
         }
     }
-    let rows = if args.ptx { Vec::new() } else { rows(&built)? };
+    let rows = if args.ptx { Vec::new() } else { rows(&built, disassembler.as_ref())? };
     for Rows { target, rows } in &rows {
         for (name, row) in rows.iter().filter(|(_, row)| row.spills > 0) {
             println!("{target} {name}: spills {} bytes", row.spills);
@@ -206,9 +208,8 @@ fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool 
 }
 
 /// The rows of `kernels.lock` for what was built. Without a disassembler they hold no instructions, which is said.
-fn rows(built: &[Built]) -> anyhow::Result<Vec<Rows>> {
-    let disassembler = Disassembler::find()?;
-    match &disassembler {
+fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<Vec<Rows>> {
+    match disassembler {
         Some(found) => println!("matrix instructions from {}", found.path().display()),
         None => println!("no nvdisasm here: matrix instructions are not looked at"),
     }
@@ -219,7 +220,7 @@ fn rows(built: &[Built]) -> anyhow::Result<Vec<Rows>> {
         for chip in by_chip {
             let kernels: Vec<_> = kernels.iter().filter(|(_, artifact)| artifact.target == chip).collect();
             let cubins: Vec<&[u8]> = kernels.iter().map(|(_, artifact)| artifact.image.as_slice()).collect();
-            let mma = match &disassembler {
+            let mma = match disassembler {
                 Some(found) if found.knows(chip) => found.mma(chip, &cubins)?.into_iter().map(Some).collect(),
                 Some(_) => {
                     println!("nvdisasm does not know {chip}: matrix instructions are not looked at");
