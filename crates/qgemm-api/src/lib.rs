@@ -74,7 +74,7 @@
 //!
 //! # Features
 //! `cuda` and `wgpu`, both on by default, add their backends. Neither needs a driver or a toolkit to build or to
-//! start: where there is none, [`devices`] says so.
+//! start: where there is none, [`devices`] says so. `emu` adds devices that emulate GPUs (`emu:sm75`), for tests.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -117,6 +117,9 @@ pub use qgemm_sched::SchedError;
 pub mod cuda {
     pub use qgemm_cuda::{Graph, capture, cudarc, from_cudarc_stream, read_bandwidth, wrap_device_ptr, wrap_stream};
 }
+
+#[cfg(feature = "emu")]
+pub mod emu;
 
 /// The README's example, compiled with the doctests.
 #[cfg(doctest)]

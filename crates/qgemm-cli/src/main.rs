@@ -5,6 +5,7 @@
 
 mod bench;
 mod choice;
+mod counters;
 mod devices;
 mod inspect;
 mod progress;

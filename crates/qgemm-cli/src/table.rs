@@ -59,6 +59,11 @@ impl<R: Row> Table<R> {
         self.rows.push(row);
     }
 
+    /// The rows, for JSON that holds more than them.
+    pub fn into_rows(self) -> Vec<R> {
+        self.rows
+    }
+
     /// Ends the table and returns its rows.
     ///
     /// # Errors

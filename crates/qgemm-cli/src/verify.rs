@@ -3,13 +3,14 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, Format};
+use qgemm_api::{Context, DType, Format, emu};
 use qgemm_testkit::{Case, Failure, GROUPS, Outcome, Verdict, WeightKind, group, random_case, run as run_case};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::Holds;
 use crate::choice::{FormatChoice, Shape};
+use crate::counters;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 
@@ -41,6 +42,10 @@ pub struct Args {
     /// Print only cases that fail.
     #[arg(long)]
     failures: bool,
+    /// On an emulated device (emu:sm75), also print what each kernel asked of shared and global memory against the
+    /// least that would do, its matrix instructions and barriers, and the places with most to gain.
+    #[arg(long)]
+    counters: bool,
 }
 
 #[derive(Serialize)]
@@ -112,6 +117,9 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         None => None,
         Some(name) => Some(family(&ctx, name)?),
     };
+    if args.counters {
+        emu::count_accesses(&ctx).context("--counters")?;
+    }
     if !json {
         println!("{} ({})", ctx.info().name, ctx.info().id);
     }
@@ -124,9 +132,17 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         }
     }
     let Report { table, counts, .. } = report;
-    table.finish()?;
-    if !json {
-        println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
+    let kernels = if args.counters { Some(counters::rows(emu::take_counters(&ctx)?)) } else { None };
+    match (json, kernels) {
+        (true, Some(kernels)) => {
+            let both = serde_json::json!({ "cases": table.into_rows(), "kernels": kernels });
+            println!("{}", serde_json::to_string_pretty(&both)?);
+        }
+        (true, None) => table.finish().map(drop)?,
+        (false, kernels) => {
+            println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
+            kernels.map_or(Ok(()), counters::print)?;
+        }
     }
     ensure!(counts.passed + counts.failed + counts.skipped > 0, "no case was run");
     Ok(if counts.failed == 0 { Holds::Yes } else { Holds::No })

@@ -4,52 +4,106 @@
 //! since the lanes last met: exact where lanes do the same, an estimate where they part ways.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::AddAssign;
 
 use crate::fault::Site;
 
-/// Sums over the launches of a kernel.
+/// What the launches of a kernel did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct KernelCounters {
     /// Launches.
     pub launches: u64,
     /// Blocks.
     pub blocks: u64,
-    /// Accesses to shared memory by warps.
-    pub shared_requests: u64,
-    /// Passes of shared memory's 32 banks that they take.
-    pub shared_wavefronts: u64,
-    /// Passes that as many different bytes need at least.
-    pub shared_ideal: u64,
-    /// Loads from and stores to global memory by warps.
-    pub global_requests: u64,
-    /// Sectors of 32 bytes that they touch.
-    pub global_sectors: u64,
-    /// Sectors that as many different bytes need at least.
-    pub global_ideal: u64,
     /// Matrix instructions by atom.
     pub mma: BTreeMap<&'static str, u64>,
     /// Barriers of a block that filled.
     pub barriers: u64,
+    /// Accesses by place, where they were to be [counted](crate::count_accesses).
+    pub sites: BTreeMap<AccessSite, Traffic>,
 }
 
-impl Counters {
+impl KernelCounters {
     /// Adds those of further launches.
-    pub fn add(&mut self, other: &Counters) {
+    pub fn add(&mut self, other: &Self) {
         self.launches += other.launches;
         self.blocks += other.blocks;
-        self.shared_requests += other.shared_requests;
-        self.shared_wavefronts += other.shared_wavefronts;
-        self.shared_ideal += other.shared_ideal;
-        self.global_requests += other.global_requests;
-        self.global_sectors += other.global_sectors;
-        self.global_ideal += other.global_ideal;
         self.barriers += other.barriers;
         for (name, count) in &other.mma {
             *self.mma.entry(name).or_default() += count;
         }
+        for (site, traffic) in &other.sites {
+            *self.sites.entry(site.clone()).or_default() += *traffic;
+        }
+    }
+
+    /// Accesses of all places to one memory.
+    pub fn total(&self, space: Space) -> Traffic {
+        let mut total = Traffic::default();
+        self.sites.iter().filter(|(site, _)| site.space == space).for_each(|(_, traffic)| total += *traffic);
+        total
     }
 }
 
+/// A place in a kernel's sources that accesses memory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AccessSite {
+    /// Which memory.
+    pub space: Space,
+    /// `mainloop/x_tile.cuh:88`.
+    pub place: String,
+}
+
+/// A memory with a unit of its own that accesses are served in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Space {
+    /// Shared memory, in wavefronts: passes of its 32 banks.
+    Shared,
+    /// Global memory, in sectors of 32 bytes.
+    Global,
+}
+
+/// What accesses cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Loads and stores of warps.
+    pub requests: u64,
+    /// [Wavefronts or sectors](Space) that they take.
+    pub units: u64,
+    /// Wavefronts that would be left without conflicts of banks, or sectors that as many different bytes need at least.
+    pub ideal: u64,
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Self) {
+        self.requests += other.requests;
+        self.units += other.units;
+        self.ideal += other.ideal;
+    }
+}
+
+/// The traffic of a launch, with places as the kernel names them.
+pub(crate) type LaunchTraffic = HashMap<(Space, Site), Traffic>;
+
+/// The same by the places' text.
+pub(crate) fn by_place(traffic: &LaunchTraffic) -> BTreeMap<AccessSite, Traffic> {
+    let mut sites = BTreeMap::<_, Traffic>::new();
+    for (&(space, site), &traffic) in traffic {
+        *sites.entry(AccessSite { space, place: site.text() }).or_default() += traffic;
+    }
+    sites
+}
+
+/// What a warp does with shared memory; it decides how lanes are served together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Doing {
+    Loads,
+    Stores,
+    /// Loads rows of matrices, eight lanes' at a time (`ldmatrix`).
+    LoadsRows,
+}
+
+const LANES: usize = 32;
 /// Banks of shared memory, each four bytes wide.
 const BANKS: usize = 32;
 const BANK_BYTES: u64 = 4;
@@ -57,93 +111,98 @@ const BANK_BYTES: u64 = 4;
 const WAVEFRONT_BYTES: u64 = BANKS as u64 * BANK_BYTES;
 const SECTOR_BYTES: u64 = 32;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Space {
-    Shared,
-    Global,
-}
-
-/// One instruction of a warp: the lanes' addresses.
+/// One instruction of a warp.
 #[derive(Clone, Debug)]
 struct Request {
+    doing: Doing,
     bytes: u64,
-    addresses: Vec<u64>,
+    /// By lane; lanes that take no part have none.
+    addresses: [Option<u64>; LANES],
+}
+
+/// A warp's requests at one place.
+#[derive(Debug, Default)]
+struct SiteTrace {
+    /// Uses so far, per lane.
+    uses: [usize; LANES],
+    requests: Vec<Request>,
 }
 
 /// Accesses of a warp since its lanes last met.
 #[derive(Debug, Default)]
-pub(crate) struct WarpTrace {
-    /// Uses of each site so far, per lane.
-    uses: HashMap<(Space, Site, usize), usize>,
-    requests: HashMap<(Space, Site, usize), Request>,
-}
+pub(crate) struct WarpTrace(HashMap<(Space, Doing, Site), SiteTrace>);
 
 impl WarpTrace {
     /// A lane's access.
-    pub(crate) fn note(&mut self, space: Space, site: Site, lane: usize, address: usize, bytes: usize) {
-        let uses = self.uses.entry((space, site, lane)).or_default();
-        let key = (space, site, *uses);
-        *uses += 1;
-        let request = self.requests.entry(key);
-        let request = request.or_insert_with(|| Request { bytes: bytes as u64, addresses: Vec::with_capacity(32) });
-        request.addresses.push(address as u64);
+    pub(crate) fn note(&mut self, space: Space, doing: Doing, site: Site, lane: usize, address: usize, bytes: usize) {
+        let trace = self.0.entry((space, doing, site)).or_default();
+        let number = trace.uses[lane];
+        trace.uses[lane] += 1;
+        if number == trace.requests.len() {
+            trace.requests.push(Request { doing, bytes: bytes as u64, addresses: [None; LANES] });
+        }
+        trace.requests[number].addresses[lane] = Some(address as u64);
     }
 
     /// The lanes have met: counts what they did since.
-    pub(crate) fn settle(&mut self, counters: &mut Counters) {
-        self.uses.clear();
-        for ((space, ..), request) in self.requests.drain() {
-            match space {
-                Space::Shared => {
-                    let (wavefronts, ideal) = request.wavefronts();
-                    counters.shared_requests += 1;
-                    counters.shared_wavefronts += wavefronts;
-                    counters.shared_ideal += ideal;
-                }
-                Space::Global => {
-                    let (sectors, ideal) = request.sectors();
-                    counters.global_requests += 1;
-                    counters.global_sectors += sectors;
-                    counters.global_ideal += ideal;
-                }
+    pub(crate) fn settle(&mut self, traffic: &mut LaunchTraffic) {
+        for ((space, _, site), trace) in self.0.drain() {
+            let sum = traffic.entry((space, site)).or_default();
+            for request in trace.requests {
+                let (units, ideal) = match space {
+                    Space::Shared => request.wavefronts(),
+                    Space::Global => request.sectors(),
+                };
+                *sum += Traffic { requests: 1, units, ideal };
             }
         }
     }
 }
 
 impl Request {
-    /// Passes of shared memory, and the least number of them. Accesses of 8 and 16 bytes a lane are served half a warp
-    /// and a quarter of a warp at a time.
+    fn addresses(&self) -> impl Iterator<Item = u64> {
+        self.addresses.iter().copied().flatten()
+    }
+
+    /// Passes of shared memory, and those that would be left without conflicts of banks.
     fn wavefronts(&self) -> (u64, u64) {
-        let lanes = (WAVEFRONT_BYTES / self.bytes.max(BANK_BYTES)) as usize;
-        let mut total = 0;
-        for part in self.addresses.chunks(lanes) {
-            let mut words: Vec<u64> = part.iter().flat_map(|&a| words(a, self.bytes)).collect();
-            words.sort_unstable();
-            words.dedup();
+        let passes = self.addresses.chunks(self.lanes_of_a_pass()).map(|lanes| {
+            let words = distinct(lanes.iter().flatten().flat_map(|&a| words(a, self.bytes)));
             let mut load = [0u64; BANKS];
             words.iter().for_each(|word| load[(word % BANKS as u64) as usize] += 1);
-            total += load.into_iter().max().unwrap_or(0);
-        }
-        let mut all: Vec<u64> = self.addresses.iter().flat_map(|&a| words(a, self.bytes)).collect();
-        all.sort_unstable();
-        all.dedup();
-        // Lanes that read the same words still come a part of the warp at a time.
-        let ideal = (all.len() as u64 * BANK_BYTES).div_ceil(WAVEFRONT_BYTES);
-        (total, ideal.max(self.addresses.len().div_ceil(lanes) as u64).min(total))
+            load.into_iter().max().unwrap_or(0)
+        });
+        passes.fold((0, 0), |(total, ideal), pass| (total + pass, ideal + u64::from(pass > 0)))
+    }
+
+    /// Lanes that are served together: as many as may fill all banks with what they have, and twice as many where they load
+    /// the same in pairs. So an H200 counts (tests/recorded/wavefronts.txt), and so others have measured older chips.
+    fn lanes_of_a_pass(&self) -> usize {
+        let lanes = (WAVEFRONT_BYTES / self.bytes.max(BANK_BYTES)) as usize;
+        let in_pairs = |distance: usize| {
+            let same = |lane: usize| match (self.addresses[lane], self.addresses[lane ^ distance]) {
+                (Some(a), Some(b)) => a == b,
+                _ => true,
+            };
+            (0..LANES).all(same)
+        };
+        let doubles = lanes < LANES && self.doing == Doing::Loads && (in_pairs(1) || in_pairs(2));
+        if doubles { 2 * lanes } else { lanes }
     }
 
     /// Sectors of global memory, and the least number of them.
     fn sectors(&self) -> (u64, u64) {
-        let mut sectors: Vec<u64> =
-            self.addresses.iter().flat_map(|&a| a / SECTOR_BYTES..=(a + self.bytes - 1) / SECTOR_BYTES).collect();
-        sectors.sort_unstable();
-        sectors.dedup();
-        let mut starts = self.addresses.clone();
-        starts.sort_unstable();
-        starts.dedup();
-        (sectors.len() as u64, (starts.len() as u64 * self.bytes).div_ceil(SECTOR_BYTES))
+        let sectors = self.addresses().flat_map(|a| a / SECTOR_BYTES..=(a + self.bytes - 1) / SECTOR_BYTES);
+        let starts = distinct(self.addresses());
+        (distinct(sectors).len() as u64, (starts.len() as u64 * self.bytes).div_ceil(SECTOR_BYTES))
     }
+}
+
+fn distinct(values: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut values: Vec<u64> = values.collect();
+    values.sort_unstable();
+    values.dedup();
+    values
 }
 
 fn words(address: u64, bytes: u64) -> std::ops::RangeInclusive<u64> {
@@ -155,7 +214,8 @@ mod tests {
     use super::*;
 
     fn request(bytes: u64, address: impl Fn(u64) -> u64) -> Request {
-        Request { bytes, addresses: (0..32).map(address).collect() }
+        let addresses = std::array::from_fn(|lane| Some(address(lane as u64)));
+        Request { doing: Doing::Loads, bytes, addresses }
     }
 
     #[test]
@@ -168,6 +228,29 @@ mod tests {
         assert_eq!(request(16, |lane| lane * 16).wavefronts(), (4, 4));
         assert_eq!(request(16, |lane| lane * 32).wavefronts(), (8, 4));
         assert_eq!(request(8, |lane| lane * 8).wavefronts(), (2, 2));
+        assert_eq!(request(16, |_| 64).wavefronts(), (2, 2));
+    }
+
+    #[test]
+    fn wavefronts_are_those_that_an_h200_counts() {
+        let recorded = include_str!("../tests/recorded/wavefronts.txt");
+        let mut count = 0;
+        for line in recorded.lines().filter(|line| !line.starts_with('#')) {
+            let [what, wavefronts, lanes] = line.split(": ").collect::<Vec<_>>()[..] else { panic!("{line}") };
+            let (doing, bytes) = match what.split_once(' ').unwrap() {
+                ("load", bytes) => (Doing::Loads, bytes.parse().unwrap()),
+                ("store", bytes) => (Doing::Stores, bytes.parse().unwrap()),
+                ("rows", _) => (Doing::LoadsRows, 16),
+                other => panic!("{other:?}"),
+            };
+            let mut request = Request { doing, bytes, addresses: [None; LANES] };
+            for (address, lane) in request.addresses.iter_mut().zip(lanes.split(' ')) {
+                *address = lane.parse().ok();
+            }
+            assert_eq!(request.wavefronts().0, wavefronts.parse::<u64>().unwrap(), "{line}");
+            count += 1;
+        }
+        assert!(count > 100);
     }
 
     #[test]
@@ -181,13 +264,16 @@ mod tests {
     #[test]
     fn lanes_accesses_are_joined_by_their_place() {
         let mut trace = WarpTrace::default();
-        for lane in 0..32 {
+        // In whatever order the lanes ran.
+        for lane in (0..32).rev() {
             for round in 0..2 {
-                trace.note(Space::Shared, Site::NONE, lane, round * 1024 + lane * 4, 4);
+                trace.note(Space::Shared, Doing::Stores, Site::NONE, lane, round * 1024 + lane * 16, 16);
             }
         }
-        let mut counters = Counters::default();
-        trace.settle(&mut counters);
-        assert_eq!((counters.shared_requests, counters.shared_wavefronts, counters.shared_ideal), (2, 2, 2));
+        let mut traffic = LaunchTraffic::new();
+        trace.settle(&mut traffic);
+        let sites = by_place(&traffic);
+        let two = Traffic { requests: 2, units: 8, ideal: 8 };
+        assert_eq!(sites, BTreeMap::from([(AccessSite { space: Space::Shared, place: String::new() }, two)]));
     }
 }

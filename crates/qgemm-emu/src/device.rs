@@ -18,7 +18,7 @@ use qgemm_hal::{
 
 use crate::chips;
 use crate::compile::Compiler;
-use crate::counters::Counters;
+use crate::counters::KernelCounters;
 use crate::families;
 use crate::kernel::LoadedKernel;
 use crate::machine::{self, Launch, Region};
@@ -53,7 +53,7 @@ pub(crate) struct EmuDevice {
     counting: AtomicBool,
     /// Order of the blocks of a launch.
     seed: AtomicU64,
-    counters: Mutex<BTreeMap<String, Counters>>,
+    counters: Mutex<BTreeMap<String, KernelCounters>>,
 }
 
 impl EmuDevice {
@@ -153,7 +153,7 @@ impl EmuDevice {
     }
 
     /// Counters by kernel since the last call.
-    pub(crate) fn take_counters(&self) -> BTreeMap<String, Counters> {
+    pub(crate) fn take_counters(&self) -> BTreeMap<String, KernelCounters> {
         std::mem::take(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use qgemm_cuda::KernelSpec;
 use qgemm_hal::{BufferRef, Device, DeviceInfo, HalError, Variant};
 
-pub use counters::Counters;
+pub use counters::{AccessSite, KernelCounters, Space, Traffic};
 pub use device::Geometry;
 pub use fault::{Fault, FaultKind};
 pub use machine::{Access, Region, Swizzle, TensorMap};
@@ -56,18 +56,26 @@ pub fn open(variant: u32) -> Result<Arc<dyn Device>, HalError> {
 /// Makes `device` count memory accesses, too, which slows it down.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when it is not emulated.
+/// [`HalError::Unsupported`] when it is not emulated.
 pub fn count_accesses(device: &dyn Device) -> Result<(), HalError> {
-    EmuDevice::of(device)?.count_accesses();
+    counting(device)?.count_accesses();
     Ok(())
 }
 
 /// What kernels did since the last call, by name.
 ///
 /// # Errors
-/// [`HalError::WrongDevice`] when `device` is not emulated.
-pub fn take_counters(device: &dyn Device) -> Result<BTreeMap<String, Counters>, HalError> {
-    Ok(EmuDevice::of(device)?.take_counters())
+/// [`HalError::Unsupported`] when `device` is not emulated.
+pub fn take_counters(device: &dyn Device) -> Result<BTreeMap<String, KernelCounters>, HalError> {
+    Ok(counting(device)?.take_counters())
+}
+
+fn counting(device: &dyn Device) -> Result<&EmuDevice, HalError> {
+    EmuDevice::of(device).map_err(|_| HalError::Unsupported {
+        device: device.info().id,
+        what: "counting".into(),
+        why: "only emulated devices such as emu:sm75 count".into(),
+    })
 }
 
 /// Runs the blocks of later launches in the order that `seed` decides; 0 means one after another. A kernel's results may

@@ -1,12 +1,13 @@
 //! Faults that a GPU hides: each kernel of `faults/` makes one mistake, in the line that is marked, and the emulator must
 //! find that and nothing else. Repaired, the same kernel runs clean and computes the right numbers.
 
-use std::sync::Arc;
+use std::env;
+use std::path::PathBuf;
 
-use qgemm_cuda::KernelSpec;
+use qgemm_cuda::{CACHE_VARIABLE, KernelSpec, Target, build};
 use qgemm_emu::FaultKind::{self, *};
-use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
-use qgemm_hal::{Buffer, Device, HalError};
+use qgemm_emu::{Access, Region, set_block_order};
+use qgemm_hal::{Buffer, BufferRef, Device, HalError};
 
 /// Numbers that kernels get, and results that there is room for.
 const WORDS: usize = 64;
@@ -73,12 +74,28 @@ impl Planted {
     }
 }
 
+/// A kernel of `faults/`.
+struct Kernel {
+    /// `faults/race_write_write.cu`.
+    entry: &'static str,
+    text: &'static str,
+    planted: Planted,
+}
+
 macro_rules! faults {
     ($($name:ident: $planted:expr,)*) => {
+        /// Every kernel.
+        fn kernels() -> Vec<Kernel> {
+            vec![$({
+                let entry = concat!("faults/", stringify!($name), ".cu");
+                Kernel { entry, text: include_str!(concat!("faults/", stringify!($name), ".cu")), planted: $planted }
+            }),*]
+        }
+
         $(#[test]
         fn $name() {
             let entry = concat!("faults/", stringify!($name), ".cu");
-            check(entry, include_str!(concat!("faults/", stringify!($name), ".cu")), &$planted);
+            kernels().iter().find(|kernel| kernel.entry == entry).unwrap().check();
         })*
     };
 }
@@ -198,7 +215,7 @@ faults! {
     ).threads(1).in_block(0, 4),
     endless_votes: Planted::new(
         Endless, 0, "has waited for other threads",
-        |x| vec![x[..32].iter().enumerate().map(|(i, v)| v % 2 << i).sum(); 32],
+        |x| vec![x[..32].iter().enumerate().map(|(i, v)| (v % 2) << i).sum(); 32],
     ),
 }
 
@@ -210,95 +227,174 @@ fn numbers() -> Vec<u32> {
     (0..WORDS as u32).map(|i| i.wrapping_mul(0x9e37_79b9) >> 12).collect()
 }
 
-/// The kernel with its mistake, or repaired.
-fn spec(entry: &'static str, text: &'static str, variant: u32, fixed: bool) -> KernelSpec {
-    KernelSpec {
-        name: format!("{entry} on sm{variant}{}", if fixed { ", repaired" } else { "" }),
-        entry,
-        text,
-        symbol: "planted",
-        prelude: format!(
-            "#define QG_VARIANT {variant}\n#define QG_FIXED {}\n{}",
-            u32::from(fixed),
-            include_str!("faults/params.cuh")
-        ),
-        arch_specific: false,
+impl Kernel {
+    /// The kernel with its mistake, or repaired.
+    fn spec(&self, repaired: bool) -> KernelSpec {
+        let variant = self.planted.variant;
+        KernelSpec {
+            name: format!("{} for sm{variant}{}", self.entry, if repaired { ", repaired" } else { "" }),
+            entry: self.entry,
+            text: self.text,
+            symbol: "planted",
+            prelude: format!(
+                "#define QG_VARIANT {variant}\n#define QG_FIXED {}\n{}",
+                u32::from(repaired),
+                include_str!("faults/params.cuh")
+            ),
+            arch_specific: false,
+        }
+    }
+
+    /// What it is compiled to for a GPU, which may be newer than its variant.
+    fn target(&self) -> Target {
+        Target::Ptx { arch: self.planted.variant }
+    }
+
+    /// `faults/race_write_write.cu:10`: the line that is marked.
+    fn marked(&self) -> String {
+        let lines = (1..).zip(self.text.lines()).filter(|(_, line)| line.ends_with("// FAULT"));
+        let lines: Vec<usize> = lines.map(|(number, _)| number).collect();
+        assert_eq!(lines.len(), 1, "{} has one line with the mark", self.entry);
+        format!("{}:{}", self.entry, lines[0])
+    }
+
+    fn check(&self) {
+        let planted = &self.planted;
+        let device = match qgemm_emu::open(planted.variant) {
+            Ok(device) => device,
+            Err(why @ HalError::NoDevice { .. }) => return qgemm_testkit::skipped(self.entry, &why.to_string()),
+            Err(other) => panic!("{other}"),
+        };
+        set_block_order(&*device, 0).unwrap();
+        let (kernel, fault) = match self.emulate(&*device, false) {
+            Err(HalError::KernelFault { kernel, fault, .. }) => (kernel, fault),
+            Err(other) => panic!("{other}"),
+            Ok(results) => panic!("nothing was found; the results are {results:?}"),
+        };
+        assert_eq!(kernel, self.spec(false).name);
+        let thread = planted.thread.map_or_else(String::new, |thread| format!(", thread {thread}"));
+        let (line, kind) = (self.marked(), planted.kind.text());
+        let start = format!("{line}: {kind}: block ({}, 0, 0){thread}: ", planted.block);
+        assert!(fault.starts_with(&start), "{fault}\nexpected {start}");
+        assert!(fault.contains(planted.what), "{fault}\nexpected {}", planted.what);
+
+        // The same device goes on working.
+        let expected = (planted.expected)(&numbers());
+        for order in 0..ORDERS {
+            set_block_order(&*device, order).unwrap();
+            let results = self.emulate(&*device, true).unwrap();
+            assert_eq!(results[..expected.len()], expected, "order {order}");
+        }
+    }
+
+    fn emulate(&self, device: &dyn Device, repaired: bool) -> Result<Vec<u32>, HalError> {
+        let Planted { blocks, threads, shared_bytes, starts_early, .. } = self.planted;
+        let operands = Operands::new(device, blocks)?;
+        let params = operands.addresses(|view| qgemm_emu::device_address(device, view))?;
+        let region = |i: usize, name, buffer: &Buffer, access| Region {
+            name,
+            start: params[i] as usize,
+            len: buffer.len(),
+            access,
+        };
+        let regions = [
+            region(0, "the numbers", &operands.numbers, Access::Read),
+            region(1, "the results", &operands.results, Access::Write),
+            region(2, "the partial sums", &operands.partials, Access::Write),
+            region(3, "the counter", &operands.counter, Access::ReadWrite),
+        ];
+        let params = bytemuck::bytes_of(&params);
+        let geometry = qgemm_emu::Geometry { blocks: [blocks, 1, 1], threads, shared_bytes, params, starts_early };
+        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the operands live to the end of this function, and
+        // only this launch uses them.
+        unsafe { qgemm_emu::launch_spec(device, &self.spec(repaired), geometry, &regions) }?;
+        operands.results(device)
+    }
+
+    /// Runs the repaired kernel on a GPU.
+    fn run(&self, device: &dyn Device) -> Result<Vec<u32>, HalError> {
+        let Planted { blocks, threads, shared_bytes, .. } = self.planted;
+        let operands = Operands::new(device, blocks)?;
+        let params = operands.addresses(|view| qgemm_cuda::device_address(device, view))?;
+        let geometry = qgemm_cuda::Geometry { grid: [blocks, 1, 1], threads, shared_bytes };
+        let (spec, stream) = (self.spec(true), device.default_stream());
+        // SAFETY: `Params` in `faults/params.cuh` is four addresses; the emulator has found that the repaired kernel stays
+        // within the operands, which live until the results have been waited for.
+        unsafe {
+            let params = bytemuck::bytes_of(&params);
+            qgemm_cuda::launch_spec(device, &stream, &spec, Some(self.target()), geometry, params)?;
+        }
+        operands.results(device)
     }
 }
 
-/// `faults/race.cu:7`: the line that is marked.
-fn marked(entry: &str, text: &str) -> String {
-    let lines: Vec<usize> =
-        (1..).zip(text.lines()).filter(|(_, line)| line.ends_with("// FAULT")).map(|(i, _)| i).collect();
-    assert_eq!(lines.len(), 1, "{entry} has one line with the mark");
-    format!("{entry}:{}", lines[0])
+/// What a kernel of `faults/` takes.
+struct Operands {
+    numbers: Buffer,
+    results: Buffer,
+    partials: Buffer,
+    counter: Buffer,
 }
 
-fn check(entry: &'static str, text: &'static str, planted: &Planted) {
-    let Some(device) = emulator_or_skip(entry, planted.variant) else { return };
-    set_block_order(&*device, 0).unwrap();
-    let broken = spec(entry, text, planted.variant, false);
-    let (kernel, fault) = match launch(&*device, &broken, planted) {
-        Err(HalError::KernelFault { kernel, fault, .. }) => (kernel, fault),
-        Err(other) => panic!("{other}"),
-        Ok(results) => panic!("nothing was found; the results are {results:?}"),
-    };
-    assert_eq!(kernel, broken.name);
-    let thread = planted.thread.map_or_else(String::new, |thread| format!(", thread {thread}"));
-    let start = format!("{}: {}: block ({}, 0, 0){thread}: ", marked(entry, text), planted.kind.text(), planted.block);
-    assert!(fault.starts_with(&start), "{fault}\nexpected {start}");
-    assert!(fault.contains(planted.what), "{fault}\nexpected {}", planted.what);
+impl Operands {
+    fn new(device: &dyn Device, blocks: u32) -> Result<Self, HalError> {
+        let mut operands = Self {
+            numbers: device.allocate(WORDS * 4, "the numbers")?,
+            results: device.allocate(WORDS * 4, "the results")?,
+            partials: device.allocate(blocks as usize * 128, "the partial sums")?,
+            counter: device.allocate(4, "the counter")?,
+        };
+        let stream = device.default_stream();
+        device.fill(&stream, (&mut operands.counter).into(), 0)?;
+        device.upload(&stream, bytemuck::cast_slice(&numbers()), (&mut operands.numbers).into())?;
+        Ok(operands)
+    }
 
-    // The same device goes on working.
-    let repaired = spec(entry, text, planted.variant, true);
-    let expected = (planted.expected)(&numbers());
-    for order in 0..ORDERS {
-        set_block_order(&*device, order).unwrap();
-        let results = launch(&*device, &repaired, planted).unwrap();
-        assert_eq!(results[..expected.len()], expected, "order {order}");
+    /// The kernel's parameter.
+    fn addresses(&self, of: impl Fn(BufferRef<'_>) -> Result<u64, HalError>) -> Result<[u64; 4], HalError> {
+        let Self { numbers, results, partials, counter } = self;
+        Ok([of(numbers.into())?, of(results.into())?, of(partials.into())?, of(counter.into())?])
+    }
+
+    fn results(&self, device: &dyn Device) -> Result<Vec<u32>, HalError> {
+        let mut words = vec![0u32; WORDS];
+        device.download(&device.default_stream(), (&self.results).into(), bytemuck::cast_slice_mut(&mut words))?;
+        Ok(words)
     }
 }
 
-fn emulator_or_skip(test: &str, variant: u32) -> Option<Arc<dyn Device>> {
-    match qgemm_emu::open(variant) {
-        Ok(device) => Some(device),
+#[test]
+fn the_kernels_compile_for_a_gpu() {
+    if let Err(why) = build::compiler() {
+        return qgemm_testkit::skipped("the_kernels_compile_for_a_gpu", &why.to_string());
+    }
+    // A cache that the user names may travel to a machine without this compiler.
+    let temporary = tempfile::tempdir().unwrap();
+    let cache = env::var_os(CACHE_VARIABLE).map_or_else(|| temporary.path().into(), PathBuf::from);
+    for kernel in kernels() {
+        for repaired in [false, true] {
+            let built = build::compile(&cache, &kernel.spec(repaired), kernel.target());
+            built.unwrap_or_else(|e| panic!("{}: {e}", kernel.entry));
+        }
+    }
+}
+
+#[test]
+fn repaired_kernels_compute_the_same_on_a_gpu() {
+    let device = match qgemm_cuda::open(0) {
+        Ok(device) => device,
         Err(why @ HalError::NoDevice { .. }) => {
-            qgemm_testkit::skipped(test, &why.to_string());
-            None
+            return qgemm_testkit::skipped("repaired_kernels_compute_the_same_on_a_gpu", &why.to_string());
         }
         Err(other) => panic!("{other}"),
-    }
-}
-
-/// Runs a kernel on the numbers: its results, with what it left as it was.
-fn launch(device: &dyn Device, spec: &KernelSpec, planted: &Planted) -> Result<Vec<u32>, HalError> {
-    let stream = device.default_stream();
-    let mut x = device.allocate(WORDS * 4, "the numbers")?;
-    let results = device.allocate(WORDS * 4, "the results")?;
-    let partials = device.allocate(planted.blocks as usize * 128, "the partial sums")?;
-    let counter = device.allocate(4, "the counter")?;
-    device.upload(&stream, bytemuck::cast_slice(&numbers()), (&mut x).into())?;
-    let address = |buffer: &Buffer| device_address(device, buffer.into());
-    let params = [address(&x)?, address(&results)?, address(&partials)?, address(&counter)?];
-    let region =
-        |i: usize, name, buffer: &Buffer, access| Region { name, start: params[i] as usize, len: buffer.len(), access };
-    let regions = [
-        region(0, "the numbers", &x, Access::Read),
-        region(1, "the results", &results, Access::Write),
-        region(2, "the partial sums", &partials, Access::Write),
-        region(3, "the counter", &counter, Access::ReadWrite),
-    ];
-    let geometry = Geometry {
-        blocks: [planted.blocks, 1, 1],
-        threads: planted.threads,
-        shared_bytes: planted.shared_bytes,
-        params: bytemuck::bytes_of(&params),
-        starts_early: planted.starts_early,
     };
-    // SAFETY: `Params` in `faults/params.cuh` is four addresses; the buffers live to the end of this function, and only
-    // this launch uses them.
-    unsafe { launch_spec(device, spec, geometry, &regions) }?;
-    let mut words = vec![0u32; WORDS];
-    device.download(&stream, (&results).into(), bytemuck::cast_slice_mut(&mut words))?;
-    Ok(words)
+    for kernel in kernels() {
+        if device.info().variant.is_none_or(|variant| variant.number() < kernel.planted.variant) {
+            qgemm_testkit::skipped(kernel.entry, &format!("the GPU is {}", device.info().arch));
+            continue;
+        }
+        let expected = (kernel.planted.expected)(&numbers());
+        let results = kernel.run(&*device).unwrap_or_else(|e| panic!("{}: {e}", kernel.entry));
+        assert_eq!(results[..expected.len()], expected, "{}", kernel.entry);
+    }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::block::Block;
 use super::shared::Refused;
+use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 
 /// Most bytes of one copy.
@@ -59,9 +60,9 @@ impl Block<'_> {
         }
         // Now or later, until it is waited for: it must be allowed at both times.
         self.read_source(from, source_bytes)?;
-        self.note_shared(site, thread, offset, bytes);
+        self.note_shared(Doing::Stores, site, thread, offset, bytes);
         if source_bytes > 0 {
-            self.note_global(site, thread, from, source_bytes);
+            self.note_global(Doing::Loads, site, thread, from, source_bytes);
         }
         self.threads[thread].copies.open.push(Copy { to: offset, from, bytes, source_bytes });
         Ok(())

@@ -15,7 +15,7 @@ use super::shared::Refused;
 use super::stacks;
 use super::tensor_copy::TensorCopy;
 use super::warpgroup::WarpInstructions;
-use crate::counters::{Space, WarpTrace};
+use crate::counters::{Doing, Space, WarpTrace};
 use crate::fault::{Fault, FaultKind, Site};
 
 /// Barriers of a block (PTX ISA, "bar").
@@ -152,16 +152,16 @@ impl<'a> Block<'a> {
     }
 
     /// Counts an access to shared memory.
-    pub(super) fn note_shared(&mut self, site: Site, thread: usize, offset: usize, bytes: usize) {
+    pub(super) fn note_shared(&mut self, doing: Doing, site: Site, thread: usize, offset: usize, bytes: usize) {
         if self.grid.counting {
-            self.traces[thread / 32].note(Space::Shared, site, thread % 32, offset, bytes);
+            self.traces[thread / 32].note(Space::Shared, doing, site, thread % 32, offset, bytes);
         }
     }
 
     /// Counts an access to global memory.
-    pub(super) fn note_global(&mut self, site: Site, thread: usize, address: usize, bytes: usize) {
+    pub(super) fn note_global(&mut self, doing: Doing, site: Site, thread: usize, address: usize, bytes: usize) {
         if self.grid.counting {
-            self.traces[thread / 32].note(Space::Global, site, thread % 32, address, bytes);
+            self.traces[thread / 32].note(Space::Global, doing, site, thread % 32, address, bytes);
         }
     }
 
@@ -221,7 +221,7 @@ impl<'a> Block<'a> {
     /// The lanes of a warp have met: counts what they did since they last did.
     pub(super) fn settle(&mut self, warp: usize) {
         if self.grid.counting {
-            self.traces[warp].settle(&mut self.grid.counters);
+            self.traces[warp].settle(&mut self.grid.traffic);
         }
     }
 

@@ -10,6 +10,7 @@ use super::collective::Meeting;
 use super::shared::Refused;
 use super::tensor_copy::TensorMap;
 use super::warpgroup::LaneShare;
+use crate::counters::Doing;
 use crate::fault::Site;
 
 /// Where a thread stands (`EmuPlace` in `kernels/emu.cuh`).
@@ -168,7 +169,7 @@ unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, f
         let patient = block.note_access(site);
         let checked = block.grid.shared.offset(address.addr(), bytes, "reads").and_then(|offset| {
             block.grid.shared.read(offset, bytes, thread, &block.clocks)?;
-            block.note_shared(site, thread, offset, bytes);
+            block.note_shared(Doing::Loads, site, thread, offset, bytes);
             Ok(offset)
         });
         if !patient {
@@ -189,7 +190,7 @@ unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8,
         let patient = block.note_access(site);
         let checked = block.grid.shared.offset(address.addr(), bytes, "writes").and_then(|offset| {
             block.grid.shared.write(offset, bytes, thread, &block.clocks)?;
-            block.note_shared(site, thread, offset, bytes);
+            block.note_shared(Doing::Stores, site, thread, offset, bytes);
             Ok(offset)
         });
         if !patient {
@@ -220,7 +221,7 @@ unsafe extern "C" fn load_global(
         let checked = memory
             .place(address.addr(), bytes, "reads")
             .and_then(|place| memory.read(place, thread, &block.clocks, read_only != 0, waited));
-        block.note_global(site, thread, address.addr(), bytes);
+        block.note_global(Doing::Loads, site, thread, address.addr(), bytes);
         if !patient {
             stop()
         }
@@ -242,7 +243,7 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
         let checked = memory
             .place(address.addr(), bytes, "writes")
             .and_then(|place| memory.write(place, thread, &block.clocks, waited));
-        block.note_global(site, thread, address.addr(), bytes);
+        block.note_global(Doing::Stores, site, thread, address.addr(), bytes);
         if !patient {
             stop()
         }

@@ -4,6 +4,7 @@ use super::block::{Block, Wait};
 use super::clock::Knowledge;
 use super::shared::Refused;
 use super::warpgroup::LaneShare;
+use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
 
@@ -186,7 +187,7 @@ impl Block<'_> {
                 self.current = warp * 32 + lane;
                 let offset = self.grid.shared.offset(address, 16, "ldmatrix reads")?;
                 self.grid.shared.read(offset, 16, self.current, &self.clocks)?;
-                self.note_shared(site, self.current, offset, 16);
+                self.note_shared(Doing::LoadsRows, site, self.current, offset, 16);
                 let bytes = self.grid.shared.get(offset, 16);
                 for (element, pair) in row.iter_mut().zip(bytes.chunks_exact(2)) {
                     *element = u16::from_le_bytes([pair[0], pair[1]]);

@@ -7,7 +7,7 @@ use super::block::{self, Block, Start};
 use super::callbacks::{self, Place};
 use super::global::{GlobalMemory, Region};
 use super::shared::SharedMemory;
-use crate::counters::Counters;
+use crate::counters::{self, KernelCounters, LaunchTraffic};
 use crate::fault::Fault;
 use crate::model::Precision;
 
@@ -32,7 +32,8 @@ pub(super) struct Grid {
     pub threads: u32,
     pub memory: GlobalMemory,
     pub shared: SharedMemory,
-    pub counters: Counters,
+    pub counters: KernelCounters,
+    pub traffic: LaunchTraffic,
     pub counting: bool,
     pub precision: Precision,
     pub place: Place,
@@ -53,7 +54,7 @@ thread_local! {
 /// # Safety
 /// `launch.run` must be a kernel whose parameter is as `launch.params` says, and `launch.regions` must be memory that
 /// nothing else uses meanwhile (may be read by others, where the launch only reads).
-pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<Counters, Fault>> {
+pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<KernelCounters, Fault>> {
     let mut shared = SHARED.with_borrow_mut(Vec::pop).unwrap_or_else(SharedMemory::new);
     shared.reset(launch.shared_bytes as usize);
     let mut grid = Grid {
@@ -67,7 +68,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<Counters
             shared: shared.base().as_ptr(),
         },
         shared,
-        counters: Counters { launches: 1, ..Counters::default() },
+        counters: KernelCounters { launches: 1, ..KernelCounters::default() },
+        traffic: LaunchTraffic::new(),
         counting: launch.counting,
         precision: launch.precision,
         last_clock: 0,
@@ -93,7 +95,8 @@ pub(crate) unsafe fn run(launch: &Launch<'_>) -> std::io::Result<Result<Counters
             break;
         }
     }
-    let Grid { shared, counters, .. } = grid;
+    let Grid { shared, mut counters, traffic, .. } = grid;
+    counters.sites = counters::by_place(&traffic);
     SHARED.with_borrow_mut(|free| free.push(shared));
     Ok(outcome.map(|()| counters))
 }

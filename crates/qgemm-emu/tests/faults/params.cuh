@@ -1,4 +1,6 @@
 // What the kernels of these tests take: 64 numbers, room for 64 results, and for partial sums; a counter that is zero.
+#include "atoms/types.cuh"
+
 struct Params {
     const u8* in;
     u8* out;

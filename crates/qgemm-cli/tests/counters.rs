@@ -1,0 +1,70 @@
+//! `qgemm verify --counters` as a user runs it.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn verify(arguments: &[&str]) -> Output {
+    let command = ["verify", "--counters", "--format", "q8_0", "--shape", "8x80x256"];
+    Command::new(env!("CARGO_BIN_EXE_qgemm")).args(command).args(arguments).output().expect("the command starts")
+}
+
+/// Standard output of a command that must succeed; `None`, and a note, without a C++ compiler.
+fn verify_emulated(test: &str, arguments: &[&str]) -> Option<String> {
+    let output = verify(&[&["--device", "emu:sm75"], arguments].concat());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    if errors.contains("C++ compiler") {
+        qgemm_testkit::skipped(test, &errors);
+        return None;
+    }
+    assert!(output.status.success(), "{errors}");
+    Some(String::from_utf8(output.stdout).expect("tables are text"))
+}
+
+fn number(row: &Value, name: &str) -> u64 {
+    row[name].as_u64().unwrap_or_else(|| panic!("{name} in {row}"))
+}
+
+#[test]
+fn kernels_are_counted_in_all_and_by_place() {
+    let Some(text) = verify_emulated("kernels_are_counted_in_all_and_by_place", &["--json"]) else { return };
+    let both: Value = serde_json::from_str(&text).expect("JSON");
+    let (cases, kernels) = (both["cases"].as_array().expect("cases"), both["kernels"].as_array().expect("kernels"));
+    // f32, f16 and bf16 activations, each by a kernel of its own, run twice and more.
+    assert_eq!((cases.len(), kernels.len()), (3, 3));
+    assert!(cases.iter().all(|case| case["verdict"] == "pass"));
+    for kernel in kernels {
+        assert!(number(kernel, "launches") >= 2 && number(kernel, "blocks") >= number(kernel, "launches"), "{kernel}");
+        assert!(number(kernel, "barriers") > 0, "{kernel}");
+        let sites = kernel["sites"].as_array().expect("sites");
+        for memory in ["shared", "global"] {
+            let total = &kernel[memory];
+            let here = || sites.iter().filter(|site| site["memory"] == memory);
+            for name in ["requests", "units", "ideal"] {
+                assert_eq!(here().map(|site| number(site, name)).sum::<u64>(), number(total, name), "{memory} {name}");
+            }
+            assert!(number(total, "units") >= number(total, "ideal") && number(total, "ideal") > 0, "{kernel}");
+        }
+        let place = |site: &Value| site["place"].as_str().expect("a place").to_owned();
+        assert!(sites.iter().any(|site| place(site).starts_with("mainloop/x_tile.cuh:")), "{kernel}");
+    }
+    let f16 =
+        kernels.iter().find(|k| k["kernel"].as_str().is_some_and(|name| name.contains("_f16_"))).expect("one for f16");
+    // Instructions of 16 rows, 8 tokens and 8 columns.
+    assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 256 / 8, "{f16}");
+}
+
+#[test]
+fn the_table_names_places() {
+    let Some(text) = verify_emulated("the_table_names_places", &[]) else { return };
+    for part in ["wavefronts", "sectors", "barriers", "m16n8k8_f16 ", "entry/gemm.cu:"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+}
+
+#[test]
+fn other_devices_do_not_count() {
+    let output = verify(&["--device", "cpu"]);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && errors.contains("--counters") && errors.contains("emulated"), "{errors}");
+}
