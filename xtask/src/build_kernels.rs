@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, Format};
 
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
@@ -103,6 +103,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         writable(&out)?;
     }
 
+    let disassembler = if args.ptx { None } else { Disassembler::find()? };
+
     workers::compile_all(&jobs, args.jobs)?;
     let mut built: Vec<Built> = targets.iter().map(|&target| Built { target, kernels: Vec::new() }).collect();
     for Job { spec, target } in jobs {
@@ -112,7 +114,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             built.kernels.push((spec, artifact));
         }
     }
-    let rows = if args.ptx { Vec::new() } else { rows(&built)? };
+    let rows = if args.ptx { Vec::new() } else { rows(&built, disassembler.as_ref())? };
     for Rows { target, rows } in &rows {
         for (name, row) in rows.iter().filter(|(_, row)| row.spills > 0) {
             println!("{target} {name}: spills {} bytes", row.spills);
@@ -193,12 +195,12 @@ impl Args {
 
 /// Whether a kernel called `<family>_<layout>_<format>_<activation>…` is of the family and the format.
 fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool {
-    let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_"));
+    let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_nt_"));
     let of_format = |f: &String| {
         let activation = name.split_once("_nt_").and_then(|(_, rest)| rest.strip_prefix(f.as_str()));
         let is_type = |a: &str| {
             let a = a.split('_').next().unwrap_or_default();
-            a == "q8" || DType::ALL.iter().any(|d| d.name() == a)
+            a == "q8" || DType::ALL.iter().any(|d| d.name() == a) || Format::all().any(|f| f.name == a)
         };
         activation.and_then(|a| a.strip_prefix('_')).is_some_and(is_type)
     };
@@ -206,9 +208,8 @@ fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool 
 }
 
 /// The rows of `kernels.lock` for what was built. Without a disassembler they hold no instructions, which is said.
-fn rows(built: &[Built]) -> anyhow::Result<Vec<Rows>> {
-    let disassembler = Disassembler::find()?;
-    match &disassembler {
+fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<Vec<Rows>> {
+    match disassembler {
         Some(found) => println!("matrix instructions from {}", found.path().display()),
         None => println!("no nvdisasm here: matrix instructions are not looked at"),
     }
@@ -219,7 +220,7 @@ fn rows(built: &[Built]) -> anyhow::Result<Vec<Rows>> {
         for chip in by_chip {
             let kernels: Vec<_> = kernels.iter().filter(|(_, artifact)| artifact.target == chip).collect();
             let cubins: Vec<&[u8]> = kernels.iter().map(|(_, artifact)| artifact.image.as_slice()).collect();
-            let mma = match &disassembler {
+            let mma = match disassembler {
                 Some(found) if found.knows(chip) => found.mma(chip, &cubins)?.into_iter().map(Some).collect(),
                 Some(_) => {
                     println!("nvdisasm does not know {chip}: matrix instructions are not looked at");
@@ -354,6 +355,8 @@ mod tests {
         assert!(!wanted(name, &some("gemv"), &None) && !wanted(name, &some("gem"), &None));
         assert!(!wanted(name, &None, &some("fp8_e4m3")) && !wanted(name, &None, &some("fp8")));
         assert!(wanted("mmq_nt_q4_0_q8_1", &None, &some("q4_0")) && wanted("read_probe", &None, &None));
+        let block_scaled = "gemm_block_scaled_nt_mxfp4_mxfp4_m32";
+        assert!(wanted(block_scaled, &None, &some("mxfp4")) && !wanted(block_scaled, &some("gemm"), &None));
         assert!(wanted("gemv_nt_f16_bf16", &None, &some("f16")) && !wanted("gemv_nt_q4_0_bf16", &None, &some("q4")));
     }
 

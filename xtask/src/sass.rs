@@ -27,16 +27,16 @@ pub struct Disassembler {
 }
 
 impl Disassembler {
-    /// The one that the user names, of a CUDA toolkit, on the path, or of a Python package; `None` when there is none.
+    /// The one that the user names, else the first that runs of a CUDA toolkit, a Python package, or on the path; `None`
+    /// when there is none.
     ///
     /// # Errors
     /// When the user names one that is not there or does not run.
     pub fn find() -> anyhow::Result<Option<Self>> {
-        let path = match env::var_os(VARIABLE).filter(|v| !v.is_empty()) {
-            Some(named) => Some(in_named(Path::new(&named))?),
-            None => candidates().into_iter().find(|file| file.is_file()),
-        };
-        path.map(Self::at).transpose()
+        match env::var_os(VARIABLE).filter(|v| !v.is_empty()) {
+            Some(named) => Self::at(in_named(Path::new(&named))?).map(Some),
+            None => Ok(candidates().into_iter().filter(|f| f.is_file()).find_map(|file| Self::at(file).ok())),
+        }
     }
 
     fn at(path: PathBuf) -> anyhow::Result<Self> {

@@ -21,7 +21,8 @@ struct EmuRuntime {
     // `read_only`: through the non-coherent path, for memory that nothing writes while the kernel runs.
     void (*load_global)(const void* address, u32 bytes, void* out, u32 read_only, const char* file, u32 line);
     void (*store_global)(void* address, u32 bytes, const void* in, const char* file, u32 line);
-    u32 (*atomic_add)(u32* address, u32 value, const char* file, u32 line);
+    // `relaxed` 0: .acq_rel.gpu.
+    u32 (*atomic_add)(u32* address, u32 value, u32 relaxed, const char* file, u32 line);
     void (*store_relaxed)(u32* address, u32 value, const char* file, u32 line);
     void (*fence)();
     // `threads` 0: all of the block. `waits` 0: arrive only.

@@ -71,8 +71,9 @@ impl Site {
         }
         // SAFETY: sites come from kernels, which pass the compiler's string of the file's name; the kernel is loaded as
         // long as its launch.
-        let file = unsafe { CStr::from_ptr(self.file) };
-        format!("{}:{}", file.to_string_lossy(), self.line)
+        let file = unsafe { CStr::from_ptr(self.file) }.to_string_lossy();
+        // Included files are found in the folder that the compiler runs in.
+        format!("{}:{}", file.strip_prefix("./").unwrap_or(&file), self.line)
     }
 }
 

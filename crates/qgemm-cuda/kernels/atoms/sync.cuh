@@ -21,6 +21,12 @@ QG_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value) {
     asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
     return old;
 }
+// atom.add.relaxed.gpu: orders nothing but with a fence before it, to release, or after it, to acquire.
+QG_DEVICE u32 atomic_add_relaxed(u32* address, u32 value) {
+    u32 old;
+    asm volatile("atom.add.relaxed.gpu.global.u32 %0, [%1], %2;" : "=r"(old) : "l"(address), "r"(value) : "memory");
+    return old;
+}
 QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
 }

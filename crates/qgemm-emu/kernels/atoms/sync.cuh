@@ -7,7 +7,10 @@ QG_DEVICE void barrier_sync(u32 id, u32 threads, QG_AT) { emu->barrier(id, threa
 QG_DEVICE void barrier_arrive(u32 id, u32 threads, QG_AT) { emu->barrier(id, threads, 0, file, line); }
 
 QG_DEVICE u32 atomic_add_acq_rel(u32* address, u32 value, QG_AT) {
-    return emu->atomic_add(address, value, file, line);
+    return emu->atomic_add(address, value, 0, file, line);
+}
+QG_DEVICE u32 atomic_add_relaxed(u32* address, u32 value, QG_AT) {
+    return emu->atomic_add(address, value, 1, file, line);
 }
 QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value, QG_AT) {
     emu->store_relaxed(address, value, file, line);

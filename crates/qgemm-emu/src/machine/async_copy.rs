@@ -6,6 +6,9 @@ use super::block::Block;
 use super::shared::Refused;
 use crate::fault::{FaultKind, Site};
 
+/// Most bytes of one copy.
+const MOST_BYTES: usize = 16;
+
 /// A copy under way.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
@@ -43,23 +46,19 @@ impl Block<'_> {
         source_bytes: usize,
         site: Site,
     ) -> Result<(), Refused> {
-        if source_bytes > bytes {
+        if source_bytes > bytes || bytes > MOST_BYTES {
             return Err((FaultKind::BadOperand, format!("cp.async of {bytes} bytes from {source_bytes}")));
         }
         let thread = self.current;
         let offset = self.grid.shared.offset(to, bytes, "cp.async writes")?;
         self.grid.shared.write(offset, bytes, thread, &self.clocks)?;
         self.grid.shared.take_off(offset, bytes);
-        if source_bytes > 0 {
-            self.grid.memory.place(from, source_bytes.next_power_of_two(), "cp.async reads").or_else(|refused| {
-                // Ragged copies read only what they say.
-                if source_bytes.is_power_of_two() {
-                    Err(refused)
-                } else {
-                    self.grid.memory.place(from, 1, "cp.async reads")
-                }
-            })?;
+        if !from.is_multiple_of(bytes) {
+            let detail = format!("cp.async of {bytes} bytes from an address that is no multiple of it");
+            return Err((FaultKind::Misaligned, detail));
         }
+        // Now or later, until it is waited for: it must be allowed at both times.
+        self.read_source(from, source_bytes)?;
         self.note_shared(site, thread, offset, bytes);
         if source_bytes > 0 {
             self.note_global(site, thread, from, source_bytes);
@@ -82,15 +81,21 @@ impl Block<'_> {
 
     fn land(&mut self, copy: Copy) -> Result<(), Refused> {
         let thread = self.current;
-        let mut data = [0u8; 16];
-        for (i, byte) in data[..copy.source_bytes].iter_mut().enumerate() {
-            let place = self.grid.memory.place(copy.from + i, 1, "cp.async reads")?;
-            self.grid.memory.read(place, thread, &self.clocks, false, self.threads[thread].waited)?;
-            // SAFETY: the byte lies in an operand of the launch (`place`), which the launch may read.
-            *byte = unsafe { std::ptr::with_exposed_provenance::<u8>(copy.from + i).read() };
-        }
+        let data = self.read_source(copy.from, copy.source_bytes)?;
         self.grid.shared.land(copy.to, copy.bytes);
         self.grid.shared.set(copy.to, &data[..copy.bytes]);
         self.grid.shared.write(copy.to, copy.bytes, thread, &self.clocks)
+    }
+
+    /// What lies in global memory at `from`, and zeros.
+    fn read_source(&mut self, from: usize, bytes: usize) -> Result<[u8; MOST_BYTES], Refused> {
+        let mut data = [0u8; MOST_BYTES];
+        for (i, byte) in data[..bytes].iter_mut().enumerate() {
+            let place = self.grid.memory.place(from + i, 1, "cp.async reads")?;
+            self.grid.memory.read(place, self.current, &self.clocks, false, self.threads[self.current].waited)?;
+            // SAFETY: the byte lies in an operand of the launch (`place`), which the launch may read.
+            *byte = unsafe { std::ptr::with_exposed_provenance::<u8>(from + i).read() };
+        }
+        Ok(data)
     }
 }

@@ -1,13 +1,13 @@
 //! A block of threads: who runs, who waits for what, and what it means when nobody can run.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::c_void;
 
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, Yielder};
 
 use super::async_copy::AsyncCopies;
-use super::clock::Clocks;
+use super::clock::{Clocks, Knowledge};
 use super::collective::Warp;
 use super::launch::Grid;
 use super::mbarrier::Barriers;
@@ -20,9 +20,10 @@ use crate::fault::{Fault, FaultKind, Site};
 
 /// Barriers of a block (PTX ISA, "bar").
 const BARRIERS: usize = 16;
-/// Memory accesses that a thread may make before it must wait for another or end: a loop that spins for what another
-/// thread does makes more.
-const PATIENCE: u64 = 20_000_000;
+/// Memory accesses that a thread may make before it must wait for another or end, and times that it may wait: a loop that
+/// spins for what will never be makes more.
+const PATIENCE: u64 = 4_000_000;
+const PATIENCE_WAITING: u64 = 1_000_000;
 
 pub(super) type Fibre = Coroutine<(), (), (), DefaultStack>;
 
@@ -53,6 +54,8 @@ pub(super) struct Thread {
     /// After `griddepcontrol.wait`.
     pub waited: bool,
     pub copies: AsyncCopies,
+    /// Times that it has waited.
+    waits: u64,
     yielder: *const Yielder<(), ()>,
 }
 
@@ -63,6 +66,8 @@ struct Barrier {
     wants: usize,
     arrived: Vec<usize>,
     waiting: Vec<usize>,
+    /// What those who arrived and went on had done by then.
+    released: Knowledge,
 }
 
 /// A running block.
@@ -101,6 +106,7 @@ impl<'a> Block<'a> {
             site: Site::NONE,
             waited: false,
             copies: AsyncCopies::default(),
+            waits: 0,
             yielder: std::ptr::null(),
         };
         let warp = |w: usize| Warp::new((threads - w * 32).min(32));
@@ -181,35 +187,33 @@ impl<'a> Block<'a> {
         }
         barrier.wants = wants;
         barrier.arrived.push(thread);
+        if waits {
+            barrier.waiting.push(thread);
+        } else {
+            self.clocks.need_details();
+            barrier.released.join(&self.clocks.release(thread));
+        }
         self.threads[thread].site = site;
         if barrier.arrived.len() < wants {
-            if waits {
-                barrier.waiting.push(thread);
-            }
             return Ok(waits);
         }
-        let Barrier { arrived, waiting, .. } = std::mem::take(barrier);
-        self.meet(&arrived, waiting.iter().copied().chain(waits.then_some(thread)));
+        let filled = std::mem::take(barrier);
+        self.meet(&filled);
         self.grid.counters.barriers += 1;
-        for other in waiting {
+        for other in filled.waiting.into_iter().filter(|&other| other != thread) {
             self.wake(other);
         }
         Ok(false)
     }
 
     /// Those who waited learn what those who arrived did.
-    fn meet(&mut self, arrived: &[usize], waited: impl Iterator<Item = usize>) {
-        let waited: Vec<usize> = waited.collect();
-        if waited.len() == self.threads.len() {
+    fn meet(&mut self, filled: &Barrier) {
+        if filled.waiting.len() == self.threads.len() {
             self.clocks.meet_all();
         } else {
-            self.clocks.need_details();
-            let released: Vec<_> = arrived.iter().map(|&t| self.clocks.release(t)).collect();
-            for thread in waited {
-                released.iter().for_each(|what| self.clocks.acquire(thread, what));
-            }
+            self.clocks.meet(&filled.waiting, &filled.released);
         }
-        for warp in arrived.iter().map(|t| t / 32).collect::<std::collections::BTreeSet<_>>() {
+        for warp in filled.arrived.iter().map(|t| t / 32).collect::<BTreeSet<_>>() {
             self.settle(warp);
         }
     }
@@ -305,6 +309,12 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
         };
         state.current = thread;
         state.accesses = 0;
+        state.threads[thread].waits += 1;
+        if state.threads[thread].waits > PATIENCE_WAITING {
+            let detail = format!("has waited for other threads {PATIENCE_WAITING} times");
+            state.fail((FaultKind::Endless, detail), state.threads[thread].site);
+            break;
+        }
         state.grid.place.thread = thread as u32;
         let ended = fibres[thread].resume(()).as_return().is_some();
         // SAFETY: the thread has switched back.

@@ -31,7 +31,7 @@ pub(crate) struct Runtime {
     store_shared: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
     load_global: unsafe extern "C" fn(*const u8, u32, *mut u8, u32, *const c_char, u32),
     store_global: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
-    atomic_add: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32) -> u32,
+    atomic_add: unsafe extern "C" fn(*mut u32, u32, u32, *const c_char, u32) -> u32,
     store_relaxed: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32),
     fence: unsafe extern "C" fn(),
     barrier: unsafe extern "C" fn(u32, u32, u32, *const c_char, u32),
@@ -251,29 +251,17 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
     }
 }
 
-/// `atom.add.acq_rel.gpu`.
-unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
+/// `atom.add.acq_rel.gpu`, or `.relaxed`.
+unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, file: *const c_char, line: u32) -> u32 {
     let site = Site { file, line };
     // SAFETY: called by a kernel; the address lies in an operand that the launch may write, once accepted.
     unsafe {
         let block = current();
-        let thread = block.current;
-        let patient = block.note_access(site);
-        let waited = block.threads[thread].waited;
-        let memory = &mut block.grid.memory;
-        let checked =
-            memory.place(address.addr(), 4, "atom.add on").and_then(|place| memory.check_atomic(place, waited));
-        if checked.is_ok() {
-            if let Some(before) = memory.released(address.addr()) {
-                block.clocks.acquire(thread, before);
-            }
-            let released = block.clocks.release(thread);
-            memory.release(address.addr(), &released);
-        }
-        if !patient {
+        if !block.note_access(site) {
             stop()
         }
-        check(checked, site);
+        let ordered = block.order_atomic_add(address.addr(), relaxed != 0);
+        check(ordered, site);
         let old = address.read();
         address.write(old.wrapping_add(value));
         old
@@ -285,16 +273,8 @@ unsafe extern "C" fn store_relaxed(address: *mut u32, value: u32, file: *const c
     let site = Site { file, line };
     // SAFETY: as `atomic_add`.
     unsafe {
-        let block = current();
-        let thread = block.current;
-        let waited = block.threads[thread].waited;
-        let memory = &mut block.grid.memory;
-        let checked =
-            memory.place(address.addr(), 4, "st.relaxed on").and_then(|place| memory.check_atomic(place, waited));
-        if checked.is_ok() {
-            memory.replace(address.addr(), block.clocks.fenced(thread));
-        }
-        check(checked, site);
+        let ordered = current().order_relaxed_store(address.addr());
+        check(ordered, site);
         address.write(value);
     }
 }
@@ -333,7 +313,8 @@ unsafe extern "C" fn collective(
     // SAFETY: called by a kernel with `word_count` words at `words` and room for `out_words` at `out`; no reference is
     // held across the switch.
     unsafe {
-        let words = slice::from_raw_parts(words, word_count as usize);
+        // A barrier brings nothing, from nowhere.
+        let words = if word_count == 0 { &[] } else { slice::from_raw_parts(words, word_count as usize) };
         let met = current().meet_lanes(Meeting::Registers(op as usize), words, site);
         if check(met, site) {
             block::suspend(CURRENT.get());

@@ -172,6 +172,14 @@ impl Clocks {
         }
     }
 
+    /// Some threads of the block have met: each learns what all know, and what others have `released` to them.
+    pub(super) fn meet(&mut self, threads: &[usize], released: &Knowledge) {
+        self.need_details();
+        let mut all = released.clone();
+        threads.iter().for_each(|&thread| all.join(&self.release(thread)));
+        threads.iter().for_each(|&thread| self.acquire(thread, &all));
+    }
+
     /// What `thread` knows, itself included, for others to acquire. Its clock advances.
     pub(super) fn release(&mut self, thread: usize) -> Rc<Knowledge> {
         let mut all = self.foreign[thread].as_deref().cloned().unwrap_or_default();

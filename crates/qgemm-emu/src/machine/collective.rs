@@ -1,6 +1,7 @@
 //! Warp collectives: lanes bring their registers, and the last to come computes for all.
 
 use super::block::{Block, Wait};
+use super::clock::Knowledge;
 use super::shared::Refused;
 use super::warpgroup::LaneShare;
 use crate::fault::{FaultKind, Site};
@@ -139,7 +140,9 @@ impl Block<'_> {
             }
         }
         if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {
-            self.order_lanes(warp);
+            // `bar.warp.sync` orders memory, which no other collective does.
+            let lanes: Vec<usize> = (warp * 32..warp * 32 + self.warps[warp].lanes).collect();
+            self.clocks.meet(&lanes, &Knowledge::default());
         }
         self.settle(warp);
         let state = &mut self.warps[warp];
@@ -150,16 +153,6 @@ impl Block<'_> {
             self.wake(other);
         }
         Ok(false)
-    }
-
-    /// `bar.warp.sync` orders memory, which no other collective does.
-    fn order_lanes(&mut self, warp: usize) {
-        self.clocks.need_details();
-        let lanes = warp * 32..warp * 32 + self.warps[warp].lanes;
-        let released: Vec<_> = lanes.clone().map(|lane| self.clocks.release(lane)).collect();
-        for lane in lanes {
-            released.iter().for_each(|what| self.clocks.acquire(lane, what));
-        }
     }
 
     /// All lanes of a warp are at a collective: it must be the same one.

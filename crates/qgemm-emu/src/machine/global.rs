@@ -41,6 +41,10 @@ struct Byte {
     read_clock: u32,
     write_thread: u16,
     read_thread: u16,
+    /// Others have read it, too: [`GlobalMemory::readers`].
+    has_readers: bool,
+    /// Atomics were carried out on it since it was last written otherwise: [`GlobalMemory::atomics`].
+    has_atomics: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +60,10 @@ pub(super) struct GlobalMemory {
     regions: Vec<Tracked>,
     /// What was released through atomics, by address.
     released: HashMap<usize, Knowledge>,
+    /// The last atomic on each address: the block and the event.
+    atomics: HashMap<usize, (u32, Stamp)>,
+    /// Those who read a byte (of a region, at an offset) before the last one to do so, who did not know of them.
+    readers: HashMap<(usize, usize), Vec<(u32, Stamp)>>,
     /// The kernel starts early: see [`FaultKind::TooEarly`].
     starts_early: bool,
 }
@@ -77,7 +85,13 @@ impl GlobalMemory {
             };
             Tracked { region: region.clone(), bytes }
         };
-        Self { regions: regions.iter().map(tracked).collect(), released: HashMap::new(), starts_early }
+        Self {
+            regions: regions.iter().map(tracked).collect(),
+            released: HashMap::new(),
+            atomics: HashMap::new(),
+            readers: HashMap::new(),
+            starts_early,
+        }
     }
 
     /// Where an access lies, when it is inside one operand and aligned.
@@ -137,14 +151,19 @@ impl GlobalMemory {
         let now = clocks.stamp(thread);
         for (i, byte) in bytes[place.offset..place.offset + place.len].iter_mut().enumerate() {
             let at = place.offset + i;
-            if byte.write_block == 0 {
-                if region.access == Access::Write {
-                    let detail = format!("offset {at} of {} was not written by this launch", region.name);
-                    return Err((FaultKind::Unwritten, detail));
-                }
-            } else {
-                let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
-                check_order(region, at, "reads", "wrote", byte.write_block - 1, write, thread, clocks)?;
+            let order = Order { region, at, thread, clocks };
+            if byte.has_atomics {
+                order.check("reads", "changed atomically", self.atomics.get(&order.word()).copied())?;
+            } else if byte.write_block == 0 && region.access == Access::Write {
+                let detail = format!("offset {at} of {} was not written by this launch", region.name);
+                return Err((FaultKind::Unwritten, detail));
+            }
+            order.check("reads", "wrote", byte.last_write())?;
+            if let Some(reader) = byte.last_read().filter(|&(block, read)| !clocks.sees_block(thread, block, read)) {
+                let readers = self.readers.entry((place.region, at)).or_default();
+                readers.retain(|&(block, read)| !clocks.sees_block(thread, block, read));
+                readers.push(reader);
+                byte.has_readers = true;
             }
             byte.read_block = clocks.block() + 1;
             byte.read_clock = now.clock;
@@ -164,14 +183,15 @@ impl GlobalMemory {
         }
         let now = clocks.stamp(thread);
         for (i, byte) in bytes[place.offset..place.offset + place.len].iter_mut().enumerate() {
-            let at = place.offset + i;
-            let write = Stamp { clock: byte.write_clock, thread: byte.write_thread };
-            let read = Stamp { clock: byte.read_clock, thread: byte.read_thread };
-            if byte.write_block != 0 {
-                check_order(region, at, "writes", "wrote", byte.write_block - 1, write, thread, clocks)?;
+            let order = Order { region, at: place.offset + i, thread, clocks };
+            if byte.has_atomics {
+                order.check("writes", "changed atomically", self.atomics.get(&order.word()).copied())?;
             }
-            if byte.read_block != 0 {
-                check_order(region, at, "writes", "read", byte.read_block - 1, read, thread, clocks)?;
+            order.check_plain("writes", byte)?;
+            if byte.has_readers {
+                for reader in self.readers.remove(&(place.region, order.at)).unwrap_or_default() {
+                    order.check("writes", "read", Some(reader))?;
+                }
             }
             let block = clocks.block() + 1;
             *byte = Byte { write_block: block, write_clock: now.clock, write_thread: now.thread, ..Byte::default() };
@@ -179,19 +199,33 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// Checks an atomic access, which is ordered with other atomics by itself.
-    pub(super) fn check_atomic(&self, place: Place, waited: bool) -> Result<(), Refused> {
-        let Tracked { region, bytes } = &self.regions[place.region];
+    /// Checks and records an atomic access, which is ordered with other atomics by itself, but not with what is not.
+    pub(super) fn access_atomically(
+        &mut self,
+        place: Place,
+        thread: usize,
+        clocks: &Clocks,
+        waited: bool,
+    ) -> Result<(), Refused> {
+        let Tracked { region, bytes } = &mut self.regions[place.region];
         if bytes.is_empty() {
             return Err((FaultKind::ReadOnly, format!("an atomic on offset {} of {}", place.offset, region.name)));
         }
         if self.starts_early && !waited {
             return Err((FaultKind::TooEarly, format!("an atomic on {}", region.name)));
         }
-        if region.access == Access::Write {
+        let bytes = &mut bytes[place.offset..place.offset + place.len];
+        let is_new = |byte: &Byte| byte.write_block == 0 && !byte.has_atomics;
+        if region.access == Access::Write && bytes.iter().any(is_new) {
             let detail = format!("an atomic on offset {} of {}, which holds nothing yet", place.offset, region.name);
             return Err((FaultKind::Unwritten, detail));
         }
+        for (i, byte) in bytes.iter_mut().enumerate() {
+            let order = Order { region, at: place.offset + i, thread, clocks };
+            order.check_plain("changes atomically", byte)?;
+            byte.has_atomics = true;
+        }
+        self.atomics.insert(region.start + place.offset, (clocks.block(), clocks.stamp(thread)));
         Ok(())
     }
 
@@ -214,30 +248,55 @@ impl GlobalMemory {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "two accesses and their place")]
-fn check_order(
-    region: &Region,
-    at: usize,
-    does: &str,
-    did: &str,
-    block: u32,
-    stamp: Stamp,
-    thread: usize,
-    clocks: &Clocks,
-) -> Result<(), Refused> {
-    if clocks.sees_block(thread, block, stamp) {
-        return Ok(());
+impl Byte {
+    fn last_write(&self) -> Option<(u32, Stamp)> {
+        let stamp = Stamp { clock: self.write_clock, thread: self.write_thread };
+        (self.write_block != 0).then(|| (self.write_block - 1, stamp))
     }
-    let name = region.name;
-    Err(if block == clocks.block() {
-        let detail =
-            format!("{does} offset {at} of {name}, which thread {} {did} with no barrier between", stamp.thread);
-        (FaultKind::Race, detail)
-    } else {
-        let detail = format!(
-            "{does} offset {at} of {name}, which thread {} of block number {block} {did}: no release there is acquired here",
-            stamp.thread
-        );
-        (FaultKind::UnorderedBlocks, detail)
-    })
+
+    fn last_read(&self) -> Option<(u32, Stamp)> {
+        let stamp = Stamp { clock: self.read_clock, thread: self.read_thread };
+        (self.read_block != 0).then(|| (self.read_block - 1, stamp))
+    }
+}
+
+/// An access to one byte, that others must come before.
+struct Order<'a> {
+    region: &'a Region,
+    at: usize,
+    thread: usize,
+    clocks: &'a Clocks,
+}
+
+impl Order<'_> {
+    /// Address of the word that the byte is in: what atomics work on.
+    fn word(&self) -> usize {
+        (self.region.start + self.at) / 4 * 4
+    }
+
+    /// Checks against the last plain write and read.
+    fn check_plain(&self, does: &str, byte: &Byte) -> Result<(), Refused> {
+        self.check(does, "wrote", byte.last_write())?;
+        self.check(does, "read", byte.last_read())
+    }
+
+    /// `event` is a block and what it did, if it did.
+    fn check(&self, does: &str, did: &str, event: Option<(u32, Stamp)>) -> Result<(), Refused> {
+        match event {
+            Some((block, stamp)) if !self.clocks.sees_block(self.thread, block, stamp) => {
+                Err(self.unordered(does, did, block, stamp.thread))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    #[cold]
+    fn unordered(&self, does: &str, did: &str, block: u32, other: u16) -> Refused {
+        let what = format!("{does} offset {} of {}", self.at, self.region.name);
+        if block == self.clocks.block() {
+            return (FaultKind::Race, format!("{what}, which thread {other} {did} with no barrier between"));
+        }
+        let who = format!("thread {other} of block number {block}");
+        (FaultKind::UnorderedBlocks, format!("{what}, which {who} {did}: no release there is acquired here"))
+    }
 }

@@ -1,6 +1,7 @@
 //! The machine that runs a launch: one block after another, each thread on a stack of its own, every access checked.
 
 mod async_copy;
+mod atomic;
 mod block;
 mod callbacks;
 mod clock;

@@ -1,0 +1,304 @@
+//! Faults that a GPU hides: each kernel of `faults/` makes one mistake, in the line that is marked, and the emulator must
+//! find that and nothing else. Repaired, the same kernel runs clean and computes the right numbers.
+
+use std::sync::Arc;
+
+use qgemm_cuda::KernelSpec;
+use qgemm_emu::FaultKind::{self, *};
+use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
+use qgemm_hal::{Buffer, Device, HalError};
+
+/// Numbers that kernels get, and results that there is room for.
+const WORDS: usize = 64;
+/// Orders of the blocks in which repaired kernels run.
+const ORDERS: u64 = 8;
+
+/// A kernel with a mistake.
+struct Planted {
+    kind: FaultKind,
+    /// The block and the thread that the message must name; no thread where several are to blame.
+    block: u32,
+    thread: Option<u32>,
+    /// What else it must say.
+    what: &'static str,
+    /// The results of the repaired kernel.
+    expected: fn(&[u32]) -> Vec<u32>,
+    variant: u32,
+    blocks: u32,
+    threads: u32,
+    shared_bytes: u32,
+    starts_early: bool,
+}
+
+impl Planted {
+    fn new(
+        kind: FaultKind,
+        thread: impl Into<Option<u32>>,
+        what: &'static str,
+        expected: fn(&[u32]) -> Vec<u32>,
+    ) -> Self {
+        Self {
+            kind,
+            block: 0,
+            thread: thread.into(),
+            what,
+            expected,
+            variant: 80,
+            blocks: 1,
+            threads: 32,
+            shared_bytes: 0,
+            starts_early: false,
+        }
+    }
+
+    fn variant(self, variant: u32) -> Self {
+        Self { variant, ..self }
+    }
+
+    fn threads(self, threads: u32) -> Self {
+        Self { threads, ..self }
+    }
+
+    fn shared_bytes(self, shared_bytes: u32) -> Self {
+        Self { shared_bytes, ..self }
+    }
+
+    /// Of `blocks` blocks, this one is where it shows when they run one after another.
+    fn in_block(self, block: u32, blocks: u32) -> Self {
+        Self { block, blocks, ..self }
+    }
+
+    fn starts_early(self) -> Self {
+        Self { starts_early: true, ..self }
+    }
+}
+
+macro_rules! faults {
+    ($($name:ident: $planted:expr,)*) => {
+        $(#[test]
+        fn $name() {
+            let entry = concat!("faults/", stringify!($name), ".cu");
+            check(entry, include_str!(concat!("faults/", stringify!($name), ".cu")), &$planted);
+        })*
+    };
+}
+
+faults! {
+    global_read_past_end: Planted::new(
+        OutOfBounds, 63, "reads 4 bytes at offset 256 of the numbers, which is 256 bytes long",
+        |x| (0..64).map(|i| x[(i + 1) % 64]).collect(),
+    ).threads(64),
+    global_write_before_start: Planted::new(
+        OutOfBounds, 0, "writes 4 bytes at offset -4 of the results", |x| x[1..32].to_vec(),
+    ),
+    global_misaligned: Planted::new(
+        Misaligned, 0, "reads 16 bytes at offset 4 of the numbers",
+        |x| x[..32].chunks(4).map(|four| four.iter().fold(0, |sum, &v| v.wrapping_add(sum))).collect(),
+    ).threads(8),
+    global_race: Planted::new(
+        Race, 1, "writes offset 0 of the results, which thread 0 wrote", |x| x[..32].iter().copied().step_by(2).collect(),
+    ),
+    global_write_after_read: Planted::new(
+        Race, 31, "writes offset 0 of the counter, which thread 0 read", |_| vec![0; 32],
+    ),
+    write_to_input: Planted::new(
+        ReadOnly, 0, "writes offset 0 of the numbers", |x| x[..32].iter().map(|v| v * 2).collect(),
+    ),
+    read_only_path: Planted::new(
+        BadOperand, 0, "reads the results by ld.global.nc, while this launch writes it",
+        |x| x[..32].iter().map(|v| (v + 1) * 2).collect(),
+    ),
+    shared_out_of_bounds: Planted::new(
+        OutOfBounds, 63, "writes 4 bytes at offset 256 of 256 bytes of shared memory", |x| x.to_vec(),
+    ).threads(64).shared_bytes(256),
+    shared_misaligned: Planted::new(
+        Misaligned, 0, "reads 8 bytes at offset 4 of shared memory",
+        |x| x[..32].chunks(2).map(|pair| pair[0] + pair[1]).collect(),
+    ).shared_bytes(128),
+    shared_unwritten: Planted::new(
+        Unwritten, 31, "shared memory at offset 120 was not written in this block",
+        |x| (0..32).map(|i| x[i ^ 1]).collect(),
+    ).shared_bytes(128).in_block(1, 2),
+    race_write_write: Planted::new(
+        Race, 1, "writes shared memory at offset 0, which thread 0 wrote",
+        |x| (0..32).map(|i| x[i / 2 * 2]).collect(),
+    ).shared_bytes(128),
+    race_read_after_write: Planted::new(
+        Race, 1, "reads shared memory at offset 0, which thread 0 wrote",
+        |x| (0..64).map(|i| x[0] + i).collect(),
+    ).threads(64).shared_bytes(4),
+    race_write_after_read: Planted::new(
+        Race, 0, "writes shared memory at offset 0, which thread 63 read",
+        |x| (0..64).map(|i| x[(i + 1) % 64]).collect(),
+    ).threads(64).shared_bytes(256),
+    half_a_warp_multiplies: Planted::new(
+        Divergence, None, "threads 0-15 wait for their warp", |_| (16..48).collect(),
+    ),
+    exchange_in_divergent_loop: Planted::new(
+        Divergence, None, "threads 0 have ended; threads 1-31 wait for their warp",
+        |x| vec![x[..32].iter().sum(); 32],
+    ),
+    lanes_part_ways: Planted::new(
+        Divergence, 31, "lane 0 is in shfl_xor at faults/lanes_part_ways.cu:",
+        |x| (0..32).map(|i| x[i ^ 2]).collect(),
+    ),
+    ldmatrix_misaligned: Planted::new(
+        Misaligned, 1, "ldmatrix reads 16 bytes at offset 8 of shared memory", |x| x[..32].to_vec(),
+    ).variant(75).shared_bytes(128),
+    ldmatrix_outside: Planted::new(
+        OutOfBounds, 8, "ldmatrix reads 16 bytes at offset 128 of 128 bytes", |x| x[..32].to_vec(),
+    ).variant(75).shared_bytes(128),
+    barrier_after_return: Planted::new(
+        Deadlock, None, "threads 0-31 wait at barrier 0 for 64 threads",
+        |x| (0..64).map(|i| x[i ^ 1]).collect(),
+    ).threads(64).shared_bytes(256),
+    barrier_of_too_many: Planted::new(
+        Deadlock, None, "threads 0-31 wait at barrier 1 for 64 threads",
+        |x| (0..32).map(|i| x[i ^ 1]).collect(),
+    ).threads(64).shared_bytes(256),
+    mbarrier_never_fills: Planted::new(
+        Deadlock, None, "threads 0-31 wait for phase 0 of the mbarrier at offset 0, which wants 1 of 33 threads",
+        |x| (0..32).map(|i| x[i ^ 1]).collect(),
+    ).variant(90).shared_bytes(8 + 128),
+    arrival_before_write: Planted::new(
+        Race, 63, "reads shared memory at offset 124, which thread 31 wrote", |x| x[..32].to_vec(),
+    ).threads(64).shared_bytes(128),
+    copy_not_waited_for: Planted::new(
+        InFlight, 0, "reads shared memory at offset 0 before the copy was waited for",
+        |x| x.chunks(4).map(|four| four[0] ^ four[3]).collect(),
+    ).threads(16).shared_bytes(256),
+    copy_of_another_thread: Planted::new(
+        Race, 1, "reads shared memory at offset 0, which thread 0 wrote",
+        |x| (0..32usize).map(|i| x[i.saturating_sub(1)]).collect(),
+    ).shared_bytes(128),
+    partial_sums_unwritten: Planted::new(
+        Unwritten, 30, "offset 504 of the partial sums was not written by this launch", sum_of_four_blocks,
+    ).shared_bytes(4).in_block(2, 4),
+    release_before_barrier: Planted::new(
+        UnorderedBlocks, 31, "which thread 31 of block number 0 wrote: no release there is acquired here", sum_of_four_blocks,
+    ).shared_bytes(4).in_block(3, 4),
+    relaxed_release: Planted::new(
+        UnorderedBlocks, 30, "which thread 30 of block number 0 wrote: no release there is acquired here", sum_of_four_blocks,
+    ).shared_bytes(4).in_block(3, 4),
+    relaxed_acquire: Planted::new(
+        UnorderedBlocks, 30, "which thread 30 of block number 0 wrote: no release there is acquired here", sum_of_four_blocks,
+    ).shared_bytes(4).in_block(3, 4),
+    exchange_orders_nothing: Planted::new(
+        UnorderedBlocks, 30, "which thread 30 of block number 0 wrote: no release there is acquired here", sum_of_four_blocks,
+    ).in_block(3, 4),
+    counter_read_plainly: Planted::new(
+        UnorderedBlocks, 0, "reads offset 0 of the counter, which thread 0 of block number 0 changed atomically",
+        |x| x[..4].to_vec(),
+    ).threads(1).in_block(1, 4),
+    too_early: Planted::new(
+        TooEarly, 0, "reads the numbers", |x| x[..32].to_vec(),
+    ).variant(90).starts_early(),
+    endless_spin: Planted::new(
+        Endless, 0, "accesses to memory without waiting for another thread", |x| x[..4].to_vec(),
+    ).threads(1).in_block(0, 4),
+    endless_votes: Planted::new(
+        Endless, 0, "has waited for other threads",
+        |x| vec![x[..32].iter().enumerate().map(|(i, v)| v % 2 << i).sum(); 32],
+    ),
+}
+
+fn sum_of_four_blocks(x: &[u32]) -> Vec<u32> {
+    x[..32].iter().map(|v| 4 * v + 6).collect()
+}
+
+fn numbers() -> Vec<u32> {
+    (0..WORDS as u32).map(|i| i.wrapping_mul(0x9e37_79b9) >> 12).collect()
+}
+
+/// The kernel with its mistake, or repaired.
+fn spec(entry: &'static str, text: &'static str, variant: u32, fixed: bool) -> KernelSpec {
+    KernelSpec {
+        name: format!("{entry} on sm{variant}{}", if fixed { ", repaired" } else { "" }),
+        entry,
+        text,
+        symbol: "planted",
+        prelude: format!(
+            "#define QG_VARIANT {variant}\n#define QG_FIXED {}\n{}",
+            u32::from(fixed),
+            include_str!("faults/params.cuh")
+        ),
+        arch_specific: false,
+    }
+}
+
+/// `faults/race.cu:7`: the line that is marked.
+fn marked(entry: &str, text: &str) -> String {
+    let lines: Vec<usize> =
+        (1..).zip(text.lines()).filter(|(_, line)| line.ends_with("// FAULT")).map(|(i, _)| i).collect();
+    assert_eq!(lines.len(), 1, "{entry} has one line with the mark");
+    format!("{entry}:{}", lines[0])
+}
+
+fn check(entry: &'static str, text: &'static str, planted: &Planted) {
+    let Some(device) = emulator_or_skip(entry, planted.variant) else { return };
+    set_block_order(&*device, 0).unwrap();
+    let broken = spec(entry, text, planted.variant, false);
+    let (kernel, fault) = match launch(&*device, &broken, planted) {
+        Err(HalError::KernelFault { kernel, fault, .. }) => (kernel, fault),
+        Err(other) => panic!("{other}"),
+        Ok(results) => panic!("nothing was found; the results are {results:?}"),
+    };
+    assert_eq!(kernel, broken.name);
+    let thread = planted.thread.map_or_else(String::new, |thread| format!(", thread {thread}"));
+    let start = format!("{}: {}: block ({}, 0, 0){thread}: ", marked(entry, text), planted.kind.text(), planted.block);
+    assert!(fault.starts_with(&start), "{fault}\nexpected {start}");
+    assert!(fault.contains(planted.what), "{fault}\nexpected {}", planted.what);
+
+    // The same device goes on working.
+    let repaired = spec(entry, text, planted.variant, true);
+    let expected = (planted.expected)(&numbers());
+    for order in 0..ORDERS {
+        set_block_order(&*device, order).unwrap();
+        let results = launch(&*device, &repaired, planted).unwrap();
+        assert_eq!(results[..expected.len()], expected, "order {order}");
+    }
+}
+
+fn emulator_or_skip(test: &str, variant: u32) -> Option<Arc<dyn Device>> {
+    match qgemm_emu::open(variant) {
+        Ok(device) => Some(device),
+        Err(why @ HalError::NoDevice { .. }) => {
+            qgemm_testkit::skipped(test, &why.to_string());
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Runs a kernel on the numbers: its results, with what it left as it was.
+fn launch(device: &dyn Device, spec: &KernelSpec, planted: &Planted) -> Result<Vec<u32>, HalError> {
+    let stream = device.default_stream();
+    let mut x = device.allocate(WORDS * 4, "the numbers")?;
+    let results = device.allocate(WORDS * 4, "the results")?;
+    let partials = device.allocate(planted.blocks as usize * 128, "the partial sums")?;
+    let counter = device.allocate(4, "the counter")?;
+    device.upload(&stream, bytemuck::cast_slice(&numbers()), (&mut x).into())?;
+    let address = |buffer: &Buffer| device_address(device, buffer.into());
+    let params = [address(&x)?, address(&results)?, address(&partials)?, address(&counter)?];
+    let region =
+        |i: usize, name, buffer: &Buffer, access| Region { name, start: params[i] as usize, len: buffer.len(), access };
+    let regions = [
+        region(0, "the numbers", &x, Access::Read),
+        region(1, "the results", &results, Access::Write),
+        region(2, "the partial sums", &partials, Access::Write),
+        region(3, "the counter", &counter, Access::ReadWrite),
+    ];
+    let geometry = Geometry {
+        blocks: [planted.blocks, 1, 1],
+        threads: planted.threads,
+        shared_bytes: planted.shared_bytes,
+        params: bytemuck::bytes_of(&params),
+        starts_early: planted.starts_early,
+    };
+    // SAFETY: `Params` in `faults/params.cuh` is four addresses; the buffers live to the end of this function, and only
+    // this launch uses them.
+    unsafe { launch_spec(device, spec, geometry, &regions) }?;
+    let mut words = vec![0u32; WORDS];
+    device.download(&stream, (&results).into(), bytemuck::cast_slice_mut(&mut words))?;
+    Ok(words)
+}

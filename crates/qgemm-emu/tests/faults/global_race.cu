@@ -1,0 +1,12 @@
+// Two threads write the same number.
+#include "atoms/launch.cuh"
+#include "atoms/memory.cuh"
+
+extern "C" __global__ void planted(const __grid_constant__ Params p) {
+    const u32 thread = thread_index();
+    const u32 value = ld_global_u32(p.in + thread * 4);
+#if QG_FIXED
+    if (thread % 2 == 1) return;
+#endif
+    st_global_u32(p.out + thread / 2 * 4, value);  // FAULT
+}

@@ -1,0 +1,20 @@
+// Rows of a matrix that are eight bytes apart, where each must lie on a multiple of sixteen.
+#include "atoms/launch.cuh"
+#include "atoms/ldmatrix.cuh"
+#include "atoms/memory.cuh"
+#include "atoms/sync.cuh"
+
+extern "C" __global__ void planted(const __grid_constant__ Params p) {
+    u8* shared = dynamic_shared();
+    const u32 thread = thread_index();
+    st_shared(reinterpret_cast<u32*>(shared + thread * 4), ld_global_u32(p.in + thread * 4));
+    block_barrier();
+#if QG_FIXED
+    const u8* row = shared + thread % 8 * 16;
+#else
+    const u8* row = shared + thread % 8 * 8;
+#endif
+    u32 d[1];
+    ldmatrix_x1(d, row);  // FAULT
+    st_global_u32(p.out + thread * 4, d[0]);
+}

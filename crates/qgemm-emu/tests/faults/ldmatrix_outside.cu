@@ -1,0 +1,20 @@
+// Four matrices, where shared memory holds one.
+#include "atoms/launch.cuh"
+#include "atoms/ldmatrix.cuh"
+#include "atoms/memory.cuh"
+#include "atoms/sync.cuh"
+
+extern "C" __global__ void planted(const __grid_constant__ Params p) {
+    u8* shared = dynamic_shared();
+    const u32 thread = thread_index();
+    st_shared(reinterpret_cast<u32*>(shared + thread * 4), ld_global_u32(p.in + thread * 4));
+    block_barrier();
+#if QG_FIXED
+    const u8* row = shared + thread % 8 * 16;
+#else
+    const u8* row = shared + thread * 16;
+#endif
+    u32 d[4];
+    ldmatrix_x4(d, row);  // FAULT
+    st_global_u32(p.out + thread * 4, d[3]);
+}

@@ -1,0 +1,144 @@
+//! The families' own kernels: no order of the blocks changes a bit, and a fault deep in a template or an included file is
+//! reported with the line that it is in.
+
+use qgemm_api::{Args, Context, DType, Error, Plan, Problem, Weight, quantize};
+use qgemm_cuda::{GemmLaunch, launch_of, source};
+use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
+use qgemm_hal::{Buffer, GemmArgs, HalError, WeightArgs};
+
+const ORDERS: u64 = 50;
+
+/// A multiplication whose K dimension several blocks share, or not.
+struct Job {
+    ctx: Context,
+    weight: Weight,
+    plan: Plan,
+    m: usize,
+}
+
+impl Job {
+    /// `None`, and a note, without a C++ compiler.
+    fn new(test: &str, device: &str, family: &str, [m, n, k]: [usize; 3]) -> Option<Self> {
+        let ctx = match Context::open(device) {
+            Ok(ctx) => ctx,
+            Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+                qgemm_testkit::skipped(test, &why.to_string());
+                return None;
+            }
+            Err(other) => panic!("{other}"),
+        };
+        let values: Vec<f32> = (0..n * k).map(|i| ((i * 37 % 101) as f32 - 50.0) / 64.0).collect();
+        let (host, _) = quantize(&values, n, k, "q4_k".parse().unwrap()).unwrap();
+        let weight = ctx.load(&host).unwrap();
+        let problem = Problem::new(&weight, m).x_dtype(DType::F16).d_dtype(DType::F32).family(family);
+        let plan = ctx.plan(&problem).unwrap();
+        Some(Self { ctx, weight, plan, m })
+    }
+
+    fn x(&self) -> Buffer {
+        let values: Vec<f32> = (0..self.m * self.weight.k()).map(|i| ((i * 13 % 89) as f32 - 44.0) / 32.0).collect();
+        self.ctx.upload(&DType::F16.encode(&values)).unwrap()
+    }
+
+    fn d(&self) -> Buffer {
+        self.ctx.allocate(self.m * self.weight.n() * 4).unwrap()
+    }
+}
+
+#[test]
+fn no_order_of_the_blocks_changes_a_bit() {
+    for device in ["emu:sm70", "emu:sm80"] {
+        for (family, m) in [("gemv", 1), ("gemm", 9)] {
+            let Some(job) = Job::new("no_order_of_the_blocks_changes_a_bit", device, family, [m, 80, 2048]) else {
+                return;
+            };
+            let launch = job.plan.launch().unwrap();
+            let tiles = launch.n_tiles * launch.m_tiles;
+            assert!(launch.splits > 2 && tiles > 1, "{family}: {launch:?} has no splits or no tiles");
+            let (x, stream) = (job.x(), job.ctx.default_stream());
+            let mut workspace = job.ctx.workspace(job.plan.workspace_bytes()).unwrap();
+            let mut first = None;
+            for order in 0..ORDERS {
+                set_block_order(&**job.ctx.device(), order).unwrap();
+                let mut d = job.d();
+                let args = Args {
+                    x: (&x).into(),
+                    w: &job.weight,
+                    d: (&mut d).into(),
+                    c: None,
+                    bias: None,
+                    workspace: Some(&mut workspace),
+                };
+                job.plan.run(&stream, args).unwrap();
+                let bits = job.ctx.download(&d).unwrap();
+                let first = first.get_or_insert_with(|| bits.clone());
+                assert!(*first == bits, "{device}, {family}: order {order} gives other bits than order 0");
+            }
+            let sums = DType::F32.decode(&first.unwrap());
+            assert!(sums.iter().any(|v| v.abs() > 1.0), "{device}, {family}: the results are not zeros");
+        }
+    }
+}
+
+#[test]
+fn faults_name_the_line_of_a_template_or_an_included_file() {
+    // The operand that is shorter than the kernel was told, and where it shows.
+    let cases = [
+        ("gemm", "x", "mainloop/x_tile.cuh", "ld_global_v4(address + i * 16)"),
+        ("gemm", "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
+        ("gemm", "d", "epilogue/store.cuh", "st_global_u32("),
+        ("gemv", "x", "mainloop/x_tile.cuh", "ld_global_v4(address + i * 16)"),
+        ("gemv", "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
+        ("gemv", "shared memory", "entry/gemv.cu", "st_shared(&shared.partial[warp]"),
+    ];
+    for (family, short, file, text) in cases {
+        let test = "faults_name_the_line_of_a_template_or_an_included_file";
+        let Some(job) = Job::new(test, "emu:sm80", family, [2, 512, 256]) else { return };
+        let fault = fault_of(&job, short);
+        let (site, _) = fault.split_once(": ").unwrap();
+        let (named, line) = site.rsplit_once(':').unwrap();
+        assert_eq!(named, file, "{fault}");
+        let line = source::find(file).unwrap().lines().nth(line.parse::<usize>().unwrap() - 1).unwrap();
+        assert!(line.contains(text), "{fault}: the line is {line:?}");
+        assert!(fault.contains("access out of bounds") && fault.contains(short), "{fault}");
+    }
+}
+
+/// The fault when `short` is a little too short.
+fn fault_of(job: &Job, short: &str) -> String {
+    let Job { ctx, weight, plan, .. } = job;
+    let device = &**ctx.device();
+    let launch: &GemmLaunch =
+        &launch_of(plan.launch().unwrap().config.family, plan.op(), plan.launch().unwrap(), ctx.info()).unwrap();
+    assert_eq!(launch.plan.splits, 1, "{launch:?} needs no workspace");
+    let (x, w, mut d) = (job.x(), ctx.allocate(weight.bytes()).unwrap(), job.d());
+    let region = |name, buffer: &Buffer, access| {
+        let start = device_address(device, buffer.into()).unwrap() as usize;
+        Region { name, start, len: buffer.len() - if name == short { 16 } else { 0 }, access }
+    };
+    let regions =
+        [region("x", &x, Access::Read), region("the weight", &w, Access::Weight), region("d", &d, Access::Write)];
+    let args = GemmArgs {
+        x: (&x).into(),
+        w: WeightArgs { data: (&w).into(), row_scale: None, k_order: None },
+        c: None,
+        bias: None,
+        d: (&mut d).into(),
+        workspace: None,
+    };
+    let params = launch.params(&args, |view, _| device_address(device, view)).unwrap();
+    let shared_bytes = launch.plan.config.shared_bytes;
+    let geometry = Geometry {
+        blocks: launch.plan.grid,
+        threads: launch.plan.config.threads,
+        shared_bytes: if short == "shared memory" { shared_bytes - 32 } else { shared_bytes },
+        params: params.as_bytes(),
+        starts_early: launch.starts_early,
+    };
+    // SAFETY: the parameter is that of the families' kernels; the buffers live to the end of this function, and only this
+    // launch uses them.
+    match unsafe { launch_spec(device, &launch.spec, geometry, &regions) } {
+        Err(HalError::KernelFault { fault, .. }) => fault,
+        other => panic!("{short} is too short, and the launch gives {other:?}"),
+    }
+}
