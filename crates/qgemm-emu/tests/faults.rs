@@ -198,7 +198,7 @@ faults! {
     ).threads(1).in_block(0, 4),
     endless_votes: Planted::new(
         Endless, 0, "has waited for other threads",
-        |x| vec![x[..32].iter().enumerate().map(|(i, v)| v % 2 << i).sum(); 32],
+        |x| vec![x[..32].iter().enumerate().map(|(i, v)| (v % 2) << i).sum(); 32],
     ),
 }
 

@@ -68,7 +68,7 @@ const UNFINISHED: &[&str] = &["#[·ignore", "to·do!(", "unimpl·emented!("];
 fn is_library(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let program = PROGRAMS.iter().any(|p| text.starts_with(p));
-    let beside = ["/tests/", "/examples/", "/benches/"].iter().any(|part| text.contains(part));
+    let beside = ["/tests/", "/examples/", "/benches/", "/build/"].iter().any(|part| text.contains(part));
     !program && !beside && !text.ends_with("build.rs")
 }
 
@@ -144,6 +144,7 @@ mod tests {
         let text = "//! X.\nfn main() { println!(\"hello\"); }\n";
         assert_eq!(findings("crates/qgemm-cli/src/main.rs", text), [""; 0]);
         assert_eq!(findings("crates/qgemm-api/examples/a.rs", text), [""; 0]);
+        assert_eq!(findings("crates/qgemm-cuda/build/bundles.rs", text), [""; 0]);
     }
 
     #[test]
