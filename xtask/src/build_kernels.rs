@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, Format};
 
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
@@ -195,12 +195,12 @@ impl Args {
 
 /// Whether a kernel called `<family>_<layout>_<format>_<activation>…` is of the family and the format.
 fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool {
-    let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_"));
+    let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_nt_"));
     let of_format = |f: &String| {
         let activation = name.split_once("_nt_").and_then(|(_, rest)| rest.strip_prefix(f.as_str()));
         let is_type = |a: &str| {
             let a = a.split('_').next().unwrap_or_default();
-            a == "q8" || DType::ALL.iter().any(|d| d.name() == a)
+            a == "q8" || DType::ALL.iter().any(|d| d.name() == a) || Format::all().any(|f| f.name == a)
         };
         activation.and_then(|a| a.strip_prefix('_')).is_some_and(is_type)
     };
@@ -355,6 +355,8 @@ mod tests {
         assert!(!wanted(name, &some("gemv"), &None) && !wanted(name, &some("gem"), &None));
         assert!(!wanted(name, &None, &some("fp8_e4m3")) && !wanted(name, &None, &some("fp8")));
         assert!(wanted("mmq_nt_q4_0_q8_1", &None, &some("q4_0")) && wanted("read_probe", &None, &None));
+        let block_scaled = "gemm_block_scaled_nt_mxfp4_mxfp4_m32";
+        assert!(wanted(block_scaled, &None, &some("mxfp4")) && !wanted(block_scaled, &some("gemm"), &None));
         assert!(wanted("gemv_nt_f16_bf16", &None, &some("f16")) && !wanted("gemv_nt_q4_0_bf16", &None, &some("q4")));
     }
 

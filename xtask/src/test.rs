@@ -108,7 +108,7 @@ fn print_skips(lines: &[String]) {
 }
 
 /// Compiles each kernel for one of the chips of `kernels.lock` and compares what it needs with that. It only makes sense
-/// with the compiler that the numbers are from. All kernels for all chips take a quarter of an hour on two cores:
+/// with the compiler that the numbers are from. All kernels for all chips take ten minutes on two cores:
 /// `cargo xtask build-kernels --check`.
 fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     let lock = Lock::read()?;

@@ -46,7 +46,8 @@ pub fn check_group(device: &str, group: &str) {
     let ctx = match Context::open(device) {
         Ok(ctx) => ctx,
         Err(error) if is_absent(&error) => {
-            let required = std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
+            let required =
+                std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
             assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
             skipped(&format!("conformance {} on {device}", group.name), &error.to_string());
             return;

@@ -69,7 +69,8 @@ fn is_library(path: &Path) -> bool {
     let text = path.to_string_lossy();
     let program = PROGRAMS.iter().any(|p| text.starts_with(p));
     let beside = ["/tests/", "/examples/", "/benches/"].iter().any(|part| text.contains(part));
-    !program && !beside && !text.ends_with("build.rs")
+    let build_script = !text.contains("/src/") && (text.ends_with("/build.rs") || text.contains("/build/"));
+    !program && !beside && !build_script
 }
 
 /// The line up to a `//` that is not inside a string.
