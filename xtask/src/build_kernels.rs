@@ -268,11 +268,9 @@ fn check(args: &Args, lock: &Lock, all: &[Job], rows: &[Rows]) -> anyhow::Result
     let spilling = rows.iter().flat_map(|r| &r.rows).filter(|(_, row)| row.spills > 0).count();
     ensure!(
         found.worse.is_empty(),
-        "kernels became worse than {} says (and {} other differences); if that is meant, run the command without \
-         --check:\n{}",
+        "kernels became worse than {} says; if that is meant, run the command without --check:\n{}",
         path.display(),
-        found.stale.len(),
-        found.worse.join("\n")
+        [found.worse, found.stale].concat().join("\n")
     );
     ensure!(
         found.stale.is_empty(),
