@@ -123,7 +123,8 @@ unsafe fn stop() -> ! {
 /// Goes on when all is well, else records the mistake and stops the block.
 ///
 /// # Safety
-/// As [`current`]; no reference to the block may be alive.
+/// As [`current`]. A reference to the block that the caller holds is not used again after a mistake, because the caller does
+/// not go on.
 unsafe fn check<T>(result: Result<T, Refused>, site: Site) -> T {
     match result {
         Ok(value) => value,
@@ -166,18 +167,13 @@ unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, f
     unsafe {
         let block = current();
         let thread = block.current;
-        let patient = block.note_access(site);
-        let checked = block.grid.shared.offset(address.addr(), bytes, "reads").and_then(|offset| {
-            block.grid.shared.read(offset, bytes, thread, &block.clocks)?;
-            block.note_shared(Doing::Loads, site, thread, offset, bytes);
-            Ok(offset)
-        });
-        if !patient {
+        if !block.note_access(site) {
             stop()
         }
-        let offset = check(checked, site);
-        let data = current().grid.shared.get(offset, bytes);
-        copy(data.as_ptr(), out, bytes);
+        let offset = check(block.grid.shared.offset(address.addr(), bytes, "reads"), site);
+        check(block.grid.shared.read(offset, bytes, thread, &block.clocks), site);
+        block.note_shared(Doing::Loads, site, thread, offset, bytes);
+        copy(block.grid.shared.get(offset, bytes).as_ptr(), out, bytes);
     }
 }
 
@@ -187,17 +183,13 @@ unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8,
     unsafe {
         let block = current();
         let thread = block.current;
-        let patient = block.note_access(site);
-        let checked = block.grid.shared.offset(address.addr(), bytes, "writes").and_then(|offset| {
-            block.grid.shared.write(offset, bytes, thread, &block.clocks)?;
-            block.note_shared(Doing::Stores, site, thread, offset, bytes);
-            Ok(offset)
-        });
-        if !patient {
+        if !block.note_access(site) {
             stop()
         }
-        let offset = check(checked, site);
-        current().grid.shared.set(offset, slice::from_raw_parts(data, bytes));
+        let offset = check(block.grid.shared.offset(address.addr(), bytes, "writes"), site);
+        check(block.grid.shared.write(offset, bytes, thread, &block.clocks), site);
+        block.note_shared(Doing::Stores, site, thread, offset, bytes);
+        block.grid.shared.set(offset, slice::from_raw_parts(data, bytes));
     }
 }
 
