@@ -97,6 +97,8 @@ pub(super) struct TensorCopy {
     /// Offset of the mbarrier.
     barrier: usize,
     thread: usize,
+    /// Whether the thread had waited for the kernel before when it asked.
+    waited: bool,
     site: Site,
 }
 
@@ -124,7 +126,8 @@ impl Block<'_> {
         let offset = self.grid.shared.offset_of(to, bytes, alignment, "cp.async.bulk.tensor writes")?;
         self.grid.shared.write(offset, bytes, self.current, &self.clocks)?;
         self.grid.shared.take_off(offset, bytes);
-        let copy = TensorCopy { map, x, y, to: offset, barrier, thread: self.current, site };
+        let (thread, waited) = (self.current, self.threads[self.current].waited);
+        let copy = TensorCopy { map, x, y, to: offset, barrier, thread, waited, site };
         self.tensor_copies.push_back(copy);
         Ok(())
     }
@@ -152,7 +155,7 @@ impl Block<'_> {
                 let mut element = [0u8; 16];
                 if let Some(address) = copy.map.address_of(x, y) {
                     let place = self.grid.memory.place(address, size, "cp.async.bulk.tensor reads")?;
-                    self.grid.memory.read(place, thread, &self.clocks, false, self.threads[thread].waited)?;
+                    self.grid.memory.read(place, thread, &self.clocks, false, copy.waited)?;
                     // SAFETY: the element lies in an operand of the launch (`place`), which the launch may read.
                     unsafe {
                         let from = std::ptr::with_exposed_provenance::<u8>(address);
