@@ -64,7 +64,7 @@ fn roots() -> Vec<PathBuf> {
     let mut roots = Vec::new();
     // `target/nvrtc` of a checkout, where `cargo xtask` installs it: `target/debug/deps/test` is 3 folders below.
     if let Ok(executable) = env::current_exe() {
-        roots.extend(executable.ancestors().skip(1).take(4).map(|folder| folder.join("nvrtc")));
+        roots.extend(executable.ancestors().skip(1).take(3).map(|folder| folder.join("nvrtc")));
     }
     roots.extend(toolkits());
     roots
