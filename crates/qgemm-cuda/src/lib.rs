@@ -39,7 +39,7 @@ use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
 
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
-pub use cache::CACHE_VARIABLE;
+pub use cache::{CACHE_VARIABLE, cache_folder};
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{

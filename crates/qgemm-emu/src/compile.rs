@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-use etcetera::BaseStrategy;
-use qgemm_cuda::{CACHE_VARIABLE, KernelSpec, Sha256Hash};
+use qgemm_cuda::{KernelSpec, Sha256Hash};
 use qgemm_hal::HalError;
 use tempfile::TempDir;
 
@@ -206,11 +205,7 @@ fn host_flags() -> Vec<&'static str> {
 
 /// The user's cache, or a folder of this process.
 fn folder() -> Folder {
-    let user = match std::env::var_os(CACHE_VARIABLE) {
-        Some(path) => Some(PathBuf::from(path)),
-        None => etcetera::choose_base_strategy().ok().map(|dirs| dirs.cache_dir().join("qgemm")),
-    };
-    if let Some(path) = user.map(|path| path.join("emu")) {
+    if let Some(path) = qgemm_cuda::cache_folder().map(|path| path.join("emu")) {
         let writable = fs::create_dir_all(&path).and_then(|()| tempfile::tempfile_in(&path).map(drop));
         match writable {
             Ok(()) => return Folder::Cache(path),

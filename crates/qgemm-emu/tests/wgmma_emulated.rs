@@ -9,7 +9,7 @@ use qgemm_cuda::{Geometry, KernelSpec};
 use qgemm_emu::{Access, FaultKind, Region, Swizzle};
 use qgemm_hal::{Device, HalError, Variant};
 
-use hopper_tile::{Params, Problem, TensorMap, geometry, spec};
+use hopper_tile::{BOX, Params, Problem, TensorMap, geometry, spec};
 
 #[test]
 fn a_tile_is_multiplied() {
@@ -80,7 +80,7 @@ fn emulated(device: &dyn Device, spec: &KernelSpec, problem: &Problem) -> Result
         element_bytes: 2,
         size: [problem.k as u64, problem.tokens as u64],
         row_bytes: problem.k as u64 * 2,
-        tile: [64, 32],
+        tile: BOX,
         swizzle: Swizzle::Bytes128,
     };
     let params = Params::new(TensorMap(map.encode()), w, d, problem.k as u64);

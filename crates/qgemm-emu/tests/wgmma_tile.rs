@@ -1,5 +1,5 @@
 //! A Hopper kernel, `wgmma` with A in registers and B by the copy engine through a pipeline of `mbarrier`s, on a GPU
-//! and under the emulator. No family uses these instructions yet; the kernel is there to exercise their atoms.
+//! (`wgmma_emulated.rs` runs it under the emulator). No family uses these instructions yet; the kernel is there to exercise their atoms.
 
 mod hopper_tile;
 
@@ -9,14 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use qgemm_cuda::cudarc::driver::sys;
-use qgemm_cuda::{CACHE_VARIABLE, Geometry, Target, build, device_address, launch_spec};
-use qgemm_emu::{Access, Region, Swizzle};
+use qgemm_cuda::{CACHE_VARIABLE, Target, build, device_address, launch_spec};
 use qgemm_hal::{Device, HalError, Variant};
 
-use hopper_tile::{Params, Problem, TensorMap, geometry, spec};
-
-/// Columns and tokens that one copy brings.
-const BOX: [u32; 2] = [64, 32];
+use hopper_tile::{BOX, Params, Problem, TensorMap, geometry, spec};
 
 #[test]
 fn the_kernel_compiles_without_spills() {
@@ -42,53 +38,6 @@ fn a_hopper_gpu_multiplies_a_tile() {
     for problem in Problem::all() {
         problem.check(&on_gpu(&*device, &problem));
     }
-}
-
-#[test]
-fn the_emulator_multiplies_a_tile() {
-    let device = match qgemm_emu::open(Variant::Sm90.number()) {
-        Ok(device) => device,
-        Err(why) => return qgemm_testkit::skipped("the_emulator_multiplies_a_tile", &why.to_string()),
-    };
-    for problem in Problem::all() {
-        problem.check(&on_emulator(&*device, &problem));
-    }
-}
-
-fn on_emulator(device: &dyn Device, problem: &Problem) -> Vec<f32> {
-    let stream = device.default_stream();
-    let upload = |bytes: &[u8]| {
-        let mut buffer = device.allocate(bytes.len(), "an operand").unwrap();
-        device.upload(&stream, bytes, (&mut buffer).into()).unwrap();
-        buffer
-    };
-    let (w, x) = (upload(bytemuck::cast_slice(&problem.w)), upload(bytemuck::cast_slice(&problem.x)));
-    let mut outputs = problem.poisoned_output();
-    let d = upload(bytemuck::cast_slice(&outputs));
-    let address = |buffer| qgemm_emu::device_address(device, buffer).unwrap();
-    let (w_address, x_address, d_address) = (address((&w).into()), address((&x).into()), address((&d).into()));
-    let map = qgemm_emu::TensorMap {
-        address: x_address,
-        element_bytes: 2,
-        size: [problem.k as u64, problem.tokens as u64],
-        row_bytes: problem.k as u64 * 2,
-        tile: BOX,
-        swizzle: Swizzle::Bytes128,
-    };
-    let params = Params::new(TensorMap(map.encode()), w_address, d_address, problem.k as u64);
-    let Geometry { grid: blocks, threads, shared_bytes } = geometry();
-    let params = bytemuck::bytes_of(&params);
-    let geometry = qgemm_emu::Geometry { blocks, threads, shared_bytes, params, starts_early: false };
-    let region = |name, start, len, access| Region { name, start: start as usize, len, access };
-    let regions = [
-        region("w", w_address, w.len(), Access::Read),
-        region("x", x_address, x.len(), Access::Read),
-        region("d", d_address, d.len(), Access::Write),
-    ];
-    // SAFETY: `Params` is the kernel's parameter, and nothing else uses the operands.
-    unsafe { qgemm_emu::launch_spec(device, &spec(), geometry, &regions) }.expect("no fault");
-    device.download(&stream, (&d).into(), bytemuck::cast_slice_mut(&mut outputs)).unwrap();
-    outputs
 }
 
 fn hopper_or_skip(test: &str) -> Option<Arc<dyn Device>> {

@@ -54,13 +54,17 @@ pub(crate) struct Cache {
     folder: Option<PathBuf>,
 }
 
+/// The folder of the user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's folder for caches; `None` where there
+/// is neither.
+pub fn cache_folder() -> Option<PathBuf> {
+    let named = env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
+    named.or_else(|| etcetera::choose_base_strategy().ok().map(|s| s.cache_dir().join("qgemm").join("kernels")))
+}
+
 impl Cache {
-    /// The user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's folder for caches.
+    /// The user's cache, in [`cache_folder`].
     pub(crate) fn of_user() -> Self {
-        let named = env::var_os(CACHE_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
-        let folder = named
-            .or_else(|| etcetera::choose_base_strategy().ok().map(|s| s.cache_dir().join("qgemm").join("kernels")));
-        Self { folder }
+        Self { folder: cache_folder() }
     }
 
     /// The cache in `folder`.

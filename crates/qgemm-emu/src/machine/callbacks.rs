@@ -112,6 +112,21 @@ unsafe fn current<'b>() -> &'b mut Block<'static> {
     unsafe { &mut *CURRENT.get() }
 }
 
+/// The block whose thread accesses memory, unless it has done so without end.
+///
+/// # Safety
+/// As [`current`].
+unsafe fn accessing<'b>(site: Site) -> &'b mut Block<'static> {
+    // SAFETY: by the contract; the reference is not used again when the block stops.
+    unsafe {
+        let block = current();
+        if !block.note_access(site) {
+            stop()
+        }
+        block
+    }
+}
+
 /// Stops the block: the scheduler takes over and never comes back.
 unsafe fn stop() -> ! {
     loop {
@@ -165,11 +180,8 @@ unsafe extern "C" fn load_shared(address: *const u8, bytes: u32, out: *mut u8, f
     let (site, bytes) = (Site { file, line }, bytes as usize);
     // SAFETY: called by a kernel; `out` has room for `bytes` bytes.
     unsafe {
-        let block = current();
+        let block = accessing(site);
         let thread = block.current;
-        if !block.note_access(site) {
-            stop()
-        }
         let offset = check(block.grid.shared.offset(address.addr(), bytes, "reads"), site);
         check(block.grid.shared.read(offset, bytes, thread, &block.clocks), site);
         block.note_shared(Doing::Loads, site, thread, offset, bytes);
@@ -181,11 +193,8 @@ unsafe extern "C" fn store_shared(address: *mut u8, bytes: u32, data: *const u8,
     let (site, bytes) = (Site { file, line }, bytes as usize);
     // SAFETY: called by a kernel; `data` is `bytes` bytes long.
     unsafe {
-        let block = current();
+        let block = accessing(site);
         let thread = block.current;
-        if !block.note_access(site) {
-            stop()
-        }
         let offset = check(block.grid.shared.offset(address.addr(), bytes, "writes"), site);
         check(block.grid.shared.write(offset, bytes, thread, &block.clocks), site);
         block.note_shared(Doing::Stores, site, thread, offset, bytes);
@@ -205,19 +214,13 @@ unsafe extern "C" fn load_global(
     // SAFETY: called by a kernel; `out` has room for `bytes` bytes. The address lies in an operand that the launch may
     // read once `place` has accepted it.
     unsafe {
-        let block = current();
+        let block = accessing(site);
         let thread = block.current;
-        let patient = block.note_access(site);
         let waited = block.threads[thread].waited;
         let memory = &mut block.grid.memory;
-        let checked = memory
-            .place(address.addr(), bytes, "reads")
-            .and_then(|place| memory.read(place, thread, &block.clocks, read_only != 0, waited));
+        let place = check(memory.place(address.addr(), bytes, "reads"), site);
+        check(memory.read(place, thread, &block.clocks, read_only != 0, waited), site);
         block.note_global(Doing::Loads, site, thread, address.addr(), bytes);
-        if !patient {
-            stop()
-        }
-        check(checked, site);
         copy(address, out, bytes);
     }
 }
@@ -227,19 +230,13 @@ unsafe extern "C" fn store_global(address: *mut u8, bytes: u32, data: *const u8,
     // SAFETY: called by a kernel; `data` is `bytes` bytes long. The address lies in an operand that the launch may write
     // once `write` has accepted it.
     unsafe {
-        let block = current();
+        let block = accessing(site);
         let thread = block.current;
-        let patient = block.note_access(site);
         let waited = block.threads[thread].waited;
         let memory = &mut block.grid.memory;
-        let checked = memory
-            .place(address.addr(), bytes, "writes")
-            .and_then(|place| memory.write(place, thread, &block.clocks, waited));
+        let place = check(memory.place(address.addr(), bytes, "writes"), site);
+        check(memory.write(place, thread, &block.clocks, waited), site);
         block.note_global(Doing::Stores, site, thread, address.addr(), bytes);
-        if !patient {
-            stop()
-        }
-        check(checked, site);
         copy(data, address, bytes);
     }
 }
@@ -249,11 +246,7 @@ unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, fil
     let site = Site { file, line };
     // SAFETY: called by a kernel; the address lies in an operand that the launch may write, once accepted.
     unsafe {
-        let block = current();
-        if !block.note_access(site) {
-            stop()
-        }
-        let ordered = block.order_atomic_add(address.addr(), relaxed != 0);
+        let ordered = accessing(site).order_atomic_add(address.addr(), relaxed != 0);
         check(ordered, site);
         let old = address.read();
         address.write(old.wrapping_add(value));

@@ -9,6 +9,9 @@ pub const FEATURES: usize = 64;
 /// Tokens of the tile.
 pub const TOKENS: usize = 32;
 
+/// Columns and tokens that one copy brings.
+pub const BOX: [u32; 2] = [64, 32];
+
 /// A `CUtensorMap`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
