@@ -17,14 +17,7 @@ fn planning_and_launching(criterion: &mut Criterion) {
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("enough memory");
     criterion.bench_function("run", |b| {
         b.iter(|| {
-            let args = Args {
-                x: (&x).into(),
-                w: &weight,
-                d: (&mut d).into(),
-                c: None,
-                bias: None,
-                workspace: Some(&mut workspace),
-            };
+            let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &weight, (&mut d).into()) };
             plan.run(&stream, args).expect("a launch");
         });
     });

@@ -195,12 +195,19 @@ impl Args {
 
 /// Whether a kernel called `<family>_<layout>_<format>_<activation>…` is of the family and the format.
 fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool {
+    // Part of what `gemm` launches, whatever the format.
+    if name.starts_with("stage_x_") {
+        return family.as_ref().is_none_or(|f| f == "stage_x" || f == "gemm");
+    }
     let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_nt_"));
     let of_format = |f: &String| {
         let activation = name.split_once("_nt_").and_then(|(_, rest)| rest.strip_prefix(f.as_str()));
         let is_type = |a: &str| {
             let a = a.split('_').next().unwrap_or_default();
-            a == "q8" || DType::ALL.iter().any(|d| d.name() == a) || Format::all().any(|f| f.name == a)
+            // Of kernels that pack weights: the layout.
+            matches!(a, "q8" | "t" | "v")
+                || DType::ALL.iter().any(|d| d.name() == a)
+                || Format::all().any(|f| f.name == a)
         };
         activation.and_then(|a| a.strip_prefix('_')).is_some_and(is_type)
     };
@@ -353,8 +360,12 @@ mod tests {
         assert!(!wanted(name, &some("gemv"), &None) && !wanted(name, &some("gem"), &None));
         assert!(!wanted(name, &None, &some("fp8_e4m3")) && !wanted(name, &None, &some("fp8")));
         assert!(wanted("mmq_nt_q4_0_q8_1", &None, &some("q4_0")) && wanted("read_probe", &None, &None));
+        assert!(wanted("repack_nt_q4_0_t", &some("repack"), &some("q4_0")));
         let block_scaled = "gemm_block_scaled_nt_mxfp4_mxfp4_m32";
         assert!(wanted(block_scaled, &None, &some("mxfp4")) && !wanted(block_scaled, &some("gemm"), &None));
+        let copy = "stage_x_f32_f16";
+        assert!(wanted(copy, &some("gemm"), &some("q4_0")) && wanted(copy, &some("stage_x"), &None));
+        assert!(!wanted(copy, &some("gemv"), &None));
         assert!(wanted("gemv_nt_f16_bf16", &None, &some("f16")) && !wanted("gemv_nt_q4_0_bf16", &None, &some("q4")));
     }
 

@@ -68,6 +68,9 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
     for (name, value) in abi::FLAGS {
         writeln!(out, "constexpr u32 QG_FLAG_{name} = {value};")?;
     }
+    for (name, activation) in abi::ACTIVATIONS {
+        writeln!(out, "constexpr u32 QG_ACTIVATION_{name} = {};", abi::activation_code(*activation))?;
+    }
     for dtype in DType::ALL {
         let (name, code) = (dtype.name().to_uppercase(), abi::dtype_code(dtype));
         writeln!(out, "static_assert(DTYPE_{name} == {code}, \"element type\");")?;
@@ -102,6 +105,9 @@ fn wgsl(structs: &[AbiStruct]) -> anyhow::Result<String> {
     out.push('\n');
     for (name, value) in abi::FLAGS {
         writeln!(out, "const FLAG_{name}: u32 = {value}u;")?;
+    }
+    for (name, activation) in abi::ACTIVATIONS {
+        writeln!(out, "const ACTIVATION_{name}: u32 = {}u;", abi::activation_code(*activation))?;
     }
     Ok(out)
 }

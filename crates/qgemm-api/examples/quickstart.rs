@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use qgemm_api::{Args, Context, DType, Format, HostWeight, Model, Problem, open_model, quantize};
-use qgemm_testkit::{Added, Comparison, Expected, Tolerance, compare, multiply, path};
+use qgemm_testkit::{Added, Comparison, Expected, Tolerance, compare, multiply, path, rounded};
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
 
@@ -110,7 +110,7 @@ impl Layer {
     }
 
     /// The layer's output for the first `tokens` activations, with these weights.
-    fn expected(&self, weight: &HostWeight, x: &[f32]) -> Expected {
+    fn expected<X: Copy + Into<f64>>(&self, weight: &HostWeight, x: &[X]) -> Expected {
         multiply(weight, x, &Added { bias: self.bias.as_deref(), ..Added::default() })
     }
 }
@@ -158,12 +158,9 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let stream = ctx.default_stream();
     let mut launch = || {
         let args = Args {
-            x: (&x_buffer).into(),
-            w: &weight,
-            d: (&mut d).into(),
-            c: None,
             bias: bias.as_ref().map(Into::into),
             workspace: Some(&mut workspace),
+            ..Args::new((&x_buffer).into(), &weight, (&mut d).into())
         };
         plan.run(&stream, args)
     };
@@ -181,12 +178,11 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let time = ctx.device().elapsed(&start, &end)? / LAUNCHES;
 
     let got = DType::F32.decode(&ctx.download(&d)?);
-    let math = plan.launch().ok_or("nothing was launched")?.config.math;
-    let path = path(math).ok_or("the oracle has no model of this kernel")?;
+    let config = plan.launch().ok_or("nothing was launched")?.config;
+    let path = path(config.math).ok_or("the oracle has no model of this kernel")?;
     let tolerance = path.tolerance(DType::F32);
-    let used = path.multiplied_as(X_DTYPE);
-    let rounded = used.decode(&used.encode(x));
-    let kernel_error = compare(&got, &layer.expected(host, &rounded), tolerance);
+    let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, config.staged_x);
+    let kernel_error = compare(&got, &layer.expected(host, &used), tolerance);
 
     let plain = HostWeight::new("f32".parse()?, layer.n, layer.k, DType::F32.encode(&layer.weights).into())?;
     let layer_error = compare(&got, &layer.expected(&plain, x), tolerance).nmse;

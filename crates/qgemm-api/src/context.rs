@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use qgemm_formats::packed_file::PackedWeight;
 use qgemm_formats::{DType, HostWeight};
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceInfo, Stream};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Stream};
+use qgemm_sched::TunedTable;
 
 use crate::backends;
 use crate::error::Error;
-use crate::plan::Plan;
+use crate::plan::{Candidate, Plan};
 use crate::problem::Problem;
 use crate::weight::{self, Weight, WeightOrder};
 use crate::workspace::Workspace;
@@ -16,6 +18,7 @@ use crate::workspace::Workspace;
 #[derive(Clone, Debug)]
 pub struct Context {
     device: Arc<dyn Device>,
+    tuned: Arc<TunedTable>,
 }
 
 impl Context {
@@ -31,7 +34,14 @@ impl Context {
 
     /// A context over a device that the caller opened.
     pub fn from_device(device: Arc<dyn Device>) -> Self {
-        Self { device }
+        Self { device, tuned: Arc::default() }
+    }
+
+    /// The context with measured configurations: plans take them where they know the shape, and what the cost model
+    /// expects to be fastest elsewhere.
+    pub fn with_tuned(mut self, table: TunedTable) -> Self {
+        self.tuned = Arc::new(table);
+        self
     }
 
     /// What the device is and can do.
@@ -73,6 +83,39 @@ impl Context {
         Weight::load(&*self.device, &self.default_stream(), weight)
     }
 
+    /// Packs the gate and the up of a gated layer (SwiGLU, GeGLU) as one weight, whose problems compute
+    /// `activation(X·Wgᵀ) · (X·Wuᵀ)`, each with its bias and scales, in one pass over both: see
+    /// [`Problem::activation`]. The weight has the output features of one of them.
+    ///
+    /// # Errors
+    /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column order;
+    /// and as [`Context::load`].
+    pub fn load_gated(&self, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
+        Weight::load_gated(&*self.device, &self.default_stream(), gate, up)
+    }
+
+    /// Loads a weight that has been packed before, for this kind of device: by [`Context::download_packed`] or
+    /// [`PackedWeight::pack`], and perhaps [written](PackedWeight::write) to a file since
+    /// ([`open_packed`](crate::open_packed)).
+    ///
+    /// # Errors
+    /// [`Error::WrongLayout`] when this device's kernels read another layout, or a device error such as exhausted memory.
+    pub fn load_packed(&self, packed: &PackedWeight) -> Result<Weight, Error> {
+        Weight::from_packed(&*self.device, &self.default_stream(), packed)
+    }
+
+    /// A copy of a weight in host memory, packed as it is on the device: to be [written](PackedWeight::write) to a file.
+    ///
+    /// # Errors
+    /// When the weight is on another device, or a device error.
+    pub fn download_packed(&self, weight: &Weight) -> Result<PackedWeight, Error> {
+        let (expected, got) = (self.info().id, weight.device());
+        if got != expected {
+            return Err(Error::WrongDevice { operand: "weight", expected, got });
+        }
+        weight.to_packed(&*self.device, &self.default_stream())
+    }
+
     /// Loads an unquantized weight of `n` output and `k` input features from little-endian `values`, stored in
     /// `order`. Together with [`Problem::x_transposed`] this gives the layouts NN, NT, TN and TT.
     ///
@@ -95,11 +138,32 @@ impl Context {
     /// When the problem is not valid, its weight is on another device, no family serves it, or the kernel
     /// cannot be made ready.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
-        let (expected, got) = (self.info().id, problem.weight().device);
-        if got != expected {
-            return Err(Error::WrongDevice { operand: "weight", expected, got });
-        }
-        Plan::new(&*self.device, problem)
+        self.check_weight(problem.weight().device)?;
+        Plan::new(&*self.device, &self.tuned, problem)
+    }
+
+    /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none
+    /// for 0 tokens. To measure how good the choice is: [`Context::plan_candidate`] makes one ready.
+    ///
+    /// # Errors
+    /// As [`Context::plan`], but for making the kernel ready.
+    pub fn candidates(&self, problem: &Problem) -> Result<Vec<Candidate>, Error> {
+        self.check_weight(problem.weight().device)?;
+        Candidate::all(&*self.device, problem)
+    }
+
+    /// Makes the kernel of one candidate ready.
+    ///
+    /// # Errors
+    /// When its weight is on another device, or the kernel cannot be made ready.
+    pub fn plan_candidate(&self, candidate: &Candidate) -> Result<Plan, Error> {
+        self.check_weight(candidate.device())?;
+        Plan::of_candidate(&*self.device, candidate)
+    }
+
+    fn check_weight(&self, got: DeviceId) -> Result<(), Error> {
+        let expected = self.info().id;
+        if got == expected { Ok(()) } else { Err(Error::WrongDevice { operand: "weight", expected, got }) }
     }
 
     /// Scratch memory of at least `bytes` bytes, zeroed. Use it with one stream at a time.

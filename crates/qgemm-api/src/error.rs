@@ -1,6 +1,7 @@
 //! The error type of the crate.
 
-use qgemm_formats::FormatError;
+use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{Format, FormatError};
 use qgemm_hal::{DeviceId, DeviceKind, HalError};
 use qgemm_sched::SchedError;
 use thiserror::Error;
@@ -47,7 +48,7 @@ pub enum Error {
     /// A leading dimension is shorter than the row that it leads past.
     #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
     StrideTooSmall {
-        /// X, C or D.
+        /// X, C, residual or D.
         operand: &'static str,
         /// Elements of a row.
         expected: u64,
@@ -57,7 +58,7 @@ pub enum Error {
     /// The extent of an operand does not fit the address space.
     #[error("{operand}: {rows} rows with a stride of {row_stride} elements overflow the address space")]
     ExtentOverflow {
-        /// X, C or D.
+        /// X, C, residual or D.
         operand: &'static str,
         /// Rows.
         rows: u64,
@@ -72,10 +73,19 @@ pub enum Error {
         /// What came.
         got: f32,
     },
+    /// The problem of a gated pair does not say what is applied to the gate.
+    #[error("a gated pair needs an activation: state it with `Problem::activation`, be it the identity")]
+    MissingActivation,
+    /// The problem of a gated pair adds a C, which would have to be two.
+    #[error("a gated pair takes no C: expected none (a residual is added to the product), got beta = {beta}")]
+    GatedWithC {
+        /// Factor of the C that came.
+        beta: f32,
+    },
     /// A buffer is shorter than shape and strides ask for.
     #[error("{operand}: expected at least {expected} bytes, got {got}")]
     BufferTooShort {
-        /// X, C, bias, D or workspace.
+        /// X, C, bias, token scales, residual, D or workspace.
         operand: &'static str,
         /// Bytes that the plan reads or writes.
         expected: usize,
@@ -95,7 +105,7 @@ pub enum Error {
     /// A view begins at an address that its element type or its plan does not allow.
     #[error("{operand}: expected an address that is a multiple of {expected} bytes, got one of {got}")]
     Misaligned {
-        /// X, C, bias or D.
+        /// X, C, bias, token scales, residual or D.
         operand: &'static str,
         /// The alignment that the plan was made for, in bytes.
         expected: usize,
@@ -105,7 +115,7 @@ pub enum Error {
     /// The plan reads an operand that was not passed.
     #[error("{operand} is missing: {why}")]
     MissingOperand {
-        /// C, bias or workspace.
+        /// C, bias, token scales, residual or workspace.
         operand: &'static str,
         /// What makes it necessary.
         why: &'static str,
@@ -113,7 +123,7 @@ pub enum Error {
     /// An operand was passed that the plan would not read.
     #[error("{operand} was passed to a plan that does not read it: state it in the problem first")]
     UnexpectedOperand {
-        /// C or bias.
+        /// C, bias, token scales or residual.
         operand: &'static str,
     },
     /// An operand lives on another device than the plan.
@@ -125,6 +135,18 @@ pub enum Error {
         expected: DeviceId,
         /// The device that came.
         got: DeviceId,
+    },
+    /// A packed weight in a layout that the device's kernels do not read.
+    #[error("packed weight of {format}: expected layout {expected:?}, which {device} reads, got {got:?}")]
+    WrongLayout {
+        /// The format of the weight.
+        format: Format,
+        /// The device.
+        device: DeviceId,
+        /// The layout that it reads.
+        expected: PackClass,
+        /// The layout that came.
+        got: PackClass,
     },
     /// A weight of another shape, format or layout than the plan was made for.
     #[error("weight: expected {expected}, got {got}")]

@@ -1,5 +1,5 @@
-//! Quantized matrix multiplication on every machine: `D = alpha · X·Wᵀ + beta · C + bias`, with the weights `W`
-//! quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU. The only crate of qgemm that
+//! Quantized matrix multiplication on every machine: `D = activation(alpha · X·Wᵀ + beta · C + bias) + residual` and gated
+//! pairs, with the weights `W` quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU. The only crate of qgemm that
 //! a user depends on.
 //!
 //! A layer from a model file to a result:
@@ -51,12 +51,9 @@
 //! plan.run(
 //!     &stream,
 //!     Args {
-//!         x: (&x).into(),
-//!         w: &weight,
-//!         d: (&mut d).into(),
-//!         c: None,
 //!         bias: Some((&bias).into()),
 //!         workspace: Some(&mut workspace),
+//!         ..Args::new((&x).into(), &weight, (&mut d).into())
 //!     },
 //! )?;
 //! let values = DType::F16.decode(&ctx.download(&d)?);
@@ -92,30 +89,34 @@ mod workspace;
 pub use backends::{DeviceListing, devices};
 pub use context::Context;
 pub use error::Error;
-pub use model::{open_model, open_model_with};
-pub use plan::{Args, Plan};
+pub use model::{open_model, open_model_with, open_packed};
+pub use plan::{Args, Candidate, Plan};
 pub use problem::Problem;
 pub use quantize::quantize;
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
 pub use qgemm_formats::model::{DenseTensor, GptqZeros, Model, ModelOptions, TensorInfo, TensorKind, gguf};
+pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
 pub use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, format_for_k};
 pub use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, DeviceKind, Event, HalError, LaunchPlan,
-    Math, Stream, TileConfig, Variant,
+    Activation, Buffer, BufferMut, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, DeviceKind, Event, HalError,
+    LaunchPlan, Math, Schedule, StagedX, Stream, StreamK, TileConfig, Variant, XRounding,
 };
-pub use qgemm_sched::SchedError;
+pub use qgemm_sched::{SchedError, TunedError, TunedTable};
 
-/// What only CUDA has: memory and streams of the caller's, graphs, and the measured bandwidth.
+/// What only CUDA has: memory and streams of the caller's, graphs, and measured bandwidths.
 ///
 /// [`wrap_device_ptr`](cuda::wrap_device_ptr) and [`wrap_stream`](cuda::wrap_stream) take pointers and stream
 /// handles of the CUDA runtime, PyTorch or other code in the process without copying; the
 /// [`device`](Context::device) of a context is what they want as their first argument.
 #[cfg(feature = "cuda")]
 pub mod cuda {
-    pub use qgemm_cuda::{Graph, capture, cudarc, from_cudarc_stream, read_bandwidth, wrap_device_ptr, wrap_stream};
+    pub use qgemm_cuda::{
+        Graph, capture, copy_bandwidth, cudarc, from_cudarc_stream, read_bandwidth, repack_bandwidth, wrap_device_ptr,
+        wrap_stream,
+    };
 }
 
 #[cfg(feature = "emu")]

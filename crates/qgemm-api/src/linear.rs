@@ -52,12 +52,9 @@ impl Context {
         plan.run(
             &self.default_stream(),
             Args {
-                x: (&x).into(),
-                w: weight,
-                d: (&mut d).into(),
-                c: None,
                 bias: bias.as_ref().map(Into::into),
                 workspace: workspace.as_mut(),
+                ..Args::new((&x).into(), weight, (&mut d).into())
             },
         )?;
         Ok(DType::F32.decode(&self.download(&d)?))

@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use qgemm_formats::model::{Model, ModelOptions};
+use qgemm_formats::packed_file::PackedWeight;
 use qgemm_formats::{FormatError, SharedBytes};
 use qgemm_hal::MappedFile;
 use serde::Deserialize;
@@ -41,6 +42,28 @@ pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<
         .map(|file| Ok(SharedBytes::new(Arc::new(MappedFile::open(file)?))))
         .collect::<Result<Vec<_>, Error>>()?;
     Ok(Model::from_shards(&shards, settings.as_deref(), options)?)
+}
+
+/// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
+///
+/// ```
+/// use qgemm_api::{Context, DType, open_packed};
+/// # let folder = tempfile::tempdir().expect("a writable folder");
+/// # let path = folder.path().join("ffn_up.packed");
+/// let ctx = Context::open("cpu")?;
+/// let weight = ctx.load_dense(&DType::F32.encode(&[0.5; 2 * 32]), DType::F32, 2, 32, Default::default())?;
+/// let file = std::fs::File::create(&path).expect("a writable folder");
+/// ctx.download_packed(&weight)?.write(file)?;
+///
+/// let again = ctx.load_packed(&open_packed(&path)?)?; // copied as it is, not packed
+/// assert_eq!(ctx.linear(&again, &[1.0; 32], 1)?, [16.0, 16.0]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
+/// # Errors
+/// When the file cannot be opened, or as [`PackedWeight::read`].
+pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
+    Ok(PackedWeight::read(&SharedBytes::new(Arc::new(MappedFile::open(path)?)))?)
 }
 
 /// The files that make up the model at `path`.

@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use qgemm_hal::{BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmArgs, Kernel, LaunchPlan, Stream};
-use qgemm_sched::{TunedTable, choose};
+use qgemm_formats::DType;
+use qgemm_hal::{
+    BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmArgs, Kernel, KernelFamily, LaunchPlan, Stream,
+};
+use qgemm_sched::{TunedTable, candidates, choose};
 
 use crate::error::Error;
 use crate::problem::Problem;
@@ -13,7 +16,7 @@ use crate::workspace::Workspace;
 /// A kernel chosen and made ready for one [`Problem`]; made by [`Context::plan`](crate::Context::plan).
 ///
 /// A plan belongs to a shape, not to a weight: it runs with every weight that has the format, N, K and device
-/// of the one it was made from.
+/// of the one it was made from; where that one's values are fit for f16 ([`Weight::fits_f16`]), theirs must be, too.
 #[derive(Debug)]
 pub struct Plan {
     op: CheckedGemm,
@@ -24,14 +27,50 @@ pub struct Plan {
     d: Extent,
     c: Option<Extent>,
     bias: Option<Extent>,
+    token_scale: Option<Extent>,
+    residual: Option<Extent>,
     /// `None` for 0 tokens.
     kernel: Option<Chosen>,
 }
+
+const F32_BYTES: usize = DType::F32.bytes();
 
 #[derive(Debug)]
 struct Chosen {
     launch: LaunchPlan,
     kernel: Arc<dyn Kernel>,
+}
+
+/// One way to run a [`Problem`]: a kernel family, a configuration of it and a launch geometry. Made by
+/// [`Context::candidates`](crate::Context::candidates), to time others than the one that a plan would take.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    problem: Problem,
+    op: CheckedGemm,
+    family: &'static dyn KernelFamily,
+    launch: LaunchPlan,
+}
+
+impl Candidate {
+    /// Every way there is, the fastest by the cost model first; none for 0 tokens.
+    pub(crate) fn all(device: &dyn Device, problem: &Problem) -> Result<Vec<Self>, Error> {
+        let op = problem.check()?;
+        if op.m == 0 {
+            return Ok(Vec::new());
+        }
+        let all = candidates(&op, device.info(), device.families(), problem.preferences())?;
+        let candidate = |(family, launch)| Self { problem: problem.clone(), op: op.clone(), family, launch };
+        Ok(all.into_iter().map(candidate).collect())
+    }
+
+    /// The configuration and its launch geometry.
+    pub fn launch(&self) -> &LaunchPlan {
+        &self.launch
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.problem.weight().device
+    }
 }
 
 /// What one run reads and writes.
@@ -43,8 +82,7 @@ struct Chosen {
 /// # let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
 /// let x = ctx.upload(&DType::F16.encode(&[1.0; 32]))?;
 /// let mut d = ctx.allocate(2 * 2)?;
-/// let args = Args { x: (&x).into(), w: &weight, d: (&mut d).into(), c: None, bias: None, workspace: None };
-/// plan.run(&ctx.default_stream(), args)?;
+/// plan.run(&ctx.default_stream(), Args::new((&x).into(), &weight, (&mut d).into()))?;
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 #[derive(Debug)]
@@ -57,34 +95,56 @@ pub struct Args<'a> {
     pub d: BufferMut<'a>,
     /// C, when the problem adds `beta · C`.
     pub c: Option<BufferRef<'a>>,
-    /// N values, when the problem adds a bias.
+    /// N values, when the problem adds a bias; of a gated pair 2 N.
     pub bias: Option<BufferRef<'a>>,
+    /// M values in f32, when the problem scales tokens.
+    pub token_scale: Option<BufferRef<'a>>,
+    /// The residual, when the problem adds one.
+    pub residual: Option<BufferRef<'a>>,
     /// At least [`Plan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
+impl<'a> Args<'a> {
+    /// What every run has; the other operands are fields to set.
+    pub fn new(x: BufferRef<'a>, w: &'a Weight, d: BufferMut<'a>) -> Self {
+        Self { x, w, d, c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    }
+}
+
 impl Plan {
-    pub(crate) fn new(device: &dyn Device, problem: &Problem) -> Result<Self, Error> {
+    pub(crate) fn new(device: &dyn Device, tuned: &TunedTable, problem: &Problem) -> Result<Self, Error> {
         let op = problem.check()?;
         let _span = tracing::info_span!("plan", m = op.m, n = op.n, k = op.k, format = %op.format).entered();
         let kernel = match op.m {
             0 => None,
             _ => {
-                let (family, launch) =
-                    choose(&op, device.info(), device.families(), problem.preferences(), &TunedTable::new())?;
+                let (family, launch) = choose(&op, device.info(), device.families(), problem.preferences(), tuned)?;
                 Some(Chosen { kernel: family.prepare(device, &op, &launch)?, launch })
             }
         };
-        Ok(Self {
+        Ok(Self::of_kernel(problem, op, kernel))
+    }
+
+    pub(crate) fn of_candidate(device: &dyn Device, candidate: &Candidate) -> Result<Self, Error> {
+        let Candidate { problem, op, family, launch } = candidate;
+        let kernel = Chosen { kernel: family.prepare(device, op, launch)?, launch: *launch };
+        Ok(Self::of_kernel(problem, op.clone(), Some(kernel)))
+    }
+
+    fn of_kernel(problem: &Problem, op: CheckedGemm, kernel: Option<Chosen>) -> Self {
+        Self {
             x: Extent::of(&op.x, op.m, op.k),
-            d: Extent::of(&op.d, op.m, op.n),
-            c: op.c.as_ref().map(|c| Extent::of(c, op.m, op.n)),
-            bias: op.bias.map(|dtype| Extent { bytes: op.n * dtype.bytes(), alignment: dtype.bytes() }),
+            d: Extent::of(&op.d, op.m, op.features),
+            c: op.c.as_ref().map(|c| Extent::of(c, op.m, op.features)),
+            bias: op.bias.map(|dtype| Extent { bytes: op.bias_len() * dtype.bytes(), alignment: dtype.bytes() }),
+            token_scale: op.token_scale.then(|| Extent { bytes: op.m * F32_BYTES, alignment: F32_BYTES }),
+            residual: op.residual.as_ref().map(|r| Extent::of(r, op.m, op.features)),
             weight: *problem.weight(),
             c_stated: problem.states_c(),
             op,
             kernel,
-        })
+        }
     }
 
     /// Bytes of workspace that [`Plan::run`] needs; 0 for most plans.
@@ -107,7 +167,7 @@ impl Plan {
         &self.op
     }
 
-    /// Bytes that a run must move at least: W, X, D (and C) once each.
+    /// Bytes that a run must move at least: W, X, D, C and the residual once each.
     pub fn bytes(&self) -> f64 {
         self.op.bytes()
     }
@@ -126,12 +186,12 @@ impl Plan {
     /// may be captured in a CUDA graph.
     ///
     /// # Errors
-    /// When an operand is missing, too short, misaligned, on another device, or (C, bias) not part of the
+    /// When an operand is missing, too short, misaligned, on another device, or (C, bias, …) not part of the
     /// problem; when the weight is not like the one planned for; or a device error. Nothing has been written
     /// then.
     pub fn run(&self, stream: &Stream, args: Args<'_>) -> Result<(), Error> {
-        let Args { x, w, d, c, bias, workspace } = args;
-        if *w.shape() != self.weight {
+        let Args { x, w, d, c, bias, token_scale, residual, workspace } = args;
+        if !self.weight.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
         }
         self.check_device("stream", stream.device())?;
@@ -139,11 +199,18 @@ impl Plan {
         self.check("D", d.as_ref(), self.d)?;
         let c = self.check_optional("C", c, self.c, self.c_stated, "the problem adds beta · C")?;
         let bias = self.check_optional("bias", bias, self.bias, false, "the problem adds a bias")?;
+        let token_scale =
+            self.check_optional("token scales", token_scale, self.token_scale, false, "the problem scales tokens")?;
+        let residual =
+            self.check_optional("residual", residual, self.residual, false, "the problem adds a residual")?;
         let Some(Chosen { launch, kernel }) = &self.kernel else { return Ok(()) };
         let workspace = match (launch.workspace_bytes, workspace) {
             (0, _) => None,
             (_, None) => {
-                return Err(Error::MissingOperand { operand: "workspace", why: "the plan keeps partial sums" });
+                return Err(Error::MissingOperand {
+                    operand: "workspace",
+                    why: "the plan keeps partial sums or staged activations",
+                });
             }
             (expected, Some(workspace)) => {
                 self.check_device("workspace", workspace.device())?;
@@ -154,7 +221,7 @@ impl Plan {
             }
         };
         let _span = tracing::trace_span!("launch", kernel = kernel.name()).entered();
-        kernel.launch(stream, GemmArgs { x, w: w.args(), c, bias, d, workspace })?;
+        kernel.launch(stream, GemmArgs { x, w: w.args(), c, bias, token_scale, residual, d, workspace })?;
         Ok(())
     }
 

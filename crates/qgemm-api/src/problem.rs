@@ -1,23 +1,41 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, CheckedGemm, Dense};
+use qgemm_hal::{Activation, CheckedGemm, Dense, Math, XRounding};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
 
-/// `D[M,N] = alpha · X[M,K] · W[N,K]ᵀ + beta · C[M,N] + bias[N]`, described for [`Context::plan`].
+/// What is to be computed with a weight, described for [`Context::plan`]:
 ///
-/// Unless said otherwise `alpha` is 1, there is no C and no bias, X is f32, D has the type of X, and all
-/// operands are row-major without gaps.
+/// ```text
+/// v[m, n] = alpha · token_scale[m] · row_scale[n] · Σk X[m, k] · W[n, k] + beta · C[m, n] + bias[n]
+/// D[m, n] = activation(v[m, n]) + residual[m, n]
+/// ```
 ///
+/// For a gated pair ([`Context::load_gated`]), `vg` and `vu` are the `v` of the gate and of the up, each with its own
+/// weight, row scales and bias (there is no C):
+///
+/// ```text
+/// D[m, n] = activation(vg[m, n]) · vu[m, n] + residual[m, n]
+/// ```
+///
+/// All of it in f32, converted to D's type once. `row_scale` is the weight's own
+/// ([`HostWeight::with_row_scale`](crate::HostWeight::with_row_scale)), so that scales per channel cost nothing more;
+/// every other operand is there when a method below states it.
+///
+/// Unless said otherwise `alpha` is 1, there is no other operand than X, W and D, the activation is the identity, X is f32,
+/// D has the type of X, and all operands are row-major without gaps. A gated pair's activation must be stated.
+///
+/// [`Context::load_gated`]: crate::Context::load_gated
 /// [`Context::plan`]: crate::Context::plan
 #[derive(Clone, Debug)]
 pub struct Problem {
     weight: WeightShape,
     m: usize,
     x_dtype: DType,
+    x_rounding: XRounding,
     x_row_stride: Option<u64>,
     x_transposed: bool,
     x_alignment: usize,
@@ -28,6 +46,11 @@ pub struct Problem {
     c_row_stride: Option<u64>,
     c_alignment: usize,
     bias: Option<DType>,
+    token_scale: bool,
+    activation: Option<Activation>,
+    residual: Option<DType>,
+    residual_row_stride: Option<u64>,
+    residual_alignment: usize,
     alpha: f32,
     batch_invariant: bool,
     preferences: Preferences,
@@ -40,6 +63,7 @@ impl Problem {
             weight: *weight.shape(),
             m,
             x_dtype: DType::F32,
+            x_rounding: XRounding::default(),
             x_row_stride: None,
             x_transposed: false,
             x_alignment: WIDE_ACCESS,
@@ -50,6 +74,11 @@ impl Problem {
             c_row_stride: None,
             c_alignment: WIDE_ACCESS,
             bias: None,
+            token_scale: false,
+            activation: None,
+            residual: None,
+            residual_row_stride: None,
+            residual_alignment: WIDE_ACCESS,
             alpha: 1.0,
             batch_invariant: false,
             preferences: Preferences::default(),
@@ -59,6 +88,14 @@ impl Problem {
     /// Element type of X.
     pub fn x_dtype(mut self, dtype: DType) -> Self {
         self.x_dtype = dtype;
+        self
+    }
+
+    /// How far activations may be rounded for matrix instructions; without them, on the CPU say, they are read as they
+    /// are whatever is allowed here. What a plan does, [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch
+    /// says.
+    pub fn x_rounding(mut self, allowed: XRounding) -> Self {
+        self.x_rounding = allowed;
         self
     }
 
@@ -74,15 +111,38 @@ impl Problem {
         self
     }
 
-    /// Adds `beta · C`. With `beta` 0, C is not read (it may hold NaN) and need not be passed.
+    /// Adds `beta · C` before the activation. With `beta` 0, C is not read (it may hold NaN) and need not be passed. A
+    /// gated pair takes no C.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
         self.c = Some((beta, dtype));
         self
     }
 
-    /// Adds a bias of N elements to every row.
+    /// Adds a bias to every row before the activation: N elements, or, of a gated pair, 2 N, the gate's and then the up's.
     pub fn bias(mut self, dtype: DType) -> Self {
         self.bias = Some(dtype);
+        self
+    }
+
+    /// Multiplies the sums of every token with a factor of its own: M values in f32, contiguous. The scale of quantized
+    /// activations, or a router's weight of a token.
+    pub fn token_scale(mut self) -> Self {
+        self.token_scale = true;
+        self
+    }
+
+    /// Applies a function to everything added up so far; of a gated pair, to the gate, which is then multiplied with the
+    /// up.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = Some(activation);
+        self
+    }
+
+    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D, unless
+    /// both are memory of the caller's on a CUDA device and the same: every element of the residual is read by the thread
+    /// that then writes the same element of D, so one address, element type and row stride for both is right there.
+    pub fn residual(mut self, dtype: DType) -> Self {
+        self.residual = Some(dtype);
         self
     }
 
@@ -111,6 +171,12 @@ impl Problem {
         self
     }
 
+    /// Elements from one row of the residual to the next: at least N.
+    pub fn residual_row_stride(mut self, elements: u64) -> Self {
+        self.residual_row_stride = Some(elements);
+        self
+    }
+
     /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer
     /// that a context allocates meets; less costs speed.
     pub fn x_alignment(mut self, bytes: usize) -> Self {
@@ -127,6 +193,12 @@ impl Problem {
     /// What the address of C is a multiple of, in bytes; see [`Problem::x_alignment`].
     pub fn c_alignment(mut self, bytes: usize) -> Self {
         self.c_alignment = bytes;
+        self
+    }
+
+    /// What the address of the residual is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn residual_alignment(mut self, bytes: usize) -> Self {
+        self.residual_alignment = bytes;
         self
     }
 
@@ -148,9 +220,15 @@ impl Problem {
         self
     }
 
+    /// Restricts the plan to kernels that compute by `math`: for tests and benchmarks.
+    pub fn math(mut self, math: Math) -> Self {
+        self.preferences.math = Some(math);
+        self
+    }
+
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
-        let WeightShape { format, class, n, k, stored_k, row_scale, k_order, .. } = self.weight;
+        let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
         if self.m > MAX_DIMENSION {
             return Err(Error::DimensionTooLarge { name: "M", got: self.m, limit: MAX_DIMENSION });
         }
@@ -160,6 +238,13 @@ impl Problem {
                 return Err(Error::NonFiniteScalar { name, got });
             }
         }
+        if gated && let Some((beta, _)) = self.c {
+            return Err(Error::GatedWithC { beta });
+        }
+        let activation = match self.activation {
+            None if gated => return Err(Error::MissingActivation),
+            activation => activation.unwrap_or_default(),
+        };
         let x = {
             let (rows, columns) = if self.x_transposed { (k, self.m) } else { (self.m, k) };
             let stored = Operand { name: "X", rows, columns, dtype: self.x_dtype, alignment: self.x_alignment }
@@ -177,22 +262,32 @@ impl Problem {
             Some(dtype) => Some(output("C", dtype, self.c_alignment, self.c_row_stride)?),
             None => None,
         };
+        let residual = match self.residual {
+            Some(dtype) => Some(output("residual", dtype, self.residual_alignment, self.residual_row_stride)?),
+            None => None,
+        };
         Ok(CheckedGemm {
             m: self.m,
-            n,
+            n: rows,
+            features: n,
+            gated,
             k,
             stored_k,
             format,
             class,
             row_scale,
             k_order,
+            weight_fits_f16: fits_f16,
             x,
+            x_rounding: self.x_rounding,
             d,
             c: c.filter(|_| beta != 0.0),
             bias: self.bias,
+            token_scale: self.token_scale,
+            residual,
             alpha: self.alpha,
             beta,
-            activation: Activation::Identity,
+            activation,
             batch_invariant: self.batch_invariant,
         })
     }

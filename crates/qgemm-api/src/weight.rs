@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
-use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN};
+use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
 use qgemm_hal::{Buffer, Device, DeviceId, Stream, WeightArgs};
 
 use crate::error::Error;
@@ -27,15 +28,31 @@ pub(crate) struct WeightShape {
     pub device: DeviceId,
     pub format: Format,
     pub class: PackClass,
+    /// Stored rows, of both weights of a gated pair.
+    pub rows: usize,
+    /// Output features: of a gated pair the rows of each weight.
     pub n: usize,
+    pub gated: bool,
     pub k: usize,
     pub stored_k: usize,
     pub row_scale: bool,
     pub k_order: bool,
+    pub fits_f16: bool,
+}
+
+impl WeightShape {
+    /// Whether a plan for a weight like this one may run with `other`: a kernel chosen for values beyond f16's range
+    /// serves all values.
+    pub(crate) fn serves(&self, other: &WeightShape) -> bool {
+        *self == WeightShape { fits_f16: self.fits_f16, ..*other } && (other.fits_f16 || !self.fits_f16)
+    }
 }
 
 impl fmt::Display for WeightShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.gated {
+            f.write_str("a gated pair, ")?;
+        }
         write!(f, "{} of {} x {}", self.format, self.n, self.k)?;
         if self.stored_k != self.k {
             write!(f, " ({} columns stored)", self.stored_k)?;
@@ -46,12 +63,15 @@ impl fmt::Display for WeightShape {
         if self.k_order {
             f.write_str(" in act-order")?;
         }
+        if !self.fits_f16 {
+            f.write_str(" with values unfit for f16")?;
+        }
         write!(f, ", layout {:?}, on {}", self.class, self.device)
     }
 }
 
 /// A weight `W[N, K]` on a device, in the layout that the device's kernels read. Made by
-/// [`Context::load`](crate::Context::load).
+/// [`Context::load`](crate::Context::load) or, of two weights, [`Context::load_gated`](crate::Context::load_gated).
 #[derive(Debug)]
 pub struct Weight {
     shape: WeightShape,
@@ -61,6 +81,18 @@ pub struct Weight {
 }
 
 impl Weight {
+    /// The gate and the up of a gated layer as one weight.
+    pub(crate) fn load_gated(
+        device: &dyn Device,
+        stream: &Stream,
+        gate: &HostWeight,
+        up: &HostWeight,
+    ) -> Result<Self, Error> {
+        let mut pair = Self::load(device, stream, &HostWeight::gated_pair(gate, up)?)?;
+        pair.shape = WeightShape { n: gate.n(), gated: true, ..pair.shape };
+        Ok(pair)
+    }
+
     pub(crate) fn load(device: &dyn Device, stream: &Stream, host: &HostWeight) -> Result<Self, Error> {
         let format = host.format();
         let _span = tracing::info_span!("load", %format, n = host.n(), k = host.k()).entered();
@@ -76,15 +108,12 @@ impl Weight {
             device.upload(stream, bytes, (&mut buffer).into())?;
             Ok(buffer)
         };
-        let data = match &layout {
-            None => upload(host.blocks(), "a weight")?,
-            Some(layout) => upload(&layout.pack(host), "a weight")?,
-        };
+        let data = device.pack(stream, host)?;
         let row_scale = match host.row_scale() {
             None => None,
             Some(scales) => Some(upload(&DType::F32.encode(scales), "row scales of a weight")?),
         };
-        let k_step = layout.map_or(format.block_len, |l| l.slab_k);
+        let k_step = k_step(format, layout.as_ref());
         let k_order = match host.k_order() {
             None => None,
             Some(order) => Some(upload(&padded_k_order(order, k_step), "column order of a weight")?),
@@ -94,13 +123,74 @@ impl Weight {
             device: device.info().id,
             format,
             class,
+            rows: host.n(),
             n: host.n(),
+            gated: false,
             k: host.k(),
             stored_k: host.stored_k(),
             row_scale: row_scale.is_some(),
             k_order: k_order.is_some(),
+            fits_f16: host.fits_f16(),
         };
         Ok(Self { shape, data, row_scale, k_order })
+    }
+
+    /// What [`Weight::to_packed`] returned, on a device again.
+    pub(crate) fn from_packed(device: &dyn Device, stream: &Stream, packed: &PackedWeight) -> Result<Self, Error> {
+        let &PackedParts { format, class: got, n: rows, features: n, gated, k, stored_k, fits_f16, .. } = &**packed;
+        let _span = tracing::info_span!("load packed", %format, n, k).entered();
+        let class = device.pack_class(format);
+        if got != class {
+            return Err(Error::WrongLayout { format, device: device.info().id, expected: class, got });
+        }
+        let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
+            let mut buffer = device.allocate(bytes.len(), what)?;
+            device.upload(stream, bytes, (&mut buffer).into())?;
+            Ok(buffer)
+        };
+        let data = upload(&packed.data, "a weight")?;
+        let row_scale = packed.row_scale.as_deref().map(|s| upload(s, "row scales of a weight")).transpose()?;
+        let k_order = packed.k_order.as_deref().map(|s| upload(s, "column order of a weight")).transpose()?;
+        device.synchronize(stream)?;
+        let (row_scaled, permuted) = (row_scale.is_some(), k_order.is_some());
+        let device = device.info().id;
+        let shape = WeightShape {
+            device,
+            format,
+            class,
+            rows,
+            n,
+            gated,
+            k,
+            stored_k,
+            row_scale: row_scaled,
+            k_order: permuted,
+            fits_f16,
+        };
+        Ok(Self { shape, data, row_scale, k_order })
+    }
+
+    /// The weight as it lies on `device`, in host memory.
+    pub(crate) fn to_packed(&self, device: &dyn Device, stream: &Stream) -> Result<PackedWeight, Error> {
+        let download = |buffer: &Buffer| -> Result<SharedBytes, Error> {
+            let mut bytes = vec![0; buffer.len()];
+            device.download(stream, buffer.into(), &mut bytes)?;
+            Ok(bytes.into())
+        };
+        let WeightShape { format, class, rows, n, gated, k, stored_k, fits_f16, .. } = self.shape;
+        Ok(PackedWeight::new(PackedParts {
+            format,
+            class,
+            n: rows,
+            features: n,
+            gated,
+            k,
+            stored_k,
+            fits_f16,
+            data: download(&self.data)?,
+            row_scale: self.row_scale.as_ref().map(download).transpose()?,
+            k_order: self.k_order.as_ref().map(download).transpose()?,
+        })?)
     }
 
     /// The format of its values.
@@ -108,9 +198,14 @@ impl Weight {
         self.shape.format
     }
 
-    /// Output features.
+    /// Output features; of a gated pair, the rows of each weight.
     pub fn n(&self) -> usize {
         self.shape.n
+    }
+
+    /// Whether it is a gated pair, made by [`Context::load_gated`](crate::Context::load_gated).
+    pub fn is_gated(&self) -> bool {
+        self.shape.gated
     }
 
     /// Input features.
@@ -126,6 +221,12 @@ impl Weight {
     /// The layout on the device.
     pub fn class(&self) -> PackClass {
         self.shape.class
+    }
+
+    /// Whether its values can be rounded to f16 ([`HostWeight::fits_f16`]); where not, kernels that do so are not
+    /// chosen.
+    pub fn fits_f16(&self) -> bool {
+        self.shape.fits_f16
     }
 
     /// The device it lives on.
@@ -149,12 +250,6 @@ impl Weight {
             k_order: self.k_order.as_ref().map(Into::into),
         }
     }
-}
-
-/// `order` as kernels read it: `u32` little-endian, padded to a multiple of `k_step` columns.
-fn padded_k_order(order: &[u32], k_step: usize) -> Vec<u8> {
-    let padded = order.len().next_multiple_of(k_step);
-    order.iter().copied().chain(std::iter::repeat(NO_COLUMN)).take(padded).flat_map(u32::to_le_bytes).collect()
 }
 
 /// A host weight over unquantized `values` (little-endian) of `n × k` elements stored in `order`.
@@ -210,15 +305,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn the_column_order_is_padded_to_whole_steps() {
-        let words: Vec<u32> = padded_k_order(&[2, 0, 1], 4)
-            .chunks_exact(4)
-            .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]))
-            .collect();
-        assert_eq!(words, [2, 0, 1, NO_COLUMN]);
-        assert_eq!(padded_k_order(&[0; 8], 4).len(), 32);
     }
 }

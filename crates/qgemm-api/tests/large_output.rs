@@ -37,14 +37,7 @@ fn rows_beyond_2_to_the_31_are_right() -> Result<(), Error> {
         let x = ctx.upload(x)?;
         let mut d = ctx.allocate(m * N * 2)?;
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let args = Args {
-            x: (&x).into(),
-            w: &weight,
-            d: (&mut d).into(),
-            c: None,
-            bias: None,
-            workspace: Some(&mut workspace),
-        };
+        let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &weight, (&mut d).into()) };
         plan.run(&stream, args)?;
         ctx.synchronize(&stream)?;
         Ok(d)

@@ -68,14 +68,7 @@ fn run(ctx: &Context, plan: &Plan, weight: &Weight, x: &[u8], d: &mut [u8]) {
     let x = ctx.upload(x).expect("memory");
     let mut device_d = ctx.upload(d).expect("memory");
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
-    let args = Args {
-        x: (&x).into(),
-        w: weight,
-        d: (&mut device_d).into(),
-        c: None,
-        bias: None,
-        workspace: Some(&mut workspace),
-    };
+    let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), weight, (&mut device_d).into()) };
     plan.run(&ctx.default_stream(), args).expect("valid arguments");
     d.copy_from_slice(&ctx.download(&device_d).expect("a download"));
 }
@@ -159,12 +152,10 @@ fn alpha_c_and_bias_add_up() {
         let mut d = ctx.allocate(4 * m * n).expect("memory");
         let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
         let args = Args {
-            x: (&device_x).into(),
-            w: &weight,
-            d: (&mut d).into(),
             c: Some((&device_c).into()),
             bias: Some((&device_bias).into()),
             workspace: Some(&mut workspace),
+            ..Args::new((&device_x).into(), &weight, (&mut d).into())
         };
         plan.run(&ctx.default_stream(), args).expect("valid arguments");
         let (c, bias) = (rounded(c_dtype, &c), rounded(bias_dtype, &bias));
@@ -189,12 +180,9 @@ fn c_is_not_read_when_beta_is_zero() {
     let mut d = ctx.allocate(4 * m * n).expect("memory");
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
     let args = Args {
-        x: (&device_x).into(),
-        w: &weight,
-        d: (&mut d).into(),
         c: Some((&c).into()),
-        bias: None,
         workspace: Some(&mut workspace),
+        ..Args::new((&device_x).into(), &weight, (&mut d).into())
     };
     plan.run(&ctx.default_stream(), args).expect("valid arguments");
     let got = DType::F32.decode(&ctx.download(&d).expect("a download"));
@@ -287,7 +275,7 @@ fn offsets_beyond_31_bits_are_reached() {
 
     let plan = ctx.plan(&Problem::new(&weight, m).x_dtype(DType::F16).d_row_stride(row_stride as u64)).expect("valid");
     let small = ctx.upload(&DType::F16.encode(&x)).expect("memory");
-    let args = Args { x: (&small).into(), w: &weight, d: (&mut large).into(), c: None, bias: None, workspace: None };
+    let args = Args::new((&small).into(), &weight, (&mut large).into());
     plan.run(&stream, args).expect("valid arguments");
     let rows = [0, row_stride].map(|start| {
         let row = large.slice(2 * start..2 * (start + n)).expect("in range");
@@ -302,7 +290,7 @@ fn offsets_beyond_31_bits_are_reached() {
         ctx.upload_into(&DType::F16.encode(row), view).expect("it fits");
     }
     let mut d = ctx.allocate(4 * m * n).expect("memory");
-    let args = Args { x: (&large).into(), w: &weight, d: (&mut d).into(), c: None, bias: None, workspace: None };
+    let args = Args::new((&large).into(), &weight, (&mut d).into());
     plan.run(&stream, args).expect("valid arguments");
     assert_close(&DType::F32.decode(&ctx.download(&d).expect("a download")), &expected, limit(DType::F32));
 }
@@ -323,14 +311,8 @@ fn one_workspace_serves_many_plans_and_runs() {
             let x = values(14 + i as u32, m * k);
             let device_x = ctx.upload(&DType::F32.encode(&x)).expect("memory");
             let mut d = ctx.allocate(4 * m * n).expect("memory");
-            let args = Args {
-                x: (&device_x).into(),
-                w: &weight,
-                d: (&mut d).into(),
-                c: None,
-                bias: None,
-                workspace: Some(&mut workspace),
-            };
+            let args =
+                Args { workspace: Some(&mut workspace), ..Args::new((&device_x).into(), &weight, (&mut d).into()) };
             plan.run(&ctx.default_stream(), args).expect("valid arguments");
             let got = ctx.download(&d).expect("a download");
             if round == 0 {

@@ -19,12 +19,10 @@ fn allocations(device: &str, m: usize) -> u64 {
     let stream = ctx.default_stream();
     let mut run = || {
         let args = Args {
-            x: (&x).into(),
-            w: &weight,
-            d: (&mut d).into(),
             c: Some((&c).into()),
             bias: Some((&bias).into()),
             workspace: Some(&mut workspace),
+            ..Args::new((&x).into(), &weight, (&mut d).into())
         };
         plan.run(&stream, args).expect("valid arguments");
     };

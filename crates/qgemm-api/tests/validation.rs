@@ -1,8 +1,8 @@
 //! Every kind of nonsense gets its own typed error, and nothing is launched or written. On the no-op device.
 
 use qgemm_api::{
-    Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, HalError, HostWeight, Plan, Problem,
-    Weight, WeightOrder, devices, quantize,
+    Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, HalError, HostWeight, Plan,
+    Problem, Weight, WeightOrder, devices, quantize,
 };
 
 const N: usize = 5;
@@ -50,6 +50,24 @@ fn problems_are_checked_when_planned() {
             M,
             |p| p.c(1.0, DType::F32).c_row_stride(0),
             |e| matches!(e, Error::StrideTooSmall { operand: "C", expected: 5, got: 0 }),
+        ),
+        (
+            "rows of the residual overlap",
+            M,
+            |p| p.residual(DType::F16).residual_row_stride(4),
+            |e| matches!(e, Error::StrideTooSmall { operand: "residual", expected: 5, got: 4 }),
+        ),
+        (
+            "the residual overflows",
+            M,
+            |p| p.residual(DType::F32).residual_row_stride(1 << 61),
+            |e| matches!(e, Error::ExtentOverflow { operand: "residual", .. }),
+        ),
+        (
+            "an alignment below the residual's element",
+            M,
+            |p| p.residual(DType::BF16).residual_alignment(1),
+            |e| matches!(e, Error::Misaligned { operand: "residual", expected: 2, got: 1 }),
         ),
         (
             "too many tokens for 32 bits",
@@ -128,24 +146,32 @@ struct Operands {
     d: Buffer,
     c: Option<Buffer>,
     bias: Option<Buffer>,
+    token_scale: Option<Buffer>,
+    residual: Option<Buffer>,
 }
 
 impl Operands {
     fn fitting(ctx: &Context) -> Self {
         let f32s = |count: usize| ctx.allocate(4 * count).expect("memory");
-        Self { x: f32s(M * K), d: f32s(M * N), c: Some(f32s(M * N)), bias: Some(f32s(N)) }
+        Self {
+            x: f32s(M * K),
+            d: f32s(M * N),
+            c: Some(f32s(M * N)),
+            bias: Some(f32s(N)),
+            token_scale: Some(f32s(M)),
+            residual: Some(f32s(M * N)),
+        }
     }
 
     fn run(&mut self, ctx: &Context, plan: &Plan, w: &Weight) -> Result<(), Error> {
         plan.run(
             &ctx.default_stream(),
             Args {
-                x: (&self.x).into(),
-                w,
-                d: (&mut self.d).into(),
                 c: self.c.as_ref().map(Into::into),
                 bias: self.bias.as_ref().map(Into::into),
-                workspace: None,
+                token_scale: self.token_scale.as_ref().map(Into::into),
+                residual: self.residual.as_ref().map(Into::into),
+                ..Args::new((&self.x).into(), w, (&mut self.d).into())
             },
         )
     }
@@ -176,6 +202,32 @@ fn operands_are_checked_when_run() {
             |o, ctx| o.bias = Some(ctx.allocate(4 * N - 1).expect("memory")),
             |e| matches!(e, Error::BufferTooShort { operand: "bias", expected: 20, got: 19 }),
         ),
+        (
+            "the token scales are a byte short",
+            |o, ctx| o.token_scale = Some(ctx.allocate(4 * M - 1).expect("memory")),
+            |e| matches!(e, Error::BufferTooShort { operand: "token scales", expected: 12, got: 11 }),
+        ),
+        (
+            "the residual is a byte short",
+            |o, ctx| o.residual = Some(ctx.allocate(4 * M * N - 1).expect("memory")),
+            |e| matches!(e, Error::BufferTooShort { operand: "residual", expected: 60, got: 59 }),
+        ),
+        (
+            "no token scales",
+            |o, _| o.token_scale = None,
+            |e| matches!(e, Error::MissingOperand { operand: "token scales", .. }),
+        ),
+        ("no residual", |o, _| o.residual = None, |e| matches!(e, Error::MissingOperand { operand: "residual", .. })),
+        (
+            "the residual on another device",
+            |o, _| o.residual = Context::open("cpu").and_then(|c| c.allocate(4 * M * N)).ok(),
+            |e| matches!(e, Error::WrongDevice { operand: "residual", got: DeviceId::CPU, .. }),
+        ),
+        (
+            "the token scales on another device",
+            |o, _| o.token_scale = Context::open("cpu").and_then(|c| c.allocate(4 * M)).ok(),
+            |e| matches!(e, Error::WrongDevice { operand: "token scales", got: DeviceId::CPU, .. }),
+        ),
         ("no C", |o, _| o.c = None, |e| matches!(e, Error::MissingOperand { operand: "C", .. })),
         ("no bias", |o, _| o.bias = None, |e| matches!(e, Error::MissingOperand { operand: "bias", .. })),
         (
@@ -191,7 +243,8 @@ fn operands_are_checked_when_run() {
     ];
     let ctx = noop();
     let w = weight(&ctx);
-    let plan = ctx.plan(&Problem::new(&w, M).c(0.5, DType::F32).bias(DType::F32)).expect("valid");
+    let problem = Problem::new(&w, M).c(0.5, DType::F32).bias(DType::F32).token_scale().residual(DType::F32);
+    let plan = ctx.plan(&problem).expect("valid");
     Operands::fitting(&ctx).run(&ctx, &plan, &w).expect("everything fits");
     for (what, change, expected) in table {
         let mut operands = Operands::fitting(&ctx);
@@ -206,6 +259,12 @@ fn operands_that_the_plan_does_not_read_are_refused() {
     let ctx = noop();
     let w = weight(&ctx);
     let mut operands = Operands::fitting(&ctx);
+    let all = Problem::new(&w, M).c(1.0, DType::F32).bias(DType::F32);
+    let plan = ctx.plan(&all.clone().residual(DType::F32)).expect("valid");
+    assert!(matches!(operands.run(&ctx, &plan, &w), Err(Error::UnexpectedOperand { operand: "token scales" })));
+    let plan = ctx.plan(&all.token_scale()).expect("valid");
+    assert!(matches!(operands.run(&ctx, &plan, &w), Err(Error::UnexpectedOperand { operand: "residual" })));
+    (operands.token_scale, operands.residual) = (None, None);
     let plan = ctx.plan(&Problem::new(&w, M).bias(DType::F32)).expect("valid");
     assert!(matches!(operands.run(&ctx, &plan, &w), Err(Error::UnexpectedOperand { operand: "C" })));
     let plan = ctx.plan(&Problem::new(&w, M).c(1.0, DType::F32)).expect("valid");
@@ -219,6 +278,42 @@ fn operands_that_the_plan_does_not_read_are_refused() {
 }
 
 #[test]
+fn gated_pairs_are_checked() {
+    let ctx = noop();
+    let host = host_weight(N, K);
+    let mismatch = |up: &HostWeight| match ctx.load_gated(&host, up).expect_err("unlike") {
+        Error::Format(FormatError::PairMismatch { what, gate, up }) => (what, gate, up),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(mismatch(&host_weight(N + 1, K)), ("N", "5".to_owned(), "6".to_owned()));
+    assert_eq!(mismatch(&host_weight(N, 2 * K)), ("K", "64".to_owned(), "128".to_owned()));
+    let f32 = HostWeight::new("f32".parse().expect("a format"), N, K, vec![0; 4 * N * K].into()).expect("valid");
+    assert_eq!(mismatch(&f32), ("format", "q4_0".to_owned(), "f32".to_owned()));
+
+    let pair = ctx.load_gated(&host, &host).expect("alike");
+    assert_eq!((pair.n(), pair.k(), pair.is_gated()), (N, K, true));
+    let problem = || Problem::new(&pair, M).activation(Activation::Silu);
+    let error = |problem: &Problem| ctx.plan(problem).expect_err("not valid");
+    assert!(matches!(error(&Problem::new(&pair, M)), Error::MissingActivation));
+    assert!(matches!(error(&problem().c(2.0, DType::F32)), Error::GatedWithC { beta: 2.0 }));
+    assert!(matches!(error(&problem().d_row_stride(4)), Error::StrideTooSmall { operand: "D", expected: 5, got: 4 }));
+    assert!(matches!(ctx.linear(&pair, &[0.0; M * K], M), Err(Error::MissingActivation)));
+
+    // Its bias is two, the rest is as long as that of one weight.
+    let plan = ctx.plan(&problem().bias(DType::F32).token_scale().residual(DType::F32)).expect("valid");
+    let mut operands = Operands { c: None, ..Operands::fitting(&ctx) };
+    let error = operands.run(&ctx, &plan, &pair).expect_err("one bias");
+    assert!(matches!(error, Error::BufferTooShort { operand: "bias", expected: 40, got: 20 }), "{error:?}");
+    operands.bias = Some(ctx.allocate(2 * 4 * N).expect("memory"));
+    operands.run(&ctx, &plan, &pair).expect("everything fits");
+    // Neither serves the other's plans, though both have five features.
+    let single = ctx.load(&host).expect("memory");
+    assert!(matches!(operands.run(&ctx, &plan, &single), Err(Error::WrongWeight { .. })));
+    let plan = ctx.plan(&Problem::new(&single, M).activation(Activation::Silu)).expect("valid");
+    assert!(matches!(operands.run(&ctx, &plan, &pair), Err(Error::WrongWeight { .. })));
+}
+
+#[test]
 fn views_must_meet_the_alignment_that_was_planned_for() {
     let ctx = noop();
     let w = weight(&ctx);
@@ -227,7 +322,7 @@ fn views_must_meet_the_alignment_that_was_planned_for() {
     let mut run = |problem: Problem, offset: usize| {
         let plan = ctx.plan(&problem).expect("valid");
         let x = x.slice(offset..offset + 4 * M * K).expect("in range");
-        plan.run(&ctx.default_stream(), Args { x, w: &w, d: (&mut d).into(), c: None, bias: None, workspace: None })
+        plan.run(&ctx.default_stream(), Args::new(x, &w, (&mut d).into()))
     };
     let wide = Problem::new(&w, M);
     run(wide.clone(), 16).expect("a multiple of 16");
@@ -259,7 +354,7 @@ fn a_workspace_is_asked_for_and_measured() {
     assert!(expected > 0, "one tile and a long K are worth splitting: {:?}", plan.launch());
     let (x, mut d) = (ctx.allocate(4 * k).expect("memory"), ctx.allocate(4).expect("memory"));
     let mut run = |workspace| {
-        let args = Args { x: (&x).into(), w: &w, d: (&mut d).into(), c: None, bias: None, workspace };
+        let args = Args { workspace, ..Args::new((&x).into(), &w, (&mut d).into()) };
         plan.run(&ctx.default_stream(), args)
     };
     assert!(matches!(run(None), Err(Error::MissingOperand { operand: "workspace", .. })));
@@ -286,7 +381,7 @@ fn zero_tokens_launch_nothing() {
     assert_eq!((plan.workspace_bytes(), plan.kernel_name(), plan.macs()), (0, "none", 0.0));
     assert!(plan.launch().is_none());
     let (x, mut d) = (ctx.allocate(0).expect("memory"), ctx.allocate(0).expect("memory"));
-    let args = Args { x: (&x).into(), w: &w, d: (&mut d).into(), c: None, bias: None, workspace: None };
+    let args = Args::new((&x).into(), &w, (&mut d).into());
     plan.run(&ctx.default_stream(), args).expect("nothing to do");
     assert_eq!(ctx.linear(&w, &[], 0).expect("legal"), Vec::<f32>::new());
 }
@@ -296,7 +391,7 @@ fn a_plan_serves_weights_like_its_own_only() {
     let ctx = noop();
     let w = weight(&ctx);
     let plan = ctx.plan(&Problem::new(&w, M)).expect("valid");
-    let mut operands = Operands { c: None, bias: None, ..Operands::fitting(&ctx) };
+    let mut operands = Operands { c: None, bias: None, token_scale: None, residual: None, ..Operands::fitting(&ctx) };
     operands.run(&ctx, &plan, &weight(&ctx)).expect("the same shape");
     let wider = ctx.load(&host_weight(N, K + 32)).expect("memory");
     let taller = ctx.load(&host_weight(N + 1, K)).expect("memory");
@@ -312,6 +407,23 @@ fn a_plan_serves_weights_like_its_own_only() {
 }
 
 #[test]
+fn a_plan_for_any_values_serves_those_of_f16_but_not_the_reverse() {
+    let ctx = noop();
+    let of = |value: f32| {
+        let values = DType::F32.encode(&[value; N * K]);
+        ctx.load_dense(&values, DType::F32, N, K, WeightOrder::NK).expect("memory")
+    };
+    let (fit, unfit) = (of(1.0), of(1e9));
+    assert_eq!((fit.fits_f16(), unfit.fits_f16()), (true, false));
+    let plans = [&fit, &unfit].map(|w| ctx.plan(&Problem::new(w, M).x_dtype(DType::F32)).expect("valid"));
+    assert_eq!(plans.each_ref().map(|p| p.op().weight_fits_f16), [true, false]);
+    let mut operands = Operands { c: None, bias: None, token_scale: None, residual: None, ..Operands::fitting(&ctx) };
+    operands.run(&ctx, &plans[1], &fit).expect("any values");
+    let error = operands.run(&ctx, &plans[0], &unfit).expect_err("beyond f16");
+    assert!(error.to_string().contains("with values unfit for f16"), "{error}");
+}
+
+#[test]
 fn devices_do_not_mix() {
     let (noop, cpu) = (noop(), Context::open("cpu").expect("always there"));
     let w = weight(&noop);
@@ -319,7 +431,7 @@ fn devices_do_not_mix() {
     assert!(matches!(error, Error::WrongDevice { operand: "weight", expected: DeviceId::CPU, .. }), "{error:?}");
     let plan = noop.plan(&Problem::new(&w, M)).expect("valid");
     let Operands { x, mut d, .. } = Operands::fitting(&noop);
-    let args = Args { x: (&x).into(), w: &w, d: (&mut d).into(), c: None, bias: None, workspace: None };
+    let args = Args::new((&x).into(), &w, (&mut d).into());
     let error = plan.run(&cpu.default_stream(), args).expect_err("a foreign stream");
     assert!(matches!(error, Error::WrongDevice { operand: "stream", got: DeviceId::CPU, .. }), "{error:?}");
 }

@@ -1,12 +1,17 @@
 //! `qgemm bench`: what kernels reach on a device, and whether they got slower.
 
 mod baseline;
-mod subject;
+mod cliffs;
+pub mod subject;
+mod sweep;
 mod timing;
+mod tokens;
 
+use std::fs;
 use std::path::PathBuf;
 
-use qgemm_api::{Args as RunArgs, Context, DType, DeviceKind, Problem, Weight};
+use anyhow::Context as _;
+use qgemm_api::{Args as RunArgs, Buffer, Context, DType, DeviceKind, Plan, TunedTable, Weight};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -15,7 +20,8 @@ use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use baseline::Baseline;
 use subject::Subject;
-use timing::{Timing, time_launches};
+use timing::{Pace, Timing, time_launches};
+use tokens::Tokens;
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -28,7 +34,8 @@ pub struct Args {
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as tokens x output features x input features; with a model only the tokens count.
+    /// Shapes, as tokens x output features x input features; with a model only the tokens count, with a sweep all but
+    /// the tokens.
     #[arg(long, value_name = "MxNxK", num_args = 1.., default_values = ["1x4096x4096", "8x4096x4096", "512x4096x4096"])]
     shape: Vec<Shape>,
     /// Type of the activations and of the output.
@@ -37,6 +44,19 @@ pub struct Args {
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,
+    /// Measure every one of these numbers of tokens, such as `1..256` or `1..64,80..256/16`, and fail where a number
+    /// takes longer than a larger one, or one token more costs more than a tile of tokens.
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["model", "baseline", "save"])]
+    sweep_m: Option<Tokens>,
+    /// In a sweep, measure all configurations that should take at most so many times as long as the best.
+    #[arg(long, value_name = "TIMES", requires = "sweep_m", num_args = 0..=1, default_missing_value = "3")]
+    all_configs: Option<f64>,
+    /// Take the configurations measured in this file where they are known.
+    #[arg(long, value_name = "FILE")]
+    tuned: Option<PathBuf>,
+    /// In a sweep over all configurations, save the best to this file, for `--tuned` and `Context::with_tuned`.
+    #[arg(long, value_name = "FILE", requires = "all_configs")]
+    save_tuned: Option<PathBuf>,
     /// Compare with the results in this file, and fail where one is slower beyond the noise.
     #[arg(long, value_name = "FILE")]
     baseline: Option<PathBuf>,
@@ -115,12 +135,19 @@ impl Row for BenchRow {
 /// # Errors
 /// When the device, the model or a file fails, or no kernel serves a shape.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    let ctx = Context::open(&args.device)?;
+    let mut ctx = Context::open(&args.device)?;
+    if let Some(path) = &args.tuned {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        ctx = ctx.with_tuned(TunedTable::from_json(&text).with_context(|| path.display().to_string())?);
+    }
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
     let subjects = match &args.model {
         Some(path) => subject::from_model(path, &args.shape, args.format)?,
         None => subject::made_up(&args.shape, args.format)?,
     };
+    if let Some(Tokens(tokens)) = &args.sweep_m {
+        return sweep::run(&ctx, args, tokens, &subjects, json);
+    }
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
         println!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
@@ -150,37 +177,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
 }
 
 fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let Shape { m, n, k } = subject.shape;
-    let host = subject.weight()?;
-    let first = ctx.load(&host)?;
-    let count = copies(ctx, first.bytes());
-    let mut weights = vec![first];
-    while weights.len() < count {
-        weights.push(ctx.load(&host)?);
-    }
-    drop(host);
-
-    let mut problem = Problem::new(&weights[0], m).x_dtype(args.x_dtype);
-    if let Some(family) = &args.family {
-        problem = problem.family(family);
-    }
-    let plan = ctx.plan(&problem)?;
-    let x = ctx.upload(&args.x_dtype.encode(&vec![0.5; m * k]))?;
-    let mut d = ctx.allocate(m * n * args.x_dtype.bytes())?;
-    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-    let stream = ctx.new_stream()?;
-    let launch = |weight: &Weight| {
-        let args = RunArgs {
-            x: (&x).into(),
-            w: weight,
-            d: (&mut d).into(),
-            c: None,
-            bias: None,
-            workspace: Some(&mut workspace),
-        };
-        plan.run(&stream, args)
-    };
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, launch)?;
+    let m = subject.shape.m;
+    let bench = Bench::new(ctx, args.x_dtype, subject, m)?;
+    let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
+    let Timing { median, noise, graph } = bench.time(&plan, Pace::Thorough)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -193,11 +193,47 @@ fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> any
         bytes_per_second,
         flops: 2.0 * plan.macs() / median,
         bandwidth_share: bytes_per_second / bandwidth,
-        copies: count,
+        copies: bench.weights.len(),
         graph,
         slower: None,
         regressed: false,
     })
+}
+
+/// A weight on the device, in copies, with activations and outputs.
+struct Bench<'a> {
+    ctx: &'a Context,
+    weights: Vec<Weight>,
+    x: Buffer,
+    d_bytes: usize,
+}
+
+impl<'a> Bench<'a> {
+    /// For up to `most` tokens.
+    fn new(ctx: &'a Context, x_dtype: DType, subject: &Subject, most: usize) -> anyhow::Result<Self> {
+        let Shape { n, k, .. } = subject.shape;
+        let host = subject.weight()?;
+        let first = ctx.load(&host)?;
+        let count = copies(ctx, first.bytes());
+        let mut weights = vec![first];
+        while weights.len() < count {
+            weights.push(ctx.load(&host)?);
+        }
+        let x = ctx.upload(&x_dtype.encode(&vec![0.5; most * k]))?;
+        Ok(Self { ctx, weights, x, d_bytes: most * n * x_dtype.bytes() })
+    }
+
+    fn time(&self, plan: &Plan, pace: Pace) -> anyhow::Result<Timing> {
+        let mut d = self.ctx.allocate(self.d_bytes)?;
+        let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;
+        let stream = self.ctx.new_stream()?;
+        let launch = |weight: &Weight| {
+            let args =
+                RunArgs { workspace: Some(&mut workspace), ..RunArgs::new((&self.x).into(), weight, (&mut d).into()) };
+            plan.run(&stream, args)
+        };
+        Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)
+    }
 }
 
 /// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.

@@ -8,6 +8,7 @@ mod choice;
 mod counters;
 mod devices;
 mod inspect;
+mod loading;
 mod progress;
 mod quantize;
 mod table;
@@ -40,6 +41,8 @@ enum Command {
     Verify(verify::Args),
     /// Measure kernels; with a baseline, fails on a regression beyond the noise.
     Bench(bench::Args),
+    /// Measure how fast weights are packed and loaded.
+    Loading(loading::Args),
 }
 
 /// Whether what was checked holds.
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(args, cli.json),
         Command::Verify(args) => verify::run(args, cli.json),
         Command::Bench(args) => bench::run(args, cli.json),
+        Command::Loading(args) => loading::run(args, cli.json),
     };
     match result {
         Ok(Holds::Yes) => ExitCode::SUCCESS,

@@ -54,6 +54,16 @@ fn quantize_writes_a_gguf_that_inspect_reads() {
 }
 
 #[test]
+fn loading_measures_what_the_host_packs() {
+    let table = json(&["loading", "--device", "cpu", "--format", "q4_0", "q6_k", "--shape", "1x33x512", "--json"]);
+    let formats: Vec<&Value> = rows(&table).iter().map(|row| &row["format"]).collect();
+    assert_eq!(formats, ["q4_0", "q6_k"]);
+    assert_eq!(rows(&table)[0]["bytes"], 33 * 512 / 32 * 18);
+    assert!(rows(&table).iter().all(|row| row["milliseconds"].as_f64().is_some_and(|ms| ms > 0.0)));
+    assert!(rows(&table).iter().all(|row| row["packing"].is_null()));
+}
+
+#[test]
 fn a_format_that_gguf_lacks_leaves_no_file() {
     let folder = tempfile::tempdir().expect("a writable folder");
     let output = folder.path().join("out.gguf");
@@ -91,6 +101,31 @@ fn a_regression_against_the_baseline_fails() {
         let result = qgemm(&[&bench[..], &["--baseline", text(&path)]].concat());
         assert_eq!(result.status.success(), passes, "{}", String::from_utf8_lossy(&result.stdout));
     }
+}
+
+#[test]
+fn a_sweep_times_every_number_of_tokens() {
+    let sweep =
+        ["bench", "--device", "cpu", "--shape", "1x64x256", "--format", "q4_k", "--sweep-m", "1..3,8", "--json"];
+    // Whether there are cliffs is up to the machine.
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let tuned = folder.path().join("tuned.json");
+    let output = qgemm(&[&sweep[..], &["--all-configs", "1000", "--save-tuned", text(&tuned)]].concat());
+    let table: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let planned: Vec<_> = rows(&table).iter().filter(|row| row["planned"] == true).collect();
+    assert_eq!(planned.iter().map(|row| row["m"].as_u64()).collect::<Vec<_>>(), [1, 2, 3, 8].map(Some));
+    assert!(rows(&table).iter().any(|row| row["planned"] == false), "other configurations are timed, too");
+    assert!(planned.iter().any(|row| row["behind_best"].as_f64().is_some_and(|share| share >= 0.0)));
+    assert_eq!(output.status.success(), rows(&table).iter().all(|row| row["cliff"].is_null()));
+    // What was fastest for 8 tokens is taken then.
+    let eight =
+        ["bench", "--device", "cpu", "--shape", "8x64x256", "--format", "q4_k", "--tuned", text(&tuned), "--json"];
+    let best = rows(&table).iter().filter(|row| row["m"] == 8).min_by(|a, b| {
+        let time = |row: &Value| row["microseconds"].as_f64().expect("a time");
+        time(a).total_cmp(&time(b))
+    });
+    let family = best.expect("a row")["family"].as_str().expect("a name").to_owned();
+    assert!(json(&eight)[0]["kernel"].as_str().expect("a name").starts_with(&family));
 }
 
 #[test]

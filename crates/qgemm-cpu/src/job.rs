@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use qgemm_formats::{DType, Encoding, NO_COLUMN};
-use qgemm_hal::{Activation, CheckedGemm, DeviceId, GemmArgs, HalError, HostMemory};
+use qgemm_hal::{CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
 use rayon::prelude::*;
 
+use crate::activation::activate;
 use crate::convert;
 use crate::operand::{Input, Output};
-use crate::simd::{LANES, Rows, Simd};
+use crate::simd::{LANES, ROWS, Rows, Simd, TOKEN_SUMS, sum};
 
 /// Columns of W that are decoded at a time: whole blocks of every format, small enough for the nearest cache.
 pub const CHUNK: usize = 512;
@@ -27,6 +28,8 @@ pub struct Job<'a> {
     k_order: Option<&'a [u8]>,
     c: Option<Input<'a>>,
     bias: Option<&'a [u8]>,
+    token_scale: Option<&'a [u8]>,
+    residual: Option<Input<'a>>,
     d: Output<'a>,
 }
 
@@ -42,16 +45,16 @@ impl<'a> Job<'a> {
             let bytes: &'a [u8] = bytes(view, what)?;
             bytes.get(..len).ok_or(HalError::OutOfBounds { what, start: 0, end: len, len: bytes.len() })
         };
-        let GemmArgs { x, w, c, bias, d, .. } = args;
+        let GemmArgs { x, w, c, bias, token_scale, residual, d, .. } = args;
         let optional = |wanted: bool, view: Option<_>, len: usize, what| match (wanted, view) {
             (false, _) => Ok(None),
             (true, Some(view)) => exactly(view, len, what).map(Some),
             (true, None) => Err(HalError::OutOfBounds { what, start: 0, end: len, len: 0 }),
         };
-        let c = match (&op.c, c) {
-            (Some(layout), Some(view)) => Some(Input::new(bytes(view, "C")?, *layout, [op.m, op.n], "C")?),
-            (Some(_), None) => return Err(HalError::OutOfBounds { what: "C", start: 0, end: 1, len: 0 }),
-            (None, _) => None,
+        let like_d = |layout: &Option<Dense>, view: Option<_>, what| match (layout, view) {
+            (Some(layout), Some(view)) => Input::new(bytes(view, what)?, *layout, [op.m, op.features], what).map(Some),
+            (Some(_), None) => Err(HalError::OutOfBounds { what, start: 0, end: 1, len: 0 }),
+            (None, _) => Ok(None),
         };
         Ok(Self {
             simd,
@@ -59,9 +62,11 @@ impl<'a> Job<'a> {
             weight: exactly(w.data, op.format.row_offset(op.n, op.stored_k), "W")?,
             row_scale: optional(op.row_scale, w.row_scale, op.n * 4, "row scales of W")?,
             k_order: optional(op.k_order, w.k_order, op.stored_k * 4, "column order of W")?,
-            bias: optional(op.bias.is_some(), bias, op.n * op.bias.map_or(0, DType::bytes), "bias")?,
-            c,
-            d: Output::new(HostMemory::of_device_mut(DeviceId::CPU, d, "D")?, op.d, [op.m, op.n])?,
+            c: like_d(&op.c, c, "C")?,
+            bias: optional(op.bias.is_some(), bias, op.bias_len() * op.bias.map_or(0, DType::bytes), "bias")?,
+            token_scale: optional(op.token_scale, token_scale, op.m * 4, "token scales")?,
+            residual: like_d(&op.residual, residual, "residual")?,
+            d: Output::new(HostMemory::of_device_mut(DeviceId::CPU, d, "D")?, op.d, [op.m, op.features])?,
             op,
         })
     }
@@ -148,23 +153,63 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Applies everything that follows the product and writes the result.
+    /// Finishes and writes the outputs of `tokens` and `rows` of W, at most [`ROWS`] from the first of `sums` on: the
+    /// sums of every token, [`TOKEN_SUMS`] apart.
     ///
     /// # Safety
-    /// No other thread may store (`token`, `row`) of this job.
-    pub unsafe fn store(&self, token: usize, row: usize, product: f32) {
+    /// No other thread may store these outputs of this job.
+    pub unsafe fn store(&self, tokens: Range<usize>, rows: Range<usize>, sums: &[f32]) {
+        for (token, sums) in tokens.zip(sums.chunks_exact(TOKEN_SUMS)) {
+            for (row, lanes) in rows.clone().zip(sums.as_chunks::<LANES>().0) {
+                let value = activate(self.op.activation, self.linear(token, row, row, sum(lanes)));
+                // SAFETY: the caller's promise.
+                unsafe { self.finish(token, row, value) };
+            }
+        }
+    }
+
+    /// As [`Job::store`], of a gated pair, for the sums of [`ROWS`] rows of the gate, `first_row` being the first, and of
+    /// the rows of the up that follow them.
+    ///
+    /// # Safety
+    /// No other thread may store these outputs of this job.
+    pub unsafe fn store_gated(&self, tokens: Range<usize>, first_row: usize, gate: &[f32], up: &[f32]) {
+        let features = self.op.features;
+        let first = first_row / 2;
+        for (token, (gate, up)) in tokens.zip(gate.chunks_exact(TOKEN_SUMS).zip(up.chunks_exact(TOKEN_SUMS))) {
+            let sums = gate.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
+            for (i, (gate, up)) in sums.take(features - first).enumerate() {
+                let feature = first + i;
+                let gate = self.linear(token, first_row + i, feature, sum(gate));
+                let up = self.linear(token, first_row + ROWS + i, features + feature, sum(up));
+                // SAFETY: the caller's promise.
+                unsafe { self.finish(token, feature, activate(self.op.activation, gate) * up) };
+            }
+        }
+    }
+
+    /// What the activation is applied to, or, of a gated pair's up, what the activated gate is multiplied with.
+    fn linear(&self, token: usize, row: usize, bias_index: usize, product: f32) -> f32 {
         let op = self.op;
-        let scaled = self.row_scale.map_or(product, |scales| product * DType::F32.read(scales, row));
-        let mut value = op.alpha * scaled;
+        let scale = |scales: Option<&[u8]>, index| scales.map_or(1.0, |scales| DType::F32.read(scales, index));
+        let mut value = op.alpha * (product * scale(self.row_scale, row)) * scale(self.token_scale, token);
         if let Some(c) = &self.c {
             value += op.beta * c.at(token, row);
         }
         if let (Some(bias), Some(dtype)) = (self.bias, op.bias) {
-            value += dtype.read(bias, row);
+            value += dtype.read(bias, bias_index);
         }
-        let Activation::Identity = op.activation;
+        value
+    }
+
+    /// Adds the residual and writes the result.
+    ///
+    /// # Safety
+    /// No other thread may store (`token`, `feature`) of this job.
+    unsafe fn finish(&self, token: usize, feature: usize, value: f32) {
+        let residual = self.residual.as_ref().map_or(0.0, |residual| residual.at(token, feature));
         // SAFETY: the caller's promise.
-        unsafe { self.d.store(token, row, value) }
+        unsafe { self.d.store(token, feature, value + residual) }
     }
 }
 

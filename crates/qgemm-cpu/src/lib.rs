@@ -6,6 +6,7 @@
 //! between processors with different vector instructions.)
 #![deny(missing_docs)]
 
+mod activation;
 mod arena;
 mod convert;
 mod device;

@@ -7,7 +7,8 @@ use qgemm_cpu::{CpuDevice, GEMM, GEMV};
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, quantize_matrix};
 use qgemm_hal::{
-    Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel, WeightArgs,
+    Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel,
+    WeightArgs, XRounding,
 };
 
 const FAMILIES: [&dyn KernelFamily; 2] = [&GEMV, &GEMM];
@@ -47,16 +48,22 @@ impl Problem {
         let op = CheckedGemm {
             m,
             n,
+            features: n,
+            gated: false,
             k,
             stored_k: weight.stored_k(),
             format: weight.format(),
             class: PackClass::Canonical,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
+            weight_fits_f16: weight.fits_f16(),
             x: dense(x_dtype, k),
+            x_rounding: XRounding::default(),
             d: dense(DType::F32, n),
             c: None,
             bias: None,
+            token_scale: false,
+            residual: None,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,
@@ -113,6 +120,8 @@ impl Problem {
             w: WeightArgs { data: (&data).into(), row_scale: view(&row_scale), k_order: view(&k_order) },
             c: view(&c),
             bias: view(&bias),
+            token_scale: None,
+            residual: None,
             d: (&mut d).into(),
             workspace: None,
         };
@@ -145,7 +154,7 @@ fn plan(family: &dyn KernelFamily, op: &CheckedGemm, device: &dyn Device) -> Lau
     let (n_tiles, m_tiles) = (tiles(op.n, config.tile_n), tiles(op.m, config.tile_m));
     let k_steps = tiles(op.stored_k, config.tile_k);
     let grid = [n_tiles, m_tiles, 1];
-    LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, grid, workspace_bytes: 0, estimate: 0.0 }
+    LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, stream_k: None, grid, workspace_bytes: 0, estimate: 0.0 }
 }
 
 /// The families that serve `m` tokens.
@@ -315,7 +324,16 @@ fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
             std::array::from_fn(|i| device.allocate(sizes[i] - usize::from(i == short), "test").expect("memory"));
         device.fill(&device.default_stream(), (&mut d).into(), 0xff).expect("fits");
         let w = WeightArgs { data: (&w).into(), row_scale: None, k_order: None };
-        let args = GemmArgs { x: (&x).into(), w, c: None, bias: None, d: (&mut d).into(), workspace: None };
+        let args = GemmArgs {
+            x: (&x).into(),
+            w,
+            c: None,
+            bias: None,
+            token_scale: None,
+            residual: None,
+            d: (&mut d).into(),
+            workspace: None,
+        };
         let error = kernel.launch(&device.default_stream(), args).expect_err("one byte is missing");
         assert!(matches!(error, HalError::OutOfBounds { what, .. } if what == ["X", "W", "D"][short]), "{error}");
         let mut bytes = vec![0; d.len()];

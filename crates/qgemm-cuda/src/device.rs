@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result;
-use qgemm_formats::Format;
 use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream};
 
 use crate::cache::Cache;
 use crate::chip::{self, Chip};
 use crate::driver::DeviceContext;
-use crate::families;
-use crate::function::Function;
+use crate::families::{self, Repack};
+use crate::function::{Function, Start};
+use crate::launch::Geometry;
 use crate::memory::{CudaBuffer, device_address};
 use crate::probe;
 use crate::spec::KernelSpec;
@@ -84,6 +85,18 @@ impl CudaDevice {
     /// As [`CudaDevice::kernel`].
     pub(crate) fn kernel_for(&self, spec: &KernelSpec, target: Target) -> Result<Function, HalError> {
         self.store.get(self, spec, Some(target))
+    }
+
+    /// The kernel that packs weights of `format`.
+    ///
+    /// # Errors
+    /// [`HalError::KernelUnavailable`].
+    pub(crate) fn repack(&self, format: Format) -> Result<Repack, HalError> {
+        Repack::new(format, self.chip.variant).ok_or_else(|| HalError::KernelUnavailable {
+            kernel: format!("repack_nt_{format}"),
+            target: self.chip.info.arch.clone(),
+            why: "its packed bits are not bits of its blocks".into(),
+        })
     }
 
     fn id(&self) -> DeviceId {
@@ -162,6 +175,18 @@ impl Device for CudaDevice {
 
     fn pack_class(&self, _format: Format) -> PackClass {
         families::pack_class(self.chip.variant)
+    }
+
+    fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
+        let repack = self.repack(weight.format())?;
+        let function = self.kernel(repack.spec())?;
+        repack.run(self, stream, weight, |launch| {
+            let params = launch.params(|view, what| device_address(self.id(), view, what))?;
+            let Geometry { grid, threads, shared_bytes } = launch.geometry;
+            // SAFETY: the parameter is the kernel's, made by `Repack` for views of this length, which live until the
+            // stream was waited for; nothing else uses them.
+            unsafe { function.launch(stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
+        })
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {

@@ -233,3 +233,20 @@ fn objects_of_other_backends_are_refused() {
     assert!(wrong(read_bandwidth(&*noop, 1024).map(drop)));
     assert!(wrong(device_address(&*device, (&foreign).into()).map(drop)));
 }
+
+/// Shapes with edges of tiles, slabs and strips, and one of several million values.
+#[test]
+fn weights_are_packed_as_on_the_host() {
+    let Some(device) = device_or_skip("weights_are_packed_as_on_the_host") else { return };
+    let stream = device.default_stream();
+    for format in qgemm_formats::Format::all() {
+        let block = format.block_len;
+        let ragged = if format.ragged_k { 2 * block + 5 } else { 3 * block };
+        for (n, k) in [(1, block), (19, ragged), (33, 1088usize.next_multiple_of(block)), (1030, 4096 + 2 * block)] {
+            let weight = qgemm_testkit::weight(qgemm_testkit::WeightKind::Raw, format, n, k, None, 1).unwrap();
+            let packed = contents(&*device, &device.pack(&stream, &weight).unwrap());
+            let layout = qgemm_formats::prepack::PackedLayout::new(format, device.pack_class(format)).unwrap();
+            assert!(packed == layout.pack(&weight), "{format} of {n} x {k}");
+        }
+    }
+}

@@ -31,6 +31,7 @@ mod spec;
 mod store;
 mod stream;
 mod target;
+mod tensor_map;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -43,14 +44,14 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    BlockScaledParams, FAMILIES, GemmLaunch, GemmParams, block_scaled_geometry, block_scaled_spec, launch_of, manifest,
-    pack_class,
+    BlockScaledParams, EncodedMap, FAMILIES, GemmLaunch, LaunchParams, Repack, RepackLaunch, StageLaunch, XMap,
+    block_scaled_geometry, block_scaled_spec, launch_of, manifest, pack_class,
 };
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;
 pub use launch::{Geometry, device_address, launch_spec};
 pub use nvrtc::NvrtcError;
-pub use probe::read_bandwidth;
+pub use probe::{copy_bandwidth, read_bandwidth, repack_bandwidth};
 pub use spec::KernelSpec;
 pub use target::Target;
 

@@ -32,6 +32,8 @@ struct EmuRuntime {
     void (*cp_async)(void* shared, const void* global, u32 bytes, u32 source_bytes, const char* file, u32 line);
     void (*cp_async_commit)();
     void (*cp_async_wait)(u32 groups, const char* file, u32 line);
+    void (*cp_async_arrive)(u64* barrier, const char* file, u32 line);
+    void (*bulk_copy)(u8* shared, const u8* global, u32 bytes, u64* barrier, const char* file, u32 line);
     void (*grid_wait)();
     void (*mbarrier_init)(u64* barrier, u32 count, const char* file, u32 line);
     void (*mbarrier_fence)();

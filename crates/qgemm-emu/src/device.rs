@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use once_cell::sync::OnceCell;
-use qgemm_cuda::{KernelSpec, Sha256Hash};
-use qgemm_formats::Format;
+use qgemm_cuda::{KernelSpec, Repack, Sha256Hash};
 use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory, HostStream,
     KernelFamily, Stream, Variant,
@@ -21,7 +21,7 @@ use crate::compile::Compiler;
 use crate::counters::KernelCounters;
 use crate::families;
 use crate::kernel::LoadedKernel;
-use crate::machine::{self, Launch, Region};
+use crate::machine::{self, Access, Launch, Region};
 use crate::model::Precision;
 
 /// A launch without its kernel: geometry, parameter and operands.
@@ -215,6 +215,31 @@ impl Device for EmuDevice {
 
     fn pack_class(&self, _format: Format) -> PackClass {
         qgemm_cuda::pack_class(self.variant)
+    }
+
+    fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
+        HostStream::check(self.id(), stream)?;
+        let wrong = || HalError::WrongDevice { device: self.id(), what: "the kernel" };
+        let repack = Repack::new(weight.format(), self.variant).ok_or_else(wrong)?;
+        let slot = self.kernel(repack.spec())?;
+        let kernel = slot.get().ok_or_else(wrong)?;
+        repack.run(self, stream, weight, |launch| {
+            let params = launch.params(|view, what| families::address(self.id(), view, what))?;
+            let region = |name, start: u64, len, access| Region { name, start: start as usize, len, access };
+            let regions = [
+                region("the rows of a weight", params.rows, launch.rows.len(), Access::Read),
+                region("the packed weight", params.packed, launch.packed.as_ref().len(), Access::Write),
+            ];
+            let geometry = Geometry {
+                blocks: launch.geometry.grid,
+                threads: launch.geometry.threads,
+                shared_bytes: launch.geometry.shared_bytes,
+                params: bytemuck::bytes_of(&params),
+                starts_early: false,
+            };
+            // SAFETY: the parameter is the kernel's; the regions are views that `launch` borrows.
+            unsafe { self.launch(&repack.spec().name, kernel, geometry, &regions) }
+        })
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
-use qgemm_cuda::GemmLaunch;
+use qgemm_cuda::{EncodedMap, GemmLaunch, StageLaunch, XMap};
 use qgemm_hal::{
     BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostMemory, HostStream, Kernel,
     KernelFamily, LaunchPlan, Stream, TileConfig, Unsupported,
@@ -11,7 +11,7 @@ use qgemm_hal::{
 
 use crate::device::{EmuDevice, Geometry};
 use crate::kernel::LoadedKernel;
-use crate::machine::{Access, Region};
+use crate::machine::{Access, Region, Swizzle, TensorMap};
 
 /// A family of the CUDA backend.
 #[derive(Debug)]
@@ -46,9 +46,10 @@ impl KernelFamily for EmuFamily {
         let emu = EmuDevice::of(device)?;
         let launch = qgemm_cuda::launch_of(self.name(), op, plan, device.info())?;
         let kernel = emu.kernel(&launch.spec)?;
+        let stage = launch.staging.as_ref().map(|staging| emu.kernel(&staging.spec)).transpose()?;
         // Whoever holds the reference holds the device.
         let device = emu.handle().ok_or(HalError::WrongDevice { device: emu.id(), what: "the kernel" })?;
-        Ok(Arc::new(EmuKernel { launch, kernel, device }))
+        Ok(Arc::new(EmuKernel { launch, kernel, stage, device }))
     }
 }
 
@@ -57,38 +58,72 @@ impl KernelFamily for EmuFamily {
 struct EmuKernel {
     launch: GemmLaunch,
     kernel: Arc<OnceCell<LoadedKernel>>,
+    /// The kernel of the launch before, when there is one.
+    stage: Option<Arc<OnceCell<LoadedKernel>>>,
     device: Arc<EmuDevice>,
 }
 
 impl EmuKernel {
+    fn region(&self, view: BufferRef<'_>, name: &'static str, access: Access) -> Result<Region, HalError> {
+        Ok(Region { name, start: address(self.device.id(), view, name)? as usize, len: view.len(), access })
+    }
+
     /// What the launch may touch.
     fn regions(&self, args: &GemmArgs<'_>) -> Result<Vec<Region>, HalError> {
-        let id = self.device.id();
-        let region = |view: BufferRef<'_>, name, access| {
-            Ok::<_, HalError>(Region { name, start: address(id, view, name)? as usize, len: view.len(), access })
-        };
         let mut regions = vec![
-            region(args.x, "x", Access::Read)?,
-            region(args.w.data, "the weight", Access::Weight)?,
-            region(args.d.as_ref(), "d", Access::Write)?,
+            self.region(args.w.data, "the weight", Access::Weight)?,
+            self.region(args.d.as_ref(), "d", Access::Write)?,
         ];
+        match self.launch.staging {
+            None => regions.push(self.region(args.x, "x", Access::Read)?),
+            Some(_) => regions.extend(self.staged_regions(args, Access::Read)?),
+        }
         let optional = [
             (args.w.row_scale, "the row scales", Access::Weight),
             (args.w.k_order, "the column order", Access::Weight),
             (args.c, "c", Access::Read),
             (args.bias, "the bias", Access::Read),
+            (args.token_scale, "the token scales", Access::Read),
+            (args.residual, "the residual", Access::Read),
         ];
         for (view, name, access) in optional {
-            regions.extend(view.map(|view| region(view, name, access)).transpose()?);
+            regions.extend(view.map(|view| self.region(view, name, access)).transpose()?);
         }
-        if let (Some(layout), Some(workspace)) = (&self.launch.workspace, &args.workspace) {
-            let whole = region(workspace.as_ref(), "the workspace", Access::ReadWrite)?;
-            let tiles = self.launch.plan.n_tiles as usize * self.launch.plan.m_tiles as usize;
+        if let (Some(layout), Some(workspace)) = (&self.launch.workspace, &args.workspace)
+            && layout.partial_bytes > 0
+        {
+            let whole = self.region(workspace.as_ref(), "the workspace", Access::ReadWrite)?;
+            let tiles = self.launch.plan.shared_tiles() as usize;
             let part = |name, from: usize, len: usize, access| Region { name, start: whole.start + from, len, access };
             regions.push(part("the counters", layout.counters, tiles * 4, Access::ReadWrite));
-            regions.push(part("the partial sums", layout.partials, layout.bytes - layout.partials, Access::Write));
+            regions.push(part("the partial sums", layout.partials, layout.partial_bytes, Access::Write));
         }
         Ok(regions)
+    }
+
+    /// What the launch before it may touch.
+    fn stage_regions(&self, args: &GemmArgs<'_>) -> Result<Vec<Region>, HalError> {
+        let mut regions = vec![self.region(args.x, "x", Access::Read)?];
+        let order = args.w.k_order.map(|view| self.region(view, "the column order", Access::Weight));
+        regions.extend(order.transpose()?);
+        regions.extend(self.staged_regions(args, Access::Write)?);
+        Ok(regions)
+    }
+
+    /// The copy of X and the tokens' factors.
+    fn staged_regions(&self, args: &GemmArgs<'_>, access: Access) -> Result<Vec<Region>, HalError> {
+        let (Some(StageLaunch { layout, staged, tokens, .. }), Some(workspace)) =
+            (&self.launch.staging, &args.workspace)
+        else {
+            return Ok(Vec::new());
+        };
+        let start = address(self.device.id(), workspace.as_ref(), "the workspace")? as usize;
+        let x_bytes = tokens * layout.columns * staged.dtype.bytes();
+        let factor_bytes = if staged.scaled { tokens * 4 } else { 0 };
+        Ok(vec![
+            Region { name: "the staged activations", start: start + layout.x, len: x_bytes, access },
+            Region { name: "the tokens' factors", start: start + layout.factors, len: factor_bytes, access },
+        ])
     }
 }
 
@@ -100,9 +135,21 @@ impl Kernel for EmuKernel {
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         let id = self.device.id();
         HostStream::check(id, stream)?;
-        let params = self.launch.params(&args, |view, what| address(id, view, what))?;
+        let params = self.launch.params(&args, |view, what| address(id, view, what), |map| Ok(encode(map)))?;
         let regions = self.regions(&args)?;
-        let GemmLaunch { plan, starts_early, spec, .. } = &self.launch;
+        let GemmLaunch { plan, starts_early, spec, staging, .. } = &self.launch;
+        if let (Some(staging), Some(stage)) = (staging, self.stage.as_ref().and_then(|slot| slot.get())) {
+            let params = staging.params(&args, |view, what| address(id, view, what))?;
+            let geometry = Geometry {
+                blocks: staging.geometry.grid,
+                threads: staging.geometry.threads,
+                shared_bytes: staging.geometry.shared_bytes,
+                params: bytemuck::bytes_of(&params),
+                starts_early: *starts_early,
+            };
+            // SAFETY: as below; the parameter is that of the kernels that copy activations.
+            unsafe { self.device.launch(&staging.spec.name, stage, geometry, &self.stage_regions(&args)?)? };
+        }
         let geometry = Geometry {
             blocks: plan.grid,
             threads: plan.config.threads,
@@ -126,4 +173,17 @@ pub(crate) fn address(device: DeviceId, view: BufferRef<'_>, what: &'static str)
         return Err(wrong);
     }
     Ok(HostMemory::address(view).ok_or(wrong)?.as_ptr().expose_provenance() as u64)
+}
+
+/// The map of X as the emulated copy engine takes it.
+fn encode(x: &XMap) -> EncodedMap {
+    TensorMap {
+        address: x.address,
+        element_bytes: x.dtype.bytes() as u32,
+        size: x.size,
+        row_bytes: x.row_bytes,
+        tile: x.tile,
+        swizzle: Swizzle::Bytes128,
+    }
+    .encode()
 }

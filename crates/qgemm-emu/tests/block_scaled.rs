@@ -6,7 +6,7 @@ use qgemm_cuda::{BlockScaledParams, Geometry, block_scaled_geometry, block_scale
 use qgemm_emu::{Access, Region};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Format, HostWeight};
-use qgemm_hal::abi::{self, GemmPointers, GemmShape, dtype_code};
+use qgemm_hal::abi::{self, GemmPointers, GemmShape, TileSchedule, dtype_code};
 use qgemm_hal::{Buffer, Device, Variant};
 
 /// Shapes (m, n, k): one tile, edges along each dimension, several tiles and stages.
@@ -93,6 +93,7 @@ impl Problem {
             shape: GemmShape {
                 m: m as u32,
                 n: n as u32,
+                features: n as u32,
                 k: k as u32,
                 stored_k: self.w.stored_k() as u32,
                 k_slabs: layout.k_slabs(self.w.stored_k()) as u32,
@@ -118,6 +119,7 @@ impl Problem {
                 d_row: self.row as u64,
                 ..GemmPointers::default()
             },
+            tiles: TileSchedule::default(),
             x_scales,
             x_scale_row: (scales.len() / m) as u64,
         };

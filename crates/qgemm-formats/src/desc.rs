@@ -9,7 +9,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use half::f16;
+
 use crate::error::FormatError;
+use crate::float8::{e4m3_to_f32, e8m0_to_f32};
 use crate::formats;
 use crate::weight::HostWeight;
 
@@ -62,6 +65,21 @@ impl FloatScale {
             ScaleType::E8M0 => block[self.offset] != 0xff,
         }
     }
+
+    /// This scale of `block` as a number.
+    ///
+    /// # Panics
+    /// When `block` is shorter than the format's blocks.
+    #[inline]
+    pub fn read(self, block: &[u8]) -> f32 {
+        let at = &block[self.offset..];
+        match self.kind {
+            ScaleType::F32 => f32::from_le_bytes([at[0], at[1], at[2], at[3]]),
+            ScaleType::F16 => f16::from_le_bytes([at[0], at[1]]).to_f32(),
+            ScaleType::E4M3 => e4m3_to_f32(at[0]),
+            ScaleType::E8M0 => e8m0_to_f32(at[0]),
+        }
+    }
 }
 
 /// Encodes values, a multiple of the block length, into blocks: what [`FormatDesc::quantize_blocks`] points to.
@@ -111,6 +129,10 @@ pub struct FormatDesc {
     pub encoding: Encoding,
     /// Values that share one scale: the sub-block of super-block formats, else `block_len`.
     pub sub_block: usize,
+    /// The largest finite magnitude among products of code (offset by zero point or minimum) and sub-scale, when
+    /// every floating-point scale is 1: times the largest such scale, a bound on a block's values and on its
+    /// sub-blocks' scales and minima.
+    pub unit_range: f32,
     /// Widths in bits of the bit planes that a code is stored as when prepacked, low bits first
     /// (6-bit codes are `[4, 2]`). Their sum is the width of a code.
     pub code_planes: &'static [u8],

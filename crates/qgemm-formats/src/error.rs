@@ -2,6 +2,8 @@
 
 use thiserror::Error;
 
+use crate::prepack::PackClass;
+
 /// What can be wrong with a format's name, a weight's bytes, or a model file.
 #[derive(Debug, Error, Clone, PartialEq)]
 #[non_exhaustive]
@@ -62,6 +64,16 @@ pub enum FormatError {
         /// Block within the row.
         block: usize,
     },
+    /// The weights of a gated pair differ in what they must share.
+    #[error("gated pair: the gate's {what} is {gate}, the up's {up}")]
+    PairMismatch {
+        /// `format`, `N`, `K`, `stored columns` or `column order`.
+        what: &'static str,
+        /// The gate's.
+        gate: String,
+        /// The up's.
+        up: String,
+    },
     /// The format cannot be produced from plain values.
     #[error("weights cannot be quantized to {format}: {why}")]
     NotQuantizable {
@@ -93,6 +105,44 @@ pub enum FormatError {
         file: String,
         /// What the operating system said.
         why: String,
+    },
+    /// A file is no packed weight.
+    #[error("packed weight: expected a file that begins with \"qgemm-pw\", got \"{}\"", .got.escape_ascii())]
+    NotPacked {
+        /// Its first bytes.
+        got: [u8; 8],
+    },
+    /// A packed weight in another version of its file format.
+    #[error("packed weight: expected version {expected} of the file format, got {got}; pack it again")]
+    PackedVersion {
+        /// The version that is read.
+        expected: u32,
+        /// The version that came.
+        got: u32,
+    },
+    /// A packed weight in a layout that has changed since.
+    #[error(
+        "packed weight: expected layout {class:?} of {format} with fingerprint {expected:016x}, got {got:016x}: another version of the library packed it; pack it again"
+    )]
+    PackedLayout {
+        /// Name of the format.
+        format: &'static str,
+        /// The layout.
+        class: PackClass,
+        /// Fingerprint of the layout as it is now.
+        expected: u64,
+        /// The fingerprint that came.
+        got: u64,
+    },
+    /// Bytes are not those that were written.
+    #[error("{what}: expected checksum {expected:016x}, got {got:016x}: the file is damaged")]
+    Checksum {
+        /// What was summed.
+        what: String,
+        /// The checksum that is stored.
+        expected: u64,
+        /// That of the bytes.
+        got: u64,
     },
     /// No tensor of this name.
     #[error("no tensor is called `{name}`{}", .near.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]

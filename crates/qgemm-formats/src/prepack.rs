@@ -1,8 +1,8 @@
 //! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
 //!
-//! A weight is cut into *tiles* of 16 (class T) or 32 (class V) rows, a tile into *slabs* along K. Slabs of a
-//! tile follow one another, so that a warp streams through contiguous memory. A slab holds its code planes and
-//! then its scale records:
+//! A weight is cut into *tiles* of 16 (class T) or 32 (class V) rows, a tile into *slabs* along K, of a block or, where
+//! that is less, of 64 columns. Slabs of a tile follow one another, so that a warp streams through contiguous
+//! memory. A slab holds its code planes and then its scale records:
 //!
 //! ```text
 //! slab = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
@@ -10,11 +10,14 @@
 //! scale plane = [row][records of the slab, along K] (rows in the order 0, 8, 1, 9, … for class T)
 //! ```
 //!
+//! Where a format's scales are shared by many rows (128×128 blocks), the plane holds one record for every eight rows, in
+//! their order: a gated pair interleaves eight rows of one weight with eight of another.
+//!
 //! The codes of a lane form a stream of *quads*, four values of one row. In class T, lane `l` with
 //! `g = l / 4`, `t = l % 4` holds, for every 64 columns, four quads of row `g` and then four of row `g + 8`;
 //! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
 //! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In class V, lane `l` holds row `l`, columns in order: what
-//! four concurrent `mma.m8n8k4` quad-pairs want.
+//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows.
 //!
 //! Within a quad, values stand in the bytes of a word as `v0 v2 v1 v3`; a plane of `b` bits puts `8 / b` quads
 //! into the same word, one above the other. So `word >> b·q & mask` yields quad `q` as four bytes (for integer
@@ -36,9 +39,11 @@ pub enum PackClass {
     V,
 }
 
-/// Values in a quad, quads in a lane's chunk.
-const QUAD: usize = 4;
-const QUADS_PER_CHUNK: usize = 8;
+/// Rows that share their records where the format's scales cover more than one row.
+pub const SHARED_ROWS: usize = 8;
+
+/// Values in a quad.
+pub(crate) const QUAD: usize = 4;
 /// Byte of a word in which value `i` of a quad stands.
 const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
 const LANES: usize = 32;
@@ -56,6 +61,19 @@ pub struct CodePlaneLayout {
     pub words: usize,
 }
 
+impl CodePlaneLayout {
+    /// Where the part of value `i` of `quad` begins among all bits that a lane holds of the plane.
+    pub(crate) fn lane_bit(&self, quad: usize, i: usize) -> usize {
+        match self.bits {
+            16 | 32 => (quad * QUAD + i) * self.bits,
+            bits => {
+                let per_word = 8 / bits;
+                quad / per_word * 32 + 8 * QUAD_BYTE[i] + bits * (quad % per_word)
+            }
+        }
+    }
+}
+
 /// Where one scale plane lies in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalePlaneLayout {
@@ -63,8 +81,8 @@ pub struct ScalePlaneLayout {
     pub offset: usize,
     /// Bytes of one row's records in a slab.
     pub row_bytes: usize,
-    /// Whether all rows of the tile share one record (128×128 block scales).
-    pub per_tile: bool,
+    /// Consecutive rows that share their records: 1, or [`SHARED_ROWS`] (128×128 block scales).
+    pub rows: usize,
 }
 
 /// The geometry of a prepacked weight.
@@ -88,18 +106,18 @@ pub struct PackedLayout {
 impl PackedLayout {
     /// The layout of `format` in `class`, or `None` for [`PackClass::Canonical`], which has no slabs.
     pub fn new(format: Format, class: PackClass) -> Option<Self> {
-        let (tile_rows, chunk_k) = match class {
+        let tile_rows = match class {
             PackClass::Canonical => return None,
-            PackClass::T => (16, 64),
-            PackClass::V => (32, 32),
+            PackClass::T => 16,
+            PackClass::V => 32,
         };
-        let slab_k = chunk_k.max(format.block_len);
-        let chunks = slab_k / chunk_k;
+        // A cache line of f16 activations a token.
+        let slab_k = 64.max(format.block_len);
         let mut offset = 0;
         let mut codes = Vec::new();
         for &bits in format.code_planes {
             let bits = usize::from(bits);
-            let lane_bytes = chunks * QUADS_PER_CHUNK * QUAD * bits / 8;
+            let lane_bytes = tile_rows * slab_k / LANES * bits / 8;
             let word_bytes = lane_bytes.min(16);
             codes.push(CodePlaneLayout { bits, offset, word_bytes, words: lane_bytes / word_bytes });
             offset += lane_bytes * LANES;
@@ -107,12 +125,17 @@ impl PackedLayout {
         let mut scales = Vec::new();
         for plane in format.scale_planes {
             let row_bytes = plane.bytes * slab_k / plane.span;
-            let per_tile = plane.rows >= tile_rows;
-            scales.push(ScalePlaneLayout { offset, row_bytes, per_tile });
+            let rows = if plane.rows >= SHARED_ROWS { SHARED_ROWS } else { 1 };
+            scales.push(ScalePlaneLayout { offset, row_bytes, rows });
             // Every plane begins at a multiple of 16 bytes, so that a row's record can be read in wide words.
-            offset = (offset + row_bytes * if per_tile { 1 } else { tile_rows }).next_multiple_of(16);
+            offset = (offset + row_bytes * tile_rows / rows).next_multiple_of(16);
         }
         Some(Self { class, tile_rows, slab_k, slab_bytes: offset.next_multiple_of(16), codes, scales, format })
+    }
+
+    /// The format of the weights.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// Tiles that `n` rows fill, the last one padded with zeros.
@@ -147,24 +170,21 @@ impl PackedLayout {
         self.tile_rows * self.slab_k / (LANES * QUAD)
     }
 
-    /// Position of row `row` in a scale plane.
-    fn scale_row(&self, row: usize) -> usize {
-        match self.class {
+    /// Byte of the slab at which the records of row `row` of the tile begin.
+    fn records_at(&self, plane: &ScalePlaneLayout, row: usize) -> usize {
+        let record = match self.class {
+            _ if plane.rows > 1 => row / plane.rows,
             PackClass::T => (row % 8) * 2 + row / 8,
             _ => row,
-        }
+        };
+        plane.offset + record * plane.row_bytes
     }
 
     /// Bytes (offset in the slab, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
     /// part lies within the four bytes at the offset.
     fn code_position(&self, plane: &CodePlaneLayout, lane: usize, quad: usize, i: usize) -> (usize, usize) {
-        let (byte_in_lane, shift) = match plane.bits {
-            16 | 32 => ((quad * QUAD + i) * plane.bits / 8, 0),
-            bits => {
-                let per_word = 8 / bits;
-                (quad / per_word * 4, 8 * QUAD_BYTE[i] + bits * (quad % per_word))
-            }
-        };
+        let bit = plane.lane_bit(quad, i);
+        let (byte_in_lane, shift) = (bit / 32 * 4, bit % 32);
         let (word, byte) = (byte_in_lane / plane.word_bytes, byte_in_lane % plane.word_bytes);
         (plane.offset + (word * LANES + lane) * plane.word_bytes + byte, shift)
     }
@@ -180,7 +200,7 @@ impl PackedLayout {
                         let (at, shift) = self.code_position(plane, lane, quad, i);
                         match plane.bits {
                             32 => slab[at..at + 4].copy_from_slice(&code.to_le_bytes()),
-                            16 => slab[at..at + 2].copy_from_slice(&(code as u16).to_le_bytes()),
+                            16 => slab[at + shift / 8..][..2].copy_from_slice(&(code as u16).to_le_bytes()),
                             bits => {
                                 let part = (code & ((1 << bits) - 1)) as u8;
                                 slab[at + shift / 8] |= part << (shift % 8);
@@ -193,12 +213,9 @@ impl PackedLayout {
         }
         let rows = scales.len() / self.scales.len().max(1);
         for (p, plane) in self.scales.iter().enumerate() {
-            for row in 0..rows {
-                let at = plane.offset + if plane.per_tile { 0 } else { self.scale_row(row) * plane.row_bytes };
+            for row in (0..rows).step_by(plane.rows) {
+                let at = self.records_at(plane, row);
                 slab[at..at + plane.row_bytes].copy_from_slice(&scales[row * self.scales.len() + p]);
-                if plane.per_tile {
-                    break;
-                }
             }
         }
     }
@@ -254,7 +271,7 @@ impl PackedLayout {
             let (at, shift) = self.code_position(plane, lane, quad, i);
             let part = match plane.bits {
                 32 => u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]),
-                16 => u32::from(u16::from_le_bytes([bytes[at], bytes[at + 1]])),
+                16 => u32::from(u16::from_le_bytes([bytes[at + shift / 8], bytes[at + shift / 8 + 1]])),
                 bits => u32::from(bytes[at + shift / 8] >> (shift % 8)) & ((1 << bits) - 1),
             };
             code |= part << below;
@@ -267,7 +284,7 @@ impl PackedLayout {
     pub fn scales_at<'a>(&self, packed: &'a [u8], k_slabs: usize, row: usize, slab: usize, plane: usize) -> &'a [u8] {
         let base = (row / self.tile_rows * k_slabs + slab) * self.slab_bytes;
         let p = self.scales[plane];
-        let at = base + p.offset + if p.per_tile { 0 } else { self.scale_row(row % self.tile_rows) * p.row_bytes };
+        let at = base + self.records_at(&p, row % self.tile_rows);
         &packed[at..at + p.row_bytes]
     }
 
@@ -336,7 +353,7 @@ mod tests {
                         let mut from = 0;
                         for (p, plane) in format.scale_planes.iter().enumerate() {
                             let len = plane.bytes * format.block_len / plane.span;
-                            if !layout.scales[p].per_tile {
+                            if row % layout.scales[p].rows == 0 {
                                 let records = layout.scales_at(&packed, k_slabs, row, block / per_slab, p);
                                 assert_eq!(&records[block % per_slab * len..][..len], &scales[from..from + len]);
                             }

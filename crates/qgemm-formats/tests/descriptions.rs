@@ -225,3 +225,32 @@ fn finite_scales_are_told_from_infinite_ones() {
         }
     }
 }
+
+/// Bits that are all zeros, all ones, or at random have the extreme sub-scales and codes among them.
+#[test]
+fn values_of_unit_scales_lie_within_the_unit_range_and_nearly_fill_it() {
+    for format in Format::all().filter(|f| !matches!(f.encoding, Encoding::Plain(_))) {
+        let mut blocks = random_bytes(format.block_bytes * 3000, 5);
+        for pattern in [0x00, 0xff, 0x80, 0x7f, 0x0f, 0xf0] {
+            blocks.extend(std::iter::repeat_n(pattern, format.block_bytes));
+        }
+        let mut largest = 0.0f32;
+        for (i, block) in blocks.chunks_exact_mut(format.block_bytes).enumerate() {
+            for (s, scale) in format.float_scales.iter().enumerate() {
+                let one = if i >> s & 1 == 0 { 1.0 } else { -1.0f32 };
+                match scale.kind {
+                    ScaleType::F32 => block[scale.offset..][..4].copy_from_slice(&one.to_le_bytes()),
+                    ScaleType::F16 => block[scale.offset..][..2].copy_from_slice(&f16::from_f32(one).to_le_bytes()),
+                    ScaleType::E4M3 => block[scale.offset] = 0x38,
+                    ScaleType::E8M0 => block[scale.offset] = 127,
+                }
+                assert_eq!(scale.read(block).abs(), 1.0, "{format}");
+            }
+            let mut values = vec![0.0; format.block_len];
+            (format.dequantize_block)(block, &mut values);
+            largest = values.iter().filter(|v| v.is_finite()).fold(largest, |largest, v| largest.max(v.abs()));
+        }
+        assert!(largest <= format.unit_range, "{format}: {largest} is beyond {}", format.unit_range);
+        assert!(largest >= 0.7 * format.unit_range, "{format}: {} is far beyond {largest}", format.unit_range);
+    }
+}

@@ -3,6 +3,8 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::op::Activation;
+
 /// A field of an ABI struct, as the generators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AbiField {
@@ -62,7 +64,7 @@ abi_struct! {
     pub struct GemmShape {
         /// Tokens.
         pub m: u32,
-        /// Output features.
+        /// Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
         pub n: u32,
         /// Input features.
         pub k: u32,
@@ -74,7 +76,7 @@ abi_struct! {
         pub splits: u32,
         /// Optional operands: see the `FLAG_` constants.
         pub flags: u32,
-        /// Function applied last: 0 = identity.
+        /// Function applied to what has been added up: see the `ACTIVATION_` constants.
         pub activation: u32,
         /// Element type of D: 0 = f32, 1 = f16, 2 = bf16.
         pub d_dtype: u32,
@@ -88,10 +90,10 @@ abi_struct! {
         pub alpha: f32,
         /// Factor of C.
         pub beta: f32,
-        /// Unused, zero.
-        pub reserved0: u32,
-        /// Unused, zero.
-        pub reserved1: u32,
+        /// Columns of D: `n`, or, of a gated pair, the rows of each weight.
+        pub features: u32,
+        /// Element type of the residual.
+        pub residual_dtype: u32,
     }
 }
 
@@ -108,8 +110,12 @@ abi_struct! {
         pub k_order: u64,
         /// C.
         pub c: u64,
-        /// Bias.
+        /// Bias; of a gated pair the gate's, then the up's.
         pub bias: u64,
+        /// Factor of every token, f32.
+        pub token_scale: u64,
+        /// Residual.
+        pub residual: u64,
         /// D.
         pub d: u64,
         /// Partial sums.
@@ -124,8 +130,73 @@ abi_struct! {
         pub c_row: u64,
         /// Elements from one row of D to the next.
         pub d_row: u64,
+        /// Elements from one row of the residual to the next.
+        pub residual_row: u64,
+        /// What each token's sums are multiplied with, in f32.
+        pub x_factor: u64,
+    }
+}
+
+abi_struct! {
+    /// A copy of X for matrix instructions: shape, addresses and 64-bit strides (in elements). CUDA only.
+    pub struct StageX {
+        /// Tokens.
+        pub m: u32,
+        /// Input features.
+        pub k: u32,
+        /// Columns of the copy, a multiple of 8.
+        pub columns: u32,
+        /// `K_ORDER` and `X_ALIGNED16` of the `FLAG_` constants, and `ROW_IN_SHARED`.
+        pub flags: u32,
+        /// X.
+        pub x: u64,
+        /// Column of the copy → input feature: as many entries as the copy has columns.
+        pub k_order: u64,
+        /// The copy.
+        pub staged: u64,
+        /// What each token's sums are to be multiplied with, in f32.
+        pub factors: u64,
+        /// Elements from one row of X to the next.
+        pub x_row: u64,
+        /// Elements from one column of X to the next.
+        pub x_col: u64,
+    }
+}
+
+abi_struct! {
+    /// Rows of blocks to rearrange into a packed layout: CUDA only.
+    pub struct RepackParams {
+        /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
+        pub rows: u64,
+        /// Address of the packed tiles.
+        pub packed: u64,
+        /// Rows.
+        pub n: u32,
+        /// Blocks of a row.
+        pub blocks: u32,
+        /// Slabs along K.
+        pub k_slabs: u32,
         /// Unused, zero.
-        pub reserved: u64,
+        pub reserved: u32,
+    }
+}
+
+abi_struct! {
+    /// How blocks share the tiles of one GEMM: CUDA only, for kernels with a persistent grid. The K dimension of the
+    /// first `cut_tiles` tiles is cut into `cut_blocks` equal ranges; the other tiles are whole.
+    pub struct TileSchedule {
+        /// Tiles along N.
+        pub n_tiles: u32,
+        /// Tiles along M.
+        pub m_tiles: u32,
+        /// Tiles along N that are worked through together, for all tokens, before the next so many.
+        pub raster_group: u32,
+        /// Tiles, first in raster order, whose K dimension is cut.
+        pub cut_tiles: u32,
+        /// Blocks, the first of the grid, that share the cut tiles.
+        pub cut_blocks: u32,
+        /// Slabs between the places of a tile where it may be cut.
+        pub cut_slabs: u32,
     }
 }
 
@@ -139,6 +210,24 @@ pub const FLAG_C: u32 = 4;
 pub const FLAG_BIAS: u32 = 8;
 /// [`GemmShape::flags`]: every row of X begins at a multiple of 16 bytes.
 pub const FLAG_X_ALIGNED16: u32 = 16;
+/// [`GemmShape::flags`]: every token has a factor.
+pub const FLAG_TOKEN_SCALE: u32 = 32;
+/// [`GemmShape::flags`]: a residual is added last.
+pub const FLAG_RESIDUAL: u32 = 64;
+/// [`GemmShape::flags`]: W is a gated pair.
+pub const FLAG_GATED: u32 = 128;
+/// [`GemmShape::flags`]: every row of D begins at a multiple of 16 bytes.
+pub const FLAG_D_ALIGNED16: u32 = 256;
+/// [`GemmShape::flags`]: every row of C begins at a multiple of 16 bytes.
+pub const FLAG_C_ALIGNED16: u32 = 512;
+/// [`GemmShape::flags`]: every row of the residual begins at a multiple of 16 bytes.
+pub const FLAG_RESIDUAL_ALIGNED16: u32 = 1024;
+/// [`GemmShape::flags`]: the bias, of a gated pair both, begins at a multiple of 16 bytes.
+pub const FLAG_BIAS_ALIGNED16: u32 = 2048;
+/// [`GemmShape::flags`]: tokens have a factor each.
+pub const FLAG_X_FACTOR: u32 = 4096;
+/// [`StageX::flags`]: a block keeps its row of X in shared memory.
+pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
 /// Every flag with its name, for the generators.
 pub const FLAGS: &[(&str, u32)] = &[
@@ -147,10 +236,40 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("C", FLAG_C),
     ("BIAS", FLAG_BIAS),
     ("X_ALIGNED16", FLAG_X_ALIGNED16),
+    ("TOKEN_SCALE", FLAG_TOKEN_SCALE),
+    ("RESIDUAL", FLAG_RESIDUAL),
+    ("GATED", FLAG_GATED),
+    ("D_ALIGNED16", FLAG_D_ALIGNED16),
+    ("C_ALIGNED16", FLAG_C_ALIGNED16),
+    ("RESIDUAL_ALIGNED16", FLAG_RESIDUAL_ALIGNED16),
+    ("BIAS_ALIGNED16", FLAG_BIAS_ALIGNED16),
+    ("X_FACTOR", FLAG_X_FACTOR),
+    ("ROW_IN_SHARED", FLAG_ROW_IN_SHARED),
 ];
 
+/// [`GemmShape::activation`]: every function with its name and number, for the generators.
+pub const ACTIVATIONS: &[(&str, Activation)] = &[
+    ("IDENTITY", Activation::Identity),
+    ("RELU", Activation::Relu),
+    ("SILU", Activation::Silu),
+    ("GELU_TANH", Activation::GeluTanh),
+    ("GELU_ERF", Activation::GeluErf),
+];
+
+/// The number by which kernels know an activation.
+pub const fn activation_code(activation: Activation) -> u32 {
+    match activation {
+        Activation::Identity => 0,
+        Activation::Relu => 1,
+        Activation::Silu => 2,
+        Activation::GeluTanh => 3,
+        Activation::GeluErf => 4,
+    }
+}
+
 /// Every struct, for the generators.
-pub const STRUCTS: &[AbiStruct] = &[GemmShape::ABI, GemmPointers::ABI];
+pub const STRUCTS: &[AbiStruct] =
+    &[GemmShape::ABI, GemmPointers::ABI, TileSchedule::ABI, StageX::ABI, RepackParams::ABI];
 
 /// The number by which kernels know an element type.
 pub const fn dtype_code(dtype: qgemm_formats::DType) -> u32 {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_formats::DType;
+
 use crate::buffer::{BufferMut, BufferRef};
 use crate::caps::{DeviceInfo, Math};
 use crate::device::{Device, Stream};
@@ -30,6 +32,17 @@ pub trait KernelFamily: Send + Sync + fmt::Debug {
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError>;
 }
 
+/// A copy of X that a launch of its own makes in the workspace before the product's: row-major, in the order in which W
+/// stores its columns, padded with zeros to whole steps of K, every row aligned to 16 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StagedX {
+    /// Element type of the copy.
+    pub dtype: DType,
+    /// Whether each token was multiplied by a power of two so that its largest finite value lies in [2¹⁴, 2¹⁵); sums are
+    /// divided by it. Tokens below 2⁻¹¹² are multiplied by 2¹²⁶.
+    pub scaled: bool,
+}
+
 /// Tile sizes and resources of one kernel instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileConfig {
@@ -47,14 +60,42 @@ pub struct TileConfig {
     pub threads: u32,
     /// Blocks that one unit (SM, core) runs at once.
     pub blocks_per_unit: u32,
-    /// Most parts that the K dimension of one output tile may be cut into between blocks; 1 = never.
+    /// How blocks share the tiles.
+    pub schedule: Schedule,
+    /// Most blocks that may share the K dimension of one output tile; 1 = tiles are never cut.
     pub max_splits: u32,
     /// Buffers of the copy pipeline.
     pub stages: u32,
     /// Dynamic shared memory of a block in bytes.
     pub shared_bytes: u32,
+    /// How activations are prepared before the kernel starts; `None` when it reads them as they lie.
+    pub staged_x: Option<StagedX>,
     /// How near the family comes to the device's rates, 0 to 1000 per mille: (arithmetic, bandwidth).
     pub efficiency: (u32, u32),
+}
+
+/// How the blocks of a launch share its tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Schedule {
+    /// Every block has one tile, or one of equally many parts of its K dimension: grid (n tiles, m tiles, splits).
+    Grid,
+    /// Stream-K: a one-dimensional grid of as many blocks as the device runs at once, or fewer. First every block
+    /// takes an equal range of the slabs of the tiles that are cut, then whole tiles in turn.
+    StreamK,
+}
+
+/// What a launch with [`Schedule::StreamK`] cuts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamK {
+    /// Tiles, first in raster order, whose K dimension is cut.
+    pub cut_tiles: u32,
+    /// Blocks, the first of the grid, that take an equal range of them each.
+    pub cut_blocks: u32,
+    /// Steps of `tile_k` between the places of a tile where it may be cut.
+    pub cut_steps: u32,
+    /// Raster order: so many tiles along N are worked through together, for all tokens, before the next ones; within
+    /// them tiles along N follow one another, then those along M. Blocks at work at once then share both W and X.
+    pub raster_group: u32,
 }
 
 /// A configuration with its launch geometry: what `qgemm-sched` decides.
@@ -68,11 +109,13 @@ pub struct LaunchPlan {
     pub m_tiles: u32,
     /// Steps of `tile_k` along K.
     pub k_steps: u32,
-    /// Blocks that share the K dimension of one tile.
+    /// Blocks that share the K dimension of every tile; 1 with `stream_k`.
     pub splits: u32,
-    /// Grid, x fastest: (n_tiles, m_tiles, splits).
+    /// What is cut, with [`Schedule::StreamK`].
+    pub stream_k: Option<StreamK>,
+    /// Grid, x fastest: (n_tiles, m_tiles, splits), or (blocks, 1, 1) with `stream_k`.
     pub grid: [u32; 3],
-    /// Bytes of workspace that a launch needs (partial sums and counters), zeroed before the first launch.
+    /// Bytes of workspace that a launch needs (counters, partial sums, staged activations), zeroed before the first launch.
     pub workspace_bytes: usize,
     /// What the cost model expects, in seconds.
     pub estimate: f64,
@@ -100,6 +143,10 @@ pub struct GemmArgs<'a> {
     pub c: Option<BufferRef<'a>>,
     /// Bias.
     pub bias: Option<BufferRef<'a>>,
+    /// Factors of the tokens.
+    pub token_scale: Option<BufferRef<'a>>,
+    /// Residual.
+    pub residual: Option<BufferRef<'a>>,
     /// Output.
     pub d: BufferMut<'a>,
     /// Workspace, at least `workspace_bytes` long when that is not 0.

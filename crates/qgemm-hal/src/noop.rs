@@ -14,7 +14,7 @@ use crate::buffer::{Buffer, BufferMut, BufferRef};
 use crate::caps::{DeviceId, DeviceInfo, DeviceKind, Math};
 use crate::device::{Device, Event, Stream};
 use crate::error::{HalError, Unsupported};
-use crate::family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, TileConfig};
+use crate::family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, Schedule, TileConfig};
 use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
 use crate::op::CheckedGemm;
@@ -151,9 +151,11 @@ impl KernelFamily for NoopFamily {
             tile_k: 64,
             threads: 1,
             blocks_per_unit: 1,
+            schedule: Schedule::Grid,
             max_splits: 4,
             stages: 1,
             shared_bytes: 0,
+            staged_x: None,
             efficiency: (1000, 1000),
         }]
     }

@@ -17,21 +17,65 @@ pub struct Dense {
     pub aligned16: bool,
 }
 
-/// Function applied to `alpha · X·Wᵀ + beta · C + bias` at the end.
+/// Function applied to the scaled sum with C and the bias added, before the residual is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// None.
     #[default]
     Identity,
+    /// `max(v, 0)`.
+    Relu,
+    /// `v / (1 + exp(−v))`, also called swish.
+    Silu,
+    /// GELU by its approximation `v / 2 · (1 + tanh(√(2/π) · (v + 0.044715 v³)))`.
+    GeluTanh,
+    /// GELU itself: `v / 2 · (1 + erf(v / √2))`.
+    GeluErf,
 }
 
-/// `D[M,N] = alpha · X[M,K] · W[N,K]ᵀ + beta · C[M,N] + bias[N]`, validated by the API.
+impl Activation {
+    /// Every activation.
+    pub const ALL: [Self; 5] = [Self::Identity, Self::Relu, Self::Silu, Self::GeluTanh, Self::GeluErf];
+
+    /// Name in tables: `gelu_tanh`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Identity => "identity",
+            Self::Relu => "relu",
+            Self::Silu => "silu",
+            Self::GeluTanh => "gelu_tanh",
+            Self::GeluErf => "gelu_erf",
+        }
+    }
+}
+
+/// How far activations may be rounded on their way into matrix instructions, which read f16 and bf16 only. A permission:
+/// kernels that compute in f32 read activations as they are, whatever is allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum XRounding {
+    /// Not at all.
+    Exact,
+    /// To f16, after each token was multiplied by a power of two of its own: what is beyond the range of f16 keeps eleven
+    /// bits, too. bf16 activations lose nothing by it but what is 2³¹ times smaller than the token's largest value.
+    #[default]
+    F16,
+    /// To bf16, where matrix instructions take it.
+    BF16,
+}
+
+/// `D[M, features] = activation(v) + residual` with `v = alpha · token_scale · X·Wᵀ + beta · C + bias`, or, of a gated
+/// pair, `activation(v of the gate) · v of the up + residual`; validated by the API.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckedGemm {
     /// Tokens (rows of X); at least 1.
     pub m: usize,
-    /// Output features (rows of W); at least 1.
+    /// Rows of W, at least 1: the output features, or, of a gated pair, a multiple of 16 (see
+    /// [`HostWeight::gated_pair`](qgemm_formats::HostWeight::gated_pair)).
     pub n: usize,
+    /// Output features (columns of D): `n`, or, of a gated pair, the rows of each weight.
+    pub features: usize,
+    /// Whether W is a gated pair.
+    pub gated: bool,
     /// Input features (columns of X); at least 1.
     pub k: usize,
     /// Length of a stored row of W (differs from `k` only with act-order padding).
@@ -44,37 +88,50 @@ pub struct CheckedGemm {
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
     pub k_order: bool,
+    /// Whether W's values can be rounded to f16 ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
+    pub weight_fits_f16: bool,
     /// X.
     pub x: Dense,
+    /// How far X may be rounded.
+    pub x_rounding: XRounding,
     /// D.
     pub d: Dense,
     /// C, read only when present; `beta` is 0 otherwise.
     pub c: Option<Dense>,
-    /// Element type of the bias (contiguous, N elements).
+    /// Element type of the bias: contiguous, one element a feature; of a gated pair the gate's bias, then the up's.
     pub bias: Option<DType>,
+    /// Whether every token has a factor in f32.
+    pub token_scale: bool,
+    /// The residual, added last.
+    pub residual: Option<Dense>,
     /// Factor of the product.
     pub alpha: f32,
     /// Factor of C.
     pub beta: f32,
-    /// Function applied last.
+    /// Function applied before the residual is added; of a gated pair, to the gate.
     pub activation: Activation,
     /// Pins family and K partition whatever M is, so that a row's bits do not depend on its batch.
     pub batch_invariant: bool,
 }
 
 impl CheckedGemm {
+    /// Elements of the bias, where there is one.
+    pub fn bias_len(&self) -> usize {
+        if self.gated { 2 * self.features } else { self.features }
+    }
+
     /// Kernel name of `family` for this operation: `gemm_nt_q4_k_f16`.
     pub fn kernel_name(&self, family: &str) -> String {
         format!("{family}_nt_{}_{}", self.format.name, self.x.dtype)
     }
 
-    /// Bytes that the operation must move at least: W, X, D (and C) once each.
+    /// Bytes that the operation must move at least: W, X, D, C and the residual once each.
     pub fn bytes(&self) -> f64 {
         let w = self.n as f64 * self.format.row_bytes(self.stored_k) as f64;
         let x = self.m as f64 * self.k as f64 * self.x.dtype.bytes() as f64;
-        let d = self.m as f64 * self.n as f64 * self.d.dtype.bytes() as f64;
-        let c = self.c.map_or(0.0, |c| self.m as f64 * self.n as f64 * c.dtype.bytes() as f64);
-        w + x + d + c
+        let output = |dense: &Dense| self.m as f64 * self.features as f64 * dense.dtype.bytes() as f64;
+        let read: f64 = self.c.iter().chain(&self.residual).map(output).sum();
+        w + x + output(&self.d) + read
     }
 
     /// Multiply-adds of the operation.

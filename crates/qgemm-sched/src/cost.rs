@@ -1,22 +1,41 @@
-//! The cost model: a roofline over whole waves of blocks.
+//! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
+//! begin tiles and to add up those that are cut.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, TileConfig};
 
-use crate::partition::Partition;
+use crate::partition::{Partition, Phase};
 
 /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
 /// blocks than slots still draw the full bandwidth.
 const SATURATING_SHARE: f64 = 0.5;
+/// Cost of beginning and ending a tile, as a share of a launch.
+const TILE_LAUNCHES: f64 = 0.15;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
+/// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
+const CACHE_FACTOR: f64 = 1.5;
+/// How sharp the bend of the roofline is: where arithmetic and memory take the same time, they take `2^(1/4)` of it
+/// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without one the choice
+/// jumps to and fro where two configurations cross.
+const BEND: f64 = 4.0;
 
 /// Seconds that `partition` of `op` is expected to take on a device, or `None` when the device lacks the
 /// configuration's arithmetic.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<f64> {
     let rate = info.rate(config.math)?;
-    let waves = Waves::new(info, config, partition);
-    let time = f64::max(arithmetic(info, config, partition, &waves, rate), memory(op, info, config, &waves));
-    Some(time + fixup(info, config, partition) + info.launch_seconds)
+    let phases = partition.phases();
+    let steps: f64 = phases.iter().map(Phase::steps).sum();
+    let time: f64 = phases
+        .iter()
+        .map(|phase| {
+            let waves = Waves::new(info, config, phase);
+            let bytes = op.bytes() * phase.steps() / steps;
+            let busy = arithmetic(info, config, phase, &waves, rate) + tiles(info, config, phase, &waves);
+            let memory = memory(bytes, info, config, &waves);
+            (busy.powf(BEND) + memory.powf(BEND)).powf(1.0 / BEND)
+        })
+        .sum();
+    Some(time + fixup(info, config, partition) + staging(op, info, partition) + info.launch_seconds)
 }
 
 /// How blocks fill the device: `full` waves of `slots` blocks, then `rest` blocks.
@@ -27,39 +46,54 @@ struct Waves {
 }
 
 impl Waves {
-    fn new(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Self {
+    fn new(info: &DeviceInfo, config: &TileConfig, phase: &Phase) -> Self {
         let slots = f64::from(info.units.max(1)) * f64::from(config.blocks_per_unit.max(1));
-        let full = (partition.blocks() / slots).floor();
-        Self { slots, full, rest: partition.blocks() - full * slots }
+        let full = (phase.blocks / slots).floor();
+        Self { slots, full, rest: phase.blocks - full * slots }
     }
 }
 
 /// Time of the multiply-adds, padding included. Blocks that share a unit share its rate.
-fn arithmetic(info: &DeviceInfo, config: &TileConfig, partition: &Partition, waves: &Waves, rate: f64) -> f64 {
+fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
     let units = f64::from(info.units.max(1));
-    let [.., splits] = partition.grid();
-    let steps = f64::from(partition.k_steps().div_ceil(splits));
-    let block_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k) * steps;
+    let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let blocks_of_a_unit = waves.full * f64::from(config.blocks_per_unit.max(1)) + (waves.rest / units).ceil();
-    blocks_of_a_unit * block_macs * units / (rate * efficiency(config.efficiency.0))
+    blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }
 
 /// Time of the operands' traffic: full waves at full bandwidth, the rest at what so few blocks can draw.
-fn memory(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
+fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> f64 {
     let blocks = waves.full * waves.slots + waves.rest;
-    let block_seconds = op.bytes() / blocks / (info.bandwidth * efficiency(config.efficiency.1));
+    let block_seconds = bytes / blocks / (info.bandwidth * efficiency(config.efficiency.1));
     let drawn = (waves.rest / (waves.slots * SATURATING_SHARE)).clamp(f64::MIN_POSITIVE, 1.0);
     block_seconds * (waves.full * waves.slots + waves.rest / drawn)
 }
 
-/// Time of writing, meeting at and adding up the partial sums of split tiles.
+/// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
+fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
+    let waves = waves.full + if waves.rest > 0.0 { 1.0 } else { 0.0 };
+    TILE_LAUNCHES * info.launch_seconds * waves * phase.tiles_a_block / f64::from(config.blocks_per_unit.max(1))
+}
+
+/// Time of writing, meeting at and adding up the partial sums of a split tile. All are added up at the same time, each
+/// by one block, which reads those of the others.
 fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
-    let layout = partition.workspace_layout();
-    if layout.bytes == 0 {
+    let contributors = partition.contributors();
+    if contributors < 2 {
         return 0.0;
     }
-    let traffic = 2.0 * (layout.bytes - layout.partials) as f64 / (info.bandwidth * efficiency(config.efficiency.1));
-    traffic + FIXUP_LAUNCHES * info.launch_seconds
+    let tile_bytes = f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
+    let slots = f64::from(info.units.max(1)) * f64::from(config.blocks_per_unit.max(1));
+    let block_rate = CACHE_FACTOR * info.bandwidth / slots;
+    f64::from(contributors) * tile_bytes / block_rate + FIXUP_LAUNCHES * info.launch_seconds
+}
+
+/// Time of the launch that prepares activations: X is read, the copy written.
+fn staging(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64 {
+    let layout = partition.workspace_layout();
+    let Some(staged) = layout.staged_x else { return 0.0 };
+    let read = op.m as f64 * op.k as f64 * op.x.dtype.bytes() as f64;
+    info.launch_seconds + (read + (layout.bytes - staged.x) as f64) / info.bandwidth
 }
 
 fn efficiency(per_mille: u32) -> f64 {
@@ -68,12 +102,17 @@ fn efficiency(per_mille: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::StagedX;
+
     use super::*;
+    use crate::partition::Cut;
     use crate::select::tests::{config, info, op};
 
     fn seconds(m: usize, n: usize, k: usize, config: &TileConfig, splits: u32) -> f64 {
         let op = op(m, n, k);
-        let partition = Partition::new(&op, config, splits).expect("small");
+        let slots = info().units * config.blocks_per_unit;
+        let partition = Partition::new(&op, config, Cut::Parts(splits), slots).expect("small");
         estimate(&op, &info(), config, &partition).expect("has the arithmetic")
     }
 
@@ -97,6 +136,15 @@ mod tests {
         let c = TileConfig { tile_m: 16, tile_n: 64, max_splits: 8, ..config("gemm") };
         assert!(seconds(16, 128, 16384, &c, 8) < seconds(16, 128, 16384, &c, 1));
         assert!(seconds(512, 4096, 4096, &c, 8) > seconds(512, 4096, 4096, &c, 1));
+    }
+
+    #[test]
+    fn staging_costs_a_launch_and_its_traffic() {
+        let direct = config("gemm");
+        let staged = TileConfig { staged_x: Some(StagedX { dtype: DType::F16, scaled: true }), ..direct };
+        let more = seconds(4096, 4096, 4096, &staged, 1) - seconds(4096, 4096, 4096, &direct, 1);
+        let traffic = 4096.0 * (4096.0 * 4.0 + 4.0) / info().bandwidth;
+        assert!((more / (info().launch_seconds + traffic) - 1.0).abs() < 1e-9, "{more}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The error type of the crate.
+//! The error types of the crate: of choosing a kernel, and of reading measurements.
 
 use std::fmt;
 
@@ -28,6 +28,23 @@ pub enum SchedError {
         family: String,
         /// The families there are.
         known: Vec<&'static str>,
+    },
+}
+
+/// Why a table of measurements cannot be written or read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TunedError {
+    /// It is no table, or holds a number that JSON has not.
+    #[error("no table of tuned configurations: {0}")]
+    Json(#[from] serde_json::Error),
+    /// Another version wrote it.
+    #[error("a table of tuned configurations of version {got}: expected version {expected}")]
+    Version {
+        /// The version that is read.
+        expected: u32,
+        /// The version in the file.
+        got: u32,
     },
 }
 

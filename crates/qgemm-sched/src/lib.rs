@@ -12,8 +12,8 @@ mod select;
 mod tuned;
 
 pub use cost::estimate;
-pub use error::{Refusal, SchedError};
-pub use partition::{Block, Partition};
+pub use error::{Refusal, SchedError, TunedError};
+pub use partition::{Cut, Partition};
 pub use qgemm_hal::WorkspaceLayout;
-pub use select::{INVARIANT_M, Preferences, choose};
-pub use tuned::{Shape, Tuned, TunedTable};
+pub use select::{INVARIANT_M, Preferences, candidates, choose};
+pub use tuned::TunedTable;

@@ -1,54 +1,132 @@
-//! Cutting an operation into blocks: tiles of outputs, and ranges of K steps that share a tile.
+//! Cutting an operation into work for blocks: tiles of outputs, and ranges of K steps that share a tile.
 
-use std::ops::Range;
+use qgemm_hal::{CheckedGemm, LaunchPlan, Schedule, StreamK, TileConfig, WorkspaceLayout};
+use serde::{Deserialize, Serialize};
 
-use qgemm_hal::{CheckedGemm, LaunchPlan, TileConfig, WorkspaceLayout};
+/// How the K dimensions of tiles are shared between blocks. What it means in numbers depends on the operation, so
+/// that one measured cut serves neighbouring shapes, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Cut {
+    /// Every tile's K is cut into so many parts, one a block; 1 = no tile is cut.
+    Parts(u32),
+    /// Stream-K ([`Schedule::StreamK`] only): what remains after whole waves of tiles, and the last `full_waves` (0 or
+    /// 1) of those waves, is cut into equal ranges, one for every block that the device runs at once.
+    Ranges {
+        /// Whole waves that are cut, too. With one, no range is shorter than a tile, so that no tile has more than two
+        /// contributors.
+        full_waves: u32,
+    },
+}
 
-/// The blocks of one launch. Block (x, y, z) of the grid computes n-tile x, m-tile y, K range z.
+impl Cut {
+    /// No tile is cut.
+    pub const NONE: Cut = Cut::Parts(1);
+
+    /// How `plan` cuts.
+    pub fn of(plan: &LaunchPlan) -> Self {
+        let Some(cut) = &plan.stream_k else { return Cut::Parts(plan.splits) };
+        let cuts_all = u64::from(cut.cut_tiles) == u64::from(plan.n_tiles) * u64::from(plan.m_tiles);
+        match cut.cut_tiles {
+            0 => Cut::NONE,
+            tiles if cuts_all && cut.is_even() => Cut::Parts(cut.cut_blocks / tiles),
+            tiles => Cut::Ranges { full_waves: u32::from(tiles >= cut.cut_blocks) },
+        }
+    }
+}
+
+/// Columns between the places where a persistent grid may cut a tile: shorter parts would cost more to start than they
+/// save.
+const CUT_COLUMNS: u32 = 256;
+/// Fewest such places in a block's range, for the same reason.
+const RANGE_UNITS: u64 = 2;
+/// Tiles of one launch; whole tiles are counted in 32 bits, one grid beyond the last.
+const MAX_TILES: u64 = 1 << 31;
+
+/// The work of one launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Partition {
     config: TileConfig,
-    dims: [usize; 2],
     n_tiles: u32,
     m_tiles: u32,
     k_steps: u32,
     splits: u32,
+    stream_k: Option<StreamK>,
+    grid: [u32; 3],
     workspace: WorkspaceLayout,
 }
 
-/// What one block computes: rows of W, tokens, and steps of `tile_k` along K.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Block {
-    /// Output features.
-    pub n: Range<usize>,
-    /// Tokens.
-    pub m: Range<usize>,
-    /// Steps along K.
-    pub k_steps: Range<u32>,
+/// Blocks that do the same work at the same time, for the cost model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Phase {
+    /// Blocks: of a grid, or a block of a persistent grid once for each of its tiles.
+    pub blocks: f64,
+    /// Steps along K that each of them takes, or the busiest.
+    pub steps_a_block: f64,
+    /// Tiles that these steps belong to.
+    pub tiles_a_block: f64,
+}
+
+impl Phase {
+    /// Steps of all blocks.
+    pub(crate) fn steps(&self) -> f64 {
+        self.blocks * self.steps_a_block
+    }
 }
 
 impl Partition {
-    /// Cuts `op` into tiles of `config`, each tile's K into `splits` parts (at least 1, at most one a step).
-    /// `None` when a count of tiles, or the size of the workspace, overflows.
-    pub fn new(op: &CheckedGemm, config: &TileConfig, splits: u32) -> Option<Self> {
+    /// Cuts `op` into tiles of `config`, and those as `cut` says for a device that runs `slots` blocks at once. `None`
+    /// when the configuration cannot be cut so, or a count of tiles or the size of the workspace overflows.
+    pub fn new(op: &CheckedGemm, config: &TileConfig, cut: Cut, slots: u32) -> Option<Self> {
         let tiles = |len: usize, tile: u32| u32::try_from(len.div_ceil(tile as usize)).ok();
         let n_tiles = tiles(op.n, config.tile_n)?;
         let m_tiles = tiles(op.m, config.tile_m)?;
         let k_steps = tiles(op.stored_k, config.tile_k)?;
-        let splits = splits.clamp(1, k_steps.max(1));
+        let tiles = u64::from(n_tiles) * u64::from(m_tiles);
         let tile_values = u64::from(config.tile_n) * u64::from(config.tile_m);
-        let workspace = WorkspaceLayout::new(splits, u64::from(n_tiles) * u64::from(m_tiles), tile_values)?;
-        Some(Self { config: *config, dims: [op.n, op.m], n_tiles, m_tiles, k_steps, splits, workspace })
+        let fixed = Self {
+            config: *config,
+            n_tiles,
+            m_tiles,
+            k_steps,
+            splits: 1,
+            stream_k: None,
+            grid: [n_tiles, m_tiles, 1],
+            workspace: WorkspaceLayout::split(1, 0, 0)?,
+        };
+        let partition = match (config.schedule, cut) {
+            (Schedule::Grid, Cut::Parts(splits)) => {
+                let allowed = (1..=config.max_splits.min(k_steps).max(1)).contains(&splits);
+                let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
+                allowed.then_some(Self { splits, grid: [n_tiles, m_tiles, splits], workspace, ..fixed })
+            }
+            (Schedule::Grid, Cut::Ranges { .. }) => None,
+            (Schedule::StreamK, cut) => {
+                let tiles = u32::try_from(tiles).ok().filter(|&t| u64::from(t) < MAX_TILES)?;
+                let slots = slots.max(1);
+                let cut = Cutter { config, tiles, k_steps, slots }.cut(cut)?;
+                let blocks = if cut.cut_tiles < tiles { slots.min(tiles) } else { cut.cut_blocks };
+                let blocks = blocks.max(cut.cut_blocks);
+                let raster_group = raster_group(op, config, n_tiles, blocks);
+                let workspace = WorkspaceLayout::stream_k(&cut, tile_values)?;
+                let stream_k = Some(StreamK { raster_group, ..cut });
+                Some(Self { stream_k, grid: [blocks, 1, 1], workspace, ..fixed })
+            }
+        }?;
+        partition.with_staged_x()
+    }
+
+    /// With room for the copy of X that the configuration asks for.
+    fn with_staged_x(self) -> Option<Self> {
+        let Some(staged) = self.config.staged_x else { return Some(self) };
+        let rows = u64::from(self.m_tiles) * u64::from(self.config.tile_m);
+        let columns = u64::from(self.k_steps) * u64::from(self.config.tile_k);
+        Some(Self { workspace: self.workspace.with_staged_x(staged, rows, columns)?, ..self })
     }
 
     /// The grid, x fastest.
     pub fn grid(&self) -> [u32; 3] {
-        [self.n_tiles, self.m_tiles, self.splits]
-    }
-
-    /// Blocks of the grid.
-    pub fn blocks(&self) -> f64 {
-        self.grid().into_iter().map(f64::from).product()
+        self.grid
     }
 
     /// Steps along K.
@@ -56,28 +134,42 @@ impl Partition {
         self.k_steps
     }
 
-    /// Offsets of partial sums and counters.
+    /// Offsets of counters, partial sums and staged activations.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
         self.workspace
     }
 
-    /// The steps of part `split`: `split · K/S .. (split + 1) · K/S`, as kernels compute them too.
-    pub fn k_range(&self, split: u32) -> Range<u32> {
-        let bound = |s: u32| (u64::from(s) * u64::from(self.k_steps) / u64::from(self.splits)) as u32;
-        bound(split)..bound(split + 1)
+    /// Most blocks that share a tile.
+    pub(crate) fn contributors(&self) -> u32 {
+        match &self.stream_k {
+            None => self.splits,
+            Some(cut) if cut.cut_blocks == 0 => 1,
+            Some(cut) if cut.is_even() => cut.cut_blocks / cut.cut_tiles,
+            Some(cut) => cut.cut_blocks.div_ceil(cut.cut_tiles) + 1,
+        }
     }
 
-    /// What block (`x`, `y`, `z`) of the grid computes.
-    pub fn block(&self, [x, y, z]: [u32; 3]) -> Block {
-        let range = |tile: u32, len: u32, end: usize| {
-            let start = tile as usize * len as usize;
-            start..end.min(start + len as usize)
+    /// What blocks do one after another. Never empty; phases without work are left out.
+    pub(crate) fn phases(&self) -> Vec<Phase> {
+        let tiles = f64::from(self.n_tiles) * f64::from(self.m_tiles);
+        let Some(cut) = &self.stream_k else {
+            let steps_a_block = f64::from(self.k_steps.div_ceil(self.splits));
+            return vec![Phase { blocks: tiles * f64::from(self.splits), steps_a_block, tiles_a_block: 1.0 }];
         };
-        Block {
-            n: range(x, self.config.tile_n, self.dims[0]),
-            m: range(y, self.config.tile_m, self.dims[1]),
-            k_steps: self.k_range(z),
-        }
+        let whole = Phase {
+            blocks: tiles - f64::from(cut.cut_tiles),
+            steps_a_block: f64::from(self.k_steps),
+            tiles_a_block: 1.0,
+        };
+        let ranges = (cut.cut_blocks > 0).then(|| {
+            let units = u64::from(cut.cut_tiles) * u64::from(cut.units(self.k_steps));
+            let steps_a_block = units.div_ceil(cut.cut_blocks.into()) as f64 * f64::from(cut.cut_steps);
+            // Where ranges do not end with tiles, one that is as long as a tile has parts of two.
+            let begun = u32::from(!cut.is_even());
+            let tiles_a_block = f64::from(cut.cut_tiles.div_ceil(cut.cut_blocks) + begun);
+            Phase { blocks: cut.cut_blocks.into(), steps_a_block, tiles_a_block }
+        });
+        ranges.into_iter().chain((whole.blocks > 0.0).then_some(whole)).collect()
     }
 
     /// The launch of this partition, which `estimate` seconds are expected for.
@@ -88,39 +180,122 @@ impl Partition {
             m_tiles: self.m_tiles,
             k_steps: self.k_steps,
             splits: self.splits,
-            grid: self.grid(),
+            stream_k: self.stream_k,
+            grid: self.grid,
             workspace_bytes: self.workspace.bytes,
             estimate,
         }
     }
 }
 
+/// What a [`Cut`] means for a count of tiles.
+struct Cutter<'a> {
+    config: &'a TileConfig,
+    tiles: u32,
+    k_steps: u32,
+    slots: u32,
+}
+
+impl Cutter<'_> {
+    fn cut(&self, cut: Cut) -> Option<StreamK> {
+        let none = StreamK { cut_steps: (CUT_COLUMNS / self.config.tile_k).max(1), ..StreamK::default() };
+        let units = u64::from(none.units(self.k_steps));
+        let (cut_tiles, cut_blocks) = match cut {
+            Cut::Parts(1) => return Some(none),
+            Cut::Parts(parts) => {
+                let allowed = parts > 1 && parts <= self.config.max_splits && u64::from(parts) <= units;
+                (self.tiles, self.tiles.checked_mul(parts).filter(|_| allowed)?)
+            }
+            Cut::Ranges { full_waves } => {
+                let rest = self.tiles % self.slots;
+                let cut_tiles = u64::from(rest) + u64::from(full_waves) * u64::from(self.slots);
+                let cut_tiles = u32::try_from(cut_tiles).ok().filter(|&cut| cut <= self.tiles && rest > 0)?;
+                // A tile has at most two contributors more than whole ranges fit into it.
+                let most = match self.config.max_splits {
+                    0..=1 => return None,
+                    2 => u64::from(cut_tiles),
+                    most => u64::from(cut_tiles) * u64::from(most - 2),
+                };
+                let blocks = u64::from(self.slots).min(most).min(u64::from(cut_tiles) * units / RANGE_UNITS);
+                // Ranges as long as a tile, or a longer tail than without, are no gain.
+                let gains =
+                    if full_waves == 0 { blocks > u64::from(cut_tiles) } else { blocks == u64::from(self.slots) };
+                (cut_tiles, gains.then_some(blocks as u32)?)
+            }
+        };
+        // The ranges of cut tiles are counted in 32 bits.
+        let counted = u64::from(cut_tiles) * units < u64::from(u32::MAX);
+        (counted && cut_blocks > 1).then_some(StreamK { cut_tiles, cut_blocks, ..none })
+    }
+}
+
+/// Tiles along N that are worked through together, so that `blocks` blocks at work at once read the fewest different
+/// bytes: `g` tiles of W and `blocks / g` of X.
+fn raster_group(op: &CheckedGemm, config: &TileConfig, n_tiles: u32, blocks: u32) -> u32 {
+    let w_tile = f64::from(config.tile_n) * op.format.row_bytes(op.stored_k) as f64;
+    let x_tile = f64::from(config.tile_m) * op.k as f64 * op.x.dtype.bytes() as f64;
+    let best = (f64::from(blocks) * x_tile / w_tile.max(1.0)).sqrt();
+    (best.round() as u32).clamp(1, n_tiles.max(1))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::{HashMap, HashSet};
+    use std::ops::Range;
+
     use proptest::prelude::*;
+    use qgemm_hal::Piece;
 
     use super::*;
     use crate::select::tests::{config, op};
 
+    fn cuts() -> impl Strategy<Value = Cut> {
+        prop_oneof![(1u32..9).prop_map(Cut::Parts), (0u32..2).prop_map(|full_waves| Cut::Ranges { full_waves })]
+    }
+
+    fn schedules() -> impl Strategy<Value = Schedule> {
+        prop_oneof![Just(Schedule::Grid), Just(Schedule::StreamK)]
+    }
+
+    /// Every piece of every block.
+    fn all_pieces(partition: &Partition) -> Vec<Piece> {
+        let [gx, gy, gz] = partition.grid();
+        let places = (0..gz).flat_map(|z| (0..gy).flat_map(move |y| (0..gx).map(move |x| [x, y, z])));
+        let plan = partition.plan(0.0);
+        places.flat_map(|place| plan.pieces(place)).collect()
+    }
+
+    /// The rows or columns of `tile`, of which there are `end`.
+    fn outputs(tile: u32, len: u32, end: usize) -> Range<usize> {
+        let start = tile as usize * len as usize;
+        start..end.min(start + len as usize)
+    }
+
+    /// Place along N and along M of every tile, in raster order.
+    fn raster(partition: &Partition) -> Vec<(u32, u32)> {
+        let mut pieces = all_pieces(partition);
+        pieces.sort_by_key(|p| p.tile);
+        pieces.dedup_by_key(|p| p.tile);
+        pieces.into_iter().map(|p| (p.n_tile, p.m_tile)).collect()
+    }
+
     proptest! {
         #[test]
         fn every_product_is_computed_exactly_once(
-            (m, n, blocks) in (1usize..70, 1usize..70, 1usize..12),
-            (tile_m, tile_n, tile_k) in (1u32..20, 1u32..20, 1u32..3),
-            splits in 1u32..9,
+            (m, n, blocks) in (1usize..70, 1usize..70, 1usize..40),
+            (tile_m, tile_n, tile_k) in (1u32..20, 1u32..20, 1u32..12),
+            (schedule, cut, slots) in (schedules(), cuts(), 1u32..60),
         ) {
             let op = op(m, n, blocks * 32);
-            let config = TileConfig { tile_m, tile_n, tile_k: tile_k * 32, ..config("gemm") };
-            let partition = Partition::new(&op, &config, splits).expect("small");
+            let config = TileConfig { tile_m, tile_n, tile_k: tile_k * 32, max_splits: 8, schedule, ..config("gemm") };
+            let Some(partition) = Partition::new(&op, &config, cut, slots) else { return Ok(()) };
             let steps = partition.k_steps() as usize;
             let mut visits = vec![0u8; m * n * steps];
-            let [gx, gy, gz] = partition.grid();
-            for (x, y, z) in (0..gx).flat_map(|x| (0..gy).flat_map(move |y| (0..gz).map(move |z| (x, y, z)))) {
-                let block = partition.block([x, y, z]);
-                prop_assert!(!block.k_steps.is_empty(), "no block is idle");
-                for i in block.m.clone() {
-                    for j in block.n.clone() {
-                        for s in block.k_steps.clone() {
+            for piece in all_pieces(&partition) {
+                prop_assert!(!piece.k_steps.is_empty(), "no piece is empty");
+                for i in outputs(piece.m_tile, tile_m, m) {
+                    for j in outputs(piece.n_tile, tile_n, n) {
+                        for s in piece.k_steps.clone() {
                             visits[(i * n + j) * steps + s as usize] += 1;
                         }
                     }
@@ -131,27 +306,107 @@ mod tests {
         }
 
         #[test]
-        fn the_workspace_holds_every_partial_and_counter(m in 1usize..300, n in 1usize..300, splits in 1u32..9) {
-            let config = TileConfig { tile_m: 16, tile_n: 64, tile_k: 32, ..config("gemm") };
-            let partition = Partition::new(&op(m, n, 512), &config, splits).expect("small");
+        fn contributors_follow_one_another_and_have_a_slot_each(
+            (m, n, blocks) in (1usize..900, 1usize..900, 1usize..300),
+            (schedule, cut, slots) in (schedules(), cuts(), 1u32..200),
+        ) {
+            let config = TileConfig { tile_m: 16, tile_n: 64, tile_k: 64, max_splits: 8, schedule, ..config("gemm") };
+            let Some(partition) = Partition::new(&op(m, n, blocks * 32), &config, cut, slots) else { return Ok(()) };
             let plan = partition.plan(0.0);
+            let again = Partition::new(&op(m, n, blocks * 32), &config, Cut::of(&plan), slots);
+            prop_assert_eq!(again, Some(partition), "{:?} is read back as {:?}", cut, Cut::of(&plan));
             let layout = partition.workspace_layout();
             prop_assert_eq!(plan.workspace_layout(), Some(layout));
             prop_assert_eq!(plan.workspace_bytes, layout.bytes);
-            if splits == 1 {
-                prop_assert_eq!(layout.bytes, 0);
-            } else {
-                let tiles = (plan.n_tiles * plan.m_tiles) as usize;
-                prop_assert!(layout.partials >= layout.counters + tiles * 4);
-                prop_assert_eq!(layout.partials % 256, 0);
-                prop_assert_eq!(layout.bytes - layout.partials, splits as usize * tiles * 16 * 64 * 4);
+            let slots_there = layout.partial_bytes / (16 * 64 * 4);
+            let mut taken = vec![false; slots_there];
+            let mut tiles: HashMap<u32, Vec<Piece>> = HashMap::new();
+            for piece in all_pieces(&partition) {
+                if piece.contributors > 1 {
+                    prop_assert!(u64::from(piece.tile) < plan.shared_tiles());
+                    prop_assert!(layout.counters + piece.tile as usize * 4 + 4 <= layout.partials);
+                    prop_assert!(!std::mem::replace(&mut taken[piece.slot as usize], true), "one piece a slot");
+                }
+                tiles.entry(piece.tile).or_default().push(piece);
             }
+            for pieces in tiles.values_mut() {
+                pieces.sort_by_key(|p| p.k_steps.start);
+                prop_assert!(pieces.len() <= config.max_splits as usize);
+                for (index, piece) in pieces.iter().enumerate() {
+                    prop_assert_eq!((piece.index as usize, piece.contributors as usize), (index, pieces.len()));
+                    prop_assert_eq!((piece.n_tile, piece.m_tile), (pieces[0].n_tile, pieces[0].m_tile));
+                    prop_assert_eq!(piece.slot, pieces[0].slot + piece.index);
+                }
+            }
+        }
+
+        #[test]
+        fn ranges_of_blocks_are_even(m in 1usize..5000, n in 1usize..5000, full_waves in 0u32..2) {
+            let config = TileConfig {
+                tile_m: 128, tile_n: 128, max_splits: 16, schedule: Schedule::StreamK, ..config("gemm")
+            };
+            let cut = Cut::Ranges { full_waves };
+            let Some(partition) = Partition::new(&op(m, n, 8192), &config, cut, 132) else { return Ok(()) };
+            let cut = partition.stream_k.expect("stream-K");
+            let lengths: Vec<u32> = (0..cut.cut_blocks).map(|b| cut.range(cut.units(partition.k_steps()), b).len() as u32).collect();
+            let (least, most) = (lengths.iter().min().expect("blocks"), lengths.iter().max().expect("blocks"));
+            prop_assert!(*least >= RANGE_UNITS as u32 && most - least <= 1, "{} to {}", least, most);
+            let plan = partition.plan(0.0);
+            let whole = |block| plan.pieces([block, 0, 0]).iter().filter(|p| p.tile >= cut.cut_tiles).count();
+            prop_assert!((1..plan.grid[0]).all(|block| whole(block) == whole(0)), "whole tiles fill whole waves");
+        }
+
+        #[test]
+        fn rasters_visit_every_tile_once(n_tiles in 1usize..40, m_tiles in 1usize..40, slots in 1u32..200) {
+            let config = TileConfig { tile_m: 128, tile_n: 128, schedule: Schedule::StreamK, ..config("gemm") };
+            let op = op(m_tiles * 128, n_tiles * 128, 4096);
+            let partition = Partition::new(&op, &config, Cut::NONE, slots).expect("small");
+            let mut places = raster(&partition);
+            prop_assert_eq!(places.len(), n_tiles * m_tiles);
+            places.sort_unstable();
+            places.dedup();
+            prop_assert_eq!(places.len(), n_tiles * m_tiles);
+            prop_assert!(places.iter().all(|&(n, m)| (n as usize) < n_tiles && (m as usize) < m_tiles));
         }
     }
 
     #[test]
+    fn parts_of_a_persistent_grid_are_the_same_for_every_tile() {
+        let config = TileConfig { max_splits: 4, tile_k: 64, schedule: Schedule::StreamK, ..config("gemm") };
+        let bounds = |m, n| {
+            let partition = Partition::new(&op(m, n, 7 * 256), &config, Cut::Parts(3), 132).expect("small");
+            let mut bounds: Vec<_> = all_pieces(&partition).into_iter().map(|p| (p.index, p.k_steps)).collect();
+            bounds.sort_by_key(|(index, steps)| (*index, steps.start, steps.end));
+            bounds.dedup();
+            bounds
+        };
+        assert_eq!(bounds(16, 64).len(), 3);
+        assert_eq!(bounds(16, 64), bounds(500, 640));
+    }
+
+    #[test]
+    fn blocks_at_work_share_weights_and_activations() {
+        let config = TileConfig { tile_m: 128, tile_n: 256, schedule: Schedule::StreamK, ..config("gemm") };
+        let partition = Partition::new(&op(4096, 14336, 4096), &config, Cut::NONE, 132).expect("small");
+        let (n, m): (HashSet<_>, HashSet<_>) = raster(&partition).into_iter().take(132).unzip();
+        assert!((12..20).contains(&n.len()) && (7..12).contains(&m.len()), "{n:?} {m:?}");
+    }
+
+    #[test]
+    fn more_token_tiles_than_a_grid_has_along_y_are_worked_through() {
+        let config = TileConfig { schedule: Schedule::StreamK, ..config("gemm") };
+        let partition = Partition::new(&op(16 * 70_000, 64, 64), &config, Cut::NONE, 132).expect("fits");
+        assert_eq!(partition.grid(), [132, 1, 1]);
+        assert_eq!(partition.plan(0.0).pieces([131, 0, 0]).len(), (70_000 - 131usize).div_ceil(132));
+    }
+
+    #[test]
     fn a_size_beyond_u32_is_refused() {
-        let config = TileConfig { tile_m: 1, ..config("gemm") };
-        assert_eq!(Partition::new(&op(1 << 33, 1, 32), &config, 1), None);
+        for schedule in [Schedule::Grid, Schedule::StreamK] {
+            let config = TileConfig { tile_m: 1, schedule, ..config("gemm") };
+            assert_eq!(Partition::new(&op(1 << 33, 1, 32), &config, Cut::NONE, 132), None);
+        }
+        let config = TileConfig { tile_m: 1, tile_n: 1, schedule: Schedule::StreamK, ..config("gemm") };
+        assert_eq!(Partition::new(&op(1 << 16, 1 << 16, 32), &config, Cut::NONE, 132), None);
     }
 }

@@ -1,11 +1,11 @@
 //! Choosing family, configuration and K partition for an operation.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, KernelFamily, LaunchPlan, TileConfig, Unsupported};
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported};
 
 use crate::cost::estimate;
 use crate::error::{Refusal, SchedError};
-use crate::partition::Partition;
-use crate::tuned::{Shape, TunedTable};
+use crate::partition::{Cut, Partition};
+use crate::tuned::TunedTable;
 
 /// The M for which batch-invariant operations are planned, whatever their own M is.
 pub const INVARIANT_M: usize = 64;
@@ -17,7 +17,10 @@ const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
 pub struct Preferences {
     /// Only the family of this name.
     pub family: Option<String>,
-    /// Most bytes of workspace; no limit when absent. A limit of 0 only rules out splitting K.
+    /// Only configurations of this arithmetic.
+    pub math: Option<Math>,
+    /// Most bytes of workspace; no limit when absent. A limit rules out what takes more: splitting K, and copies of
+    /// activations that matrix instructions can read (kernels then read them as they lie, more slowly).
     pub max_workspace: Option<usize>,
 }
 
@@ -37,28 +40,48 @@ pub fn choose<'f>(
     prefs: &Preferences,
     tuned: &TunedTable,
 ) -> Result<(&'f dyn KernelFamily, LaunchPlan), SchedError> {
-    let wanted = |family: &&&'f dyn KernelFamily| prefs.family.as_ref().is_none_or(|name| family.name() == name);
-    if let Some(family) = &prefs.family
-        && !families.iter().any(|f| f.name() == family)
-    {
-        let known = families.iter().map(|f| f.name()).collect();
-        return Err(SchedError::UnknownFamily { device: info.name.clone(), family: family.clone(), known });
-    }
     let search = Search { op, ranked: ranked(op), info, prefs, tuned };
     let mut refusals = Vec::new();
     let mut best: Option<(&'f dyn KernelFamily, Offer)> = None;
-    for &family in families.iter().filter(wanted) {
+    for family in search.wanted(families)? {
         match search.best_of(family) {
             Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
             Ok(offer) if best.as_ref().is_none_or(|(_, b)| offer.is_better_than(b)) => best = Some((family, offer)),
             Ok(_) => {}
         }
     }
-    let Some((family, offer)) = best else {
-        return Err(SchedError::NoFamily { device: info.name.clone(), operation: describe(op), refusals });
-    };
+    let (family, offer) = best.ok_or_else(|| search.no_family(refusals))?;
     tracing::debug!(kernel = op.kernel_name(family.name()), plan = ?offer.plan, tuned = offer.measured, "chosen");
     Ok((family, offer.plan))
+}
+
+/// Every way to run `op` that [`choose`] has the choice of, with what the cost model expects of it; the fastest first.
+///
+/// # Errors
+/// As [`choose`].
+pub fn candidates<'f>(
+    op: &CheckedGemm,
+    info: &DeviceInfo,
+    families: &[&'f dyn KernelFamily],
+    prefs: &Preferences,
+) -> Result<Vec<(&'f dyn KernelFamily, LaunchPlan)>, SchedError> {
+    let search = Search { op, ranked: ranked(op), info, prefs, tuned: &TunedTable::new() };
+    let mut refusals = Vec::new();
+    let mut all = Vec::new();
+    for family in search.wanted(families)? {
+        match search.configs_of(family) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                let offers = configs.iter().flat_map(|config| search.offers(config));
+                all.extend(offers.map(|offer| (family, offer)));
+            }
+        }
+    }
+    if all.is_empty() {
+        return Err(search.no_family(refusals));
+    }
+    all.sort_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
+    Ok(all.into_iter().map(|(family, offer)| (family, offer.plan)).collect())
 }
 
 /// The operation that candidates are ranked for.
@@ -97,7 +120,36 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// The families to ask.
+    fn wanted<'f>(&self, families: &[&'f dyn KernelFamily]) -> Result<Vec<&'f dyn KernelFamily>, SchedError> {
+        let Some(wanted) = &self.prefs.family else { return Ok(families.to_vec()) };
+        match families.iter().find(|f| f.name() == wanted) {
+            Some(&family) => Ok(vec![family]),
+            None => Err(SchedError::UnknownFamily {
+                device: self.info.name.clone(),
+                family: wanted.clone(),
+                known: families.iter().map(|f| f.name()).collect(),
+            }),
+        }
+    }
+
+    fn no_family(&self, refusals: Vec<Refusal>) -> SchedError {
+        SchedError::NoFamily { device: self.info.name.clone(), operation: describe(self.op), refusals }
+    }
+
     fn best_of(&self, family: &dyn KernelFamily) -> Result<Offer, Unsupported> {
+        let configs = self.configs_of(family)?;
+        if let Some(offer) = self.tuned_offer(family, &configs) {
+            return Ok(offer);
+        }
+        let offers = configs.iter().flat_map(|config| self.offers(config));
+        offers
+            .reduce(|best, offer| if offer.is_better_than(&best) { offer } else { best })
+            .ok_or_else(|| Unsupported::new("has no configuration for this device and shape"))
+    }
+
+    /// The configurations that a family offers for the operation.
+    fn configs_of(&self, family: &dyn KernelFamily) -> Result<Vec<TileConfig>, Unsupported> {
         family.supports(self.op, self.info)?;
         if self.op.batch_invariant {
             for m in INVARIANT_PROBES {
@@ -107,32 +159,26 @@ impl Search<'_> {
                 })?;
             }
         }
-        let candidates = family.candidates(&self.ranked, self.info);
-        if let Some(offer) = self.tuned_offer(family, &candidates) {
-            return Ok(offer);
-        }
-        let offers = candidates.iter().flat_map(|config| self.offers(config));
-        offers
-            .reduce(|best, offer| if offer.is_better_than(&best) { offer } else { best })
-            .ok_or_else(|| Unsupported::new("has no configuration for this device and shape"))
+        let mut candidates = family.candidates(&self.ranked, self.info);
+        candidates.retain(|config| self.prefs.math.is_none_or(|math| config.math == math));
+        Ok(candidates)
     }
 
     /// The measured configuration, if the family still has it.
-    fn tuned_offer(&self, family: &dyn KernelFamily, candidates: &[TileConfig]) -> Option<Offer> {
-        let kernel = self.op.kernel_name(family.name());
-        let tuned = self.tuned.find(&self.info.name, &kernel, Shape::of(&self.ranked))?;
-        let config = candidates.iter().find(|c| **c == tuned.config)?;
-        let partition = self.partition(config, tuned.splits)?;
+    fn tuned_offer(&self, family: &dyn KernelFamily, configs: &[TileConfig]) -> Option<Offer> {
+        let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
+        let config = configs.iter().find(|config| tuned.is_of(config))?;
+        let partition = self.partition(config, tuned.cut)?;
         Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, measured: true })
     }
 
-    /// Plans with this configuration, one a number of splits.
+    /// Plans with this configuration, one a way of cutting K.
     fn offers(&self, config: &TileConfig) -> impl Iterator<Item = Offer> {
-        let k_steps = self.op.stored_k.div_ceil(config.tile_k as usize);
-        let most = k_steps.min(config.max_splits as usize).max(1) as u32;
-        (1..=most).filter_map(move |splits| {
-            let partition = self.partition(config, splits)?;
-            let ranked = Partition::new(&self.ranked, config, splits)?;
+        let parts = (1..=config.max_splits.max(1)).map(Cut::Parts);
+        let ranges = [0, 1].map(|full_waves| Cut::Ranges { full_waves });
+        parts.chain(ranges).filter_map(move |cut| {
+            let partition = self.partition(config, cut)?;
+            let ranked = Partition::new(&self.ranked, config, cut, self.slots(config))?;
             let seconds = estimate(&self.ranked, self.info, config, &ranked)?;
             let own = estimate(self.op, self.info, config, &partition)?;
             Some(Offer { plan: partition.plan(own), seconds, measured: false })
@@ -140,13 +186,22 @@ impl Search<'_> {
     }
 
     /// The operation's own partition, when it is allowed.
-    fn partition(&self, config: &TileConfig, splits: u32) -> Option<Partition> {
-        if splits > 1 && self.op.batch_invariant {
+    fn partition(&self, config: &TileConfig, cut: Cut) -> Option<Partition> {
+        if cut != Cut::NONE && self.op.batch_invariant {
             return None;
         }
-        let partition = Partition::new(self.op, config, splits)?;
+        // Staged activations take room that grows with M: under a limit, large batches would take another configuration.
+        if config.staged_x.is_some() && self.op.batch_invariant && self.prefs.max_workspace.is_some() {
+            return None;
+        }
+        let partition = Partition::new(self.op, config, cut, self.slots(config))?;
         let bytes = partition.workspace_layout().bytes;
         self.prefs.max_workspace.is_none_or(|limit| bytes <= limit).then_some(partition)
+    }
+
+    /// Blocks of `config` that the device runs at once.
+    fn slots(&self, config: &TileConfig) -> u32 {
+        self.info.units.max(1).saturating_mul(config.blocks_per_unit.max(1))
     }
 }
 
@@ -156,10 +211,9 @@ pub(crate) mod tests {
 
     use qgemm_formats::DType;
     use qgemm_formats::prepack::PackClass;
-    use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, Kernel, Math};
+    use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, Kernel, Schedule, StagedX, XRounding};
 
     use super::*;
-    use crate::tuned::Tuned;
 
     /// A Q4_0 problem with f16 activations and output.
     pub(crate) fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
@@ -167,16 +221,22 @@ pub(crate) mod tests {
         CheckedGemm {
             m,
             n,
+            features: n,
+            gated: false,
             k,
             stored_k: k,
             format: "q4_0".parse().expect("a format"),
             class: PackClass::T,
             row_scale: false,
             k_order: false,
+            weight_fits_f16: true,
             x: dense(k),
+            x_rounding: XRounding::default(),
             d: dense(n),
             c: None,
             bias: None,
+            token_scale: false,
+            residual: None,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,
@@ -212,9 +272,11 @@ pub(crate) mod tests {
             tile_k: 64,
             threads: 128,
             blocks_per_unit: 2,
+            schedule: Schedule::Grid,
             max_splits: 1,
             stages: 3,
             shared_bytes: 0,
+            staged_x: None,
             efficiency: (700, 900),
         }
     }
@@ -323,14 +385,41 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn staged_activations_need_room_and_no_limit_where_the_batch_must_not_matter() {
+        let direct = TileConfig { efficiency: (10, 100), ..config("gemm") };
+        let staged = StagedX { dtype: DType::F16, scaled: true };
+        let family = Family {
+            name: "gemm",
+            max_m: usize::MAX,
+            configs: vec![direct, TileConfig { staged_x: Some(staged), ..config("gemm") }],
+        };
+        let staged_with = |op: &CheckedGemm, max_workspace| {
+            let prefs = Preferences { max_workspace, ..Default::default() };
+            let (_, plan) = choose(op, &info(), &[&family], &prefs, &TunedTable::new()).expect("serves everything");
+            assert!(plan.workspace_bytes <= max_workspace.unwrap_or(usize::MAX));
+            assert_eq!(plan.workspace_layout().map(|l| l.bytes), Some(plan.workspace_bytes));
+            plan.config.staged_x.is_some()
+        };
+        let plain = op(512, 4096, 4096);
+        assert!(staged_with(&plain, None) && staged_with(&plain, Some(1 << 23)));
+        assert!(!staged_with(&plain, Some(1 << 22)));
+        for m in [1, 512] {
+            let invariant = CheckedGemm { batch_invariant: true, ..op(m, 4096, 4096) };
+            assert!(staged_with(&invariant, None) && !staged_with(&invariant, Some(1 << 23)));
+        }
+    }
+
+    #[test]
     fn a_measurement_overrules_the_model_while_its_configuration_exists() {
         let problem = op(512, 28672, 8192);
         let [small, _] = gemm().configs[..] else { unreachable!("two configurations") };
+        let measured = |config: TileConfig, parts: u32, seconds: f64, table: &mut TunedTable| {
+            let plan = Partition::new(&problem, &config, Cut::Parts(parts), 264).expect("small").plan(0.0);
+            table.record(&info(), &problem, &plan, seconds)
+        };
         let mut tuned = TunedTable::new();
-        let kernel = problem.kernel_name("gemm");
-        let shape = Shape::of(&problem);
-        tuned.insert(&info().name, &kernel, shape, Tuned { config: small, splits: 2, seconds: 1e-3 });
-        tuned.insert(&info().name, &kernel, shape, Tuned { config: small, splits: 3, seconds: 2e-3 });
+        assert!(measured(small, 2, 1e-3, &mut tuned));
+        assert!(!measured(small, 3, 2e-3, &mut tuned));
         let plan = pick(&problem, &Preferences::default(), &tuned).expect("serves it");
         assert_eq!((plan.config, plan.splits, plan.estimate, tuned.len()), (small, 2, 1e-3, 1));
         let other_shape = pick(&op(512, 28672, 4096), &Preferences::default(), &tuned).expect("serves it");
@@ -338,7 +427,7 @@ pub(crate) mod tests {
 
         let mut stale = TunedTable::new();
         let gone = TileConfig { tile_m: 24, ..small };
-        stale.insert(&info().name, &kernel, shape, Tuned { config: gone, splits: 1, seconds: 1e-9 });
+        assert!(measured(gone, 1, 1e-9, &mut stale));
         assert_eq!(pick(&problem, &Preferences::default(), &stale).expect("serves it").config.tile_m, 128);
     }
 }

@@ -22,10 +22,15 @@ pub enum ActivationKind {
     AllEqual,
     /// A value per token: shows rows that were mixed up.
     ConstantRows,
+    /// Tokens around 10³⁰, around 10⁻³⁰, of zeros and around 1, in turn: shows factors and ranges that tokens share.
+    /// Not in f16, nor for outputs of its range.
+    MixedMagnitudes,
+    /// One infinity in every fourth token, one NaN in the one after it: shows what spreads to other tokens.
+    NotFinite,
 }
 
 impl ActivationKind {
-    /// Every kind.
+    /// Every kind that suits all types.
     pub const ALL: [ActivationKind; 7] = [
         ActivationKind::Normal,
         ActivationKind::PositiveMean,
@@ -46,6 +51,8 @@ impl ActivationKind {
             ActivationKind::Denormals => "denormals",
             ActivationKind::AllEqual => "all-equal",
             ActivationKind::ConstantRows => "constant-rows",
+            ActivationKind::MixedMagnitudes => "mixed-magnitudes",
+            ActivationKind::NotFinite => "not-finite",
         }
     }
 }
@@ -62,6 +69,12 @@ pub fn activations(kind: ActivationKind, m: usize, k: usize, dtype: DType, seed:
         ActivationKind::Denormals => denormal(dtype, i, rng),
         ActivationKind::AllEqual => 0.7,
         ActivationKind::ConstantRows => 0.25 + (i / k) as f32 * 0.125,
+        ActivationKind::MixedMagnitudes => normal(rng) * [1e30, 1e-30, 0.0, 1.0][i / k % 4],
+        ActivationKind::NotFinite => match (i / k % 4, i % k == k / 2) {
+            (1, true) => f32::INFINITY,
+            (2, true) => f32::NAN,
+            _ => normal(rng),
+        },
     };
     let values: Vec<f32> = (0..m * k).map(|i| value(i, &mut rng)).collect();
     dtype.decode(&dtype.encode(&values))

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::{DType, Format};
+use qgemm_hal::{Activation, Math, XRounding};
 
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
@@ -16,7 +17,7 @@ pub enum ActOrder {
     Padded,
 }
 
-/// What is added to the product.
+/// What is done with the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
     /// Factor of the product.
@@ -25,11 +26,27 @@ pub struct Epilogue {
     pub c: Option<(f32, DType)>,
     /// Type of the bias.
     pub bias: Option<DType>,
+    /// Whether every token has a factor.
+    pub token_scale: bool,
+    /// Whether every output feature has a factor, whatever the format: the weight's row factors.
+    pub channel_scale: bool,
+    /// Applied before the residual is added; of a gated pair, to the gate.
+    pub activation: Activation,
+    /// Type of the residual.
+    pub residual: Option<DType>,
 }
 
 impl Default for Epilogue {
     fn default() -> Self {
-        Self { alpha: 1.0, c: None, bias: None }
+        Self {
+            alpha: 1.0,
+            c: None,
+            bias: None,
+            token_scale: false,
+            channel_scale: false,
+            activation: Activation::Identity,
+            residual: None,
+        }
     }
 }
 
@@ -46,7 +63,9 @@ pub struct Layout {
     pub d_gap: usize,
     /// Elements between the rows of C, filled with NaN.
     pub c_gap: usize,
-    /// Elements by which X, C and D begin past an aligned address.
+    /// Elements between the rows of the residual, filled with NaN.
+    pub residual_gap: usize,
+    /// Elements by which X, C, the residual and D begin past an aligned address.
     pub offset: usize,
 }
 
@@ -57,12 +76,14 @@ pub struct Case {
     pub format: Format,
     /// Tokens.
     pub m: usize,
-    /// Output features.
+    /// Output features; of a gated pair, the rows of each weight.
     pub n: usize,
     /// Input features.
     pub k: usize,
     /// Type of X.
     pub x_dtype: DType,
+    /// How far X may be rounded.
+    pub x_rounding: XRounding,
     /// Type of D.
     pub d_dtype: DType,
     /// What X looks like.
@@ -71,7 +92,9 @@ pub struct Case {
     pub weights: WeightKind,
     /// Permuted columns.
     pub act_order: Option<ActOrder>,
-    /// What is added.
+    /// Whether W is a gated pair.
+    pub gated: bool,
+    /// What is done with the product.
     pub epilogue: Epilogue,
     /// Where operands lie.
     pub layout: Layout,
@@ -79,6 +102,8 @@ pub struct Case {
     pub batch_invariant: bool,
     /// Restricts the plan to one kernel family.
     pub family: Option<&'static str>,
+    /// Restricts the plan to one arithmetic.
+    pub math: Option<Math>,
     /// Seed of all random values.
     pub seed: u64,
 }
@@ -92,21 +117,35 @@ impl Case {
             n,
             k,
             x_dtype: DType::F32,
+            x_rounding: XRounding::default(),
             d_dtype: DType::F32,
             activations: ActivationKind::Normal,
             weights: WeightKind::Quantized,
             act_order: None,
+            gated: false,
             epilogue: Epilogue::default(),
             layout: Layout::default(),
             batch_invariant: false,
             family: None,
+            math: None,
             seed: 1,
         }
     }
 
-    /// Whether every sum is exact, so that the result must be, too.
-    pub fn is_exact(&self) -> bool {
+    /// Biases of N elements: one, or one for each weight of a gated pair.
+    pub fn bias_rows(&self) -> usize {
+        if self.gated { 2 } else { 1 }
+    }
+
+    /// Whether every sum is exact.
+    pub fn sums_are_exact(&self) -> bool {
         self.weights == WeightKind::Exact && self.activations == ActivationKind::SmallIntegers
+    }
+
+    /// Whether what becomes of exact sums is exact, too, so that the result must be, bit for bit.
+    pub fn is_exact(&self) -> bool {
+        let exact = matches!(self.epilogue.activation, Activation::Identity | Activation::Relu);
+        self.sums_are_exact() && exact && !self.gated
     }
 }
 
@@ -115,7 +154,7 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { format, m, n, k, x_dtype, d_dtype, .. } = self;
         write!(f, "{format} {m}x{n}x{k} {x_dtype}->{d_dtype} {}*{}", self.activations.name(), self.weights.name())?;
-        let Epilogue { alpha, c, bias } = self.epilogue;
+        let Epilogue { alpha, c, bias, token_scale, channel_scale, activation, residual } = self.epilogue;
         if alpha != 1.0 {
             write!(f, " alpha={alpha}")?;
         }
@@ -125,8 +164,17 @@ impl fmt::Display for Case {
         if let Some(dtype) = bias {
             write!(f, " bias={dtype}")?;
         }
-        let Layout { x_transposed, w_transposed, x_gap, d_gap, c_gap, offset } = self.layout;
+        if activation != Activation::Identity {
+            write!(f, " {}", activation.name())?;
+        }
+        if let Some(dtype) = residual {
+            write!(f, " residual={dtype}")?;
+        }
+        let Layout { x_transposed, w_transposed, x_gap, d_gap, c_gap, residual_gap, offset } = self.layout;
         let flags = [
+            (self.gated, "gated"),
+            (token_scale, "token-scale"),
+            (channel_scale, "channel-scale"),
             (x_transposed, "x-transposed"),
             (w_transposed, "w-transposed"),
             (self.act_order == Some(ActOrder::Full), "act-order"),
@@ -136,13 +184,21 @@ impl fmt::Display for Case {
         for (_, name) in flags.iter().filter(|(on, _)| *on) {
             write!(f, " {name}")?;
         }
-        for (name, value) in [("x-gap", x_gap), ("d-gap", d_gap), ("c-gap", c_gap), ("offset", offset)] {
+        let distances =
+            [("x-gap", x_gap), ("d-gap", d_gap), ("c-gap", c_gap), ("residual-gap", residual_gap), ("offset", offset)];
+        for (name, value) in distances {
             if value != 0 {
                 write!(f, " {name}={value}")?;
             }
         }
+        if self.x_rounding != XRounding::default() {
+            write!(f, " x-rounding={:?}", self.x_rounding)?;
+        }
         if let Some(family) = self.family {
             write!(f, " family={family}")?;
+        }
+        if let Some(math) = self.math {
+            write!(f, " math={math:?}")?;
         }
         write!(f, " seed={}", self.seed)
     }

@@ -1,5 +1,5 @@
-//! Comparison of a result with the oracle: over the whole output and over every 32×32 tile, so that one wrong
-//! tile in a large matrix is not averaged away.
+//! Comparison of a result with the oracle: over the whole output, over every 32×32 tile, so that one wrong tile in a
+//! large matrix is not averaged away, and over every row, because tokens may differ in magnitude by any factor.
 
 use crate::limits::Tolerance;
 use crate::oracle::Expected;
@@ -27,7 +27,8 @@ impl std::fmt::Display for Mismatch {
 }
 
 /// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
-/// the region holds a NaN or an infinity.
+/// the region holds a NaN or an infinity that the oracle does not have, or lacks one that it has. Which of the two comes
+/// of infinite activations depends on the order of summation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Error of the whole output.
@@ -36,15 +37,19 @@ pub struct Comparison {
     pub worst_tile: f64,
     /// First row and column of the worst tile.
     pub worst_tile_at: (usize, usize),
+    /// Error of the worst row.
+    pub worst_row: f64,
+    /// Index of the worst row.
+    pub worst_row_at: usize,
     /// The first element, in row-major order, that is NaN, infinite, or ten times further off than the limit
     /// allows on average.
     pub first_bad: Option<Mismatch>,
 }
 
 impl Comparison {
-    /// Whether the whole output and every tile keep the limit that they were compared with.
+    /// Whether the whole output, every tile and every row keep the limit that they were compared with.
     pub fn within(&self, tolerance: Tolerance) -> bool {
-        self.nmse <= tolerance.nmse && self.worst_tile <= tolerance.nmse
+        self.nmse <= tolerance.nmse && self.worst_tile <= tolerance.nmse && self.worst_row <= tolerance.nmse
     }
 }
 
@@ -56,17 +61,19 @@ pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Compar
     assert_eq!(got.len(), expected.values.len(), "result and oracle differ in length");
     let (m, n) = (expected.m, expected.n);
     let mut whole = Region::default();
+    let mut rows: Vec<Region> = (0..m).map(|_| Region::default()).collect();
     let mut worst = (0.0, (0, 0));
     let mut first_bad: Option<Mismatch> = None;
     for top in (0..m).step_by(TILE) {
         for left in (0..n).step_by(TILE) {
             let mut tile = Region::default();
-            for row in top..m.min(top + TILE) {
+            for (row, whole_row) in rows.iter_mut().enumerate().skip(top).take(TILE) {
                 for column in left..n.min(left + TILE) {
                     let at = row * n + column;
                     let element =
                         Element::new(got[at].into(), expected.values[at], expected.energy[at], tolerance.absolute);
                     tile.add(&element);
+                    whole_row.add(&element);
                     let earlier = first_bad.is_none_or(|bad| (row, column) < (bad.row, bad.column));
                     if earlier && element.is_bad(tolerance.nmse) {
                         first_bad = Some(Mismatch { row, column, expected: element.y, got: element.got });
@@ -79,7 +86,12 @@ pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Compar
             whole.merge(&tile);
         }
     }
-    Comparison { nmse: whole.error(), worst_tile: worst.0, worst_tile_at: worst.1, first_bad }
+    let (worst_row_at, worst_row) = rows
+        .iter()
+        .map(Region::error)
+        .enumerate()
+        .fold((0, 0.0), |worst, row| if row.1 > worst.1 { row } else { worst });
+    Comparison { nmse: whole.error(), worst_tile: worst.0, worst_tile_at: worst.1, worst_row, worst_row_at, first_bad }
 }
 
 /// The first element of `got` that is not exactly what `expected` says, for inputs whose sums are exact.
@@ -104,6 +116,10 @@ struct Element {
 
 impl Element {
     fn new(got: f64, y: f64, energy: f64, absolute: f64) -> Self {
+        if !y.is_finite() {
+            let squared_error = if got.is_finite() { f64::INFINITY } else { 0.0 };
+            return Self { got, y, squared_error, energy: 0.0 };
+        }
         let error = (got - y).abs();
         let squared_error = match error <= absolute {
             true => 0.0,
@@ -129,7 +145,8 @@ struct Region {
 impl Region {
     fn add(&mut self, element: &Element) {
         self.error += element.squared_error;
-        self.signal += element.y * element.y;
+        // What is not finite has no magnitude to measure errors of others on.
+        self.signal += if element.y.is_finite() { element.y * element.y } else { 0.0 };
         self.energy += element.energy;
     }
 

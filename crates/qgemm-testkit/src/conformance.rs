@@ -18,7 +18,7 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue layouts act_order batch_invariant);
+            exact values deep_k epilogue scales activations gated layouts act_order staged_x batch_invariant);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod activation;
 mod activations;
 mod case;
 mod compare;
@@ -18,18 +19,21 @@ mod conformance;
 mod limits;
 mod operand;
 mod oracle;
+mod rounding;
 mod run;
 mod stress;
 mod suite;
 mod weights;
 
+pub use activation::activate;
 pub use activations::{ActivationKind, activations};
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, path};
-pub use oracle::{Added, Expected, multiply};
+pub use oracle::{Added, Expected, multiply, multiply_gated};
+pub use rounding::rounded;
 pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};
 pub use stress::random_case;
 pub use suite::{GROUPS, Group, TOKENS, group};
-pub use weights::{TestWeightError, WeightKind, weight};
+pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

@@ -8,8 +8,6 @@ use qgemm_hal::Math;
 pub struct PathLimit {
     /// Arithmetic of the inner loop.
     pub math: Math,
-    /// The type to which activations are rounded before the multiplication; `None` leaves them as they come.
-    pub rounds_f32_to: Option<DType>,
     /// Largest normalised squared error.
     pub nmse: f64,
     /// Why this number.
@@ -20,14 +18,12 @@ pub struct PathLimit {
 pub const PATHS: &[PathLimit] = &[
     PathLimit {
         math: Math::FmaF32,
-        rounds_f32_to: None,
         nmse: 1e-9,
         reason: "weights and products are exact in f32; what remains is f32 summation (2^-48 · K) and cancellation \
                  between codes and their offset",
     },
     PathLimit {
         math: Math::TensorF16,
-        rounds_f32_to: Some(DType::F16),
         nmse: 1e-6,
         reason: "kernels keep codes exact and scale f32 sums, so that bf16 needs no wider limit than f16",
     },
@@ -52,6 +48,13 @@ pub const OUTPUT_ROUNDING: &[OutputRounding] = &[
     OutputRounding { dtype: DType::BF16, nmse: 1.53e-5, absolute: 0.0 },
 ];
 
+/// What a kernel may be off where sums are exact and an activation, or the product of a gated pair, follows: single
+/// roundings in f32, and in the tails of an activation, where v² is in an exponent, up to 4e-6 of a value.
+pub const EXACT_SUMS: f64 = 3e-11;
+
+/// Magnitudes below which an activation may give 0: near the end of f32's normal numbers.
+pub const ACTIVATION_FLUSHES: f64 = 1e-35;
+
 /// How far a result may be from the oracle.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tolerance {
@@ -68,6 +71,13 @@ impl Tolerance {
     }
 }
 
+/// What a result may be off that is off by `nmse` before it is rounded to `d`.
+pub fn rounded_to(d: DType, nmse: f64) -> Tolerance {
+    let rounding = OUTPUT_ROUNDING.iter().find(|r| r.dtype == d);
+    let (rounding, absolute) = rounding.map_or((0.0, 0.0), |r| (r.nmse, r.absolute));
+    Tolerance { nmse: nmse + rounding, absolute }
+}
+
 /// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels
 /// (integer activations).
 pub fn path(math: Math) -> Option<&'static PathLimit> {
@@ -77,16 +87,6 @@ pub fn path(math: Math) -> Option<&'static PathLimit> {
 impl PathLimit {
     /// What a kernel of this path that stores `d` may be off.
     pub fn tolerance(&self, d: DType) -> Tolerance {
-        let rounding = OUTPUT_ROUNDING.iter().find(|r| r.dtype == d);
-        let (nmse, absolute) = rounding.map_or((0.0, 0.0), |r| (r.nmse, r.absolute));
-        Tolerance { nmse: self.nmse + nmse, absolute }
-    }
-
-    /// The type that activations of type `x` have when they are multiplied.
-    pub fn multiplied_as(&self, x: DType) -> DType {
-        match self.rounds_f32_to {
-            Some(narrow) if x == DType::F32 => narrow,
-            _ => x,
-        }
+        rounded_to(d, self.nmse)
     }
 }

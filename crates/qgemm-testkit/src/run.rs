@@ -4,30 +4,39 @@ use std::fmt;
 
 use qgemm_api::{Args, Context, DeviceKind, Problem, Weight, WeightOrder, Workspace};
 use qgemm_formats::{DType, Encoding, HostWeight};
-use qgemm_hal::Math;
+use qgemm_hal::{Activation, DeviceInfo, Math, StagedX};
 
 use crate::activations::{ActivationKind, activations};
 use crate::case::Case;
 use crate::compare::{Comparison, Mismatch, compare, first_difference};
-use crate::limits::{PathLimit, path};
+use crate::limits::{ACTIVATION_FLUSHES, EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
 use crate::operand::Operand;
-use crate::oracle::{Added, Expected, multiply};
-use crate::weights::weight;
+use crate::oracle::{Added, Expected, multiply, multiply_gated};
+use crate::rounding::rounded;
+use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
 /// A kind of case that a backend does not serve yet, and why: the only way not to run one.
 #[derive(Clone, Copy, Debug)]
 pub struct Exemption {
     /// The backend.
     pub device: DeviceKind,
-    /// Which cases.
-    pub applies: fn(&Case) -> bool,
+    /// Which cases, on which of its devices.
+    pub applies: fn(&Case, &DeviceInfo) -> bool,
     /// Why, as a sentence for the table.
     pub reason: &'static str,
 }
 
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 pub fn exemptions() -> &'static [Exemption] {
-    &[]
+    const fn of(device: DeviceKind, applies: fn(&Case, &DeviceInfo) -> bool, reason: &'static str) -> Exemption {
+        Exemption { device, applies, reason }
+    }
+    const TENSOR: fn(&Case, &DeviceInfo) -> bool = |case, _| case.math == Some(Math::TensorF16);
+    const EXEMPTIONS: &[Exemption] = &[
+        of(DeviceKind::Cpu, TENSOR, "it has no matrix instructions and reads activations as they are"),
+        of(DeviceKind::Wgpu, TENSOR, "it has no matrix instructions and reads activations as they are"),
+    ];
+    EXEMPTIONS
 }
 
 /// What became of a case.
@@ -75,8 +84,10 @@ impl fmt::Display for Failure {
             Failure::StaleExemption(reason) => write!(f, "can be planned, though exempt ({reason})"),
             Failure::Device(why) => write!(f, "device: {why}"),
             Failure::NoModel(math) => write!(f, "the oracle has no model of {math:?}"),
-            Failure::Inaccurate(Comparison { nmse, worst_tile, worst_tile_at: (row, column), first_bad }) => {
-                write!(f, "inaccurate: {nmse:.1e} overall, {worst_tile:.1e} in the tile at [{row}, {column}]")?;
+            Failure::Inaccurate(Comparison { nmse, worst_tile, worst_tile_at, worst_row, worst_row_at, first_bad }) => {
+                let (row, column) = worst_tile_at;
+                write!(f, "inaccurate: {nmse:.1e} overall, {worst_tile:.1e} in the tile at [{row}, {column}], ")?;
+                write!(f, "{worst_row:.1e} in row {worst_row_at}")?;
                 first_bad.map_or(Ok(()), |bad| write!(f, "; {bad}"))
             }
             Failure::NotExact(bad) => write!(f, "not exact: {bad}"),
@@ -98,7 +109,7 @@ pub struct Outcome {
     pub comparison: Option<Comparison>,
     /// The largest error allowed.
     pub limit: Option<f64>,
-    /// What rounding f32 activations before the multiplication cost, where the kernel does that.
+    /// What rounding activations before the multiplication cost, where the plan does that.
     pub rounding_loss: Option<f64>,
     /// What became of it.
     pub verdict: Verdict,
@@ -114,7 +125,7 @@ pub fn run(ctx: &Context, case: &Case) -> Outcome {
         rounding_loss: None,
         verdict: Verdict::Pass,
     };
-    let exemption = exemptions().iter().find(|e| e.device == ctx.info().id.kind && (e.applies)(case));
+    let exemption = exemptions().iter().find(|e| e.device == ctx.info().id.kind && (e.applies)(case, ctx.info()));
     outcome.verdict = match (judge(ctx, case, &mut outcome), exemption) {
         (Err(Failure::NotPlanned(_)), Some(exemption)) => Verdict::Skip(exemption.reason),
         (_, Some(exemption)) => Verdict::Fail(Failure::StaleExemption(exemption.reason)),
@@ -125,22 +136,22 @@ pub fn run(ctx: &Context, case: &Case) -> Outcome {
 }
 
 fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failure> {
-    let host = weight(case.weights, case.format, case.n, case.k, case.act_order, case.seed)
-        .map_err(|e| Failure::Weight(e.to_string()))?;
-    let loaded = load(ctx, &host, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
+    let host = HostWeights::new(case).map_err(|e| Failure::Weight(e.to_string()))?;
+    let loaded = host.load(ctx, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
     let operands = HostOperands::new(case);
     let result = multiply_on(ctx, &loaded, case, &operands)?;
     outcome.kernel = Some(result.kernel.clone());
     let path = path(result.math).ok_or(Failure::NoModel(result.math))?;
-    let tolerance = path.tolerance(case.d_dtype);
+    let tolerance = tolerance(case, path);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
-    let expected = operands.expected(&host, case, path);
+    let rounded = rounded(&operands.x, case.k, result.staged_x);
+    let expected = host.multiply(&rounded, &operands.added(case));
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
-    if path.multiplied_as(case.x_dtype) != case.x_dtype {
-        let unrounded = multiply(&host, &operands.x, &operands.added(case));
+    if result.staged_x.is_some_and(|staged| staged.dtype != case.x_dtype) {
+        let unrounded = host.multiply(&operands.x, &operands.added(case));
         outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }
 
@@ -182,6 +193,55 @@ fn check_single_rows(
     Ok(())
 }
 
+/// What the result may be off.
+fn tolerance(case: &Case, path: &PathLimit) -> Tolerance {
+    let tolerance = match case.sums_are_exact() {
+        true => rounded_to(case.d_dtype, EXACT_SUMS),
+        false => path.tolerance(case.d_dtype),
+    };
+    match case.epilogue.activation {
+        Activation::Identity => tolerance,
+        _ => Tolerance { absolute: tolerance.absolute.max(ACTIVATION_FLUSHES), ..tolerance },
+    }
+}
+
+/// The weight of a case, or both of its gated pair.
+enum HostWeights {
+    One(HostWeight),
+    Pair([HostWeight; 2]),
+}
+
+impl HostWeights {
+    fn new(case: &Case) -> Result<Self, TestWeightError> {
+        let Case { weights, format, n, k, act_order, seed, .. } = *case;
+        let scaled = |weight, seed| match case.epilogue.channel_scale {
+            true => with_channel_scale(weight, seed),
+            false => Ok(weight),
+        };
+        Ok(match case.gated {
+            false => HostWeights::One(scaled(weight(weights, format, n, k, act_order, seed)?, seed)?),
+            true => {
+                let [gate, up] = gated_weights(weights, format, n, k, act_order, seed)?;
+                HostWeights::Pair([scaled(gate, seed)?, scaled(up, !seed)?])
+            }
+        })
+    }
+
+    fn load(&self, ctx: &Context, transposed: bool) -> Result<Weight, qgemm_api::Error> {
+        match self {
+            HostWeights::One(weight) => load(ctx, weight, transposed),
+            HostWeights::Pair([gate, up]) => ctx.load_gated(gate, up),
+        }
+    }
+
+    fn multiply<X: Copy + Into<f64>>(&self, x: &[X], added: &Added<'_>) -> Expected {
+        match self {
+            HostWeights::One(weight) => multiply(weight, x, added),
+            HostWeights::Pair([gate, up]) => multiply_gated([gate, up], x, added),
+        }
+    }
+}
+
 fn load(ctx: &Context, host: &HostWeight, transposed: bool) -> Result<Weight, qgemm_api::Error> {
     let Encoding::Plain(dtype) = host.format().encoding else { return ctx.load(host) };
     if !transposed {
@@ -198,20 +258,29 @@ struct HostOperands {
     x: Vec<f32>,
     c: Vec<f32>,
     bias: Vec<f32>,
+    token_scale: Vec<f32>,
+    residual: Vec<f32>,
 }
 
 impl HostOperands {
     fn new(case: &Case) -> Self {
-        // Exact cases keep C and bias exact, too.
-        let kind = if case.is_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
+        // Exact cases keep what is added exact, too.
+        let kind = if case.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
         let added = |rows, dtype: Option<DType>, salt| match dtype {
             Some(dtype) => activations(kind, rows, case.n, dtype, case.seed ^ salt),
             None => Vec::new(),
         };
+        // Powers of two, of all magnitudes at which activations bend.
+        let token_scale = |token: usize| [1.0, 0.25, 2.0, 0.0625, 0.5][(token + case.seed as usize) % 5];
         Self {
             x: activations(case.activations, case.m, case.k, case.x_dtype, case.seed),
             c: added(case.m, case.epilogue.c.map(|(_, dtype)| dtype), 0xc),
-            bias: added(1, case.epilogue.bias, 0xb1a5),
+            bias: added(case.bias_rows(), case.epilogue.bias, 0xb1a5),
+            token_scale: match case.epilogue.token_scale {
+                true => (0..case.m).map(token_scale).collect(),
+                false => Vec::new(),
+            },
+            residual: added(case.m, case.epilogue.residual, 0x4e5),
         }
     }
 
@@ -221,7 +290,13 @@ impl HostOperands {
             [] => Vec::new(),
             all => all[row * width..][..width].to_vec(),
         };
-        Self { x: part(&self.x, case.k), c: part(&self.c, case.n), bias: self.bias.clone() }
+        Self {
+            x: part(&self.x, case.k),
+            c: part(&self.c, case.n),
+            bias: self.bias.clone(),
+            token_scale: part(&self.token_scale, 1),
+            residual: part(&self.residual, case.n),
+        }
     }
 
     fn added(&self, case: &Case) -> Added<'_> {
@@ -229,12 +304,10 @@ impl HostOperands {
             alpha: case.epilogue.alpha,
             c: case.epilogue.c.filter(|(beta, _)| *beta != 0.0).map(|(beta, _)| (beta, &*self.c)),
             bias: case.epilogue.bias.map(|_| &*self.bias),
+            token_scale: case.epilogue.token_scale.then_some(&*self.token_scale),
+            activation: case.epilogue.activation,
+            residual: case.epilogue.residual.map(|_| &*self.residual),
         }
-    }
-
-    fn expected(&self, host: &HostWeight, case: &Case, path: &PathLimit) -> Expected {
-        let dtype = path.multiplied_as(case.x_dtype);
-        multiply(host, &dtype.decode(&dtype.encode(&self.x)), &self.added(case))
     }
 }
 
@@ -242,6 +315,7 @@ impl HostOperands {
 struct Runs {
     kernel: String,
     math: Math,
+    staged_x: Option<StagedX>,
     d: Operand,
     /// The whole buffer around D after the first run.
     first: Vec<u8>,
@@ -260,16 +334,26 @@ fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands)
         (operand, if beta == 0.0 { operand.poison() } else { operand.encode(&host.c) })
     });
     let bias = case.epilogue.bias.map(|dtype| {
-        let operand = Operand::new(dtype, 1, case.n, 0, 0);
+        let operand = Operand::new(dtype, 1, case.bias_rows() * case.n, 0, 0);
         (operand, operand.encode(&host.bias))
+    });
+    let token_scale = case.epilogue.token_scale.then(|| {
+        let operand = Operand::new(DType::F32, 1, case.m, 0, 0);
+        (operand, operand.encode(&host.token_scale))
+    });
+    let residual = case.epilogue.residual.map(|dtype| {
+        let operand = Operand::new(dtype, case.m, case.n, layout.residual_gap, layout.offset);
+        (operand, operand.encode(&host.residual))
     });
 
     let plan = ctx.plan(&problem(weight, case, &stored_x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
     let device = |e: qgemm_api::Error| Failure::Device(e.to_string());
     let stream = ctx.default_stream();
     let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;
-    let c_buffer = c.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)?;
-    let bias_buffer = bias.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)?;
+    let upload = |operand: Option<(Operand, Vec<u8>)>| {
+        operand.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)
+    };
+    let (c, bias, token_scale, residual) = (upload(c)?, upload(bias)?, upload(token_scale)?, upload(residual)?);
     let mut d_buffer = ctx.allocate(d.buffer_bytes()).map_err(device)?;
     let mut workspace: Option<Workspace> = match plan.workspace_bytes() {
         0 => None,
@@ -281,8 +365,10 @@ fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands)
             x: x_buffer.slice(stored_x.range())?,
             w: weight,
             d: d_buffer.slice_mut(d.range())?,
-            c: c_buffer.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
-            bias: bias_buffer.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            c: c.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            bias: bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            token_scale: token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
+            residual: residual.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
             workspace: workspace.as_mut(),
         };
         plan.run(&stream, args)?;
@@ -292,20 +378,23 @@ fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands)
     };
     let first = once().map_err(device)?;
     let second = once().map_err(device)?;
-    let math = plan.launch().map_or(Math::FmaF32, |launch| launch.config.math);
-    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, d, first, second })
+    let (math, staged_x) =
+        plan.launch().map_or((Math::FmaF32, None), |launch| (launch.config.math, launch.config.staged_x));
+    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, staged_x, d, first, second })
 }
 
 fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {
     let Case { layout, epilogue, .. } = case;
     let mut problem = Problem::new(weight, case.m)
         .x_dtype(case.x_dtype)
+        .x_rounding(case.x_rounding)
         .x_row_stride(x.row_stride() as u64)
         .x_alignment(x.alignment())
         .d_dtype(case.d_dtype)
         .d_row_stride(d.row_stride() as u64)
         .d_alignment(d.alignment())
         .alpha(epilogue.alpha)
+        .activation(epilogue.activation)
         .batch_invariant(case.batch_invariant);
     if layout.x_transposed {
         problem = problem.x_transposed();
@@ -316,6 +405,19 @@ fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {
     }
     if let Some(dtype) = epilogue.bias {
         problem = problem.bias(dtype);
+    }
+    if epilogue.token_scale {
+        problem = problem.token_scale();
+    }
+    if let Some(dtype) = epilogue.residual {
+        let residual = Operand::new(dtype, case.m, case.n, layout.residual_gap, layout.offset);
+        problem = problem
+            .residual(dtype)
+            .residual_row_stride(residual.row_stride() as u64)
+            .residual_alignment(residual.alignment());
+    }
+    if let Some(math) = case.math {
+        problem = problem.math(math);
     }
     match case.family {
         Some(family) => problem.family(family),

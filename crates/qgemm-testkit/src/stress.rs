@@ -1,6 +1,7 @@
 //! Random cases: any shape, format, layout and epilogue from one seed.
 
 use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::Activation;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -34,6 +35,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let tame = matches!(weights, WeightKind::Quantized | WeightKind::Raw) && activations != ActivationKind::Denormals;
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
     let grouped = format.encoding == Encoding::IntZero;
+    let gated = rng.random_ratio(1, 5);
     let gap = |rng: &mut StdRng| if rng.random_ratio(1, 3) { rng.random_range(1..40) } else { 0 };
     Case {
         x_dtype,
@@ -45,16 +47,27 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
             false => None,
         },
         epilogue: Epilogue {
-            alpha: if rng.random_ratio(1, 3) { pick(rng, &[-1.0, 0.5, 3.0]) } else { 1.0 },
-            c: rng.random_ratio(1, 4).then(|| (pick(rng, &[0.0, 1.0, -0.5]), pick(rng, &DType::ALL))),
+            alpha: match gated {
+                // Products of two sums would leave the range of f16.
+                true => 0.0625,
+                false if rng.random_ratio(1, 3) => pick(rng, &[-1.0, 0.5, 3.0, 0.0625]),
+                false => 1.0,
+            },
+            c: (!gated && rng.random_ratio(1, 4)).then(|| (pick(rng, &[0.0, 1.0, -0.5]), pick(rng, &DType::ALL))),
             bias: rng.random_ratio(1, 3).then(|| pick(rng, &DType::ALL)),
+            token_scale: rng.random_ratio(1, 4),
+            channel_scale: rng.random_ratio(1, 4),
+            activation: if rng.random() { pick(rng, &Activation::ALL) } else { Activation::Identity },
+            residual: rng.random_ratio(1, 4).then(|| pick(rng, &DType::ALL)),
         },
+        gated,
         layout: Layout {
             x_transposed: rng.random_ratio(1, 6),
-            w_transposed: matches!(format.encoding, Encoding::Plain(_)) && rng.random(),
+            w_transposed: !gated && matches!(format.encoding, Encoding::Plain(_)) && rng.random(),
             x_gap: gap(rng),
             d_gap: gap(rng),
             c_gap: gap(rng),
+            residual_gap: gap(rng),
             offset: if rng.random_ratio(1, 4) { rng.random_range(1..8) } else { 0 },
         },
         batch_invariant: rng.random_ratio(1, 8),

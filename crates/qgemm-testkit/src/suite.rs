@@ -1,6 +1,7 @@
 //! The conformance suite: which cases a backend must pass, in groups that a test runner shows one by one.
 
 use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::{Activation, Math, XRounding};
 
 use crate::activations::ActivationKind;
 use crate::case::{ActOrder, Case, Epilogue, Layout};
@@ -56,8 +57,12 @@ pub const GROUPS: &[Group] = &[
     Group { name: "values", summary: "every kind of weights with every kind of activations", cases: values },
     Group { name: "deep_k", summary: "long K, which kernels split", cases: deep_k },
     Group { name: "epilogue", summary: "alpha, beta and C, bias, output types", cases: epilogue },
+    Group { name: "scales", summary: "factors of tokens and of output features, residuals", cases: scales },
+    Group { name: "activations", summary: "every activation, of exact sums and of ordinary ones", cases: activations },
+    Group { name: "gated", summary: "gated pairs with everything that the epilogue adds", cases: gated },
     Group { name: "layouts", summary: "leading dimensions, unaligned rows, transposed operands", cases: layouts },
     Group { name: "act_order", summary: "permuted columns", cases: act_order },
+    Group { name: "staged_x", summary: "activations copied for matrix instructions", cases: staged_x },
     Group { name: "batch_invariant", summary: "bits that do not depend on the batch", cases: batch_invariant },
 ];
 
@@ -169,10 +174,120 @@ fn epilogue(format: Format) -> Vec<Case> {
     for (i, (alpha, c, bias)) in epilogues.into_iter().enumerate() {
         for (m, n) in [(1, 67), (19, 45)] {
             let (x_dtype, d_dtype) = (DType::ALL[i % 3], DType::ALL[(i + m) % 3]);
-            let epilogue = Epilogue { alpha, c, bias };
+            let epilogue = Epilogue { alpha, c, bias, ..Epilogue::default() };
             let seed = cases.len() as u64;
             cases.push(Case { x_dtype, d_dtype, epilogue, seed, ..Case::new(format, m, n, medium_k(format)) });
         }
+    }
+    cases
+}
+
+/// Alone and together; residuals that lie as D does and otherwise.
+fn scales(format: Format) -> Vec<Case> {
+    let none = Epilogue::default();
+    let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
+    let epilogues = [
+        (Epilogue { token_scale: true, ..none }, 0, WeightKind::Exact),
+        (Epilogue { channel_scale: true, ..none }, 0, WeightKind::Exact),
+        (Epilogue { residual: f32, ..none }, 0, WeightKind::Exact),
+        (Epilogue { residual: f16, bias: bf16, ..none }, 3, WeightKind::Raw),
+        (Epilogue { residual: bf16, c: Some((0.5, DType::F16)), token_scale: true, ..none }, 16, WeightKind::Raw),
+        (
+            Epilogue { alpha: 0.25, residual: f16, token_scale: true, channel_scale: true, bias: f32, ..none },
+            5,
+            WeightKind::Quantized,
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (i, (epilogue, residual_gap, weights)) in epilogues.into_iter().enumerate() {
+        for (j, (m, n)) in [(2, 67), (19, 48)].into_iter().enumerate() {
+            cases.push(Case {
+                x_dtype: DType::ALL[(i + j) % 3],
+                d_dtype: DType::ALL[(i + 2 * j) % 3],
+                weights,
+                activations: match weights {
+                    WeightKind::Exact => ActivationKind::SmallIntegers,
+                    _ => ActivationKind::Normal,
+                },
+                epilogue,
+                layout: Layout { residual_gap, offset: residual_gap % 4, ..Layout::default() },
+                seed: cases.len() as u64,
+                ..Case::new(format, m, n, medium_k(format))
+            });
+        }
+    }
+    cases
+}
+
+/// Products of ordinary weights and activations are about 20 where K is 512: this brings them to where activations bend.
+const BENT: f32 = 1.0 / 16.0;
+
+fn activations(format: Format) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, activation) in Activation::ALL.into_iter().skip(1).enumerate() {
+        // Exact sums show the activation's own error; the others add everything else.
+        let exact = Epilogue { alpha: BENT, activation, ..Epilogue::default() };
+        let bias = Some(DType::ALL[i % 3]);
+        let c = Some((0.25, DType::ALL[(i + 1) % 3]));
+        let added = Epilogue { bias, c, token_scale: true, residual: Some(DType::ALL[(i + 2) % 3]), ..exact };
+        let shapes = [(1, 65, exact), (33, 40, exact), (3, 33, added), (17, 65, added)];
+        for (j, (m, n, epilogue)) in shapes.into_iter().enumerate() {
+            let (weights, activations) = match j < 2 {
+                true => (WeightKind::Exact, ActivationKind::SmallIntegers),
+                false => (WeightKind::Quantized, ActivationKind::PositiveMean),
+            };
+            cases.push(Case {
+                x_dtype: DType::ALL[(i + j) % 3],
+                d_dtype: DType::ALL[(i + j / 2) % 3],
+                weights,
+                activations,
+                epilogue,
+                seed: cases.len() as u64,
+                ..Case::new(format, m, n, medium_k(format))
+            });
+        }
+    }
+    cases
+}
+
+/// N around the eights in which rows are interleaved, and K that kernels split.
+fn gated(format: Format) -> Vec<Case> {
+    let long = match format.ragged_k {
+        true => 4096 + format.block_len / 2,
+        false => 4096 + format.block_len,
+    };
+    let k = medium_k(format);
+    let pair = Epilogue { alpha: BENT, ..Epilogue::default() };
+    let scaled = Epilogue { token_scale: true, channel_scale: true, ..pair };
+    let all = Epilogue { bias: Some(DType::F16), residual: Some(DType::F32), ..scaled };
+    let case = |m, n, k, epilogue| Case { gated: true, epilogue, ..Case::new(format, m, n, k) };
+    let exact = |case| Case { weights: WeightKind::Exact, activations: ActivationKind::SmallIntegers, ..case };
+    let mut cases = vec![
+        exact(case(1, 67, k, pair)),
+        exact(case(9, 1, k, pair)),
+        exact(case(2, 8, k, scaled)),
+        exact(case(33, 136, k, Epilogue { bias: Some(DType::F32), ..pair })),
+        case(65, 40, k, Epilogue { bias: Some(DType::BF16), residual: Some(DType::F16), ..pair }),
+        case(3, 133, k, all),
+        case(1, 29, long, Epilogue { alpha: BENT / 2.0, ..all }),
+        case(20, 24, long, Epilogue { alpha: BENT / 2.0, ..pair }),
+    ];
+    for (i, case) in cases.iter_mut().enumerate() {
+        let activation = [1, 2, 3, 4, 0].map(|a| Activation::ALL[a])[(i + 1) % 5];
+        case.epilogue.activation = activation;
+        case.x_dtype = DType::ALL[i % 3];
+        case.d_dtype = DType::ALL[(i + 1 + i / 3) % 3];
+        case.layout = match i % 4 {
+            3 => Layout { d_gap: 3, residual_gap: 1, offset: 1, ..Layout::default() },
+            _ => Layout::default(),
+        };
+        case.batch_invariant = i == 5;
+        case.seed = i as u64;
+    }
+    if format.encoding == Encoding::IntZero {
+        let act_order = Some(ActOrder::Padded);
+        let epilogue = Epilogue { activation: Activation::Silu, ..pair };
+        cases.push(Case { act_order, ..case(5, 35, 3 * format.block_len + 9, epilogue) });
     }
     cases
 }
@@ -227,6 +342,35 @@ fn act_order(format: Format) -> Vec<Case> {
             cases.push(Case { x_dtype, act_order, layout, seed, ..Case::new(format, m, 35, k) });
         }
     }
+    cases
+}
+
+/// Activations that matrix instructions take only as a copy: f32 (and bf16 on older chips), transposed, gathered; then
+/// what may not be rounded.
+fn staged_x(format: Format) -> Vec<Case> {
+    if matches!(format.encoding, Encoding::Plain(DType::F32 | DType::BF16)) {
+        return Vec::new();
+    }
+    let k = medium_k(format);
+    let case = |m, activations, seed| Case { activations, seed, ..Case::new(format, m, 67, k) };
+    let tensor = Some(Math::TensorF16);
+    let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Outliers];
+    let mut cases = Vec::new();
+    for (i, m) in [1, 2, 3, 17, 65].into_iter().enumerate() {
+        let kind = |salt: usize| kinds[(i + salt) % kinds.len()];
+        let ordered = |order| (format.encoding == Encoding::IntZero).then_some(order);
+        let (act_order, seed) = (ordered(ActOrder::Padded).filter(|_| i % 2 == 0), i as u64);
+        cases.push(Case { math: tensor, act_order, ..case(m, kind(0), seed) });
+        let layout = Layout { x_transposed: true, x_gap: i % 2, ..Layout::default() };
+        let act_order = ordered(ActOrder::Full).filter(|_| i % 2 == 1);
+        let k = if act_order.is_some() { 3 * format.block_len } else { k };
+        cases.push(Case { math: tensor, act_order, layout, k, ..case(m, kind(1), seed) });
+        if format.encoding != Encoding::Plain(DType::F16) && i % 2 == 0 {
+            cases.push(Case { math: tensor, x_dtype: DType::BF16, ..case(m, kind(2), seed) });
+        }
+    }
+    cases.push(Case { x_rounding: XRounding::Exact, ..case(17, ActivationKind::MixedMagnitudes, 6) });
+    cases.push(Case { math: tensor, batch_invariant: true, ..case(33, ActivationKind::MixedMagnitudes, 7) });
     cases
 }
 

@@ -123,6 +123,42 @@ pub fn weight(
     Ok(weight)
 }
 
+/// The gate and the up of a gated pair, with the same column order.
+///
+/// # Errors
+/// As [`weight`].
+pub fn gated_weights(
+    kind: WeightKind,
+    format: Format,
+    n: usize,
+    k: usize,
+    act_order: Option<ActOrder>,
+    seed: u64,
+) -> Result<[HostWeight; 2], TestWeightError> {
+    let gate = weight(kind, format, n, k, act_order, seed)?;
+    let up = weight(kind, format, n, k, act_order, seed ^ 0x00b0_7000)?;
+    // Columns that nothing feeds are at the same places in every order.
+    let Some(order) = gate.k_order() else { return Ok([gate, up]) };
+    let ordered = HostWeight::with_k_order(format, n, k, up.blocks().to_vec().into(), order.to_vec())?;
+    let up = match up.row_scale() {
+        None => ordered,
+        Some(scales) => ordered.with_row_scale(scales.to_vec())?,
+    };
+    Ok([gate, up])
+}
+
+/// `weight` with a factor for every output feature, beside the one it may have: powers of two, so that exact sums stay
+/// exact.
+///
+/// # Errors
+/// When a product is not finite.
+pub fn with_channel_scale(weight: HostWeight, seed: u64) -> Result<HostWeight, TestWeightError> {
+    let mut rng = StdRng::seed_from_u64(seed ^ 0xc4a7);
+    let own = weight.row_scale().map(<[f32]>::to_vec).unwrap_or_else(|| vec![1.0; weight.n()]);
+    let scales = own.into_iter().map(|own| own * f32::from(rng.random_range(-2i8..=2)).exp2()).collect();
+    Ok(weight.with_row_scale(scales)?)
+}
+
 /// Normal values, 0 in columns that no input feature feeds.
 fn values(n: usize, stored_k: usize, order: Option<&[u32]>, rng: &mut StdRng) -> Vec<f32> {
     let mut values: Vec<f32> = (0..n * stored_k).map(|_| normal(rng)).collect();
@@ -352,6 +388,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// That a kernel may round to f16 is decided from the scales; here by the values.
+    #[test]
+    fn weights_that_fit_f16_are_close_to_it() {
+        let mut unfit = std::collections::BTreeSet::new();
+        for format in Format::all() {
+            for kind in WeightKind::ALL {
+                let weight = weight(kind, format, 5, 512, None, 3).expect("valid");
+                let unscaled = HostWeight::new(format, 5, 512, weight.blocks().to_vec().into()).expect("the same");
+                for row in (0..5).map(|n| unscaled.dequantize_row(n)).filter(|_| weight.fits_f16()) {
+                    let error: f64 = row.iter().map(|&v| f64::from(v - f16::from_f32(v).to_f32()).powi(2)).sum();
+                    let energy: f64 = row.iter().map(|&v| f64::from(v).powi(2)).sum();
+                    assert!(error <= 3e-7 * energy, "{format} {}: {error} of {energy}", kind.name());
+                }
+                if !weight.fits_f16() {
+                    unfit.insert((format.name, kind.name()));
+                }
+            }
+            assert!(!unfit.contains(&(format.name, "quantized")), "{format}");
+        }
+        for name in ["q4_0", "q4_k", "q6_k", "mxfp4", "int4_g128", "fp8_e4m3_block128", "bf16", "f32"] {
+            assert!(unfit.contains(&(name, "huge-scales")), "{name}");
+        }
+        for name in ["fp8_e4m3_block128", "f32", "bf16"] {
+            assert!(unfit.contains(&(name, "tiny-scales")), "{name}");
+        }
+        assert!(!unfit.iter().any(|&(name, kind)| name.starts_with('q') && kind == "tiny-scales"));
     }
 
     #[test]

@@ -3,9 +3,10 @@
 
 use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
+use qgemm_hal::Math;
 use qgemm_testkit::{
     ActivationKind, Added, Case, Comparison, Expected, Failure, PATHS, TILE, Tolerance, Verdict, WeightKind,
-    activations, compare, first_difference, multiply, run, weight,
+    activations, compare, first_difference, multiply, path, run, weight,
 };
 
 const M: usize = 256;
@@ -106,9 +107,32 @@ fn activations_rounded_in_secret_are_found() {
     let rounded = DType::F16.decode(&DType::F16.encode(&x));
     let got = correct(&multiply(&weight, &rounded, &Added::default()));
     let expected = multiply(&weight, &x, &Added::default());
-    let f32_path = PATHS.iter().find(|p| p.rounds_f32_to.is_none()).expect("a path in f32");
-    let f32_limit = f32_path.tolerance(DType::F32);
+    let f32_limit = path(Math::FmaF32).expect("a path in f32").tolerance(DType::F32);
     assert!(!compare(&got, &expected, f32_limit).within(f32_limit));
+}
+
+#[test]
+fn a_small_row_that_a_large_one_outweighs_is_found() {
+    let (_, x, _) = subject();
+    let weight = weight(WeightKind::Raw, q4_k(), 64, K, None, 5).expect("valid");
+    let mut x = x[..8 * K].to_vec();
+    x[..K].iter_mut().for_each(|v| *v *= 1e-20);
+    let expected = multiply(&weight, &x, &Added::default());
+    let mut got = correct(&expected);
+    assert!(check(&got, &expected).within(limit()));
+    got[..64].fill(0.0);
+    let comparison = check(&got, &expected);
+    assert!(!comparison.within(limit()) && comparison.worst_tile <= limit().nmse, "{comparison:?}");
+    assert_eq!(comparison.worst_row_at, 0);
+}
+
+#[test]
+fn what_is_not_finite_must_not_be_and_hides_nothing_else() {
+    let expected = Expected { m: 2, n: 2, values: vec![f64::NAN, f64::INFINITY, 1.0, 2.0], energy: vec![0.0; 4] };
+    assert!(check(&[f32::NEG_INFINITY, f32::NAN, 1.0, 2.0], &expected).within(limit()));
+    for wrong in [[0.0, f32::NAN, 1.0, 2.0], [f32::NAN, f32::NAN, 1.1, 2.0], [f32::NAN, f32::NAN, 1.0, f32::NAN]] {
+        assert!(!check(&wrong, &expected).within(limit()), "{wrong:?}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
-// Operands by row and stored column, and what is done with a finished sum.
+// W and X by row and stored column.
 
-// Columns `s .. s + 8` of row `n` of W; 0 beyond the stored columns, where blocks may hold anything.
-fn w8(n: u32, s: u32) -> Eight {
-    let row = p.w_base + n * p.w_row;
+// Columns `s .. s + 8` of the row of W at `position`; 0 beyond the stored columns, where blocks may hold anything.
+fn w8(position: u32, s: u32) -> Eight {
+    let row = p.w_base + row_at(position) * p.w_row;
     let values = dequant8(row + (s / BLOCK_LEN) * BLOCK_BYTES, s % BLOCK_LEN);
     if (s + 8u <= p.shape.stored_k) {
         return values;
@@ -56,22 +56,4 @@ fn x_contiguous4(index: u32) -> vec4<f32> {
     }
     let high = x_words[word + 2u];
     return four_halves((low >> 16u) | (middle << 16u), (middle >> 16u) | (high << 16u), X_DTYPE);
-}
-
-// D[m, n] for the finished sum of X[m, :] * W[n, :].
-fn finish(m: u32, n: u32, sum: f32) -> f32 {
-    var value = sum;
-    if (has(FLAG_ROW_SCALE)) {
-        value *= row_scale[p.row_scale_base + n];
-    }
-    value *= p.shape.alpha;
-    if (has(FLAG_C)) {
-        let index = p.c_base + m * p.c_row + n;
-        value += p.shape.beta * element(c_words[word_of(index, p.shape.c_dtype)], index, p.shape.c_dtype);
-    }
-    if (has(FLAG_BIAS)) {
-        let index = p.bias_base + n;
-        value += element(bias_words[word_of(index, p.shape.bias_dtype)], index, p.shape.bias_dtype);
-    }
-    return value;
 }

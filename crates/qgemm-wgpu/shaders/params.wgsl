@@ -7,6 +7,7 @@ struct Params {
     x_col: u32,           // elements between columns of X
     c_row: u32,           // elements between rows of C
     d_row: u32,           // elements between rows of D
+    residual_row: u32,    // elements between rows of the residual
     w_row: u32,           // bytes between rows of W
     x_base: u32,
     w_base: u32,          // bytes
@@ -14,6 +15,8 @@ struct Params {
     k_order_base: u32,
     c_base: u32,
     bias_base: u32,
+    token_scale_base: u32,
+    residual_base: u32,
     d_base: u32,
 }
 
@@ -25,7 +28,9 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
-// Binding 6 is D: `store_f32.wgsl` or `store_half.wgsl` declares it.
+@group(0) @binding(6) var<storage, read> token_scale: array<f32>;
+@group(0) @binding(7) var<storage, read> residual_words: array<u32>;
+// Binding 8 is D: `store_f32.wgsl` or `store_half.wgsl` declares it.
 
 // Entry of `k_order` for a stored column that no input feature feeds.
 const NO_COLUMN: u32 = 0xffffffffu;

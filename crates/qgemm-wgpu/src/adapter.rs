@@ -87,9 +87,9 @@ fn no_device(why: String) -> HalError {
 fn missing(adapter: &wgpu::Adapter) -> Option<&'static str> {
     let limits = adapter.limits();
     if !adapter.features().contains(Features::IMMEDIATES) || limits.max_immediate_size < PARAMS_BYTES {
-        Some("immediates of 112 bytes")
+        Some("immediates of 124 bytes")
     } else if limits.max_storage_buffers_per_shader_stage < STORAGE_BUFFERS {
-        Some("seven storage buffers in a shader")
+        Some("nine storage buffers in a shader")
     } else {
         None
     }

@@ -1,5 +1,5 @@
 //! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the format's
-//! `dequant/<stem>.wgsl`, the way D is stored, and the main loop of the family.
+//! `dequant/<stem>.wgsl`, the epilogue, the way D is stored, and the main loop of the family.
 
 use std::fmt::Write;
 
@@ -13,6 +13,7 @@ const NUMBERS: &str = include_str!("../shaders/numbers.wgsl");
 const CODES: &str = include_str!("../shaders/codes.wgsl");
 const CODEBOOK: &str = include_str!("../shaders/codebook.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
+const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE_F32: &str = include_str!("../shaders/store_f32.wgsl");
 const STORE_HALF: &str = include_str!("../shaders/store_half.wgsl");
 
@@ -70,7 +71,7 @@ pub(crate) fn prelude(format: Format, x: DType, config: &TileConfig) -> String {
 pub(crate) fn compose(prelude: &str, format: Format, d: DType, dequant: &str, main: &str) -> String {
     let codebook = if matches!(format.encoding, Encoding::Codebook(_)) { CODEBOOK } else { "" };
     let store = if d == DType::F32 { STORE_F32 } else { STORE_HALF };
-    [prelude, ABI, PARAMS, NUMBERS, CODES, codebook, dequant, OPERANDS, store, main].join("\n")
+    [prelude, ABI, PARAMS, NUMBERS, CODES, codebook, dequant, OPERANDS, EPILOGUE, store, main].join("\n")
 }
 
 #[cfg(test)]

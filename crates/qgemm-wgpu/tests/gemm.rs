@@ -5,7 +5,9 @@ mod common;
 use common::{adapter, download, upload};
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
-use qgemm_hal::{Activation, CheckedGemm, Dense, Device, GemmArgs, HalError, LaunchPlan, TileConfig, WeightArgs};
+use qgemm_hal::{
+    Activation, CheckedGemm, Dense, Device, GemmArgs, HalError, LaunchPlan, TileConfig, WeightArgs, XRounding,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -101,16 +103,22 @@ impl Case {
         let op = CheckedGemm {
             m,
             n,
+            features: n,
+            gated: false,
             k,
             stored_k: weight.stored_k(),
             format,
             class: PackClass::Canonical,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
+            weight_fits_f16: weight.fits_f16(),
             x,
+            x_rounding: XRounding::default(),
             d: dense(d, n),
             c: options.c.map(|dtype| dense(dtype, n)),
             bias: options.bias,
+            token_scale: false,
+            residual: None,
             alpha: if options.c.is_some() { 0.5 } else { 1.0 },
             beta: if options.c.is_some() { -1.5 } else { 0.0 },
             activation: Activation::Identity,
@@ -178,6 +186,8 @@ impl Case {
             },
             c: c.as_ref().zip(c_range).map(|(b, r)| b.slice(r).expect("inside")),
             bias: bias.as_ref().zip(bias_range).map(|(b, r)| b.slice(r).expect("inside")),
+            token_scale: None,
+            residual: None,
             d: d.slice_mut(d_range).expect("inside"),
             workspace: None,
         };
@@ -249,6 +259,7 @@ fn plan(op: &CheckedGemm, config: TileConfig) -> LaunchPlan {
         m_tiles,
         k_steps: (op.stored_k as u32).div_ceil(config.tile_k),
         splits: 1,
+        stream_k: None,
         grid: [n_tiles, m_tiles, 1],
         workspace_bytes: 0,
         estimate: 0.0,
@@ -420,6 +431,8 @@ fn what_cannot_be_served_is_refused() {
         w: WeightArgs { data: (&w).into(), row_scale: None, k_order: None },
         c: None,
         bias: None,
+        token_scale: None,
+        residual: None,
         d: (&mut d).into(),
         workspace: None,
     };

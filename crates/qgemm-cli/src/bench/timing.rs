@@ -16,12 +16,35 @@ pub struct Timing {
 
 /// A round takes at least so many launches, so that what a round itself costs does not count.
 const LAUNCHES_PER_ROUND: usize = 20;
-const ROUNDS: usize = 31;
-/// At least so long, so that clocks have settled.
-const WARM_UP: Duration = Duration::from_millis(200);
 /// Slow kernels get fewer rounds.
 const LONGEST: Duration = Duration::from_secs(5);
 const FEWEST_ROUNDS: usize = 5;
+
+/// How much time a measurement gets.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// One of a few.
+    Thorough,
+    /// One of hundreds that follow each other at once, so that clocks have settled before.
+    Sweep,
+}
+
+impl Pace {
+    /// At least so long, so that clocks have settled.
+    fn warm_up(self) -> Duration {
+        match self {
+            Pace::Thorough => Duration::from_millis(200),
+            Pace::Sweep => Duration::from_millis(10),
+        }
+    }
+
+    fn rounds(self) -> usize {
+        match self {
+            Pace::Thorough => 31,
+            Pace::Sweep => 15,
+        }
+    }
+}
 
 /// Times `launch` with `weights` in turn, on CUDA from a graph, between events of the device.
 ///
@@ -31,6 +54,7 @@ pub fn time_launches<'a>(
     ctx: &Context,
     stream: &Stream,
     weights: &'a [Weight],
+    pace: Pace,
     mut launch: impl FnMut(&'a Weight) -> Result<(), Error> + Send + 'a,
 ) -> Result<Timing, Error> {
     // A slow kernel is timed alone: the first launch, which may also load it, says which is slow.
@@ -39,7 +63,7 @@ pub fn time_launches<'a>(
     let start = Instant::now();
     launch(&weights[0])?;
     ctx.synchronize(stream)?;
-    let slow = start.elapsed() > LONGEST / (ROUNDS * LAUNCHES_PER_ROUND) as u32;
+    let slow = start.elapsed() > LONGEST / (pace.rounds() * LAUNCHES_PER_ROUND) as u32;
     let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(weights.len()) };
     let launches = turns * weights.len();
 
@@ -47,9 +71,9 @@ pub fn time_launches<'a>(
     if ctx.info().id.kind == DeviceKind::Cuda {
         let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, round)?;
         let replay = || Ok(graph.replay(stream)?);
-        Ok(Timing { graph: true, ..time_rounds(ctx, stream, launches, replay)? })
+        Ok(Timing { graph: true, ..time_rounds(ctx, stream, launches, pace, replay)? })
     } else {
-        time_rounds(ctx, stream, launches, &mut round)
+        time_rounds(ctx, stream, launches, pace, &mut round)
     }
 }
 
@@ -57,16 +81,17 @@ fn time_rounds(
     ctx: &Context,
     stream: &Stream,
     launches: usize,
+    pace: Pace,
     mut round: impl FnMut() -> Result<(), Error>,
 ) -> Result<Timing, Error> {
     let start = Instant::now();
-    while start.elapsed() < WARM_UP {
+    while start.elapsed() < pace.warm_up() {
         round()?;
         ctx.synchronize(stream)?;
     }
     let start = Instant::now();
-    let mut times = Vec::with_capacity(ROUNDS);
-    while times.len() < ROUNDS && (times.len() < FEWEST_ROUNDS || start.elapsed() < LONGEST) {
+    let mut times = Vec::with_capacity(pace.rounds());
+    while times.len() < pace.rounds() && (times.len() < FEWEST_ROUNDS || start.elapsed() < LONGEST) {
         let before = ctx.device().record(stream)?;
         round()?;
         let after = ctx.device().record(stream)?;

@@ -9,7 +9,7 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 use super::{CpuKernel, check_supported, config};
 use crate::arena;
 use crate::job::{CHUNK, Job, tokens_from};
-use crate::simd::{LANES, ROWS, Rows, TOKEN_SUMS, sum};
+use crate::simd::{LANES, ROWS, Rows, TOKEN_SUMS};
 
 /// Rows of a task: their decoded chunk and the partial sums fit a core's own cache.
 const TILE_ROWS: usize = 32;
@@ -69,12 +69,16 @@ fn tile(job: &Job<'_>, x: &[f32], tokens: Range<usize>, rows: Range<usize>) {
                 multiply(job, w, x, columns.clone(), sums);
             }
         }
-        for (group, sums) in sums.chunks_exact(panel_sums).enumerate() {
-            let rows = (rows.start + group * ROWS)..rows.end;
-            for (token, sums) in tokens.clone().zip(sums.chunks_exact(TOKEN_SUMS)) {
-                for (row, lanes) in rows.clone().zip(sums.as_chunks::<LANES>().0) {
-                    // SAFETY: tiles share no rows, so only this thread stores these.
-                    unsafe { job.store(token, row, sum(lanes)) };
+        // SAFETY: tiles share no rows, a gated pair's no groups of sixteen, so only this thread stores these.
+        unsafe {
+            if job.op().gated {
+                for (pair, sums) in sums.chunks_exact(2 * panel_sums).enumerate() {
+                    let (gate, up) = sums.split_at(panel_sums);
+                    job.store_gated(tokens.clone(), rows.start + pair * 2 * ROWS, gate, up);
+                }
+            } else {
+                for (group, sums) in sums.chunks_exact(panel_sums).enumerate() {
+                    job.store(tokens.clone(), (rows.start + group * ROWS)..rows.end, sums);
                 }
             }
         }

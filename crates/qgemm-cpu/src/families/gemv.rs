@@ -9,7 +9,7 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 use super::{CpuKernel, check_supported, config};
 use crate::arena;
 use crate::job::{CHUNK, Job};
-use crate::simd::{LANES, ROWS, Rows, TOKEN_SUMS, sum};
+use crate::simd::{ROWS, Rows, TOKEN_SUMS};
 
 /// Most tokens, whose partial sums stay in the nearest cache.
 const MAX_TOKENS: usize = 4;
@@ -50,18 +50,33 @@ fn run(job: &Job<'_>, [tile_rows, _]: [usize; 2]) {
         job.load_tokens(0..tokens, x);
         let x = &*x;
         job.for_each_tile(tile_rows, tokens, |rows| {
-            arena::with_tile(ROWS * CHUNK + tokens * TOKEN_SUMS, |scratch| {
-                for first in rows.clone().step_by(ROWS) {
-                    group(job, x, first..rows.end.min(first + ROWS), scratch);
+            arena::with_tile(ROWS * CHUNK + 2 * tokens * TOKEN_SUMS, |scratch| {
+                let (w, sums) = scratch.split_at_mut(ROWS * CHUNK);
+                let (sums, up) = sums.split_at_mut(tokens * TOKEN_SUMS);
+                // SAFETY: tiles share no rows, a gated pair's no groups of sixteen, and so do the groups in them: only
+                // this thread stores these.
+                unsafe {
+                    if job.op().gated {
+                        for first in rows.clone().step_by(2 * ROWS) {
+                            group(job, x, first..first + ROWS, w, sums);
+                            group(job, x, first + ROWS..first + 2 * ROWS, w, up);
+                            job.store_gated(0..tokens, first, sums, up);
+                        }
+                    } else {
+                        for first in rows.clone().step_by(ROWS) {
+                            let rows = first..rows.end.min(first + ROWS);
+                            group(job, x, rows.clone(), w, sums);
+                            job.store(0..tokens, rows, sums);
+                        }
+                    }
                 }
             });
         });
     });
 }
 
-/// Computes at most [`ROWS`] rows for all tokens.
-fn group(job: &Job<'_>, x: &[f32], rows: Range<usize>, scratch: &mut [f32]) {
-    let (w, sums) = scratch.split_at_mut(ROWS * CHUNK);
+/// Computes the sums of at most [`ROWS`] rows for all tokens; `w` holds a decoded chunk of them.
+fn group(job: &Job<'_>, x: &[f32], rows: Range<usize>, w: &mut [f32], sums: &mut [f32]) {
     sums.fill(0.0);
     for columns in job.chunks() {
         // Rows past the last one hold old values, whose sums nobody reads.
@@ -70,12 +85,6 @@ fn group(job: &Job<'_>, x: &[f32], rows: Range<usize>, scratch: &mut [f32]) {
         for (token, sums) in sums.chunks_exact_mut(TOKEN_SUMS).enumerate() {
             let x = &x[token * job.row_floats() + columns.start..];
             job.simd().rows8_tokens1(w, x, columns.len(), sums);
-        }
-    }
-    for (token, sums) in sums.chunks_exact(TOKEN_SUMS).enumerate() {
-        for (row, lanes) in rows.clone().zip(sums.as_chunks::<LANES>().0) {
-            // SAFETY: tiles, and the groups in them, share no rows, so only this thread stores these.
-            unsafe { job.store(token, row, sum(lanes)) };
         }
     }
 }

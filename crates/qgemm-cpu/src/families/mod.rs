@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use qgemm_formats::prepack::PackClass;
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, Math, Stream, TileConfig,
-    Unsupported,
+    CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, Math, Schedule, Stream,
+    TileConfig, Unsupported,
 };
 use rayon::ThreadPool;
 
@@ -41,9 +41,11 @@ fn config(family: &'static str, op: &CheckedGemm, info: &DeviceInfo, [tile_n, ti
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
         threads: 1,
         blocks_per_unit: 1,
+        schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
         shared_bytes: 0,
+        staged_x: None,
         efficiency: (efficiency(tile_m, info), 1000),
     }
 }

@@ -34,4 +34,8 @@ template <u32 N>
 QG_DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
+// cp.async.mbarrier.arrive.noinc: this thread arrives on `barrier` as soon as all copies that it has issued have arrived.
+QG_DEVICE void cp_async_mbarrier_arrive(u64* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 #endif

@@ -21,8 +21,9 @@ QG_DEVICE u32x3 grid_blocks() {
     return {gridDim.x, gridDim.y, gridDim.z};
 }
 
-// The block's dynamic shared memory, as many bytes as the launch asked for.
+// The block's dynamic shared memory, as many bytes as the launch asked for, at a multiple of 1024: what the copy engine's
+// widest swizzle repeats after.
 QG_DEVICE u8* dynamic_shared() {
-    extern __shared__ __align__(16) u8 shared_bytes[];
+    extern __shared__ __align__(1024) u8 shared_bytes[];
     return shared_bytes;
 }

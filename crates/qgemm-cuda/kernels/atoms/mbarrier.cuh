@@ -3,33 +3,41 @@
 #pragma once
 #include "atoms/shared_address.cuh"
 
-#if QG_VARIANT >= 90
-// By one thread, before any other uses the barrier: `fence_mbarrier_init` and a block barrier follow.
+#if QG_VARIANT >= 80
+// By one thread, before any other uses the barrier: a block barrier follows, and before it `fence_mbarrier_init` where
+// the copy engine arrives.
 QG_DEVICE void mbarrier_init(u64* barrier, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-// fence.mbarrier_init: makes the barriers that this thread has set up known to the copy engine.
-QG_DEVICE void fence_mbarrier_init() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 // One thread arrives and releases what it has done before.
 QG_DEVICE void mbarrier_arrive(u64* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-// The same, after announcing `bytes` bytes that copies will bring in this phase.
-QG_DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                 : "memory");
-}
 // Waits until the phase of this parity is complete; a barrier's first phase has parity 0. The hardware gives up waiting
-// now and then, so it is asked again.
+// now and then, so it is asked again; before Hopper it does not wait at all.
 QG_DEVICE void mbarrier_wait(u64* barrier, u32 parity) {
     u32 complete;
     do {
+#if QG_VARIANT >= 90
         asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#else
+        asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+#endif
                      : "=r"(complete)
                      : "r"(shared_address(barrier)), "r"(parity)
                      : "memory");
     } while (!complete);
+}
+#endif
+
+#if QG_VARIANT >= 90
+// fence.mbarrier_init: makes the barriers that this thread has set up known to the copy engine.
+QG_DEVICE void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The same, after announcing `bytes` bytes that copies will bring in this phase.
+QG_DEVICE void mbarrier_arrive_expect_tx(u64* barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
 }
 #endif

@@ -49,8 +49,21 @@ QG_DEVICE float ld_global_cg_f32(const float* address) {
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");
     return v;
 }
+QG_DEVICE f32x4 ld_global_cg_f32x4(const f32x4* address) {
+    f32x4 v;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
 QG_DEVICE void st_global_f32(float* address, float value) {
     asm volatile("st.global.f32 [%0], %1;" ::"l"(address), "f"(value) : "memory");
+}
+QG_DEVICE void st_global_f32x4(f32x4* address, f32x4 value) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address), "f"(value.x), "f"(value.y), "f"(value.z),
+                 "f"(value.w)
+                 : "memory");
 }
 QG_DEVICE u32 ld_global_cached_u16(const u8* address) {
     u16 v;
@@ -61,6 +74,11 @@ QG_DEVICE u32 ld_global_cached_u8(const u8* address) {
     u32 v;
     asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
+}
+QG_DEVICE void st_global_v4(u8* address, u32x4 value) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
 }
 QG_DEVICE void st_global_u32(u8* address, u32 value) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");

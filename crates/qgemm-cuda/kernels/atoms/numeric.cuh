@@ -58,6 +58,12 @@ QG_DEVICE u32 f32_to_bits(float f) {
 }
 
 #if QG_VARIANT >= 80
+// cvt.rn.f16x2.f32: `low` goes to the lower half.
+QG_DEVICE u32 f32_to_f16x2(float low, float high) {
+    u32 d;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+    return d;
+}
 // cvt.rn.bf16x2.f32: `low` goes to the lower half.
 QG_DEVICE u32 f32_to_bf16x2(float low, float high) {
     u32 d;

@@ -14,6 +14,13 @@ QG_DEVICE void cp_async_bulk_tensor_2d(u8* shared, const void* map, i32 x, i32 y
                  "l"(map), "r"(x), "r"(y), "r"(shared_address(barrier))
                  : "memory");
 }
+// cp.async.bulk: `bytes` neighbouring bytes, which complete on `barrier`. Both addresses and the size are multiples of 16.
+QG_DEVICE void cp_async_bulk(u8* shared, const u8* global, u32 bytes, u64* barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(shared)),
+                 "l"(global), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
 // fence.proxy.async: orders this thread's own accesses to shared memory before what the copy engine and the matrix
 // units do there afterwards.
 QG_DEVICE void fence_proxy_async() {

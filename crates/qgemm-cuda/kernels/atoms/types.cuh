@@ -14,6 +14,9 @@ struct alignas(16) u32x4 {
 struct alignas(8) u32x2 {
     u32 x, y;
 };
+struct alignas(8) f32x2 {
+    float x, y;
+};
 struct alignas(16) f32x4 {
     float x, y, z, w;
 };
@@ -22,6 +25,8 @@ struct alignas(16) f32x4 {
 constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 
 #define QG_DEVICE static __device__ __forceinline__
+// A call, which keeps what it does out of the registers of its caller.
+#define QG_DEVICE_CALL static __device__ __noinline__
 
 // Byte offset of a field. NVRTC has no offsetof; the compiler front end that it is built on spells it __INTADDR__.
 #ifdef __CUDACC_RTC__

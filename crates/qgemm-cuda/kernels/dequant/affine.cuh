@@ -7,13 +7,13 @@ struct Affine {
     static constexpr bool HAS_MIN = true;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(0));
+        return integer_pair_f16(s, quad, pair, offset_of(MIDDLE_CODE));
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
         return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4));
     }
-    // Added once per sub-block: weight = scale * code + min.
+    // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2));
+        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2)) + MIDDLE_CODE * scale(s, row, sub);
     }
 };

@@ -10,6 +10,6 @@ struct Dequant {
         return e4m3_pair_f16(s, quad, pair);
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return bits_to_f32(s.scales0.word[sub]);
+        return bits_to_f32(Slab::Scales0::full(s.scales0, row, sub * 4));
     }
 };

@@ -12,6 +12,6 @@ struct Dequant {
         return (pair == 0 ? word << 8 : word) & 0xff00ff00u;
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return bits_to_f32(s.scales0.word[sub]);
+        return bits_to_f32(Slab::Scales0::full(s.scales0, row, sub * 4));
     }
 };

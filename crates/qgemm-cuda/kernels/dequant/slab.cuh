@@ -29,28 +29,44 @@ QG_DEVICE constexpr u32 column_of(u32 quad) {
     return quad / 8 * CHUNK_K + quad % STEPS * STEP_K;
 }
 
-template <u32 BYTES>
+// Where a slab lies while it is loaded: streamed from global memory, or staged in shared memory before.
+struct FromGlobal {
+    QG_DEVICE u32x4 v4(const u8* address) { return ld_global_stream_v4(address); }
+    QG_DEVICE u32x2 v2(const u8* address) { return ld_global_stream_v2(address); }
+    QG_DEVICE u32 word(const u8* address) { return ld_global_stream_u32(address); }
+    QG_DEVICE u32 half(const u8* address) { return ld_global_u16(address); }
+    QG_DEVICE u32 byte(const u8* address) { return ld_global_u8(address); }
+};
+struct FromShared {
+    QG_DEVICE u32x4 v4(const u8* address) { return ld_shared(reinterpret_cast<const u32x4*>(address)); }
+    QG_DEVICE u32x2 v2(const u8* address) { return ld_shared(reinterpret_cast<const u32x2*>(address)); }
+    QG_DEVICE u32 word(const u8* address) { return ld_shared(reinterpret_cast<const u32*>(address)); }
+    QG_DEVICE u32 half(const u8* address) { return ld_shared(reinterpret_cast<const u16*>(address)); }
+    QG_DEVICE u32 byte(const u8* address) { return ld_shared(address); }
+};
+
+template <u32 BYTES, class From>
 QG_DEVICE void load_record(const u8* address, u32* out) {
     if constexpr (BYTES % 16 == 0) {
 #pragma unroll
         for (u32 i = 0; i < BYTES / 16; i++) {
-            const u32x4 v = ld_global_stream_v4(address + i * 16);
+            const u32x4 v = From::v4(address + i * 16);
             out[i * 4] = v.x, out[i * 4 + 1] = v.y, out[i * 4 + 2] = v.z, out[i * 4 + 3] = v.w;
         }
     } else if constexpr (BYTES % 8 == 0) {
 #pragma unroll
         for (u32 i = 0; i < BYTES / 8; i++) {
-            const u32x2 v = ld_global_stream_v2(address + i * 8);
+            const u32x2 v = From::v2(address + i * 8);
             out[i * 2] = v.x, out[i * 2 + 1] = v.y;
         }
     } else if constexpr (BYTES % 4 == 0) {
 #pragma unroll
-        for (u32 i = 0; i < BYTES / 4; i++) out[i] = ld_global_stream_u32(address + i * 4);
+        for (u32 i = 0; i < BYTES / 4; i++) out[i] = From::word(address + i * 4);
     } else if constexpr (BYTES == 2) {
-        out[0] = ld_global_u16(address);
+        out[0] = From::half(address);
     } else {
         static_assert(BYTES == 1, "records are 1, 2 or a multiple of 4 bytes");
-        out[0] = ld_global_u8(address);
+        out[0] = From::byte(address);
     }
 }
 
@@ -67,7 +83,17 @@ struct CodePlane {
         constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
 #pragma unroll
         for (u32 i = 0; i < WORDS * 4 / bytes; i++)
-            load_record<bytes>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes, plane.word + i * (bytes / 4));
+            load_record<bytes, FromGlobal>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
+                                           plane.word + i * (bytes / 4));
+    }
+    // From a slab in shared memory, chunk by chunk: the accesses that `chunk` is the first to need.
+    QG_DEVICE void load_chunk(CodePlane& plane, const u8* slab, u32 chunk, u32 lane) {
+        constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < WORDS * 4 / bytes; i++)
+            if (i * (bytes / 4) / BITS == chunk)
+                load_record<bytes, FromShared>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
+                                               plane.word + i * (bytes / 4));
     }
 
     // Where the codes of pair `pair_index` of quad `quad` lie: the first at this bit of the quad's word, the second 16
@@ -83,30 +109,55 @@ struct CodePlane {
 template <u32 P>
 struct ScalePlane {
     static constexpr u32 ROW_BYTES = QgScalePlane<P>::ROW_BYTES;
-    static constexpr u32 ROWS = QgScalePlane<P>::PER_TILE ? 1 : LANE_ROWS;
-    static constexpr u32 BYTES = ROWS * ROW_BYTES;
+    // Records of eight rows serve all lanes of class T; each lane takes those of its two rows, as it would its own.
+    static constexpr bool SHARED = QgScalePlane<P>::SHARED_BY > 1;
+    static constexpr u32 BYTES = LANE_ROWS * ROW_BYTES;
     u32 word[(BYTES + 3) / 4];
 
     // `row_group` is g in class T (whose records stand in the order 0, 8, 1, 9, …) and the lane in class V.
-    QG_DEVICE void load(ScalePlane& plane, const u8* slab, u32 row_group) {
-        const u32 record = QgScalePlane<P>::PER_TILE ? 0 : row_group;
-        load_record<BYTES>(slab + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
+    template <class From>
+    QG_DEVICE void load_scales(ScalePlane& plane, const u8* slab, u32 row_group) {
+        const u32 record = !SHARED ? row_group : QG_CLASS_V ? row_group / QgScalePlane<P>::SHARED_BY : 0;
+        load_record<BYTES, From>(slab + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
+    }
+
+    // The records of row `row` of the tile, whoever holds its codes, as those of the lane's first row.
+    QG_DEVICE void load_row(ScalePlane& plane, const u8* slab, u32 row) {
+        const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_CLASS_V ? row : row % 8 * 2 + row / 8;
+        load_record<ROW_BYTES, FromGlobal>(slab + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
+    }
+
+    // Leaves the first `bytes` out of a record of at most four.
+    QG_DEVICE void skip(ScalePlane& plane, u32 bytes) {
+        plane.word[0] >>= 8 * bytes;
     }
 
     QG_DEVICE u32 byte(const ScalePlane& plane, u32 row, u32 index) {
-        const u32 at = (ROWS == 1 ? 0 : row) * ROW_BYTES + index;
+        const u32 at = row * ROW_BYTES + index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffu;
     }
     // Byte offsets of 16-bit fields are even.
     QG_DEVICE u32 half(const ScalePlane& plane, u32 row, u32 byte_index) {
-        const u32 at = (ROWS == 1 ? 0 : row) * ROW_BYTES + byte_index;
+        const u32 at = row * ROW_BYTES + byte_index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffffu;
+    }
+    // Byte offsets of 32-bit fields are multiples of 4.
+    QG_DEVICE u32 full(const ScalePlane& plane, u32 row, u32 byte_index) {
+        return plane.word[(row * ROW_BYTES + byte_index) / 4];
     }
 };
 
 struct NoPlane {
     template <class... T>
     QG_DEVICE void load(T&&...) {}
+    template <class... T>
+    QG_DEVICE void load_row(T&&...) {}
+    template <class... T>
+    QG_DEVICE void skip(T&&...) {}
+    template <class From, class... T>
+    QG_DEVICE void load_scales(T&&...) {}
+    template <class... T>
+    QG_DEVICE void load_chunk(T&&...) {}
 };
 
 template <bool PRESENT, template <u32> class Plane, u32 P>
@@ -133,7 +184,16 @@ struct Slab {
         const u32 row_group = QG_CLASS_V ? lane : lane / 4;
         Codes0::load(s.codes0, slab, lane);
         Codes1::load(s.codes1, slab, lane);
-        Scales0::load(s.scales0, slab, row_group);
-        Scales1::load(s.scales1, slab, row_group);
+        Scales0::template load_scales<FromGlobal>(s.scales0, slab, row_group);
+        Scales1::template load_scales<FromGlobal>(s.scales1, slab, row_group);
+    }
+
+    // From a slab in shared memory, what chunk `chunk` needs beyond what the chunks before it loaded.
+    QG_DEVICE void load_chunk(Slab& s, const u8* slab, u32 chunk, u32 lane) {
+        const u32 row_group = QG_CLASS_V ? lane : lane / 4;
+        Codes0::load_chunk(s.codes0, slab, chunk, lane);
+        Codes1::load_chunk(s.codes1, slab, chunk, lane);
+        Scales0::template load_scales<FromShared>(s.scales0, slab, row_group);
+        Scales1::template load_scales<FromShared>(s.scales1, slab, row_group);
     }
 };

@@ -22,7 +22,7 @@ struct SharedStorage {
     };
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(sizeof(BlockScaledParams) == 192, "the host lays out another size");
+static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 16, "the host lays out another size");
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     qg_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     qg_gemv(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const TileWork work = TileWork::of_block(p);
+    const TileWork work = TileWork::of_grid(p);
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
 
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     }
 
     if (p.shape.splits > 1) {
-        float* mine = partial_sums(p, work, work.split, ELEMENTS);
+        float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll
         for (u32 i = 0; i < sizeof(sum) / 4; i++)
             if (thread + i * QG_THREADS < ELEMENTS) st_global_f32(mine + thread + i * QG_THREADS, sum[i]);
@@ -138,13 +138,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
             sum[i] = 0;
             if (thread + i * QG_THREADS < ELEMENTS)
                 for (u32 s = 0; s < p.shape.splits; s++)
-                    sum[i] += ld_global_cg_f32(partial_sums(p, work, s, ELEMENTS) + thread + i * QG_THREADS);
+                    sum[i] += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + thread + i * QG_THREADS);
         }
     }
 #pragma unroll
     for (u32 i = 0; i < sizeof(sum) / 4; i++) {
         const u32 element = thread + i * QG_THREADS;
-        if (element < ELEMENTS)
-            store_output(p, first_token + element / TILE_N, work.n_tile * TILE_N + element % TILE_N, sum[i]);
+        store_by_lane(p, first_token + element / TILE_N, work.n_tile * TILE_N + element % TILE_N, sum[i],
+                      element < ELEMENTS);
     }
 }

@@ -1,28 +1,145 @@
-// D = alpha · row_scale · sum + beta · C + bias, converted once.
+// What becomes of finished sums, in f32, converted once:
+//     v = alpha · row_scale · token_scale · x_factor · sum + beta · C + bias
+//     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) · v of the up + residual
+// Choices are uniform branches. `row` counts rows of W. Those of a gated pair stand in groups of 16: eight of the gate and
+// the same eight features' of the up. Rows and tokens beyond the output are accepted and not stored. Every element of the
+// residual is read by the thread that afterwards writes the same element of D, so that they may be the same memory.
 #pragma once
-#include "atoms/float.cuh"
-#include "atoms/memory.cuh"
-#include "mainloop/params.cuh"
+#include "atoms/warp.cuh"
+#include "epilogue/activation.cuh"
+#include "epilogue/operands.cuh"
+#include "sched/params.cuh"
 
-QG_DEVICE float load_dense(u32 dtype, u64 base, u64 index) {
-    const u8* array = reinterpret_cast<const u8*>(base);
-    if (dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(array + index * 4));
-    const u32 bits = ld_global_cached_u16(array + index * 2);
-    return dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+// What undoes the power of two that X was multiplied with: first of all, and exactly.
+QG_DEVICE float x_factor(const GemmParams& p, u32 token) {
+    return p.shape.flags & QG_FLAG_X_FACTOR ? load_dense(DTYPE_F32, p.at.x_factor, token) : 1.0f;
 }
 
-QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 feature, float sum) {
-    if (token >= p.shape.m || feature >= p.shape.n) return;
+QG_DEVICE float token_factor(const GemmParams& p, u32 token) {
+    if (!(p.shape.flags & QG_FLAG_TOKEN_SCALE)) return p.shape.alpha;
+    return p.shape.alpha * load_dense(DTYPE_F32, p.at.token_scale, token);
+}
+
+// The v of one sum. `bias_index` is its feature, or beyond the gate's features the up's.
+QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float sum) {
     const u32 flags = p.shape.flags;
-    float v = p.shape.alpha * sum;
-    if (flags & QG_FLAG_ROW_SCALE) v *= load_dense(DTYPE_F32, p.at.row_scale, feature);
-    if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.shape.c_dtype, p.at.c, token * p.at.c_row + feature);
-    if (flags & QG_FLAG_BIAS) v += load_dense(p.shape.bias_dtype, p.at.bias, feature);
-    u8* d = reinterpret_cast<u8*>(p.at.d);
-    const u64 index = token * p.at.d_row + feature;
-    if (p.shape.d_dtype == DTYPE_F32) {
-        st_global_u32(d + index * 4, f32_to_bits(v));
-    } else {
-        st_global_u16(d + index * 2, p.shape.d_dtype == DTYPE_F16 ? f32_to_f16(v) : f32_to_bf16(v));
+    float v = token_factor(p, token) * (x_factor(p, token) * sum);
+    if (flags & QG_FLAG_ROW_SCALE) v *= load_dense(DTYPE_F32, p.at.row_scale, row);
+    if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.shape.c_dtype, p.at.c, token * p.at.c_row + row);
+    if (flags & QG_FLAG_BIAS) v += load_dense(p.shape.bias_dtype, p.at.bias, bias_index);
+    return v;
+}
+
+QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float v) {
+    if (p.shape.flags & QG_FLAG_RESIDUAL)
+        v += load_dense(p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature);
+    store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
+}
+
+// One output of a weight that is no gated pair.
+QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float sum) {
+    if (token >= p.shape.m || row >= p.shape.features) return;
+    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, sum)));
+}
+
+QG_DEVICE u32 feature_of_gate(u32 gate_row) {
+    return gate_row / 16 * 8 + gate_row % 8;
+}
+
+// One output of a gated pair, from the sums of rows `gate_row` and `gate_row` + 8.
+QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_sum, float up_sum) {
+    const u32 feature = feature_of_gate(gate_row);
+    if (token >= p.shape.m || feature >= p.shape.features) return;
+    const float gate = linear_output(p, token, gate_row, feature, gate_sum);
+    const float up = linear_output(p, token, gate_row + 8, p.shape.features + feature, up_sum);
+    store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
+}
+
+// One sum from every lane of a warp, all of which take part; `inside` says whether the lane has one. Lanes l and l ^ 8
+// hold the same token, and rows of the same 16 that lie 8 apart.
+QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float sum, bool inside) {
+    if (p.shape.flags & QG_FLAG_GATED) {
+        const float up = shfl_xor(sum, 8);
+        if (inside && row % 16 < 8) store_gated(p, token, row, sum, up);
+    } else if (inside) {
+        store_output(p, token, row, sum);
     }
+}
+
+// `linear_output` of a run of rows that begins at a multiple of eight, of which `count` lie inside.
+QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_index, u32 count, float (&v)[RUN]) {
+    const u32 flags = p.shape.flags;
+    const float factor = token_factor(p, token), inverse = x_factor(p, token);
+    float operand[RUN];
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) v[i] = factor * (inverse * v[i]);
+    if (flags & QG_FLAG_ROW_SCALE) {
+        // The weight's own memory, which is aligned.
+        load_dense_run(operand, DTYPE_F32, p.at.row_scale, row, true, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] *= operand[i];
+    }
+    if (flags & QG_FLAG_C) {
+        load_dense_run(operand, p.shape.c_dtype, p.at.c, token * p.at.c_row + row, flags & QG_FLAG_C_ALIGNED16, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] += p.shape.beta * operand[i];
+    }
+    if (flags & QG_FLAG_BIAS) {
+        load_dense_run(operand, p.shape.bias_dtype, p.at.bias, bias_index, flags & QG_FLAG_BIAS_ALIGNED16, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] += operand[i];
+    }
+}
+
+// In turns, so that the functions stand in the code once.
+QG_DEVICE void activate_run(u32 activation, float (&v)[RUN]) {
+    if (activation == QG_ACTIVATION_IDENTITY) return;
+#pragma unroll 1
+    for (u32 turn = 0; turn < RUN; turn++) {
+        const float value = activate(activation, v[0]);
+#pragma unroll
+        for (u32 i = 0; i + 1 < RUN; i++) v[i] = v[i + 1];
+        v[RUN - 1] = value;
+    }
+}
+
+QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 count, float (&v)[RUN]) {
+    const u32 flags = p.shape.flags;
+    if (flags & QG_FLAG_RESIDUAL) {
+        float residual[RUN];
+        load_dense_run(residual, p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature,
+                       flags & QG_FLAG_RESIDUAL_ALIGNED16, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] += residual[i];
+    }
+    store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
+}
+
+// Eight outputs of one token, of a weight that is no gated pair, from `first_row` on, a multiple of eight.
+QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&sum)[RUN]) {
+    if (token >= p.shape.m || first_row >= p.shape.features) return;
+    const u32 left = p.shape.features - first_row, count = left < RUN ? left : RUN;
+    float v[RUN];
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) v[i] = sum[i];
+    linear_run(p, token, first_row, first_row, count, v);
+    activate_run(p.shape.activation, v);
+    store_features(p, token, first_row, count, v);
+}
+
+// Eight outputs of one token, of a gated pair, from the sums of the 16 rows from `first_row` on, a multiple of 16.
+QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_sum)[RUN],
+                               const float (&up_sum)[RUN]) {
+    const u32 feature = feature_of_gate(first_row);
+    if (token >= p.shape.m || feature >= p.shape.features) return;
+    const u32 left = p.shape.features - feature, count = left < RUN ? left : RUN;
+    float gate[RUN], up[RUN];
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) gate[i] = gate_sum[i], up[i] = up_sum[i];
+    linear_run(p, token, first_row, feature, count, gate);
+    activate_run(p.shape.activation, gate);
+    linear_run(p, token, first_row + 8, p.shape.features + feature, count, up);
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) gate[i] *= up[i];
+    store_features(p, token, feature, count, gate);
 }

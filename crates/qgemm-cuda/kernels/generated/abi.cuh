@@ -4,21 +4,21 @@
 
 struct GemmShape {
     u32 m;  // Tokens.
-    u32 n;  // Output features.
+    u32 n;  // Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
     u32 k;  // Input features.
     u32 stored_k;  // Stored columns of W.
     u32 k_slabs;  // Slabs of W along K.
     u32 splits;  // Blocks that share one tile's K dimension.
     u32 flags;  // Optional operands: see the `FLAG_` constants.
-    u32 activation;  // Function applied last: 0 = identity.
+    u32 activation;  // Function applied to what has been added up: see the `ACTIVATION_` constants.
     u32 d_dtype;  // Element type of D: 0 = f32, 1 = f16, 2 = bf16.
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
     u32 x_dtype;  // Element type of X, for kernels not specialised on it.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C.
-    u32 reserved0;  // Unused, zero.
-    u32 reserved1;  // Unused, zero.
+    u32 features;  // Columns of D: `n`, or, of a gated pair, the rows of each weight.
+    u32 residual_dtype;  // Element type of the residual.
 };
 static_assert(QG_OFFSET_OF(GemmShape, m) == 0, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, n) == 4, "layout");
@@ -34,8 +34,8 @@ static_assert(QG_OFFSET_OF(GemmShape, bias_dtype) == 40, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, x_dtype) == 44, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, alpha) == 48, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, beta) == 52, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, reserved0) == 56, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, reserved1) == 60, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, features) == 56, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, residual_dtype) == 60, "layout");
 static_assert(sizeof(GemmShape) == 64, "layout");
 
 struct GemmPointers {
@@ -44,7 +44,9 @@ struct GemmPointers {
     u64 row_scale;  // Row factors of W.
     u64 k_order;  // Stored column → input feature.
     u64 c;  // C.
-    u64 bias;  // Bias.
+    u64 bias;  // Bias; of a gated pair the gate's, then the up's.
+    u64 token_scale;  // Factor of every token, f32.
+    u64 residual;  // Residual.
     u64 d;  // D.
     u64 partials;  // Partial sums.
     u64 counters;  // Arrival counters of split tiles.
@@ -52,7 +54,8 @@ struct GemmPointers {
     u64 x_col;  // Elements from one column of X to the next.
     u64 c_row;  // Elements from one row of C to the next.
     u64 d_row;  // Elements from one row of D to the next.
-    u64 reserved;  // Unused, zero.
+    u64 residual_row;  // Elements from one row of the residual to the next.
+    u64 x_factor;  // What each token's sums are multiplied with, in f32.
 };
 static_assert(QG_OFFSET_OF(GemmPointers, x) == 0, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, w) == 8, "layout");
@@ -60,21 +63,94 @@ static_assert(QG_OFFSET_OF(GemmPointers, row_scale) == 16, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, k_order) == 24, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, c) == 32, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, bias) == 40, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, d) == 48, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, partials) == 56, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, counters) == 64, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, x_row) == 72, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, x_col) == 80, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, c_row) == 88, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 96, "layout");
-static_assert(QG_OFFSET_OF(GemmPointers, reserved) == 104, "layout");
-static_assert(sizeof(GemmPointers) == 112, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, token_scale) == 48, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, residual) == 56, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, d) == 64, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, partials) == 72, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, counters) == 80, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x_row) == 88, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x_col) == 96, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, c_row) == 104, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, d_row) == 112, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, residual_row) == 120, "layout");
+static_assert(QG_OFFSET_OF(GemmPointers, x_factor) == 128, "layout");
+static_assert(sizeof(GemmPointers) == 136, "layout");
+
+struct TileSchedule {
+    u32 n_tiles;  // Tiles along N.
+    u32 m_tiles;  // Tiles along M.
+    u32 raster_group;  // Tiles along N that are worked through together, for all tokens, before the next so many.
+    u32 cut_tiles;  // Tiles, first in raster order, whose K dimension is cut.
+    u32 cut_blocks;  // Blocks, the first of the grid, that share the cut tiles.
+    u32 cut_slabs;  // Slabs between the places of a tile where it may be cut.
+};
+static_assert(QG_OFFSET_OF(TileSchedule, n_tiles) == 0, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, m_tiles) == 4, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, raster_group) == 8, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, cut_tiles) == 12, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, cut_blocks) == 16, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, cut_slabs) == 20, "layout");
+static_assert(sizeof(TileSchedule) == 24, "layout");
+
+struct StageX {
+    u32 m;  // Tokens.
+    u32 k;  // Input features.
+    u32 columns;  // Columns of the copy, a multiple of 8.
+    u32 flags;  // `K_ORDER` and `X_ALIGNED16` of the `FLAG_` constants, and `ROW_IN_SHARED`.
+    u64 x;  // X.
+    u64 k_order;  // Column of the copy → input feature: as many entries as the copy has columns.
+    u64 staged;  // The copy.
+    u64 factors;  // What each token's sums are to be multiplied with, in f32.
+    u64 x_row;  // Elements from one row of X to the next.
+    u64 x_col;  // Elements from one column of X to the next.
+};
+static_assert(QG_OFFSET_OF(StageX, m) == 0, "layout");
+static_assert(QG_OFFSET_OF(StageX, k) == 4, "layout");
+static_assert(QG_OFFSET_OF(StageX, columns) == 8, "layout");
+static_assert(QG_OFFSET_OF(StageX, flags) == 12, "layout");
+static_assert(QG_OFFSET_OF(StageX, x) == 16, "layout");
+static_assert(QG_OFFSET_OF(StageX, k_order) == 24, "layout");
+static_assert(QG_OFFSET_OF(StageX, staged) == 32, "layout");
+static_assert(QG_OFFSET_OF(StageX, factors) == 40, "layout");
+static_assert(QG_OFFSET_OF(StageX, x_row) == 48, "layout");
+static_assert(QG_OFFSET_OF(StageX, x_col) == 56, "layout");
+static_assert(sizeof(StageX) == 64, "layout");
+
+struct RepackParams {
+    u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
+    u64 packed;  // Address of the packed tiles.
+    u32 n;  // Rows.
+    u32 blocks;  // Blocks of a row.
+    u32 k_slabs;  // Slabs along K.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(RepackParams, rows) == 0, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, packed) == 8, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, n) == 16, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, k_slabs) == 24, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
+static_assert(sizeof(RepackParams) == 32, "layout");
 
 constexpr u32 QG_FLAG_ROW_SCALE = 1;
 constexpr u32 QG_FLAG_K_ORDER = 2;
 constexpr u32 QG_FLAG_C = 4;
 constexpr u32 QG_FLAG_BIAS = 8;
 constexpr u32 QG_FLAG_X_ALIGNED16 = 16;
+constexpr u32 QG_FLAG_TOKEN_SCALE = 32;
+constexpr u32 QG_FLAG_RESIDUAL = 64;
+constexpr u32 QG_FLAG_GATED = 128;
+constexpr u32 QG_FLAG_D_ALIGNED16 = 256;
+constexpr u32 QG_FLAG_C_ALIGNED16 = 512;
+constexpr u32 QG_FLAG_RESIDUAL_ALIGNED16 = 1024;
+constexpr u32 QG_FLAG_BIAS_ALIGNED16 = 2048;
+constexpr u32 QG_FLAG_X_FACTOR = 4096;
+constexpr u32 QG_FLAG_ROW_IN_SHARED = 8192;
+constexpr u32 QG_ACTIVATION_IDENTITY = 0;
+constexpr u32 QG_ACTIVATION_RELU = 1;
+constexpr u32 QG_ACTIVATION_SILU = 2;
+constexpr u32 QG_ACTIVATION_GELU_TANH = 3;
+constexpr u32 QG_ACTIVATION_GELU_ERF = 4;
 static_assert(DTYPE_F32 == 0, "element type");
 static_assert(DTYPE_F16 == 1, "element type");
 static_assert(DTYPE_BF16 == 2, "element type");

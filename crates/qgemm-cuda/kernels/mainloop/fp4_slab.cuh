@@ -12,7 +12,7 @@
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
 #include "dequant/slab.cuh"
-#include "mainloop/params.cuh"
+#include "sched/params.cuh"
 
 static_assert(QG_SLAB_K == 64 && QG_TILE_ROWS == 16, "a slab is one instruction");
 static_assert(QG_SUB_BLOCK == 32 || QG_SUB_BLOCK == 16, "a scale for 32 columns (UE8M0) or 16 (UE4M3)");

@@ -1,33 +1,9 @@
 // One chunk of 64 columns on matrix instructions: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
 // Codes are exact in f16 and bf16, so the weights are never rounded.
 #pragma once
-#include "atoms/mma.cuh"
-#include "dequant/operand.cuh"
+#include "mainloop/mma_operand.cuh"
 #include "mainloop/x_tile.cuh"
 
-static_assert(!QG_CLASS_V, "class V serves m8n8k4, which this loop does not issue");
-
-// A step of 16 columns, D[16 rows, 8 tokens] += A · B, with operands in the type of X.
-#if QG_X_DTYPE == 1
-QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-#if QG_VARIANT >= 80
-    mma_m16n8k16_f16(d, a, b);
-#else
-    // Turing has the half of it: the upper eight columns are a second instruction.
-    mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
-    mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
-#endif
-}
-QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_f16(s, quad, pair); }
-constexpr u32 ONE_PAIR = 0x3c003c00u;
-#else
-QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
-QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_bf16(s, quad, pair); }
-constexpr u32 ONE_PAIR = 0x3f803f80u;
-#endif
-
-// Tokens of an instruction.
-constexpr u32 MMA_TOKENS = 8;
 static_assert(QG_TILE_M % MMA_TOKENS == 0 || MMA_TOKENS % QG_TILE_M == 0, "tokens fill or divide an instruction");
 // Tokens, rounded up to whole instructions.
 constexpr u32 TOKEN_TILES = (QG_TILE_M + MMA_TOKENS - 1) / MMA_TOKENS;

@@ -12,8 +12,8 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, 
     fence_gpu();
     block_barrier();
     if (thread_index() == 0) {
-        u32* counter = reinterpret_cast<u32*>(p.at.counters) + TileWork::index(work);
-        const bool last = atomic_add_acq_rel(counter, 1) == p.shape.splits - 1;
+        u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
+        const bool last = atomic_add_acq_rel(counter, 1) == work.contributors - 1;
         // The next launch finds the counter at zero again.
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
@@ -23,7 +23,7 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, 
     return ld_shared(flag) != 0;
 }
 
-// Partial sums of (`work`'s tile, `split`): `elements` floats.
-QG_DEVICE float* partial_sums(const GemmParams& p, const TileWork& work, u32 split, u32 elements) {
-    return reinterpret_cast<float*>(p.at.partials) + (TileWork::index(work) * p.shape.splits + split) * elements;
+// Partial sums of contributor `contributor` to `work`'s tile: `elements` floats, as many in every call of a kernel.
+QG_DEVICE float* partial_slot(const GemmParams& p, const TileWork& work, u32 contributor, u32 elements) {
+    return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + contributor) * elements;
 }

@@ -1,26 +1,104 @@
-// Which tile and which K range a block works on: grid (n tile, m tile, split), as qgemm-sched lays it out.
+// Which tiles and which K ranges a block works on, as qgemm-sched lays it out (`Partition`).
 #pragma once
 #include "atoms/launch.cuh"
-#include "mainloop/params.cuh"
+#include "sched/params.cuh"
 
+// Part of an output tile, or all of it.
 struct TileWork {
-    u32 n_tile, m_tile, split;
+    u32 n_tile, m_tile;
     // Slabs [begin, end) of the tile's K dimension.
     u32 begin, end;
+    // Blocks that share the tile, this one's place among them in the order of their ranges, and the tile's counter.
+    u32 contributors, index, tile;
+    // Where the partial sums of contributor 0 lie; the others' follow.
+    u32 first_slot;
 
-    QG_DEVICE TileWork of_block(const GemmParams& p) {
-        TileWork w;
+    // Grid (n tile, m tile, split).
+    QG_DEVICE TileWork of_grid(const GemmParams& p) {
         const u32x3 block = block_index();
+        TileWork w;
         w.n_tile = block.x;
         w.m_tile = block.y;
-        w.split = block.z;
-        w.begin = (u32)((u64)w.split * p.shape.k_slabs / p.shape.splits);
-        w.end = (u32)((u64)(w.split + 1) * p.shape.k_slabs / p.shape.splits);
+        w.begin = (u32)((u64)block.z * p.shape.k_slabs / p.shape.splits);
+        w.end = (u32)((u64)(block.z + 1) * p.shape.k_slabs / p.shape.splits);
+        w.contributors = p.shape.splits;
+        w.index = block.z;
+        w.tile = block.y * grid_blocks().x + block.x;
+        w.first_slot = w.tile * p.shape.splits;
         return w;
     }
 
-    // Index of the output tile, for its partial sums and its counter.
-    QG_DEVICE u64 index(const TileWork& w) {
-        return (u64)w.m_tile * grid_blocks().x + w.n_tile;
+    // Tile number `tile` in raster order: groups of `raster_group` tiles along N, within each all tiles along M, and
+    // next to each other those along N.
+    QG_DEVICE void place(TileWork& w, const TileSchedule& s, u32 tile) {
+        const u32 group = tile / (s.raster_group * s.m_tiles);
+        const u32 first = group * s.raster_group;
+        const u32 width = s.n_tiles - first < s.raster_group ? s.n_tiles - first : s.raster_group;
+        const u32 rest = tile - first * s.m_tiles;
+        w.tile = tile;
+        w.n_tile = first + rest % width;
+        w.m_tile = rest / width;
+    }
+};
+
+// Everything that a block of a persistent grid works on: its range of the tiles that are cut, then whole tiles.
+struct WorkList {
+    // What is left of the range, in units of `cut_slabs` slabs, of which every cut tile has `units`.
+    u32 unit, last_unit, units;
+    // The next whole tile, in raster order.
+    u32 tile;
+
+    QG_DEVICE WorkList of_block(const GemmParams& p) {
+        const TileSchedule& s = p.tiles;
+        const u32 block = block_index().x;
+        WorkList list;
+        list.unit = list.last_unit = list.units = 0;
+        if (block < s.cut_blocks) {
+            list.units = (p.shape.k_slabs + s.cut_slabs - 1) / s.cut_slabs;
+            const u64 total = (u64)s.cut_tiles * list.units;
+            list.unit = (u32)(block * total / s.cut_blocks);
+            list.last_unit = (u32)((block + 1) * total / s.cut_blocks);
+        }
+        list.tile = s.cut_tiles + block;
+        return list;
+    }
+
+    // The next piece of work; false when there is none.
+    QG_DEVICE bool next(WorkList& list, const GemmParams& p, TileWork& w) {
+        if (list.unit < list.last_unit) {
+            next_of_range(list, p, w);
+            return true;
+        }
+        const TileSchedule& s = p.tiles;
+        if (list.tile >= s.n_tiles * s.m_tiles) return false;
+        TileWork::place(w, s, list.tile);
+        w.begin = 0;
+        w.end = p.shape.k_slabs;
+        w.contributors = 1;
+        w.index = w.first_slot = 0;
+        list.tile += grid_blocks().x;
+        return true;
+    }
+
+    // The part of the range that lies in its next tile.
+    QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, TileWork& w) {
+        const TileSchedule& s = p.tiles;
+        const u32 tile = list.unit / list.units;
+        const u32 tile_begin = tile * list.units, tile_end = tile_begin + list.units;
+        const u32 end = list.last_unit < tile_end ? list.last_unit : tile_end;
+        TileWork::place(w, s, tile);
+        w.begin = (list.unit - tile_begin) * s.cut_slabs;
+        w.end = end == tile_end ? p.shape.k_slabs : (end - tile_begin) * s.cut_slabs;
+        const u32 first_block = owner(s, list.units, tile_begin);
+        w.contributors = owner(s, list.units, tile_end - 1) - first_block + 1;
+        w.index = block_index().x - first_block;
+        // Of the tiles before this one, so many were cut at most.
+        w.first_slot = first_block + (tile < first_block ? tile : first_block);
+        list.unit = end;
+    }
+
+    // The block whose range holds `unit`.
+    QG_DEVICE u32 owner(const TileSchedule& s, u32 units, u32 unit) {
+        return (u32)(((u64)(unit + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * units));
     }
 };

@@ -7,7 +7,7 @@ use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType};
 use qgemm_hal::Variant;
-use qgemm_hal::abi::{GemmPointers, GemmShape};
+use qgemm_hal::abi::{GemmPointers, GemmShape, TileSchedule};
 
 use super::prelude;
 use crate::launch::Geometry;
@@ -41,6 +41,8 @@ pub struct BlockScaledParams {
     /// Addresses. W is in layout class T. `x` is the codes of X, `[m][⌈k / 2⌉]` bytes with the lower column in the low
     /// nibble, and `x_row` the **bytes** from one row to the next; `x_col` is not read.
     pub at: GemmPointers,
+    /// Not read: the grid is one block a tile.
+    pub tiles: TileSchedule,
     /// Address of the scales of X, `[m][⌈k / block⌉]` bytes: UE8M0 for blocks of 32, UE4M3 for blocks of 16.
     pub x_scales: u64,
     /// Bytes from one row of scales to the next.

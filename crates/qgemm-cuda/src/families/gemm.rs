@@ -1,48 +1,81 @@
-//! `gemm`: any number of tokens. Each warp owns rows of W; activations pass through shared memory.
+//! `gemm`: any number of tokens. Each warp owns rows of W; X passes through shared memory, and from Ampere on W, too.
 
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Format};
+use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Shape, class, has_block_offsets};
-use super::kernel;
+use super::instance::{Engine, Instance, Ring, Shape, class};
+use super::{kernel, staging, sync_copy};
 
 /// The family.
 #[derive(Debug)]
 pub(super) struct Gemm;
 
+/// Threads of a block without rings.
 const THREADS: u32 = 128;
 
-/// (tokens, row tiles a warp) of the kernels for these types: the largest that keep all sums in registers
-/// (`kernels.lock` shows no spills).
-fn tiles(format: Format, engine: Engine, variant: Variant, slab_k: usize) -> &'static [(u32, u32)] {
-    match engine {
-        // All columns of a slab are unrolled for all tokens: with 256 columns, 16 tokens take the compiler 2 s.
-        Engine::Fma if slab_k > 128 => &[(8, 1)],
-        Engine::Fma => &[(16, 1)],
-        Engine::Mma if variant < Variant::Sm80 => &[(16, 1), (32, 1)],
-        // Long slabs and minimums hold scales in registers that a larger tile would need.
-        Engine::Mma if has_block_offsets(format) || slab_k > 64 => &[(16, 1), (32, 2)],
-        // For Blackwell the compiler takes a few registers more, which scales have taken already.
-        Engine::Mma if variant >= Variant::Sm120 && has_row_scales(format) => &[(16, 1), (32, 2), (64, 1)],
-        Engine::Mma => &[(16, 1), (32, 2), (64, 2)],
-    }
+/// A tile of the kernels with rings.
+#[derive(Clone, Copy)]
+struct Tile {
+    tile_m: u32,
+    ring: Ring,
+    blocks_per_sm: u32,
+    /// Shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
+    efficiency: (u32, u32),
 }
 
-/// Whether blocks have scales that differ from row to row.
-fn has_row_scales(format: Format) -> bool {
-    format.scale_planes.iter().any(|plane| plane.rows == 1)
+const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
+    // Up to 16 tokens, scales on f32 sums cost no more than scales on weights.
+    let ring = Ring { row_tiles: 2, warps, x_stages, exact: tile_m <= 16 };
+    Tile { tile_m, ring, blocks_per_sm, efficiency }
+}
+
+/// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows.
+const TILES: &[Tile] = &[
+    tile(8, 8, 6, 2, (64, 600)),
+    tile(16, 8, 6, 2, (110, 580)),
+    tile(32, 8, 6, 1, (165, 500)),
+    tile(64, 8, 5, 1, (245, 450)),
+    tile(128, 8, 4, 1, (390, 400)),
+];
+/// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
+const SMALL_TILES: &[Tile] = &[
+    tile(8, 4, 5, 2, (40, 550)),
+    tile(16, 4, 5, 2, (80, 530)),
+    tile(64, 4, 3, 1, (200, 400)),
+    tile(128, 4, 3, 1, (300, 380)),
+];
+
+/// Of them, so many are for few tokens.
+const FEW_TOKENS: usize = 2;
+
+/// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
+fn most_shared(variant: Variant) -> u32 {
+    match variant {
+        Variant::Sm70 => 96 << 10,
+        Variant::Sm75 => 64 << 10,
+        Variant::Sm80 => 163 << 10,
+        Variant::Sm90 => 227 << 10,
+        Variant::Sm89 | Variant::Sm120 => 99 << 10,
+    }
 }
 
 /// Every kernel of the family for these types.
 pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Instance> {
+    let sync_copy = sync_copy::instances(format, x, variant);
+    if !sync_copy.is_empty() {
+        return sync_copy;
+    }
     let engine = Engine::of(format, x, variant);
     let Some(layout) = PackedLayout::new(format, class(variant)) else { return Vec::new() };
-    tiles(format, engine, variant, layout.slab_k)
+    if engine == Engine::Mma && variant >= Variant::Sm80 {
+        return rings(format, x, variant, &layout);
+    }
+    fma_tiles(layout.slab_k)
         .iter()
         .map(|&(tile_m, row_tiles)| Instance {
             format,
@@ -54,24 +87,95 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
             blocks_per_sm: 2,
             shape: Shape::Gemm { row_tiles },
             layout: layout.clone(),
-            efficiency: match engine {
-                Engine::Mma => (60 + 2 * tile_m, 450),
-                Engine::Fma => (350, 450),
-            },
+            efficiency: (350, 450),
         })
         .collect()
+}
+
+/// The kernels with rings that fit the variant's shared memory.
+fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
+    // An A100 has room for the large tiles; other chips of its variant have not. Few tokens and few features want small
+    // tiles everywhere.
+    let small = if variant == Variant::Sm90 { &SMALL_TILES[..FEW_TOKENS] } else { SMALL_TILES };
+    TILES
+        .iter()
+        .chain(small)
+        // Copies by the threads take registers that 128 tokens' sums leave to the copy engine's single lane only.
+        .filter(|tile| variant == Variant::Sm90 || tile.tile_m < 128)
+        .map(|tile| Instance {
+            format,
+            x,
+            variant,
+            engine: Engine::Mma,
+            tile_m: tile.tile_m,
+            threads: tile.ring.warps * 32,
+            blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || layout.slab_k > 128 {
+                1
+            } else {
+                tile.blocks_per_sm
+            },
+            shape: Shape::Ring(tile.ring),
+            layout: layout.clone(),
+            efficiency: tile.efficiency,
+        })
+        .filter(|instance| instance.shared_bytes() <= most_shared(variant))
+        .map(|instance| {
+            // So many have room beside each other; a block's memory counts with the 1 KiB that the system keeps of it.
+            let beside = most_shared(variant) / (instance.shared_bytes() + 1024);
+            Instance { blocks_per_sm: instance.blocks_per_sm.min(beside.max(1)), ..instance }
+        })
+        .collect()
+}
+
+/// Whether blocks have a minimum, for which the exact kernels hold sums of X in registers beside the others.
+fn has_minimums(format: Format) -> bool {
+    matches!(format.encoding, Encoding::IntAffine)
+}
+
+/// (tokens, row tiles a warp) of the kernels without matrix instructions: the largest that keep all sums in registers
+/// (`kernels.lock` shows no spills).
+fn fma_tiles(slab_k: usize) -> &'static [(u32, u32)] {
+    // All columns of a slab are unrolled for all tokens: with 256 columns, 16 tokens take the compiler 2 s.
+    if slab_k > 128 { &[(8, 1)] } else { &[(16, 1)] }
+}
+
+/// Whether the kernel computes the weight within its limits: f16 has no room for every weight.
+fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
+    let rounds = matches!(instance.shape, Shape::Ring(ring) if !ring.exact) && !op.format.scale_planes.is_empty();
+    op.weight_fits_f16 || !rounds || instance.x != DType::F16
 }
 
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_GRID_Y: usize = 65_535;
 
-/// The kernels for `op`.
-fn serving(op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<Instance>, Unsupported> {
+/// Loads of X that a group of eight columns takes where its elements are not neighbours, instead of one.
+const GATHER_LOADS: u32 = 8;
+
+/// The configurations for `op`: kernels that read X as it lies, and those for a copy of it.
+fn configs(op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
     let variant = kernel::variant(info)?;
     kernel::check_class(op, variant)?;
-    let mut all = instances(op.format, op.x.dtype, variant);
-    let most = all.iter().map(|i| i.tile_m as usize * MAX_GRID_Y).max().unwrap_or(0);
-    all.retain(|i| op.m.div_ceil(i.tile_m as usize) <= MAX_GRID_Y);
+    let mut direct = serving(op, op.x.dtype, variant, info);
+    let Some(staged) = staging::staged_x(op, variant) else { return direct };
+    if staging::gathers(op) {
+        for config in direct.iter_mut().flatten() {
+            config.efficiency.0 = (config.efficiency.0 / GATHER_LOADS).max(1);
+        }
+    }
+    let copy = serving(op, staged.dtype, variant, info);
+    let copy = copy.into_iter().flatten().map(|config| TileConfig { staged_x: Some(staged), ..config });
+    let all: Vec<_> = direct.iter().flatten().copied().chain(copy).collect();
+    if all.is_empty() { direct } else { Ok(all) }
+}
+
+/// The kernels that take activations of type `x`.
+fn serving(op: &CheckedGemm, x: DType, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+    let mut all = instances(op.format, x, variant);
+    all.retain(|i| is_in_range(i, op));
+    // A persistent grid has one dimension.
+    let rows = |i: &Instance| if matches!(i.shape, Shape::Ring(_)) { usize::MAX } else { MAX_GRID_Y };
+    let most = all.iter().map(|i| (i.tile_m as usize).saturating_mul(rows(i))).max().unwrap_or(0);
+    all.retain(|i| op.m.div_ceil(i.tile_m as usize) <= rows(i));
     if all.is_empty() {
         return Err(Unsupported::new(format!("serves at most {most} tokens, not {}", op.m)));
     }
@@ -79,7 +183,7 @@ fn serving(op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<Instance>, Unsuppo
     if all.is_empty() {
         return Err(Unsupported::new("needs more shared memory than the device has"));
     }
-    Ok(all)
+    Ok(all.iter().map(Instance::config).collect())
 }
 
 impl KernelFamily for Gemm {
@@ -88,11 +192,11 @@ impl KernelFamily for Gemm {
     }
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        serving(op, info).map(drop)
+        configs(op, info).map(drop)
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        serving(op, info).iter().flatten().map(Instance::config).collect()
+        configs(op, info).unwrap_or_default()
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {

@@ -26,17 +26,24 @@ const X_BYTES: usize = 16 * 1024;
 
 /// Tokens that a tile may have: matrix instructions take eight for the price of one; FMA is bound by arithmetic
 /// beyond two.
-fn token_tiles(engine: Engine) -> &'static [u32] {
+fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
     match engine {
+        // From three tokens on, the gemm family's rings are faster (measured on an H200).
+        Engine::Mma if variant >= Variant::Sm80 => &[1, 2],
         Engine::Mma => &[1, 2, 8],
         Engine::Fma => &[1, 2],
     }
 }
 
+/// For Volta always FMA: tokens beyond two, where it is slower, are `gemm`'s, whose smallest tile splits K as well.
+fn engine(format: Format, x: DType, variant: Variant) -> Engine {
+    if variant == Variant::Sm70 { Engine::Fma } else { Engine::of(format, x, variant) }
+}
+
 /// Every kernel of the family for these types.
 pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Instance> {
-    let engine = Engine::of(format, x, variant);
-    token_tiles(engine).iter().filter_map(|&tile_m| instance(format, x, variant, engine, tile_m)).collect()
+    let engine = engine(format, x, variant);
+    token_tiles(engine, variant).iter().filter_map(|&tile_m| instance(format, x, variant, engine, tile_m)).collect()
 }
 
 fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: u32) -> Option<Instance> {
@@ -73,6 +80,7 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
     // Minimums, zero points and scales per 16 columns take registers of their own.
     let heavy = has_block_offsets(format) || format.sub_block == 16;
     match (engine, slab_k, tile_m) {
+        (Engine::Fma, ..) if format.code_planes == [32] => 2,
         (Engine::Fma, ..=64, _) => 4,
         (Engine::Fma, ..=128, _) => 3,
         (Engine::Fma, ..) => 2,
@@ -81,8 +89,9 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Mma, ..=64, _) => 7,
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
-        // For Turing and Blackwell the compiler takes a few registers more.
-        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 => 4,
+        // For Turing and Blackwell the compiler takes a few registers more, and minimums do everywhere.
+        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 && !heavy => 4,
+        (Engine::Mma, _, 2) if heavy => 2,
         (Engine::Mma, ..) => 3,
     }
 }

@@ -2,7 +2,7 @@
 
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format};
-use qgemm_hal::{Math, TileConfig, Variant};
+use qgemm_hal::{Math, Schedule, TileConfig, Variant};
 
 use super::prelude;
 use crate::source;
@@ -22,7 +22,7 @@ impl Engine {
     /// plain weights go to matrix instructions only with activations of their own type.
     pub(crate) fn of(format: Format, x: DType, variant: Variant) -> Self {
         let first = match x {
-            DType::F16 => Variant::Sm75,
+            DType::F16 => Variant::Sm70,
             DType::BF16 => Variant::Sm80,
             DType::F32 => return Engine::Fma,
         };
@@ -68,12 +68,43 @@ pub(crate) enum Shape {
         /// Slabs of W that a warp loads before it computes.
         unroll: u32,
     },
-    /// `row_tiles` tiles of rows a warp.
+    /// `row_tiles` tiles of rows a warp, with f32 FMA, and before Ampere also with matrix instructions.
     Gemm {
         /// Tiles of rows that a warp computes.
         row_tiles: u32,
     },
+    /// The same on matrix instructions of chips without asynchronous copies.
+    GemmSyncCopy {
+        /// Tiles of rows that a warp computes.
+        row_tiles: u32,
+    },
+    /// W and X pass through rings in shared memory to matrix instructions: Ampere and newer.
+    Ring(Ring),
 }
+
+/// The shape of a kernel with rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ring {
+    /// Tiles of rows that a warp computes.
+    pub row_tiles: u32,
+    /// Warps along N; all of them compute the block's tokens.
+    pub warps: u32,
+    /// Stages of 64 columns of X.
+    pub x_stages: u32,
+    /// Whether scales act on f32 sums, so that no weight is rounded.
+    pub exact: bool,
+}
+
+impl Ring {
+    /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`).
+    pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
+        let chunks = (layout.slab_k / RING_CHUNK_K) as u32;
+        1 + (self.x_stages - 2).div_ceil(chunks)
+    }
+}
+
+/// Columns of a stage of X.
+pub(super) const RING_CHUNK_K: usize = 64;
 
 /// One kernel.
 #[derive(Clone, Debug)]
@@ -95,14 +126,21 @@ pub(crate) struct Instance {
 const SHARED_ALIGN: u32 = 16;
 /// Bytes between the rows of neighbouring tokens (`XTile::PITCH`).
 const X_PADDING: u32 = 16;
-/// Words between the sums of neighbouring tokens (`SUM_PITCH`).
+/// Columns of activations in a stage of `gemm_sync_copy` (`STAGE_K`).
+const STAGE_K: u32 = 64;
+/// Words of padding between the sums of neighbouring tokens, and of neighbouring sub-blocks (`SUM_PITCH`,
+/// `WarpStaging::PITCH`).
 const SUM_PADDING: u32 = 4;
+/// Tokens of a matrix instruction.
+const MMA_TOKENS: u32 = 8;
+/// Tiles of so many tokens that pass through shared memory together on their way to D (`STAGED`).
+const STAGED: u32 = 2;
 
 impl Instance {
     pub(crate) fn family(&self) -> &'static str {
         match self.shape {
             Shape::Gemv { .. } => "gemv",
-            Shape::Gemm { .. } => "gemm",
+            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::Ring(_) => "gemm",
         }
     }
 
@@ -115,8 +153,17 @@ impl Instance {
     fn tile_n(&self) -> u32 {
         match self.shape {
             Shape::Gemv { row_tiles, .. } => row_tiles * self.tile_rows(),
-            Shape::Gemm { row_tiles } => self.threads / 32 * row_tiles * self.tile_rows(),
+            Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => {
+                self.threads / 32 * row_tiles * self.tile_rows()
+            }
+            Shape::Ring(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
         }
+    }
+
+    /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
+    /// `mainloop/feeder_tma.cuh`).
+    pub(crate) fn takes_x_map(&self) -> bool {
+        matches!(self.shape, Shape::Ring(_)) && self.variant >= Variant::Sm90
     }
 
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
@@ -133,8 +180,32 @@ impl Instance {
                 let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
                 (2 * self.tile_m * row(1)).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
             }
+            Shape::GemmSyncCopy { .. } => {
+                let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
+                (2 * self.stage_bytes()).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
+            }
+            Shape::Ring(ring) => {
+                let x = ring.x_stages * self.tile_m * RING_CHUNK_K as u32 * self.engine.x_bytes();
+                let w = ring.w_stages(&self.layout) * ring.warps * ring.row_tiles * self.layout.slab_bytes as u32;
+                let barriers = ring.x_stages * 2 * 8;
+                let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(STAGED);
+                let staging = ring.warps * staged * (ring.row_tiles * self.tile_rows() + SUM_PADDING) * 4;
+                x + w + barriers + staging + FLAG
+            }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
+    }
+
+    /// `sizeof(Stage)` of `gemm_sync_copy`: activations, their sums, and scales and minima of the block's rows.
+    fn stage_bytes(&self) -> u32 {
+        let subs = (STAGE_K / self.format.sub_block as u32).max(1);
+        let floats = |present: bool, pitch: u32| if present { subs * pitch } else { 2 };
+        let has_min = self.format.encoding == Encoding::IntAffine;
+        let warps = self.threads / 32;
+        let x = self.tile_m * STAGE_K * 2 + 4 * floats(has_min, self.tile_m + SUM_PADDING);
+        let rows = self.tile_n() / warps;
+        let scales = warps * 4 * (floats(!self.layout.scales.is_empty(), rows) + floats(has_min, rows));
+        (x.next_multiple_of(SHARED_ALIGN) + scales).next_multiple_of(SHARED_ALIGN)
     }
 
     /// Columns of a chunk (`CHUNK_K`): eight quads a lane.
@@ -156,20 +227,40 @@ impl Instance {
             tile_k: self.layout.slab_k as u32,
             threads: self.threads,
             blocks_per_unit: self.blocks_per_sm,
+            schedule: match self.shape {
+                Shape::GemmSyncCopy { .. } | Shape::Ring(_) => Schedule::StreamK,
+                Shape::Gemv { .. } | Shape::Gemm { .. } => Schedule::Grid,
+            },
             max_splits: 16,
             stages: match self.shape {
                 Shape::Gemv { x_slabs, .. } => x_slabs,
-                Shape::Gemm { .. } => 2,
+                Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } => 2,
+                Shape::Ring(ring) => ring.x_stages,
             },
             shared_bytes: self.shared_bytes(),
+            staged_x: None,
             efficiency: self.efficiency,
         }
+    }
+
+    /// Whether `config` is this kernel's. How activations come to it, and how that changes what is expected of it, are
+    /// not the kernel's.
+    pub(crate) fn serves(&self, config: &TileConfig) -> bool {
+        let own = self.config();
+        TileConfig { staged_x: own.staged_x, efficiency: own.efficiency, ..*config } == own
     }
 
     pub(crate) fn spec(&self) -> KernelSpec {
         let (entry, symbol, tail) = match self.shape {
             Shape::Gemv { .. } => ("entry/gemv.cu", "qg_gemv", String::new()),
-            Shape::Gemm { row_tiles } => ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}")),
+            Shape::Gemm { row_tiles } => ("entry/gemm_fma.cu", "qg_gemm_fma", format!("_r{row_tiles}")),
+            Shape::GemmSyncCopy { row_tiles } => {
+                ("entry/gemm_sync_copy.cu", "qg_gemm_sync_copy", format!("_r{row_tiles}"))
+            }
+            Shape::Ring(Ring { row_tiles, warps, exact, .. }) => {
+                let exact = if exact { "_exact" } else { "" };
+                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
+            }
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);
         KernelSpec {

@@ -4,31 +4,30 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::{self, GemmPointers, GemmShape, dtype_code};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{self, GemmPointers, GemmShape, TileSchedule, activation_code, dtype_code};
 use qgemm_hal::{
-    Activation, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, Kernel, LaunchPlan, Stream,
+    BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, Kernel, LaunchPlan, Stream, StreamK,
     Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::instance::{Instance, class};
+use super::instance::{Instance, RING_CHUNK_K, class};
+use super::params::{EncodedMap, LaunchParams, XMap};
+use super::staging::{StageLaunch, staged_op};
 use crate::device::CudaDevice;
 use crate::function::{Function, Start};
+use crate::launch::Geometry;
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
+use crate::tensor_map;
 
-/// The kernels' parameter (`GemmParams` in `mainloop/params.cuh`).
+/// The kernels' parameter (`GemmParams` in `sched/params.cuh`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub struct GemmParams {
+pub(super) struct GemmParams {
     shape: GemmShape,
     at: GemmPointers,
-}
-
-impl GemmParams {
-    /// As the kernel sees it.
-    pub fn as_bytes(&self) -> &[u8] {
-        bytemuck::bytes_of(self)
-    }
+    tiles: TileSchedule,
 }
 
 /// A kernel of a family with its launch and all parameters but the addresses: what a GPU needs to run it, or an
@@ -44,9 +43,16 @@ pub struct GemmLaunch {
     /// Whether the kernel may start before earlier work of its stream is done: it then waits itself
     /// (`griddepcontrol.wait`) before it reads anything but the weight, and before it writes.
     pub starts_early: bool,
-    /// Where partial sums and counters lie in the workspace, when K is split.
+    /// Where counters, partial sums and staged activations lie in the workspace, when there is any.
     pub workspace: Option<WorkspaceLayout>,
+    /// The launch before this one, which copies X.
+    pub staging: Option<StageLaunch>,
+    /// Bytes from the gate's bias to the up's, of a gated pair.
+    second_bias: u64,
     params: GemmParams,
+    /// Whether the kernel reads X through a tensor map.
+    takes_x_map: bool,
+    x_dtype: DType,
 }
 
 impl GemmLaunch {
@@ -55,37 +61,55 @@ impl GemmLaunch {
         op: &CheckedGemm,
         plan: &LaunchPlan,
         info: &DeviceInfo,
-        instances: impl Iterator<Item = Instance>,
+        family: &str,
+        variant: Variant,
     ) -> Result<Self, HalError> {
         let unavailable = |why: &str| HalError::KernelUnavailable {
             kernel: op.kernel_name(plan.config.family),
             target: info.arch.clone(),
             why: why.to_owned(),
         };
-        let mut instances = instances.filter(|i| i.config() == plan.config);
+        let layout = plan.workspace_layout().ok_or_else(|| unavailable("the size of its workspace overflows"))?;
+        let staging = (plan.config.staged_x.zip(layout.staged_x))
+            .map(|(staged, at)| StageLaunch::new(op, staged, at, variant, info));
+        let staged;
+        let op = match &staging {
+            None => op,
+            Some(staging) => {
+                staged = staged_op(op, staging.staged, &staging.layout);
+                &staged
+            }
+        };
+        let mut instances =
+            super::instances(op.format, op.x.dtype, variant).filter(|i| i.family() == family && i.serves(&plan.config));
         let instance =
             instances.next().ok_or_else(|| unavailable("the plan's configuration is none of the family's"))?;
-        let layout = plan.workspace_layout().ok_or_else(|| unavailable("the size of its workspace overflows"))?;
         Ok(Self {
             name: op.kernel_name(plan.config.family),
             spec: instance.spec(),
             plan: *plan,
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: instance.variant >= Variant::Sm90,
-            workspace: (plan.splits > 1).then_some(layout),
+            workspace: (layout.bytes > 0).then_some(layout),
+            second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.features * dtype.bytes()) as u64,
             params: params(op, plan),
+            takes_x_map: instance.takes_x_map(),
+            x_dtype: instance.x,
+            staging,
         })
     }
 
-    /// The kernel's parameter as bytes, with the addresses that `address` gives of the arguments.
+    /// The kernel's parameter, with the addresses that `address` gives of the arguments and the tensor map that
+    /// `encode` makes of X, where the kernel has one.
     ///
     /// # Errors
-    /// Those of `address`.
+    /// Those of `address` and `encode`.
     pub fn params(
         &self,
         args: &GemmArgs<'_>,
         address: impl Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
-    ) -> Result<GemmParams, HalError> {
+        encode: impl FnOnce(&XMap) -> Result<EncodedMap, HalError>,
+    ) -> Result<LaunchParams, HalError> {
         let optional = |view: Option<BufferRef<'_>>, what| view.map_or(Ok(0), |v| address(v, what));
         let mut params = self.params;
         params.at.x = address(args.x, "x")?;
@@ -94,13 +118,39 @@ impl GemmLaunch {
         params.at.k_order = optional(args.w.k_order, "the column order")?;
         params.at.c = optional(args.c, "c")?;
         params.at.bias = optional(args.bias, "the bias")?;
+        params.at.token_scale = optional(args.token_scale, "the token scales")?;
+        params.at.residual = optional(args.residual, "the residual")?;
         params.at.d = address(args.d.as_ref(), "d")?;
+        if [params.at.bias, params.at.bias + self.second_bias].iter().all(|at| at.is_multiple_of(16)) {
+            params.shape.flags |= abi::FLAG_BIAS_ALIGNED16;
+        }
         if let (Some(layout), Some(workspace)) = (&self.workspace, &args.workspace) {
             let base = address(workspace.as_ref(), "the workspace")?;
             params.at.partials = base + layout.partials as u64;
             params.at.counters = base + layout.counters as u64;
+            if let Some(staged) = layout.staged_x {
+                params.at.x = base + staged.x as u64;
+                params.at.x_factor = base + staged.factors as u64;
+            }
         }
-        Ok(params)
+        if !self.takes_x_map {
+            return Ok(LaunchParams::plain(params));
+        }
+        let map = self.x_map(&params).map_or(Ok(EncodedMap::default()), |map| encode(&map))?;
+        Ok(LaunchParams::with_map(params, map))
+    }
+
+    /// X for the copy engine; none where X lies so that the kernel copies it through registers.
+    fn x_map(&self, params: &GemmParams) -> Option<XMap> {
+        let GemmParams { shape, at, .. } = params;
+        let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
+        in_place.then_some(XMap {
+            address: at.x,
+            dtype: self.x_dtype,
+            size: [shape.k.into(), shape.m.into()],
+            row_bytes: at.x_row * self.x_dtype.bytes() as u64,
+            tile: [RING_CHUNK_K as u32, self.plan.config.tile_m],
+        })
     }
 }
 
@@ -108,6 +158,8 @@ impl GemmLaunch {
 struct GemmKernel {
     launch: GemmLaunch,
     function: Function,
+    /// The kernel of the launch before, when there is one.
+    stage: Option<Function>,
     device: DeviceId,
 }
 
@@ -147,8 +199,7 @@ pub(super) fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(),
 /// no kernel variant.
 pub fn launch_of(family: &str, op: &CheckedGemm, plan: &LaunchPlan, info: &DeviceInfo) -> Result<GemmLaunch, HalError> {
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
-    let instances = super::instances(op.format, op.x.dtype, variant).filter(|i| i.family() == family);
-    GemmLaunch::new(op, plan, info, instances)
+    GemmLaunch::new(op, plan, info, family, variant)
 }
 
 /// Loads the kernel that `plan` chose of the family `family`.
@@ -161,7 +212,8 @@ pub(super) fn prepare(
     let cuda = CudaDevice::of(device)?;
     let launch = launch_of(family, op, plan, device.info())?;
     let function = cuda.kernel(&launch.spec)?;
-    Ok(Arc::new(GemmKernel { launch, function, device: device.info().id }))
+    let stage = launch.staging.as_ref().map(|staging| cuda.kernel(&staging.spec)).transpose()?;
+    Ok(Arc::new(GemmKernel { launch, function, stage, device: device.info().id }))
 }
 
 /// Everything but the addresses. The API has checked that counts fit 32 bits.
@@ -178,26 +230,45 @@ fn params(op: &CheckedGemm, plan: &LaunchPlan) -> GemmParams {
             | flag(op.k_order, abi::FLAG_K_ORDER)
             | flag(op.c.is_some(), abi::FLAG_C)
             | flag(op.bias.is_some(), abi::FLAG_BIAS)
-            | flag(op.x.aligned16, abi::FLAG_X_ALIGNED16),
-        activation: match op.activation {
-            Activation::Identity => 0,
-        },
+            | flag(op.x.aligned16, abi::FLAG_X_ALIGNED16)
+            | flag(op.token_scale, abi::FLAG_TOKEN_SCALE)
+            | flag(op.residual.is_some(), abi::FLAG_RESIDUAL)
+            | flag(op.gated, abi::FLAG_GATED)
+            | flag(op.d.aligned16, abi::FLAG_D_ALIGNED16)
+            | flag(op.c.is_some_and(|c| c.aligned16), abi::FLAG_C_ALIGNED16)
+            | flag(op.residual.is_some_and(|r| r.aligned16), abi::FLAG_RESIDUAL_ALIGNED16)
+            | flag(plan.config.staged_x.is_some_and(|staged| staged.scaled), abi::FLAG_X_FACTOR),
+        activation: activation_code(op.activation),
         d_dtype: dtype_code(op.d.dtype),
         c_dtype: op.c.map_or(0, |c| dtype_code(c.dtype)),
         bias_dtype: op.bias.map_or(0, dtype_code),
         x_dtype: dtype_code(op.x.dtype),
+        features: op.features as u32,
+        residual_dtype: op.residual.map_or(0, |r| dtype_code(r.dtype)),
         alpha: op.alpha,
         beta: op.beta,
-        ..GemmShape::default()
     };
     let at = GemmPointers {
         x_row: op.x.row_stride,
         x_col: op.x.col_stride,
         c_row: op.c.map_or(0, |c| c.row_stride),
         d_row: op.d.row_stride,
+        residual_row: op.residual.map_or(0, |r| r.row_stride),
         ..GemmPointers::default()
     };
-    GemmParams { shape, at }
+    GemmParams { shape, at, tiles: tile_schedule(plan) }
+}
+
+fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {
+    let StreamK { cut_tiles, cut_blocks, cut_steps, raster_group } = plan.stream_k.unwrap_or_default();
+    TileSchedule {
+        n_tiles: plan.n_tiles,
+        m_tiles: plan.m_tiles,
+        raster_group,
+        cut_tiles,
+        cut_blocks,
+        cut_slabs: cut_steps,
+    }
 }
 
 impl Kernel for GemmKernel {
@@ -206,9 +277,17 @@ impl Kernel for GemmKernel {
     }
 
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
-        let params = self.launch.params(&args, |view, what| device_address(self.device, view, what))?;
-        let GemmLaunch { plan, starts_early, .. } = &self.launch;
+        let address = |view: BufferRef<'_>, what| device_address(self.device, view, what);
+        let params = self.launch.params(&args, address, |map| tensor_map::encode(self.device, map))?;
+        let GemmLaunch { plan, starts_early, staging, .. } = &self.launch;
         let start = if *starts_early { Start::Early } else { Start::InOrder };
+        if let (Some(staging), Some(stage)) = (staging, &self.stage) {
+            let params = staging.params(&args, address)?;
+            let Geometry { grid, threads, shared_bytes } = staging.geometry;
+            // SAFETY: `StageX` is the parameter of the kernels that copy activations; for the rest, as below. They read
+            // X and write the workspace after they have waited.
+            unsafe { stage.launch(stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), start)? };
+        }
         // SAFETY: `GemmParams` is the parameter of the families' kernels, whose layout the generated abi.cuh asserts.
         // The API checked that every operand is as long as shape and strides say, and that the workspace is as long
         // as the plan asks and zeroed; the borrows in `args` outlive the call, and buffers are freed in stream order

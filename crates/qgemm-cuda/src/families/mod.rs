@@ -5,13 +5,21 @@ mod gemm;
 mod gemv;
 mod instance;
 mod kernel;
+mod params;
 mod prelude;
+mod repack;
+mod staging;
+mod sync_copy;
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{KernelFamily, Variant};
 
 pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
-pub use kernel::{GemmLaunch, GemmParams, launch_of};
+pub use kernel::{GemmLaunch, launch_of};
+pub use params::{EncodedMap, LaunchParams, XMap};
+pub use staging::StageLaunch;
+
+pub use repack::{Repack, RepackLaunch};
 
 use crate::probe;
 use crate::spec::KernelSpec;
@@ -28,7 +36,13 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant)))
         .map(|instance| instance.spec());
     let block_scaled = Format::all().filter(|_| variant == Variant::Sm120).filter_map(block_scaled_spec);
-    std::iter::once(probe::spec()).chain(instances).chain(block_scaled).collect()
+    let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
+    std::iter::once(probe::spec())
+        .chain(repacks)
+        .chain(staging::specs(variant))
+        .chain(instances)
+        .chain(block_scaled)
+        .collect()
 }
 
 fn instances(format: Format, x: DType, variant: Variant) -> impl Iterator<Item = Instance> {

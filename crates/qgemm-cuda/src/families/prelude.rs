@@ -52,6 +52,17 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_UNROLL", unroll);
         }
         Shape::Gemm { row_tiles } => constant("QG_ROW_TILES", row_tiles),
+        Shape::GemmSyncCopy { row_tiles } => {
+            constant("QG_ROW_TILES", row_tiles);
+            constant("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero));
+        }
+        Shape::Ring(ring) => {
+            constant("QG_ROW_TILES", ring.row_tiles);
+            constant("QG_WARPS_N", ring.warps);
+            constant("QG_X_STAGES", ring.x_stages);
+            constant("QG_W_STAGES", ring.w_stages(layout));
+            constant("QG_EXACT", ring.exact.into());
+        }
     }
     out
 }
@@ -64,8 +75,7 @@ pub(super) fn planes(out: &mut String, layout: &PackedLayout) {
         plane_struct(out, "QgCodePlane", i, &fields);
     }
     for (i, plane) in layout.scales.iter().enumerate() {
-        let fields =
-            [("OFFSET", plane.offset), ("ROW_BYTES", plane.row_bytes), ("PER_TILE", usize::from(plane.per_tile))];
+        let fields = [("OFFSET", plane.offset), ("ROW_BYTES", plane.row_bytes), ("SHARED_BY", plane.rows)];
         plane_struct(out, "QgScalePlane", i, &fields);
     }
 }
@@ -80,7 +90,7 @@ pub(super) fn macro_line(out: &mut String, name: &str, value: &str) {
     let _ = writeln!(out, "#define {name} {value}");
 }
 
-fn plane_struct(out: &mut String, name: &str, index: usize, fields: &[(&str, usize)]) {
+pub(super) fn plane_struct(out: &mut String, name: &str, index: usize, fields: &[(&str, usize)]) {
     let fields: Vec<_> = fields.iter().map(|(name, value)| format!("{name} = {value}")).collect();
     // Writing to a String cannot fail.
     let _ = writeln!(out, "template <> struct {name}<{index}> {{ enum : unsigned {{ {} }}; }};", fields.join(", "));

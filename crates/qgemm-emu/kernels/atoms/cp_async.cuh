@@ -17,4 +17,5 @@ template <u32 N>
 QG_DEVICE void cp_async_wait_group(QG_AT) {
     emu->cp_async_wait(N, file, line);
 }
+QG_DEVICE void cp_async_mbarrier_arrive(u64* barrier, QG_AT) { emu->cp_async_arrive(barrier, file, line); }
 #endif

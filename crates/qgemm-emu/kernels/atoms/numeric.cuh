@@ -103,6 +103,9 @@ QG_DEVICE u32 emu_f32_to_bf16(float f) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;
     return (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
 }
+QG_DEVICE u32 f32_to_f16x2(float low, float high) {
+    return f32_to_f16(low) | f32_to_f16(high) << 16;
+}
 QG_DEVICE u32 f32_to_bf16x2(float low, float high) {
     return emu_f32_to_bf16(low) | emu_f32_to_bf16(high) << 16;
 }

@@ -14,6 +14,9 @@ struct alignas(16) u32x4 {
 struct alignas(8) u32x2 {
     u32 x, y;
 };
+struct alignas(8) f32x2 {
+    float x, y;
+};
 struct alignas(16) f32x4 {
     float x, y, z, w;
 };
@@ -27,6 +30,7 @@ constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define QG_DEVICE static inline
+#define QG_DEVICE_CALL static
 
 #define QG_OFFSET_OF(type, field) __builtin_offsetof(type, field)
 

@@ -12,11 +12,11 @@ const MOST_BYTES: usize = 16;
 
 /// A copy under way.
 #[derive(Clone, Copy, Debug)]
-struct Copy {
+pub(super) struct Copy {
     /// Offset in shared memory.
-    to: usize,
+    pub to: usize,
     from: usize,
-    bytes: usize,
+    pub bytes: usize,
     /// Bytes that are read; the rest is zero.
     source_bytes: usize,
 }
@@ -34,6 +34,13 @@ impl AsyncCopies {
     pub(super) fn commit(&mut self) {
         let group = std::mem::take(&mut self.open);
         self.groups.push_back(group);
+    }
+
+    /// All copies under way, which are then nobody's.
+    pub(super) fn take_all(&mut self) -> Vec<Copy> {
+        let mut all: Vec<Copy> = self.groups.drain(..).flatten().collect();
+        all.append(&mut self.open);
+        all
     }
 }
 
@@ -81,11 +88,16 @@ impl Block<'_> {
     }
 
     fn land(&mut self, copy: Copy) -> Result<(), Refused> {
-        let thread = self.current;
+        self.fetch(&copy)?;
+        self.grid.shared.write(copy.to, copy.bytes, self.current, &self.clocks)
+    }
+
+    /// The copied bytes come to lie in shared memory.
+    pub(super) fn fetch(&mut self, copy: &Copy) -> Result<(), Refused> {
         let data = self.read_source(copy.from, copy.source_bytes)?;
         self.grid.shared.land(copy.to, copy.bytes);
         self.grid.shared.set(copy.to, &data[..copy.bytes]);
-        self.grid.shared.write(copy.to, copy.bytes, thread, &self.clocks)
+        Ok(())
     }
 
     /// What lies in global memory at `from`, and zeros.

@@ -9,11 +9,11 @@ use corosensei::{Coroutine, Yielder};
 use super::async_copy::AsyncCopies;
 use super::clock::{Clocks, Knowledge};
 use super::collective::Warp;
+use super::delivery::OnTheirWay;
 use super::launch::Grid;
 use super::mbarrier::Barriers;
 use super::shared::Refused;
 use super::stacks;
-use super::tensor_copy::TensorCopy;
 use super::warpgroup::WarpInstructions;
 use crate::counters::{Doing, Space, WarpTrace};
 use crate::fault::{Fault, FaultKind, Site};
@@ -79,7 +79,7 @@ pub(super) struct Block<'a> {
     pub warps: Vec<Warp>,
     pub traces: Vec<WarpTrace>,
     pub barriers_in_memory: Barriers,
-    pub tensor_copies: VecDeque<TensorCopy>,
+    pub on_their_way: OnTheirWay,
     /// By warp.
     pub instructions: Vec<WarpInstructions>,
     pub fault: Option<Fault>,
@@ -118,7 +118,7 @@ impl<'a> Block<'a> {
             warps: (0..threads.div_ceil(32)).map(warp).collect(),
             traces: (0..threads.div_ceil(32)).map(|_| WarpTrace::default()).collect(),
             barriers_in_memory: Barriers::default(),
-            tensor_copies: VecDeque::new(),
+            on_their_way: OnTheirWay::default(),
             instructions: (0..threads.div_ceil(32)).map(|_| WarpInstructions::default()).collect(),
             fault: None,
             current: 0,
@@ -293,7 +293,7 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
         // SAFETY: no thread runs now.
         let state = unsafe { &mut *block };
         let Some(thread) = state.ready.pop_front() else {
-            if state.fault.is_none() && state.let_a_tile_arrive() {
+            if state.fault.is_none() && state.let_something_arrive() {
                 continue;
             }
             if state.fault.is_none()

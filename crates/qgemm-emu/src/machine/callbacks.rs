@@ -41,6 +41,8 @@ pub(crate) struct Runtime {
     cp_async: unsafe extern "C" fn(*mut u8, *const u8, u32, u32, *const c_char, u32),
     cp_async_commit: unsafe extern "C" fn(),
     cp_async_wait: unsafe extern "C" fn(u32, *const c_char, u32),
+    cp_async_arrive: unsafe extern "C" fn(*mut u64, *const c_char, u32),
+    bulk_copy: unsafe extern "C" fn(*mut u8, *const u8, u32, *mut u64, *const c_char, u32),
     grid_wait: unsafe extern "C" fn(),
     mbarrier_init: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
     mbarrier_fence: unsafe extern "C" fn(),
@@ -71,6 +73,8 @@ impl Runtime {
         cp_async,
         cp_async_commit,
         cp_async_wait,
+        cp_async_arrive,
+        bulk_copy,
         grid_wait,
         mbarrier_init,
         mbarrier_fence,
@@ -360,6 +364,35 @@ unsafe extern "C" fn cp_async_wait(pending: u32, file: *const c_char, line: u32)
     unsafe {
         let waited = current().wait_copies(pending as usize);
         check(waited, Site { file, line });
+    }
+}
+
+/// `cp.async.mbarrier.arrive.noinc`.
+unsafe extern "C" fn cp_async_arrive(barrier: *mut u64, file: *const c_char, line: u32) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel.
+    unsafe {
+        let arrives = current().arrive_with_copies(barrier.addr(), site);
+        check(arrives, site);
+    }
+}
+
+/// `cp.async.bulk`.
+unsafe extern "C" fn bulk_copy(
+    to: *mut u8,
+    from: *const u8,
+    bytes: u32,
+    barrier: *mut u64,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    // Read when the copy arrives.
+    let from = from.expose_provenance();
+    // SAFETY: called by a kernel.
+    unsafe {
+        let asked = current().copy_bulk(to.addr(), from, bytes as usize, barrier.addr(), site);
+        check(asked, site);
     }
 }
 

@@ -64,7 +64,7 @@ impl Block<'_> {
     }
 
     /// The barrier at an address, which the running thread must know to be set up.
-    fn barrier_at(&mut self, address: usize) -> Result<usize, Refused> {
+    pub(super) fn barrier_at(&mut self, address: usize) -> Result<usize, Refused> {
         let offset = self.grid.shared.offset(address, BYTES, "an mbarrier of")?;
         let Some(barrier) = self.barriers_in_memory.0.get(&offset) else {
             return Err((FaultKind::Unwritten, format!("there is no mbarrier at offset {offset} of shared memory")));
@@ -83,6 +83,11 @@ impl Block<'_> {
     pub(super) fn arrive_at(&mut self, address: usize, bytes: u32) -> Result<(), Refused> {
         let offset = self.barrier_at(address)?;
         let released = self.clocks.release(self.current);
+        self.arrival_of(offset, bytes, &released)
+    }
+
+    /// One arrival, with what it releases.
+    pub(super) fn arrival_of(&mut self, offset: usize, bytes: u32, released: &Knowledge) -> Result<(), Refused> {
         let Some(barrier) = self.barriers_in_memory.0.get_mut(&offset) else { return Ok(()) };
         if barrier.missing == 0 {
             let detail = format!("more than {} threads arrive in a phase of the mbarrier at {offset}", barrier.count);
@@ -90,7 +95,7 @@ impl Block<'_> {
         }
         barrier.bytes += i64::from(bytes);
         barrier.missing -= 1;
-        barrier.arriving.join(&released);
+        barrier.arriving.join(released);
         self.advance(offset);
         Ok(())
     }

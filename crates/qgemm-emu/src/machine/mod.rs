@@ -6,6 +6,7 @@ mod block;
 mod callbacks;
 mod clock;
 mod collective;
+mod delivery;
 mod global;
 mod launch;
 mod mbarrier;

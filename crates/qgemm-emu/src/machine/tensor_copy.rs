@@ -1,6 +1,7 @@
 //! The copy engine (`cp.async.bulk.tensor`): tiles of two-dimensional tensors, swizzled, completing on an mbarrier.
 
 use super::block::Block;
+use super::delivery::Delivery;
 use super::shared::Refused;
 use crate::fault::{FaultKind, Site};
 
@@ -99,7 +100,6 @@ pub(super) struct TensorCopy {
     thread: usize,
     /// Whether the thread had waited for the kernel before when it asked.
     waited: bool,
-    site: Site,
 }
 
 impl Block<'_> {
@@ -127,23 +127,13 @@ impl Block<'_> {
         self.grid.shared.write(offset, bytes, self.current, &self.clocks)?;
         self.grid.shared.take_off(offset, bytes);
         let (thread, waited) = (self.current, self.threads[self.current].waited);
-        let copy = TensorCopy { map, x, y, to: offset, barrier, thread, waited, site };
-        self.tensor_copies.push_back(copy);
+        let copy = TensorCopy { map, x, y, to: offset, barrier, thread, waited };
+        self.on_their_way.push(thread, site, Delivery::Tensor(copy));
         Ok(())
     }
 
-    /// One tile arrives, if any is on its way. Called when no thread can run: later than any hardware would.
-    pub(super) fn let_a_tile_arrive(&mut self) -> bool {
-        let Some(copy) = self.tensor_copies.pop_front() else { return false };
-        self.current = copy.thread;
-        let (thread, site) = (copy.thread, copy.site);
-        if let Err(refused) = self.deliver(&copy, thread) {
-            self.fail(refused, site);
-        }
-        true
-    }
-
-    fn deliver(&mut self, copy: &TensorCopy, thread: usize) -> Result<(), Refused> {
+    pub(super) fn deliver_tile(&mut self, copy: &TensorCopy) -> Result<(), Refused> {
+        let thread = copy.thread;
         let TensorMap { element_bytes, tile: [columns, rows], .. } = copy.map;
         let bytes = copy.map.tile_bytes();
         self.grid.shared.land(copy.to, bytes);

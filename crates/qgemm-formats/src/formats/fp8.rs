@@ -28,6 +28,7 @@ pub static FP8_E4M3: FormatDesc = FormatDesc {
         "fp8_e4m3",
         "8-bit float E4M3, one f32 scale per tensor or output channel",
         Encoding::E4M3,
+        E4M3_MAX,
         |block, out| decode_codes(block, out, e4m3_to_f32),
     )
 };
@@ -39,6 +40,7 @@ pub static FP8_E5M2: FormatDesc = FormatDesc {
         "fp8_e5m2",
         "8-bit float E5M2, one f32 scale per tensor or output channel",
         Encoding::E5M2,
+        E5M2_MAX,
         |block, out| decode_codes(block, out, e5m2_to_f32),
     )
 };
@@ -50,6 +52,7 @@ pub static FP8_E4M3_BLOCK128: FormatDesc = FormatDesc {
         "fp8_e4m3_block128",
         "8-bit float E4M3, one f32 scale per 128x128 block",
         Encoding::E4M3,
+        E4M3_MAX,
         |block, out| decode_scaled(block, out, e4m3_to_f32),
     )
 };
@@ -61,6 +64,7 @@ pub static FP8_E5M2_BLOCK128: FormatDesc = FormatDesc {
         "fp8_e5m2_block128",
         "8-bit float E5M2, one f32 scale per 128x128 block",
         Encoding::E5M2,
+        E5M2_MAX,
         |block, out| decode_scaled(block, out, e5m2_to_f32),
     )
 };
@@ -80,6 +84,7 @@ const fn by_row(
     name: &'static str,
     summary: &'static str,
     encoding: Encoding,
+    unit_range: f32,
     dequantize_block: Dequantize,
 ) -> FormatDesc {
     FormatDesc {
@@ -91,6 +96,7 @@ const fn by_row(
         row_scale: true,
         encoding,
         sub_block: ROW_BLOCK,
+        unit_range,
         code_planes: &[8],
         scale_planes: &[],
         dequant: name,
@@ -107,6 +113,7 @@ const fn by_block(
     name: &'static str,
     summary: &'static str,
     encoding: Encoding,
+    unit_range: f32,
     dequantize_block: Dequantize,
 ) -> FormatDesc {
     FormatDesc {
@@ -116,7 +123,7 @@ const fn by_block(
         sub_block: SCALE_BLOCK,
         scale_planes: &[ScalePlane { name: "d", bytes: 4, span: SCALE_BLOCK, rows: SCALE_BLOCK }],
         float_scales: &[FloatScale { offset: SCALE_BLOCK, kind: ScaleType::F32 }],
-        ..by_row(name, summary, encoding, dequantize_block)
+        ..by_row(name, summary, encoding, unit_range, dequantize_block)
     }
 }
 

@@ -22,6 +22,7 @@ pub static INT8_CHANNEL: FormatDesc = FormatDesc {
     row_scale: true,
     encoding: Encoding::IntOffset { offset: 128 },
     sub_block: BLOCK,
+    unit_range: 128.0,
     code_planes: &[8],
     scale_planes: &[],
     dequant: "int8_channel",

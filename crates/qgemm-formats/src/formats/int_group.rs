@@ -75,6 +75,8 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             row_scale: false,
             encoding: Encoding::IntZero,
             sub_block: GROUP,
+            // The zero point is any byte.
+            unit_range: 255.0,
             code_planes: match BITS {
                 2 => &[2],
                 3 => &[2, 1],

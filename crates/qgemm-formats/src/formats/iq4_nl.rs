@@ -16,6 +16,7 @@ pub static IQ4_NL: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::Codebook(&IQ4_TABLE),
     sub_block: 32,
+    unit_range: 127.0,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "iq4_nl",

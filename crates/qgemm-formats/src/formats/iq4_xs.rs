@@ -18,6 +18,7 @@ pub static IQ4_XS: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::Codebook(&IQ4_TABLE),
     sub_block: 32,
+    unit_range: 4064.0,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "scales", bytes: 8, span: 256, rows: 1 }],
     dequant: "iq4_xs",

@@ -4,7 +4,7 @@
 
 use super::{field, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
-use crate::float8::{E2M1_DOUBLED, e8m0_to_f32};
+use crate::float8::{E2M1_DOUBLED, E2M1_MAX, e8m0_to_f32};
 
 /// GGUF MXFP4.
 pub static MXFP4: FormatDesc = FormatDesc {
@@ -16,6 +16,7 @@ pub static MXFP4: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::Codebook(&E2M1_DOUBLED),
     sub_block: 32,
+    unit_range: E2M1_MAX,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: 32, rows: 1 }],
     dequant: "mxfp4",

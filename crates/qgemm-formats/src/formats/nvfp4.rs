@@ -26,6 +26,7 @@ pub static NVFP4: FormatDesc = FormatDesc {
     // The table holds doubled numbers, so values are `table · scale · 0.5`.
     encoding: Encoding::Codebook(&E2M1_DOUBLED),
     sub_block: BLOCK,
+    unit_range: E2M1_MAX,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 1, span: BLOCK, rows: 1 }],
     dequant: "nvfp4",

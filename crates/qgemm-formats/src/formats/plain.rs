@@ -1,5 +1,7 @@
 //! F32, F16, BF16: unquantized weights as blocks of one value.
 
+use half::{bf16, f16};
+
 use crate::DType;
 use crate::desc::{Encoding, FormatDesc};
 
@@ -9,6 +11,7 @@ pub static F32: FormatDesc = FormatDesc {
     summary: "unquantized, IEEE binary32",
     block_bytes: 4,
     encoding: Encoding::Plain(DType::F32),
+    unit_range: f32::MAX,
     code_planes: &[32],
     dequant: "f32",
     ggml_type: Some(0),
@@ -23,6 +26,7 @@ pub static F16: FormatDesc = FormatDesc {
     name: "f16",
     summary: "unquantized, IEEE binary16",
     encoding: Encoding::Plain(DType::F16),
+    unit_range: f16::MAX.to_f32_const(),
     dequant: "f16",
     ggml_type: Some(1),
     dequantize_block: |block, out| out[0] = DType::F16.read(block, 0),
@@ -43,6 +47,7 @@ const PLAIN: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::Plain(DType::BF16),
     sub_block: 1,
+    unit_range: bf16::MAX.to_f32_const(),
     code_planes: &[16],
     scale_planes: &[],
     dequant: "bf16",

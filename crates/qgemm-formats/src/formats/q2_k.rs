@@ -18,6 +18,7 @@ pub static Q2_K: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntAffine,
     sub_block: 16,
+    unit_range: 60.0,
     code_planes: &[2],
     scale_planes: &[
         ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 },

@@ -16,6 +16,7 @@ pub static Q3_K: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntOffset { offset: 4 },
     sub_block: 16,
+    unit_range: 128.0,
     code_planes: &[2, 1],
     scale_planes: &[
         ScalePlane { name: "scales", bytes: 12, span: 256, rows: 1 },

@@ -13,6 +13,7 @@ pub static Q4_0: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntOffset { offset: 8 },
     sub_block: 32,
+    unit_range: 8.0,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "q4_0",

@@ -13,6 +13,7 @@ pub static Q4_1: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntAffine,
     sub_block: 32,
+    unit_range: 16.0,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "d", bytes: 4, span: 32, rows: 1 }],
     dequant: "q4_1",

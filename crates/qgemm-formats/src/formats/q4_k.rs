@@ -17,6 +17,7 @@ pub static Q4_K: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntAffine,
     sub_block: 32,
+    unit_range: 1008.0,
     code_planes: &[4],
     scale_planes: &[ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 }],
     dequant: "q4_k",

@@ -13,6 +13,7 @@ pub static Q5_0: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntOffset { offset: 16 },
     sub_block: 32,
+    unit_range: 16.0,
     code_planes: &[4, 1],
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "q5_0",

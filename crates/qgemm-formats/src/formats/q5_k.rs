@@ -17,6 +17,7 @@ pub static Q5_K: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntAffine,
     sub_block: 32,
+    unit_range: 2016.0,
     code_planes: &[4, 1],
     scale_planes: &[ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 }],
     dequant: "q5_k",

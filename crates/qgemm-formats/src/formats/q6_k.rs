@@ -17,6 +17,7 @@ pub static Q6_K: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntOffset { offset: 32 },
     sub_block: 16,
+    unit_range: 4096.0,
     code_planes: &[4, 2],
     scale_planes: &[
         ScalePlane { name: "scales", bytes: 16, span: 256, rows: 1 },

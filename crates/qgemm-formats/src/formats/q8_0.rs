@@ -13,6 +13,7 @@ pub static Q8_0: FormatDesc = FormatDesc {
     row_scale: false,
     encoding: Encoding::IntOffset { offset: 128 },
     sub_block: 32,
+    unit_range: 128.0,
     code_planes: &[8],
     scale_planes: &[ScalePlane { name: "d", bytes: 2, span: 32, rows: 1 }],
     dequant: "q8_0",

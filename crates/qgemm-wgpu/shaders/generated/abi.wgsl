@@ -2,21 +2,30 @@
 
 struct GemmShape {
     m: u32, // Tokens.
-    n: u32, // Output features.
+    n: u32, // Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
     k: u32, // Input features.
     stored_k: u32, // Stored columns of W.
     k_slabs: u32, // Slabs of W along K.
     splits: u32, // Blocks that share one tile's K dimension.
     flags: u32, // Optional operands: see the `FLAG_` constants.
-    activation: u32, // Function applied last: 0 = identity.
+    activation: u32, // Function applied to what has been added up: see the `ACTIVATION_` constants.
     d_dtype: u32, // Element type of D: 0 = f32, 1 = f16, 2 = bf16.
     c_dtype: u32, // Element type of C.
     bias_dtype: u32, // Element type of the bias.
     x_dtype: u32, // Element type of X, for kernels not specialised on it.
     alpha: f32, // Factor of the product.
     beta: f32, // Factor of C.
-    reserved0: u32, // Unused, zero.
-    reserved1: u32, // Unused, zero.
+    features: u32, // Columns of D: `n`, or, of a gated pair, the rows of each weight.
+    residual_dtype: u32, // Element type of the residual.
+}
+
+struct TileSchedule {
+    n_tiles: u32, // Tiles along N.
+    m_tiles: u32, // Tiles along M.
+    raster_group: u32, // Tiles along N that are worked through together, for all tokens, before the next so many.
+    cut_tiles: u32, // Tiles, first in raster order, whose K dimension is cut.
+    cut_blocks: u32, // Blocks, the first of the grid, that share the cut tiles.
+    cut_slabs: u32, // Slabs between the places of a tile where it may be cut.
 }
 
 const FLAG_ROW_SCALE: u32 = 1u;
@@ -24,3 +33,17 @@ const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;
 const FLAG_BIAS: u32 = 8u;
 const FLAG_X_ALIGNED16: u32 = 16u;
+const FLAG_TOKEN_SCALE: u32 = 32u;
+const FLAG_RESIDUAL: u32 = 64u;
+const FLAG_GATED: u32 = 128u;
+const FLAG_D_ALIGNED16: u32 = 256u;
+const FLAG_C_ALIGNED16: u32 = 512u;
+const FLAG_RESIDUAL_ALIGNED16: u32 = 1024u;
+const FLAG_BIAS_ALIGNED16: u32 = 2048u;
+const FLAG_X_FACTOR: u32 = 4096u;
+const FLAG_ROW_IN_SHARED: u32 = 8192u;
+const ACTIVATION_IDENTITY: u32 = 0u;
+const ACTIVATION_RELU: u32 = 1u;
+const ACTIVATION_SILU: u32 = 2u;
+const ACTIVATION_GELU_TANH: u32 = 3u;
+const ACTIVATION_GELU_ERF: u32 = 4u;

@@ -11,6 +11,8 @@ pub(super) struct Extents {
     pub k_order: usize,
     pub c: usize,
     pub bias: usize,
+    pub token_scale: usize,
+    pub residual: usize,
     pub d: usize,
 }
 
@@ -38,7 +40,7 @@ impl Extents {
                 .ok_or_else(|| format!("the extent of {name} overflows"))
         };
         let d_like = |name, dense: qgemm_hal::Dense| {
-            matrix(name, op.m, op.n, dense.row_stride, dense.col_stride, dense.dtype.bytes())
+            matrix(name, op.m, op.features, dense.row_stride, dense.col_stride, dense.dtype.bytes())
         };
         let w = op.format.row_bytes(op.stored_k);
         Ok(Self {
@@ -47,7 +49,9 @@ impl Extents {
             row_scale: if op.row_scale { op.n * 4 } else { 0 },
             k_order: if op.k_order { op.stored_k * 4 } else { 0 },
             c: op.c.map_or(Ok(0), |c| d_like("C", c))?,
-            bias: op.bias.map_or(0, |dtype| op.n * dtype.bytes()),
+            bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
+            token_scale: if op.token_scale { op.m * 4 } else { 0 },
+            residual: op.residual.map_or(Ok(0), |residual| d_like("the residual", residual))?,
             d: d_like("D", op.d)?,
         })
     }
@@ -64,6 +68,8 @@ impl Extents {
             ("the column order", self.k_order),
             ("C", self.c),
             ("the bias", self.bias),
+            ("the token scales", self.token_scale),
+            ("the residual", self.residual),
             ("D", self.d),
         ];
         let indexable = u64::from(u32::MAX) - MARGIN;
@@ -86,23 +92,29 @@ mod tests {
     use super::*;
     use qgemm_formats::prepack::PackClass;
     use qgemm_formats::{DType, Format};
-    use qgemm_hal::{Activation, Dense};
+    use qgemm_hal::{Activation, Dense, XRounding};
 
     fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
         let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
         CheckedGemm {
             m,
             n,
+            features: n,
+            gated: false,
             k,
             stored_k: k,
             format: "q4_0".parse::<Format>().expect("exists"),
             class: PackClass::Canonical,
             row_scale: false,
             k_order: false,
+            weight_fits_f16: true,
             x: dense(DType::F16, k as u64 + 3),
+            x_rounding: XRounding::default(),
             d: dense(DType::F32, n as u64),
             c: None,
             bias: Some(DType::BF16),
+            token_scale: false,
+            residual: None,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
+    Unsupported,
 };
 
 use super::MAX_GROUPS;
@@ -29,10 +30,12 @@ const fn config(tile_n: u32, tile_m: u32, efficiency: (u32, u32)) -> TileConfig 
         tile_k: TILE_K,
         threads: (tile_n / 4) * (tile_m / 4),
         blocks_per_unit: 2,
+        schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
         // Each tile row is padded by one.
         shared_bytes: TILE_K * (tile_n + tile_m + 2) * 4,
+        staged_x: None,
         efficiency,
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
+    Unsupported,
 };
 
 /// Name of the family.
@@ -28,9 +29,11 @@ const fn config(tokens: u32) -> TileConfig {
         tile_k: 8,
         threads: THREADS,
         blocks_per_unit: 8,
+        schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
         shared_bytes: TILE_N * tokens * THREADS * 4,
+        staged_x: None,
         efficiency: (300, 600),
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use qgemm_hal::abi::{FLAG_BIAS, FLAG_C, FLAG_K_ORDER, FLAG_ROW_SCALE, GemmShape, dtype_code};
+use qgemm_hal::abi::{
+    FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, GemmShape,
+    activation_code, dtype_code,
+};
 use qgemm_hal::{BufferRef, CheckedGemm, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
 use super::extents::Extents;
@@ -22,7 +25,7 @@ pub(super) struct GemmKernel {
     params: Params,
     extents: Extents,
     grid: [u32; 3],
-    /// Bytes of an element of X, C, bias and D.
+    /// Bytes of an element of X, C, bias, residual and D.
     widths: Widths,
 }
 
@@ -31,6 +34,7 @@ struct Widths {
     x: usize,
     c: usize,
     bias: usize,
+    residual: usize,
     d: usize,
 }
 
@@ -45,6 +49,7 @@ impl GemmKernel {
     ) -> Self {
         let c = op.c.unwrap_or(op.d);
         let bias = op.bias.unwrap_or(op.d.dtype);
+        let residual = op.residual.unwrap_or(op.d);
         Self {
             name,
             shared,
@@ -52,7 +57,13 @@ impl GemmKernel {
             params: params(op, plan),
             extents,
             grid: grid(plan),
-            widths: Widths { x: op.x.dtype.bytes(), c: c.dtype.bytes(), bias: bias.bytes(), d: op.d.dtype.bytes() },
+            widths: Widths {
+                x: op.x.dtype.bytes(),
+                c: c.dtype.bytes(),
+                bias: bias.bytes(),
+                residual: residual.dtype.bytes(),
+                d: op.d.dtype.bytes(),
+            },
         }
     }
 
@@ -102,16 +113,21 @@ impl Kernel for GemmKernel {
         let _span = tracing::trace_span!("launch", kernel = self.name).entered();
         let (extents, widths) = (&self.extents, self.widths);
         let mut params = self.params;
-        let (x, w, row_scale, k_order, c, bias, d);
+        let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
         (x, params.x_base) = self.bind(Some(args.x), "X", extents.x, widths.x)?;
         (w, params.w_base) = self.bind(Some(args.w.data), "W", extents.w, 1)?;
         (row_scale, params.row_scale_base) = self.bind(args.w.row_scale, "the row scales", extents.row_scale, 4)?;
         (k_order, params.k_order_base) = self.bind(args.w.k_order, "the column order", extents.k_order, 4)?;
         (c, params.c_base) = self.bind(args.c, "C", extents.c, widths.c)?;
         (bias, params.bias_base) = self.bind(args.bias, "the bias", extents.bias, widths.bias)?;
+        (token_scale, params.token_scale_base) =
+            self.bind(args.token_scale, "the token scales", extents.token_scale, 4)?;
+        (residual, params.residual_base) =
+            self.bind(args.residual, "the residual", extents.residual, widths.residual)?;
         (d, params.d_base) = self.bind(Some(args.d.as_ref()), "D", extents.d, widths.d)?;
 
-        let bindings: [wgpu::BufferBinding<'_>; STORAGE_BUFFERS as usize] = [x, w, row_scale, k_order, c, bias, d];
+        let bindings: [wgpu::BufferBinding<'_>; STORAGE_BUFFERS as usize] =
+            [x, w, row_scale, k_order, c, bias, token_scale, residual, d];
         let mut binding = 0..;
         let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
             binding: binding.next().unwrap_or_default(),
@@ -146,6 +162,9 @@ fn params(op: &CheckedGemm, plan: &LaunchPlan) -> Params {
         // As in BLAS, C is not read where its factor is 0, and may hold anything.
         (FLAG_C, op.c.is_some() && op.beta != 0.0),
         (FLAG_BIAS, op.bias.is_some()),
+        (FLAG_TOKEN_SCALE, op.token_scale),
+        (FLAG_RESIDUAL, op.residual.is_some()),
+        (FLAG_GATED, op.gated),
     ] {
         if set {
             flags |= flag;
@@ -160,18 +179,21 @@ fn params(op: &CheckedGemm, plan: &LaunchPlan) -> Params {
             k_slabs: plan.k_steps,
             splits: plan.splits,
             flags,
+            activation: activation_code(op.activation),
             d_dtype: dtype_code(op.d.dtype),
             c_dtype: op.c.map_or(0, |c| dtype_code(c.dtype)),
             bias_dtype: op.bias.map_or(0, dtype_code),
             x_dtype: dtype_code(op.x.dtype),
             alpha: op.alpha,
             beta: op.beta,
-            ..GemmShape::default()
+            features: op.features as u32,
+            residual_dtype: op.residual.map_or(0, |r| dtype_code(r.dtype)),
         },
         x_row: stride(op.m, op.x.row_stride),
         x_col: if op.k > 1 { op.x.col_stride as u32 } else { 1 },
         c_row: op.c.map_or(0, |c| stride(op.m, c.row_stride)),
         d_row: stride(op.m, op.d.row_stride),
+        residual_row: op.residual.map_or(0, |r| stride(op.m, r.row_stride)),
         w_row: op.format.row_bytes(op.stored_k) as u32,
         ..Params::default()
     }

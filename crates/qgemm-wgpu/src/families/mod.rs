@@ -22,7 +22,7 @@ use kernel::GemmKernel;
 pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
-pub(crate) const STORAGE_BUFFERS: u32 = 7;
+pub(crate) const STORAGE_BUFFERS: u32 = 9;
 
 /// Workgroups along one dimension of a grid, on every adapter.
 const MAX_GROUPS: u32 = 65_535;
@@ -36,6 +36,7 @@ struct Params {
     x_col: u32,
     c_row: u32,
     d_row: u32,
+    residual_row: u32,
     w_row: u32,
     x_base: u32,
     w_base: u32,
@@ -43,12 +44,14 @@ struct Params {
     k_order_base: u32,
     c_base: u32,
     bias_base: u32,
+    token_scale_base: u32,
+    residual_base: u32,
     d_base: u32,
 }
 
 /// Size of the parameters, which travel as immediates (128 bytes at most).
 pub(crate) const PARAMS_BYTES: u32 = size_of::<Params>() as u32;
-const _: () = assert!(PARAMS_BYTES == 112);
+const _: () = assert!(PARAMS_BYTES == 124);
 
 /// What all families need of an operation.
 fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
@@ -58,8 +61,8 @@ fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
     if shader::dequant(op.format).is_none() {
         return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
     }
-    if op.d.col_stride != 1 || op.c.is_some_and(|c| c.col_stride != 1) {
-        return Err(Unsupported::new("stores row-major D and reads row-major C"));
+    if [Some(op.d), op.c, op.residual].iter().flatten().any(|dense| dense.col_stride != 1) {
+        return Err(Unsupported::new("stores row-major D and reads row-major C and residuals"));
     }
     Extents::of(op).and_then(|extents| extents.check(info.max_buffer_bytes)).map_err(Unsupported::new)
 }

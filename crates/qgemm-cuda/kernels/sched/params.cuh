@@ -5,4 +5,5 @@
 struct GemmParams {
     GemmShape shape;
     GemmPointers at;
+    TileSchedule tiles;
 };

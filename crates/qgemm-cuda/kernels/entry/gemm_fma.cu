@@ -1,0 +1,113 @@
+// D[m, n] for any number of tokens: each warp owns rows of W, which it reads straight into registers; the tokens'
+// activations pass through shared memory, one chunk of columns at a time, the next chunk's already on its way.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/store.cuh"
+#include "mainloop/fma_chunk.cuh"
+#include "sched/split.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+constexpr u32 ROW_TILES = QG_ROW_TILES;
+constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
+constexpr u32 TILE_N = WARPS * WARP_ROWS;
+constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
+static_assert(ELEMENTS % QG_THREADS == 0, "whole warps store");
+// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+constexpr u32 SUM_PITCH = TILE_N + 4;
+using Tile = XTile<QG_TILE_M, CHUNK_K>;
+using Loop = Engine<ROW_TILES>;
+
+struct SharedStorage {
+    union {
+        Tile x[2];
+        float sum[QG_TILE_M * SUM_PITCH];
+    };
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// The groups of an X tile that one thread moves.
+constexpr u32 ROW_GROUPS = Tile::ROW_GROUPS;
+constexpr u32 GROUPS = QG_TILE_M * ROW_GROUPS;
+constexpr u32 THREAD_GROUPS = (GROUPS + QG_THREADS - 1) / QG_THREADS;
+
+QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 first_token, u32 chunk, u32 thread) {
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GROUPS; i++) {
+        const u32 group = thread + i * QG_THREADS;
+        if (group < GROUPS)
+            groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, chunk * CHUNK_K + group % ROW_GROUPS * GROUP);
+    }
+}
+
+QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 thread) {
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GROUPS; i++) {
+        const u32 group = thread + i * QG_THREADS;
+        if (group < GROUPS) Tile::store(tile, group / ROW_GROUPS, group % ROW_GROUPS * GROUP, groups[i]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm_fma(const __grid_constant__ GemmParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const TileWork work = TileWork::of_grid(p);
+    const u32 first_token = work.m_tile * QG_TILE_M;
+    const u32 first_tile = (work.n_tile * WARPS + warp) * ROW_TILES;
+    const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    Loop::Sums sums = {};
+    XGroup groups[THREAD_GROUPS];
+    load_x(groups, p, first_token, work.begin * CHUNKS, thread);
+    store_x(shared.x[0], groups, thread);
+    block_barrier();
+    u32 stage = 0;
+    for (u32 slab = work.begin; slab < work.end; slab++) {
+        Slab slabs[ROW_TILES];
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            // Warps beyond the last tile of rows compute it once more and store nothing.
+            const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
+            Slab::load(slabs[rt],
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + slab) * QG_SLAB_BYTES, lane);
+        }
+#pragma unroll
+        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            const bool more = chunk + 1 < CHUNKS || slab + 1 < work.end;
+            if (more) load_x(groups, p, first_token, slab * CHUNKS + chunk + 1, thread);
+            Loop::accumulate(sums, slabs, chunk, shared.x[stage], 0, lane);
+            if (more) store_x(shared.x[stage ^ 1], groups, thread);
+            block_barrier();
+            stage ^= 1;
+        }
+    }
+
+    // Turn the sums, which lanes hold as [row][token], into rows of D.
+    Loop::reduce_lanes(sums);
+    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
+        st_shared(&shared.sum[token * SUM_PITCH + warp * WARP_ROWS + row], value);
+    });
+    block_barrier();
+    if (p.shape.splits > 1) {
+        float* mine = partial_slot(p, work, work.index, ELEMENTS);
+#pragma unroll 1
+        for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
+            st_global_f32(mine + i, ld_shared(&shared.sum[i / TILE_N * SUM_PITCH + i % TILE_N]));
+        if (!arrive_and_check_last(p, work, &shared.last)) return;
+    }
+#pragma unroll 1
+    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
+        const u32 token = i / TILE_N, row = i % TILE_N;
+        float sum;
+        if (p.shape.splits > 1) {
+            sum = 0;
+            for (u32 s = 0; s < p.shape.splits; s++) sum += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
+        } else {
+            sum = ld_shared(&shared.sum[token * SUM_PITCH + row]);
+        }
+        store_by_lane(p, first_token + token, work.n_tile * TILE_N + row, sum, true);
+    }
+}

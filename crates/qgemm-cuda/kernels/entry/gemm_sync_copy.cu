@@ -1,0 +1,152 @@
+// D[m, n] for any number of tokens, on the matrix instructions of chips without asynchronous copies (Volta, Turing).
+// Each warp owns rows of W, which it reads straight into registers; the tokens' activations pass through registers to
+// shared memory. Both are loaded one stage of 64 columns ahead.
+#include "atoms/launch.cuh"
+#if QG_CLASS_V
+#include "mainloop/m8n8k4_chunk.cuh"
+#else
+#include "mainloop/m16n8k8_chunk.cuh"
+#endif
+#include "atoms/sync.cuh"
+#include "epilogue/store.cuh"
+#include "sched/split.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+constexpr u32 TILE_N = WARPS * WARP_ROWS;
+constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
+// Four words of padding put the tokens that the lanes of a warp hold into different banks.
+constexpr u32 SUM_PITCH = TILE_N + 4;
+
+struct Stage {
+    XRows x;
+    WScales w[WARPS];
+};
+struct SharedStorage {
+    union {
+        Stage stage[2];
+        float sum[QG_TILE_M * SUM_PITCH];
+    };
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// The work's columns: afterwards `sums` are complete, and shared memory is free.
+QG_DEVICE void multiply(Sums& sums, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const u32 first_token = work.m_tile * QG_TILE_M;
+    WStream w;
+    Slab slabs[ROW_TILES];
+    XStream x;
+    const u32 first_stage = work.begin * SLAB_STAGES, stages = work.end * SLAB_STAGES - first_stage;
+    WStream::begin(w, p, (work.n_tile * WARPS + warp) * ROW_TILES, work.begin);
+    WStream::load(w, 0, lane);
+    XStream::begin(x, p, first_token, first_stage, thread);
+    XStream::load(x, p, first_token, first_stage, thread);
+#pragma unroll 1
+    for (u32 at = 0; at < stages * STAGE_CHUNKS; at++) {
+        const u32 done = at / STAGE_CHUNKS, chunk = at % STAGE_CHUNKS;
+        Stage& stage = shared.stage[done % 2];
+        if (chunk == 0) {
+            XStream::store(stage.x, x, thread);
+            WStream::store_scales(stage.w[warp], w, done % SLAB_STAGES, lane);
+            block_barrier();
+        }
+        WStream::take(slabs, w, at % (SLAB_STAGES * STAGE_CHUNKS));
+        // With the last codes taken, the next stage can be on its way.
+        if (chunk + 1 == STAGE_CHUNKS && done + 1 < stages) {
+            if ((done + 1) % SLAB_STAGES == 0) WStream::next_slab(w);
+            WStream::load(w, (done + 1) % SLAB_STAGES, lane);
+            XStream::load(x, p, first_token, first_stage + done + 1, thread);
+        }
+        Engine::accumulate(sums, slabs, stage.x, stage.w[warp], chunk, lane);
+    }
+    block_barrier();
+}
+
+// Where the sum of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have their
+// words of four rows in other orders, so that lanes which read runs of eight rows side by side reach all banks.
+QG_DEVICE u32 place_of_sum(u32 token, u32 row) {
+    return token * SUM_PITCH + (row ^ row / 32 % 4 * 4);
+}
+
+// A run of eight rows of one token.
+QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token, u32 row) {
+#pragma unroll
+    for (u32 i = 0; i < RUN; i += 4) {
+        const f32x4 four = ld_shared(reinterpret_cast<const f32x4*>(shared.sum + place_of_sum(token, row + i)));
+        v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
+    }
+}
+
+// This block's part of a tile that is cut: true for the last of its blocks, which finds the whole sums in shared memory.
+QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+    const u32 thread = thread_index();
+    float* mine = partial_slot(p, work, work.index, ELEMENTS);
+#pragma unroll 1
+    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
+        st_global_f32(mine + i, ld_shared(&shared.sum[place_of_sum(i / TILE_N, i % TILE_N)]));
+    if (!arrive_and_check_last(p, work, &shared.last)) return false;
+#pragma unroll 1
+    for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
+        float sum = 0;
+        for (u32 c = 0; c < work.contributors; c++) sum += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
+        st_shared(&shared.sum[place_of_sum(i / TILE_N, i % TILE_N)], sum);
+    }
+    block_barrier();
+    return true;
+}
+
+// The whole sums in shared memory become outputs: in runs where rows of D begin at multiples of 16 bytes, else so that
+// neighbouring lanes write neighbouring elements.
+QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+    const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * TILE_N;
+    if (!(p.shape.flags & QG_FLAG_D_ALIGNED16)) {
+#pragma unroll 1
+        for (u32 i = thread_index(); i < ELEMENTS; i += QG_THREADS) {
+            const u32 token = i / TILE_N, row = i % TILE_N;
+            store_by_lane(p, first_token + token, first_row + row, ld_shared(&shared.sum[place_of_sum(token, row)]), true);
+        }
+        return;
+    }
+    const bool gated = p.shape.flags & QG_FLAG_GATED;
+    const u32 rows = gated ? 2 * RUN : RUN;
+#pragma unroll 1
+    for (u32 i = thread_index() * rows; i < ELEMENTS; i += QG_THREADS * rows) {
+        const u32 token = i / TILE_N, row = i % TILE_N;
+        float sum[RUN];
+        load_run(sum, shared, token, row);
+        if (gated) {
+            float up[RUN];
+            load_run(up, shared, token, row + RUN);
+            store_gated_run(p, first_token + token, first_row + row, sum, up);
+        } else {
+            store_run(p, first_token + token, first_row + row, sum);
+        }
+    }
+}
+
+// Writes the tile, or this block's part of its sums. Afterwards shared memory is free.
+QG_DEVICE void store(const Sums& sums, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    // Turn the sums, which lanes hold as [row][token], into rows of D.
+    Engine::for_each(sums, lane, [&](u32 row, u32 token, float value) {
+        st_shared(&shared.sum[place_of_sum(token, warp * WARP_ROWS + row)], value);
+    });
+    block_barrier();
+    if (work.contributors == 1 || add_up(shared, p, work)) store_tile(shared, p, work);
+    block_barrier();
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm_sync_copy(const __grid_constant__ GemmParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    WorkList list = WorkList::of_block(p);
+    TileWork work;
+    while (WorkList::next(list, p, work)) {
+        Sums sums = {};
+        multiply(sums, shared, p, work);
+        store(sums, shared, p, work);
+    }
+}

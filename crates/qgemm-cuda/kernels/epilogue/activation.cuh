@@ -1,0 +1,57 @@
+// Functions applied to what has been added up, in f32. All but the last are v · sigmoid(…): 1 + tanh(u), added up as it
+// is written, cancels where u is negative, and equals 2 · sigmoid(2u).
+#pragma once
+#include "atoms/numeric.cuh"
+#include "generated/abi.cuh"
+
+// exp(x) for x of at most 0, within 1e-7 of it, and 0 below -87, where results would leave the normal numbers. The
+// polynomial is the minimax one for |r| up to ln(2) / 2.
+QG_DEVICE float exp_nonpositive(float x) {
+    // 1.5 · 2^23: its sum with a small number is that number rounded to an integer, in the lowest bits.
+    const float round = 12582912.0f;
+    const float shifted = x * 1.44269504f + round;
+    const float n = shifted - round;
+    // x - n · ln(2), in two parts, the first exact.
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float q = 0.00138144672f;
+    q = q * r + 0.00836878084f;
+    q = q * r + 0.0416683927f;
+    q = q * r + 0.166665196f;
+    q = q * r + 0.49999994f;
+    const float fraction = q * r * r + r + 1.0f;
+    const float power = bits_to_f32((f32_to_bits(shifted) - f32_to_bits(round) + 127u) << 23);
+    return x > -87.0f ? fraction * power : 0.0f;
+}
+
+// 1 / (1 + exp(-x)).
+QG_DEVICE float sigmoid(float x) {
+    const float e = exp_nonpositive(x < 0.0f ? x : -x);
+    return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+// (1 + erf(x / sqrt(2))) / 2, the normal distribution. Its tail at z = |x| / sqrt(2) is exp(-z²) / 2 times a function of
+// t = 1 / (1 + 0.4 z), which the polynomial meets within 1e-7 for z up to 9.4; beyond, exp(-z²) is 0.
+QG_DEVICE float normal_cdf(float x) {
+    const float e = exp_nonpositive(-0.5f * x * x);
+    const float t = 1.0f / (1.0f + 0.282842712f * (x < 0.0f ? -x : x));
+    float q = 0.0726396814f;
+    q = q * t - 0.390246421f;
+    q = q * t + 0.68463248f;
+    q = q * t - 0.386718899f;
+    q = q * t + 0.427957624f;
+    q = q * t + 0.126142561f;
+    q = q * t + 0.241572797f;
+    q = q * t + 0.223938853f;
+    q = q * t + 8.12146682e-5f;
+    const float tail = 0.5f * e * q;
+    return x < 0.0f ? tail : 1.0f - tail;
+}
+
+QG_DEVICE float activate(u32 activation, float v) {
+    if (activation == QG_ACTIVATION_IDENTITY) return v;
+    if (activation == QG_ACTIVATION_RELU) return v < 0.0f ? 0.0f : v;
+    if (activation == QG_ACTIVATION_GELU_ERF) return v * normal_cdf(v);
+    // 2 · sqrt(2 / pi) · (v + 0.044715 v³) for GELU by tanh.
+    const float x = activation == QG_ACTIVATION_SILU ? v : 1.59576912f * (v + 0.044715f * v * v * v);
+    return v * sigmoid(x);
+}

@@ -1,0 +1,138 @@
+// From a warp's sums to rows of D. Lanes hold sums as [row][token]; eight tokens at a time they pass through a few words
+// of shared memory of the warp's own, so that neighbouring lanes store neighbouring features.
+#pragma once
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "epilogue/store.cuh"
+#include "mainloop/pipeline.cuh"
+#include "mainloop/warp_tile.cuh"
+#include "sched/split.cuh"
+
+constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
+constexpr u32 WARP_RUNS = WARP_ROWS / RUN;
+constexpr u32 THREAD_SUMS = sizeof(Sums) / 4;
+// Token tiles that pass at once.
+constexpr u32 STAGED = TOKEN_TILES < 2 ? TOKEN_TILES : 2;
+
+struct WarpStaging {
+    // Four words of padding put the tokens that lanes write together, 2t, into different banks.
+    static constexpr u32 PITCH = WARP_ROWS + 4;
+    alignas(16) float sum[STAGED * MMA_TOKENS * PITCH];
+
+    QG_DEVICE void put(WarpStaging& staging, const Sums& sums, u32 tt, u32 lane) {
+        float* first = &staging.sum[(tt * MMA_TOKENS + lane % 4 * 2) * PITCH + lane / 4];
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) st_shared(first + i % 2 * PITCH + rt * 16 + i / 2 * 8, sums.value[rt][tt][i]);
+    }
+
+    QG_DEVICE void take_run(const WarpStaging& staging, u32 token, u32 run, float (&values)[RUN]) {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i += 4) {
+            const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(&staging.sum[token * PITCH + run * RUN + i]));
+            values[i] = v.x, values[i + 1] = v.y, values[i + 2] = v.z, values[i + 3] = v.w;
+        }
+    }
+};
+
+QG_DEVICE void store_staged(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
+    if (p.shape.flags & QG_FLAG_GATED) {
+#pragma unroll 1
+        for (u32 i = lane; i < STAGED * MMA_TOKENS * (WARP_RUNS / 2); i += 32) {
+            const u32 token = i / (WARP_RUNS / 2), pair = i % (WARP_RUNS / 2);
+            float gate[RUN], up[RUN];
+            WarpStaging::take_run(staging, token, pair * 2, gate);
+            WarpStaging::take_run(staging, token, pair * 2 + 1, up);
+            store_gated_run(p, first_token + token, first_row + pair * 2 * RUN, gate, up);
+        }
+    } else {
+#pragma unroll 1
+        for (u32 i = lane; i < STAGED * MMA_TOKENS * WARP_RUNS; i += 32) {
+            const u32 token = i / WARP_RUNS, run = i % WARP_RUNS;
+            float values[RUN];
+            WarpStaging::take_run(staging, token, run, values);
+            store_run(p, first_token + token, first_row + run * RUN, values);
+        }
+    }
+}
+
+// Whether an output is a sum times alpha in 16 bits, with all rows and tokens of the tile inside and aligned.
+QG_DEVICE bool is_plain(const GemmParams& p, u32 first_row) {
+    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_C | QG_FLAG_BIAS | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE |
+                             QG_FLAG_X_FACTOR | QG_FLAG_GATED;
+    const bool alone = !(p.shape.flags & OPERANDS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
+    const bool wide = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
+    return alone && wide && first_row + WARP_ROWS <= p.shape.n;
+}
+
+QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
+#pragma unroll
+    for (u32 i = lane; i < STAGED * MMA_TOKENS * WARP_RUNS; i += 32) {
+        const u32 token = first_token + i / WARP_RUNS, run = i % WARP_RUNS;
+        float v[RUN];
+        WarpStaging::take_run(staging, i / WARP_RUNS, run, v);
+        u32 words[RUN / 2];
+#pragma unroll
+        for (u32 j = 0; j < RUN / 2; j++) {
+            const float low = p.shape.alpha * v[2 * j], high = p.shape.alpha * v[2 * j + 1];
+            words[j] = QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+        }
+        if (token < p.shape.m)
+            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_row + first_row + run * RUN) * 2,
+                         u32x4{words[0], words[1], words[2], words[3]});
+    }
+}
+
+QG_DEVICE void store_tile(Sums& sums, const GemmParams& p, const TileWork& work, WarpStaging& staging, u32 warp,
+                          u32 lane) {
+    const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS;
+    const u32 first_token = work.m_tile * QG_TILE_M;
+    const bool plain = is_plain(p, first_row);
+    // A loop that is not unrolled, so that the code to store stands there once; registers have no index, so the sums move
+    // up instead.
+#pragma unroll 1
+    for (u32 round = 0; round < TOKEN_TILES / STAGED; round++) {
+        const u32 token = first_token + round * STAGED * MMA_TOKENS;
+        if (token >= p.shape.m) break;
+        warp_barrier();
+#pragma unroll
+        for (u32 tt = 0; tt < STAGED; tt++) WarpStaging::put(staging, sums, tt, lane);
+        warp_barrier();
+        if (plain)
+            store_plain(staging, p, token, first_row, lane);
+        else
+            store_staged(staging, p, token, first_row, lane);
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 tt = STAGED; tt < TOKEN_TILES; tt++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) sums.value[rt][tt - STAGED][i] = sums.value[rt][tt][i];
+    }
+}
+
+// Adds the sums of all blocks that share the tile, in the order of their K ranges, in the block that comes last; false in
+// the others, whose work on the tile is then done.
+QG_DEVICE bool add_partial_sums(Sums& sums, const GemmParams& p, const TileWork& work, u32 thread, u32* flag) {
+    float* const mine = reinterpret_cast<float*>(&sums);
+    f32x4* slot = reinterpret_cast<f32x4*>(partial_slot(p, work, work.index, THREAD_SUMS * QG_THREADS)) + thread;
+#pragma unroll
+    for (u32 i = 0; i < THREAD_SUMS; i += 4)
+        st_global_f32x4(slot + i / 4 * QG_THREADS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
+    if (!arrive_and_check_last(p, work, flag)) return false;
+    Sums total = {};
+    float* const all = reinterpret_cast<float*>(&total);
+#pragma unroll 1
+    for (u32 c = 0; c < work.contributors; c++) {
+        const f32x4* theirs =
+            reinterpret_cast<const f32x4*>(partial_slot(p, work, c, THREAD_SUMS * QG_THREADS)) + thread;
+#pragma unroll
+        for (u32 i = 0; i < THREAD_SUMS; i += 4) {
+            const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_THREADS);
+            all[i] += v.x, all[i + 1] += v.y, all[i + 2] += v.z, all[i + 3] += v.w;
+        }
+    }
+    sums = total;
+    return true;
+}

@@ -1,0 +1,89 @@
+// One chunk of 64 columns on Turing's matrix instruction: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+#pragma once
+#include "atoms/ldmatrix.cuh"
+#include "atoms/mma.cuh"
+#include "mainloop/w_stream.cuh"
+
+static_assert(!QG_CLASS_V && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
+static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
+constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
+
+// value[rt][tt][i]: the D registers of one instruction.
+struct Sums {
+    float value[ROW_TILES][TOKEN_TILES][4];
+};
+
+struct Engine {
+    // Instructions in a step of 16 columns.
+    static constexpr u32 HALVES = 2;
+
+    // The stage, which is one chunk.
+    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], const XRows& x, const WScales& scales, u32,
+                              u32 lane) {
+        // Matrix m of an access to X is eight tokens' columns from 8 m.
+        const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
+        u32 a[ROW_TILES][STEPS * HALVES][2];
+        f32x2 scale[ROW_TILES][SUMS] = {}, min[ROW_TILES][SUMS] = {};
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+#pragma unroll
+            for (u32 step = 0; step < STEPS * HALVES; step++)
+#pragma unroll
+                for (u32 row = 0; row < 2; row++)
+                    a[rt][step][row] = Operands::pair_f16(slabs[rt], quad_of(0, row, step / HALVES), step % HALVES);
+#pragma unroll
+            for (u32 sum = 0; sum < SUMS; sum++) {
+                if constexpr (Operands::HAS_SCALE) scale[rt][sum] = WScales::pair(scales.scale, sum, rt, place);
+                if constexpr (Operands::HAS_MIN) min[rt][sum] = WScales::pair(scales.min, sum, rt, place);
+            }
+        }
+#pragma unroll
+        for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
+            u32 b[STEPS * HALVES];
+#pragma unroll
+            for (u32 i = 0; i < STEPS * HALVES; i += 4) {
+                u32 four[4];
+                ldmatrix_x4(four, XRows::address(x, x_offset, i, tt));
+#pragma unroll
+                for (u32 m = 0; m < 4; m++) b[i + m] = four[m];
+            }
+#pragma unroll
+            for (u32 sum = 0; sum < SUMS; sum++) {
+                float part[ROW_TILES][4] = {};
+#pragma unroll
+                for (u32 i = 0; i < STEPS_PER_SUM * HALVES; i++) {
+                    const u32 step = sum * STEPS_PER_SUM * HALVES + i;
+#pragma unroll
+                    for (u32 rt = 0; rt < ROW_TILES; rt++)
+                        mma_m16n8k8_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][step], b[step]);
+                }
+                f32x2 x_sum = {};
+                if constexpr (Operands::HAS_MIN) x_sum = XRows::sums(x, sum, tt * 8 + lane % 4 * 2);
+#pragma unroll
+                for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                    float(&acc)[4] = sums.value[rt][tt];
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const bool upper = i / 2;
+                        if constexpr (Operands::HAS_SCALE)
+                            acc[i] += (upper ? scale[rt][sum].y : scale[rt][sum].x) * part[rt][i];
+                        if constexpr (Operands::HAS_MIN)
+                            acc[i] += (upper ? min[rt][sum].y : min[rt][sum].x) * (i % 2 ? x_sum.y : x_sum.x);
+                    }
+                }
+            }
+        }
+    }
+
+    // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
+    template <class Visit>
+    QG_DEVICE void for_each(const Sums& sums, u32 lane, Visit visit) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+#pragma unroll
+                for (u32 i = 0; i < 4; i++)
+                    visit(rt * 16 + lane / 4 + i / 2 * 8, tt * 8 + lane % 4 * 2 + i % 2, sums.value[rt][tt][i]);
+    }
+};

@@ -1,0 +1,51 @@
+// The rings between copies and matrix instructions. Every warp copies the slabs of its own rows and a share of X, chunks
+// ahead of the one that it multiplies, and no barrier holds the block together: warps wait for the chunk that they need,
+// and before they refill a stage for those that are two chunks behind.
+#pragma once
+#include "atoms/mbarrier.cuh"
+#include "mainloop/w_ring.cuh"
+#include "mainloop/x_ring.cuh"
+
+// Chunks on their way while one is multiplied. Of the two other stages, one is that chunk's, and one was the last one's,
+// which the slowest warp may still be reading.
+constexpr u32 AHEAD = QG_X_STAGES - 2;
+static_assert(QG_X_STAGES >= 3, "a stage ahead");
+// Slabs of W are a warp's own: the one in use and those of all chunks on their way.
+static_assert(QG_W_STAGES == 1 + (AHEAD + CHUNKS - 1) / CHUNKS, "slabs for the chunks on their way");
+
+// Who arrives on a full stage: every thread with its own asynchronous copies; on Hopper and newer every warp, which has
+// told the barrier how many bytes the copy engine brings.
+constexpr u32 FEEDERS = QG_VARIANT >= 90 ? QG_THREADS / 32 : QG_THREADS;
+
+struct Pipeline {
+    XStage x[QG_X_STAGES];
+    WStage w[QG_W_STAGES];
+    u64 full[QG_X_STAGES];
+    u64 empty[QG_X_STAGES];
+
+    // By the first thread, before a block barrier.
+    QG_DEVICE void init(Pipeline& pipeline) {
+#pragma unroll
+        for (u32 i = 0; i < QG_X_STAGES; i++) {
+            mbarrier_init(&pipeline.full[i], FEEDERS);
+            mbarrier_init(&pipeline.empty[i], QG_THREADS / 32);
+        }
+#if QG_VARIANT >= 90
+        fence_mbarrier_init();
+#endif
+    }
+};
+
+// A place in the rings.
+struct Position {
+    u32 x, w;
+    // How often X's ring has gone round, modulo 2.
+    u32 parity;
+
+    QG_DEVICE void next_chunk(Position& at) {
+        if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;
+    }
+    QG_DEVICE void next_slab(Position& at) {
+        if (++at.w == QG_W_STAGES) at.w = 0;
+    }
+};

@@ -1,0 +1,140 @@
+// The product of a warp: ROW_TILES x 16 rows of W and all tokens of the block, 64 columns at a time, both from shared memory.
+//
+// Two ways with scales. Exact: codes are the operands and scales act on the f32 sums of each sub-block, which takes a
+// second set of sums and some f32 work for every sub-block and token. Rounded: scale and minimum act on the codes in
+// registers, each weight is rounded once to the type of X, and one set of sums suffices; the cost does not grow with the
+// tokens, which is why large tiles take it.
+#pragma once
+#include "atoms/float.cuh"
+#include "mainloop/mma_operand.cuh"
+#include "mainloop/w_ring.cuh"
+#include "mainloop/x_ring.cuh"
+
+constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
+static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M, "tokens fill instructions");
+
+// value[rt][tt] are the D registers of one instruction.
+struct Sums {
+    float value[ROW_TILES][TOKEN_TILES][4];
+};
+
+// Scale and minimum of one of the lane's rows as factors of operand pairs.
+struct RowFactor {
+#if QG_X_DTYPE == 1
+    u32 scale, min;
+
+    QG_DEVICE RowFactor of(const Slab& slab, u32 row, u32 sub) {
+        const float scale = Operands::scale(slab, row, sub), min = Operands::min(slab, row, sub);
+        return {f32_to_f16x2(scale, scale), f32_to_f16x2(min, min)};
+    }
+    QG_DEVICE u32 weights(const RowFactor& f, const Slab& slab, u32 quad, u32 pair) {
+        const u32 codes = Operands::pair_f16(slab, quad, pair);
+        return Operands::HAS_MIN ? fma_f16x2(codes, f.scale, f.min) : mul_f16x2(codes, f.scale);
+    }
+#else
+    float scale, min;
+
+    QG_DEVICE RowFactor of(const Slab& slab, u32 row, u32 sub) {
+        return {Operands::scale(slab, row, sub), Operands::min(slab, row, sub)};
+    }
+    QG_DEVICE u32 weights(const RowFactor& f, const Slab& slab, u32 quad, u32 pair) {
+        const u32 codes = Operands::pair_f16(slab, quad, pair);
+        const float low = f16_to_f32(codes & 0xffffu), high = f16_to_f32(codes >> 16);
+        return f32_to_bf16x2(low * f.scale + f.min, high * f.scale + f.min);
+    }
+#endif
+};
+
+// sums[i] += a[i] · X over the columns of step `step`.
+template <u32 COUNT>
+QG_DEVICE void multiply_step(float (&sums)[COUNT][TOKEN_TILES][4], const u32 (&a)[COUNT][4], const XStage& x,
+                             const XCursor& cursor, u32 step) {
+#pragma unroll
+    for (u32 tt = 0; tt + 1 < TOKEN_TILES; tt += 2) {
+        u32 b[2][2];
+        XCursor::load_two_tiles(cursor, x, step, tt, b);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            mma_step(sums[i][tt], a[i], b[0]);
+            mma_step(sums[i][tt + 1], a[i], b[1]);
+        }
+    }
+    if constexpr (TOKEN_TILES % 2 == 1) {
+        u32 b[2];
+        XCursor::load_tile(cursor, x, step, TOKEN_TILES - 1, b);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) mma_step(sums[i][TOKEN_TILES - 1], a[i], b);
+    }
+}
+
+// sums += W · X over chunk `chunk` of the slabs, weights rounded to the type of X. `between` is called after every step
+// for what else the warp has to issue.
+template <class Between>
+QG_DEVICE void accumulate_rounded(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const XStage& x,
+                                  const XCursor& cursor, Between between) {
+    [[maybe_unused]] RowFactor factor[ROW_TILES][2];
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+        u32 a[ROW_TILES][4];
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) {
+                const u32 quad = quad_of(chunk, i % 2, step);
+                if constexpr (Operands::HAS_SCALE) {
+                    if (i < 2 && step * STEP_K % SUM_K == 0)
+                        factor[rt][i] = RowFactor::of(slabs[rt], i, sub_block_of(chunk, step * STEP_K / SUM_K));
+                    a[rt][i] = RowFactor::weights(factor[rt][i % 2], slabs[rt], quad, i / 2);
+                } else {
+                    a[rt][i] = operand_pair(slabs[rt], quad, i / 2);
+                }
+            }
+        multiply_step(sums.value, a, x, cursor, step);
+        between(step);
+    }
+}
+
+// The same with exact weights: sums += scale · Σ code·x + min · Σx for every sub-block.
+template <class Between>
+QG_DEVICE void accumulate_exact(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const XStage& x,
+                                const XCursor& cursor, Between between) {
+    if constexpr (!Operands::HAS_SCALE) {
+        accumulate_rounded(sums, slabs, chunk, x, cursor, between);
+        return;
+    }
+#pragma unroll
+    for (u32 sum = 0; sum < SUMS; sum++) {
+        // A matrix of ones under the rows of W yields Σx, where the minimum needs it.
+        constexpr u32 OPERANDS = ROW_TILES + (Operands::HAS_MIN ? 1 : 0);
+        float part[OPERANDS][TOKEN_TILES][4] = {};
+#pragma unroll
+        for (u32 i = 0; i < STEPS_PER_SUM; i++) {
+            const u32 step = sum * STEPS_PER_SUM + i;
+            u32 a[OPERANDS][4];
+#pragma unroll
+            for (u32 r = 0; r < 4; r++) {
+#pragma unroll
+                for (u32 rt = 0; rt < ROW_TILES; rt++)
+                    a[rt][r] = operand_pair(slabs[rt], quad_of(chunk, r % 2, step), r / 2);
+                if constexpr (Operands::HAS_MIN) a[ROW_TILES][r] = ONE_PAIR;
+            }
+            multiply_step(part, a, x, cursor, step);
+            between(step);
+        }
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 row = 0; row < 2; row++) {
+                const float scale = Operands::scale(slabs[rt], row, sub_block_of(chunk, sum));
+                const float min = Operands::min(slabs[rt], row, sub_block_of(chunk, sum));
+#pragma unroll
+                for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+#pragma unroll
+                    for (u32 i = row * 2; i < row * 2 + 2; i++) {
+                        float& acc = sums.value[rt][tt][i];
+                        acc += scale * part[rt][tt][i];
+                        if constexpr (Operands::HAS_MIN) acc += min * part[ROW_TILES][tt][i];
+                    }
+            }
+    }
+}

@@ -1,0 +1,59 @@
+// Activations of a block's tokens in shared memory, 64 columns a stage, as ldmatrix reads them: a row of 128 bytes for
+// each token, in natural order. The 16-byte chunks of a row change places with the token's number, chunk c of token r
+// lies at c ^ (r % 8), so that the eight rows of a matrix lie in different banks. It is the copy engine's 128-byte swizzle.
+#pragma once
+#include "atoms/ldmatrix.cuh"
+#include "mainloop/mma_operand.cuh"
+#include "mainloop/x_group.cuh"
+
+// Bytes of a token's row in a stage, and of a chunk of it.
+constexpr u32 X_ROW_BYTES = CHUNK_K * 2;
+constexpr u32 X_CHUNK_BYTES = 16;
+constexpr u32 X_ROW_CHUNKS = X_ROW_BYTES / X_CHUNK_BYTES;
+constexpr u32 X_STAGE_BYTES = QG_TILE_M * X_ROW_BYTES;
+
+// Stages lie at multiples of 1024 bytes, first in shared memory: the swizzle goes by addresses.
+struct XStage {
+    alignas(16) u8 bytes[X_STAGE_BYTES];
+
+    QG_DEVICE u8* at(XStage& stage, u32 token, u32 chunk) {
+        return stage.bytes + token * X_ROW_BYTES + (chunk ^ token % 8) * X_CHUNK_BYTES;
+    }
+
+    // The block copies columns [column, column + 64) of the tokens from `first_token` through registers, however X lies.
+    QG_DEVICE void copy_any(XStage& stage, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
+#pragma unroll 1
+        for (u32 i = thread; i < QG_TILE_M * X_ROW_CHUNKS; i += QG_THREADS) {
+            const u32 row = i / X_ROW_CHUNKS, chunk = i % X_ROW_CHUNKS;
+            const XGroup x = load_x_group(p, first_token + row, column + chunk * GROUP);
+            st_shared(reinterpret_cast<u32x4*>(at(stage, row, chunk)),
+                      u32x4{x.word[0], x.word[1], x.word[2], x.word[3]});
+        }
+    }
+};
+
+// Where a lane finds its rows of the matrices that ldmatrix loads from a stage: matrices 0 and 1 are the two halves of a
+// step's columns for eight tokens, matrices 2 and 3 the same for the next eight.
+struct XCursor {
+    u32 offset;
+
+    QG_DEVICE XCursor of_lane(u32 lane) {
+        const u32 token = lane / 16 * 8 + lane % 8;
+        return {token * X_ROW_BYTES + (lane / 8 % 2 ^ lane % 8) * X_CHUNK_BYTES};
+    }
+
+    QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 step) {
+        return shared_address(stage.bytes) + (cursor.offset ^ step * 2 * X_CHUNK_BYTES);
+    }
+
+    // The B operands of step `step` for token tiles `tt` and `tt` + 1.
+    QG_DEVICE void load_two_tiles(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2][2]) {
+        u32 words[4];
+        ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
+        b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
+    }
+    // The same for token tile `tt` alone.
+    QG_DEVICE void load_tile(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2]) {
+        ldmatrix_x2(b, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
+    }
+};

@@ -1,0 +1,61 @@
+//! What a kernel is launched with: numbers and addresses, and X once more for the copy engine.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+
+use super::kernel::GemmParams;
+
+/// X as the copy engine (TMA) is told of it: tiles in the 128-byte swizzle, zeros outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XMap {
+    /// Address of the first element, a multiple of 16.
+    pub address: u64,
+    /// f16 or bf16.
+    pub dtype: DType,
+    /// Columns and tokens.
+    pub size: [u64; 2],
+    /// Bytes from one token to the next, a multiple of 16.
+    pub row_bytes: u64,
+    /// Columns and tokens of a tile.
+    pub tile: [u32; 2],
+}
+
+/// A tensor map as kernels take it: what `cuTensorMapEncodeTiled` writes, or the emulator's own.
+pub type EncodedMap = [u64; 16];
+
+/// Alignment of a tensor map in a kernel's parameter.
+const MAP_ALIGNMENT: usize = 64;
+const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
+
+/// `FedGemmParams` in `mainloop/feeder_tma.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedParams {
+    gemm: GemmParams,
+    padding: [u64; PADDING],
+    x_map: EncodedMap,
+}
+
+/// The parameter of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchParams {
+    params: MappedParams,
+    /// Bytes of it that the kernel takes.
+    len: usize,
+}
+
+impl LaunchParams {
+    pub(super) fn plain(gemm: GemmParams) -> Self {
+        Self { params: MappedParams { gemm, ..MappedParams::zeroed() }, len: size_of::<GemmParams>() }
+    }
+
+    pub(super) fn with_map(gemm: GemmParams, x_map: EncodedMap) -> Self {
+        let params = MappedParams { gemm, x_map, ..MappedParams::zeroed() };
+        Self { params, len: size_of::<MappedParams>() }
+    }
+
+    /// As the kernel sees it.
+    pub fn as_bytes(&self) -> &[u8] {
+        &bytemuck::bytes_of(&self.params)[..self.len]
+    }
+}

@@ -1,0 +1,238 @@
+//! `repack`: rows of blocks into the packed layout, on the device. No family schedules it: loading a weight runs it.
+
+use std::fmt::Write;
+
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::repack::{Move, Repacking, Window};
+use qgemm_formats::{Format, HostWeight};
+use qgemm_hal::abi::RepackParams;
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, HalError, Stream, Variant};
+
+use super::instance::class;
+use super::prelude;
+use crate::launch::Geometry;
+use crate::source;
+use crate::spec::KernelSpec;
+
+const THREADS: u32 = 128;
+/// Bytes of a tile's rows that a block stages at most.
+const STRIP_BYTES: usize = 16 * 1024;
+/// Bytes of rows that are uploaded and rearranged at a time: what loading needs beside the packed weight itself.
+const CHUNK_BYTES: usize = 64 << 20;
+/// Bytes of a 16-byte access.
+const ACCESS: usize = 16;
+
+/// The kernel that packs weights of one format for one variant.
+#[derive(Clone, Debug)]
+pub struct Repack {
+    layout: PackedLayout,
+    spec: KernelSpec,
+    strip_slabs: usize,
+    shared_bytes: u32,
+}
+
+/// One launch: some rows that have been uploaded, whole tiles of them unless they are the last.
+#[derive(Debug)]
+pub struct RepackLaunch<'a> {
+    /// The rows, padded to a multiple of 16 bytes.
+    pub rows: BufferRef<'a>,
+    /// Their tiles.
+    pub packed: BufferMut<'a>,
+    /// Grid, threads, shared memory.
+    pub geometry: Geometry,
+    params: RepackParams,
+}
+
+impl RepackLaunch<'_> {
+    /// The kernel's parameter, with the addresses that `address` gives of the views.
+    ///
+    /// # Errors
+    /// Those of `address`.
+    pub fn params(
+        &self,
+        address: impl Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
+    ) -> Result<RepackParams, HalError> {
+        let rows = address(self.rows, "the rows of a weight")?;
+        Ok(RepackParams { rows, packed: address(self.packed.as_ref(), "the packed weight")?, ..self.params })
+    }
+}
+
+impl Repack {
+    /// The kernel that packs weights of `format` for kernels of `variant`; `None` for formats whose packed bits are not
+    /// bits of their blocks (no format at present).
+    pub fn new(format: Format, variant: Variant) -> Option<Self> {
+        let layout = PackedLayout::new(format, class(variant))?;
+        let repacking = Repacking::new(&layout)?;
+        let slab_row = layout.slab_k / format.block_len * format.block_bytes;
+        let fitting = (STRIP_BYTES / layout.tile_rows / slab_row).max(1);
+        let strip_slabs = (1 << fitting.ilog2()).min(16);
+        // A row begins up to 15 bytes after its first chunk, and the last window ends within 8 bytes of the row's end. An
+        // odd number of chunks spreads rows over the banks.
+        let row_chunks = (ACCESS - 1 + strip_slabs * slab_row + 8).div_ceil(ACCESS) | 1;
+        let shared_bytes = (layout.tile_rows * row_chunks * ACCESS) as u32;
+        let prelude = prelude(&layout, &repacking, variant, strip_slabs, row_chunks, shared_bytes);
+        let spec = KernelSpec {
+            name: format!("repack_nt_{}_{}", format.name, if layout.class == PackClass::V { "v" } else { "t" }),
+            entry: "entry/repack.cu",
+            text: source::entry("entry/repack.cu"),
+            symbol: "qg_repack",
+            prelude,
+            arch_specific: false,
+        };
+        Some(Self { layout, spec, strip_slabs, shared_bytes })
+    }
+
+    /// The kernel.
+    pub fn spec(&self) -> &KernelSpec {
+        &self.spec
+    }
+
+    /// Uploads `weight` to `device` and packs it there, a part after the other; `launch` submits the kernel to `stream`.
+    /// Beside the result, device memory for at most 64 MiB of rows (or one tile's) is allocated, and freed again.
+    ///
+    /// # Errors
+    /// Those of allocating, uploading and launching.
+    pub fn run(
+        &self,
+        device: &dyn Device,
+        stream: &Stream,
+        weight: &HostWeight,
+        mut launch: impl FnMut(&RepackLaunch<'_>) -> Result<(), HalError>,
+    ) -> Result<Buffer, HalError> {
+        let Self { layout, .. } = self;
+        let k = weight.stored_k();
+        let row_bytes = layout.format().row_bytes(k);
+        let tile_bytes = layout.bytes(1, k);
+        let mut packed = device.allocate(self.packed_bytes(weight.n(), k), "a weight")?;
+        let chunk_tiles = (CHUNK_BYTES / (layout.tile_rows * row_bytes)).max(1);
+        let chunk_rows = (chunk_tiles * layout.tile_rows).min(weight.n());
+        let mut staged =
+            device.allocate((chunk_rows * row_bytes).next_multiple_of(ACCESS), "rows of a weight to be packed")?;
+        for first in (0..weight.n()).step_by(chunk_rows) {
+            let n = chunk_rows.min(weight.n() - first);
+            let bytes = n * row_bytes;
+            device.upload(stream, &weight.blocks()[first * row_bytes..][..bytes], staged.slice_mut(0..bytes)?)?;
+            let tile = first / layout.tile_rows;
+            let to = tile * tile_bytes..(tile + layout.n_tiles(n)) * tile_bytes;
+            let rows = staged.slice(0..bytes.next_multiple_of(ACCESS))?;
+            launch(&self.launch(rows, packed.slice_mut(to)?, n, k))?;
+        }
+        // The staged rows are freed on return.
+        device.synchronize(stream)?;
+        Ok(packed)
+    }
+
+    /// Bytes of a packed weight.
+    pub(crate) fn packed_bytes(&self, n: usize, k: usize) -> usize {
+        self.layout.bytes(n, k)
+    }
+
+    /// The launch that packs `n` rows of `k` values into whole tiles.
+    pub(crate) fn launch<'a>(
+        &self,
+        rows: BufferRef<'a>,
+        packed: BufferMut<'a>,
+        n: usize,
+        k: usize,
+    ) -> RepackLaunch<'a> {
+        let k_slabs = self.layout.k_slabs(k);
+        let blocks = self.layout.n_tiles(n) * k_slabs.div_ceil(self.strip_slabs);
+        RepackLaunch {
+            rows,
+            packed,
+            geometry: Geometry { grid: [blocks as u32, 1, 1], threads: THREADS, shared_bytes: self.shared_bytes },
+            params: RepackParams {
+                n: n as u32,
+                blocks: self.layout.format().blocks_per_row(k) as u32,
+                k_slabs: k_slabs as u32,
+                ..RepackParams::default()
+            },
+        }
+    }
+}
+
+fn prelude(
+    layout: &PackedLayout,
+    repacking: &Repacking,
+    variant: Variant,
+    strip_slabs: usize,
+    row_chunks: usize,
+    shared_bytes: u32,
+) -> String {
+    let format = layout.format();
+    let mut out = String::new();
+    for (name, value) in [
+        ("QG_VARIANT", variant.number()),
+        ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
+        ("QG_CODE_PLANES", layout.codes.len() as u32),
+        ("QG_SCALE_PLANES", layout.scales.len() as u32),
+    ] {
+        prelude::macro_line(&mut out, name, &value.to_string());
+    }
+    prelude::planes(&mut out, layout);
+    for (name, value) in [
+        ("QG_TILE_ROWS", layout.tile_rows as u32),
+        ("QG_SLAB_K", layout.slab_k as u32),
+        ("QG_SLAB_BYTES", layout.slab_bytes as u32),
+        ("QG_BLOCK_LEN", format.block_len as u32),
+        ("QG_BLOCK_BYTES", format.block_bytes as u32),
+        ("QG_ZERO_CODE", repacking.zero_code),
+        ("QG_STRIP_SLABS", strip_slabs as u32),
+        ("QG_ROW_CHUNKS", row_chunks as u32),
+        ("QG_THREADS", THREADS),
+        // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
+        ("QG_BLOCKS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
+        ("QG_SHARED_BYTES", shared_bytes),
+    ] {
+        prelude::constant_line(&mut out, name, value);
+    }
+    out.push_str("template <unsigned P> struct QgBlockRecords;\n");
+    for (i, records) in repacking.records.iter().enumerate() {
+        let fields = [("OFFSET", records.offset), ("BYTES", records.bytes)];
+        prelude::plane_struct(&mut out, "QgBlockRecords", i, &fields);
+    }
+    moves(&mut out, repacking, format.block_bytes);
+    out
+}
+
+/// The windows and words, as lists for the kernel to expand: `WINDOW(index, row, first bit, bits between lanes)`,
+/// `WORD(index, row, block, MOVE(window, shift to the left, mask) …)`.
+fn moves(out: &mut String, repacking: &Repacking, block_bytes: usize) {
+    let mut windows = String::new();
+    for (i, Window { row, bit, lane_bits }) in repacking.windows.iter().enumerate() {
+        // Writing to a String cannot fail.
+        let _ = write!(windows, " WINDOW({i}, {row}, {bit}, {lane_bits})");
+    }
+    prelude::macro_line(out, "QG_WINDOWS(WINDOW)", windows.trim_start());
+    for (plane, words) in repacking.words.iter().enumerate() {
+        let mut list = String::new();
+        for (i, word) in words.iter().enumerate() {
+            // Codes that are flipped fill whole words of one block.
+            let first = word.first().map(|m| repacking.windows[m.window]);
+            let (row, block) = first.map_or((0, 0), |w| (w.row, w.bit / (block_bytes * 8)));
+            let _ = write!(list, " WORD({i}, {row}, {block},");
+            for Move { window, shift, mask } in word {
+                let _ = write!(list, " MOVE({window}, {shift}, {mask:#x}u)");
+            }
+            list.push(')');
+        }
+        prelude::macro_line(out, &format!("QG_WORDS_{plane}(WORD, MOVE)"), list.trim_start());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_is_packed_by_moving_bits() {
+        for (format, variant) in Format::all().flat_map(|f| Variant::ALL.map(|v| (f, v))) {
+            let repack = Repack::new(format, variant).unwrap_or_else(|| panic!("{format} {variant}"));
+            // What a launch gets on every chip without asking for more.
+            assert!(repack.shared_bytes <= 48 * 1024, "{format} {variant}: {} bytes", repack.shared_bytes);
+            // Class V has twice the rows and half the columns in a strip: for wide slabs two of its warps store records only.
+            let codes_for = if repack.layout.class == PackClass::V { THREADS / 2 } else { THREADS };
+            assert!(repack.strip_slabs * 32 >= codes_for as usize, "{format} {variant}: warps without a slab");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Tensor maps: matrices as the copy engine of Hopper and newer sees them.
+
+use std::mem::MaybeUninit;
+
+use cudarc::driver::sys;
+use qgemm_formats::DType;
+use qgemm_hal::{DeviceId, HalError};
+
+use crate::driver;
+use crate::families::{EncodedMap, XMap};
+
+/// The map of X. Computes 128 bytes; nothing is sent to the device.
+///
+/// # Errors
+/// [`HalError::Driver`] when the driver finds sizes or addresses that the engine cannot take.
+pub(crate) fn encode(device: DeviceId, x: &XMap) -> Result<EncodedMap, HalError> {
+    let dtype = match x.dtype {
+        DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        DType::BF16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
+    let row_bytes = [x.row_bytes];
+    let steps = [1u32, 1];
+    // SAFETY: sizes, strides and boxes are arrays of as many entries as the call reads for two dimensions; the map is
+    // written where its type has its alignment. The address is not dereferenced.
+    let status = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            map.as_mut_ptr(),
+            dtype,
+            2,
+            std::ptr::with_exposed_provenance_mut(x.address as usize),
+            x.size.as_ptr(),
+            row_bytes.as_ptr(),
+            x.tile.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    status.result().map_err(|e| HalError::Driver {
+        device,
+        call: "cuTensorMapEncodeTiled",
+        message: format!("{}: {x:?}", driver::describe(e)),
+    })?;
+    // SAFETY: all bytes were zeroed before, and the call has written what it needs.
+    Ok(unsafe { map.assume_init() }.opaque)
+}

@@ -1,0 +1,78 @@
+//! A plan in a CUDA graph: captured once, it computes from what X holds when the graph is replayed.
+
+use qgemm_api::{Args, Context, DType, Error, HalError, Problem, cuda, quantize};
+
+/// Shapes and weights whose plans differ: without a workspace, and with counters that every replay must leave at zero.
+const CASES: [(usize, usize, usize, &str); 3] =
+    [(1, 512, 1024, "q4_0"), (24, 1000, 4096, "q4_k"), (200, 4096, 4096, "int4_g128")];
+
+fn values(seed: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
+}
+
+#[test]
+fn a_captured_plan_computes_from_what_x_holds_now() {
+    let ctx = match Context::open("cuda:0") {
+        Ok(ctx) => ctx,
+        Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+            return qgemm_testkit::skipped("a_captured_plan_computes_from_what_x_holds_now", &why.to_string());
+        }
+        Err(other) => panic!("{other}"),
+    };
+    let with_workspace = CASES.map(|case| replay(&ctx, case)).into_iter().filter(|&bytes| bytes > 0).count();
+    assert!(with_workspace > 0, "no plan has counters");
+}
+
+/// Captures and replays one plan, and returns the bytes of its workspace.
+fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usize {
+    let (host, _) = quantize(&values(1, n * k), n, k, format.parse().unwrap()).unwrap();
+    let weight = ctx.load(&host).unwrap();
+    let plan = ctx.plan(&Problem::new(&weight, m).x_dtype(DType::F16).d_dtype(DType::F32)).unwrap();
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).unwrap();
+    let mut x = ctx.allocate(m * k * 2).unwrap();
+    let mut d = ctx.allocate(m * n * 4).unwrap();
+    let (x_address, d_address) =
+        [&x, &d].map(|b| qgemm_cuda::device_address(&**ctx.device(), b.into()).unwrap()).into();
+    // SAFETY: the views are of `x` and `d`, which outlive the graph; the graph is replayed only between the copies to `x`
+    // and from `d`, each of which has ended when the next begins.
+    let (x_view, mut d_view) = unsafe {
+        (
+            cuda::wrap_device_ptr(&**ctx.device(), x_address, x.len()).unwrap(),
+            cuda::wrap_device_ptr(&**ctx.device(), d_address, d.len()).unwrap(),
+        )
+    };
+    let stream = ctx.new_stream().unwrap();
+    // The first launch of a kernel may load it, which a capture refuses.
+    let mut launch = || {
+        plan.run(
+            &stream,
+            Args { workspace: Some(&mut workspace), ..Args::new((&x_view).into(), &weight, (&mut d_view).into()) },
+        )
+    };
+    launch().unwrap();
+    ctx.synchronize(&stream).unwrap();
+    let graph = cuda::capture(&**ctx.device(), &stream, launch).unwrap();
+
+    for seed in [2, 3] {
+        let activations = DType::F16.encode(&values(seed, m * k));
+        ctx.upload_into(&activations, (&mut x).into()).unwrap();
+        ctx.upload_into(&DType::F32.encode(&vec![f32::NAN; m * n]), (&mut d).into()).unwrap();
+        graph.replay(&stream).unwrap();
+        ctx.synchronize(&stream).unwrap();
+        let got = DType::F32.decode(&ctx.download(&d).unwrap());
+        let rounded = DType::F16.decode(&activations);
+        let (mut error, mut size) = (0.0, 0.0);
+        for feature in 0..n {
+            let w = host.dequantize_row(feature);
+            for token in 0..m {
+                let x = &rounded[token * k..][..k];
+                let expected: f64 = x.iter().zip(&w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
+                error += (f64::from(got[token * n + feature]) - expected).powi(2);
+                size += expected.powi(2);
+            }
+        }
+        // NaN is no less than anything.
+        assert!(error < 2e-5 * size, "{format} {m}x{n}x{k}, X number {seed}: NMSE {:e}", error / size);
+    }
+    plan.workspace_bytes()
+}

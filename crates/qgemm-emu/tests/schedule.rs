@@ -1,0 +1,249 @@
+//! Stream-K on the device: every block works on what [`LaunchPlan::pieces`] says, and no order of the blocks changes a
+//! bit of the sums.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_cuda::KernelSpec;
+use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
+use qgemm_hal::abi::{GemmPointers, GemmShape, TileSchedule};
+use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Piece, Schedule, StreamK, TileConfig, WorkspaceLayout};
+
+const THREADS: u32 = 64;
+const ORDERS: u64 = 20;
+/// Words that a piece of work is listed with; the first is 1.
+const FIELDS: usize = 9;
+
+/// `GemmParams` in `sched/params.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Params {
+    shape: GemmShape,
+    at: GemmPointers,
+    tiles: TileSchedule,
+}
+
+/// A launch of `blocks` blocks whose tiles have as many outputs as a block has threads.
+fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
+    let config = TileConfig {
+        family: "listing",
+        math: Math::FmaF32,
+        tile_n: THREADS,
+        tile_m: 1,
+        tile_k: 64,
+        threads: THREADS,
+        blocks_per_unit: 1,
+        schedule: Schedule::StreamK,
+        max_splits: 16,
+        stages: 1,
+        shared_bytes: 16,
+        staged_x: None,
+        efficiency: (1000, 1000),
+    };
+    let workspace_bytes = WorkspaceLayout::stream_k(&stream_k, THREADS.into()).unwrap().bytes;
+    let stream_k = Some(stream_k);
+    LaunchPlan {
+        config,
+        n_tiles,
+        m_tiles,
+        k_steps,
+        splits: 1,
+        stream_k,
+        grid: [blocks, 1, 1],
+        workspace_bytes,
+        estimate: 0.0,
+    }
+}
+
+fn plans() -> Vec<LaunchPlan> {
+    let cut =
+        |cut_tiles, cut_blocks, cut_steps, raster_group| StreamK { cut_tiles, cut_blocks, cut_steps, raster_group };
+    vec![
+        // Nothing is cut; the last wave and the last group of tiles are ragged.
+        plan([5, 3, 7], cut(0, 0, 1, 2), 4),
+        // Fewer tiles than blocks: many contributors a tile, ranges that begin within tiles.
+        plan([2, 1, 40], cut(2, 7, 1, 1), 7),
+        plan([3, 1, 13], cut(3, 8, 2, 3), 8),
+        // One tile, as many parts as blocks.
+        plan([1, 1, 16], cut(1, 5, 1, 1), 5),
+        // A ragged wave is cut, whole waves follow; and with one more wave cut.
+        plan([3, 3, 11], cut(1, 4, 1, 3), 4),
+        plan([3, 3, 11], cut(5, 4, 1, 2), 4),
+        // Ranges that end where tiles do.
+        plan([4, 1, 6], cut(4, 8, 1, 4), 8),
+        // Some blocks have no range.
+        plan([7, 1, 4], cut(2, 3, 2, 7), 5),
+    ]
+}
+
+fn spec() -> KernelSpec {
+    KernelSpec {
+        name: "listing".into(),
+        entry: "schedule/listing.cu",
+        text: include_str!("schedule/listing.cu"),
+        symbol: "listing",
+        prelude: format!("#define QG_VARIANT 80\nconstexpr unsigned QG_THREADS = {THREADS};\n"),
+        arch_specific: false,
+    }
+}
+
+/// The device, or `None` and a note without a C++ compiler.
+fn device(test: &str) -> Option<std::sync::Arc<dyn Device>> {
+    match qgemm_emu::open(80) {
+        Ok(device) => Some(device),
+        Err(why @ HalError::NoDevice { .. }) => {
+            qgemm_testkit::skipped(test, &why.to_string());
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Weights of slabs, which no order of additions gives the same sum of.
+fn slab_weights(slabs: u32) -> Vec<f32> {
+    (0..slabs).map(|i| 1.0 / (1 + i % 7) as f32 + 1000.0 * (i % 3) as f32).collect()
+}
+
+/// The launch's memory, used for one order of the blocks after another.
+struct Launch<'a> {
+    device: &'a dyn Device,
+    plan: LaunchPlan,
+    x: Buffer,
+    list: Buffer,
+    sums: Buffer,
+    workspace: Buffer,
+}
+
+impl<'a> Launch<'a> {
+    fn new(device: &'a dyn Device, plan: LaunchPlan) -> Self {
+        let memory = |bytes: usize| device.allocate(bytes.max(4), "a test").unwrap();
+        let mut x = memory(plan.k_steps as usize * 4);
+        let weights = slab_weights(plan.k_steps);
+        device.upload(&device.default_stream(), bytemuck::cast_slice(&weights), (&mut x).into()).unwrap();
+        let tiles = (plan.n_tiles * plan.m_tiles) as usize;
+        let list = memory(plan.grid[0] as usize * (tiles + 1) * FIELDS * 4);
+        Self {
+            device,
+            plan,
+            x,
+            list,
+            sums: memory(tiles * THREADS as usize * 4),
+            workspace: memory(plan.workspace_bytes),
+        }
+    }
+
+    fn run(&mut self) {
+        let plan = &self.plan;
+        let layout = plan.workspace_layout().unwrap();
+        let address = |buffer: &Buffer| device_address(self.device, buffer.into()).unwrap();
+        let cut = plan.stream_k.unwrap();
+        let workspace = address(&self.workspace);
+        let params = Params {
+            shape: GemmShape { k_slabs: plan.k_steps, splits: 1, ..GemmShape::default() },
+            at: GemmPointers {
+                x: address(&self.x),
+                c: address(&self.list),
+                d: address(&self.sums),
+                partials: workspace + layout.partials as u64,
+                counters: workspace + layout.counters as u64,
+                c_row: self.list.len() as u64 / u64::from(plan.grid[0]),
+                ..GemmPointers::default()
+            },
+            tiles: TileSchedule {
+                n_tiles: plan.n_tiles,
+                m_tiles: plan.m_tiles,
+                raster_group: cut.raster_group,
+                cut_tiles: cut.cut_tiles,
+                cut_blocks: cut.cut_blocks,
+                cut_slabs: cut.cut_steps,
+            },
+        };
+        let region =
+            |name, buffer: &Buffer, access| Region { name, start: address(buffer) as usize, len: buffer.len(), access };
+        let part =
+            |name, from: usize, len: usize, access| Region { name, start: workspace as usize + from, len, access };
+        let mut regions = vec![
+            region("x", &self.x, Access::Read),
+            region("the list", &self.list, Access::Write),
+            region("the sums", &self.sums, Access::Write),
+        ];
+        if layout.bytes > 0 {
+            let counters = plan.shared_tiles() as usize * 4;
+            regions.push(part("the counters", layout.counters, counters, Access::ReadWrite));
+            regions.push(part("the partial sums", layout.partials, layout.partial_bytes, Access::Write));
+        }
+        let geometry = Geometry {
+            blocks: plan.grid,
+            threads: THREADS,
+            shared_bytes: plan.config.shared_bytes,
+            params: bytemuck::bytes_of(&params),
+            starts_early: false,
+        };
+        // SAFETY: `Params` is the kernel's parameter; the buffers live as long as `self`, and only this launch uses them.
+        unsafe { launch_spec(self.device, &spec(), geometry, &regions) }.unwrap();
+    }
+
+    fn words(&self, buffer: &Buffer) -> Vec<u32> {
+        let mut words = vec![0u32; buffer.len() / 4];
+        let bytes = bytemuck::cast_slice_mut(&mut words);
+        self.device.download(&self.device.default_stream(), buffer.into(), bytes).unwrap();
+        words
+    }
+
+    /// What each block listed.
+    fn listed(&self) -> Vec<Vec<Piece>> {
+        let words = self.words(&self.list);
+        let of_block = words.chunks(words.len() / self.plan.grid[0] as usize);
+        let piece = |f: &[u32]| Piece {
+            tile: f[1],
+            n_tile: f[2],
+            m_tile: f[3],
+            k_steps: f[4]..f[5],
+            contributors: f[6],
+            index: f[7],
+            slot: f[8],
+        };
+        of_block.map(|words| words.chunks(FIELDS).take_while(|f| f[0] == 1).map(piece).collect()).collect()
+    }
+
+    /// The sums of a tile's elements: each piece's slabs, then the pieces, one after another.
+    fn expected_sums(&self) -> Vec<u32> {
+        let plan = &self.plan;
+        let weights = slab_weights(plan.k_steps);
+        let mut pieces: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.pieces([block, 0, 0])).collect();
+        pieces.sort_by_key(|p| (p.tile, p.index));
+        let mut sums = vec![0f32; (plan.n_tiles * plan.m_tiles * THREADS) as usize];
+        for piece in pieces {
+            for thread in 0..THREADS {
+                let slabs = piece.k_steps.clone().map(|slab| weights[slab as usize] + thread as f32);
+                sums[(piece.tile * THREADS + thread) as usize] += slabs.fold(0.0, |sum, v| sum + v);
+            }
+        }
+        sums.into_iter().map(f32::to_bits).collect()
+    }
+}
+
+#[test]
+fn blocks_work_on_what_the_host_says() {
+    let Some(device) = device("blocks_work_on_what_the_host_says") else { return };
+    set_block_order(&*device, 0).unwrap();
+    for plan in plans() {
+        let mut launch = Launch::new(&*device, plan);
+        launch.run();
+        let expected: Vec<_> = (0..plan.grid[0]).map(|block| plan.pieces([block, 0, 0])).collect();
+        assert_eq!(launch.listed(), expected, "{plan:?}");
+    }
+}
+
+#[test]
+fn no_order_of_the_blocks_changes_a_bit_of_a_cut_tile() {
+    let Some(device) = device("no_order_of_the_blocks_changes_a_bit_of_a_cut_tile") else { return };
+    for plan in plans() {
+        let mut launch = Launch::new(&*device, plan);
+        let expected = launch.expected_sums();
+        for order in 0..ORDERS {
+            set_block_order(&*device, order).unwrap();
+            // The counters are those that the order before has left.
+            launch.run();
+            assert!(launch.words(&launch.sums) == expected, "order {order} of {plan:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Gated pairs: the gate and the up of a gated layer (GLU) as one weight, so that one pass over both has the sums of a
+//! feature's gate and up in one place.
+
+use rayon::prelude::*;
+
+use crate::error::FormatError;
+use crate::weight::{HostWeight, NO_COLUMN};
+
+/// Rows of the gate, and after them rows of the up, that stand together in a pair: what lies between the two rows of a
+/// lane in class T.
+pub const PAIR_ROWS: usize = 8;
+
+/// Rows that a pair of weights of `n` rows each has; `None` when they overflow.
+pub(crate) fn pair_rows(n: usize) -> Option<usize> {
+    n.div_ceil(PAIR_ROWS).checked_mul(2 * PAIR_ROWS)
+}
+
+impl HostWeight {
+    /// Interleaves two weights by eights: rows `16 j + i` are rows `8 j + i` of the gate, rows `16 j + 8 + i` the same of
+    /// the up, for `i` from 0 to 7. Where N is no multiple of 8, rows of zero bytes with a row factor of 0 fill the last
+    /// eights; no result of theirs is kept. Where only one has row factors, those of the other are 1.
+    ///
+    /// # Errors
+    /// [`FormatError::PairMismatch`] when format, N, K or column order differ; [`FormatError::Overflow`].
+    pub fn gated_pair(gate: &Self, up: &Self) -> Result<Self, FormatError> {
+        check_alike(gate, up)?;
+        let (format, n, stored_k) = (gate.format(), gate.n(), gate.stored_k());
+        let groups = n.div_ceil(PAIR_ROWS);
+        let row_bytes = format.row_bytes(stored_k);
+        let overflow = || FormatError::Overflow {
+            what: format!("gated pair of {format} weights"),
+            dims: vec![n as u64, stored_k as u64],
+        };
+        let group_bytes = row_bytes.checked_mul(2 * PAIR_ROWS).ok_or_else(overflow)?;
+        let mut blocks = vec![0; group_bytes.checked_mul(groups).ok_or_else(overflow)?];
+        blocks.par_chunks_mut(group_bytes).enumerate().for_each(|(group, out)| {
+            for (out, weight) in out.chunks_exact_mut(group_bytes / 2).zip([gate, up]) {
+                let rows = group * PAIR_ROWS..n.min((group + 1) * PAIR_ROWS);
+                let bytes = &weight.blocks()[rows.start * row_bytes..rows.end * row_bytes];
+                out[..bytes.len()].copy_from_slice(bytes);
+            }
+        });
+        let rows = pair_rows(n).ok_or_else(overflow)?;
+        let pair = match gate.k_order() {
+            None => Self::new(format, rows, gate.k(), blocks.into())?,
+            Some(order) => Self::with_k_order(format, rows, gate.k(), blocks.into(), order.to_vec())?,
+        };
+        if gate.row_scale().is_none() && up.row_scale().is_none() {
+            return Ok(pair);
+        }
+        let mut scales = vec![0.0; rows];
+        for (first, weight) in [(0, gate), (PAIR_ROWS, up)] {
+            for row in 0..n {
+                let at = row / PAIR_ROWS * 2 * PAIR_ROWS + row % PAIR_ROWS + first;
+                scales[at] = weight.row_scale().map_or(1.0, |scales| scales[row]);
+            }
+        }
+        pair.with_row_scale(scales)
+    }
+}
+
+fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
+    let mismatch = |what, gate: String, up: String| Err(FormatError::PairMismatch { what, gate, up });
+    if gate.format() != up.format() {
+        return mismatch("format", gate.format().to_string(), up.format().to_string());
+    }
+    let sizes = |w: &HostWeight| [("N", w.n()), ("K", w.k()), ("stored columns", w.stored_k())];
+    for ((what, gate), (_, up)) in sizes(gate).into_iter().zip(sizes(up)) {
+        if gate != up {
+            return mismatch(what, gate.to_string(), up.to_string());
+        }
+    }
+    let stored = |w: &HostWeight, i: usize| match w.k_order().map(|order| order[i]) {
+        None => i as u32,
+        Some(column) => column,
+    };
+    let describe = |column| match column {
+        NO_COLUMN => "nothing".to_owned(),
+        column => format!("input feature {column}"),
+    };
+    match (0..gate.stored_k()).find(|&i| stored(gate, i) != stored(up, i)) {
+        Some(i) => {
+            let (gate, up) = (describe(stored(gate, i)), describe(stored(up, i)));
+            mismatch("column order", format!("{gate} at {i}"), format!("{up} at {i}"))
+        }
+        None if gate.k_order().is_some() != up.k_order().is_some() => {
+            let name = |w: &HostWeight| if w.k_order().is_some() { "a list" } else { "none" }.to_owned();
+            mismatch("column order", name(gate), name(up))
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Format};
+
+    fn weight(format: Format, n: usize, blocks: usize, seed: u32) -> HostWeight {
+        let mut state = seed;
+        let k = format.block_len * blocks;
+        let bytes: Vec<u8> = (0..format.row_offset(n, k))
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        HostWeight::new(format, n, k, bytes.into()).expect("valid")
+    }
+
+    #[test]
+    fn rows_stand_in_eights() {
+        for format in Format::all() {
+            for n in [1, 8, 19] {
+                let (gate, up) = (weight(format, n, 2, 1), weight(format, n, 2, 2));
+                let pair = HostWeight::gated_pair(&gate, &up).expect("alike");
+                assert_eq!((pair.n(), pair.k()), (n.div_ceil(8) * 16, gate.k()), "{format}");
+                for row in 0..pair.n() {
+                    let (weight, of) = (if row % 16 < 8 { &gate } else { &up }, row / 16 * 8 + row % 8);
+                    match of < n {
+                        true => assert_eq!(pair.row(row), weight.row(of), "{format} {row}"),
+                        false => assert!(pair.row(row).iter().all(|&byte| byte == 0), "{format} {row}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn row_scales_stand_beside_their_rows() {
+        let f32: Format = "f32".parse().expect("a format");
+        let plain = |n: usize| HostWeight::new(f32, n, 1, DType::F32.encode(&vec![1.0; n]).into()).expect("valid");
+        let gate = plain(9).with_row_scale((1..=9).map(|i| i as f32).collect()).expect("nine");
+        let pair = HostWeight::gated_pair(&gate, &plain(9)).expect("alike");
+        let mut expected: Vec<f32> = (1..=8).map(|i| i as f32).chain([1.0; 8]).collect();
+        expected.extend([9.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+        assert_eq!(pair.row_scale(), Some(&*expected));
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let [f32, f16]: [Format; 2] = ["f32", "f16"].map(|name| name.parse().expect("a format"));
+        let mismatch = |gate: &HostWeight, up: &HostWeight| match HostWeight::gated_pair(gate, up) {
+            Err(FormatError::PairMismatch { what, gate, up }) => (what, gate, up),
+            other => panic!("{other:?}"),
+        };
+        let expect = |what, gate: &str, up: &str| (what, gate.to_owned(), up.to_owned());
+        let base = weight(f32, 4, 6, 1);
+        assert_eq!(mismatch(&base, &weight(f16, 4, 6, 1)), expect("format", "f32", "f16"));
+        assert_eq!(mismatch(&base, &weight(f32, 5, 6, 1)), expect("N", "4", "5"));
+        assert_eq!(mismatch(&base, &weight(f32, 4, 7, 1)), expect("K", "6", "7"));
+        let ordered = |order: [u32; 6]| {
+            HostWeight::with_k_order(f32, 4, 6, base.blocks().to_vec().into(), order.to_vec()).expect("a permutation")
+        };
+        let swapped = expect("column order", "input feature 1 at 0", "input feature 0 at 0");
+        assert_eq!(mismatch(&ordered([1, 0, 2, 3, 4, 5]), &base), swapped);
+        assert_eq!(mismatch(&ordered([0, 1, 2, 3, 4, 5]), &base), expect("column order", "a list", "none"));
+        assert!(HostWeight::gated_pair(&ordered([1, 0, 2, 3, 4, 5]), &ordered([1, 0, 2, 3, 4, 5])).is_ok());
+    }
+}

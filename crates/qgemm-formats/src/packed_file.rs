@@ -1,0 +1,384 @@
+//! Weights in a device's layout, as files: written once, loaded without packing.
+//!
+//! ```text
+//! magic "qgemm-pw" | version u32 | class u8 | flags u8 | length of the name u16 | rows u64 | k u64 | stored k u64
+//! | fingerprint of the layout u64 | features u64 | name of the format
+//! | blocks or slabs | row scales, f32 each | column order, u32 each | checksum u64 of everything before it
+//! ```
+//!
+//! All numbers are little-endian. The fingerprint changes with whatever decides where a bit lies, so that a file from
+//! before such a change is refused.
+
+use std::io::Write;
+
+use rayon::prelude::*;
+
+use crate::desc::Format;
+use crate::error::FormatError;
+use crate::gated::pair_rows;
+use crate::prepack::{PackClass, PackedLayout};
+use crate::weight::{HostWeight, NO_COLUMN, SharedBytes};
+
+const MAGIC: [u8; 8] = *b"qgemm-pw";
+const VERSION: u32 = 1;
+const HEADER_BYTES: usize = 56;
+const CHECKSUM_BYTES: usize = 8;
+const HAS_ROW_SCALE: u8 = 1;
+const HAS_K_ORDER: u8 = 2;
+const FITS_F16: u8 = 4;
+const IS_GATED: u8 = 8;
+/// Rows, and columns, that kernels count in 32 bits.
+const MAX_DIMENSION: usize = u32::MAX as usize;
+/// What error messages call a file.
+const WHAT: &str = "packed weight";
+
+/// A weight in host memory, in the layout that a device's kernels read. What it is made of has been checked to be
+/// consistent, so that kernels stay within it.
+#[derive(Clone, Debug)]
+pub struct PackedWeight(PackedParts);
+
+/// What a [`PackedWeight`] is made of.
+#[derive(Clone, Debug)]
+pub struct PackedParts {
+    /// The format of its values.
+    pub format: Format,
+    /// Its layout.
+    pub class: PackClass,
+    /// Rows; of a gated pair those that [`HostWeight::gated_pair`] makes of both weights.
+    pub n: usize,
+    /// Output features: `n`, or, of a gated pair, the rows of each weight.
+    pub features: usize,
+    /// Whether it is a gated pair.
+    pub gated: bool,
+    /// Input features.
+    pub k: usize,
+    /// Values in a stored row; more than `k` only where act-order pads.
+    pub stored_k: usize,
+    /// What [`HostWeight::fits_f16`] said of it.
+    pub fits_f16: bool,
+    /// Slabs of the layout, or rows of blocks for [`PackClass::Canonical`].
+    pub data: SharedBytes,
+    /// The factor of every row, f32.
+    pub row_scale: Option<SharedBytes>,
+    /// Which input feature each stored column multiplies, u32, with [`NO_COLUMN`] up to whole slabs (or blocks).
+    pub k_order: Option<SharedBytes>,
+}
+
+impl std::ops::Deref for PackedWeight {
+    type Target = PackedParts;
+    fn deref(&self) -> &PackedParts {
+        &self.0
+    }
+}
+
+impl PackedWeight {
+    /// A weight of these parts.
+    ///
+    /// # Errors
+    /// A [`FormatError`] when a dimension is 0 or has more than 32 bits, when K does not suit the format or the stored
+    /// columns, when a part is not as long as the shape demands, or when the column order leaves the input features.
+    pub fn new(parts: PackedParts) -> Result<Self, FormatError> {
+        let PackedParts { format, class, n, features, gated, k, stored_k, .. } = parts;
+        check_shape(format, n, k, stored_k, parts.k_order.is_some())?;
+        let lengths = Lengths::of(format, class, n, stored_k);
+        let sections = [
+            ("data", Some(&parts.data), lengths.data),
+            ("row scales", parts.row_scale.as_ref(), lengths.row_scale),
+            ("column order", parts.k_order.as_ref(), lengths.k_order),
+        ];
+        for (name, section, expected) in sections {
+            if section.is_some_and(|s| s.len() as u128 != expected) {
+                let (what, got) = (format!("{WHAT}: {name}"), section.map_or(0, |s| s.len()));
+                return Err(FormatError::WrongLength { what, expected: saturated(expected), got });
+            }
+        }
+        if let Some(order) = &parts.k_order {
+            check_order(order, k, stored_k)?;
+        }
+        check_features(n, features, gated)?;
+        Ok(Self(parts))
+    }
+
+    /// Packs `weight` on the host, for devices that read layout `class`; on all threads of the current rayon pool.
+    ///
+    /// # Errors
+    /// [`FormatError::Overflow`] when a dimension has more than 32 bits.
+    pub fn pack(weight: &HostWeight, class: PackClass) -> Result<Self, FormatError> {
+        let format = weight.format();
+        let layout = PackedLayout::new(format, class);
+        let step = k_step(format, layout.as_ref());
+        let row_scale = weight.row_scale().map(|s| s.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+        Self::new(PackedParts {
+            format,
+            class,
+            n: weight.n(),
+            features: weight.n(),
+            gated: false,
+            k: weight.k(),
+            stored_k: weight.stored_k(),
+            fits_f16: weight.fits_f16(),
+            data: layout.map_or_else(|| weight.blocks().to_vec(), |layout| layout.pack(weight)).into(),
+            row_scale: row_scale.map(SharedBytes::from),
+            k_order: weight.k_order().map(|order| padded_k_order(order, step).into()),
+        })
+    }
+
+    /// Packs a gated pair.
+    ///
+    /// # Errors
+    /// As [`HostWeight::gated_pair`] and [`PackedWeight::pack`].
+    pub fn pack_gated(gate: &HostWeight, up: &HostWeight, class: PackClass) -> Result<Self, FormatError> {
+        let pair = Self::pack(&HostWeight::gated_pair(gate, up)?, class)?;
+        Self::new(PackedParts { features: gate.n(), gated: true, ..pair.0 })
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// [`FormatError::WriteFailed`].
+    pub fn write(&self, mut to: impl Write) -> Result<(), FormatError> {
+        let name = self.format.name.as_bytes();
+        let flag = |present: bool, flag: u8| if present { flag } else { 0 };
+        let flags = flag(self.row_scale.is_some(), HAS_ROW_SCALE)
+            | flag(self.k_order.is_some(), HAS_K_ORDER)
+            | flag(self.fits_f16, FITS_F16)
+            | flag(self.gated, IS_GATED);
+        let mut header = Vec::with_capacity(HEADER_BYTES + name.len());
+        header.extend(MAGIC);
+        header.extend(VERSION.to_le_bytes());
+        header.extend([class_code(self.class), flags]);
+        header.extend((name.len() as u16).to_le_bytes());
+        for dimension in [self.n, self.k, self.stored_k] {
+            header.extend((dimension as u64).to_le_bytes());
+        }
+        header.extend(fingerprint(self.format, self.class).to_le_bytes());
+        header.extend((self.features as u64).to_le_bytes());
+        header.extend(name);
+        let sections = [Some(&self.data), self.row_scale.as_ref(), self.k_order.as_ref()];
+        let parts = || std::iter::once(header.as_slice()).chain(sections.into_iter().flatten().map(|s| &**s));
+        let sum = parts().fold(0, checksum);
+        let mut write = |bytes: &[u8]| {
+            let failed = |e: std::io::Error| FormatError::WriteFailed { file: WHAT.into(), why: e.to_string() };
+            to.write_all(bytes).map_err(failed)
+        };
+        parts().try_for_each(&mut write)?;
+        write(&sum.to_le_bytes())
+    }
+
+    /// The weight in `file`, whose bytes it shares.
+    ///
+    /// # Errors
+    /// [`FormatError::NotPacked`] for another kind of file, [`FormatError::PackedVersion`] and
+    /// [`FormatError::PackedLayout`] for files of other versions of this library, [`FormatError::WrongLength`] for one
+    /// that was cut off, [`FormatError::Checksum`] for damaged ones, and others for a shape that the format cannot have.
+    pub fn read(file: &SharedBytes) -> Result<Self, FormatError> {
+        let mut cursor = Cursor { file, at: 0 };
+        let magic: [u8; 8] = cursor.array()?;
+        if magic != MAGIC {
+            return Err(FormatError::NotPacked { got: magic });
+        }
+        let version = u32::from_le_bytes(cursor.array()?);
+        if version != VERSION {
+            return Err(FormatError::PackedVersion { expected: VERSION, got: version });
+        }
+        let [class, flags] = cursor.array()?;
+        let name_bytes = usize::from(u16::from_le_bytes(cursor.array()?));
+        let mut dimension = || Ok::<_, FormatError>(saturated(u64::from_le_bytes(cursor.array()?).into()));
+        let (n, k, stored_k) = (dimension()?, dimension()?, dimension()?);
+        let got = u64::from_le_bytes(cursor.array()?);
+        let features = saturated(u64::from_le_bytes(cursor.array()?).into());
+        let name = cursor.take(name_bytes)?;
+        let format: Format = String::from_utf8_lossy(&name).parse()?;
+        let class = class_of(class)?;
+        let expected = fingerprint(format, class);
+        if got != expected {
+            return Err(FormatError::PackedLayout { format: format.name, class, expected, got });
+        }
+        if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED) != 0 {
+            return Err(damaged(format!("flags {flags:#x} are not known")));
+        }
+        let has = |flag: u8| flags & flag != 0;
+        check_shape(format, n, k, stored_k, has(HAS_K_ORDER))?;
+        let mut lengths = Lengths::of(format, class, n, stored_k);
+        lengths.row_scale *= u128::from(has(HAS_ROW_SCALE));
+        lengths.k_order *= u128::from(has(HAS_K_ORDER));
+        let expected = (cursor.at + CHECKSUM_BYTES) as u128 + lengths.data + lengths.row_scale + lengths.k_order;
+        if file.len() as u128 != expected {
+            return Err(FormatError::WrongLength { what: WHAT.into(), expected: saturated(expected), got: file.len() });
+        }
+        // The file is as long as these together, so none exceeds the address space.
+        let header = file.slice(0..cursor.at).ok_or_else(|| damaged("no header".into()))?;
+        let data = cursor.take(lengths.data as usize)?;
+        let row_scale = cursor.section(lengths.row_scale as usize)?;
+        let k_order = cursor.section(lengths.k_order as usize)?;
+        let parts = [Some(&header), Some(&data), row_scale.as_ref(), k_order.as_ref()];
+        let sum = parts.into_iter().flatten().fold(0, |sum, part| checksum(sum, part));
+        let stored = u64::from_le_bytes(cursor.array()?);
+        if sum != stored {
+            return Err(FormatError::Checksum { what: WHAT.into(), expected: stored, got: sum });
+        }
+        let (fits_f16, gated) = (has(FITS_F16), has(IS_GATED));
+        Self::new(PackedParts { format, class, n, features, gated, k, stored_k, fits_f16, data, row_scale, k_order })
+    }
+}
+
+/// Bytes of the sections of a weight that has them all. Dimensions have 32 bits, and blocks and slabs a few thousand
+/// bytes, so 128 bits hold every product.
+struct Lengths {
+    data: u128,
+    row_scale: u128,
+    k_order: u128,
+}
+
+impl Lengths {
+    fn of(format: Format, class: PackClass, n: usize, stored_k: usize) -> Self {
+        let layout = PackedLayout::new(format, class);
+        let data = match &layout {
+            Some(l) => [l.n_tiles(n), l.k_slabs(stored_k), l.slab_bytes],
+            None => [n, format.blocks_per_row(stored_k), format.block_bytes],
+        };
+        Self {
+            data: data.into_iter().map(|v| v as u128).product(),
+            row_scale: n as u128 * 4,
+            k_order: stored_k.next_multiple_of(k_step(format, layout.as_ref())) as u128 * 4,
+        }
+    }
+}
+
+fn check_shape(format: Format, n: usize, k: usize, stored_k: usize, k_order: bool) -> Result<(), FormatError> {
+    for (name, got) in [("N", n), ("K", k), ("stored K", stored_k)] {
+        if got == 0 {
+            return Err(FormatError::ZeroDimension { name });
+        }
+        if got > MAX_DIMENSION {
+            return Err(FormatError::Overflow { what: format!("{WHAT}: {name}"), dims: vec![got as u64] });
+        }
+    }
+    format.check_k(stored_k)?;
+    if k > stored_k || !k_order && k != stored_k {
+        return Err(damaged(format!("{stored_k} stored columns for K = {k}")));
+    }
+    Ok(())
+}
+
+fn check_features(n: usize, features: usize, gated: bool) -> Result<(), FormatError> {
+    let rows = if gated { pair_rows(features) } else { Some(features) };
+    match features {
+        0 => Err(FormatError::ZeroDimension { name: "features" }),
+        _ if rows == Some(n) => Ok(()),
+        _ => Err(damaged(format!("{n} rows for {features} output features{}", if gated { ", gated" } else { "" }))),
+    }
+}
+
+/// `value`, or the largest there is: in error messages, and for dimensions that are refused.
+fn saturated(value: u128) -> usize {
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
+
+/// `order` as kernels read it: u32, padded to a multiple of `step` columns.
+pub fn padded_k_order(order: &[u32], step: usize) -> Vec<u8> {
+    let padded = order.len().next_multiple_of(step);
+    order.iter().copied().chain(std::iter::repeat(NO_COLUMN)).take(padded).flat_map(u32::to_le_bytes).collect()
+}
+
+/// Columns that the column order is padded to a multiple of: those of a slab, or of a block without slabs.
+pub fn k_step(format: Format, layout: Option<&PackedLayout>) -> usize {
+    layout.map_or(format.block_len, |l| l.slab_k)
+}
+
+fn class_code(class: PackClass) -> u8 {
+    match class {
+        PackClass::Canonical => 0,
+        PackClass::T => 1,
+        PackClass::V => 2,
+    }
+}
+
+fn class_of(code: u8) -> Result<PackClass, FormatError> {
+    let classes = [PackClass::Canonical, PackClass::T, PackClass::V];
+    classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
+}
+
+fn damaged(what: String) -> FormatError {
+    FormatError::BadFile { file: WHAT.into(), what }
+}
+
+/// A number that changes with the place of any bit: of what a sample is packed into.
+fn fingerprint(format: Format, class: PackClass) -> u64 {
+    let (rows, columns) = match PackedLayout::new(format, class) {
+        Some(layout) => (layout.tile_rows + 1, layout.slab_k + format.block_len),
+        None => (2, 2 * format.block_len),
+    };
+    let mut state = 1u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    let blocks: Vec<u8> = (0..format.row_offset(rows, columns)).map(|_| random()).collect();
+    let packed = match (PackedLayout::new(format, class), HostWeight::new(format, rows, columns, blocks.into())) {
+        (Some(layout), Ok(sample)) => layout.pack(&sample),
+        (_, sample) => sample.map(|s| s.blocks().to_vec()).unwrap_or_default(),
+    };
+    checksum(format.block_bytes as u64, &packed)
+}
+
+/// Checks that every column is fed by one input feature at most, and that there are no others.
+fn check_order(order: &[u8], k: usize, stored_k: usize) -> Result<(), FormatError> {
+    let mut fed = vec![false; k];
+    for (i, column) in order.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).enumerate() {
+        if column == NO_COLUMN {
+            continue;
+        }
+        match fed.get_mut(column as usize) {
+            Some(fed) if !*fed && i < stored_k => *fed = true,
+            _ => return Err(damaged(format!("column {i} is fed by feature {column} of {k}, or not the first to be"))),
+        }
+    }
+    Ok(())
+}
+
+/// Goes on with the checksum `sum`: a change of any one word of `bytes`, or of their number, changes it for certain.
+fn checksum(sum: u64, bytes: &[u8]) -> u64 {
+    /// Summed apart, for all threads.
+    const PART: usize = 1 << 20;
+    // Odd, so that multiplying with it is one-to-one; its bits are those of the golden ratio.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let step = |sum: u64, word: u64| (sum ^ word).wrapping_mul(FACTOR).rotate_left(29);
+    let part = |bytes: &[u8]| {
+        let (words, rest) = bytes.as_chunks::<8>();
+        let sum = words.iter().fold(0, |sum, word| step(sum, u64::from_le_bytes(*word)));
+        rest.iter().fold(sum, |sum, &byte| step(sum, u64::from(byte)))
+    };
+    let parts: Vec<u64> = bytes.par_chunks(PART).map(part).collect();
+    step(parts.into_iter().fold(sum, step), bytes.len() as u64)
+}
+
+/// Reads a file from its beginning.
+struct Cursor<'a> {
+    file: &'a SharedBytes,
+    at: usize,
+}
+
+impl Cursor<'_> {
+    fn take(&mut self, bytes: usize) -> Result<SharedBytes, FormatError> {
+        let end = self.at.saturating_add(bytes);
+        let taken = self.file.slice(self.at..end).ok_or_else(|| FormatError::WrongLength {
+            what: WHAT.into(),
+            expected: end,
+            got: self.file.len(),
+        })?;
+        self.at = end;
+        Ok(taken)
+    }
+
+    fn array<const BYTES: usize>(&mut self) -> Result<[u8; BYTES], FormatError> {
+        let mut array = [0; BYTES];
+        array.copy_from_slice(&self.take(BYTES)?);
+        Ok(array)
+    }
+
+    /// A section that is absent where it has no bytes.
+    fn section(&mut self, bytes: usize) -> Result<Option<SharedBytes>, FormatError> {
+        if bytes == 0 { Ok(None) } else { self.take(bytes).map(Some) }
+    }
+}

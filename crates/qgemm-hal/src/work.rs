@@ -1,0 +1,132 @@
+//! What each block of a launch works on: agreed between the scheduler, which decides it, and kernels, which compute
+//! it in the same way (`kernels/sched/tile.cuh`).
+
+use std::ops::Range;
+
+use crate::family::{LaunchPlan, StreamK};
+
+/// What a block computes of one tile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The tile: place in the order in which tiles are worked through, index of its counter.
+    pub tile: u32,
+    /// Place of the tile along N.
+    pub n_tile: u32,
+    /// Place of the tile along M.
+    pub m_tile: u32,
+    /// Steps along K.
+    pub k_steps: Range<u32>,
+    /// Blocks that share the tile.
+    pub contributors: u32,
+    /// This block's place among them, in the order of their steps.
+    pub index: u32,
+    /// Slot of this block's partial sums, when there are several contributors. Those of a tile follow one another.
+    pub slot: u32,
+}
+
+impl LaunchPlan {
+    /// What the block at `place` of the grid works on, in order.
+    pub fn pieces(&self, place: [u32; 3]) -> Vec<Piece> {
+        match &self.stream_k {
+            None => vec![self.part(place)],
+            Some(cut) => self.range(cut, place[0]).chain(self.whole_tiles(cut, place[0])).collect(),
+        }
+    }
+
+    /// The one piece of a block whose grid has a part of a tile for each.
+    fn part(&self, [n_tile, m_tile, part]: [u32; 3]) -> Piece {
+        let bound = |s: u32| (u64::from(s) * u64::from(self.k_steps) / u64::from(self.splits)) as u32;
+        let tile = m_tile * self.n_tiles + n_tile;
+        let k_steps = bound(part)..bound(part + 1);
+        Piece { tile, n_tile, m_tile, k_steps, contributors: self.splits, index: part, slot: tile * self.splits + part }
+    }
+
+    /// The parts of cut tiles in a block's range.
+    fn range(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = Piece> {
+        let units = cut.units(self.k_steps);
+        let range = cut.range(units, block);
+        let tiles = if range.is_empty() { 0..0 } else { range.start / units..range.end.div_ceil(units) };
+        tiles.map(move |tile| {
+            let first_unit = tile * units;
+            let begin = range.start.max(first_unit) - first_unit;
+            let end = range.end.min(first_unit + units) - first_unit;
+            let first_block = cut.owner(units, first_unit);
+            let index = block - first_block;
+            Piece {
+                k_steps: begin * cut.cut_steps..(end * cut.cut_steps).min(self.k_steps),
+                contributors: cut.owner(units, first_unit + units - 1) - first_block + 1,
+                index,
+                // So many tiles were cut before this one at most.
+                slot: first_block + tile.min(first_block) + index,
+                ..self.whole_tile(cut, tile)
+            }
+        })
+    }
+
+    /// A block's whole tiles.
+    fn whole_tiles(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = Piece> {
+        let tiles = cut.cut_tiles + block..self.n_tiles * self.m_tiles;
+        tiles.step_by(self.grid[0] as usize).map(|tile| self.whole_tile(cut, tile))
+    }
+
+    /// All of the tile at a place in raster order.
+    fn whole_tile(&self, cut: &StreamK, tile: u32) -> Piece {
+        let first = tile / (cut.raster_group * self.m_tiles) * cut.raster_group;
+        let width = cut.raster_group.min(self.n_tiles - first);
+        let rest = tile - first * self.m_tiles;
+        Piece {
+            tile,
+            n_tile: first + rest % width,
+            m_tile: rest / width,
+            k_steps: 0..self.k_steps,
+            contributors: 1,
+            index: 0,
+            slot: 0,
+        }
+    }
+}
+
+/// Geometry of cut tiles, in units of `cut_steps` steps along K.
+impl StreamK {
+    /// Units of a tile of `k_steps` steps.
+    pub fn units(&self, k_steps: u32) -> u32 {
+        k_steps.div_ceil(self.cut_steps)
+    }
+
+    /// Whether ranges end where tiles do.
+    pub fn is_even(&self) -> bool {
+        self.cut_tiles > 0 && self.cut_blocks.is_multiple_of(self.cut_tiles)
+    }
+
+    /// The range of a block, over all cut tiles of `units` units; empty for blocks that have none.
+    pub fn range(&self, units: u32, block: u32) -> Range<u32> {
+        if block >= self.cut_blocks {
+            return 0..0;
+        }
+        let total = u64::from(self.cut_tiles) * u64::from(units);
+        let bound = |block: u64| (block * total / u64::from(self.cut_blocks)) as u32;
+        bound(block.into())..bound(u64::from(block) + 1)
+    }
+
+    /// The block whose range holds `unit`.
+    fn owner(&self, units: u32, unit: u32) -> u32 {
+        let total = u64::from(self.cut_tiles) * u64::from(units);
+        (((u64::from(unit) + 1) * u64::from(self.cut_blocks) - 1) / total) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_held_by_its_owner() {
+        let cut = StreamK { cut_tiles: 5, cut_blocks: 7, cut_steps: 2, raster_group: 1 };
+        let units = cut.units(13);
+        assert_eq!(units, 7);
+        for unit in 0..5 * units {
+            assert!(cut.range(units, cut.owner(units, unit)).contains(&unit), "{unit}");
+        }
+        assert!(cut.range(units, 7).is_empty());
+    }
+}

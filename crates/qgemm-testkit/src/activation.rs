@@ -1,0 +1,76 @@
+//! The activations and their slopes in f64.
+
+use std::f64::consts::{PI, SQRT_2};
+
+use qgemm_hal::Activation;
+
+/// `activation(v)` and how steep it is there: what an error of `v` is multiplied with. Where ReLU bends, an error may take
+/// either side, so it counts as steep everywhere.
+pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
+    match activation {
+        Activation::Identity => (v, 1.0),
+        Activation::Relu => (v.max(0.0), 1.0),
+        Activation::Silu => times_sigmoid(v, v, 1.0),
+        Activation::GeluTanh => {
+            // (1 + tanh(u)) / 2 is the sigmoid of 2u.
+            let (factor, cubic) = (2.0 * (2.0 / PI).sqrt(), 0.044715);
+            times_sigmoid(v, factor * (v + cubic * v.powi(3)), factor * (1.0 + 3.0 * cubic * v * v))
+        }
+        Activation::GeluErf => {
+            let cdf = 0.5 * libm::erfc(-v / SQRT_2);
+            let density = (-0.5 * v * v).exp() / (2.0 * PI).sqrt();
+            (v * cdf, cdf + v * density)
+        }
+    }
+}
+
+/// `v · sigmoid(x)` and its slope, where x grows `dx` times as fast as v.
+fn times_sigmoid(v: f64, x: f64, dx: f64) -> (f64, f64) {
+    let sigmoid = 1.0 / (1.0 + (-x).exp());
+    let slope = sigmoid + v * dx * sigmoid * (1.0 - sigmoid);
+    // Where x overflows, the product of a slope of 0 with infinity is none.
+    (v * sigmoid, if slope.is_finite() { slope } else { sigmoid })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_values() {
+        // From the definitions, to ten digits.
+        for (activation, v, expected) in [
+            (Activation::Relu, -2.0, 0.0),
+            (Activation::Silu, 1.0, 0.731_058_578_6),
+            (Activation::Silu, -3.0, -0.142_277_619_8),
+            (Activation::GeluTanh, 1.0, 0.841_191_990_6),
+            (Activation::GeluErf, 1.0, 0.841_344_746_1),
+            (Activation::GeluErf, -2.0, -0.045_500_263_9),
+        ] {
+            let (got, _) = activate(activation, v);
+            assert!((got - expected).abs() < 1e-9, "{activation:?}({v}) is {got}");
+        }
+    }
+
+    #[test]
+    fn slopes_are_those_of_the_values() {
+        for activation in [Activation::Identity, Activation::Silu, Activation::GeluTanh, Activation::GeluErf] {
+            for i in -80..=80 {
+                let (v, h) = (f64::from(i) / 8.0, 1e-6);
+                let secant = (activate(activation, v + h).0 - activate(activation, v - h).0) / (2.0 * h);
+                let (_, slope) = activate(activation, v);
+                assert!((secant - slope).abs() < 1e-7, "{activation:?} at {v}: {secant} and {slope}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_and_slopes_are_finite() {
+        for activation in Activation::ALL {
+            for v in [-1e30, -1e6, 0.0, 1e6, 1e30] {
+                let (value, slope) = activate(activation, v);
+                assert!(value.is_finite() && slope.is_finite(), "{activation:?}({v}) is {value}, slope {slope}");
+            }
+        }
+    }
+}
