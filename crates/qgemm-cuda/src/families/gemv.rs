@@ -91,7 +91,8 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Mma, ..=128, _) => 5,
         // For Turing and Blackwell the compiler takes a few registers more, and minimums do everywhere.
         (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 && !heavy => 4,
-        (Engine::Mma, _, 2) if heavy => 2,
+        // Q2_K has minimums for every 16 columns.
+        (Engine::Mma, _, 2) if has_block_offsets(format) && format.sub_block == 16 => 2,
         (Engine::Mma, ..) => 3,
     }
 }
