@@ -86,14 +86,15 @@ struct CodePlane {
             load_record<bytes, FromGlobal>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
                                            plane.word + i * (bytes / 4));
     }
-    // From a slab in shared memory, chunk by chunk: the accesses that `chunk` is the first to need.
+    // Chunk by chunk: the accesses that `chunk` is the first to need.
+    template <class From>
     QG_DEVICE void load_chunk(CodePlane& plane, const u8* slab, u32 chunk, u32 lane) {
         constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
 #pragma unroll
         for (u32 i = 0; i < WORDS * 4 / bytes; i++)
             if (i * (bytes / 4) / BITS == chunk)
-                load_record<bytes, FromShared>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
-                                               plane.word + i * (bytes / 4));
+                load_record<bytes, From>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
+                                         plane.word + i * (bytes / 4));
     }
 
     // Where the codes of pair `pair_index` of quad `quad` lie: the first at this bit of the quad's word, the second 16
@@ -156,7 +157,7 @@ struct NoPlane {
     QG_DEVICE void skip(T&&...) {}
     template <class From, class... T>
     QG_DEVICE void load_scales(T&&...) {}
-    template <class... T>
+    template <class From, class... T>
     QG_DEVICE void load_chunk(T&&...) {}
 };
 
@@ -181,19 +182,22 @@ struct Slab {
     Scales1 scales1;
 
     QG_DEVICE void load(Slab& s, const u8* slab, u32 lane) {
-        const u32 row_group = QG_CLASS_V ? lane : lane / 4;
         Codes0::load(s.codes0, slab, lane);
         Codes1::load(s.codes1, slab, lane);
-        Scales0::template load_scales<FromGlobal>(s.scales0, slab, row_group);
-        Scales1::template load_scales<FromGlobal>(s.scales1, slab, row_group);
+        load_scales<FromGlobal>(s, slab, lane);
     }
 
-    // From a slab in shared memory, what chunk `chunk` needs beyond what the chunks before it loaded.
-    QG_DEVICE void load_chunk(Slab& s, const u8* slab, u32 chunk, u32 lane) {
+    // The codes that chunk `chunk` needs beyond those that the chunks before it loaded.
+    template <class From>
+    QG_DEVICE void load_codes(Slab& s, const u8* slab, u32 chunk, u32 lane) {
+        Codes0::template load_chunk<From>(s.codes0, slab, chunk, lane);
+        Codes1::template load_chunk<From>(s.codes1, slab, chunk, lane);
+    }
+
+    template <class From>
+    QG_DEVICE void load_scales(Slab& s, const u8* slab, u32 lane) {
         const u32 row_group = QG_CLASS_V ? lane : lane / 4;
-        Codes0::load_chunk(s.codes0, slab, chunk, lane);
-        Codes1::load_chunk(s.codes1, slab, chunk, lane);
-        Scales0::template load_scales<FromShared>(s.scales0, slab, row_group);
-        Scales1::template load_scales<FromShared>(s.scales1, slab, row_group);
+        Scales0::template load_scales<From>(s.scales0, slab, row_group);
+        Scales1::template load_scales<From>(s.scales1, slab, row_group);
     }
 };

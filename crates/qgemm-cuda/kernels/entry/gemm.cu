@@ -22,7 +22,11 @@ template <class Between>
 QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab (&slabs)[ROW_TILES], const XStage& x,
                           const XCursor& cursor, u32 lane, Between between) {
 #pragma unroll
-    for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load_chunk(slabs[rt], w.slab[warp * ROW_TILES + rt], chunk, lane);
+    for (u32 rt = 0; rt < ROW_TILES; rt++) {
+        const u8* slab = w.slab[warp * ROW_TILES + rt];
+        Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
+        Slab::load_scales<FromShared>(slabs[rt], slab, lane);
+    }
     if constexpr (QG_EXACT)
         accumulate_exact(sums, slabs, chunk, x, cursor, between);
     else

@@ -6,26 +6,21 @@
 #else
 #include "mainloop/fma_chunk.cuh"
 #endif
-#include "atoms/sync.cuh"
-#include "epilogue/store.cuh"
-#include "sched/split.cuh"
+#include "epilogue/sliced_k.cuh"
 
-constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 ROW_TILES = QG_ROW_TILES;
-constexpr u32 TILE_N = ROW_TILES * QG_TILE_ROWS;
-constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 using Tile = XTile<QG_TILE_M, QG_X_SLABS * QG_SLAB_K>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     Tile x;
-    float partial[WARPS][ELEMENTS];
+    SliceSums sums;
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // Bytes between the slabs that a warp takes one after another.
-constexpr u32 STRIDE = WARPS * QG_SLAB_BYTES;
+constexpr u32 STRIDE = SLICES * QG_SLAB_BYTES;
 // Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
 struct Batch {
     Slab slab[QG_UNROLL][ROW_TILES];
@@ -84,27 +79,27 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
         }
         u32 slab = warp;
         // Weights first: they come from memory while X, which all blocks share, comes from L2.
-        if (slab + (QG_UNROLL - 1) * WARPS < count) load_batch(batch, next, lane);
+        if (slab + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
         if (begin == work.begin)
             griddepcontrol_wait();
         else
             block_barrier();
         stage_x(shared.x, p, first_token, begin, count, thread);
         block_barrier();
-        while (slab + (QG_UNROLL - 1) * WARPS < count) {
+        while (slab + (QG_UNROLL - 1) * SLICES < count) {
             // The next batch is on its way while this one is computed.
             Batch ahead;
-            const u32 following = slab + QG_UNROLL * WARPS;
+            const u32 following = slab + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);
-            if (following + (QG_UNROLL - 1) * WARPS < count) load_batch(ahead, next, lane);
+            if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(ahead, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
-                accumulate_slab(sums, batch.slab[u], shared.x, slab + u * WARPS, lane);
+                accumulate_slab(sums, batch.slab[u], shared.x, slab + u * SLICES, lane);
             batch = ahead;
             slab = following;
         }
 #pragma unroll 1
-        for (; slab < count; slab += WARPS) {
+        for (; slab < count; slab += SLICES) {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[0][rt], next.tile[rt], lane);
             Cursor::advance(next, STRIDE);
@@ -112,39 +107,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
         }
     }
 
-    // Sum over the warps, in their order.
     Loop::reduce_lanes(sums);
-    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-        st_shared(&shared.partial[warp][token * TILE_N + row], value);
-    });
+    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { SliceSums::put(shared.sums, warp, row, token, value); });
     block_barrier();
-    float sum[(ELEMENTS + QG_THREADS - 1) / QG_THREADS];
-#pragma unroll
-    for (u32 i = 0; i < sizeof(sum) / 4; i++) {
-        const u32 element = thread + i * QG_THREADS;
-        sum[i] = 0;
-        if (element < ELEMENTS)
-            for (u32 w = 0; w < WARPS; w++) sum[i] += ld_shared(&shared.partial[w][element]);
-    }
-
-    if (p.shape.splits > 1) {
-        float* mine = partial_slot(p, work, work.index, ELEMENTS);
-#pragma unroll
-        for (u32 i = 0; i < sizeof(sum) / 4; i++)
-            if (thread + i * QG_THREADS < ELEMENTS) st_global_f32(mine + thread + i * QG_THREADS, sum[i]);
-        if (!arrive_and_check_last(p, work, &shared.last)) return;
-#pragma unroll
-        for (u32 i = 0; i < sizeof(sum) / 4; i++) {
-            sum[i] = 0;
-            if (thread + i * QG_THREADS < ELEMENTS)
-                for (u32 s = 0; s < p.shape.splits; s++)
-                    sum[i] += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + thread + i * QG_THREADS);
-        }
-    }
-#pragma unroll
-    for (u32 i = 0; i < sizeof(sum) / 4; i++) {
-        const u32 element = thread + i * QG_THREADS;
-        store_by_lane(p, first_token + element / TILE_N, work.n_tile * TILE_N + element % TILE_N, sum[i],
-                      element < ELEMENTS);
-    }
+    store_sliced_k(shared.sums, p, work, &shared.last, thread);
 }

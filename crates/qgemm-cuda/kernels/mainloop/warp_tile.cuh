@@ -7,7 +7,7 @@
 #pragma once
 #include "atoms/float.cuh"
 #include "mainloop/mma_operand.cuh"
-#include "mainloop/w_ring.cuh"
+#include "mainloop/row_tiles.cuh"
 #include "mainloop/x_ring.cuh"
 
 constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;

@@ -42,6 +42,11 @@ struct XCursor {
         return {token * X_ROW_BYTES + (lane / 8 % 2 ^ lane % 8) * X_CHUNK_BYTES};
     }
 
+    // Matrices 2 and 3 are the next step's, for the same eight tokens.
+    QG_DEVICE XCursor of_lane_in_steps(u32 lane) {
+        return {lane % 8 * X_ROW_BYTES + (lane / 8 ^ lane % 8) * X_CHUNK_BYTES};
+    }
+
     QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 step) {
         return shared_address(stage.bytes) + (cursor.offset ^ step * 2 * X_CHUNK_BYTES);
     }
@@ -50,6 +55,12 @@ struct XCursor {
     QG_DEVICE void load_two_tiles(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2][2]) {
         u32 words[4];
         ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
+        b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
+    }
+    // The B operands of steps `step` and `step` + 1 for token tile 0, of a cursor of steps.
+    QG_DEVICE void load_two_steps(const XCursor& cursor, const XStage& stage, u32 step, u32 (&b)[2][2]) {
+        u32 words[4];
+        ldmatrix_x4(words, row_of(cursor, stage, step));
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
     // The same for token tile `tt` alone.

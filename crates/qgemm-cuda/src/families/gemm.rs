@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 
 use super::instance::{Engine, Instance, Ring, Shape, class};
-use super::{kernel, staging, sync_copy};
+use super::{kernel, sliced_k, staging, sync_copy};
 
 /// The family.
 #[derive(Debug)]
@@ -46,15 +46,16 @@ const TILES: &[Tile] = &[
 const SMALL_TILES: &[Tile] = &[
     tile(8, 4, 5, 2, (40, 550)),
     tile(16, 4, 5, 2, (80, 530)),
-    tile(64, 4, 3, 1, (200, 400)),
-    tile(128, 4, 3, 1, (300, 380)),
+    tile(32, 4, 4, 2, (165, 500)),
+    tile(64, 4, 5, 2, (245, 450)),
+    tile(128, 4, 4, 2, (390, 400)),
 ];
 
 /// Of them, so many are for few tokens.
-const FEW_TOKENS: usize = 2;
+const FEW_TOKENS: usize = 5;
 
 /// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
-fn most_shared(variant: Variant) -> u32 {
+pub(super) fn most_shared(variant: Variant) -> u32 {
     match variant {
         Variant::Sm70 => 96 << 10,
         Variant::Sm75 => 64 << 10,
@@ -73,7 +74,9 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
     let engine = Engine::of(format, x, variant);
     let Some(layout) = PackedLayout::new(format, class(variant)) else { return Vec::new() };
     if engine == Engine::Mma && variant >= Variant::Sm80 {
-        return rings(format, x, variant, &layout);
+        let mut all = sliced_k::instances(format, x, variant, &layout);
+        all.extend(rings(format, x, variant, &layout));
+        return all;
     }
     fma_tiles(layout.slab_k)
         .iter()
@@ -155,23 +158,30 @@ const GATHER_LOADS: u32 = 8;
 fn configs(op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
     let variant = kernel::variant(info)?;
     kernel::check_class(op, variant)?;
-    let mut direct = serving(op, op.x.dtype, variant, info);
+    let mut direct = serving(op, op.x.dtype, op.x.aligned16 && !op.k_order, variant, info);
     let Some(staged) = staging::staged_x(op, variant) else { return direct };
     if staging::gathers(op) {
         for config in direct.iter_mut().flatten() {
             config.efficiency.0 = (config.efficiency.0 / GATHER_LOADS).max(1);
         }
     }
-    let copy = serving(op, staged.dtype, variant, info);
+    let copy = serving(op, staged.dtype, true, variant, info);
     let copy = copy.into_iter().flatten().map(|config| TileConfig { staged_x: Some(staged), ..config });
     let all: Vec<_> = direct.iter().flatten().copied().chain(copy).collect();
     if all.is_empty() { direct } else { Ok(all) }
 }
 
-/// The kernels that take activations of type `x`.
-fn serving(op: &CheckedGemm, x: DType, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+/// The kernels that take activations of type `x`, whose rows are aligned and in the order of the weight's columns if
+/// `in_order` says so.
+fn serving(
+    op: &CheckedGemm,
+    x: DType,
+    in_order: bool,
+    variant: Variant,
+    info: &DeviceInfo,
+) -> Result<Vec<TileConfig>, Unsupported> {
     let mut all = instances(op.format, x, variant);
-    all.retain(|i| is_in_range(i, op));
+    all.retain(|i| is_in_range(i, op) && (in_order || !matches!(i.shape, Shape::SlicedK { .. })));
     // A persistent grid has one dimension.
     let rows = |i: &Instance| if matches!(i.shape, Shape::Ring(_)) { usize::MAX } else { MAX_GRID_Y };
     let most = all.iter().map(|i| (i.tile_m as usize).saturating_mul(rows(i))).max().unwrap_or(0);

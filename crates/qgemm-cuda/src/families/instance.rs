@@ -78,6 +78,16 @@ pub(crate) enum Shape {
         /// Tiles of rows that a warp computes.
         row_tiles: u32,
     },
+    /// Slices of a block's warps share the K dimension of its rows; X passes through rings of the slices' own: a few
+    /// tokens, on Ampere and newer.
+    SlicedK {
+        /// Tiles of rows that a warp computes.
+        row_tiles: u32,
+        /// Warps of a slice, along N.
+        warps: u32,
+        /// Slabs of its rows that a warp holds, and of X that a slice holds.
+        stages: u32,
+    },
     /// W and X pass through rings in shared memory to matrix instructions: Ampere and newer.
     Ring(Ring),
 }
@@ -140,7 +150,7 @@ impl Instance {
     pub(crate) fn family(&self) -> &'static str {
         match self.shape {
             Shape::Gemv { .. } => "gemv",
-            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::Ring(_) => "gemm",
+            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::SlicedK { .. } | Shape::Ring(_) => "gemm",
         }
     }
 
@@ -153,6 +163,7 @@ impl Instance {
     fn tile_n(&self) -> u32 {
         match self.shape {
             Shape::Gemv { row_tiles, .. } => row_tiles * self.tile_rows(),
+            Shape::SlicedK { row_tiles, warps, .. } => warps * row_tiles * self.tile_rows(),
             Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => {
                 self.threads / 32 * row_tiles * self.tile_rows()
             }
@@ -172,8 +183,14 @@ impl Instance {
         let row = |chunks: u32| chunks * (self.chunk_k() + self.chunk_padding()) * self.engine.x_bytes() + X_PADDING;
         let bytes = match self.shape {
             Shape::Gemv { x_slabs, .. } => {
-                let partials = self.threads / 32 * self.tile_n() * self.tile_m * 4;
-                self.tile_m * row(x_slabs * self.layout.slab_k as u32 / self.chunk_k()) + partials + FLAG
+                let x = self.tile_m * row(x_slabs * self.layout.slab_k as u32 / self.chunk_k());
+                x.next_multiple_of(SHARED_ALIGN) + self.slice_sums_bytes(self.threads / 32) + FLAG
+            }
+            Shape::SlicedK { row_tiles, warps, stages, .. } => {
+                let slices = self.threads / 32 / warps;
+                let x = self.tile_m * self.layout.slab_k as u32 * self.engine.x_bytes();
+                let w = warps * row_tiles * self.layout.slab_bytes as u32;
+                (slices * stages * (x + w)).max(self.slice_sums_bytes(slices)) + FLAG
             }
             Shape::Gemm { .. } => {
                 // Activations of two chunks, and afterwards the sums in the same place.
@@ -194,6 +211,12 @@ impl Instance {
             }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
+    }
+
+    /// `sizeof(SliceSums)` in `epilogue/sliced_k.cuh`.
+    fn slice_sums_bytes(&self, slices: u32) -> u32 {
+        let padding = if self.tile_m < MMA_TOKENS { 0 } else { SUM_PADDING };
+        slices * self.tile_m * (self.tile_n() + padding) * 4
     }
 
     /// `sizeof(Stage)` of `gemm_sync_copy`: activations, their sums, and scales and minima of the block's rows.
@@ -229,11 +252,12 @@ impl Instance {
             blocks_per_unit: self.blocks_per_sm,
             schedule: match self.shape {
                 Shape::GemmSyncCopy { .. } | Shape::Ring(_) => Schedule::StreamK,
-                Shape::Gemv { .. } | Shape::Gemm { .. } => Schedule::Grid,
+                Shape::Gemv { .. } | Shape::Gemm { .. } | Shape::SlicedK { .. } => Schedule::Grid,
             },
             max_splits: 16,
             stages: match self.shape {
                 Shape::Gemv { x_slabs, .. } => x_slabs,
+                Shape::SlicedK { stages, .. } => stages,
                 Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } => 2,
                 Shape::Ring(ring) => ring.x_stages,
             },
@@ -256,6 +280,10 @@ impl Instance {
             Shape::Gemm { row_tiles } => ("entry/gemm_fma.cu", "qg_gemm_fma", format!("_r{row_tiles}")),
             Shape::GemmSyncCopy { row_tiles } => {
                 ("entry/gemm_sync_copy.cu", "qg_gemm_sync_copy", format!("_r{row_tiles}"))
+            }
+            Shape::SlicedK { row_tiles, warps, .. } => {
+                let slices = self.threads / 32 / warps;
+                ("entry/gemm_sliced_k.cu", "qg_gemm_sliced_k", format!("_r{row_tiles}_w{warps}_k{slices}"))
             }
             Shape::Ring(Ring { row_tiles, warps, exact, .. }) => {
                 let exact = if exact { "_exact" } else { "" };

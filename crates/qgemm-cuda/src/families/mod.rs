@@ -8,6 +8,7 @@ mod kernel;
 mod params;
 mod prelude;
 mod repack;
+mod sliced_k;
 mod staging;
 mod sync_copy;
 

@@ -48,6 +48,7 @@ pub(super) fn print(instance: &Instance) -> String {
     match instance.shape {
         Shape::Gemv { row_tiles, x_slabs, unroll } => {
             constant("QG_ROW_TILES", row_tiles);
+            constant("QG_WARPS_N", 1);
             constant("QG_X_SLABS", x_slabs);
             constant("QG_UNROLL", unroll);
         }
@@ -55,6 +56,11 @@ pub(super) fn print(instance: &Instance) -> String {
         Shape::GemmSyncCopy { row_tiles } => {
             constant("QG_ROW_TILES", row_tiles);
             constant("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero));
+        }
+        Shape::SlicedK { row_tiles, warps, stages } => {
+            constant("QG_ROW_TILES", row_tiles);
+            constant("QG_WARPS_N", warps);
+            constant("QG_STAGES", stages);
         }
         Shape::Ring(ring) => {
             constant("QG_ROW_TILES", ring.row_tiles);

@@ -1,0 +1,74 @@
+// D[m, n] for a few tokens on matrix instructions, Ampere and newer: slices of a block's warps share the K dimension of its
+// rows. Every warp copies the slabs of its rows, and every slice the columns of X that they meet, into rings of shared
+// memory of its own, so that no slice waits for another before the end. Bound by memory.
+#include "atoms/launch.cuh"
+#include "epilogue/sliced_k.cuh"
+#include "mainloop/slab_product.cuh"
+#include "mainloop/w_warp_ring.cuh"
+#include "mainloop/x_slice_ring.cuh"
+
+struct Rings {
+    XSliceRing x[SLICES];
+    WWarpRing w[QG_THREADS / 32];
+};
+struct SharedStorage {
+    union {
+        Rings rings;
+        SliceSums sums;
+    };
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_STAGES >= 2, "a stage ahead");
+
+// Slabs on their way while one is multiplied.
+constexpr u32 AHEAD = QG_STAGES - 1;
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm_sliced_k(const __grid_constant__ GemmParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index(), lane = thread % 32;
+    const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
+    const TileWork work = TileWork::of_grid(p);
+    XSliceRing& x_ring = shared.rings.x[slice];
+    WWarpRing& w_ring = shared.rings.w[thread / 32];
+
+    griddepcontrol_launch_dependents();
+    u32 slab = work.begin + slice;
+    WSource w = WSource::of(p, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, slab, lane);
+    // Weights first: they come from memory while X, which all blocks share, comes from L2.
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) WSource::copy(w, w_ring.slabs[i], SLICES, slab + i * SLICES < work.end, lane);
+    griddepcontrol_wait();
+    const XSliceSource x = XSliceSource::of(p, work.m_tile * QG_TILE_M, slice_thread);
+#pragma unroll
+    for (u32 i = 0; i < AHEAD; i++) {
+        XSliceSource::copy(x, x_ring.slab[i], p, slab + i * SLICES, slab + i * SLICES < work.end, slice_thread);
+        cp_async_commit_group();
+    }
+
+    const XCursor cursor = slab_cursor(lane);
+    Sums sums = {};
+    u32 at = 0;
+#pragma unroll 1
+    for (; slab < work.end; slab += SLICES) {
+        cp_async_wait_group<AHEAD - 1>();
+        slice_barrier(slice);
+        // Into the place of the slab before this one.
+        const u32 ahead = slab + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
+        WSource::copy(w, w_ring.slabs[free], SLICES, ahead < work.end, lane);
+        XSliceSource::copy(x, x_ring.slab[free], p, ahead, ahead < work.end, slice_thread);
+        cp_async_commit_group();
+        multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, lane);
+        at = at + 1 == QG_STAGES ? 0 : at + 1;
+    }
+
+    // Sums lie where the rings lay.
+    cp_async_wait_group<0>();
+    block_barrier();
+    for_each_sum(sums, lane, [&](u32 row, u32 token, float value) {
+        SliceSums::put(shared.sums, slice, warp * ROW_TILES * QG_TILE_ROWS + row, token, value);
+    });
+    block_barrier();
+    store_sliced_k(shared.sums, p, work, &shared.last, thread);
+}
