@@ -127,11 +127,15 @@ impl CheckedGemm {
 
     /// Bytes that the operation must move at least: W, X, D, C and the residual once each.
     pub fn bytes(&self) -> f64 {
-        let w = self.n as f64 * self.format.row_bytes(self.stored_k) as f64;
         let x = self.m as f64 * self.k as f64 * self.x.dtype.bytes() as f64;
         let output = |dense: &Dense| self.m as f64 * self.features as f64 * dense.dtype.bytes() as f64;
         let read: f64 = self.c.iter().chain(&self.residual).map(output).sum();
-        w + x + output(&self.d) + read
+        self.weight_bytes() + x + output(&self.d) + read
+    }
+
+    /// Bytes of W.
+    pub fn weight_bytes(&self) -> f64 {
+        self.n as f64 * self.format.row_bytes(self.stored_k) as f64
     }
 
     /// Multiply-adds of the operation.

@@ -8,11 +8,14 @@ use crate::partition::{Partition, Phase};
 /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
 /// blocks than slots still draw the full bandwidth.
 const SATURATING_SHARE: f64 = 0.5;
+/// With n times fewer blocks than a unit has room for, it multiplies n to this power times more slowly.
+const LONELINESS: f64 = 0.5;
 /// Cost of beginning and ending a tile, as a share of a launch.
 const TILE_LAUNCHES: f64 = 0.15;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
-/// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
+/// How much faster than from memory data comes from the last-level cache: partial sums of other blocks, and rows of W that
+/// blocks read for other tokens.
 const CACHE_FACTOR: f64 = 1.5;
 /// How sharp the bend of the roofline is: where arithmetic and memory take the same time, they take `2^(1/4)` of it
 /// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without one the choice
@@ -29,7 +32,8 @@ pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partit
         .iter()
         .map(|phase| {
             let waves = Waves::new(info, config, phase);
-            let bytes = op.bytes() * phase.steps() / steps;
+            let again = op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1)) / CACHE_FACTOR;
+            let bytes = (op.bytes() + again) * phase.steps() / steps;
             let busy = arithmetic(info, config, phase, &waves, rate) + tiles(info, config, phase, &waves);
             let memory = memory(bytes, info, config, &waves);
             (busy.powf(BEND) + memory.powf(BEND)).powf(1.0 / BEND)
@@ -53,11 +57,14 @@ impl Waves {
     }
 }
 
-/// Time of the multiply-adds, padding included. Blocks that share a unit share its rate.
+/// Time of the multiply-adds, padding included. Blocks that share a unit share its rate; fewer than have room there do not
+/// reach all of it.
 fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
     let units = f64::from(info.units.max(1));
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
-    let blocks_of_a_unit = waves.full * f64::from(config.blocks_per_unit.max(1)) + (waves.rest / units).ceil();
+    let room = f64::from(config.blocks_per_unit.max(1));
+    let rest = (waves.rest / units).ceil();
+    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(LONELINESS) } else { 0.0 };
     blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }
 

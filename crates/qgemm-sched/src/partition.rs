@@ -134,6 +134,11 @@ impl Partition {
         self.k_steps
     }
 
+    /// Tiles along M.
+    pub(crate) fn m_tiles(&self) -> u32 {
+        self.m_tiles
+    }
+
     /// Offsets of counters, partial sums and staged activations.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
         self.workspace

@@ -14,6 +14,6 @@ struct Affine {
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2)) + MIDDLE_CODE * scale(s, row, sub);
+        return centered_min(f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2)), scale(s, row, sub));
     }
 };

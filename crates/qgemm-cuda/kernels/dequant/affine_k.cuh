@@ -20,7 +20,8 @@ struct AffineK {
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return MIDDLE_CODE * scale(s, row, sub) - f16_to_f32(Slab::Scales0::half(s.scales0, row, 2)) * (float)code_of_min(s, row, sub);
+        const float code = (float)code_of_min(s, row, sub);
+        return centered_min(-f16_to_f32(Slab::Scales0::half(s.scales0, row, 2)) * code, scale(s, row, sub));
     }
 
     QG_DEVICE u32 code_of_min(const Slab& s, u32 row, u32 sub) {

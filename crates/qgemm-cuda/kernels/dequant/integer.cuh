@@ -42,13 +42,19 @@ QG_DEVICE u32 integer_pair_f16(const S& s, u32 quad, u32 pair, Offset offset) {
     return sub_f16x2(biased, offset.biased);
 }
 
-// Half of the range of the codes. Affine formats take it off their codes and add it, times the scale, to their minimum:
-// what is left of the minimum is small, so that a weight made in f16 of a rounded scale and a rounded minimum is right
-// also where X has a mean.
+// Half of the range of the codes. Where weights are rounded, affine formats take it off their codes and add it, times the
+// scale, to their minimum: what is left of the minimum is small, so that a weight made in f16 of a rounded scale and a
+// rounded minimum is right also where X has a mean. Exact kernels need none of it.
 template <class S>
 QG_DEVICE constexpr u32 middle_code() {
     u32 bits = S::Codes0::BITS;
     if constexpr (QG_CODE_PLANES > 1) bits += S::Codes1::BITS;
     return 1u << (bits - 1);
 }
-constexpr u32 MIDDLE_CODE = middle_code<Slab>();
+constexpr u32 MIDDLE_CODE = QG_ROUNDED ? middle_code<Slab>() : 0;
+
+// The minimum of codes that `MIDDLE_CODE` is taken off.
+QG_DEVICE float centered_min(float min, float scale) {
+    if constexpr (MIDDLE_CODE == 0) return min;
+    return MIDDLE_CODE * scale + min;
+}

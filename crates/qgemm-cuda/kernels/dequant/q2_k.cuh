@@ -14,7 +14,7 @@ struct Dequant {
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return MIDDLE_CODE * scale(s, row, sub) -
-               f16_to_f32(Slab::Scales1::half(s.scales1, row, 2)) * (float)(Slab::Scales0::byte(s.scales0, row, sub) >> 4);
+        const float code = (float)(Slab::Scales0::byte(s.scales0, row, sub) >> 4);
+        return centered_min(-f16_to_f32(Slab::Scales1::half(s.scales1, row, 2)) * code, scale(s, row, sub));
     }
 };

@@ -112,27 +112,43 @@ QG_DEVICE void store_tile(Sums& sums, const GemmParams& p, const TileWork& work,
     }
 }
 
-// Adds the sums of all blocks that share the tile, in the order of their K ranges, in the block that comes last; false in
-// the others, whose work on the tile is then done.
-QG_DEVICE bool add_partial_sums(Sums& sums, const GemmParams& p, const TileWork& work, u32 thread, u32* flag) {
-    float* const mine = reinterpret_cast<float*>(&sums);
-    f32x4* slot = reinterpret_cast<f32x4*>(partial_slot(p, work, work.index, THREAD_SUMS * QG_THREADS)) + thread;
+// This thread's part of a contributor's partial sums.
+QG_DEVICE f32x4* partial_sums(const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
+    return reinterpret_cast<f32x4*>(partial_slot(p, work, contributor, THREAD_SUMS * QG_THREADS)) + thread;
+}
+
+QG_DEVICE void add_contribution(Sums& sums, const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
+    float* const all = reinterpret_cast<float*>(&sums);
+    const f32x4* theirs = partial_sums(p, work, contributor, thread);
 #pragma unroll
-    for (u32 i = 0; i < THREAD_SUMS; i += 4)
-        st_global_f32x4(slot + i / 4 * QG_THREADS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
-    if (!arrive_and_check_last(p, work, flag)) return false;
-    Sums total = {};
-    float* const all = reinterpret_cast<float*>(&total);
-#pragma unroll 1
-    for (u32 c = 0; c < work.contributors; c++) {
-        const f32x4* theirs =
-            reinterpret_cast<const f32x4*>(partial_slot(p, work, c, THREAD_SUMS * QG_THREADS)) + thread;
-#pragma unroll
-        for (u32 i = 0; i < THREAD_SUMS; i += 4) {
-            const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_THREADS);
-            all[i] += v.x, all[i + 1] += v.y, all[i + 2] += v.z, all[i + 3] += v.w;
-        }
+    for (u32 i = 0; i < THREAD_SUMS; i += 4) {
+        const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_THREADS);
+        all[i] += v.x, all[i + 1] += v.y, all[i + 2] += v.z, all[i + 3] += v.w;
     }
-    sums = total;
+}
+
+// Adds the sums of all blocks that share the tile, in the order of their K ranges, in the block that comes last; false in
+// the others, whose work on the tile is then done. The first two contributors, whose order does not matter, need not pass
+// their own sums through memory if they find that they are last.
+QG_DEVICE bool add_partial_sums(Sums& sums, const GemmParams& p, const TileWork& work, u32 thread, u32* flag) {
+    const bool can_add_to_own = work.index < 2;
+    const bool others_arrived = can_add_to_own && check_others_arrived(p, work, flag);
+    if (!others_arrived) {
+        const float* const mine = reinterpret_cast<const float*>(&sums);
+        f32x4* slot = partial_sums(p, work, work.index, thread);
+#pragma unroll
+        for (u32 i = 0; i < THREAD_SUMS; i += 4)
+            st_global_f32x4(slot + i / 4 * QG_THREADS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
+        if (!arrive_and_check_last(p, work, flag)) return false;
+    }
+    // Otherwise the first two contributors' sums come from memory, and to them are added the others'.
+    u32 own = work.index;
+    if (!can_add_to_own) {
+        sums = {};
+        own = work.contributors;
+    }
+#pragma unroll 1
+    for (u32 c = 0; c < work.contributors; c++)
+        if (c != own) add_contribution(sums, p, work, c, thread);
     return true;
 }

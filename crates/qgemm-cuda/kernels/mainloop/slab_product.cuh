@@ -103,6 +103,12 @@ QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES]
     Slab slabs[ROW_TILES];
 #pragma unroll
     for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+        // All loads first: with one block an SM, their latency shows (measured on an H200, 16 tokens: 15.6 for 21.1 us).
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            Slab::load_codes<FromShared>(slabs[rt], w[rt], chunk, lane);
+            if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], w[rt], lane);
+        }
         ChunkOfX operands;
         ChunkOfX::load(operands, x[chunk], cursor);
         SumsOfX x_sums[SUMS];
@@ -111,13 +117,10 @@ QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES]
             for (u32 sum = 0; sum < SUMS; sum++) SumsOfX::compute(x_sums[sum], operands, sum);
         }
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            Slab::load_codes<FromShared>(slabs[rt], w[rt], chunk, lane);
-            if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], w[rt], lane);
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++)
                 multiply_sum(sums.value[rt], slabs[rt], chunk, sum, operands, x_sums[sum]);
-        }
     }
 }
 

@@ -23,6 +23,21 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, 
     return ld_shared(flag) != 0;
 }
 
+// True for the block that finds that all others have arrived: it may finish the tile without arriving itself.
+QG_DEVICE bool check_others_arrived(const GemmParams& p, const TileWork& work, u32* flag) {
+    block_barrier();
+    if (thread_index() == 0) {
+        u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
+        const bool last = atomic_add_acq_rel(counter, 0) == work.contributors - 1;
+        if (last) st_global_relaxed_u32(counter, 0);
+        st_shared(flag, (u32)last);
+    }
+    block_barrier();
+    const bool last = ld_shared(flag) != 0;
+    if (last) fence_gpu();
+    return last;
+}
+
 // Partial sums of contributor `contributor` to `work`'s tile: `elements` floats, as many in every call of a kernel.
 QG_DEVICE float* partial_slot(const GemmParams& p, const TileWork& work, u32 contributor, u32 elements) {
     return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + contributor) * elements;

@@ -29,30 +29,32 @@ struct Tile {
 }
 
 const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
-    // Up to 16 tokens, scales on f32 sums cost no more than scales on weights.
-    let ring = Ring { row_tiles: 2, warps, x_stages, exact: tile_m <= 16 };
+    // There, scales on f32 sums cost no more than scales on weights.
+    let ring = Ring { row_tiles: 2, warps, x_stages, exact: tile_m as usize <= MOST_EXACT };
     Tile { tile_m, ring, blocks_per_sm, efficiency }
 }
+
+/// Tokens up to which weights are never rounded.
+const MOST_EXACT: usize = 16;
 
 /// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows.
 const TILES: &[Tile] = &[
     tile(8, 8, 6, 2, (64, 600)),
     tile(16, 8, 6, 2, (110, 580)),
-    tile(32, 8, 6, 1, (165, 500)),
-    tile(64, 8, 5, 1, (245, 450)),
-    tile(128, 8, 4, 1, (390, 400)),
+    tile(32, 8, 6, 1, (205, 560)),
+    tile(64, 8, 5, 1, (325, 500)),
+    tile(128, 8, 4, 1, (420, 450)),
 ];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
 const SMALL_TILES: &[Tile] = &[
     tile(8, 4, 5, 2, (40, 550)),
     tile(16, 4, 5, 2, (80, 530)),
-    tile(32, 4, 4, 2, (165, 500)),
-    tile(64, 4, 5, 2, (245, 450)),
-    tile(128, 4, 4, 2, (390, 400)),
+    tile(64, 4, 3, 1, (200, 400)),
+    tile(128, 4, 3, 1, (300, 380)),
 ];
 
 /// Of them, so many are for few tokens.
-const FEW_TOKENS: usize = 5;
+const FEW_TOKENS: usize = 2;
 
 /// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) fn most_shared(variant: Variant) -> u32 {
@@ -142,10 +144,11 @@ fn fma_tiles(slab_k: usize) -> &'static [(u32, u32)] {
     if slab_k > 128 { &[(8, 1)] } else { &[(16, 1)] }
 }
 
-/// Whether the kernel computes the weight within its limits: f16 has no room for every weight.
+/// Whether the kernel computes the weight within its limits. Few tokens, whose time the weight's bytes decide, get exact
+/// weights, and f16 has no room for every weight.
 fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
-    let rounds = matches!(instance.shape, Shape::Ring(ring) if !ring.exact) && !op.format.scale_planes.is_empty();
-    op.weight_fits_f16 || !rounds || instance.x != DType::F16
+    let in_f16 = op.weight_fits_f16 || instance.x != DType::F16;
+    !instance.rounds_weights() || (in_f16 && op.m > MOST_EXACT)
 }
 
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").

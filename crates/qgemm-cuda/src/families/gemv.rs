@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Format};
+use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
@@ -28,8 +28,8 @@ const X_BYTES: usize = 16 * 1024;
 /// beyond two.
 fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
     match engine {
-        // From three tokens on, the gemm family's rings are faster (measured on an H200).
-        Engine::Mma if variant >= Variant::Sm80 => &[1, 2],
+        // From two tokens on, `gemm`'s kernels whose warps share K are faster (measured on an H200).
+        Engine::Mma if variant >= Variant::Sm80 => &[1],
         Engine::Mma => &[1, 2, 8],
         Engine::Fma => &[1, 2],
     }
@@ -46,6 +46,16 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
     token_tiles(engine, variant).iter().filter_map(|&tile_m| instance(format, x, variant, engine, tile_m)).collect()
 }
 
+/// Share of the bandwidth that an H200 reaches with matrix instructions, per mille: conversions from FP8 and nested scales
+/// take instructions.
+fn bandwidth(format: Format, slab_k: usize) -> u32 {
+    match format.encoding {
+        Encoding::E4M3 | Encoding::E5M2 => 740,
+        _ if slab_k > 128 => 650,
+        _ => 900,
+    }
+}
+
 fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: u32) -> Option<Instance> {
     let layout = PackedLayout::new(format, class(variant))?;
     let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
@@ -56,6 +66,7 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
     // Eight tokens get twice the room, so that a warp still works on a few slabs between barriers.
     let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
     let x_slabs = (room / (tile_m as usize * engine.x_bytes() as usize * layout.slab_k)).max(8) as u32;
+    let slab_k = layout.slab_k;
     Some(Instance {
         format,
         x,
@@ -63,12 +74,12 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
         engine,
         tile_m,
         threads: THREADS,
-        blocks_per_sm: blocks_per_sm(format, engine, variant, layout.slab_k, tile_m),
+        blocks_per_sm: blocks_per_sm(format, engine, variant, slab_k, tile_m),
         shape: Shape::Gemv { row_tiles: row_tiles as u32, x_slabs, unroll },
         layout,
         efficiency: match engine {
             // A tile of eight tokens costs the same as one: the rate is per token.
-            Engine::Mma => (40 * tile_m, 800),
+            Engine::Mma => (40 * tile_m, bandwidth(format, slab_k)),
             Engine::Fma => (300, 700),
         },
     })
@@ -90,9 +101,7 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
         // For Turing and Blackwell the compiler takes a few registers more, and minimums do everywhere.
-        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 && !heavy => 4,
-        // Q2_K has minimums for every 16 columns.
-        (Engine::Mma, _, 2) if has_block_offsets(format) && format.sub_block == 16 => 2,
+        (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 => 4,
         (Engine::Mma, ..) => 3,
     }
 }

@@ -171,6 +171,11 @@ impl Instance {
         }
     }
 
+    /// Whether the kernel rounds weights to the type of X, before it multiplies them.
+    pub(crate) fn rounds_weights(&self) -> bool {
+        matches!(self.shape, Shape::Ring(ring) if !ring.exact) && !self.format.scale_planes.is_empty()
+    }
+
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
     /// `mainloop/feeder_tma.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {

@@ -45,6 +45,7 @@ pub(super) fn print(instance: &Instance) -> String {
     constant("QG_THREADS", instance.threads);
     constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
     constant("QG_SHARED_BYTES", instance.shared_bytes());
+    constant("QG_ROUNDED", instance.rounds_weights().into());
     match instance.shape {
         Shape::Gemv { row_tiles, x_slabs, unroll } => {
             constant("QG_ROW_TILES", row_tiles);

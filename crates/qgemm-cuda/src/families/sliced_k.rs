@@ -7,15 +7,29 @@ use qgemm_hal::Variant;
 use super::gemm::most_shared;
 use super::instance::{Engine, Instance, Shape};
 
-/// Slices of the K dimension: as many warps stream through a block's rows.
-const SLICES: u32 = 8;
-
 /// Tokens of a tile, and the shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
-const TILES: [(u32, (u32, u32)); 2] = [(8, (130, 820)), (16, (160, 700))];
+const TILES: [(u32, (u32, u32)); 2] = [(8, (105, 950)), (16, (150, 920))];
+/// The same for slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are
+/// no faster here than elsewhere.
+const LONG_SLAB_TILES: [(u32, (u32, u32)); 1] = [(8, (52, 800))];
 
-/// Tiles of rows of a block and blocks an SM, in the order in which they are tried for room: more rows share the activations
-/// that a block reads, and two blocks the time in which one begins and ends.
-const BLOCKS: [(u32, u32); 4] = [(4, 2), (4, 1), (2, 1), (1, 1)];
+/// How a block divides its work.
+#[derive(Clone, Copy)]
+struct Block {
+    /// Tiles of rows of a warp, and warps of a slice.
+    row_tiles: u32,
+    warps: u32,
+    slices: u32,
+    blocks_per_sm: u32,
+}
+
+const fn block(row_tiles: u32, warps: u32, slices: u32, blocks_per_sm: u32) -> Block {
+    Block { row_tiles, warps, slices, blocks_per_sm }
+}
+
+/// Blocks of eight warps, in the order in which they are tried for room. Two on an SM hide each other's beginnings and ends;
+/// more rows share the activations that a block reads.
+const BLOCKS: [Block; 5] = [block(4, 1, 8, 2), block(2, 2, 4, 2), block(1, 2, 4, 2), block(4, 1, 8, 1), block(2, 2, 4, 1)];
 
 /// Slabs in the rings: most, and fewest.
 const STAGES: (u32, u32) = (4, 2);
@@ -23,34 +37,38 @@ const STAGES: (u32, u32) = (4, 2);
 /// The kernels for these types.
 pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
     let instance = |tile_m: u32, efficiency: (u32, u32)| {
-        let shaped = |(row_tiles, blocks_per_sm): (u32, u32), stages: u32| Instance {
+        let shaped = |block: Block, stages: u32| Instance {
             format,
             x,
             variant,
             engine: Engine::Mma,
             tile_m,
-            threads: SLICES * 32,
-            blocks_per_sm,
-            shape: Shape::SlicedK { row_tiles, warps: 1, stages },
+            threads: block.warps * block.slices * 32,
+            blocks_per_sm: block.blocks_per_sm,
+            shape: Shape::SlicedK { row_tiles: block.row_tiles, warps: block.warps, stages },
             layout: layout.clone(),
             efficiency,
         };
         // A block's memory counts with the 1 KiB that the system keeps of it.
         let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
         let of_block = |block| (STAGES.1..=STAGES.0).rev().map(|stages| shaped(block, stages)).find(fits);
-        BLOCKS.into_iter().filter(|&block| !spills(layout, tile_m, block)).find_map(of_block)
+        BLOCKS.into_iter().filter(|block| !spills(layout, tile_m, block)).find_map(of_block)
     };
-    TILES.into_iter().filter_map(|(tile_m, efficiency)| instance(tile_m, efficiency)).collect()
+    let tiles: &[_] = if layout.slab_k > 128 { &LONG_SLAB_TILES } else { &TILES };
+    tiles.iter().filter_map(|&(tile_m, efficiency)| instance(tile_m, efficiency)).collect()
 }
 
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
-fn spills(layout: &PackedLayout, tile_m: u32, block: (u32, u32)) -> bool {
+fn spills(layout: &PackedLayout, tile_m: u32, block: &Block) -> bool {
     let format = layout.format();
     let has_minimums = format.encoding == Encoding::IntAffine;
-    match block {
-        // Q2_K has minimums for every 16 columns.
-        (row_tiles, _) if has_minimums && format.sub_block == 16 => tile_m == 16 || row_tiles > 2,
-        (4, 2) if tile_m == 16 => has_minimums || (format.code_planes == [2] && layout.slab_k == 128),
+    // All scales of a slab are at hand.
+    let has_many_scales = has_minimums && layout.slab_k > 128;
+    match (block.row_tiles, block.blocks_per_sm) {
+        (4, 2) if tile_m == 16 => has_minimums || matches!(format.name, "int2_g128" | "int8_g64"),
+        (_, 2) => has_many_scales,
+        // Q2_K has them for every 16 columns.
+        (4, _) => has_many_scales && format.sub_block == 16,
         _ => false,
     }
 }
