@@ -180,7 +180,7 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let got = DType::F32.decode(&ctx.download(&d)?);
     let config = plan.launch().ok_or("nothing was launched")?.config;
     let path = path(config.math).ok_or("the oracle has no model of this kernel")?;
-    let tolerance = path.tolerance(DType::F32);
+    let tolerance = path.tolerance(config.rounded_weights, DType::F32);
     let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, config.staged_x);
     let kernel_error = compare(&got, &layer.expected(host, &used), tolerance);
 

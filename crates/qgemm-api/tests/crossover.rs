@@ -1,5 +1,5 @@
 //! The choice between the CUDA families' configurations over the number of tokens, as the cost model expects it on an
-//! H200: no call is slower than one with more tokens.
+//! H200: no call is slower than one with more tokens, and one token more costs at most a tile of them.
 #![cfg(feature = "cuda")]
 
 use qgemm_api::{Context, DType, Format, PackClass, Problem, quantize};
@@ -84,5 +84,17 @@ fn no_call_is_slower_than_one_with_more_tokens() {
         let fastest = plans[i + 1..].iter().min_by(|a, b| a.estimate.total_cmp(&b.estimate))?;
         (here.estimate > fastest.estimate * (1.0 + TOLERANCE))
             .then(|| format!("{}, with more {}", describe(here), describe(fastest)))
+    });
+}
+
+/// It costs no more than a call with as many tokens as a tile of either plan.
+#[test]
+fn one_token_more_costs_at_most_a_tile() {
+    check(|plans, i| {
+        let (before, here) = (&plans[i], plans.get(i + 1)?);
+        let tile = plans[before.config.tile_m.max(here.config.tile_m) as usize - 1].estimate;
+        let step = here.estimate - before.estimate;
+        (step > tile * (1.0 + TOLERANCE))
+            .then(|| format!("{:.2} us more: {}, then {}", step * 1e6, describe(before), describe(here)))
     });
 }

@@ -36,6 +36,7 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
         stages: 1,
         shared_bytes: 16,
         staged_x: None,
+        rounded_weights: None,
         efficiency: (1000, 1000),
     };
     let workspace_bytes = WorkspaceLayout::stream_k(&stream_k, THREADS.into()).unwrap().bytes;

@@ -70,6 +70,9 @@ pub struct TileConfig {
     pub shared_bytes: u32,
     /// How activations are prepared before the kernel starts; `None` when it reads them as they lie.
     pub staged_x: Option<StagedX>,
+    /// The type to which the kernel rounds each scaled weight before it multiplies; `None` where codes are exact operands and
+    /// scales act on sums.
+    pub rounded_weights: Option<DType>,
     /// How near the family comes to the device's rates, 0 to 1000 per mille: (arithmetic, bandwidth).
     pub efficiency: (u32, u32),
 }

@@ -156,6 +156,7 @@ impl KernelFamily for NoopFamily {
             stages: 1,
             shared_bytes: 0,
             staged_x: None,
+            rounded_weights: None,
             efficiency: (1000, 1000),
         }]
     }

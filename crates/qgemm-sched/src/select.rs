@@ -277,6 +277,7 @@ pub(crate) mod tests {
             stages: 3,
             shared_bytes: 0,
             staged_x: None,
+            rounded_weights: None,
             efficiency: (700, 900),
         }
     }

@@ -100,6 +100,8 @@ pub struct Case {
     pub layout: Layout,
     /// Whether a row's bits must not depend on the number of rows, which is then checked.
     pub batch_invariant: bool,
+    /// Whether every configuration that could be chosen is run, instead of the one that is.
+    pub every_configuration: bool,
     /// Restricts the plan to one kernel family.
     pub family: Option<&'static str>,
     /// Restricts the plan to one arithmetic.
@@ -126,6 +128,7 @@ impl Case {
             epilogue: Epilogue::default(),
             layout: Layout::default(),
             batch_invariant: false,
+            every_configuration: false,
             family: None,
             math: None,
             seed: 1,
@@ -180,6 +183,7 @@ impl fmt::Display for Case {
             (self.act_order == Some(ActOrder::Full), "act-order"),
             (self.act_order == Some(ActOrder::Padded), "act-order-padded"),
             (self.batch_invariant, "batch-invariant"),
+            (self.every_configuration, "every-configuration"),
         ];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {
             write!(f, " {name}")?;

@@ -1,6 +1,8 @@
 //! The suite as tests of a backend.
 
+use std::collections::BTreeMap;
 use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use qgemm_api::{Context, Error, HalError};
 use qgemm_formats::Format;
@@ -18,7 +20,7 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue scales activations gated layouts act_order staged_x batch_invariant);
+            exact values deep_k epilogue scales activations gated layouts act_order staged_x batch_invariant configurations);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(
@@ -43,7 +45,7 @@ macro_rules! conformance {
 /// When a case fails, the device fails to open, or there is no such group.
 pub fn check_group(device: &str, group: &str) {
     let group = suite::group(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
-    let ctx = match Context::open(device) {
+    let ctx = match shared_context(device) {
         Ok(ctx) => ctx,
         Err(error) if is_absent(&error) => {
             let required =
@@ -56,7 +58,7 @@ pub fn check_group(device: &str, group: &str) {
     };
     let cases: Vec<_> = Format::all().flat_map(group.cases).collect();
     let outcomes: Vec<Outcome> = cases.par_iter().map(|case| run(&ctx, case)).collect();
-    let mut skips = std::collections::BTreeMap::<&str, usize>::new();
+    let mut skips = BTreeMap::<&str, usize>::new();
     let mut failures = Vec::new();
     for outcome in &outcomes {
         match &outcome.verdict {
@@ -82,6 +84,18 @@ pub fn check_group(device: &str, group: &str) {
         failures[..failures.len().min(SHOWN)].join("\n"),
         if failures.len() > SHOWN { "\n…" } else { "" }
     );
+}
+
+/// The one context of this process on a device: compiling a kernel again for each group would take most of the time.
+fn shared_context(device: &str) -> Result<Arc<Context>, Error> {
+    static OPEN: Mutex<BTreeMap<String, Arc<Context>>> = Mutex::new(BTreeMap::new());
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(ctx) = open.get(device) {
+        return Ok(Arc::clone(ctx));
+    }
+    let ctx = Arc::new(Context::open(device)?);
+    open.insert(device.to_owned(), Arc::clone(&ctx));
+    Ok(ctx)
 }
 
 /// Whether the device does not exist here, as opposed to failing.

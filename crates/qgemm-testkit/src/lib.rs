@@ -30,7 +30,7 @@ pub use activations::{ActivationKind, activations};
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
-pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, path};
+pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use oracle::{Added, Expected, multiply, multiply_gated};
 pub use rounding::rounded;
 pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};

@@ -25,7 +25,32 @@ pub const PATHS: &[PathLimit] = &[
     PathLimit {
         math: Math::TensorF16,
         nmse: 1e-6,
-        reason: "kernels keep codes exact and scale f32 sums, so that bf16 needs no wider limit than f16",
+        reason: "codes are exact and scales act on f32 sums, in f16 and bf16 alike",
+    },
+];
+
+/// The error that rounding weights to a type before they are multiplied may add.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightRounding {
+    /// The type.
+    pub dtype: DType,
+    /// Largest normalised squared error.
+    pub nmse: f64,
+    /// Why this number.
+    pub reason: &'static str,
+}
+
+/// The rounding of weights to every type that kernels round them to.
+pub const WEIGHT_ROUNDING: &[WeightRounding] = &[
+    WeightRounding {
+        dtype: DType::F16,
+        nmse: 6e-7,
+        reason: "scales are rounded, too, each for its sub-block of 32: 32 (2^-11)^2 / 12 where X is constant",
+    },
+    WeightRounding {
+        dtype: DType::BF16,
+        nmse: 1.53e-5,
+        reason: "each weight is rounded once: half a unit in the last place of 1, squared",
     },
 ];
 
@@ -85,8 +110,9 @@ pub fn path(math: Math) -> Option<&'static PathLimit> {
 }
 
 impl PathLimit {
-    /// What a kernel of this path that stores `d` may be off.
-    pub fn tolerance(&self, d: DType) -> Tolerance {
-        rounded_to(d, self.nmse)
+    /// What a kernel of this path that rounds weights to `weights` and stores `d` may be off.
+    pub fn tolerance(&self, weights: Option<DType>, d: DType) -> Tolerance {
+        let rounding = WEIGHT_ROUNDING.iter().find(|r| Some(r.dtype) == weights);
+        rounded_to(d, self.nmse + rounding.map_or(0.0, |r| r.nmse))
     }
 }

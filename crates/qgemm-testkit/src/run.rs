@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use qgemm_api::{Args, Context, DeviceKind, Problem, Weight, WeightOrder, Workspace};
+use qgemm_api::{Args, Candidate, Context, DeviceKind, Problem, Weight, WeightOrder, Workspace};
 use qgemm_formats::{DType, Encoding, HostWeight};
-use qgemm_hal::{Activation, DeviceInfo, Math, StagedX};
+use qgemm_hal::{Activation, DeviceInfo, LaunchPlan, Math, StagedX, TileConfig};
 
 use crate::activations::{ActivationKind, activations};
 use crate::case::Case;
@@ -74,6 +74,8 @@ pub enum Failure {
     NotRepeatable(usize),
     /// This row has other bits when it is multiplied alone.
     DependsOnBatch(usize),
+    /// Something was wrong with this of all configurations.
+    Of(String, Box<Failure>),
 }
 
 impl fmt::Display for Failure {
@@ -94,6 +96,7 @@ impl fmt::Display for Failure {
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
             Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),
             Failure::DependsOnBatch(row) => write!(f, "row {row} has other bits when multiplied alone"),
+            Failure::Of(configuration, failure) => write!(f, "{configuration}: {failure}"),
         }
     }
 }
@@ -113,6 +116,13 @@ pub struct Outcome {
     pub rounding_loss: Option<f64>,
     /// What became of it.
     pub verdict: Verdict,
+}
+
+impl Outcome {
+    /// How near the result came to the limit.
+    fn share_of_limit(&self) -> f64 {
+        self.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile)) / self.limit.unwrap_or(f64::INFINITY)
+    }
 }
 
 /// Runs `case`: plans it, runs it twice on poisoned memory, and compares with the oracle.
@@ -139,10 +149,59 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
     let host = HostWeights::new(case).map_err(|e| Failure::Weight(e.to_string()))?;
     let loaded = host.load(ctx, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
     let operands = HostOperands::new(case);
-    let result = multiply_on(ctx, &loaded, case, &operands)?;
+    if case.every_configuration {
+        // The table shows the one that comes nearest to its limit.
+        let mut nearest: Option<Outcome> = None;
+        for candidate in &configurations(ctx, &loaded, case)? {
+            check(ctx, &host, &loaded, case, &operands, Some(candidate), outcome)
+                .map_err(|failure| Failure::Of(describe(candidate.launch()), Box::new(failure)))?;
+            if nearest.as_ref().is_none_or(|nearest| outcome.share_of_limit() > nearest.share_of_limit()) {
+                nearest = Some(outcome.clone());
+            }
+        }
+        *outcome = nearest.ok_or_else(|| Failure::NotPlanned("there is no configuration".into()))?;
+        return Ok(());
+    }
+    let got = check(ctx, &host, &loaded, case, &operands, None, outcome)?;
+    if case.batch_invariant { check_single_rows(ctx, &loaded, case, &operands, &got) } else { Ok(()) }
+}
+
+/// Every configuration for the case: the first cut that leaves its tiles whole, and the first that does not.
+fn configurations(ctx: &Context, weight: &Weight, case: &Case) -> Result<Vec<Candidate>, Failure> {
+    let [x, d] = [stored_x(case), stored_d(case)];
+    let mut all = ctx.candidates(&problem(weight, case, &x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
+    let mut seen = Vec::new();
+    all.retain(|candidate| {
+        let launch = candidate.launch();
+        let is_cut = launch.splits > 1 || launch.stream_k.is_some_and(|cut| cut.cut_tiles > 0);
+        let new = !seen.contains(&(launch.config, is_cut));
+        if new {
+            seen.push((launch.config, is_cut));
+        }
+        new
+    });
+    Ok(all)
+}
+
+fn describe(launch: &LaunchPlan) -> String {
+    let TileConfig { family, tile_n, tile_m, threads, .. } = launch.config;
+    format!("{family} {tile_n}x{tile_m}, {threads} threads, grid {:?}", launch.grid)
+}
+
+/// Runs one plan, of `candidate` or as it is chosen, and judges what came of it, which is returned.
+fn check(
+    ctx: &Context,
+    host: &HostWeights,
+    loaded: &Weight,
+    case: &Case,
+    operands: &HostOperands,
+    candidate: Option<&Candidate>,
+    outcome: &mut Outcome,
+) -> Result<Vec<f32>, Failure> {
+    let result = multiply_on(ctx, loaded, case, operands, candidate)?;
     outcome.kernel = Some(result.kernel.clone());
     let path = path(result.math).ok_or(Failure::NoModel(result.math))?;
-    let tolerance = tolerance(case, path);
+    let tolerance = tolerance(case, path, result.rounded_weights);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
@@ -170,7 +229,7 @@ fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failur
     if let Some(byte) = result.first.iter().zip(&result.second).position(|(a, b)| a != b) {
         return Err(Failure::NotRepeatable(byte));
     }
-    if case.batch_invariant { check_single_rows(ctx, &loaded, case, &operands, &got) } else { Ok(()) }
+    Ok(got)
 }
 
 /// Multiplies the first and the last row alone and compares bits with the whole batch.
@@ -183,7 +242,7 @@ fn check_single_rows(
 ) -> Result<(), Failure> {
     for row in [0, case.m - 1] {
         let alone = Case { m: 1, ..*case };
-        let result = multiply_on(ctx, weight, &alone, &operands.row(case, row))?;
+        let result = multiply_on(ctx, weight, &alone, &operands.row(case, row), None)?;
         let got = result.d.decode(&result.first);
         let same = got.iter().zip(&batch[row * case.n..]).all(|(a, b)| a.to_bits() == b.to_bits());
         if !same {
@@ -194,10 +253,10 @@ fn check_single_rows(
 }
 
 /// What the result may be off.
-fn tolerance(case: &Case, path: &PathLimit) -> Tolerance {
+fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>) -> Tolerance {
     let tolerance = match case.sums_are_exact() {
         true => rounded_to(case.d_dtype, EXACT_SUMS),
-        false => path.tolerance(case.d_dtype),
+        false => path.tolerance(rounded_weights, case.d_dtype),
     };
     match case.epilogue.activation {
         Activation::Identity => tolerance,
@@ -316,19 +375,34 @@ struct Runs {
     kernel: String,
     math: Math,
     staged_x: Option<StagedX>,
+    rounded_weights: Option<DType>,
     d: Operand,
     /// The whole buffer around D after the first run.
     first: Vec<u8>,
     second: Vec<u8>,
 }
 
-fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands) -> Result<Runs, Failure> {
+fn stored_x(case: &Case) -> Operand {
     let layout = case.layout;
-    let stored_x = match layout.x_transposed {
+    match layout.x_transposed {
         false => Operand::new(case.x_dtype, case.m, case.k, layout.x_gap, layout.offset),
         true => Operand::new(case.x_dtype, case.k, case.m, layout.x_gap, layout.offset).transposed(),
-    };
-    let d = Operand::new(case.d_dtype, case.m, case.n, layout.d_gap, layout.offset);
+    }
+}
+
+fn stored_d(case: &Case) -> Operand {
+    Operand::new(case.d_dtype, case.m, case.n, case.layout.d_gap, case.layout.offset)
+}
+
+fn multiply_on(
+    ctx: &Context,
+    weight: &Weight,
+    case: &Case,
+    host: &HostOperands,
+    candidate: Option<&Candidate>,
+) -> Result<Runs, Failure> {
+    let layout = case.layout;
+    let (stored_x, d) = (stored_x(case), stored_d(case));
     let c = case.epilogue.c.map(|(beta, dtype)| {
         let operand = Operand::new(dtype, case.m, case.n, layout.c_gap, layout.offset);
         (operand, if beta == 0.0 { operand.poison() } else { operand.encode(&host.c) })
@@ -346,7 +420,11 @@ fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands)
         (operand, operand.encode(&host.residual))
     });
 
-    let plan = ctx.plan(&problem(weight, case, &stored_x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
+    let plan = match candidate {
+        Some(candidate) => ctx.plan_candidate(candidate),
+        None => ctx.plan(&problem(weight, case, &stored_x, &d)),
+    };
+    let plan = plan.map_err(|e| Failure::NotPlanned(e.to_string()))?;
     let device = |e: qgemm_api::Error| Failure::Device(e.to_string());
     let stream = ctx.default_stream();
     let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;
@@ -378,9 +456,10 @@ fn multiply_on(ctx: &Context, weight: &Weight, case: &Case, host: &HostOperands)
     };
     let first = once().map_err(device)?;
     let second = once().map_err(device)?;
-    let (math, staged_x) =
-        plan.launch().map_or((Math::FmaF32, None), |launch| (launch.config.math, launch.config.staged_x));
-    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, staged_x, d, first, second })
+    let (math, staged_x, rounded_weights) = plan.launch().map_or((Math::FmaF32, None, None), |launch| {
+        (launch.config.math, launch.config.staged_x, launch.config.rounded_weights)
+    });
+    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, staged_x, rounded_weights, d, first, second })
 }
 
 fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {

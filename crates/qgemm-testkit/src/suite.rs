@@ -64,6 +64,7 @@ pub const GROUPS: &[Group] = &[
     Group { name: "act_order", summary: "permuted columns", cases: act_order },
     Group { name: "staged_x", summary: "activations copied for matrix instructions", cases: staged_x },
     Group { name: "batch_invariant", summary: "bits that do not depend on the batch", cases: batch_invariant },
+    Group { name: "configurations", summary: "every tile that could be chosen, whole and cut", cases: configurations },
 ];
 
 /// The group of this name.
@@ -383,6 +384,25 @@ fn batch_invariant(format: Format) -> Vec<Case> {
         ..Case::new(format, m, 67, medium_k(format))
     };
     [2, 3, 9, 17, 65].into_iter().enumerate().map(case).collect()
+}
+
+/// Formats whose weights take different ways through a kernel: minimums, zero points, a table, FP8 with shared scales, scales
+/// for every 16 columns.
+const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
+
+/// Tiles for many tokens are not chosen for matrices as small as the other groups'.
+fn configurations(format: Format) -> Vec<Case> {
+    if !WAYS.contains(&format.name) {
+        return Vec::new();
+    }
+    let case = |x_dtype, m, activations, seed| Case {
+        x_dtype,
+        activations,
+        seed,
+        every_configuration: true,
+        ..Case::new(format, m, 290, medium_k(format))
+    };
+    vec![case(DType::F16, 41, ActivationKind::PositiveMean, 1), case(DType::BF16, 20, ActivationKind::Normal, 2)]
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@ fn config(family: &'static str, op: &CheckedGemm, info: &DeviceInfo, [tile_n, ti
         stages: 1,
         shared_bytes: 0,
         staged_x: None,
+        rounded_weights: None,
         efficiency: (efficiency(tile_m, info), 1000),
     }
 }

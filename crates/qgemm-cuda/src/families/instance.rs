@@ -268,6 +268,7 @@ impl Instance {
             },
             shared_bytes: self.shared_bytes(),
             staged_x: None,
+            rounded_weights: self.rounds_weights().then_some(self.x),
             efficiency: self.efficiency,
         }
     }

@@ -8,10 +8,10 @@ use super::gemm::most_shared;
 use super::instance::{Engine, Instance, Shape};
 
 /// Tokens of a tile, and the shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
-const TILES: [(u32, (u32, u32)); 2] = [(8, (105, 950)), (16, (150, 920))];
+const TILES: [(u32, (u32, u32)); 2] = [(8, (250, 885)), (16, (160, 845))];
 /// The same for slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are
 /// no faster here than elsewhere.
-const LONG_SLAB_TILES: [(u32, (u32, u32)); 1] = [(8, (52, 800))];
+const LONG_SLAB_TILES: [(u32, (u32, u32)); 1] = [(8, (64, 800))];
 
 /// How a block divides its work.
 #[derive(Clone, Copy)]
@@ -29,7 +29,8 @@ const fn block(row_tiles: u32, warps: u32, slices: u32, blocks_per_sm: u32) -> B
 
 /// Blocks of eight warps, in the order in which they are tried for room. Two on an SM hide each other's beginnings and ends;
 /// more rows share the activations that a block reads.
-const BLOCKS: [Block; 5] = [block(4, 1, 8, 2), block(2, 2, 4, 2), block(1, 2, 4, 2), block(4, 1, 8, 1), block(2, 2, 4, 1)];
+const BLOCKS: [Block; 5] =
+    [block(4, 1, 8, 2), block(2, 2, 4, 2), block(1, 2, 4, 2), block(4, 1, 8, 1), block(2, 2, 4, 1)];
 
 /// Slabs in the rings: most, and fewest.
 const STAGES: (u32, u32) = (4, 2);
@@ -65,7 +66,11 @@ fn spills(layout: &PackedLayout, tile_m: u32, block: &Block) -> bool {
     // All scales of a slab are at hand.
     let has_many_scales = has_minimums && layout.slab_k > 128;
     match (block.row_tiles, block.blocks_per_sm) {
-        (4, 2) if tile_m == 16 => has_minimums || matches!(format.name, "int2_g128" | "int8_g64"),
+        (4, 2) if tile_m == 16 => {
+            let bits = format.code_planes[0];
+            let zero_points = format.encoding == Encoding::IntZero;
+            has_minimums || (zero_points && matches!((bits, layout.slab_k), (2, 128) | (8, 64)))
+        }
         (_, 2) => has_many_scales,
         // Q2_K has them for every 16 columns.
         (4, _) => has_many_scales && format.sub_block == 16,

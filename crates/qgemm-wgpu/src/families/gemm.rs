@@ -36,6 +36,7 @@ const fn config(tile_n: u32, tile_m: u32, efficiency: (u32, u32)) -> TileConfig 
         // Each tile row is padded by one.
         shared_bytes: TILE_K * (tile_n + tile_m + 2) * 4,
         staged_x: None,
+        rounded_weights: None,
         efficiency,
     }
 }

@@ -34,6 +34,7 @@ const fn config(tokens: u32) -> TileConfig {
         stages: 1,
         shared_bytes: TILE_N * tokens * THREADS * 4,
         staged_x: None,
+        rounded_weights: None,
         efficiency: (300, 600),
     }
 }
