@@ -104,18 +104,23 @@ pub(crate) mod tests {
         nanoseconds.map_or(start.elapsed().as_secs_f64(), |n| n as f64 * 1e-9)
     }
 
+    /// They take one to three seconds; twice that on a core whose other half is busy.
     #[test]
-    fn the_slowest_kernel_compiles_within_a_second_or_two() {
-        let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernel_compiles_within_a_second_or_two") else { return };
-        let mut slow = crate::manifest(Variant::Sm70);
-        slow.retain(|spec| spec.name.starts_with("gemm_nt_q2_k_f16_"));
-        assert!(!slow.is_empty());
-        for spec in slow {
+    fn the_slowest_kernels_compile_within_seconds() {
+        let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernels_compile_within_seconds") else { return };
+        let of = |variant, prefix: &'static str| {
+            crate::manifest(variant).into_iter().filter(move |spec| spec.name.starts_with(prefix))
+        };
+        let for_volta = of(Variant::Sm70, "gemm_nt_q2_k_f16_").map(|spec| (spec, 70));
+        let slow: Vec<_> =
+            for_volta.chain(of(Variant::Sm90, "gemm_nt_q2_k_f16_m128_").map(|spec| (spec, 90))).collect();
+        assert!(slow.iter().any(|(_, arch)| *arch == 70) && slow.iter().any(|(_, arch)| *arch == 90));
+        for (spec, arch) in slow {
             let start = Instant::now();
             let before = seconds_of_thread(start);
-            compile(nvrtc, &spec, Target::Cubin { arch: 70, specific: false }).unwrap();
+            compile(nvrtc, &spec, Target::Cubin { arch, specific: false }).unwrap();
             let took = seconds_of_thread(start) - before;
-            assert!((0.05..2.0).contains(&took), "{}: {took:.2} s, where a second is the goal", spec.name);
+            assert!((0.05..6.0).contains(&took), "{}: {took:.2} s, where two seconds are the goal", spec.name);
         }
     }
 
