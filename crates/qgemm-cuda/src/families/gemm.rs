@@ -105,8 +105,7 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
     TILES
         .iter()
         .chain(small)
-        // Copies by the threads take registers that 128 tokens' sums leave to the copy engine's single lane only.
-        .filter(|tile| variant == Variant::Sm90 || tile.tile_m < 128)
+        .filter(|tile| tile.tile_m < 128 || has_registers_for_128_tokens(format, x, variant))
         .map(|tile| Instance {
             format,
             x,
@@ -130,6 +129,14 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
             Instance { blocks_per_sm: instance.blocks_per_sm.min(beside.max(1)), ..instance }
         })
         .collect()
+}
+
+/// Whether 128 tokens' sums leave registers for the rest (`kernels.lock` shows no spills): not for copies by the threads, only
+/// for the copy engine's single lane, and not beside two zero points of a chunk whose codes are taken apart.
+fn has_registers_for_128_tokens(format: Format, x: DType, variant: Variant) -> bool {
+    let zero_points = format.encoding == Encoding::IntZero && format.sub_block == 32;
+    let taken_apart = matches!(format.code_planes, [4] | [2, 1]);
+    variant == Variant::Sm90 && !(zero_points && taken_apart && x == DType::F16)
 }
 
 /// Whether blocks have a minimum, for which the exact kernels hold sums of X in registers beside the others.
