@@ -10,7 +10,24 @@ mod sm80 {
     qgemm_testkit::conformance!("emu:sm80");
 }
 mod sm89 {
-    qgemm_testkit::conformance!("emu:sm89");
+    use qgemm_testkit::check_group;
+
+    // Its own are the conversions of FP8. Everything else is sm80's, with those tiles that sm120 has room for, too: both run
+    // the whole suite, and three times would be minutes of every test run. `qgemm verify --device emu:sm89` runs the rest.
+    #[test]
+    fn shapes_float8() {
+        check_group("emu:sm89", "shapes_float8");
+    }
+
+    #[test]
+    fn exact() {
+        check_group("emu:sm89", "exact");
+    }
+
+    #[test]
+    fn configurations() {
+        check_group("emu:sm89", "configurations");
+    }
 }
 mod sm90 {
     // What only Hopper has are tiles for many tokens: the rest is sm120's, fed by the same copy engine.
