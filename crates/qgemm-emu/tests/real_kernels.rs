@@ -86,16 +86,16 @@ fn no_order_of_the_blocks_changes_a_bit() {
 fn faults_name_the_line_of_a_template_or_an_included_file() {
     // The operand that is shorter than the kernel was told, and where it shows.
     let cases = [
-        ("gemm", "x", "mainloop/feeder_cp_async.cuh", "cp_async_16(XStage::at(stage"),
-        ("gemm", "the weight", "mainloop/feeder_cp_async.cuh", "cp_async_16(target + i * 16, f.w"),
-        ("gemm", "d", "epilogue/operands.cuh", "st_global_v4("),
-        ("gemv", "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),
-        ("gemv", "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
-        ("gemv", "shared memory", "entry/gemv.cu", "st_shared(&shared.partial[warp]"),
+        ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16(XStage::at(to.chunk"),
+        ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16(target + i * 16, w.tile"),
+        ("gemm", 2, "d", "epilogue/operands.cuh", "st_global_u"),
+        ("gemv", 1, "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),
+        ("gemv", 1, "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
+        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&sums.value[slice]"),
     ];
-    for (family, short, file, text) in cases {
+    for (family, m, short, file, text) in cases {
         let test = "faults_name_the_line_of_a_template_or_an_included_file";
-        let Some(job) = Job::new(test, "emu:sm80", family, [2, 512, 256]) else { return };
+        let Some(job) = Job::new(test, "emu:sm80", family, [m, 512, 256]) else { return };
         let fault = fault_of(&job, short);
         let (site, _) = fault.split_once(": ").unwrap();
         let (named, line) = site.rsplit_once(':').unwrap();
