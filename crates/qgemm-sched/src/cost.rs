@@ -27,14 +27,14 @@ pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partit
     let rate = info.rate(config.math)?;
     let phases = partition.phases();
     let steps: f64 = phases.iter().map(Phase::steps).sum();
+    // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
+    // traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
+    let all_bytes = op.bytes() + op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
     let time: f64 = phases
         .iter()
         .map(|phase| {
             let waves = Waves::new(info, config, phase);
-            // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a
-            // kernel's traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
-            let again = op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
-            let bytes = (op.bytes() + again) * phase.steps() / steps;
+            let bytes = all_bytes * phase.steps() / steps;
             let busy = arithmetic(info, config, phase, &waves, rate) + tiles(info, config, phase, &waves);
             let memory = memory(bytes, info, config, &waves);
             (busy.powf(BEND) + memory.powf(BEND)).powf(1.0 / BEND)

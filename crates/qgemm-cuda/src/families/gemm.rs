@@ -8,7 +8,7 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Ring, Shape, class};
+use super::instance::{Engine, Instance, Ring, Shape, class, has_minimums};
 use super::{kernel, sliced_k, staging, sync_copy};
 
 /// The family.
@@ -46,12 +46,8 @@ const TILES: &[Tile] = &[
     tile(128, 8, 4, 1, (420, 450)),
 ];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
-const SMALL_TILES: &[Tile] = &[
-    tile(8, 4, 5, 2, (40, 550)),
-    tile(16, 4, 5, 2, (80, 530)),
-    tile(64, 4, 3, 1, (200, 400)),
-    tile(128, 4, 3, 1, (300, 380)),
-];
+const SMALL_TILES: &[Tile] =
+    &[tile(8, 4, 5, 2, (40, 550)), tile(16, 4, 5, 2, (80, 530)), tile(64, 4, 3, 1, (200, 400))];
 
 /// Of them, so many are for few tokens.
 const FEW_TOKENS: usize = 2;
@@ -137,11 +133,6 @@ fn has_registers_for_128_tokens(format: Format, x: DType, variant: Variant) -> b
     let zero_points = format.encoding == Encoding::IntZero && format.sub_block == 32;
     let taken_apart = matches!(format.code_planes, [4] | [2, 1]);
     variant == Variant::Sm90 && !(zero_points && taken_apart && x == DType::F16)
-}
-
-/// Whether blocks have a minimum, for which the exact kernels hold sums of X in registers beside the others.
-fn has_minimums(format: Format) -> bool {
-    matches!(format.encoding, Encoding::IntAffine)
 }
 
 /// (tokens, row tiles a warp) of the kernels without matrix instructions: the largest that keep all sums in registers

@@ -51,6 +51,11 @@ pub(crate) fn has_block_offsets(format: Format) -> bool {
     matches!(format.encoding, Encoding::IntAffine | Encoding::IntZero)
 }
 
+/// Whether blocks have a minimum, for which exact kernels hold sums of X in registers beside the others.
+pub(crate) fn has_minimums(format: Format) -> bool {
+    format.encoding == Encoding::IntAffine
+}
+
 /// The layout class that kernels of `variant` read.
 pub fn class(variant: Variant) -> PackClass {
     if variant == Variant::Sm70 { PackClass::V } else { PackClass::T }
@@ -228,7 +233,7 @@ impl Instance {
     fn stage_bytes(&self) -> u32 {
         let subs = (STAGE_K / self.format.sub_block as u32).max(1);
         let floats = |present: bool, pitch: u32| if present { subs * pitch } else { 2 };
-        let has_min = self.format.encoding == Encoding::IntAffine;
+        let has_min = has_minimums(self.format);
         let warps = self.threads / 32;
         let x = self.tile_m * STAGE_K * 2 + 4 * floats(has_min, self.tile_m + SUM_PADDING);
         let rows = self.tile_n() / warps;

@@ -5,7 +5,7 @@ use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, Shape};
+use super::instance::{Engine, Instance, Shape, has_minimums};
 
 /// Tokens of a tile, and the shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
 const TILES: [(u32, (u32, u32)); 2] = [(8, (250, 885)), (16, (160, 845))];
@@ -62,7 +62,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
 fn spills(layout: &PackedLayout, tile_m: u32, block: &Block) -> bool {
     let format = layout.format();
-    let has_minimums = format.encoding == Encoding::IntAffine;
+    let has_minimums = has_minimums(format);
     // All scales of a slab are at hand.
     let has_many_scales = has_minimums && layout.slab_k > 128;
     match (block.row_tiles, block.blocks_per_sm) {
