@@ -24,6 +24,17 @@ QG_DEVICE void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
+// setmaxnreg, by all warps of a warpgroup: how many registers each of their threads has from here on. Multiples of 8 from 24
+// to 256; more must have been given back by others of the block, and are waited for.
+template <u32 COUNT>
+QG_DEVICE void setmaxnreg_inc() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <u32 COUNT>
+QG_DEVICE void setmaxnreg_dec() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): columns of 128 bytes along k (64
 // values of 16 bits), 1024 bytes from one group of eight columns to the next, in the 128-byte swizzle that TMA writes:
 // the 16-byte unit u of column c stands at u ^ (c % 8). The matrix starts at a multiple of 1024 bytes; steps along k
@@ -36,24 +47,56 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-QG_DEVICE void wgmma_m64n32k16_f16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
-                   "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_descriptor));
+// The registers of D as operands of an instruction, and their places in its text: QG_TEN("1") is "%10, %11, … %19".
+#define QG_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define QG_D8(i) QG_D4(i), QG_D4(i + 4)
+#define QG_D16(i) QG_D8(i), QG_D8(i + 8)
+#define QG_D32(i) QG_D16(i), QG_D16(i + 16)
+#define QG_D64(i) QG_D32(i), QG_D32(i + 32)
+#define QG_D128(i) QG_D64(i), QG_D64(i + 64)
+#define QG_TWO(t, a, b) "%" t #a ", %" t #b
+#define QG_FOUR(t, a, b, c, e) QG_TWO(t, a, b) ", " QG_TWO(t, c, e)
+#define QG_EIGHT(t) QG_FOUR(t, 0, 1, 2, 3) ", " QG_FOUR(t, 4, 5, 6, 7)
+#define QG_TEN(t) QG_EIGHT(t) ", " QG_TWO(t, 8, 9)
+#define QG_PLACES_4 QG_FOUR("", 0, 1, 2, 3)
+#define QG_PLACES_8 QG_EIGHT("")
+#define QG_PLACES_16 QG_TEN("") ", " QG_FOUR("1", 0, 1, 2, 3) ", " QG_TWO("1", 4, 5)
+#define QG_PLACES_30 QG_TEN("") ", " QG_TEN("1") ", " QG_TEN("2")
+#define QG_PLACES_32 QG_PLACES_30 ", " QG_TWO("3", 0, 1)
+#define QG_PLACES_60 QG_PLACES_30 ", " QG_TEN("3") ", " QG_TEN("4") ", " QG_TEN("5")
+#define QG_PLACES_64 QG_PLACES_60 ", " QG_FOUR("6", 0, 1, 2, 3)
+#define QG_PLACES_90 QG_PLACES_60 ", " QG_TEN("6") ", " QG_TEN("7") ", " QG_TEN("8")
+#define QG_PLACES_120 QG_PLACES_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
+#define QG_PLACES_128 QG_PLACES_120 ", " QG_EIGHT("12")
+
+// One instruction for `n` columns: the operands are D, A, B's descriptor, and immediates: D is added to, A and B as they are,
+// B not turned.
+#define QG_WGMMA(n, type, places, operands, a, b)                                                                       \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b            \
+                 ", 1, 1, 1, 0;"                                                                                         \
+                 : operands                                                                                              \
+                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]), "l"(b_descriptor))
+#define QG_WGMMA_OF_COLUMNS(type)                                                                                       \
+    if constexpr (COLUMNS == 8)                                                                                         \
+        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                               \
+    else if constexpr (COLUMNS == 16)                                                                                   \
+        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                           \
+    else if constexpr (COLUMNS == 32)                                                                                   \
+        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                       \
+    else if constexpr (COLUMNS == 64)                                                                                   \
+        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                       \
+    else if constexpr (COLUMNS == 128)                                                                                  \
+        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                      \
+    else                                                                                                                \
+        QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
+
+// D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256.
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
+    QG_WGMMA_OF_COLUMNS("f16");
 }
-QG_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-                 "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]),
-                   "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
-                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]),
-                   "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b_descriptor));
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_k16_bf16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
+    QG_WGMMA_OF_COLUMNS("bf16");
 }
 #endif

@@ -4,7 +4,6 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "epilogue/store.cuh"
-#include "mainloop/pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
 #include "sched/split.cuh"
 
@@ -114,7 +113,7 @@ QG_DEVICE void store_tile(Sums& sums, const GemmParams& p, const TileWork& work,
 
 // This thread's part of a contributor's partial sums.
 QG_DEVICE f32x4* partial_sums(const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
-    return reinterpret_cast<f32x4*>(partial_slot(p, work, contributor, THREAD_SUMS * QG_THREADS)) + thread;
+    return reinterpret_cast<f32x4*>(partial_slot(p, work, contributor, THREAD_SUMS * QG_CONSUMERS)) + thread;
 }
 
 QG_DEVICE void add_contribution(Sums& sums, const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
@@ -122,7 +121,7 @@ QG_DEVICE void add_contribution(Sums& sums, const GemmParams& p, const TileWork&
     const f32x4* theirs = partial_sums(p, work, contributor, thread);
 #pragma unroll
     for (u32 i = 0; i < THREAD_SUMS; i += 4) {
-        const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_THREADS);
+        const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_CONSUMERS);
         all[i] += v.x, all[i + 1] += v.y, all[i + 2] += v.z, all[i + 3] += v.w;
     }
 }
@@ -138,7 +137,7 @@ QG_DEVICE bool add_partial_sums(Sums& sums, const GemmParams& p, const TileWork&
         f32x4* slot = partial_sums(p, work, work.index, thread);
 #pragma unroll
         for (u32 i = 0; i < THREAD_SUMS; i += 4)
-            st_global_f32x4(slot + i / 4 * QG_THREADS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
+            st_global_f32x4(slot + i / 4 * QG_CONSUMERS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
         if (!arrive_and_check_last(p, work, flag)) return false;
     }
     // Otherwise the first two contributors' sums come from memory, and to them are added the others'.

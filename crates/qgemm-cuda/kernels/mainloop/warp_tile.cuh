@@ -67,6 +67,21 @@ QG_DEVICE void multiply_step(float (&sums)[COUNT][TOKEN_TILES][4], const u32 (&a
     }
 }
 
+// The A operand of step `step` of a tile's chunk, weights rounded to the type of X. Factors are kept from step to step.
+QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const Slab& slab, u32 chunk, u32 step) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++) {
+        const u32 quad = quad_of(chunk, i % 2, step);
+        if constexpr (Operands::HAS_SCALE) {
+            if (i < 2 && step * STEP_K % SUM_K == 0)
+                factor[i] = RowFactor::of(slab, i, sub_block_of(chunk, step * STEP_K / SUM_K));
+            a[i] = RowFactor::weights(factor[i % 2], slab, quad, i / 2);
+        } else {
+            a[i] = operand_pair(slab, quad, i / 2);
+        }
+    }
+}
+
 // sums += W · X over chunk `chunk` of the slabs, weights rounded to the type of X. `between` is called after every step
 // for what else the warp has to issue.
 template <class Between>
@@ -77,18 +92,7 @@ QG_DEVICE void accumulate_rounded(Sums& sums, const Slab (&slabs)[ROW_TILES], u3
     for (u32 step = 0; step < STEPS; step++) {
         u32 a[ROW_TILES][4];
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++)
-#pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const u32 quad = quad_of(chunk, i % 2, step);
-                if constexpr (Operands::HAS_SCALE) {
-                    if (i < 2 && step * STEP_K % SUM_K == 0)
-                        factor[rt][i] = RowFactor::of(slabs[rt], i, sub_block_of(chunk, step * STEP_K / SUM_K));
-                    a[rt][i] = RowFactor::weights(factor[rt][i % 2], slabs[rt], quad, i / 2);
-                } else {
-                    a[rt][i] = operand_pair(slabs[rt], quad, i / 2);
-                }
-            }
+        for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], slabs[rt], chunk, step);
         multiply_step(sums.value, a, x, cursor, step);
         between(step);
     }

@@ -6,11 +6,19 @@
 #include "atoms/sync.cuh"
 #include "sched/tile.cuh"
 
+// Of the threads that hold sums: one that feeds them has other things to do.
+QG_DEVICE void consumer_barrier() {
+    if constexpr (QG_CONSUMERS == QG_THREADS)
+        block_barrier();
+    else
+        barrier_sync(1, QG_CONSUMERS);
+}
+
 // True for the one block that must finish the tile: all partial sums are then visible to all its threads.
 // `flag` is a word of shared memory.
 QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, u32* flag) {
     fence_gpu();
-    block_barrier();
+    consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
         const bool last = atomic_add_acq_rel(counter, 1) == work.contributors - 1;
@@ -18,21 +26,21 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, 
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
     }
-    block_barrier();
+    consumer_barrier();
     fence_gpu();
     return ld_shared(flag) != 0;
 }
 
 // True for the block that finds that all others have arrived: it may finish the tile without arriving itself.
 QG_DEVICE bool check_others_arrived(const GemmParams& p, const TileWork& work, u32* flag) {
-    block_barrier();
+    consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
         const bool last = atomic_add_acq_rel(counter, 0) == work.contributors - 1;
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
     }
-    block_barrier();
+    consumer_barrier();
     const bool last = ld_shared(flag) != 0;
     if (last) fence_gpu();
     return last;

@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 
 use super::instance::{Engine, Instance, Ring, Shape, class, has_minimums};
-use super::{kernel, sliced_k, staging, sync_copy};
+use super::{kernel, sliced_k, staging, sync_copy, warpgroup};
 
 /// The family.
 #[derive(Debug)]
@@ -30,7 +30,8 @@ struct Tile {
 
 const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
     // There, scales on f32 sums cost no more than scales on weights.
-    let ring = Ring { row_tiles: 2, warps, x_stages, exact: tile_m as usize <= MOST_EXACT };
+    let exact = tile_m as usize <= MOST_EXACT;
+    let ring = Ring { row_tiles: 2, warps, x_stages, ahead: x_stages - 2, exact };
     Tile { tile_m, ring, blocks_per_sm, efficiency }
 }
 
@@ -74,6 +75,9 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
     if engine == Engine::Mma && variant >= Variant::Sm80 {
         let mut all = sliced_k::instances(format, x, variant, &layout);
         all.extend(rings(format, x, variant, &layout));
+        if variant == Variant::Sm90 {
+            all.extend(warpgroup::instances(format, x, &layout));
+        }
         return all;
     }
     fma_tiles(layout.slab_k)
@@ -182,7 +186,7 @@ fn serving(
     info: &DeviceInfo,
 ) -> Result<Vec<TileConfig>, Unsupported> {
     let mut all = instances(op.format, x, variant);
-    all.retain(|i| is_in_range(i, op) && (in_order || !matches!(i.shape, Shape::SlicedK { .. })));
+    all.retain(|i| is_in_range(i, op) && (in_order || !matches!(i.shape, Shape::SlicedK { .. } | Shape::Warpgroup(_))));
     // A persistent grid has one dimension.
     let rows = |i: &Instance| if matches!(i.shape, Shape::Ring(_)) { usize::MAX } else { MAX_GRID_Y };
     let most = all.iter().map(|i| (i.tile_m as usize).saturating_mul(rows(i))).max().unwrap_or(0);

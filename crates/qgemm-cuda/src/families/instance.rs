@@ -95,6 +95,8 @@ pub(crate) enum Shape {
     },
     /// W and X pass through rings in shared memory to matrix instructions: Ampere and newer.
     Ring(Ring),
+    /// The same to warpgroups' matrix instructions, with a warp of its own that fills the rings: Hopper.
+    Warpgroup(Ring),
 }
 
 /// The shape of a kernel with rings.
@@ -106,6 +108,8 @@ pub(crate) struct Ring {
     pub warps: u32,
     /// Stages of 64 columns of X.
     pub x_stages: u32,
+    /// Stages that are on their way while others are multiplied.
+    pub ahead: u32,
     /// Whether scales act on f32 sums, so that no weight is rounded.
     pub exact: bool,
 }
@@ -114,7 +118,7 @@ impl Ring {
     /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`).
     pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
         let chunks = (layout.slab_k / RING_CHUNK_K) as u32;
-        1 + (self.x_stages - 2).div_ceil(chunks)
+        1 + self.ahead.div_ceil(chunks)
     }
 }
 
@@ -155,7 +159,7 @@ impl Instance {
     pub(crate) fn family(&self) -> &'static str {
         match self.shape {
             Shape::Gemv { .. } => "gemv",
-            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::SlicedK { .. } | Shape::Ring(_) => "gemm",
+            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::SlicedK { .. } | Shape::Ring(_) | Shape::Warpgroup(_) => "gemm",
         }
     }
 
@@ -172,19 +176,27 @@ impl Instance {
             Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => {
                 self.threads / 32 * row_tiles * self.tile_rows()
             }
-            Shape::Ring(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
+            Shape::Ring(ring) | Shape::Warpgroup(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
         }
     }
 
     /// Whether the kernel rounds weights to the type of X, before it multiplies them.
     pub(crate) fn rounds_weights(&self) -> bool {
-        matches!(self.shape, Shape::Ring(ring) if !ring.exact) && !self.format.scale_planes.is_empty()
+        matches!(self.shape, Shape::Ring(ring) | Shape::Warpgroup(ring) if !ring.exact) && !self.format.scale_planes.is_empty()
     }
 
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
     /// `mainloop/feeder_tma.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {
-        matches!(self.shape, Shape::Ring(_)) && self.variant >= Variant::Sm90
+        matches!(self.shape, Shape::Ring(_) | Shape::Warpgroup(_)) && self.variant >= Variant::Sm90
+    }
+
+    /// Threads that hold sums: all but those of a warp that feeds them.
+    pub(super) fn consumers(&self) -> u32 {
+        match self.shape {
+            Shape::Warpgroup(ring) => ring.warps * 32,
+            _ => self.threads,
+        }
     }
 
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
@@ -211,7 +223,7 @@ impl Instance {
                 let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
                 (2 * self.stage_bytes()).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
             }
-            Shape::Ring(ring) => {
+            Shape::Ring(ring) | Shape::Warpgroup(ring) => {
                 let x = ring.x_stages * self.tile_m * RING_CHUNK_K as u32 * self.engine.x_bytes();
                 let w = ring.w_stages(&self.layout) * ring.warps * ring.row_tiles * self.layout.slab_bytes as u32;
                 let barriers = ring.x_stages * 2 * 8;
@@ -261,7 +273,7 @@ impl Instance {
             threads: self.threads,
             blocks_per_unit: self.blocks_per_sm,
             schedule: match self.shape {
-                Shape::GemmSyncCopy { .. } | Shape::Ring(_) => Schedule::StreamK,
+                Shape::GemmSyncCopy { .. } | Shape::Ring(_) | Shape::Warpgroup(_) => Schedule::StreamK,
                 Shape::Gemv { .. } | Shape::Gemm { .. } | Shape::SlicedK { .. } => Schedule::Grid,
             },
             max_splits: 16,
@@ -269,7 +281,7 @@ impl Instance {
                 Shape::Gemv { x_slabs, .. } => x_slabs,
                 Shape::SlicedK { stages, .. } => stages,
                 Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } => 2,
-                Shape::Ring(ring) => ring.x_stages,
+                Shape::Ring(ring) | Shape::Warpgroup(ring) => ring.x_stages,
             },
             shared_bytes: self.shared_bytes(),
             staged_x: None,
@@ -300,6 +312,9 @@ impl Instance {
                 let exact = if exact { "_exact" } else { "" };
                 ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
             }
+            Shape::Warpgroup(Ring { row_tiles, warps, .. }) => {
+                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_r{row_tiles}_g{}_b{}", warps / 4, self.blocks_per_sm))
+            }
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);
         KernelSpec {
@@ -308,7 +323,7 @@ impl Instance {
             text: source::entry(entry),
             symbol,
             prelude: prelude::print(self),
-            arch_specific: false,
+            arch_specific: matches!(self.shape, Shape::Warpgroup(_)),
         }
     }
 }

@@ -11,6 +11,7 @@ mod repack;
 mod sliced_k;
 mod staging;
 mod sync_copy;
+mod warpgroup;
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::{KernelFamily, Variant};

@@ -43,6 +43,7 @@ pub(super) fn print(instance: &Instance) -> String {
     constant("QG_SUB_BLOCK", format.sub_block as u32);
     constant("QG_TILE_M", instance.tile_m);
     constant("QG_THREADS", instance.threads);
+    constant("QG_CONSUMERS", instance.consumers());
     constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
     constant("QG_SHARED_BYTES", instance.shared_bytes());
     constant("QG_ROUNDED", instance.rounds_weights().into());
@@ -69,6 +70,13 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_X_STAGES", ring.x_stages);
             constant("QG_W_STAGES", ring.w_stages(layout));
             constant("QG_EXACT", ring.exact.into());
+        }
+        Shape::Warpgroup(ring) => {
+            constant("QG_ROW_TILES", ring.row_tiles);
+            constant("QG_WARPS_N", ring.warps);
+            constant("QG_X_STAGES", ring.x_stages);
+            constant("QG_W_STAGES", ring.w_stages(layout));
+            constant("QG_BATCH", std::env::var("QGB").ok().and_then(|v| v.parse().ok()).unwrap_or(1));
         }
     }
     out

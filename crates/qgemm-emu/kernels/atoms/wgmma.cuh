@@ -10,16 +10,24 @@ QG_DEVICE void wgmma_wait_group(QG_AT) {
     emu->wgmma_wait(N, file, line);
 }
 
+// Threads here have all registers that they want.
+template <u32 COUNT>
+QG_DEVICE void setmaxnreg_inc() {}
+template <u32 COUNT>
+QG_DEVICE void setmaxnreg_dec() {}
+
 QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
     const u64 leading = 1, stride = 1024 >> 4, swizzle_128 = 1;
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-QG_DEVICE void wgmma_m64n32k16_f16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
-    emu->wgmma(d, 16, a, b_descriptor, 0, file, line);
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
+    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 0, file, line);
 }
-QG_DEVICE void wgmma_m64n32k16_bf16(float (&d)[16], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
-    emu->wgmma(d, 16, a, b_descriptor, 1, file, line);
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_k16_bf16(float (&d)[COLUMNS / 2], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
+    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 1, file, line);
 }
 #endif

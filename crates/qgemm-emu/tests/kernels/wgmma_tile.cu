@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
         wgmma_fence();
 #pragma unroll
         for (u32 k16 = 0; k16 < STAGE_K / 16; k16++)
-            wgmma_m64n32k16_f16(d, a[k16], wgmma_descriptor_128b(shared.x[stage] + k16 * 32));
+            wgmma_k16_f16<32>(d, a[k16], wgmma_descriptor_128b(shared.x[stage] + k16 * 32));
         wgmma_commit_group();
         wgmma_wait_group<0>();
         mbarrier_arrive(&shared.empty[stage]);
