@@ -1,65 +1,82 @@
 // D[m, n] for more than a few tokens on Hopper: warpgroups make weights from their codes in registers and multiply them with
-// X in shared memory by instructions that run by themselves; a warp of its own keeps W and X coming.
+// X in shared memory by instructions that run by themselves; a warpgroup of its own keeps W and X coming. Few tokens take two
+// groups of warps that share the K dimension of the tile, slab by slab: one's instructions for weights hide the other's waits.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
+#include "epilogue/sum_exchange.cuh"
+#include "epilogue/warp_store.cuh"
 #include "mainloop/warpgroup_pipeline.cuh"
 #include "mainloop/warpgroup_tile.cuh"
-#include "epilogue/warp_store.cuh"
+
+static_assert(QG_K_GROUPS <= 2, "sums pass once");
+using Exchange = ExchangeOf<QG_K_GROUPS>::type;
 
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
+    Exchange exchange;
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "warpgroups");
-static_assert(QG_THREADS == QG_CONSUMERS + 128, "and one that feeds them, for registers pass between warpgroups");
+static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
+constexpr u32 FIRST_FEEDER = QG_CONSUMERS * QG_K_GROUPS;
+static_assert(QG_THREADS == FIRST_FEEDER + 128, "registers pass between whole warpgroups");
 
-// Registers of a feeding thread and of one that multiplies: 65536 for all threads of an SM.
-constexpr u32 FEEDER_REGISTERS = QG_BLOCKS_PER_SM == 1 ? 40 : 32;
-constexpr u32 CONSUMER_REGISTERS = (65536 / QG_BLOCKS_PER_SM - FEEDER_REGISTERS * 128) / QG_CONSUMERS / 8 * 8;
+// Registers of a feeding thread and of one that multiplies: together as many as the block starts with.
+constexpr u32 START_REGISTERS = 65536 / QG_BLOCKS_PER_SM / QG_THREADS / 8 * 8;
+constexpr u32 FEEDER_REGISTERS = 32;
+constexpr u32 CONSUMER_REGISTERS = (START_REGISTERS * QG_THREADS - FEEDER_REGISTERS * 128) / FIRST_FEEDER / 8 * 8;
 
-// Gives a stage back to the feeding warp.
-QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
-    warp_barrier();
-    if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
-}
-
+// All that warps of group GROUP do. It is no variable, so that their place in the ring is the same for all threads that execute
+// the code, and the compiler keeps it and the instructions' descriptors in uniform registers.
+template <u32 GROUP>
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;
     const u32 lane = thread % 32, warp = thread / 32;
     TileWork work;
     WorkList list = WorkList::of_block(p);
-    Position at = {};
+    Position tile_at = {};
+    u32 parity = 0;
     while (WorkList::next(list, p, work)) {
         Sums sums = {};
-        StepOperands operands;
+        ChunkOperands operands;
+        Position at = tile_at;
+        Position::skip<GROUP>(at);
         // The stage that instructions under way still read, beyond the last where there is none.
         u32 read = QG_X_STAGES;
 #pragma unroll 1
-        for (u32 slab = work.end - work.begin; slab > 0; slab--) {
-            Slab slabs[ROW_TILES];
+        for (u32 first = work.begin + GROUP; first < work.end; first += QG_K_GROUPS) {
+            Slab slab;
+            const u8* bytes = pipeline.w[at.w].slab[warp];
 #pragma unroll
-            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            for (u32 i = 0; i < SLAB_STAGES; i++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
+                if (i == 0) Slab::load_scales<FromShared>(slab, bytes, lane);
 #pragma unroll
-                for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                    const u8* tile = pipeline.w[at.w].slab[warp * ROW_TILES + rt];
-                    Slab::load_codes<FromShared>(slabs[rt], tile, chunk, lane);
-                    if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], tile, lane);
+                for (u32 j = 0; j < STAGE_CHUNKS; j++) {
+                    const u32 chunk = i * STAGE_CHUNKS + j;
+                    Slab::load_codes<FromShared>(slab, bytes, chunk, lane);
+                    wgmma_wait_group<0>();
+                    if (j == 0 && read < QG_X_STAGES) Pipeline::release(pipeline, read, lane);
+                    start_chunk(sums, operands, slab, chunk, pipeline.x[at.x][j]);
                 }
-                multiply_chunk(sums, operands, slabs, chunk, pipeline.x[at.x], [&] {
-                    if (read < QG_X_STAGES) release(pipeline, read, lane);
-                });
                 read = at.x;
-                Position::next_chunk(at);
+                Position::next_stage(at);
             }
             Position::next_slab(at);
+            Position::skip<QG_K_GROUPS - 1>(at);
         }
         wgmma_wait_group<0>();
-        release(pipeline, read, lane);
-        if (work.contributors > 1 && !add_partial_sums(sums, p, work, thread, &shared.last)) continue;
-        store_tile(sums, p, work, shared.staging[warp], warp, lane);
+        if (read < QG_X_STAGES) Pipeline::release(pipeline, read, lane);
+        Position::skip_all(tile_at, work.end - work.begin);
+        if constexpr (GROUP > 0) {
+            Exchange::put(shared.exchange, sums, parity, thread);
+        } else {
+            Exchange::add(shared.exchange, sums, parity, thread);
+            if (work.contributors == 1 || add_partial_sums(sums, p, work, thread, &shared.last))
+                store_tile(sums, p, work, shared.staging[warp], warp, lane);
+        }
+        parity ^= 1;
     }
 }
 
@@ -67,15 +84,25 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     qg_gemm_warpgroup(const __grid_constant__ FedGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
-    if (thread == 0) Pipeline::init(shared.pipeline);
+    if (thread == 0) {
+        Pipeline::init(shared.pipeline);
+        Exchange::init(shared.exchange);
+    }
     block_barrier();
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
-    if (thread < QG_CONSUMERS) {
+    if (thread < FIRST_FEEDER) {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
-        consume(shared, params.gemm, thread);
+        griddepcontrol_wait();
+        if (thread < QG_CONSUMERS)
+            consume<0>(shared, params.gemm, thread);
+        else
+            consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
     } else {
         setmaxnreg_dec<FEEDER_REGISTERS>();
-        if (thread < QG_CONSUMERS + 32) feed(shared.pipeline, params, thread % 32);
+        const u32 feeder = (thread - FIRST_FEEDER) / 32, lane = thread % 32;
+        if (feeder > 0)
+            feed_w(shared.pipeline, params.gemm, feeder - 1, lane);
+        else if (lane == 0)
+            feed_x(shared.pipeline, params);
     }
 }

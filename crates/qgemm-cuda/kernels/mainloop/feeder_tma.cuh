@@ -3,19 +3,9 @@
 #pragma once
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
+#include "mainloop/fed_params.cuh"
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
-
-// X as the copy engine knows it, if its rows are aligned: [tokens][columns], boxes of a stage, 128-byte swizzle.
-struct alignas(64) TensorMap {
-    u64 word[16];
-};
-
-// The kernel's parameter.
-struct FedGemmParams {
-    GemmParams gemm;
-    TensorMap x_map;
-};
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.

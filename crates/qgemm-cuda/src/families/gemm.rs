@@ -31,7 +31,7 @@ struct Tile {
 const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
     // There, scales on f32 sums cost no more than scales on weights.
     let exact = tile_m as usize <= MOST_EXACT;
-    let ring = Ring { row_tiles: 2, warps, x_stages, ahead: x_stages - 2, exact };
+    let ring = Ring { row_tiles: 2, warps, x_stages, exact };
     Tile { tile_m, ring, blocks_per_sm, efficiency }
 }
 

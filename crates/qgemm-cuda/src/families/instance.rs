@@ -95,8 +95,35 @@ pub(crate) enum Shape {
     },
     /// W and X pass through rings in shared memory to matrix instructions: Ampere and newer.
     Ring(Ring),
-    /// The same to warpgroups' matrix instructions, with a warp of its own that fills the rings: Hopper.
-    Warpgroup(Ring),
+    /// The same to warpgroups' matrix instructions, with a warpgroup of its own that fills the rings: Hopper.
+    Warpgroup(Warpgroups),
+}
+
+/// The shape of a kernel of warpgroups: 16 rows a warp, and all of the block's tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Warpgroups {
+    /// Groups of warps that share the K dimension of the block's rows.
+    pub k_groups: u32,
+    /// Chunks of 64 columns of X in a stage.
+    pub stage_chunks: u32,
+    /// Stages of X.
+    pub stages: u32,
+}
+
+impl Warpgroups {
+    /// Warps of a group: two warpgroups.
+    pub const WARPS: u32 = 8;
+
+    /// Threads of a block: the groups', and those that feed them.
+    pub(super) fn threads(&self) -> u32 {
+        (Self::WARPS * self.k_groups + 4) * 32
+    }
+
+    /// Slabs of W that a block holds (`QG_W_STAGES`).
+    pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
+        let slab_stages = (layout.slab_k / RING_CHUNK_K) as u32 / self.stage_chunks;
+        1 + (self.stages - 1).div_ceil(slab_stages)
+    }
 }
 
 /// The shape of a kernel with rings.
@@ -108,8 +135,6 @@ pub(crate) struct Ring {
     pub warps: u32,
     /// Stages of 64 columns of X.
     pub x_stages: u32,
-    /// Stages that are on their way while others are multiplied.
-    pub ahead: u32,
     /// Whether scales act on f32 sums, so that no weight is rounded.
     pub exact: bool,
 }
@@ -118,7 +143,7 @@ impl Ring {
     /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`).
     pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
         let chunks = (layout.slab_k / RING_CHUNK_K) as u32;
-        1 + self.ahead.div_ceil(chunks)
+        1 + (self.x_stages - 2).div_ceil(chunks)
     }
 }
 
@@ -176,13 +201,19 @@ impl Instance {
             Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => {
                 self.threads / 32 * row_tiles * self.tile_rows()
             }
-            Shape::Ring(ring) | Shape::Warpgroup(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
+            Shape::Ring(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
+            Shape::Warpgroup(_) => Warpgroups::WARPS * self.tile_rows(),
         }
     }
 
     /// Whether the kernel rounds weights to the type of X, before it multiplies them.
     pub(crate) fn rounds_weights(&self) -> bool {
-        matches!(self.shape, Shape::Ring(ring) | Shape::Warpgroup(ring) if !ring.exact) && !self.format.scale_planes.is_empty()
+        let rounds = match self.shape {
+            Shape::Ring(ring) => !ring.exact,
+            Shape::Warpgroup(_) => true,
+            _ => false,
+        };
+        rounds && !self.format.scale_planes.is_empty()
     }
 
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
@@ -191,10 +222,10 @@ impl Instance {
         matches!(self.shape, Shape::Ring(_) | Shape::Warpgroup(_)) && self.variant >= Variant::Sm90
     }
 
-    /// Threads that hold sums: all but those of a warp that feeds them.
+    /// Threads that hold the sums of a tile in the end.
     pub(super) fn consumers(&self) -> u32 {
         match self.shape {
-            Shape::Warpgroup(ring) => ring.warps * 32,
+            Shape::Warpgroup(_) => Warpgroups::WARPS * 32,
             _ => self.threads,
         }
     }
@@ -202,6 +233,7 @@ impl Instance {
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub(crate) fn shared_bytes(&self) -> u32 {
         const FLAG: u32 = 4;
+        const BARRIER: u32 = 8;
         let row = |chunks: u32| chunks * (self.chunk_k() + self.chunk_padding()) * self.engine.x_bytes() + X_PADDING;
         let bytes = match self.shape {
             Shape::Gemv { x_slabs, .. } => {
@@ -223,16 +255,32 @@ impl Instance {
                 let sums = self.tile_m * (self.tile_n() + SUM_PADDING) * 4;
                 (2 * self.stage_bytes()).max(sums).next_multiple_of(SHARED_ALIGN) + FLAG
             }
-            Shape::Ring(ring) | Shape::Warpgroup(ring) => {
-                let x = ring.x_stages * self.tile_m * RING_CHUNK_K as u32 * self.engine.x_bytes();
+            Shape::Ring(ring) => {
+                let x = ring.x_stages * self.x_stage_bytes();
                 let w = ring.w_stages(&self.layout) * ring.warps * ring.row_tiles * self.layout.slab_bytes as u32;
-                let barriers = ring.x_stages * 2 * 8;
-                let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(STAGED);
-                let staging = ring.warps * staged * (ring.row_tiles * self.tile_rows() + SUM_PADDING) * 4;
-                x + w + barriers + staging + FLAG
+                let barriers = ring.x_stages * 2 * BARRIER;
+                x + w + barriers + self.staging_bytes(ring.warps, ring.row_tiles) + FLAG
+            }
+            Shape::Warpgroup(shape) => {
+                let x = shape.stages * shape.stage_chunks * self.x_stage_bytes();
+                let w = shape.w_stages(&self.layout) * Warpgroups::WARPS * self.layout.slab_bytes as u32;
+                let barriers = shape.stages * 2 * BARRIER;
+                let exchange = if shape.k_groups > 1 { self.tile_m * self.tile_n() * 4 + 2 * BARRIER } else { 0 };
+                x + w + barriers + self.staging_bytes(Warpgroups::WARPS, 1) + exchange + FLAG
             }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
+    }
+
+    /// `sizeof(XStage)` of the kernels with rings.
+    fn x_stage_bytes(&self) -> u32 {
+        self.tile_m * RING_CHUNK_K as u32 * self.engine.x_bytes()
+    }
+
+    /// Bytes of `WarpStaging` of all warps.
+    fn staging_bytes(&self, warps: u32, row_tiles: u32) -> u32 {
+        let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(STAGED);
+        warps * staged * (row_tiles * self.tile_rows() + SUM_PADDING) * 4
     }
 
     /// `sizeof(SliceSums)` in `epilogue/sliced_k.cuh`.
@@ -281,7 +329,8 @@ impl Instance {
                 Shape::Gemv { x_slabs, .. } => x_slabs,
                 Shape::SlicedK { stages, .. } => stages,
                 Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } => 2,
-                Shape::Ring(ring) | Shape::Warpgroup(ring) => ring.x_stages,
+                Shape::Ring(ring) => ring.x_stages,
+                Shape::Warpgroup(shape) => shape.stages,
             },
             shared_bytes: self.shared_bytes(),
             staged_x: None,
@@ -312,8 +361,8 @@ impl Instance {
                 let exact = if exact { "_exact" } else { "" };
                 ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
             }
-            Shape::Warpgroup(Ring { row_tiles, warps, .. }) => {
-                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_r{row_tiles}_g{}_b{}", warps / 4, self.blocks_per_sm))
+            Shape::Warpgroup(Warpgroups { k_groups, .. }) => {
+                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_g{}_k{k_groups}", Warpgroups::WARPS / 4))
             }
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);

@@ -7,7 +7,7 @@ use qgemm_formats::Encoding;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::abi::dtype_code;
 
-use super::instance::{Engine, Instance, Shape};
+use super::instance::{Engine, Instance, Shape, Warpgroups};
 
 /// Stands for "codes are not plain numbers" where an element type is expected.
 const NOT_PLAIN: u32 = 255;
@@ -71,12 +71,13 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_W_STAGES", ring.w_stages(layout));
             constant("QG_EXACT", ring.exact.into());
         }
-        Shape::Warpgroup(ring) => {
-            constant("QG_ROW_TILES", ring.row_tiles);
-            constant("QG_WARPS_N", ring.warps);
-            constant("QG_X_STAGES", ring.x_stages);
-            constant("QG_W_STAGES", ring.w_stages(layout));
-            constant("QG_BATCH", std::env::var("QGB").ok().and_then(|v| v.parse().ok()).unwrap_or(1));
+        Shape::Warpgroup(shape) => {
+            constant("QG_ROW_TILES", 1);
+            constant("QG_WARPS_N", Warpgroups::WARPS);
+            constant("QG_K_GROUPS", shape.k_groups);
+            constant("QG_STAGE_CHUNKS", shape.stage_chunks);
+            constant("QG_X_STAGES", shape.stages);
+            constant("QG_W_STAGES", shape.w_stages(layout));
         }
     }
     out

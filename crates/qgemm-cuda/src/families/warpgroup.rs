@@ -6,59 +6,54 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, Ring, Shape};
+use super::instance::{Engine, Instance, RING_CHUNK_K, Shape, Warpgroups};
 
-/// A tile: its tokens, tiles of rows a warp, blocks that share an SM, and the shares of the arithmetic and bandwidth that
-/// an H200 reaches with it, per mille.
+/// A tile: its tokens, groups of warps that share K, most chunks of a stage, and the shares of the arithmetic and bandwidth
+/// that an H200 reaches with it, per mille.
 struct Tile {
     tile_m: u32,
-    row_tiles: u32,
-    blocks_per_sm: u32,
+    k_groups: u32,
+    stage_chunks: usize,
     efficiency: (u32, u32),
 }
 
-const fn tile(tile_m: u32, row_tiles: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
-    Tile { tile_m, row_tiles, blocks_per_sm, efficiency }
+const fn tile(tile_m: u32, k_groups: u32, stage_chunks: usize, efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, k_groups, stage_chunks, efficiency }
 }
 
-const TILES: [Tile; 8] = [
-    tile(32, 1, 2, (500, 700)),
-    tile(32, 2, 1, (500, 700)),
-    tile(64, 1, 2, (600, 700)),
-    tile(64, 1, 1, (600, 700)),
-    tile(64, 2, 1, (600, 700)),
-    tile(128, 1, 1, (700, 700)),
-    tile(128, 2, 1, (700, 700)),
-    tile(256, 1, 1, (800, 700)),
+/// From 128 tokens on, sums leave no registers for a second group. Two chunks a stage cost fewer waits; for 256 tokens there
+/// is no room for three such stages.
+const TILES: [Tile; 4] = [
+    tile(32, 2, 2, (240, 700)),
+    tile(64, 2, 2, (420, 700)),
+    tile(128, 1, 2, (600, 700)),
+    tile(256, 1, 1, (760, 700)),
 ];
 
-/// Warps that multiply: two warpgroups.
-const WARPS: u32 = 8;
-
-/// Stages of X: most, and fewest.
-const STAGES: (u32, u32) = (12, 3);
+/// Stages: most, and fewest.
+const STAGES: (u32, u32) = (8, 3);
 
 /// The kernels for these types.
 pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<Instance> {
-    let shaped = |tile: &Tile, x_stages: u32| Instance {
-        format,
-        x,
-        variant: Variant::Sm90,
-        engine: Engine::Mma,
-        tile_m: tile.tile_m,
-        threads: WARPS * 32 + 128,
-        blocks_per_sm: tile.blocks_per_sm,
-        shape: Shape::Warpgroup(Ring {
-            row_tiles: tile.row_tiles,
-            warps: WARPS,
-            x_stages,
-            ahead: x_stages - 1,
-            exact: false,
-        }),
-        layout: layout.clone(),
-        efficiency: tile.efficiency,
+    let shaped = |tile: &Tile, stages: u32| {
+        let shape = Warpgroups {
+            k_groups: tile.k_groups,
+            stage_chunks: tile.stage_chunks.min(layout.slab_k / RING_CHUNK_K) as u32,
+            stages,
+        };
+        Instance {
+            format,
+            x,
+            variant: Variant::Sm90,
+            engine: Engine::Mma,
+            tile_m: tile.tile_m,
+            threads: shape.threads(),
+            blocks_per_sm: 1,
+            shape: Shape::Warpgroup(shape),
+            layout: layout.clone(),
+            efficiency: tile.efficiency,
+        }
     };
-    // A block's memory counts with the 1 KiB that the system keeps of it.
-    let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(Variant::Sm90) + 1024;
+    let fits = |i: &Instance| i.shared_bytes() <= most_shared(Variant::Sm90);
     TILES.iter().filter_map(|tile| (STAGES.1..=STAGES.0).rev().map(|stages| shaped(tile, stages)).find(fits)).collect()
 }
