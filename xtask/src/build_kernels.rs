@@ -139,7 +139,7 @@ fn targets(args: &Args, lock: &Lock, version: &str, supported: &[u32]) -> anyhow
             bail!("`{name}` is no architecture: expected numbers like 70,86,120");
         };
         let target = match args.ptx {
-            true => Target::Ptx { arch },
+            true => Target::Ptx { arch, specific: false },
             false => Target::Cubin { arch, specific: false },
         };
         target.variant().map_err(|why| anyhow::anyhow!("architecture {arch}: {why}"))?;
@@ -161,10 +161,6 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
         let variant = target.variant().map_err(anyhow::Error::msg)?;
         let mut specs = manifest(variant);
         specs.retain(|spec| args.wants(&spec.name));
-        if target.is_ptx() {
-            // One chip's own instructions are in no portable PTX.
-            specs.retain(|spec| !spec.arch_specific);
-        }
         jobs.extend(specs.into_iter().map(|spec| Job { spec, target }));
     }
     Ok(jobs)

@@ -50,7 +50,7 @@ impl Chip {
     /// the variant, so that its instructions go the way of every PTX, and where the chip is newer than the compiler.
     pub(crate) fn target(&self) -> Target {
         match self.lowered || !COMPILED_FOR.contains(&self.arch) {
-            true => Target::Ptx { arch: self.variant.number() },
+            true => Target::Ptx { arch: self.variant.number(), specific: false },
             false => Target::Cubin { arch: self.arch, specific: false },
         }
     }

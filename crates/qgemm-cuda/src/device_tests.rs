@@ -175,7 +175,7 @@ fn a_kernel_is_launched_by_its_specification() {
     // Fresh memory is zero, for which the kernel writes nothing: it needs no sink.
     let params = [device_address(&*device, (&data).into()).unwrap(), 4096 / 16, 0u64];
     let geometry = Geometry { grid: [2, 1, 1], threads: 128, shared_bytes: 0 };
-    for target in [None, Some(Target::Ptx { arch: 80 })] {
+    for target in [None, Some(Target::Ptx { arch: 80, specific: false })] {
         let stream = device.default_stream();
         let bytes = bytemuck::bytes_of(&params);
         // SAFETY: the three words are the kernel's parameter, and it reads the 256 words of `data`, which live longer.

@@ -127,7 +127,7 @@ pub(crate) mod tests {
     #[test]
     fn ptx_is_text_that_ends_in_a_zero_byte() {
         let Some(nvrtc) = nvrtc_or_skip("ptx_is_text_that_ends_in_a_zero_byte") else { return };
-        let artifact = compile(nvrtc, &probe(""), Target::Ptx { arch: 80 }).unwrap();
+        let artifact = compile(nvrtc, &probe(""), Target::Ptx { arch: 80, specific: false }).unwrap();
         let (zero, text) = artifact.image.split_last().unwrap();
         assert!(*zero == 0 && artifact.resources.is_none());
         assert!(std::str::from_utf8(text).unwrap().contains(".target sm_80"));
@@ -137,7 +137,7 @@ pub(crate) mod tests {
     fn a_mistake_is_reported_with_the_log_and_the_file() {
         let Some(nvrtc) = nvrtc_or_skip("a_mistake_is_reported_with_the_log_and_the_file") else { return };
         let wrong = probe("#define stride no_such_scope::stride\n");
-        let error = compile(nvrtc, &wrong, Target::Ptx { arch: 80 }).unwrap_err();
+        let error = compile(nvrtc, &wrong, Target::Ptx { arch: 80, specific: false }).unwrap_err();
         let HalError::Compile { kernel, target, options, log } = &error else { panic!("{error}") };
         assert_eq!((kernel.as_str(), target.as_str()), ("read_probe", "compute_80"));
         assert!(options.contains("--gpu-architecture=compute_80"), "{options}");
@@ -147,7 +147,7 @@ pub(crate) mod tests {
     #[test]
     fn an_unknown_chip_is_an_error() {
         let Some(nvrtc) = nvrtc_or_skip("an_unknown_chip_is_an_error") else { return };
-        let error = compile(nvrtc, &probe(""), Target::Ptx { arch: 999 }).unwrap_err();
+        let error = compile(nvrtc, &probe(""), Target::Ptx { arch: 999, specific: false }).unwrap_err();
         assert!(matches!(&error, HalError::KernelUnavailable { why, .. } if why.contains("compute_999")), "{error}");
     }
 }

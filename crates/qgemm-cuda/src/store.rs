@@ -183,7 +183,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path());
-        let target = Target::Ptx { arch: 80 };
+        let target = Target::Ptx { arch: 80, specific: false };
         let first = obtain(&cache, &probe(""), target).unwrap();
         let files = folder.path().read_dir().unwrap().map(|e| e.unwrap().path());
         let entries: Vec<_> = files.filter(|f| f.extension().is_some_and(|e| e == "qgc")).collect();
@@ -212,7 +212,7 @@ mod tests {
         std::fs::write(&file, b"").unwrap();
         let cache = Cache::at(&file);
         for _ in 0..2 {
-            let obtained = obtain(&cache, &probe(""), Target::Ptx { arch: 80 }).unwrap();
+            let obtained = obtain(&cache, &probe(""), Target::Ptx { arch: 80, specific: false }).unwrap();
             assert!(obtained.compiled_in.is_some() && obtained.cached.is_err());
         }
     }
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_missing_is_said() {
         let folder = tempfile::tempdir().unwrap();
-        let target = Target::Ptx { arch: 70 };
+        let target = Target::Ptx { arch: 70, specific: false };
         let store = KernelStore::new(90, target, Cache::at(folder.path()));
         let bundles = Bundles::at([folder.path().join("none.qgk")].into_iter(), 90);
         let text = store.what_to_provide("no NVRTC", &bundles);

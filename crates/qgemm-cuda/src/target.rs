@@ -1,4 +1,4 @@
-//! What a kernel is compiled for: machine code of one chip (`sm_90a`) or portable PTX (`compute_70`).
+//! What a kernel is compiled for: machine code of one chip (`sm_90a`) or PTX (`compute_70`, `compute_90a`).
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,10 +18,13 @@ pub enum Target {
         /// Whether instructions outside the forward-compatible set may be used.
         specific: bool,
     },
-    /// PTX, which the driver compiles for the chip it finds: any of at least this version.
+    /// PTX, which the driver compiles for the chip it finds: any of at least this version; with `specific`
+    /// (`compute_90a`) this very chip only.
     Ptx {
         /// Compute capability, 10 × major + minor.
         arch: u32,
+        /// Whether instructions outside the forward-compatible set may be used.
+        specific: bool,
     },
 }
 
@@ -29,7 +32,7 @@ impl Target {
     /// Compute capability, 10 × major + minor.
     pub const fn arch(self) -> u32 {
         match self {
-            Target::Cubin { arch, .. } | Target::Ptx { arch } => arch,
+            Target::Cubin { arch, .. } | Target::Ptx { arch, .. } => arch,
         }
     }
 
@@ -38,20 +41,20 @@ impl Target {
         matches!(self, Target::Ptx { .. })
     }
 
-    /// The same target, with the chip's own instructions where `specific` asks for them. PTX stays portable.
+    /// The same target, with the chip's own instructions where `specific` asks for them.
     pub(crate) const fn with_specific(self, specific: bool) -> Self {
         match self {
             Target::Cubin { arch, .. } => Target::Cubin { arch, specific },
-            ptx @ Target::Ptx { .. } => ptx,
+            Target::Ptx { arch, .. } => Target::Ptx { arch, specific },
         }
     }
 
     /// Whether the result runs on `chip`.
     pub const fn runs_on(self, chip: u32) -> bool {
         match self {
-            Target::Cubin { arch, specific: true } => arch == chip,
+            Target::Cubin { arch, specific: true } | Target::Ptx { arch, specific: true } => arch == chip,
             Target::Cubin { arch, specific: false } => arch / 10 == chip / 10 && arch <= chip,
-            Target::Ptx { arch } => arch <= chip,
+            Target::Ptx { arch, specific: false } => arch <= chip,
         }
     }
 
@@ -66,28 +69,29 @@ impl Target {
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Target::Cubin { arch, specific } => write!(f, "sm_{arch}{}", if *specific { "a" } else { "" }),
-            Target::Ptx { arch } => write!(f, "compute_{arch}"),
-        }
+        let (kind, arch, specific) = match self {
+            Target::Cubin { arch, specific } => ("sm", arch, specific),
+            Target::Ptx { arch, specific } => ("compute", arch, specific),
+        };
+        write!(f, "{kind}_{arch}{}", if *specific { "a" } else { "" })
     }
 }
 
 impl FromStr for Target {
     type Err = String;
 
-    /// Parses `sm_86`, `sm_90a`, `compute_70`.
+    /// Parses `sm_86`, `sm_90a`, `compute_70`, `compute_90a`.
     fn from_str(s: &str) -> Result<Self, String> {
         let bad = || format!("`{s}` is no target: expected `sm_86`, `sm_90a` or `compute_70`");
-        if let Some(digits) = s.strip_prefix("compute_") {
-            return Ok(Target::Ptx { arch: digits.parse().map_err(|_| bad())? });
+        let (kind, version) = s.split_once('_').ok_or_else(bad)?;
+        let digits = version.strip_suffix('a');
+        let specific = digits.is_some();
+        let arch = digits.unwrap_or(version).parse().map_err(|_| bad())?;
+        match kind {
+            "compute" => Ok(Target::Ptx { arch, specific }),
+            "sm" => Ok(Target::Cubin { arch, specific }),
+            _ => Err(bad()),
         }
-        let digits = s.strip_prefix("sm_").ok_or_else(bad)?;
-        let (digits, specific) = match digits.strip_suffix('a') {
-            Some(digits) => (digits, true),
-            None => (digits, false),
-        };
-        Ok(Target::Cubin { arch: digits.parse().map_err(|_| bad())?, specific })
     }
 }
 
@@ -97,10 +101,10 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["sm_70", "sm_86", "sm_90a", "sm_120a", "compute_70"] {
+        for name in ["sm_70", "sm_86", "sm_90a", "sm_120a", "compute_70", "compute_90a"] {
             assert_eq!(name.parse::<Target>().unwrap().to_string(), name);
         }
-        for name in ["90", "sm_", "sm_9x", "compute_90a", "sm_90f", ""] {
+        for name in ["90", "sm_", "sm_9x", "compute_90b", "sm_90f", "ptx_90", ""] {
             assert!(name.parse::<Target>().is_err(), "{name}");
         }
     }
@@ -112,5 +116,6 @@ mod tests {
         assert!(!runs("sm_86", 80) && !runs("sm_80", 90) && !runs("sm_70", 75 + 10));
         assert!(runs("sm_90a", 90) && !runs("sm_120a", 121));
         assert!(runs("compute_70", 90) && !runs("compute_90", 89));
+        assert!(runs("compute_90a", 90) && !runs("compute_90a", 100));
     }
 }

@@ -11,7 +11,7 @@ use qgemm_hal::Variant;
 
 /// Makes a test be one of the other processes, with this cache.
 const CACHE: &str = "QGEMM_TEST_CACHE";
-const TARGET: Target = Target::Ptx { arch: 80 };
+const TARGET: Target = Target::Ptx { arch: 80, specific: false };
 
 /// A kernel that compiles quickly, and `n` others of its kind.
 fn kernel(n: u32) -> KernelSpec {

@@ -247,7 +247,7 @@ impl Kernel {
 
     /// What it is compiled to for a GPU, which may be newer than its variant.
     fn target(&self) -> Target {
-        Target::Ptx { arch: self.planted.variant }
+        Target::Ptx { arch: self.planted.variant, specific: false }
     }
 
     /// `faults/race_write_write.cu:10`: the line that is marked.

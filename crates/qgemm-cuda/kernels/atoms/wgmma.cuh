@@ -14,6 +14,11 @@
 QG_DEVICE void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
+// No instruction: what computes an operand stays before it, so that the compiler need not order it with the matrix
+// instructions itself, for which it may let them wait for each other (ptxas C7520).
+QG_DEVICE void wgmma_fence_operand(u32 (&a)[4]) {
+    asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
+}
 // Ends the group of the instructions issued since the last one ended.
 QG_DEVICE void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

@@ -54,10 +54,12 @@ struct Position {
     // Past the next slabs, which others multiply: a few, or the tile's.
     template <u32 COUNT>
     QG_DEVICE void skip(Position& at) {
+        if constexpr (COUNT > 0) {
 #pragma unroll
-        for (u32 i = 0; i < COUNT * SLAB_STAGES; i++) next_stage(at);
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) next_slab(at);
+            for (u32 i = 0; i < SLAB_STAGES; i++) next_stage(at);
+            next_slab(at);
+            skip<COUNT - 1>(at);
+        }
     }
     QG_DEVICE void skip_all(Position& at, u32 slabs) {
         const u32 x = at.x + slabs * SLAB_STAGES;

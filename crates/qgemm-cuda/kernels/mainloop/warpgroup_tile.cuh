@@ -15,7 +15,10 @@ struct ChunkOperands {
 QG_DEVICE void start_chunk(Sums& sums, ChunkOperands& operands, const Slab& slab, u32 chunk, const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) rounded_weights(operands.a[step], factor, slab, chunk, step);
+    for (u32 step = 0; step < STEPS; step++) {
+        rounded_weights(operands.a[step], factor, slab, chunk, step);
+        wgmma_fence_operand(operands.a[step]);
+    }
     float(&d)[TOKEN_TILES * 4] = reinterpret_cast<float(&)[TOKEN_TILES * 4]>(sums.value);
     const u64 columns = wgmma_descriptor_128b(x.bytes);
     wgmma_fence();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
@@ -38,20 +38,19 @@ const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, effici
 /// Tokens up to which weights are never rounded.
 const MOST_EXACT: usize = 16;
 
-/// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows.
+/// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. 128 tokens' sums would leave no registers
+/// for the copies.
 const TILES: &[Tile] = &[
     tile(8, 8, 6, 2, (64, 600)),
     tile(16, 8, 6, 2, (110, 580)),
     tile(32, 8, 6, 1, (205, 560)),
     tile(64, 8, 5, 1, (325, 500)),
-    tile(128, 8, 4, 1, (420, 450)),
 ];
+/// For X on Hopper that warpgroups cannot take.
+const HOPPER_TILES: &[Tile] = &[tile(16, 8, 6, 2, (110, 580)), tile(64, 8, 5, 1, (325, 500))];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
 const SMALL_TILES: &[Tile] =
     &[tile(8, 4, 5, 2, (40, 550)), tile(16, 4, 5, 2, (80, 530)), tile(64, 4, 3, 1, (200, 400))];
-
-/// Of them, so many are for few tokens.
-const FEW_TOKENS: usize = 2;
 
 /// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) fn most_shared(variant: Variant) -> u32 {
@@ -99,13 +98,11 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 
 /// The kernels with rings that fit the variant's shared memory.
 fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
-    // An A100 has room for the large tiles; other chips of its variant have not. Few tokens and few features want small
-    // tiles everywhere.
-    let small = if variant == Variant::Sm90 { &SMALL_TILES[..FEW_TOKENS] } else { SMALL_TILES };
-    TILES
+    // An A100 has room for the large tiles; other chips of its variant have not.
+    let (tiles, small) = if variant == Variant::Sm90 { (HOPPER_TILES, [].as_slice()) } else { (TILES, SMALL_TILES) };
+    tiles
         .iter()
         .chain(small)
-        .filter(|tile| tile.tile_m < 128 || has_registers_for_128_tokens(format, x, variant))
         .map(|tile| Instance {
             format,
             x,
@@ -129,14 +126,6 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
             Instance { blocks_per_sm: instance.blocks_per_sm.min(beside.max(1)), ..instance }
         })
         .collect()
-}
-
-/// Whether 128 tokens' sums leave registers for the rest (`kernels.lock` shows no spills): not for copies by the threads, only
-/// for the copy engine's single lane, and not beside two zero points of a chunk whose codes are taken apart.
-fn has_registers_for_128_tokens(format: Format, x: DType, variant: Variant) -> bool {
-    let zero_points = format.encoding == Encoding::IntZero && format.sub_block == 32;
-    let taken_apart = matches!(format.code_planes, [4] | [2, 1]);
-    variant == Variant::Sm90 && !(zero_points && taken_apart && x == DType::F16)
 }
 
 /// (tokens, row tiles a warp) of the kernels without matrix instructions: the largest that keep all sums in registers

@@ -4,6 +4,7 @@
 
 #if QG_VARIANT == 90
 QG_DEVICE void wgmma_fence() { emu->wgmma_fence(); }
+QG_DEVICE void wgmma_fence_operand(u32 (&)[4]) {}
 QG_DEVICE void wgmma_commit_group() { emu->wgmma_commit(); }
 template <u32 N>
 QG_DEVICE void wgmma_wait_group(QG_AT) {

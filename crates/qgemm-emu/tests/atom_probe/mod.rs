@@ -70,7 +70,7 @@ pub fn variants() -> Vec<Variant> {
 
 /// PTX of the variant's own chip, which any newer GPU runs.
 pub fn target(variant: Variant) -> Target {
-    Target::Ptx { arch: variant.number() }
+    Target::Ptx { arch: variant.number(), specific: false }
 }
 
 /// The kernel with all probes of `variant`.
