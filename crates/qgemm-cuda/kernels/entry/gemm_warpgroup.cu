@@ -45,17 +45,19 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         // The stage that instructions under way still read, beyond the last where there is none.
         u32 read = QG_X_STAGES;
 #pragma unroll 1
-        for (u32 first = work.begin + GROUP; first < work.end; first += QG_K_GROUPS) {
+        for (u32 first = work.begin + GROUP * RUN_SLABS; first < work.end; first += QG_K_GROUPS * RUN_SLABS) {
             Slab slab;
-            const u8* bytes = pipeline.w[at.w].slab[warp];
+            const u8* bytes = pipeline.w[at.w].tile[warp];
 #pragma unroll
             for (u32 i = 0; i < SLAB_STAGES; i++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                if (i == 0) Slab::load_scales<FromShared>(slab, bytes, lane);
 #pragma unroll
                 for (u32 j = 0; j < STAGE_CHUNKS; j++) {
-                    const u32 chunk = i * STAGE_CHUNKS + j;
-                    Slab::load_codes<FromShared>(slab, bytes, chunk, lane);
+                    const u32 of_run = j / CHUNKS, chunk = i * STAGE_CHUNKS + j % CHUNKS;
+                    if (of_run > 0 && first + of_run >= work.end) continue;
+                    const u8* of_slab = bytes + of_run * QG_SLAB_BYTES;
+                    if (chunk == 0) Slab::load_scales<FromShared>(slab, of_slab, lane);
+                    Slab::load_codes<FromShared>(slab, of_slab, chunk, lane);
                     wgmma_wait_group<0>();
                     if (j == 0 && read < QG_X_STAGES) Pipeline::release(pipeline, read, lane);
                     start_chunk(sums, operands, slab, chunk, pipeline.x[at.x][j]);
@@ -63,12 +65,12 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
                 read = at.x;
                 Position::next_stage(at);
             }
-            Position::next_slab(at);
+            Position::next_run(at);
             Position::skip<QG_K_GROUPS - 1>(at);
         }
         wgmma_wait_group<0>();
         if (read < QG_X_STAGES) Pipeline::release(pipeline, read, lane);
-        Position::skip_all(tile_at, work.end - work.begin);
+        Position::skip_all(tile_at, work);
         if constexpr (GROUP > 0) {
             Exchange::put(shared.exchange, sums, parity, thread);
         } else {

@@ -2,12 +2,13 @@
 #pragma once
 #include "sched/params.cuh"
 
-// X as the copy engine knows it, if its rows are aligned: [tokens][columns], boxes of a stage of 64 columns, 128-byte swizzle.
+// X as the copy engine knows it, if its rows are aligned: [tokens][columns], boxes of 64 columns, 128-byte swizzle.
 struct alignas(64) TensorMap {
     u64 word[16];
 };
 
 struct FedGemmParams {
     GemmParams gemm;
-    TensorMap x_map;
+    // Boxes of the block's tokens, and of those of the last tile of tokens where it is no whole one.
+    TensorMap x_map, x_tail_map;
 };

@@ -10,16 +10,22 @@
 #include "mainloop/x_ring.cuh"
 #include "sched/tile.cuh"
 
-// Chunks of a stage, and stages of a slab.
+// A stage is a few chunks: a part of a slab, or several slabs, which lie one after another in W. Either way each slab, or run of
+// slabs, arrives with the first stage that needs it.
 constexpr u32 STAGE_CHUNKS = QG_STAGE_CHUNKS;
-constexpr u32 SLAB_STAGES = CHUNKS / STAGE_CHUNKS;
-static_assert(SLAB_STAGES * STAGE_CHUNKS == CHUNKS, "slabs are whole stages");
-// A slab of W is overwritten when the first stage of a later slab is filled: by then its own last stage is done with.
-static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + SLAB_STAGES - 1) / SLAB_STAGES, "slabs for all stages of X");
+constexpr u32 SLAB_STAGES = CHUNKS > STAGE_CHUNKS ? CHUNKS / STAGE_CHUNKS : 1;
+constexpr u32 RUN_SLABS = STAGE_CHUNKS > CHUNKS ? STAGE_CHUNKS / CHUNKS : 1;
+static_assert(SLAB_STAGES * STAGE_CHUNKS == RUN_SLABS * CHUNKS, "runs of slabs are whole stages");
+// A run is overwritten when the first stage of a later one is filled: by then its own last stage is done with.
+static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + SLAB_STAGES - 1) / SLAB_STAGES, "runs for all stages of X");
+
+struct WRuns {
+    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_SLABS * QG_SLAB_BYTES];
+};
 
 struct Pipeline {
     XStage x[QG_X_STAGES][STAGE_CHUNKS];
-    WStage w[QG_W_STAGES];
+    WRuns w[QG_W_STAGES];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
@@ -48,24 +54,25 @@ struct Position {
     QG_DEVICE void next_stage(Position& at) {
         if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;
     }
-    QG_DEVICE void next_slab(Position& at) {
+    QG_DEVICE void next_run(Position& at) {
         if (++at.w == QG_W_STAGES) at.w = 0;
     }
-    // Past the next slabs, which others multiply: a few, or the tile's.
+    // Past the next runs, which others multiply: a few, or the tile's.
     template <u32 COUNT>
     QG_DEVICE void skip(Position& at) {
         if constexpr (COUNT > 0) {
 #pragma unroll
             for (u32 i = 0; i < SLAB_STAGES; i++) next_stage(at);
-            next_slab(at);
+            next_run(at);
             skip<COUNT - 1>(at);
         }
     }
-    QG_DEVICE void skip_all(Position& at, u32 slabs) {
-        const u32 x = at.x + slabs * SLAB_STAGES;
+    QG_DEVICE void skip_all(Position& at, const TileWork& work) {
+        const u32 runs = (work.end - work.begin + RUN_SLABS - 1) / RUN_SLABS;
+        const u32 x = at.x + runs * SLAB_STAGES;
         at.x = x % QG_X_STAGES;
         at.parity ^= x / QG_X_STAGES % 2;
-        at.w = (at.w + slabs) % QG_W_STAGES;
+        at.w = (at.w + runs) % QG_W_STAGES;
     }
 };
 
@@ -85,27 +92,38 @@ struct FeederWalk {
     QG_DEVICE void wait_empty(const FeederWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
     }
+    // Slabs of the run that begins with `slab`.
+    QG_DEVICE u32 slabs_of_run(const FeederWalk& walk, u32 slab) {
+        return walk.work.end - slab < RUN_SLABS ? walk.work.end - slab : RUN_SLABS;
+    }
 };
 
-// All that one lane of the first feeding warp does. It arrives on a full stage for all copies.
+// All that one lane of the first feeding warp does. It arrives on a full stage for all copies. Tokens that are not there are
+// not copied either, for the engine takes longer to fill rows outside a tensor than to copy rows (13 cycles each, measured on
+// an H200); what lies in their place does not matter to the others' sums.
 QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
     const GemmParams& p = params.gemm;
     FeederWalk walk = FeederWalk::start(p);
     griddepcontrol_wait();
     while (FeederWalk::next_tile(walk, p)) {
         const u32 token = walk.work.m_tile * QG_TILE_M;
+        const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
+        const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
         u32 column = walk.work.begin * QG_SLAB_K;
 #pragma unroll 1
-        for (u32 slab = walk.work.begin; slab < walk.work.end; slab++) {
+        for (u32 slab = walk.work.begin; slab < walk.work.end; slab += RUN_SLABS) {
+            const u32 slabs = FeederWalk::slabs_of_run(walk, slab);
+            const u32 chunks = RUN_SLABS > 1 ? slabs * CHUNKS : STAGE_CHUNKS;
 #pragma unroll
             for (u32 i = 0; i < SLAB_STAGES; i++) {
                 FeederWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
-                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * QG_SLAB_BYTES : 0;
-                mbarrier_arrive_expect_tx(full, STAGE_CHUNKS * X_STAGE_BYTES + w_bytes);
+                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * slabs * QG_SLAB_BYTES : 0;
+                mbarrier_arrive_expect_tx(full, chunks * tokens * X_ROW_BYTES + w_bytes);
 #pragma unroll
                 for (u32 chunk = 0; chunk < STAGE_CHUNKS; chunk++, column += CHUNK_K)
-                    cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][chunk].bytes, &params.x_map, column, token, full);
+                    if (chunk == 0 || chunk < chunks)
+                        cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][chunk].bytes, map, column, token, full);
                 Position::next_stage(walk.at);
             }
         }
@@ -120,17 +138,18 @@ QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lan
     while (FeederWalk::next_tile(walk, p)) {
         const u8* w = row_tile(p, walk.work.n_tile * BLOCK_ROW_TILES + (copies ? tile : 0), walk.work.begin);
 #pragma unroll 1
-        for (u32 slab = walk.work.begin; slab < walk.work.end; slab++) {
+        for (u32 slab = walk.work.begin; slab < walk.work.end; slab += RUN_SLABS) {
+            const u32 slabs = FeederWalk::slabs_of_run(walk, slab);
             u64* full = &pipeline.full[walk.at.x];
 #pragma unroll
             for (u32 i = 0; i < SLAB_STAGES; i++) {
-                // Also for stages that bring no W: the slab before in its place is done with when all are free in turn.
+                // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
                 FeederWalk::wait_empty(walk, pipeline);
-                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].slab[tile], w, QG_SLAB_BYTES, full);
+                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, slabs * QG_SLAB_BYTES, full);
                 Position::next_stage(walk.at);
             }
-            Position::next_slab(walk.at);
-            w += QG_SLAB_BYTES;
+            Position::next_run(walk.at);
+            w += RUN_SLABS * QG_SLAB_BYTES;
         }
     }
 }

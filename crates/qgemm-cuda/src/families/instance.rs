@@ -119,10 +119,15 @@ impl Warpgroups {
         (Self::WARPS * self.k_groups + 4) * 32
     }
 
-    /// Slabs of W that a block holds (`QG_W_STAGES`).
+    /// Runs of slabs of W that a block holds (`QG_W_STAGES`).
     pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
-        let slab_stages = (layout.slab_k / RING_CHUNK_K) as u32 / self.stage_chunks;
+        let slab_stages = ((layout.slab_k / RING_CHUNK_K) as u32 / self.stage_chunks).max(1);
         1 + (self.stages - 1).div_ceil(slab_stages)
+    }
+
+    /// Slabs that arrive together (`RUN_SLABS`).
+    fn run_slabs(&self, layout: &PackedLayout) -> u32 {
+        (self.stage_chunks / (layout.slab_k / RING_CHUNK_K) as u32).max(1)
     }
 }
 
@@ -217,7 +222,7 @@ impl Instance {
     }
 
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
-    /// `mainloop/feeder_tma.cuh`).
+    /// `mainloop/fed_params.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {
         matches!(self.shape, Shape::Ring(_) | Shape::Warpgroup(_)) && self.variant >= Variant::Sm90
     }
@@ -263,7 +268,8 @@ impl Instance {
             }
             Shape::Warpgroup(shape) => {
                 let x = shape.stages * shape.stage_chunks * self.x_stage_bytes();
-                let w = shape.w_stages(&self.layout) * Warpgroups::WARPS * self.layout.slab_bytes as u32;
+                let run = shape.run_slabs(&self.layout) * self.layout.slab_bytes as u32;
+                let w = shape.w_stages(&self.layout) * Warpgroups::WARPS * run;
                 let barriers = shape.stages * 2 * BARRIER;
                 let exchange = if shape.k_groups > 1 { self.tile_m * self.tile_n() * 4 + 2 * BARRIER } else { 0 };
                 x + w + barriers + self.staging_bytes(Warpgroups::WARPS, 1) + exchange + FLAG

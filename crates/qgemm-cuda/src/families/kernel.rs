@@ -108,7 +108,7 @@ impl GemmLaunch {
         &self,
         args: &GemmArgs<'_>,
         address: impl Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
-        encode: impl FnOnce(&XMap) -> Result<EncodedMap, HalError>,
+        encode: impl Fn(&XMap) -> Result<EncodedMap, HalError>,
     ) -> Result<LaunchParams, HalError> {
         let optional = |view: Option<BufferRef<'_>>, what| view.map_or(Ok(0), |v| address(v, what));
         let mut params = self.params;
@@ -136,12 +136,17 @@ impl GemmLaunch {
         if !self.takes_x_map {
             return Ok(LaunchParams::plain(params));
         }
-        let map = self.x_map(&params).map_or(Ok(EncodedMap::default()), |map| encode(&map))?;
-        Ok(LaunchParams::with_map(params, map))
+        let tile_m = self.plan.config.tile_m;
+        let map = |tokens| self.x_map(&params, tokens).map_or(Ok(EncodedMap::default()), |map| encode(&map));
+        let tail = match params.shape.m % tile_m {
+            0 => EncodedMap::default(),
+            tokens => map(tokens)?,
+        };
+        Ok(LaunchParams::with_maps(params, [map(tile_m)?, tail]))
     }
 
-    /// X for the copy engine; none where X lies so that the kernel copies it through registers.
-    fn x_map(&self, params: &GemmParams) -> Option<XMap> {
+    /// X for the copy engine, `tokens` at once; none where X lies so that the kernel copies it through registers.
+    fn x_map(&self, params: &GemmParams, tokens: u32) -> Option<XMap> {
         let GemmParams { shape, at, .. } = params;
         let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
         in_place.then_some(XMap {
@@ -149,7 +154,7 @@ impl GemmLaunch {
             dtype: self.x_dtype,
             size: [shape.k.into(), shape.m.into()],
             row_bytes: at.x_row * self.x_dtype.bytes() as u64,
-            tile: [RING_CHUNK_K as u32, self.plan.config.tile_m],
+            tile: [RING_CHUNK_K as u32, tokens],
         })
     }
 }

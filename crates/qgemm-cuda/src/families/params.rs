@@ -27,13 +27,13 @@ pub type EncodedMap = [u64; 16];
 const MAP_ALIGNMENT: usize = 64;
 const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
 
-/// `FedGemmParams` in `mainloop/feeder_tma.cuh`.
+/// `FedGemmParams` in `mainloop/fed_params.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct MappedParams {
     gemm: GemmParams,
     padding: [u64; PADDING],
-    x_map: EncodedMap,
+    x_maps: [EncodedMap; 2],
 }
 
 /// The parameter of one launch.
@@ -49,8 +49,9 @@ impl LaunchParams {
         Self { params: MappedParams { gemm, ..MappedParams::zeroed() }, len: size_of::<GemmParams>() }
     }
 
-    pub(super) fn with_map(gemm: GemmParams, x_map: EncodedMap) -> Self {
-        let params = MappedParams { gemm, x_map, ..MappedParams::zeroed() };
+    /// With the maps of X for whole tiles of tokens and for the last.
+    pub(super) fn with_maps(gemm: GemmParams, x_maps: [EncodedMap; 2]) -> Self {
+        let params = MappedParams { gemm, x_maps, ..MappedParams::zeroed() };
         Self { params, len: size_of::<MappedParams>() }
     }
 

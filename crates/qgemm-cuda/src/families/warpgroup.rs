@@ -6,18 +6,18 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, RING_CHUNK_K, Shape, Warpgroups};
+use super::instance::{Engine, Instance, Shape, Warpgroups};
 
-/// A tile: its tokens, groups of warps that share K, most chunks of a stage, and the shares of the arithmetic and bandwidth
+/// A tile: its tokens, groups of warps that share K, chunks of a stage, and the shares of the arithmetic and bandwidth
 /// that an H200 reaches with it, per mille.
 struct Tile {
     tile_m: u32,
     k_groups: u32,
-    stage_chunks: usize,
+    stage_chunks: u32,
     efficiency: (u32, u32),
 }
 
-const fn tile(tile_m: u32, k_groups: u32, stage_chunks: usize, efficiency: (u32, u32)) -> Tile {
+const fn tile(tile_m: u32, k_groups: u32, stage_chunks: u32, efficiency: (u32, u32)) -> Tile {
     Tile { tile_m, k_groups, stage_chunks, efficiency }
 }
 
@@ -26,8 +26,8 @@ const fn tile(tile_m: u32, k_groups: u32, stage_chunks: usize, efficiency: (u32,
 const TILES: [Tile; 4] = [
     tile(32, 2, 2, (330, 700)),
     tile(64, 2, 2, (560, 700)),
-    tile(128, 1, 2, (740, 700)),
-    tile(256, 1, 1, (700, 700)),
+    tile(128, 1, 2, (680, 700)),
+    tile(256, 1, 1, (740, 700)),
 ];
 
 /// Whether the scales of every 16 columns, beside 64 tokens' sums, leave too few registers for a second group (`kernels.lock`
@@ -44,7 +44,7 @@ pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<
     let shaped = |tile: &Tile, stages: u32| {
         let shape = Warpgroups {
             k_groups: if spills(format, tile.tile_m) { 1 } else { tile.k_groups },
-            stage_chunks: tile.stage_chunks.min(layout.slab_k / RING_CHUNK_K) as u32,
+            stage_chunks: tile.stage_chunks,
             stages,
         };
         Instance {

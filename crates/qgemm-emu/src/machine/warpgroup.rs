@@ -16,6 +16,8 @@ const K: usize = 16;
 const PART: usize = 4;
 /// What accumulators hold meanwhile.
 const POISON: f32 = f32::NAN;
+/// Two NaNs, in f16 as in bf16.
+const NO_NUMBERS: u32 = 0x7fff_7fff;
 
 /// One lane's share of an instruction.
 #[derive(Clone, Copy, Debug)]
@@ -157,7 +159,8 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Words of B for the instruction: `[column][k pair]`, checked for every warp lane that starts it.
+    /// Words of B for the instruction: `[column][k pair]`, checked for every warp lane that starts it. What nobody has
+    /// written is no number: it spoils the sums of its own column, which a kernel need not use.
     fn columns(&mut self, instruction: &Instruction) -> Result<Vec<[u32; K / 2]>, Refused> {
         let columns = Columns::decode(instruction.descriptor)?;
         let count = instruction.accumulators / PART * COLUMNS;
@@ -168,7 +171,13 @@ impl Block<'_> {
                 let offset = columns.unit(column, unit);
                 let address = self.grid.shared.base().as_ptr().addr() + offset;
                 self.grid.shared.offset(address, 16, "wgmma reads")?;
-                self.grid.shared.read(offset, 16, thread, &self.clocks)?;
+                match self.grid.shared.read(offset, 16, thread, &self.clocks) {
+                    Err((FaultKind::Unwritten, _)) => {
+                        words[unit * 4..][..4].fill(NO_NUMBERS);
+                        continue;
+                    }
+                    result => result?,
+                }
                 self.grid.shared.check_proxy(offset, 16, &self.clocks)?;
                 for (word, bytes) in words[unit * 4..].iter_mut().zip(self.grid.shared.get(offset, 16).chunks_exact(4))
                 {
