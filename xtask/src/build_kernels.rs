@@ -166,20 +166,28 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
     Ok(jobs)
 }
 
-/// Of `jobs`, each kernel for one target: in the order of their names they go round the targets, one further each time
-/// round, so that what repeats among the names meets every target.
+/// Of `jobs`, one of each kind, with one of its tiles and for one target: in the order of their names kinds go round the
+/// targets, one further each time round, so that what repeats among the names meets every target; and so do tiles.
 fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
-    let mut of = BTreeMap::<&str, Vec<&Job>>::new();
+    let mut of = BTreeMap::<(&str, &str), Vec<&Job>>::new();
     for job in jobs {
-        of.entry(&job.spec.name).or_default().push(job);
+        of.entry(kind(&job.spec)).or_default().push(job);
     }
     let count = targets.len();
     let chosen = of.values().enumerate().filter_map(|(i, jobs)| {
         let from = (i + i / count) % count;
-        let mut wish = targets[from..].iter().chain(&targets[..from]);
-        wish.find_map(|target| jobs.iter().find(|job| job.target == *target)).copied().cloned()
+        let of_target = |target: &Target| jobs.iter().filter(|job| job.target == *target).collect::<Vec<_>>();
+        let tiles = targets[from..].iter().chain(&targets[..from]).map(of_target).find(|tiles| !tiles.is_empty())?;
+        Some((**tiles[i % tiles.len()]).clone())
     });
     chosen.collect()
+}
+
+/// What kernels share that differ in their tiles: the entry, and the name as far as the activations' type.
+fn kind(spec: &KernelSpec) -> (&str, &str) {
+    let is_tile = |at: &usize| spec.name[at + 2..].starts_with(|c: char| c.is_ascii_digit());
+    let tile = spec.name.match_indices("_m").map(|(at, _)| at).find(is_tile);
+    (spec.entry, &spec.name[..tile.unwrap_or(spec.name.len())])
 }
 
 impl Args {
@@ -380,16 +388,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_holds_each_kernel_once_and_every_chip() {
+    fn a_sample_holds_each_kind_once_and_every_chip() {
         let chips = ["70", "75", "80", "86", "89", "90", "120"];
         for arch in [chips.join(","), "70,86,120".into(), "80".into()] {
             let args = args(&arch, false);
             let targets = targets(&args, &Lock::default(), "12.9", &[70, 75, 80, 86, 89, 90, 120]).unwrap();
             let all = jobs(&args, &targets).unwrap();
             let chosen = sample(&all, &targets);
-            let names = |jobs: &[Job]| jobs.iter().map(|j| j.spec.name.clone()).collect::<BTreeSet<_>>();
-            assert_eq!(names(&chosen), names(&all));
-            assert_eq!(chosen.len(), names(&all).len());
+            let kinds = |jobs: &[Job]| jobs.iter().map(|j| format!("{:?}", kind(&j.spec))).collect::<BTreeSet<_>>();
+            assert_eq!(kinds(&chosen), kinds(&all));
+            assert_eq!(chosen.len(), kinds(&all).len());
+            assert!(kinds(&all).contains("(\"entry/gemv.cu\", \"gemv_nt_q4_k_f16\")"), "a kind has no tile");
             for &target in &targets {
                 let of_chip = chosen.iter().filter(|j| j.target == target);
                 let activations: BTreeSet<&str> = of_chip

@@ -1,7 +1,7 @@
 //! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
 //! begin tiles and to add up those that are cut.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Schedule, TileConfig};
 
 use crate::partition::{Partition, Phase};
 
@@ -14,6 +14,9 @@ const LONELINESS: f64 = 0.5;
 const TILE_LAUNCHES: f64 = 0.15;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
 const FIXUP_LAUNCHES: f64 = 0.5;
+/// Cost of every further wave of blocks where a grid cuts its tiles, as a share of a launch: each begins with empty pipelines
+/// (measured on an H200, 16 tokens in four parts).
+const RESTART_LAUNCHES: f64 = 0.6;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
 const CACHE_FACTOR: f64 = 1.5;
 /// How sharp the bend of the roofline is: where arithmetic and memory take the same time, they take `2^(1/4)` of it
@@ -93,7 +96,12 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let tile_bytes = f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
     let slots = f64::from(info.units.max(1)) * f64::from(config.blocks_per_unit.max(1));
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
-    f64::from(contributors) * tile_bytes / block_rate + FIXUP_LAUNCHES * info.launch_seconds
+    let restarts = match config.schedule {
+        Schedule::StreamK => 0.0,
+        Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
+    };
+    let meeting = FIXUP_LAUNCHES + RESTART_LAUNCHES * restarts;
+    f64::from(contributors) * tile_bytes / block_rate + meeting * info.launch_seconds
 }
 
 /// Time of the launch that prepares activations: X is read, the copy written.

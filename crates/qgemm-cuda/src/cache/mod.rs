@@ -223,7 +223,10 @@ mod tests {
         cache.write(key, &artifact("12.9")).unwrap();
         assert_eq!(cache.read(key, Some("12.9")), Some(artifact("12.9")));
         assert_eq!(cache.read(key, Some("13.0")), None, "another compiler's kernel");
-        assert_eq!(cache.read(CacheKey::new(&probe(""), Target::Ptx { arch: 90, specific: false }), Some("12.9")), None);
+        assert_eq!(
+            cache.read(CacheKey::new(&probe(""), Target::Ptx { arch: 90, specific: false }), Some("12.9")),
+            None
+        );
         assert_eq!(cache.read(CacheKey::new(&probe("#define A"), TARGET), Some("12.9")), None);
     }
 

@@ -35,7 +35,7 @@ const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, effici
     Tile { tile_m, ring, blocks_per_sm, efficiency }
 }
 
-/// Tokens up to which weights are never rounded.
+/// Tokens up to which the kernels with rings don't round weights.
 const MOST_EXACT: usize = 16;
 
 /// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. 128 tokens' sums would leave no registers
@@ -136,10 +136,12 @@ fn fma_tiles(slab_k: usize) -> &'static [(u32, u32)] {
 }
 
 /// Whether the kernel computes the weight within its limits. Few tokens, whose time the weight's bytes decide, get exact
-/// weights, and f16 has no room for every weight.
+/// weights where these are no slower: one token always, and more before Hopper, whose warpgroups take 32 tokens of some formats
+/// in less time than others take two. F16 has no room for every weight.
 fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
+    let most_exact = if matches!(instance.shape, Shape::Warpgroup(_)) { 1 } else { MOST_EXACT };
     let in_f16 = op.weight_fits_f16 || instance.x != DType::F16;
-    !instance.rounds_weights() || (in_f16 && op.m > MOST_EXACT)
+    !instance.rounds_weights() || (in_f16 && op.m > most_exact)
 }
 
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").

@@ -189,7 +189,11 @@ impl Instance {
     pub(crate) fn family(&self) -> &'static str {
         match self.shape {
             Shape::Gemv { .. } => "gemv",
-            Shape::Gemm { .. } | Shape::GemmSyncCopy { .. } | Shape::SlicedK { .. } | Shape::Ring(_) | Shape::Warpgroup(_) => "gemm",
+            Shape::Gemm { .. }
+            | Shape::GemmSyncCopy { .. }
+            | Shape::SlicedK { .. }
+            | Shape::Ring(_)
+            | Shape::Warpgroup(_) => "gemm",
         }
     }
 

@@ -23,12 +23,12 @@ const fn tile(tile_m: u32, k_groups: u32, stage_chunks: u32, efficiency: (u32, u
 
 /// From 128 tokens on, sums leave no registers for a second group. Two chunks a stage cost fewer waits; for 256 tokens there
 /// is no room for three such stages.
-const TILES: [Tile; 4] = [
-    tile(32, 2, 2, (330, 700)),
-    tile(64, 2, 2, (560, 700)),
-    tile(128, 1, 2, (680, 700)),
-    tile(256, 1, 1, (740, 700)),
-];
+const TILES: [Tile; 4] =
+    [tile(32, 2, 2, (330, 700)), tile(64, 2, 2, (560, 700)), tile(128, 1, 2, (680, 700)), tile(256, 1, 1, (740, 700))];
+
+/// Share of the arithmetic of tiles of two groups with slabs of 256 columns, whose nested scales take as many instructions as
+/// their codes, in per cent of the others'.
+const LONG_SLABS: u32 = 80;
 
 /// Whether the scales of every 16 columns, beside 64 tokens' sums, leave too few registers for a second group (`kernels.lock`
 /// shows no spills of the others).
@@ -47,6 +47,7 @@ pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<
             stage_chunks: tile.stage_chunks,
             stages,
         };
+        let share = if layout.slab_k > 128 && tile.k_groups > 1 { LONG_SLABS } else { 100 };
         Instance {
             format,
             x,
@@ -57,7 +58,7 @@ pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<
             blocks_per_sm: 1,
             shape: Shape::Warpgroup(shape),
             layout: layout.clone(),
-            efficiency: tile.efficiency,
+            efficiency: (tile.efficiency.0 * share / 100, tile.efficiency.1),
         }
     };
     let fits = |i: &Instance| i.shared_bytes() <= most_shared(Variant::Sm90);
