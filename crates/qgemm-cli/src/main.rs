@@ -11,6 +11,7 @@ mod inspect;
 mod loading;
 mod progress;
 mod quantize;
+mod support;
 mod table;
 mod verify;
 
@@ -41,6 +42,8 @@ enum Command {
     Verify(verify::Args),
     /// Measure kernels; with a baseline, fails on a regression beyond the noise.
     Bench(bench::Args),
+    /// List which arithmetic serves each format on each kind of device.
+    Support(support::Args),
     /// Measure how fast weights are packed and loaded.
     Loading(loading::Args),
 }
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(args, cli.json),
         Command::Verify(args) => verify::run(args, cli.json),
         Command::Bench(args) => bench::run(args, cli.json),
+        Command::Support(args) => support::run(args, cli.json),
         Command::Loading(args) => loading::run(args, cli.json),
     };
     match result {

@@ -1,0 +1,274 @@
+//! `qgemm support`: which arithmetic serves each format on each kind of device, as the kernel families themselves offer it.
+
+use std::fmt::Write;
+
+use anyhow::Context as _;
+use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, Weight};
+use qgemm_testkit::{WeightKind, weight};
+use serde::Serialize;
+
+use crate::Holds;
+use crate::table::{self, Column, Row, words};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// The devices to ask; CUDA chips by the emulated ones, which offer what real ones do.
+    #[arg(long, num_args = 1.., default_values = DEVICES)]
+    device: Vec<String>,
+    /// Print the page `docs/support.md`.
+    #[arg(long)]
+    markdown: bool,
+}
+
+/// Every kind of device.
+pub const DEVICES: [&str; 8] =
+    ["cpu", "wgpu:0", "emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
+
+/// Tokens of the two parts of a cell: what one token takes may round nothing where many may.
+const TOKENS: [usize; 2] = [1, 64];
+
+/// Features and columns of W, which any format can store.
+const SHAPE: [usize; 2] = [128, 256];
+
+/// How a device multiplies a format with activations of a type: the most that its families offer.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Support {
+    device: String,
+    format: &'static str,
+    x_dtype: String,
+    tokens: usize,
+    /// The arithmetic: `tensor`, `fma` or `dot`; `None` where no family serves it.
+    math: Option<&'static str>,
+    /// The type that weights may be rounded to before they are multiplied.
+    rounded_weights: Option<String>,
+    /// The type of the copy of X that the kernels read, where none reads X itself.
+    copied_x: Option<String>,
+    /// Why there is no kernel.
+    why_not: Option<String>,
+}
+
+impl Support {
+    fn ask(ctx: &Context, weight: &Weight, x_dtype: DType, tokens: usize) -> Self {
+        let unknown = Self {
+            device: ctx.info().id.to_string(),
+            format: weight.format().name,
+            x_dtype: x_dtype.to_string(),
+            tokens,
+            math: None,
+            rounded_weights: None,
+            copied_x: None,
+            why_not: None,
+        };
+        let problem = Problem::new(weight, tokens).x_dtype(x_dtype);
+        match ctx.candidates(&problem) {
+            Err(error) => Self { why_not: Some(error.to_string()), ..unknown },
+            Ok(candidates) => {
+                let all = candidates.iter().map(|candidate| candidate.launch().config);
+                let Some(math) = all.clone().map(|config| config.math).max_by_key(|&math| rank(math)) else {
+                    return unknown;
+                };
+                let with_it: Vec<_> = all.filter(|config| config.math == math).collect();
+                let copies = || with_it.iter().find_map(|config| config.staged_x);
+                let all_copy = with_it.iter().all(|config| config.staged_x.is_some());
+                let rounds = with_it.iter().find_map(|config| config.rounded_weights);
+                Self {
+                    math: Some(math_name(math)),
+                    rounded_weights: rounds.map(|dtype| dtype.to_string()),
+                    copied_x: copies().filter(|_| all_copy).map(|staged| staged.dtype.to_string()),
+                    ..unknown
+                }
+            }
+        }
+    }
+
+    /// In the fewest characters.
+    fn mark(&self) -> String {
+        let Some(math) = self.math else { return "–".into() };
+        let rounded = if self.rounded_weights.is_some() { "*" } else { "" };
+        let copied = self.copied_x.as_ref().map_or(String::new(), |dtype| format!(" ({dtype})"));
+        format!("{math}{rounded}{copied}")
+    }
+}
+
+/// Which arithmetic is worth naming where there are several.
+fn rank(math: Math) -> u32 {
+    match math {
+        Math::FmaF32 => 0,
+        Math::DotI8 => 1,
+        Math::TensorF16 => 2,
+    }
+}
+
+fn math_name(math: Math) -> &'static str {
+    match math {
+        Math::FmaF32 => "fma",
+        Math::TensorF16 => "tensor",
+        Math::DotI8 => "dot",
+    }
+}
+
+impl Row for Support {
+    const COLUMNS: &'static [Column] = &[
+        words("device", 9),
+        words("format", 18),
+        words("x", 4),
+        words("tokens", 6),
+        words("arithmetic", 10),
+        words("weights as", 10),
+        words("X as", 4),
+        words("why not", 0),
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        let or_dash = |text: Option<&str>| text.unwrap_or("-").to_owned();
+        vec![
+            self.device.clone(),
+            self.format.to_owned(),
+            self.x_dtype.clone(),
+            self.tokens.to_string(),
+            or_dash(self.math),
+            or_dash(self.rounded_weights.as_deref()),
+            or_dash(self.copied_x.as_deref()),
+            self.why_not.clone().unwrap_or_default(),
+        ]
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a device cannot be opened, or a weight not be loaded.
+pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    let devices: Vec<&str> = args.device.iter().map(String::as_str).collect();
+    let all = ask_all(&devices)?;
+    if args.markdown {
+        print!("{}", page(&devices, &all));
+    } else {
+        table::print(all, json)?;
+    }
+    Ok(Holds::Yes)
+}
+
+/// Every device, format, type of activations and number of tokens.
+fn ask_all(devices: &[&str]) -> anyhow::Result<Vec<Support>> {
+    let mut all = Vec::new();
+    for device in devices {
+        let ctx = Context::open(device).with_context(|| format!("cannot open {device}"))?;
+        for format in Format::all() {
+            let host = made_up(format)?;
+            let weight = ctx.load(&host).with_context(|| format!("cannot load {format} on {device}"))?;
+            for x_dtype in DType::ALL {
+                all.extend(TOKENS.map(|tokens| Support::ask(&ctx, &weight, x_dtype, tokens)));
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn made_up(format: Format) -> anyhow::Result<HostWeight> {
+    let [n, k] = SHAPE;
+    Ok(weight(WeightKind::Quantized, format, n, k, None, 1)?)
+}
+
+/// The page `docs/support.md`.
+fn page(devices: &[&str], all: &[Support]) -> String {
+    let mut page = String::from(HEADER);
+    for x_dtype in DType::ALL {
+        // Writing to a String cannot fail.
+        let _ = writeln!(page, "\n## {x_dtype} activations\n\n| weights |{}", cells(devices.iter().map(|d| title(d))));
+        let _ = writeln!(page, "|---|{}", "---|".repeat(devices.len()));
+        // Formats that everything is the same for share a line.
+        let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
+        for format in Format::all() {
+            let of_device = |device: &&str| {
+                let of = |tokens| all.iter().find(|s| s.is_about(device, format, x_dtype, tokens)).map(Support::mark);
+                let [one, many] = TOKENS.map(|tokens| of(tokens).unwrap_or_default());
+                if one == many { one } else { format!("{one}, {many}") }
+            };
+            let cells = cells(devices.iter().map(of_device));
+            match lines.iter_mut().find(|(same, _)| *same == cells) {
+                Some((_, formats)) => formats.push(format.desc().name),
+                None => lines.push((cells, vec![format.desc().name])),
+            }
+        }
+        for (cells, formats) in lines {
+            let _ = writeln!(page, "| {} |{cells}", formats.join(", "));
+        }
+    }
+    page
+}
+
+const HEADER: &str = "<!-- Generated by `qgemm support --markdown`; a test compares it with what the kernel families offer. -->
+# What each backend supports
+
+Every backend multiplies every format with activations of every type, any M, N and K, and has the whole epilogue. What differs
+is the arithmetic. Here is the most that it has for one token and, after a comma where it is another, for 64; the planner
+takes less where that is faster:
+
+- `fma`: f32 multiply-adds; weights and activations are not rounded.
+- `tensor`: matrix instructions on f16 or bf16, sums in f32; codes are exact operands, scales act on the sums.
+- `tensor*`: each weight may be rounded to the type of X ([numerics.md](numerics.md)).
+- (f16), (bf16): X is copied first, rounded to that type, which `Problem::x_rounding` can forbid.
+";
+
+fn cells(cells: impl Iterator<Item = String>) -> String {
+    cells.map(|cell| format!(" {cell} |")).collect()
+}
+
+/// The device as readers know it.
+fn title(device: &str) -> String {
+    device.strip_prefix("emu:").unwrap_or(device).trim_end_matches(":0").to_owned()
+}
+
+impl Support {
+    fn is_about(&self, device: &str, format: Format, x_dtype: DType, tokens: usize) -> bool {
+        let same = (self.device.as_str(), self.format, self.tokens) == (device, format.name, tokens);
+        same && self.x_dtype == x_dtype.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_testkit::skipped;
+
+    use super::*;
+
+    /// `docs/support.md` without the column of a device that is not here.
+    fn without_column(page: &str, title: &str) -> String {
+        let mut at = None;
+        let mut out = String::new();
+        for line in page.lines() {
+            let mut cells: Vec<&str> = line.split('|').collect();
+            if cells.len() > 2 {
+                at = cells.iter().position(|cell| cell.trim() == title).or(at);
+                at.map(|at| cells.remove(at));
+            }
+            out.push_str(&cells.join("|"));
+            out.push('\n');
+        }
+        out
+    }
+
+    #[test]
+    fn the_page_says_what_the_families_offer() {
+        let there = |device: &&str| !device.starts_with("wgpu") || Context::open(device).is_ok();
+        let devices: Vec<&str> = DEVICES.into_iter().filter(there).collect();
+        let mut expected = include_str!("../../../docs/support.md").to_owned();
+        for absent in DEVICES.into_iter().filter(|device| !devices.contains(device)) {
+            skipped(&format!("column {absent} of docs/support.md"), "there is no such device here");
+            expected = without_column(&expected, &title(absent));
+        }
+        let page = page(&devices, &ask_all(&devices).expect("every device loads every format"));
+        assert!(
+            page == expected,
+            "docs/support.md is stale: `cargo run -p qgemm-cli -- support --markdown > docs/support.md`"
+        );
+    }
+
+    #[test]
+    fn a_column_can_be_left_out() {
+        let page = "text\n| w | cpu | wgpu | sm70 |\n|---|---|---|---|\n| q4_0 | fma | fma | tensor |\n";
+        let without = "text\n| w | cpu | sm70 |\n|---|---|---|\n| q4_0 | fma | tensor |\n";
+        assert_eq!(without_column(page, "wgpu"), without);
+    }
+}
