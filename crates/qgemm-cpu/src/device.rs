@@ -14,7 +14,7 @@ use qgemm_hal::{
 };
 use rayon::ThreadPool;
 
-use crate::families::{GEMM, GEMV};
+use crate::families::GEMM;
 use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
@@ -184,11 +184,11 @@ impl Device for CpuDevice {
     }
 
     fn pack_class(&self, _format: Format) -> PackClass {
-        PackClass::Canonical
+        PackClass::R
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        static FAMILIES: [&dyn KernelFamily; 2] = [&GEMV, &GEMM];
+        static FAMILIES: [&dyn KernelFamily; 1] = [&GEMM];
         &FAMILIES
     }
 

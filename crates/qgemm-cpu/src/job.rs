@@ -2,17 +2,15 @@
 
 use std::ops::Range;
 
-use qgemm_formats::{DType, Encoding, NO_COLUMN};
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::{DType, NO_COLUMN};
 use qgemm_hal::{CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
 use rayon::prelude::*;
 
 use crate::activation::activate;
-use crate::convert;
 use crate::operand::{Input, Output};
-use crate::simd::{LANES, ROWS, Rows, Simd, TOKEN_SUMS, sum};
-
-/// Columns of W that are decoded at a time: whole blocks of every format, small enough for the nearest cache.
-pub const CHUNK: usize = 512;
+use crate::packed::Packed;
+use crate::simd::{BLOCK_ROWS, LANES, Simd};
 
 /// Multiply-adds below which the calling thread works alone: waking others takes longer.
 const SERIAL_MACS: f64 = 65536.0;
@@ -23,7 +21,7 @@ pub struct Job<'a> {
     op: &'a CheckedGemm,
     simd: &'static Simd,
     x: Input<'a>,
-    weight: &'a [u8],
+    weight: Packed<'a>,
     row_scale: Option<&'a [u8]>,
     k_order: Option<&'a [u8]>,
     c: Option<Input<'a>>,
@@ -39,7 +37,12 @@ impl<'a> Job<'a> {
     /// # Errors
     /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand
     /// shorter than the operation says.
-    pub fn new(op: &'a CheckedGemm, simd: &'static Simd, args: GemmArgs<'a>) -> Result<Self, HalError> {
+    pub fn new(
+        op: &'a CheckedGemm,
+        layout: &'a PackedLayout,
+        simd: &'static Simd,
+        args: GemmArgs<'a>,
+    ) -> Result<Self, HalError> {
         let bytes = |view, what| HostMemory::of_device(DeviceId::CPU, view, what);
         let exactly = |view, len: usize, what| -> Result<&'a [u8], HalError> {
             let bytes: &'a [u8] = bytes(view, what)?;
@@ -59,7 +62,11 @@ impl<'a> Job<'a> {
         Ok(Self {
             simd,
             x: Input::new(bytes(x, "X")?, op.x, [op.m, op.k], "X")?,
-            weight: exactly(w.data, op.format.row_offset(op.n, op.stored_k), "W")?,
+            weight: Packed::new(
+                layout,
+                exactly(w.data, layout.bytes(op.n, op.stored_k), "W")?,
+                layout.k_slabs(op.stored_k),
+            ),
             row_scale: optional(op.row_scale, w.row_scale, op.n * 4, "row scales of W")?,
             k_order: optional(op.k_order, w.k_order, op.stored_k * 4, "column order of W")?,
             c: like_d(&op.c, c, "C")?,
@@ -81,26 +88,23 @@ impl<'a> Job<'a> {
         self.simd
     }
 
-    /// Floats of a row of X or W in scratch memory: the stored columns, padded.
+    /// The weight.
+    pub fn weight(&self) -> &Packed<'a> {
+        &self.weight
+    }
+
+    /// Floats of a row of X in scratch memory: the columns of whole slabs.
     pub fn row_floats(&self) -> usize {
-        padded(self.op.stored_k)
+        row_floats(self.weight.layout(), self.op.stored_k)
     }
 
-    /// Chunks of the stored columns with padding: `CHUNK` long, the last one shorter.
-    pub fn chunks(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let end = self.row_floats();
-        (0..end).step_by(CHUNK).map(move |start| start..end.min(start + CHUNK))
-    }
-
-    /// Calls `work` for every tile of `rows` rows of W, on all threads.
-    pub fn for_each_tile(&self, rows: usize, tokens: usize, work: impl Fn(Range<usize>) + Sync) {
-        let n = self.op.n;
-        let tile = |i: usize| i * rows..n.min((i + 1) * rows);
-        let tiles = n.div_ceil(rows);
-        if n as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
-            (0..tiles).for_each(|i| work(tile(i)));
+    /// Calls `work` with the first row of every block of [`BLOCK_ROWS`] rows of W, on all threads.
+    pub fn for_each_block(&self, tokens: usize, work: impl Fn(usize) + Sync) {
+        let blocks = self.op.n.div_ceil(BLOCK_ROWS);
+        if self.op.n as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
+            (0..blocks).for_each(|i| work(i * BLOCK_ROWS));
         } else {
-            (0..tiles).into_par_iter().for_each(|i| work(tile(i)));
+            (0..blocks).into_par_iter().for_each(|i| work(i * BLOCK_ROWS));
         }
     }
 
@@ -134,57 +138,45 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Decodes `columns`, a chunk, of `rows` of W to f32, [`CHUNK`] floats a row. Padding columns become 0. Row
-    /// factors are left to [`Job::store`].
-    pub fn decode(&self, rows: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
-        let format = self.op.format;
-        let values = columns.start..columns.end.min(self.op.stored_k);
-        let blocks = values.start / format.block_len..values.end.div_ceil(format.block_len);
-        let bytes = blocks.start * format.block_bytes..blocks.end * format.block_bytes;
-        for (row, out) in rows.zip(out.chunks_exact_mut(CHUNK)) {
-            let bytes = &self.weight[format.row_offset(row, self.op.stored_k)..][bytes.clone()];
-            if let Encoding::Plain(dtype) = format.encoding {
-                convert::to_f32(dtype, bytes, &mut out[..values.len()]);
-            } else {
-                let blocks = bytes.chunks_exact(format.block_bytes).zip(out.chunks_exact_mut(format.block_len));
-                blocks.for_each(|(block, values)| (format.dequantize_block)(block, values));
-            }
-            out[values.len()..columns.len()].fill(0.0);
-        }
-    }
-
-    /// Finishes and writes the outputs of `tokens` and `rows` of W, at most [`ROWS`] from the first of `sums` on: the
-    /// sums of every token, [`TOKEN_SUMS`] apart.
+    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the sums of every token,
+    /// [`BLOCK_ROWS`] apart. Of a gated pair, eight rows of the gate and the same of the up follow one another.
     ///
     /// # Safety
     /// No other thread may store these outputs of this job.
-    pub unsafe fn store(&self, tokens: Range<usize>, rows: Range<usize>, sums: &[f32]) {
-        for (token, sums) in tokens.zip(sums.chunks_exact(TOKEN_SUMS)) {
-            for (row, lanes) in rows.clone().zip(sums.as_chunks::<LANES>().0) {
-                let value = activate(self.op.activation, self.linear(token, row, row, sum(lanes)));
+    pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &[f32]) {
+        let rows = BLOCK_ROWS.min(self.op.n - first_row);
+        for (token, sums) in tokens.zip(sums.chunks_exact(BLOCK_ROWS)) {
+            if self.op.gated {
+                for (tile, sums) in sums[..rows].chunks_exact(LANES).enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.store_gated(token, first_row + tile * LANES, sums) };
+                }
+                continue;
+            }
+            for (row, &sum) in (first_row..).zip(&sums[..rows]) {
+                let value = activate(self.op.activation, self.linear(token, row, row, sum));
                 // SAFETY: the caller's promise.
                 unsafe { self.finish(token, row, value) };
             }
         }
     }
 
-    /// As [`Job::store`], of a gated pair, for the sums of [`ROWS`] rows of the gate, `first_row` being the first, and of
-    /// the rows of the up that follow them.
+    /// The outputs of sixteen rows of a gated pair.
     ///
     /// # Safety
-    /// No other thread may store these outputs of this job.
-    pub unsafe fn store_gated(&self, tokens: Range<usize>, first_row: usize, gate: &[f32], up: &[f32]) {
+    /// As of [`Job::store`].
+    unsafe fn store_gated(&self, token: usize, first_row: usize, sums: &[f32]) {
         let features = self.op.features;
-        let first = first_row / 2;
-        for (token, (gate, up)) in tokens.zip(gate.chunks_exact(TOKEN_SUMS).zip(up.chunks_exact(TOKEN_SUMS))) {
-            let sums = gate.as_chunks::<LANES>().0.iter().zip(up.as_chunks::<LANES>().0);
-            for (i, (gate, up)) in sums.take(features - first).enumerate() {
-                let feature = first + i;
-                let gate = self.linear(token, first_row + i, feature, sum(gate));
-                let up = self.linear(token, first_row + ROWS + i, features + feature, sum(up));
-                // SAFETY: the caller's promise.
-                unsafe { self.finish(token, feature, activate(self.op.activation, gate) * up) };
+        let (gate, up) = sums.split_at(LANES / 2);
+        for (i, (&gate, &up)) in gate.iter().zip(up).enumerate() {
+            let (row, feature) = (first_row + i, first_row / 2 + i);
+            if feature >= features {
+                break;
             }
+            let gate = self.linear(token, row, feature, gate);
+            let up = self.linear(token, row + LANES / 2, features + feature, up);
+            // SAFETY: the caller's promise.
+            unsafe { self.finish(token, feature, activate(self.op.activation, gate) * up) };
         }
     }
 
@@ -213,12 +205,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// Stored columns rounded up to whole vectors.
-pub fn padded(stored_k: usize) -> usize {
-    stored_k.next_multiple_of(LANES)
-}
-
-/// Tokens of scratch memory made by [`Job::load_tokens`], from token `first` and column `column` on.
-pub fn tokens_from(x: &[f32], floats: usize, first: usize, column: usize) -> Rows<'_> {
-    Rows { values: &x[first * floats + column..], stride: floats }
+/// Stored columns rounded up to whole slabs.
+pub fn row_floats(layout: &PackedLayout, stored_k: usize) -> usize {
+    layout.k_slabs(stored_k) * layout.slab_k
 }

@@ -1,7 +1,7 @@
 //! The CPU backend: every format, every activation type, all cores, vector instructions chosen at run time.
 //!
-//! Weights are decoded to f32 a few rows and a few hundred columns at a time, multiplied in f32 and summed in
-//! one fixed order. That order depends on neither M, nor the family, nor the number of threads, so results are
+//! Weights are packed so that a vector register is sixteen rows, decoded to f32 a few columns at a time, multiplied in f32 and
+//! summed in the order of the columns. That order depends on neither M nor the number of threads, so results are
 //! bit-identical between runs and a row's result does not depend on its batch. (They differ in the last bits
 //! between processors with different vector instructions.)
 #![deny(missing_docs)]
@@ -13,6 +13,7 @@ mod device;
 mod families;
 mod job;
 mod operand;
+mod packed;
 mod simd;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 
 pub use device::CpuDevice;
-pub use families::{GEMM, GEMV, GemmFamily, GemvFamily};
+pub use families::{GEMM, GemmFamily};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///

@@ -3,15 +3,13 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use qgemm_cpu::{CpuDevice, GEMM, GEMV};
-use qgemm_formats::prepack::PackClass;
+use qgemm_cpu::{CpuDevice, GEMM};
+use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, quantize_matrix};
 use qgemm_hal::{
     Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel,
     WeightArgs, XRounding,
 };
-
-const FAMILIES: [&dyn KernelFamily; 2] = [&GEMV, &GEMM];
 
 /// Reproducible values in −1..1.
 fn noise(len: usize, seed: u32) -> Vec<f32> {
@@ -53,7 +51,7 @@ impl Problem {
             k,
             stored_k: weight.stored_k(),
             format: weight.format(),
-            class: PackClass::Canonical,
+            class: PackClass::R,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
@@ -92,9 +90,13 @@ impl Problem {
         (0..op.m).flat_map(|i| (0..op.n).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
     }
 
+    fn packed(&self) -> Vec<u8> {
+        PackedLayout::new(self.op.format, self.op.class).expect("a layout").pack(&self.weight)
+    }
+
     /// The bytes of D, `0xff` where nothing was written.
-    fn run(&self, device: &dyn Device, family: &dyn KernelFamily) -> Vec<u8> {
-        let op = &self.op;
+    fn run(&self, device: &dyn Device) -> Vec<u8> {
+        let (op, family) = (&self.op, &GEMM);
         family.supports(op, device.info()).expect("supported");
         let upload = |bytes: &[u8]| {
             let mut buffer = device.allocate(bytes.len(), "test").expect("memory");
@@ -103,14 +105,14 @@ impl Problem {
         };
         let words = |order: &[u32]| order.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>();
         let x = upload(&op.x.dtype.encode(&self.x));
-        let data = upload(self.weight.blocks());
+        let data = upload(&self.packed());
         let row_scale = self.weight.row_scale().map(|s| upload(&DType::F32.encode(s)));
         let k_order = self.weight.k_order().map(|o| upload(&words(o)));
         let c = op.c.map(|c| upload(&c.dtype.encode(&self.c)));
         let bias = op.bias.map(|dtype| upload(&dtype.encode(&self.bias)));
         let d_len = (Self::at(&op.d, op.m - 1, op.n - 1) + 1) * op.d.dtype.bytes();
         let mut d = upload(&vec![0xff; d_len]);
-        let kernel = family.prepare(device, op, &plan(family, op, device)).expect("prepares");
+        let kernel = family.prepare(device, op, &plan(op, device)).expect("prepares");
         assert_eq!(kernel.name(), op.kernel_name(family.name()));
         fn view(buffer: &Option<Buffer>) -> Option<qgemm_hal::BufferRef<'_>> {
             buffer.as_ref().map(Into::into)
@@ -133,8 +135,8 @@ impl Problem {
     }
 
     /// Runs and compares; `limit` bounds the squared error relative to the squared result.
-    fn check(&self, device: &dyn Device, family: &dyn KernelFamily, limit: f64) {
-        let bytes = self.run(device, family);
+    fn check(&self, device: &dyn Device, limit: f64) {
+        let bytes = self.run(device);
         let (mut error, mut result, mut terms) = (0.0, 0.0, 0.0);
         for (e, (expected, squares)) in self.expected().into_iter().enumerate() {
             let at = Self::at(&self.op.d, e / self.op.n, e % self.op.n);
@@ -144,22 +146,17 @@ impl Problem {
             terms += squares;
         }
         let nmse = error / f64::max(result, terms);
-        assert!(nmse <= limit, "{} with {}: NMSE {nmse:e}", family.name(), self.op.kernel_name(""));
+        assert!(nmse <= limit, "{}, {} tokens: NMSE {nmse:e}", self.op.kernel_name("gemm"), self.op.m);
     }
 }
 
-fn plan(family: &dyn KernelFamily, op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
-    let config = family.candidates(op, device.info())[0];
+fn plan(op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
+    let config = GEMM.candidates(op, device.info())[0];
     let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
     let (n_tiles, m_tiles) = (tiles(op.n, config.tile_n), tiles(op.m, config.tile_m));
     let k_steps = tiles(op.stored_k, config.tile_k);
     let grid = [n_tiles, m_tiles, 1];
     LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, stream_k: None, grid, workspace_bytes: 0, estimate: 0.0 }
-}
-
-/// The families that serve `m` tokens.
-fn serving(m: usize) -> impl Iterator<Item = &'static dyn KernelFamily> {
-    FAMILIES.into_iter().filter(move |f| m <= 4 || f.name() != "gemv")
 }
 
 #[test]
@@ -170,7 +167,7 @@ fn every_format_and_activation_type_matches_f64() {
         for x_dtype in DType::ALL {
             for m in [1, 3, 4, 6] {
                 let problem = Problem::new(weight.clone(), m, x_dtype);
-                serving(m).for_each(|family| problem.check(&device, family, 1e-12));
+                problem.check(&device, 1e-12);
             }
         }
     }
@@ -182,7 +179,7 @@ fn outputs_are_rounded_once() {
     for (dtype, limit) in [(DType::F16, 2.4e-7), (DType::BF16, 1.6e-5)] {
         let mut problem = Problem::new(weight("q4_k".parse().expect("a format"), 40), 4, DType::F16);
         problem.op.d.dtype = dtype;
-        serving(4).for_each(|family| problem.check(&device, family, limit));
+        problem.check(&device, limit);
     }
 }
 
@@ -221,13 +218,11 @@ fn alpha_beta_bias_strides_and_transposed_x() {
             problem.x = strided(&problem.op.x, m, k, 3);
             problem.c = strided(&problem.op.c.expect("set above"), m, n, 4);
             problem.bias = DType::F16.decode(&DType::F16.encode(&noise(n, 5)));
-            for family in serving(m) {
-                problem.check(&device, family, 1e-12);
-                let bytes = problem.run(&device, family);
-                let gaps = (0..m - 1).flat_map(|i| (n..n + 3).map(move |j| i * (n + 3) + j));
-                for at in gaps {
-                    assert_eq!(bytes[at * 4..][..4], [0xff; 4], "element {at} lies between rows of D");
-                }
+            problem.check(&device, 1e-12);
+            let bytes = problem.run(&device);
+            let gaps = (0..m - 1).flat_map(|i| (n..n + 3).map(move |j| i * (n + 3) + j));
+            for at in gaps {
+                assert_eq!(bytes[at * 4..][..4], [0xff; 4], "element {at} lies between rows of D");
             }
         }
     }
@@ -248,7 +243,7 @@ fn absent_columns_of_act_order_are_not_multiplied() {
         let weight = HostWeight::with_k_order(format, n, k, blocks, order).expect("a permutation");
         for m in [1, 4, 9] {
             let problem = Problem::new(weight.clone(), m, DType::F16);
-            serving(m).for_each(|family| problem.check(&device, family, 1e-12));
+            problem.check(&device, 1e-12);
         }
     }
 }
@@ -261,14 +256,12 @@ fn nothing_is_left_over_from_an_earlier_launch() {
     let nan = HostWeight::new(format, 8, 512, DType::F32.encode(&[f32::NAN; 8 * 512]).into()).expect("a weight");
     let ragged = quantize_matrix(&noise(5 * 37, 1), 5, 37, format).expect("exact").weight;
     for m in [1, 4] {
-        for family in serving(m) {
-            let mut problem = Problem::new(nan.clone(), m, DType::F32);
-            let bytes = problem.run(&device, family);
-            assert!(DType::F32.decode(&bytes).iter().all(|v| v.is_nan()), "NaN weights give NaN");
-            problem.x.fill(f32::NAN);
-            problem.run(&device, family);
-            Problem::new(ragged.clone(), m, DType::F32).check(&device, family, 1e-12);
-        }
+        let mut problem = Problem::new(nan.clone(), m, DType::F32);
+        let bytes = problem.run(&device);
+        assert!(DType::F32.decode(&bytes).iter().all(|v| v.is_nan()), "NaN weights give NaN");
+        problem.x.fill(f32::NAN);
+        problem.run(&device);
+        Problem::new(ragged.clone(), m, DType::F32).check(&device, 1e-12);
     }
 }
 
@@ -284,13 +277,13 @@ fn small_integers_are_exact_at_every_simd_level() {
         let mut problem = Problem::new(weight.clone(), m, DType::BF16);
         problem.x = integers(m * k, 8);
         for device in &devices {
-            serving(m).for_each(|family| problem.check(device, family, 0.0));
+            problem.check(device, 0.0);
         }
     }
 }
 
 #[test]
-fn a_rows_bits_depend_on_neither_batch_nor_family_nor_threads() {
+fn a_rows_bits_depend_on_neither_batch_nor_threads() {
     let pooled = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         CpuDevice::new().with_pool(Arc::new(pool))
@@ -299,16 +292,14 @@ fn a_rows_bits_depend_on_neither_batch_nor_family_nor_threads() {
     assert_eq!(devices[2].info().units, 3);
     let m = 133;
     let mut all = Problem::new(weight("q5_k".parse().expect("a format"), 300), m, DType::F32);
-    let whole = all.run(&devices[0], &GEMM);
+    let whole = all.run(&devices[0]);
     let x = std::mem::take(&mut all.x);
     for device in &devices {
         for (first, m) in [(0, 133), (0, 1), (131, 2), (40, 4), (40, 5), (3, 129)] {
             let (n, k) = (all.op.n, all.op.k);
             let mut part = Problem::new(all.weight.clone(), m, DType::F32);
             part.x = x[first * k..(first + m) * k].to_vec();
-            for family in serving(m) {
-                assert!(part.run(device, family) == whole[first * n * 4..][..m * n * 4], "{m} tokens from {first}");
-            }
+            assert!(part.run(device) == whole[first * n * 4..][..m * n * 4], "{m} tokens from {first}");
         }
     }
 }
@@ -317,8 +308,8 @@ fn a_rows_bits_depend_on_neither_batch_nor_family_nor_threads() {
 fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
     let device = CpuDevice::new();
     let problem = Problem::new(weight("q8_0".parse().expect("a format"), 5), 2, DType::F32);
-    let kernel = GEMV.prepare(&device, &problem.op, &plan(&GEMV, &problem.op, &device)).expect("prepares");
-    let sizes = [2 * 768 * 4, problem.weight.blocks().len(), 2 * 5 * 4];
+    let kernel = GEMM.prepare(&device, &problem.op, &plan(&problem.op, &device)).expect("prepares");
+    let sizes = [2 * 768 * 4, problem.packed().len(), 2 * 5 * 4];
     for short in 0..3 {
         let [x, w, mut d] =
             std::array::from_fn(|i| device.allocate(sizes[i] - usize::from(i == short), "test").expect("memory"));
@@ -361,5 +352,5 @@ fn the_device_tells_what_it_is() {
     assert_eq!(info.arch, SimdLevel::detect().name());
     assert!(matches!(qgemm_cpu::open(1), Err(HalError::NoDevice { .. })));
     let names: Vec<_> = device.families().iter().map(|f| f.name()).collect();
-    assert_eq!(names, ["gemv", "gemm"]);
+    assert_eq!(names, ["gemm"]);
 }

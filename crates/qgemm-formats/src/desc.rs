@@ -12,7 +12,7 @@ use std::str::FromStr;
 use half::f16;
 
 use crate::error::FormatError;
-use crate::float8::{e4m3_to_f32, e8m0_to_f32};
+use crate::float8::{e4m3_to_f32, e5m2_to_f32, e8m0_to_f32};
 use crate::formats;
 use crate::weight::HostWeight;
 
@@ -82,6 +82,23 @@ impl FloatScale {
     }
 }
 
+/// How the values of a sub-block follow from their codes: `scale · number + min`, the number being the unsigned code itself, or
+/// what the table or FP8 make of it. Offsets and zero points are part of the minimum.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SubScale {
+    /// The factor.
+    pub scale: f32,
+    /// What is added.
+    pub min: f32,
+}
+
+impl SubScale {
+    /// Of codes from which `offset` is subtracted first.
+    pub(crate) fn with_offset(scale: f32, offset: i32) -> Self {
+        Self { scale, min: -scale * offset as f32 }
+    }
+}
+
 /// Encodes values, a multiple of the block length, into blocks: what [`FormatDesc::quantize_blocks`] points to.
 pub type QuantizeBlocks = fn(values: &[f32], out: &mut [u8]);
 
@@ -108,6 +125,20 @@ pub enum Encoding {
     E5M2,
     /// The code is the number's own bits.
     Plain(crate::DType),
+}
+
+impl Encoding {
+    /// What scales act on: the unsigned code as a number, or what the table, FP8 or the type makes of it. Offsets, zero points
+    /// and minima are not part of it but of [`SubScale::min`].
+    pub fn number(self, code: u32) -> f32 {
+        match self {
+            Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => code as f32,
+            Encoding::Codebook(table) => f32::from(table[code as usize % table.len()]),
+            Encoding::E4M3 => e4m3_to_f32(code as u8),
+            Encoding::E5M2 => e5m2_to_f32(code as u8),
+            Encoding::Plain(dtype) => dtype.read(&code.to_le_bytes(), 0),
+        }
+    }
 }
 
 /// Everything there is to know about one weight format. One `static` each, in `formats/<name>.rs`.
@@ -144,6 +175,9 @@ pub struct FormatDesc {
     pub ggml_type: Option<u32>,
     /// Decodes one block into `block_len` values, without the row scale.
     pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
+    /// Scale and minimum of every sub-block, from the records of one block, plane after plane as
+    /// [`FormatDesc::unpack_block`] writes them.
+    pub sub_scales: fn(records: &[u8], out: &mut [SubScale]),
     /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
     /// to the format from their values alone.
     pub quantize_blocks: Option<QuantizeBlocks>,
@@ -283,5 +317,39 @@ impl FromStr for Format {
         Format::all()
             .find(|f| f.name.eq_ignore_ascii_case(s))
             .ok_or_else(|| FormatError::UnknownFormat { name: s.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sub_scales_and_codes_make_the_values() {
+        for format in Format::all() {
+            let desc = format.desc();
+            let mut state = 12345u32;
+            let mut byte = || {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            };
+            for _ in 0..20 {
+                let block: Vec<u8> = (0..desc.block_bytes).map(|_| byte()).collect();
+                let (mut codes, mut records) = (vec![0; desc.block_len], vec![0; desc.scale_bytes()]);
+                (desc.unpack_block)(&block, &mut codes, &mut records);
+                let mut scales = vec![SubScale::default(); desc.block_len / desc.sub_block];
+                (desc.sub_scales)(&records, &mut scales);
+                let mut expected = vec![0.0; desc.block_len];
+                (desc.dequantize_block)(&block, &mut expected);
+                for (i, (&code, &expected)) in codes.iter().zip(&expected).enumerate() {
+                    let number = desc.encoding.number(code);
+                    let SubScale { scale, min } = scales[i / desc.sub_block];
+                    let (got, size) = (scale * number + min, (scale * number).abs() + min.abs());
+                    let close = (got - expected).abs() <= 4.0 * f32::EPSILON * size;
+                    // Random scales may be infinite or no numbers; what they make is no number either way.
+                    assert!(close || !expected.is_finite() || !size.is_finite(), "{format} {i}: {got} for {expected}");
+                }
+            }
+        }
     }
 }

@@ -19,7 +19,9 @@ pub mod repack;
 mod weight;
 
 pub use activation::{ActivationFormat, QuantizedActivations};
-pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
+pub use desc::{
+    Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType, SubScale,
+};
 pub use dtype::DType;
 pub use error::FormatError;
 pub use gated::PAIR_ROWS;

@@ -291,11 +291,12 @@ fn class_code(class: PackClass) -> u8 {
         PackClass::Canonical => 0,
         PackClass::T => 1,
         PackClass::V => 2,
+        PackClass::R => 3,
     }
 }
 
 fn class_of(code: u8) -> Result<PackClass, FormatError> {
-    let classes = [PackClass::Canonical, PackClass::T, PackClass::V];
+    let classes = [PackClass::Canonical, PackClass::T, PackClass::V, PackClass::R];
     classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
 }
 

@@ -1,12 +1,12 @@
 //! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
 //!
-//! A weight is cut into *tiles* of 16 (class T) or 32 (class V) rows, a tile into *slabs* along K, of a block or, where
+//! A weight is cut into *tiles* of 16 (classes T and R) or 32 (class V) rows, a tile into *slabs* along K, of a block or, where
 //! that is less, of 64 columns. Slabs of a tile follow one another, so that a warp streams through contiguous
 //! memory. A slab holds its code planes and then its scale records:
 //!
 //! ```text
 //! slab = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
-//! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more)
+//! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more; class R: 16 lanes, 4 bytes)
 //! scale plane = [row][records of the slab, along K] (rows in the order 0, 8, 1, 9, … for class T)
 //! ```
 //!
@@ -17,7 +17,8 @@
 //! `g = l / 4`, `t = l % 4` holds, for every 64 columns, four quads of row `g` and then four of row `g + 8`;
 //! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
 //! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In class V, lane `l` holds row `l`, columns in order: what
-//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows.
+//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows. In class R, each of 16 lanes holds a
+//! row, columns in order, so that a vector register is one word of 16 rows: what processors multiply with one element of X.
 //!
 //! Within a quad, values stand in the bytes of a word as `v0 v2 v1 v3`; a plane of `b` bits puts `8 / b` quads
 //! into the same word, one above the other. So `word >> b·q & mask` yields quad `q` as four bytes (for integer
@@ -37,6 +38,8 @@ pub enum PackClass {
     T,
     /// Volta's `mma.m8n8k4`.
     V,
+    /// Vectors of 32-bit lanes, each with a row of its own: processors.
+    R,
 }
 
 /// Rows that share their records where the format's scales cover more than one row.
@@ -46,7 +49,14 @@ pub const SHARED_ROWS: usize = 8;
 pub(crate) const QUAD: usize = 4;
 /// Byte of a word in which value `i` of a quad stands.
 const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
-const LANES: usize = 32;
+
+/// Lanes that a slab's words are dealt to.
+const fn lanes(class: PackClass) -> usize {
+    match class {
+        PackClass::R => 16,
+        PackClass::T | PackClass::V | PackClass::Canonical => 32,
+    }
+}
 
 /// Where one code plane lies in a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +65,7 @@ pub struct CodePlaneLayout {
     pub bits: usize,
     /// Byte offset in the slab.
     pub offset: usize,
-    /// Bytes of one access of a lane: 16, or less where the lane's whole share is less.
+    /// Bytes of one access of a lane: 4 in class R, else 16, or less where the lane's whole share is less.
     pub word_bytes: usize,
     /// Accesses of a lane.
     pub words: usize,
@@ -108,19 +118,20 @@ impl PackedLayout {
     pub fn new(format: Format, class: PackClass) -> Option<Self> {
         let tile_rows = match class {
             PackClass::Canonical => return None,
-            PackClass::T => 16,
+            PackClass::T | PackClass::R => 16,
             PackClass::V => 32,
         };
+        let lanes = lanes(class);
         // A cache line of f16 activations a token.
         let slab_k = 64.max(format.block_len);
         let mut offset = 0;
         let mut codes = Vec::new();
         for &bits in format.code_planes {
             let bits = usize::from(bits);
-            let lane_bytes = tile_rows * slab_k / LANES * bits / 8;
-            let word_bytes = lane_bytes.min(16);
+            let lane_bytes = tile_rows * slab_k / lanes * bits / 8;
+            let word_bytes = if class == PackClass::R { 4 } else { lane_bytes.min(16) };
             codes.push(CodePlaneLayout { bits, offset, word_bytes, words: lane_bytes / word_bytes });
-            offset += lane_bytes * LANES;
+            offset += lane_bytes * lanes;
         }
         let mut scales = Vec::new();
         for plane in format.scale_planes {
@@ -156,7 +167,7 @@ impl PackedLayout {
     /// Row of the tile, and column of the slab, that value `i` of quad `quad` of `lane` stands for.
     pub fn position(&self, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         match self.class {
-            PackClass::V => (lane, quad * QUAD + i),
+            PackClass::V | PackClass::R => (lane, quad * QUAD + i),
             PackClass::T | PackClass::Canonical => {
                 let (g, t) = (lane / 4, lane % 4);
                 let (chunk, half, step) = (quad / 8, quad / 4 % 2, quad % 4);
@@ -167,7 +178,7 @@ impl PackedLayout {
 
     /// Quads that a lane holds of one slab.
     pub fn quads(&self) -> usize {
-        self.tile_rows * self.slab_k / (LANES * QUAD)
+        self.tile_rows * self.slab_k / (lanes(self.class) * QUAD)
     }
 
     /// Byte of the slab at which the records of row `row` of the tile begin.
@@ -186,12 +197,47 @@ impl PackedLayout {
         let bit = plane.lane_bit(quad, i);
         let (byte_in_lane, shift) = (bit / 32 * 4, bit % 32);
         let (word, byte) = (byte_in_lane / plane.word_bytes, byte_in_lane % plane.word_bytes);
-        (plane.offset + (word * LANES + lane) * plane.word_bytes + byte, shift)
+        (plane.offset + (word * lanes(self.class) + lane) * plane.word_bytes + byte, shift)
     }
 
     /// Packs one slab from the codes `[tile_rows][slab_k]` and scale records `[row][plane bytes…]` of its rows.
     fn pack_slab(&self, codes: &[u32], scales: &[Vec<u8>], slab: &mut [u8]) {
-        for lane in 0..LANES {
+        match self.class {
+            PackClass::R => self.pack_words_of_rows(codes, slab),
+            _ => self.pack_words(codes, slab),
+        }
+        let rows = scales.len() / self.scales.len().max(1);
+        for (p, plane) in self.scales.iter().enumerate() {
+            for row in (0..rows).step_by(plane.rows) {
+                let at = self.records_at(plane, row);
+                slab[at..at + plane.row_bytes].copy_from_slice(&scales[row * self.scales.len() + p]);
+            }
+        }
+    }
+
+    /// The code planes of class R, which a processor packs before it can use a weight: whole words at a time.
+    fn pack_words_of_rows(&self, codes: &[u32], slab: &mut [u8]) {
+        let lanes = lanes(self.class);
+        let mut below = 0;
+        for plane in &self.codes {
+            let mask = if plane.bits == 32 { u32::MAX } else { (1 << plane.bits) - 1 };
+            for (lane, codes) in codes.chunks_exact(self.slab_k).enumerate() {
+                // Values of a word.
+                let codes = codes.chunks_exact(32 / plane.bits);
+                for (word, codes) in codes.enumerate() {
+                    let place =
+                        |(i, &code): (usize, &u32)| (code >> below & mask) << plane.lane_bit(i / QUAD, i % QUAD);
+                    let value = codes.iter().enumerate().map(place).fold(0, |word, part| word | part);
+                    let at = plane.offset + (word * lanes + lane) * 4;
+                    slab[at..at + 4].copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            below += plane.bits;
+        }
+    }
+
+    fn pack_words(&self, codes: &[u32], slab: &mut [u8]) {
+        for lane in 0..lanes(self.class) {
             for quad in 0..self.quads() {
                 for i in 0..QUAD {
                     let (row, column) = self.position(lane, quad, i);
@@ -209,13 +255,6 @@ impl PackedLayout {
                         }
                     }
                 }
-            }
-        }
-        let rows = scales.len() / self.scales.len().max(1);
-        for (p, plane) in self.scales.iter().enumerate() {
-            for row in (0..rows).step_by(plane.rows) {
-                let at = self.records_at(plane, row);
-                slab[at..at + plane.row_bytes].copy_from_slice(&scales[row * self.scales.len() + p]);
             }
         }
     }
@@ -291,7 +330,7 @@ impl PackedLayout {
     /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
     fn locate(&self, row: usize, column: usize) -> (usize, usize, usize) {
         match self.class {
-            PackClass::V => (row, column / QUAD, column % QUAD),
+            PackClass::V | PackClass::R => (row, column / QUAD, column % QUAD),
             PackClass::T | PackClass::Canonical => {
                 let in_step = column % 16;
                 let lane = row % 8 * 4 + in_step % 8 / 2;
@@ -308,10 +347,10 @@ mod tests {
 
     #[test]
     fn locate_inverts_position() {
-        for class in [PackClass::T, PackClass::V] {
+        for class in [PackClass::T, PackClass::V, PackClass::R] {
             for format in Format::all() {
                 let layout = PackedLayout::new(format, class).expect("a fragment class");
-                for lane in 0..LANES {
+                for lane in 0..lanes(class) {
                     for quad in 0..layout.quads() {
                         for i in 0..QUAD {
                             let (row, column) = layout.position(lane, quad, i);
@@ -325,7 +364,7 @@ mod tests {
 
     #[test]
     fn packing_keeps_every_code_and_scale() {
-        for class in [PackClass::T, PackClass::V] {
+        for class in [PackClass::T, PackClass::V, PackClass::R] {
             for format in Format::all() {
                 let layout = PackedLayout::new(format, class).expect("a fragment class");
                 let (n, k) = (layout.tile_rows + 3, format.block_len * 3);

@@ -1,5 +1,5 @@
-//! `gemm`: any number of tokens, in panels. A panel of tokens is converted once and shared; each thread decodes
-//! its rows of W chunk by chunk and keeps the partial sums of its rows with the whole panel.
+//! `gemm`: any number of tokens, in panels. A panel of tokens is converted once and shared; each thread decodes its rows of W a
+//! few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,20 +8,19 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 
 use super::{CpuKernel, check_supported, config};
 use crate::arena;
-use crate::job::{CHUNK, Job, tokens_from};
-use crate::simd::{LANES, ROWS, Rows, TOKEN_SUMS};
+use crate::job::Job;
+use crate::simd::{BLOCK_ROWS, LANES, TILES};
 
-/// Rows of a task: their decoded chunk and the partial sums fit a core's own cache.
-const TILE_ROWS: usize = 32;
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds.
+/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
+/// a block of rows stay in the nearest cache.
 const PANEL_TOKENS: usize = 128;
-/// Tokens that the vector kernel takes together.
-const TOKENS: usize = 4;
+/// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
+const STEP: usize = 64;
 
 /// The family `gemm`.
 pub static GEMM: GemmFamily = GemmFamily;
 
-/// Any number of tokens: bound by multiply-adds.
+/// Any number of tokens: a few are bound by reading and decoding weights, many by multiply-adds.
 #[derive(Debug)]
 pub struct GemmFamily;
 
@@ -35,7 +34,7 @@ impl KernelFamily for GemmFamily {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        vec![config("gemm", op, info, [TILE_ROWS, op.m.clamp(1, PANEL_TOKENS)])]
+        vec![config("gemm", op, info, [BLOCK_ROWS, op.m.clamp(1, PANEL_TOKENS)])]
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
@@ -43,64 +42,54 @@ impl KernelFamily for GemmFamily {
     }
 }
 
-fn run(job: &Job<'_>, [tile_rows, tile_tokens]: [usize; 2]) {
+fn run(job: &Job<'_>, panel_tokens: usize) {
     let m = job.op().m;
-    arena::with_activations(m.min(tile_tokens) * job.row_floats(), |x| {
-        for first in (0..m).step_by(tile_tokens) {
-            let tokens = first..m.min(first + tile_tokens);
+    arena::with_activations(m.min(panel_tokens) * job.row_floats(), |x| {
+        for first in (0..m).step_by(panel_tokens) {
+            let tokens = first..m.min(first + panel_tokens);
             job.load_tokens(tokens.clone(), x);
             let x = &*x;
-            job.for_each_tile(tile_rows, tokens.len(), |rows| tile(job, x, tokens.clone(), rows));
+            job.for_each_block(tokens.len(), |first_row| block(job, x, tokens.clone(), first_row));
         }
     });
 }
 
-/// Computes `rows` for the panel `tokens`, which `x` holds.
-fn tile(job: &Job<'_>, x: &[f32], tokens: Range<usize>, rows: Range<usize>) {
-    let groups = rows.len().div_ceil(ROWS);
-    let (decoded, panel_sums) = (groups * ROWS * CHUNK, tokens.len() * TOKEN_SUMS);
-    arena::with_tile(decoded + groups * panel_sums, |scratch| {
-        let (w, sums) = scratch.split_at_mut(decoded);
+/// Computes the block of rows from `first_row` on for the panel `tokens`, which `x` holds.
+fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
+    let weight = job.weight();
+    let (decoded, scales) = (BLOCK_ROWS * STEP, weight.scale_floats());
+    arena::with_tile(decoded + TILES * scales + tokens.len() * BLOCK_ROWS, |scratch| {
+        let (w, rest) = scratch.split_at_mut(decoded);
+        let (scales_of_tiles, sums) = rest.split_at_mut(TILES * scales);
         sums.fill(0.0);
-        for columns in job.chunks() {
-            // Rows past the last one hold old values, whose sums nobody reads.
-            job.decode(rows.clone(), columns.clone(), w);
-            for (w, sums) in w.chunks_exact(ROWS * CHUNK).zip(sums.chunks_exact_mut(panel_sums)) {
-                multiply(job, w, x, columns.clone(), sums);
+        let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
+        // Tiles past the last hold nothing, and nobody reads their sums.
+        w[tiles * LANES * STEP..].fill(0.0);
+        for slab in 0..weight.k_slabs() {
+            let mut slabs = [None; TILES];
+            let mut rest = &mut *scales_of_tiles;
+            for (i, to) in slabs.iter_mut().enumerate().take(tiles) {
+                let (scratch, after) = rest.split_at_mut(scales);
+                rest = after;
+                *to = Some(weight.slab(first_row / LANES + i, slab, scratch));
+            }
+            let columns = weight.layout().slab_k;
+            for first in (0..columns).step_by(STEP) {
+                for (slab, out) in slabs.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
+                    job.simd().decode(slab, first, STEP, out);
+                }
+                multiply(job, w, &x[slab * columns + first..], sums);
             }
         }
-        // SAFETY: tiles share no rows, a gated pair's no groups of sixteen, so only this thread stores these.
-        unsafe {
-            if job.op().gated {
-                for (pair, sums) in sums.chunks_exact(2 * panel_sums).enumerate() {
-                    let (gate, up) = sums.split_at(panel_sums);
-                    job.store_gated(tokens.clone(), rows.start + pair * 2 * ROWS, gate, up);
-                }
-            } else {
-                for (group, sums) in sums.chunks_exact(panel_sums).enumerate() {
-                    job.store(tokens.clone(), (rows.start + group * ROWS)..rows.end, sums);
-                }
-            }
-        }
+        // SAFETY: blocks share no rows, so only this thread stores these.
+        unsafe { job.store(tokens, first_row, sums) };
     });
 }
 
-/// Adds the products of a group of [`ROWS`] decoded rows with every token of the panel over `columns`.
-fn multiply(job: &Job<'_>, w: &[f32], x: &[f32], columns: Range<usize>, sums: &mut [f32]) {
-    let tokens = sums.len() / TOKEN_SUMS;
-    let floats = job.row_floats();
-    let fours = tokens - tokens % TOKENS;
-    for token in (0..fours).step_by(TOKENS) {
-        let x = tokens_from(x, floats, token, columns.start);
-        for half in [0, ROWS / 2] {
-            let w = Rows { values: &w[half * CHUNK..], stride: CHUNK };
-            let sums = &mut sums[token * TOKEN_SUMS + half * LANES..];
-            job.simd().rows4_tokens4(w, x, columns.len(), sums);
-        }
-    }
-    for token in fours..tokens {
-        let x = tokens_from(x, floats, token, columns.start);
-        let w = Rows { values: w, stride: CHUNK };
-        job.simd().rows8_tokens1(w, x.values, columns.len(), &mut sums[token * TOKEN_SUMS..]);
+/// Adds the products of a decoded block with every token of the panel.
+fn multiply(job: &Job<'_>, w: &[f32], x: &[f32], sums: &mut [f32]) {
+    let (stride, most) = (job.row_floats(), job.simd().tokens());
+    for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {
+        job.simd().multiply(sums.len() / BLOCK_ROWS, w, &x[i * most * stride..], stride, STEP, sums);
     }
 }

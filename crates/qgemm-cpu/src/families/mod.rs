@@ -1,11 +1,10 @@
 //! The kernel families of the CPU and what they share.
 
 mod gemm;
-mod gemv;
 
 use std::sync::Arc;
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, Math, Schedule, Stream,
     TileConfig, Unsupported,
@@ -14,21 +13,17 @@ use rayon::ThreadPool;
 
 use crate::arena;
 use crate::device::CpuDevice;
-use crate::job::{CHUNK, Job, padded};
+use crate::job::{Job, row_floats};
 use crate::simd::Simd;
 
 pub use gemm::{GEMM, GemmFamily};
-pub use gemv::{GEMV, GemvFamily};
 
-/// What every family needs: blocks that fill chunks, in file order.
+/// What every family needs: weights packed for vectors.
 fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
-    if op.class != PackClass::Canonical {
-        return Err(Unsupported::new(format!("reads weights in file order, and these are packed as {:?}", op.class)));
+    if op.class == PackClass::R {
+        return Ok(());
     }
-    if !CHUNK.is_multiple_of(op.format.block_len) {
-        return Err(Unsupported::new(format!("decodes {CHUNK} columns at once, no multiple of {}'s block", op.format)));
-    }
-    Ok(())
+    Err(Unsupported::new(format!("reads weights packed as {:?}, and these are packed as {:?}", PackClass::R, op.class)))
 }
 
 /// A configuration whose tiles have `tile_n` rows and `tile_m` tokens and whose K is never cut.
@@ -62,14 +57,15 @@ fn efficiency(tokens: usize, info: &DeviceInfo) -> u32 {
 }
 
 /// A family's loop over one launch.
-type Run = fn(job: &Job<'_>, tile: [usize; 2]);
+type Run = fn(job: &Job<'_>, panel_tokens: usize);
 
 /// A family's loop made ready for one operation.
 struct CpuKernel {
     name: String,
     op: CheckedGemm,
-    /// Rows of W and tokens that are worked on together.
-    tile: [usize; 2],
+    layout: PackedLayout,
+    /// Tokens that are worked on together.
+    panel_tokens: usize,
     simd: &'static Simd,
     pool: Option<Arc<ThreadPool>>,
     run: Run,
@@ -77,7 +73,10 @@ struct CpuKernel {
 
 impl std::fmt::Debug for CpuKernel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CpuKernel").field("name", &self.name).field("tile", &self.tile).finish_non_exhaustive()
+        f.debug_struct("CpuKernel")
+            .field("name", &self.name)
+            .field("panel_tokens", &self.panel_tokens)
+            .finish_non_exhaustive()
     }
 }
 
@@ -92,12 +91,18 @@ impl CpuKernel {
             .as_any()
             .downcast_ref::<CpuDevice>()
             .ok_or(HalError::WrongDevice { device: device.info().id, what: "a kernel family of the CPU" })?;
-        let tile = [config.tile_n as usize, config.tile_m as usize];
-        arena::reserve_activations(tile[1].min(op.m) * padded(op.stored_k));
+        let layout = PackedLayout::new(op.format, op.class).ok_or_else(|| HalError::KernelUnavailable {
+            kernel: op.kernel_name(config.family),
+            target: device.info().arch.clone(),
+            why: format!("the weight is packed as {:?}", op.class),
+        })?;
+        let panel_tokens = config.tile_m as usize;
+        arena::reserve_activations(panel_tokens.min(op.m) * row_floats(&layout, op.stored_k));
         Ok(Arc::new(Self {
             name: op.kernel_name(config.family),
             op: op.clone(),
-            tile,
+            layout,
+            panel_tokens,
             simd: cpu.simd(),
             pool: cpu.pool().cloned(),
             run,
@@ -112,10 +117,10 @@ impl Kernel for CpuKernel {
 
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(&self.op, self.simd, args)?;
+        let job = Job::new(&self.op, &self.layout, self.simd, args)?;
         match &self.pool {
-            Some(pool) => pool.install(|| (self.run)(&job, self.tile)),
-            None => (self.run)(&job, self.tile),
+            Some(pool) => pool.install(|| (self.run)(&job, self.panel_tokens)),
+            None => (self.run)(&job, self.panel_tokens),
         }
         Ok(())
     }

@@ -1,64 +1,108 @@
-//! AVX2 and FMA: 8 floats a register. Only the first 8 partial sums are used; the others stay 0.
+//! AVX2 with FMA and F16C: a vector is two registers.
 
-use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps};
+use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::{LANES, ROWS, Rows, Simd, TOKEN_SUMS};
+use super::vector::Vector;
+use super::{Simd, level};
 
-pub static KERNELS: Simd = Simd { level: SimdLevel::Avx2, rows8_tokens1, rows4_tokens4 };
+#[derive(Clone, Copy)]
+struct Avx2;
 
-const WIDTH: usize = 8;
+level!(KERNELS, SimdLevel::Avx2, Avx2, "avx2,fma,f16c", [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1]);
 
-/// # Safety
-/// The processor has AVX2 and FMA, and `super::check` has passed for 8 rows and 1 token.
-unsafe fn rows8_tokens1(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    // SAFETY: the caller's promise.
-    unsafe { accumulate::<ROWS, 1>(w, x, len, sums) }
-}
+impl Vector for Avx2 {
+    type Floats = [__m256; 2];
+    type Words = [__m256i; 2];
 
-/// # Safety
-/// The processor has AVX2 and FMA, and `super::check` has passed for 4 rows and 4 tokens.
-unsafe fn rows4_tokens4(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    // Two passes of 4 × 2: 4 × 4 sums would fill all 16 registers.
-    for pair in [0, 2] {
-        let x = Rows { values: &x.values[pair * x.stride..], stride: x.stride };
-        // SAFETY: the caller's promise, for half of the tokens.
-        unsafe { accumulate::<4, 2>(w, x, len, &mut sums[pair * TOKEN_SUMS..]) }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> [__m256; 2] {
+        // SAFETY: the caller's promise, as in all functions here.
+        unsafe { [_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))] }
     }
-}
-
-/// # Safety
-/// `super::check` has passed for `R` rows and `T` tokens.
-#[target_feature(enable = "avx2,fma")]
-unsafe fn accumulate<const R: usize, const T: usize>(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    let at = |token: usize, row: usize| token * TOKEN_SUMS + row * LANES;
-    let mut acc = [[_mm256_setzero_ps(); R]; T];
-    for (token, acc) in acc.iter_mut().enumerate() {
-        for (row, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: sums hold LANES floats from `at` for each of R rows and T tokens, by `check`.
-            *acc = unsafe { _mm256_loadu_ps(sums.as_ptr().add(at(token, row))) };
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, [a, b]: [__m256; 2]) {
+        // SAFETY: as above.
+        unsafe {
+            _mm256_storeu_ps(to, a);
+            _mm256_storeu_ps(to.add(8), b);
         }
     }
-    for k in (0..len).step_by(WIDTH) {
-        let mut w_k = [_mm256_setzero_ps(); R];
-        for (row, w_k) in w_k.iter_mut().enumerate() {
-            // SAFETY: rows 0..R of `w` and 0..T of `x` hold `len` floats, by `check`, and k + 8 <= len because
-            // `len` is a multiple of 16.
-            *w_k = unsafe { _mm256_loadu_ps(w.values.as_ptr().add(row * w.stride + k)) };
-        }
-        for (token, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: as above.
-            let x_k = unsafe { _mm256_loadu_ps(x.values.as_ptr().add(token * x.stride + k)) };
-            for (acc, &w_k) in acc.iter_mut().zip(&w_k) {
-                *acc = _mm256_fmadd_ps(w_k, x_k, *acc);
-            }
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_set1_ps(number); 2] }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn load_words(from: *const u8) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn shift_right([a, b]: [__m256i; 2], by: u32) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let by = _mm_cvtsi32_si128(by as i32);
+            [_mm256_srl_epi32(a, by), _mm256_srl_epi32(b, by)]
         }
     }
-    for (token, acc) in acc.iter().enumerate() {
-        for (row, &acc) in acc.iter().enumerate() {
-            // SAFETY: as for the loads.
-            unsafe { _mm256_storeu_ps(sums.as_mut_ptr().add(at(token, row)), acc) };
+    #[inline(always)]
+    unsafe fn shift_left([a, b]: [__m256i; 2], by: u32) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let by = _mm_cvtsi32_si128(by as i32);
+            [_mm256_sll_epi32(a, by), _mm256_sll_epi32(b, by)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn and([a, b]: [__m256i; 2], mask: u32) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let mask = _mm256_set1_epi32(mask as i32);
+            [_mm256_and_si256(a, mask), _mm256_and_si256(b, mask)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn or(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
+    }
+    #[inline(always)]
+    unsafe fn bits_to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_castsi256_ps(a), _mm256_castsi256_ps(b)] }
+    }
+    #[inline(always)]
+    unsafe fn half_bits_to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe {
+            // Packing goes by halves of registers; the permutation puts the sixteen in order.
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(a, b));
+            [_mm256_cvtph_ps(_mm256_castsi256_si128(packed)), _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(packed))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[f32; 16], words: [__m256i; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let (low, high) = (_mm256_loadu_ps(table.as_ptr()), _mm256_loadu_ps(table.as_ptr().add(8)));
+            words.map(|words| {
+                // Bit 3 of a code, as the sign, chooses between the table's halves.
+                let upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(words));
+                let from = |half| _mm256_permutevar8x32_ps(half, words);
+                _mm256_blendv_ps(from(low), from(high), upper)
+            })
         }
     }
 }

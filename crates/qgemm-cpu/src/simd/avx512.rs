@@ -1,58 +1,84 @@
-//! AVX-512 F: 16 floats a register.
+//! AVX-512: a vector is one register.
 
-use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_setzero_ps, _mm512_storeu_ps};
+use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::{LANES, ROWS, Rows, Simd, TOKEN_SUMS};
+use super::vector::Vector;
+use super::{Simd, level};
 
-pub static KERNELS: Simd = Simd { level: SimdLevel::Avx512, rows8_tokens1, rows4_tokens4 };
+#[derive(Clone, Copy)]
+struct Avx512;
 
-/// # Safety
-/// The processor has AVX-512 F, and `super::check` has passed for 8 rows and 1 token.
-unsafe fn rows8_tokens1(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    // SAFETY: the caller's promise.
-    unsafe { accumulate::<ROWS, 1>(w, x, len, sums) }
-}
+level!(KERNELS, SimdLevel::Avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl", [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4]);
 
-/// # Safety
-/// The processor has AVX-512 F, and `super::check` has passed for 4 rows and 4 tokens.
-unsafe fn rows4_tokens4(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    // SAFETY: the caller's promise.
-    unsafe { accumulate::<4, 4>(w, x, len, sums) }
-}
+impl Vector for Avx512 {
+    type Floats = __m512;
+    type Words = __m512i;
 
-/// # Safety
-/// `super::check` has passed for `R` rows and `T` tokens.
-#[target_feature(enable = "avx512f")]
-unsafe fn accumulate<const R: usize, const T: usize>(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-    let at = |token: usize, row: usize| token * TOKEN_SUMS + row * LANES;
-    let mut acc = [[_mm512_setzero_ps(); R]; T];
-    for (token, acc) in acc.iter_mut().enumerate() {
-        for (row, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: sums hold LANES floats from `at` for each of R rows and T tokens, by `check`.
-            *acc = unsafe { _mm512_loadu_ps(sums.as_ptr().add(at(token, row))) };
-        }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the caller's promise, as in all functions here.
+        unsafe { _mm512_loadu_ps(from) }
     }
-    for k in (0..len).step_by(LANES) {
-        let mut w_k = [_mm512_setzero_ps(); R];
-        for (row, w_k) in w_k.iter_mut().enumerate() {
-            // SAFETY: rows 0..R of `w` and 0..T of `x` hold `len` floats, by `check`, and k + 16 <= len because
-            // `len` is a multiple of 16.
-            *w_k = unsafe { _mm512_loadu_ps(w.values.as_ptr().add(row * w.stride + k)) };
-        }
-        for (token, acc) in acc.iter_mut().enumerate() {
-            // SAFETY: as above.
-            let x_k = unsafe { _mm512_loadu_ps(x.values.as_ptr().add(token * x.stride + k)) };
-            for (acc, &w_k) in acc.iter_mut().zip(&w_k) {
-                *acc = _mm512_fmadd_ps(w_k, x_k, *acc);
-            }
-        }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, floats: __m512) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_ps(to, floats) }
     }
-    for (token, acc) in acc.iter().enumerate() {
-        for (row, &acc) in acc.iter().enumerate() {
-            // SAFETY: as for the loads.
-            unsafe { _mm512_storeu_ps(sums.as_mut_ptr().add(at(token, row)), acc) };
-        }
+    #[inline(always)]
+    unsafe fn splat(number: f32) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_set1_ps(number) }
+    }
+    #[inline(always)]
+    unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn load_words(from: *const u8) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(words: __m512i, by: u32) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_srl_epi32(words, _mm_cvtsi32_si128(by as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(words: __m512i, by: u32) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_sll_epi32(words, _mm_cvtsi32_si128(by as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn and(words: __m512i, mask: u32) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_and_si512(words, _mm512_set1_epi32(mask as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_floats(words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepi32_ps(words) }
+    }
+    #[inline(always)]
+    unsafe fn bits_to_floats(words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_castsi512_ps(words) }
+    }
+    #[inline(always)]
+    unsafe fn half_bits_to_floats(words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm512_cvtepi32_epi16(words)) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: &[f32; 16], words: __m512i) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_permutexvar_ps(words, _mm512_loadu_ps(table.as_ptr())) }
     }
 }

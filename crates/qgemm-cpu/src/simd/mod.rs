@@ -1,51 +1,81 @@
-//! The vector kernels: f32 multiply-adds of a few decoded weight rows with a few tokens. One file a level.
-//!
-//! A product is kept as [`LANES`] partial sums; column `k` is added to partial sum `k % lanes`, in ascending
-//! order, where `lanes` is the register width of the level. [`sum`] adds them up. So its bits depend on the
-//! level alone, not on how rows and tokens are blocked.
+//! The vector kernels: packed weights to f32, sixteen rows at a time, and their products with a few tokens. One file a level.
 
-mod scalar;
+mod kernel;
+mod portable;
+mod vector;
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::SimdLevel;
 
-/// Partial sums kept for a product, and the multiple that rows are padded to.
-pub const LANES: usize = 16;
-/// Rows of W that are worked on together.
-pub const ROWS: usize = 8;
-/// Floats of the partial sums of one token with [`ROWS`] rows: `[row][lane]`.
-pub const TOKEN_SUMS: usize = ROWS * LANES;
+pub use vector::LANES;
 
-/// Consecutive rows of a matrix.
+/// Tiles of sixteen rows that are worked on together.
+pub const TILES: usize = 4;
+/// Their rows, and the sums of a token with them.
+pub const BLOCK_ROWS: usize = TILES * LANES;
+
+/// A packed slab of a tile with its scales as numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
-    /// Values, from the first of the first row.
-    pub values: &'a [f32],
-    /// Floats from one row to the next.
-    pub stride: usize,
+pub struct Slab<'a> {
+    /// Its layout, of class R.
+    pub layout: &'a PackedLayout,
+    /// The slab.
+    pub bytes: &'a [u8],
+    /// `[sub-block][lane]`; none for plain types.
+    pub scales: &'a [f32],
+    /// The same of the minima.
+    pub mins: &'a [f32],
 }
 
-impl Rows<'_> {
-    /// Checks that `rows` rows have `len` values each.
-    fn check(&self, rows: usize, len: usize) {
-        assert!((rows - 1) * self.stride + len <= self.values.len(), "rows lie in their scratch memory");
-    }
-}
-
-/// Adds the products of columns `0..len` of some rows and tokens to their partial sums.
-type Accumulate = unsafe fn(w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]);
+/// [`kernel::decode`] of a level.
+type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
+/// [`kernel::multiply`] of a level, for a fixed number of tokens.
+type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
-    rows8_tokens1: Accumulate,
-    rows4_tokens4: Accumulate,
+    decode: Decode,
+    /// For one token, for two, ….
+    multiply: &'static [Multiply],
 }
+
+/// Defines the kernels of a level: with how many tokens it takes how many tiles at once, so that all sums are in registers.
+macro_rules! level {
+    ($name:ident, $level:expr, $vector:ty, $($features:literal,)? [$($tokens:literal => $tiles:literal),*]) => {
+        pub static $name: Simd =
+            Simd { level: $level, decode, multiply: &[$(multiply::<$tiles, $tokens>),*] };
+
+        /// # Safety
+        /// As of `kernel::decode`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn decode(slab: &super::Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { super::kernel::decode::<$vector>(slab, first, columns, out) }
+        }
+
+        /// # Safety
+        /// As of `kernel::multiply`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply<const P: usize, const T: usize>(
+            w: &[f32],
+            x: &[f32],
+            stride: usize,
+            columns: usize,
+            sums: &mut [f32],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { super::kernel::multiply::<$vector, P, T>(w, x, stride, columns, sums) }
+        }
+    };
+}
+use level;
 
 impl Simd {
     /// The kernels for `level`, or `None` when this processor does not have it.
@@ -63,16 +93,15 @@ impl Simd {
             }
         }
         match level {
-            SimdLevel::Scalar => Some(&scalar::KERNELS),
-            // The portable loops compile to Advanced SIMD, which every 64-bit Arm processor has.
-            SimdLevel::Neon if SimdLevel::detect() == SimdLevel::Neon => Some(&scalar::KERNELS),
+            SimdLevel::Scalar => Some(&portable::KERNELS),
+            SimdLevel::Neon if SimdLevel::detect() == SimdLevel::Neon => Some(&portable::KERNELS),
             _ => None,
         }
     }
 
     /// The best kernels of this processor.
     pub fn best() -> &'static Self {
-        Self::new(SimdLevel::detect()).unwrap_or(&scalar::KERNELS)
+        Self::new(SimdLevel::detect()).unwrap_or(&portable::KERNELS)
     }
 
     /// The level they are written for.
@@ -80,48 +109,48 @@ impl Simd {
         self.level
     }
 
-    /// Adds the products of [`ROWS`] rows and one token over columns `0..len` to `sums[row][lane]`. `len` is a
-    /// multiple of [`LANES`].
-    pub fn rows8_tokens1(&self, w: Rows<'_>, x: &[f32], len: usize, sums: &mut [f32]) {
-        let x = Rows { values: x, stride: 0 };
-        check(w, ROWS, x, 1, len, sums);
-        // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the
-        // kernel's demands on the slices are checked above.
-        unsafe { (self.rows8_tokens1)(w, x, len, sums) }
+    /// Most tokens that are multiplied at once.
+    pub fn tokens(&self) -> usize {
+        self.multiply.len()
     }
 
-    /// Adds the products of four rows and four tokens over columns `0..len` to
-    /// `sums[token · TOKEN_SUMS + row · LANES + lane]`. `len` is a multiple of [`LANES`].
-    pub fn rows4_tokens4(&self, w: Rows<'_>, x: Rows<'_>, len: usize, sums: &mut [f32]) {
-        check(w, 4, x, 4, len, sums);
-        // SAFETY: as in `rows8_tokens1`.
-        unsafe { (self.rows4_tokens4)(w, x, len, sums) }
+    /// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
+    pub fn decode(&self, slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
+        let layout = slab.layout;
+        assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
+        assert!(first + columns <= layout.slab_k && slab.bytes.len() >= layout.slab_bytes, "columns lie in the slab");
+        assert!(columns * LANES <= out.len(), "values lie in their scratch memory");
+        let subs = scaled_sub_blocks(layout) * LANES;
+        assert!(subs <= slab.scales.len() && subs <= slab.mins.len(), "every sub-block has its scales");
+        // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the rest is
+        // checked above.
+        unsafe { (self.decode)(slab, first, columns, out) }
+    }
+
+    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
+    /// tiles of a block. Rows of `x` are `stride` apart.
+    pub fn multiply(&self, tokens: usize, w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]) {
+        assert!(BLOCK_ROWS * columns <= w.len(), "tiles lie in their scratch memory");
+        assert!((tokens - 1) * stride + columns <= x.len(), "tokens lie in their scratch memory");
+        assert!(tokens * BLOCK_ROWS <= sums.len(), "sums lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
     }
 }
 
-/// What every kernel relies on.
-fn check(w: Rows<'_>, rows: usize, x: Rows<'_>, tokens: usize, len: usize, sums: &[f32]) {
-    assert!(len.is_multiple_of(LANES), "rows are padded");
-    w.check(rows, len);
-    x.check(tokens, len);
-    assert!((tokens - 1) * TOKEN_SUMS + rows * LANES <= sums.len(), "sums lie in their scratch memory");
-}
-
-/// Adds up the partial sums of one product, as a fixed tree.
-pub fn sum(lanes: &[f32; LANES]) -> f32 {
-    let mut sums = *lanes;
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            sums[i] += sums[i + width];
-        }
-        width /= 2;
+/// Sub-blocks of a slab that have scales: none of plain types.
+pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
+    match layout.format().encoding {
+        qgemm_formats::Encoding::Plain(_) => 0,
+        _ => layout.slab_k / layout.format().sub_block,
     }
-    sums[0]
 }
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::Format;
+    use qgemm_formats::prepack::PackClass;
+
     use super::*;
 
     const LEVELS: [SimdLevel; 6] = [
@@ -133,58 +162,72 @@ mod tests {
         SimdLevel::Avx512Vnni,
     ];
 
-    /// Reproducible values; integers of at most 8 when `exact`.
-    fn values(len: usize, seed: u32, exact: bool) -> Vec<f32> {
+    /// Reproducible words.
+    fn words(seed: u32) -> impl FnMut() -> u32 {
         let mut state = seed;
-        let mut next = || {
+        move || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             state >> 8
-        };
-        (0..len)
-            .map(|_| if exact { (next() % 17) as f32 - 8.0 } else { next() as f32 / (1 << 23) as f32 - 1.0 })
-            .collect()
-    }
-
-    fn product(sums: &[f32], token: usize, row: usize) -> f32 {
-        sum(sums[token * TOKEN_SUMS + row * LANES..][..LANES].try_into().expect("16 lanes"))
+        }
     }
 
     #[test]
-    fn every_level_multiplies_exactly_and_blocks_alike() {
-        let (stride, len) = (1024, 528);
-        for simd in LEVELS.into_iter().filter_map(Simd::new) {
-            for exact in [true, false] {
-                let w = values(ROWS * stride, 1, exact);
-                let x = values(4 * stride, 2, exact);
-                let w_rows = |first: usize| Rows { values: &w[first * stride..], stride };
-                let mut single = vec![0.0; 4 * TOKEN_SUMS];
-                let mut blocked = vec![0.0; 4 * TOKEN_SUMS];
-                // Two calls continue one another, as chunks of K do.
-                for (from, to) in [(0, 256), (256, len)] {
-                    let w_from = |first: usize| Rows { values: &w_rows(first).values[from..], stride };
-                    for token in 0..4 {
-                        let sums = &mut single[token * TOKEN_SUMS..];
-                        simd.rows8_tokens1(w_from(0), &x[token * stride + from..], to - from, sums);
+    fn every_level_decodes_every_format_as_its_description_says() {
+        for format in Format::all() {
+            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            let mut word = words(7);
+            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8).collect();
+            let subs = scaled_sub_blocks(&layout);
+            let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / 1e6 - 8.0).collect() };
+            let (scales, mins) = (numbers(subs * LANES), numbers(subs * LANES));
+            let slab = Slab { layout: &layout, bytes: &bytes, scales: &scales, mins: &mins };
+            for simd in LEVELS.into_iter().filter_map(Simd::new) {
+                for first in (0..layout.slab_k).step_by(64) {
+                    let mut out = vec![0.0; 64 * LANES];
+                    simd.decode(&slab, first, 64, &mut out);
+                    for (i, &got) in out.iter().enumerate() {
+                        let (column, row) = (first + i / LANES, i % LANES);
+                        let number = format.encoding.number(layout.code_at(&bytes, 1, row, column));
+                        let sub = column.checked_div(format.sub_block).unwrap_or(0) * LANES + row;
+                        let (scale, min) = if subs == 0 { (1.0, 0.0) } else { (scales[sub], mins[sub]) };
+                        let expected = f64::from(number) * f64::from(scale) + f64::from(min);
+                        let size = (f64::from(number) * f64::from(scale)).abs() + f64::from(min).abs();
+                        let close = (f64::from(got) - expected).abs() <= 2e-7 * size;
+                        assert!(
+                            close || !number.is_finite(),
+                            "{format} {:?} {row} {column}: {got} {expected}",
+                            simd.level()
+                        );
                     }
-                    for first in [0, 4] {
-                        let x = Rows { values: &x[from..], stride };
-                        simd.rows4_tokens4(w_from(first), x, to - from, &mut blocked[first * LANES..]);
-                    }
-                }
-                assert_eq!(single, blocked, "{:?}", simd.level());
-                for (token, row) in (0..4).flat_map(|t| (0..ROWS).map(move |r| (t, r))) {
-                    let pairs = w[row * stride..][..len].iter().zip(&x[token * stride..][..len]);
-                    let expected: f64 = pairs.clone().map(|(&a, &b)| f64::from(a) * f64::from(b)).sum();
-                    let scale: f64 = pairs.map(|(&a, &b)| (f64::from(a) * f64::from(b)).abs()).sum();
-                    let error = (f64::from(product(&single, token, row)) - expected).abs();
-                    assert!(error <= if exact { 0.0 } else { scale * 2e-7 }, "{:?}: {error}", simd.level());
                 }
             }
         }
     }
 
     #[test]
-    fn the_best_level_is_the_detected_one() {
-        assert_eq!(Simd::new(SimdLevel::detect()).map(|s| s.level()), Some(Simd::best().level()));
+    fn a_sum_does_not_depend_on_what_is_computed_beside_it() {
+        let (columns, stride) = (64, 80);
+        let mut word = words(3);
+        let mut numbers =
+            |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
+        let (w, x) = (numbers(BLOCK_ROWS * columns), numbers(8 * stride));
+        for simd in LEVELS.into_iter().filter_map(Simd::new) {
+            let mut single = vec![1.0; simd.tokens() * BLOCK_ROWS];
+            for (token, sums) in single.chunks_exact_mut(BLOCK_ROWS).enumerate() {
+                simd.multiply(1, &w, &x[token * stride..], stride, columns, sums);
+            }
+            for tokens in 1..=simd.tokens() {
+                let mut sums = vec![1.0; tokens * BLOCK_ROWS];
+                simd.multiply(tokens, &w, &x, stride, columns, &mut sums);
+                assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens", simd.level());
+            }
+            for (i, &got) in single.iter().enumerate() {
+                let (token, tile, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS / LANES, i % LANES);
+                let products = (0..columns)
+                    .map(|k| f64::from(w[(tile * columns + k) * LANES + lane]) * f64::from(x[token * stride + k]));
+                let expected = 1.0 + products.sum::<f64>();
+                assert!((f64::from(got) - expected).abs() < 1e-4, "{:?}: {got} for {expected}", simd.level());
+            }
+        }
     }
 }

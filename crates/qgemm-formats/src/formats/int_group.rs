@@ -10,7 +10,8 @@
 
 use half::f16;
 
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use super::field;
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// Defines one `static` per name.
 macro_rules! int_groups {
@@ -87,6 +88,9 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             dequant: stem,
             ggml_type: None,
             dequantize_block: Self::dequantize_block,
+            sub_scales: |records, out| {
+                out[0] = SubScale::with_offset(field::read_f16(records, 0), records[2].into());
+            },
             quantize_blocks: Some(Self::quantize_blocks),
             quantize_matrix: None,
             float_scales: Self::FLOAT_SCALES,

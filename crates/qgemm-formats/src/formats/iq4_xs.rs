@@ -6,7 +6,7 @@
 
 use super::iq4_nl::{IQ4_TABLE, fit_table, nearest_level};
 use super::{field, fit, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// GGUF IQ4_XS.
 pub static IQ4_XS: FormatDesc = FormatDesc {
@@ -24,6 +24,7 @@ pub static IQ4_XS: FormatDesc = FormatDesc {
     dequant: "iq4_xs",
     ggml_type: Some(23),
     dequantize_block,
+    sub_scales,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
@@ -42,6 +43,13 @@ fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     let low = scales[4 + sub / 2] >> (sub % 2 * 4) & 0xf;
     let high = u16::from_le_bytes([scales[2], scales[3]]) >> (sub * 2) & 3;
     i32::from(low) + (i32::from(high) << 4) - 32
+}
+
+fn sub_scales(records: &[u8], out: &mut [SubScale]) {
+    let d = field::read_f16(records, 0);
+    for (sub, out) in out.iter_mut().enumerate() {
+        *out = SubScale { scale: d * sub_scale(records, sub) as f32, min: 0.0 };
+    }
 }
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {

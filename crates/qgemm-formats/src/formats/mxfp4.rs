@@ -3,7 +3,7 @@
 //! The table holds twice the numbers of the codes, so that they are integers; scales count half in exchange.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, e8m0_to_f32};
 
 /// GGUF MXFP4.
@@ -22,6 +22,7 @@ pub static MXFP4: FormatDesc = FormatDesc {
     dequant: "mxfp4",
     ggml_type: Some(39),
     dequantize_block,
+    sub_scales: |records, out| out[0] = SubScale { scale: half_scale(records[0]), min: 0.0 },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::E8M0 }],

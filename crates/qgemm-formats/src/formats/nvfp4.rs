@@ -6,7 +6,7 @@
 
 use rayon::prelude::*;
 
-use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType, SubScale};
 use crate::error::FormatError;
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, f32_to_e2m1, f32_to_e4m3};
 use crate::formats::matrix;
@@ -32,6 +32,7 @@ pub static NVFP4: FormatDesc = FormatDesc {
     dequant: "nvfp4",
     ggml_type: None,
     dequantize_block,
+    sub_scales: |records, out| out[0] = SubScale { scale: e4m3_to_f32(records[0]) * 0.5, min: 0.0 },
     quantize_blocks: None,
     quantize_matrix: Some(quantize),
     float_scales: &[FloatScale { offset: 8, kind: ScaleType::E4M3 }],

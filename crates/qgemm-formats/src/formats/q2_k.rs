@@ -6,7 +6,7 @@
 
 use super::field;
 use super::fit::{self, AffineSearch};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// GGUF Q2_K.
 pub static Q2_K: FormatDesc = FormatDesc {
@@ -27,6 +27,7 @@ pub static Q2_K: FormatDesc = FormatDesc {
     dequant: "q2_k",
     ggml_type: Some(10),
     dequantize_block,
+    sub_scales,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 80, kind: ScaleType::F16 }, FloatScale { offset: 82, kind: ScaleType::F16 }],
@@ -54,6 +55,13 @@ pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
         for (l, byte) in bytes.iter_mut().enumerate() {
             *byte = (0..4).fold(0, |byte, i| byte | ((codes[l + 32 * i] & 3) << (2 * i)) as u8);
         }
+    }
+}
+
+fn sub_scales(records: &[u8], out: &mut [SubScale]) {
+    let (d, dmin) = (field::read_f16(records, 16), field::read_f16(records, 18));
+    for (out, sub) in out.iter_mut().zip(records) {
+        *out = SubScale { scale: d * f32::from(sub & 0xf), min: -dmin * f32::from(sub >> 4) };
     }
 }
 

@@ -4,7 +4,7 @@
 //! belongs to value `i`.
 
 use super::{field, fit, q2_k};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// GGUF Q3_K.
 pub static Q3_K: FormatDesc = FormatDesc {
@@ -25,6 +25,7 @@ pub static Q3_K: FormatDesc = FormatDesc {
     dequant: "q3_k",
     ggml_type: Some(11),
     dequantize_block,
+    sub_scales,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 108, kind: ScaleType::F16 }],
@@ -49,6 +50,13 @@ fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     let low = scales[sub % 8] >> (sub / 8 * 4) & 0xf;
     let high = scales[8 + sub % 4] >> (sub / 4 * 2) & 3;
     i32::from(low | high << 4) - 32
+}
+
+fn sub_scales(records: &[u8], out: &mut [SubScale]) {
+    let d = field::read_f16(records, 12);
+    for (sub, out) in out.iter_mut().enumerate() {
+        *out = SubScale::with_offset(d * sub_scale(records, sub) as f32, 4);
+    }
 }
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {

@@ -5,7 +5,7 @@
 
 use super::fit::{self, AffineSearch};
 use super::{field, scale_min};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// GGUF Q4_K.
 pub static Q4_K: FormatDesc = FormatDesc {
@@ -23,6 +23,7 @@ pub static Q4_K: FormatDesc = FormatDesc {
     dequant: "q4_k",
     ggml_type: Some(12),
     dequantize_block,
+    sub_scales,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
@@ -50,6 +51,15 @@ pub(super) fn pack_nibbles(codes: &[u32], bytes: &mut [u8]) {
         for (l, byte) in bytes.iter_mut().enumerate() {
             *byte = (codes[l] & 0xf | (codes[l + 32] & 0xf) << 4) as u8;
         }
+    }
+}
+
+/// Of Q4_K and Q5_K.
+pub(super) fn sub_scales(records: &[u8], out: &mut [SubScale]) {
+    let (d, dmin) = (field::read_f16(records, 0), field::read_f16(records, 2));
+    for (sub, out) in out.iter_mut().enumerate() {
+        let (scale, min) = scale_min::unpack(&records[4..16], sub);
+        *out = SubScale { scale: d * f32::from(scale), min: -dmin * f32::from(min) };
     }
 }
 

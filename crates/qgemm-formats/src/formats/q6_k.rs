@@ -5,7 +5,7 @@
 //! `l + 96`, low bits first.
 
 use super::{field, fit};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
 
 /// GGUF Q6_K.
 pub static Q6_K: FormatDesc = FormatDesc {
@@ -26,6 +26,7 @@ pub static Q6_K: FormatDesc = FormatDesc {
     dequant: "q6_k",
     ggml_type: Some(14),
     dequantize_block,
+    sub_scales,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 208, kind: ScaleType::F16 }],
@@ -45,6 +46,13 @@ fn unpack_codes(block: &[u8], codes: &mut [u32]) {
             let high = high[i % 32] >> (i / 32 * 2) & 3;
             *code = u32::from(low | high << 4);
         }
+    }
+}
+
+fn sub_scales(records: &[u8], out: &mut [SubScale]) {
+    let d = field::read_f16(records, 16);
+    for (out, &scale) in out.iter_mut().zip(records) {
+        *out = SubScale::with_offset(d * f32::from(scale as i8), 32);
     }
 }
 

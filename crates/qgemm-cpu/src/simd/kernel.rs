@@ -1,0 +1,188 @@
+//! The kernels, written once for every level: weights from a packed slab to f32, and their products with tokens.
+//!
+//! A sum is one chain of multiply-adds over the columns in ascending order, whatever is worked on beside it. So its bits
+//! depend on the level alone.
+
+use qgemm_formats::{DType, Encoding};
+
+use super::vector::{LANES, Vector};
+use super::{BLOCK_ROWS, Slab, TILES};
+
+/// Byte of a word in which value `i` of four neighbours stands (`qgemm-formats`, `prepack.rs`).
+const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
+/// Bytes of a word of sixteen rows.
+const WORDS: usize = LANES * 4;
+
+/// What scales act on, of codes of up to eight bits.
+trait Number {
+    /// # Safety
+    /// As of [`Vector`]'s functions.
+    unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats;
+}
+
+struct Integer;
+impl Number for Integer {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
+        // SAFETY: the caller's promise.
+        unsafe { V::to_floats(codes) }
+    }
+}
+
+struct Table([f32; 16]);
+impl Number for Table {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
+        // SAFETY: the caller's promise; codes that a table is for have four bits.
+        unsafe { V::lookup(&self.0, codes) }
+    }
+}
+
+/// Its bits are those of an f32 whose exponent is 120 too small; NaN becomes 480, as with the other backends.
+struct E4M3;
+impl Number for E4M3 {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let sign = V::shift_left(V::and(codes, 0x80), 24);
+            let magnitude = V::shift_left(V::and(codes, 0x7f), 20);
+            V::multiply_add(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)), V::splat(-0.0))
+        }
+    }
+}
+
+/// The upper byte of an f16.
+struct E5M2;
+impl Number for E5M2 {
+    #[inline(always)]
+    unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
+        // SAFETY: the caller's promise.
+        unsafe { V::half_bits_to_floats(V::shift_left(codes, 8)) }
+    }
+}
+
+/// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
+///
+/// # Safety
+/// As of [`Vector`]'s functions; `out` holds as many floats, and the slab its planes and scales.
+#[inline(always)]
+pub unsafe fn decode<V: Vector>(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
+    let bits = |plane: usize| slab.layout.codes.get(plane).map_or(0, |p| p.bits);
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (slab.layout.format().encoding, bits(0), bits(1)) {
+            (Encoding::Plain(dtype), ..) => decode_plain::<V>(slab, dtype, first, columns, out),
+            (Encoding::Codebook(table), ..) => {
+                decode_codes::<V, 4, 0>(&Table(table.map(f32::from)), slab, first, columns, out);
+            }
+            (Encoding::E4M3, ..) => decode_codes::<V, 8, 0>(&E4M3, slab, first, columns, out),
+            (Encoding::E5M2, ..) => decode_codes::<V, 8, 0>(&E5M2, slab, first, columns, out),
+            (_, 8, _) => decode_codes::<V, 8, 0>(&Integer, slab, first, columns, out),
+            (_, 4, 0) => decode_codes::<V, 4, 0>(&Integer, slab, first, columns, out),
+            (_, 4, 1) => decode_codes::<V, 4, 1>(&Integer, slab, first, columns, out),
+            (_, 4, _) => decode_codes::<V, 4, 2>(&Integer, slab, first, columns, out),
+            (_, _, 0) => decode_codes::<V, 2, 0>(&Integer, slab, first, columns, out),
+            (..) => decode_codes::<V, 2, 1>(&Integer, slab, first, columns, out),
+        }
+    }
+}
+
+/// Codes of a plane of `LOW` bits and, above them, one of `HIGH`.
+#[inline(always)]
+unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
+    number: &impl Number,
+    slab: &Slab<'_>,
+    first: usize,
+    columns: usize,
+    out: &mut [f32],
+) {
+    let sub_block = slab.layout.format().sub_block;
+    let low = slab.layout.codes[0].offset;
+    let high = slab.layout.codes.get(1).map_or(0, |plane| plane.offset);
+    let mut out = out.as_mut_ptr();
+    for column in (first..first + columns).step_by(4) {
+        let (quad, sub) = (column / 4, column / sub_block * LANES);
+        // SAFETY: the quad lies in the slab, its sub-block among the scales, and four columns of it in `out`.
+        unsafe {
+            let scale = V::load(slab.scales.as_ptr().add(sub));
+            let min = V::load(slab.mins.as_ptr().add(sub));
+            let word = |plane: usize, bits: usize| {
+                let at = plane + quad / (8 / bits) * WORDS;
+                V::shift_right(V::load_words(slab.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
+            };
+            let low = word(low, LOW);
+            let high = if HIGH > 0 { word(high, HIGH) } else { low };
+            for byte in VALUE_BYTE {
+                let mut code = V::and(V::shift_right(low, 8 * byte), (1 << LOW) - 1);
+                if HIGH > 0 {
+                    let upper = V::and(V::shift_right(high, 8 * byte), (1 << HIGH) - 1);
+                    code = V::or(code, V::shift_left(upper, LOW as u32));
+                }
+                V::store(out, V::multiply_add(number.of::<V>(code), scale, min));
+                out = out.add(LANES);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_plain<V: Vector>(slab: &Slab<'_>, dtype: DType, first: usize, columns: usize, out: &mut [f32]) {
+    for (i, column) in (first..first + columns).enumerate() {
+        // SAFETY: the column lies in the slab, and in `out`.
+        unsafe {
+            let words = |at: usize| V::load_words(slab.bytes.as_ptr().add(at * WORDS));
+            let half = |column: usize| V::shift_right(words(column / 2), 16 * (column % 2) as u32);
+            let value = match dtype {
+                DType::F32 => V::bits_to_floats(words(column)),
+                DType::F16 => V::half_bits_to_floats(V::and(half(column), 0xffff)),
+                DType::BF16 => V::bits_to_floats(V::shift_left(half(column), 16)),
+            };
+            V::store(out.as_mut_ptr().add(i * LANES), value);
+        }
+    }
+}
+
+/// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `T` tokens and all tiles of a block, `P` tiles at a time.
+///
+/// # Safety
+/// As of [`Vector`]'s functions; `w` holds [`TILES`] tiles of `columns` columns, `x` rows of `stride` floats with as many, and
+/// `sums` [`BLOCK_ROWS`] floats for each token.
+#[inline(always)]
+pub unsafe fn multiply<V: Vector, const P: usize, const T: usize>(
+    w: &[f32],
+    x: &[f32],
+    stride: usize,
+    columns: usize,
+    sums: &mut [f32],
+) {
+    for first in (0..TILES).step_by(P) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut acc = [[V::splat(0.0); P]; T];
+            for (token, acc) in acc.iter_mut().enumerate() {
+                for (tile, acc) in acc.iter_mut().enumerate() {
+                    *acc = V::load(sums.as_ptr().add(token * BLOCK_ROWS + (first + tile) * LANES));
+                }
+            }
+            let w = w.as_ptr().add(first * columns * LANES);
+            for column in 0..columns {
+                let mut w_column = [V::splat(0.0); P];
+                for (tile, w_column) in w_column.iter_mut().enumerate() {
+                    *w_column = V::load(w.add((tile * columns + column) * LANES));
+                }
+                for (token, acc) in acc.iter_mut().enumerate() {
+                    let x = V::splat(*x.as_ptr().add(token * stride + column));
+                    for (acc, &w) in acc.iter_mut().zip(&w_column) {
+                        *acc = V::multiply_add(w, x, *acc);
+                    }
+                }
+            }
+            for (token, acc) in acc.iter().enumerate() {
+                for (tile, &acc) in acc.iter().enumerate() {
+                    V::store(sums.as_mut_ptr().add(token * BLOCK_ROWS + (first + tile) * LANES), acc);
+                }
+            }
+        }
+    }
+}
