@@ -1,15 +1,34 @@
 //! A weight as it is packed for vectors (class R): its slabs, and their scales as numbers.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{Encoding, SubScale};
 
-use crate::simd::{LANES, Slab, scaled_sub_blocks};
+use crate::simd::{LANES, Simd, Slab, scaled_sub_blocks};
 
 /// Most bytes of a block's records, and most sub-blocks of a block.
 const MOST_RECORDS: usize = 32;
 const MOST_SUB_BLOCKS: usize = 16;
+
+/// The two bytes at `at` of every row's records.
+#[inline]
+fn halves_at<'a>(rows: impl Iterator<Item = &'a [u8]>, at: usize) -> [u32; LANES] {
+    let mut halves = [0; LANES];
+    for (half, records) in halves.iter_mut().zip(rows) {
+        *half = u32::from(u16::from_le_bytes([records[at], records[at + 1]]));
+    }
+    halves
+}
+
+/// Where the minimum of a block comes from.
+#[derive(Clone, Copy)]
+enum Minimum {
+    /// It is the scale times this, negated.
+    Offset(f32),
+    /// An f16 after the scale.
+    Half,
+    /// The scale times a zero point, a byte of the second plane, negated.
+    Zero,
+}
 
 /// A packed weight.
 #[derive(Clone, Copy, Debug)]
@@ -41,40 +60,51 @@ impl<'a> Packed<'a> {
     }
 
     /// Slab `slab` of tile `tile`, with its scales in `scratch`.
-    pub fn slab<'s>(&'s self, tile: usize, slab: usize, scratch: &'s mut [f32]) -> Slab<'s> {
+    pub fn slab<'s>(&'s self, simd: &Simd, tile: usize, slab: usize, scratch: &'s mut [f32]) -> Slab<'s> {
         let start = (tile * self.k_slabs + slab) * self.layout.slab_bytes;
         let bytes = &self.bytes[start..start + self.layout.slab_bytes];
         let (scales, mins) = scratch.split_at_mut(self.scale_floats() / 2);
-        if !scales.is_empty() && !self.halves(bytes, scales, mins) {
+        if !scales.is_empty() && !self.halves(simd, bytes, scales, mins) {
             self.records(tile, slab, scales, mins);
         }
         Slab { layout: self.layout, bytes, scales, mins }
     }
 
-    /// Blocks with an f16 scale, or an f16 scale and minimum, and nothing else, which lie row after row: all at once. False
-    /// for others.
-    fn halves(&self, bytes: &[u8], scales: &mut [f32], mins: &mut [f32]) -> bool {
+    /// The scales of blocks that begin with one f16 scale for all of their values, sixteen rows at a time. False for others.
+    fn halves(&self, simd: &Simd, bytes: &[u8], scales: &mut [f32], mins: &mut [f32]) -> bool {
         let format = self.layout.format();
-        let offset = match format.encoding {
-            Encoding::IntOffset { offset } => offset as f32,
-            Encoding::Codebook(_) | Encoding::IntAffine => 0.0,
+        let one_scale = format.sub_block == format.block_len && format.scale_planes.iter().all(|p| p.rows == 1);
+        let bytes_of = |plane: usize| format.scale_planes.get(plane).map_or(0, |p| p.bytes);
+        let minimum = match (format.encoding, bytes_of(0), bytes_of(1)) {
+            (Encoding::IntOffset { offset }, 2, 0) => Minimum::Offset(offset as f32),
+            (Encoding::Codebook(_), 2, 0) => Minimum::Offset(0.0),
+            (Encoding::IntAffine, 4, 0) => Minimum::Half,
+            (Encoding::IntZero, 2, 1) => Minimum::Zero,
             _ => return false,
         };
-        let [plane] = format.scale_planes else { return false };
-        let subs = self.layout.slab_k / format.block_len;
-        let each = if format.encoding == Encoding::IntAffine { 2 } else { 1 };
-        if plane.bytes != 2 * each || format.sub_block != format.block_len || plane.rows != 1 {
+        if !one_scale {
             return false;
         }
-        let records = &bytes[self.layout.scales[0].offset..][..LANES * subs * 2 * each];
-        let Ok(halves) = bytemuck::try_cast_slice::<u8, f16>(records) else { return false };
-        let mut numbers = [0.0; LANES * 8];
-        let Some(numbers) = numbers.get_mut(..halves.len()) else { return false };
-        halves.convert_to_f32_slice(numbers);
-        for (row, numbers) in numbers.chunks_exact(subs * each).enumerate() {
-            for (sub, numbers) in numbers.chunks_exact(each).enumerate() {
-                scales[sub * LANES + row] = numbers[0];
-                mins[sub * LANES + row] = if each == 2 { numbers[1] } else { -offset * numbers[0] };
+        let rows = |plane: usize| {
+            let plane = &self.layout.scales[plane];
+            bytes[plane.offset..plane.offset + LANES * plane.row_bytes].chunks_exact(plane.row_bytes)
+        };
+        let outs = scales.as_chunks_mut::<LANES>().0.iter_mut().zip(mins.as_chunks_mut::<LANES>().0);
+        for (sub, (scales, mins)) in outs.enumerate() {
+            let at = sub * bytes_of(0);
+            simd.widen(&halves_at(rows(0), at), scales);
+            match minimum {
+                Minimum::Offset(offset) => {
+                    for (min, scale) in mins.iter_mut().zip(scales) {
+                        *min = -offset * *scale;
+                    }
+                }
+                Minimum::Half => simd.widen(&halves_at(rows(0), at + 2), mins),
+                Minimum::Zero => {
+                    for ((min, scale), zeros) in mins.iter_mut().zip(scales).zip(rows(1)) {
+                        *min = -f32::from(zeros[sub]) * *scale;
+                    }
+                }
             }
         }
         true

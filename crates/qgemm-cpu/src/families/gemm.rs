@@ -71,7 +71,7 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
             for (i, to) in slabs.iter_mut().enumerate().take(tiles) {
                 let (scratch, after) = rest.split_at_mut(scales);
                 rest = after;
-                *to = Some(weight.slab(first_row / LANES + i, slab, scratch));
+                *to = Some(weight.slab(job.simd(), first_row / LANES + i, slab, scratch));
             }
             let columns = weight.layout().slab_k;
             for first in (0..columns).step_by(STEP) {

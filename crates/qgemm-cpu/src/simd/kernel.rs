@@ -101,29 +101,46 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
     let low = slab.layout.codes[0].offset;
     let high = slab.layout.codes.get(1).map_or(0, |plane| plane.offset);
     let mut out = out.as_mut_ptr();
-    for column in (first..first + columns).step_by(4) {
-        let (quad, sub) = (column / 4, column / sub_block * LANES);
-        // SAFETY: the quad lies in the slab, its sub-block among the scales, and four columns of it in `out`.
+    // Shifts, for a division takes as long as decoding four vectors.
+    let sub_shift = sub_block.trailing_zeros();
+    let span = sub_block.min(columns);
+    let mut start = first;
+    while start < first + columns {
+        let sub = (start >> sub_shift) * LANES;
+        // SAFETY: the sub-block is among the scales, its quads lie in the slab, and their columns in `out`.
         unsafe {
             let scale = V::load(slab.scales.as_ptr().add(sub));
             let min = V::load(slab.mins.as_ptr().add(sub));
-            let word = |plane: usize, bits: usize| {
-                let at = plane + quad / (8 / bits) * WORDS;
-                V::shift_right(V::load_words(slab.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
-            };
-            let low = word(low, LOW);
-            let high = if HIGH > 0 { word(high, HIGH) } else { low };
-            for byte in VALUE_BYTE {
-                let mut code = V::and(V::shift_right(low, 8 * byte), (1 << LOW) - 1);
-                if HIGH > 0 {
-                    let upper = V::and(V::shift_right(high, 8 * byte), (1 << HIGH) - 1);
-                    code = V::or(code, V::shift_left(upper, LOW as u32));
+            for quad in start / 4..(start + span) / 4 {
+                let word = |plane: usize, bits: usize| {
+                    let at = plane + quad / (8 / bits) * WORDS;
+                    V::shift_right(V::load_words(slab.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
+                };
+                let low = word(low, LOW);
+                let high = if HIGH > 0 { word(high, HIGH) } else { low };
+                for byte in VALUE_BYTE {
+                    let mut code = V::and(V::shift_right(low, 8 * byte), (1 << LOW) - 1);
+                    if HIGH > 0 {
+                        let upper = V::and(V::shift_right(high, 8 * byte), (1 << HIGH) - 1);
+                        code = V::or(code, V::shift_left(upper, LOW as u32));
+                    }
+                    V::store(out, V::multiply_add(number.of::<V>(code), scale, min));
+                    out = out.add(LANES);
                 }
-                V::store(out, V::multiply_add(number.of::<V>(code), scale, min));
-                out = out.add(LANES);
             }
         }
+        start += span;
     }
+}
+
+/// `out[i]` is the f16 whose bits `halves[i]` are.
+///
+/// # Safety
+/// As of [`Vector`]'s functions.
+#[inline(always)]
+pub unsafe fn widen<V: Vector>(halves: &[u32; LANES], out: &mut [f32; LANES]) {
+    // SAFETY: the caller's promise.
+    unsafe { V::store(out.as_mut_ptr(), V::half_bits_to_floats(V::load_words(halves.as_ptr().cast()))) }
 }
 
 #[inline(always)]

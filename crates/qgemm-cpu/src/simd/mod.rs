@@ -34,6 +34,8 @@ pub struct Slab<'a> {
 
 /// [`kernel::decode`] of a level.
 type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
+/// [`kernel::widen`] of a level.
+type Widen = unsafe fn(halves: &[u32; LANES], out: &mut [f32; LANES]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
 
@@ -42,6 +44,7 @@ type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, s
 pub struct Simd {
     level: SimdLevel,
     decode: Decode,
+    widen: Widen,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
 }
@@ -50,7 +53,7 @@ pub struct Simd {
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $($features:literal,)? [$($tokens:literal => $tiles:literal),*]) => {
         pub static $name: Simd =
-            Simd { level: $level, decode, multiply: &[$(multiply::<$tiles, $tokens>),*] };
+            Simd { level: $level, decode, widen, multiply: &[$(multiply::<$tiles, $tokens>),*] };
 
         /// # Safety
         /// As of `kernel::decode`.
@@ -58,6 +61,14 @@ macro_rules! level {
         unsafe fn decode(slab: &super::Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
             // SAFETY: the caller's promise.
             unsafe { super::kernel::decode::<$vector>(slab, first, columns, out) }
+        }
+
+        /// # Safety
+        /// As of `kernel::widen`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn widen(halves: &[u32; super::LANES], out: &mut [f32; super::LANES]) {
+            // SAFETY: the caller's promise.
+            unsafe { super::kernel::widen::<$vector>(halves, out) }
         }
 
         /// # Safety
@@ -120,11 +131,18 @@ impl Simd {
         assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
         assert!(first + columns <= layout.slab_k && slab.bytes.len() >= layout.slab_bytes, "columns lie in the slab");
         assert!(columns * LANES <= out.len(), "values lie in their scratch memory");
+        assert!(layout.format().sub_block.is_power_of_two(), "sub-blocks are found by shifts");
         let subs = scaled_sub_blocks(layout) * LANES;
         assert!(subs <= slab.scales.len() && subs <= slab.mins.len(), "every sub-block has its scales");
         // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the rest is
         // checked above.
         unsafe { (self.decode)(slab, first, columns, out) }
+    }
+
+    /// The f16 whose bits are given.
+    pub fn widen(&self, halves: &[u32; LANES], out: &mut [f32; LANES]) {
+        // SAFETY: as in `decode`.
+        unsafe { (self.widen)(halves, out) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
