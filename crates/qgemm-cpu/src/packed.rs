@@ -135,18 +135,20 @@ impl<'a> Packed<'a> {
         let format = self.layout.format();
         let subs = format.block_len / format.sub_block;
         let blocks = self.layout.slab_k / format.block_len;
+        let mut joined = [0; MOST_RECORDS];
+        let mut numbers = [SubScale::default(); MOST_SUB_BLOCKS];
         for row in 0..LANES {
             for block in 0..blocks {
-                let mut records = [0; MOST_RECORDS];
-                let mut end = 0;
-                for plane in 0..format.scale_planes.len() {
+                let of_plane = |plane: usize| {
                     let all = self.layout.scales_at(self.bytes, self.k_slabs, tile * LANES + row, slab, plane);
                     let len = all.len() / blocks;
-                    records[end..end + len].copy_from_slice(&all[block * len..(block + 1) * len]);
-                    end += len;
-                }
-                let mut numbers = [SubScale::default(); MOST_SUB_BLOCKS];
-                (format.sub_scales)(&records[..end], &mut numbers[..subs]);
+                    &all[block * len..(block + 1) * len]
+                };
+                let records = match format.scale_planes.len() {
+                    1 => of_plane(0),
+                    planes => join((0..planes).map(of_plane), &mut joined),
+                };
+                (format.sub_scales)(records, &mut numbers[..subs]);
                 for (sub, SubScale { scale, min }) in numbers[..subs].iter().enumerate() {
                     let at = (block * subs + sub) * LANES + row;
                     (scales[at], mins[at]) = (*scale, *min);
@@ -154,4 +156,14 @@ impl<'a> Packed<'a> {
             }
         }
     }
+}
+
+/// The parts one after another, in `joined`.
+fn join<'a, 'j>(parts: impl Iterator<Item = &'a [u8]>, joined: &'j mut [u8]) -> &'j [u8] {
+    let mut end = 0;
+    for part in parts {
+        joined[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
+    }
+    &joined[..end]
 }
