@@ -81,7 +81,9 @@ fn spec() -> KernelSpec {
         entry: "schedule/listing.cu",
         text: include_str!("schedule/listing.cu"),
         symbol: "listing",
-        prelude: format!("#define QG_VARIANT 80\nconstexpr unsigned QG_THREADS = {THREADS};\n"),
+        prelude: format!(
+            "#define QG_VARIANT 80\nconstexpr unsigned QG_THREADS = {THREADS}, QG_CONSUMERS = {THREADS};\n"
+        ),
         arch_specific: false,
     }
 }

@@ -12,8 +12,8 @@ use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
 
 /// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
-/// a block of rows stay in the nearest cache.
-const PANEL_TOKENS: usize = 128;
+/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
+const PANEL_TOKENS: [usize; 2] = [128, 32];
 /// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
 const STEP: usize = 64;
 
@@ -34,7 +34,8 @@ impl KernelFamily for GemmFamily {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        vec![config("gemm", op, info, [BLOCK_ROWS, op.m.clamp(1, PANEL_TOKENS)])]
+        let panels = PANEL_TOKENS.into_iter().enumerate().filter(|&(i, tokens)| i == 0 || tokens < op.m);
+        panels.map(|(_, tokens)| config("gemm", op, info, [BLOCK_ROWS, op.m.clamp(1, tokens)])).collect()
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
