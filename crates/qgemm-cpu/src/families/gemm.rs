@@ -34,16 +34,17 @@ impl KernelFamily for GemmFamily {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        let panels = PANEL_TOKENS.into_iter().enumerate().filter(|&(i, tokens)| i == 0 || tokens < op.m);
-        panels.map(|(_, tokens)| config("gemm", op, info, [BLOCK_ROWS, op.m.clamp(1, tokens)])).collect()
+        let mut panels = PANEL_TOKENS.map(|tokens| op.m.clamp(1, tokens)).to_vec();
+        panels.dedup();
+        panels.into_iter().map(|tokens| config("gemm", op, info, [BLOCK_ROWS, tokens])).collect()
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        CpuKernel::prepare(device, op, &plan.config, run)
+        CpuKernel::prepare(device, op, &plan.config)
     }
 }
 
-fn run(job: &Job<'_>, panel_tokens: usize) {
+pub(super) fn run(job: &Job<'_>, panel_tokens: usize) {
     let m = job.op().m;
     arena::with_activations(m.min(panel_tokens) * job.row_floats(), |x| {
         for first in (0..m).step_by(panel_tokens) {

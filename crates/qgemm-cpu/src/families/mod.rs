@@ -1,4 +1,4 @@
-//! The kernel families of the CPU and what they share.
+//! The kernel family of the CPU, and what makes it a kernel of a device.
 
 mod gemm;
 
@@ -18,7 +18,7 @@ use crate::simd::Simd;
 
 pub use gemm::{GEMM, GemmFamily};
 
-/// What every family needs: weights packed for vectors.
+/// What the family needs: weights packed for vectors.
 fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.class == PackClass::R {
         return Ok(());
@@ -56,10 +56,7 @@ fn efficiency(tokens: usize, info: &DeviceInfo) -> u32 {
     (1000.0 * ideal / (DECODE_CYCLES + ideal / KERNEL_SHARE)).ceil() as u32
 }
 
-/// A family's loop over one launch.
-type Run = fn(job: &Job<'_>, panel_tokens: usize);
-
-/// A family's loop made ready for one operation.
+/// The family's loop made ready for one operation.
 struct CpuKernel {
     name: String,
     op: CheckedGemm,
@@ -68,7 +65,6 @@ struct CpuKernel {
     panel_tokens: usize,
     simd: &'static Simd,
     pool: Option<Arc<ThreadPool>>,
-    run: Run,
 }
 
 impl std::fmt::Debug for CpuKernel {
@@ -81,12 +77,7 @@ impl std::fmt::Debug for CpuKernel {
 }
 
 impl CpuKernel {
-    fn prepare(
-        device: &dyn Device,
-        op: &CheckedGemm,
-        config: &TileConfig,
-        run: Run,
-    ) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(device: &dyn Device, op: &CheckedGemm, config: &TileConfig) -> Result<Arc<dyn Kernel>, HalError> {
         let cpu = device
             .as_any()
             .downcast_ref::<CpuDevice>()
@@ -105,7 +96,6 @@ impl CpuKernel {
             panel_tokens,
             simd: cpu.simd(),
             pool: cpu.pool().cloned(),
-            run,
         }))
     }
 }
@@ -119,8 +109,8 @@ impl Kernel for CpuKernel {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, &self.layout, self.simd, args)?;
         match &self.pool {
-            Some(pool) => pool.install(|| (self.run)(&job, self.panel_tokens)),
-            None => (self.run)(&job, self.panel_tokens),
+            Some(pool) => pool.install(|| gemm::run(&job, self.panel_tokens)),
+            None => gemm::run(&job, self.panel_tokens),
         }
         Ok(())
     }

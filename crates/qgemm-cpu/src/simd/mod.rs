@@ -9,6 +9,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
+use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::SimdLevel;
 
@@ -159,7 +160,7 @@ impl Simd {
 /// Sub-blocks of a slab that have scales: none of plain types.
 pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
     match layout.format().encoding {
-        qgemm_formats::Encoding::Plain(_) => 0,
+        Encoding::Plain(_) => 0,
         _ => layout.slab_k / layout.format().sub_block,
     }
 }

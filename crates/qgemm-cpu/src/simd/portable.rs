@@ -12,12 +12,6 @@ struct Portable;
 
 level!(KERNELS, SimdLevel::Scalar, Portable, [1 => 2, 2 => 1, 3 => 1, 4 => 1]);
 
-/// `f` of every lane.
-#[inline(always)]
-fn each<A: Copy, B: Copy>(lanes: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
-    lanes.map(f)
-}
-
 impl Vector for Portable {
     type Floats = [f32; LANES];
     type Words = [u32; LANES];
@@ -46,19 +40,19 @@ impl Vector for Portable {
     unsafe fn load_words(from: *const u8) -> [u32; LANES] {
         // SAFETY: the caller's promise.
         let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
-        each(words, u32::from_le)
+        words.map(u32::from_le)
     }
     #[inline(always)]
     unsafe fn shift_right(words: [u32; LANES], by: u32) -> [u32; LANES] {
-        each(words, |word| word >> by)
+        words.map(|word| word >> by)
     }
     #[inline(always)]
     unsafe fn shift_left(words: [u32; LANES], by: u32) -> [u32; LANES] {
-        each(words, |word| word << by)
+        words.map(|word| word << by)
     }
     #[inline(always)]
     unsafe fn and(words: [u32; LANES], mask: u32) -> [u32; LANES] {
-        each(words, |word| word & mask)
+        words.map(|word| word & mask)
     }
     #[inline(always)]
     unsafe fn or(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
@@ -66,18 +60,18 @@ impl Vector for Portable {
     }
     #[inline(always)]
     unsafe fn to_floats(words: [u32; LANES]) -> [f32; LANES] {
-        each(words, |word| word as i32 as f32)
+        words.map(|word| word as i32 as f32)
     }
     #[inline(always)]
     unsafe fn bits_to_floats(words: [u32; LANES]) -> [f32; LANES] {
-        each(words, f32::from_bits)
+        words.map(f32::from_bits)
     }
     #[inline(always)]
     unsafe fn half_bits_to_floats(words: [u32; LANES]) -> [f32; LANES] {
-        each(words, |word| f16::from_bits(word as u16).to_f32())
+        words.map(|word| f16::from_bits(word as u16).to_f32())
     }
     #[inline(always)]
     unsafe fn lookup(table: &[f32; 16], words: [u32; LANES]) -> [f32; LANES] {
-        each(words, |word| table[word as usize % table.len()])
+        words.map(|word| table[word as usize % table.len()])
     }
 }

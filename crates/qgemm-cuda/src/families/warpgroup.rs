@@ -1,5 +1,5 @@
 //! The `gemm` kernels of Hopper for more than a few tokens: warpgroups of four warps, whose matrix instructions run by
-//! themselves, and a warp that feeds them.
+//! themselves, and one more that feeds them.
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Format};
