@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use qgemm_api::{Args, Context, DType, Format, HostWeight, Model, Problem, open_model, quantize};
-use qgemm_testkit::{Added, Comparison, Expected, Tolerance, compare, multiply, path, rounded};
+use qgemm_testkit::{Added, Comparison, Expected, Rounding, Tolerance, compare, multiply, path, rounded};
 
 const SAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../samples/minilm-layer3.safetensors");
 
@@ -181,7 +181,8 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let config = plan.launch().ok_or("nothing was launched")?.config;
     let path = path(config.math).ok_or("the oracle has no model of this kernel")?;
     let tolerance = path.tolerance(config.rounded_weights, DType::F32);
-    let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, config.staged_x);
+    let rounding = Rounding::of(&config, host.format(), host.k_order());
+    let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, rounding);
     let kernel_error = compare(&got, &layer.expected(host, &used), tolerance);
 
     let plain = HostWeight::new("f32".parse()?, layer.n, layer.k, DType::F32.encode(&layer.weights).into())?;

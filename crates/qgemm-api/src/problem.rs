@@ -91,9 +91,11 @@ impl Problem {
         self
     }
 
-    /// How far activations may be rounded for matrix instructions; without them, on the CPU say, they are read as they
-    /// are whatever is allowed here. What a plan does, [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch
-    /// says.
+    /// How far activations may be rounded ([`XRounding::Int8`] when not given). A permission: the planner uses what makes the
+    /// product fast on its device. Where every bit of X counts, [`XRounding::Exact`] asks for it, and [`XRounding::F16`] for
+    /// eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the arithmetic
+    /// ([`TileConfig::math`](crate::TileConfig::math)) and [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch
+    /// say.
     pub fn x_rounding(mut self, allowed: XRounding) -> Self {
         self.x_rounding = allowed;
         self

@@ -11,11 +11,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use qgemm_api::{Args as RunArgs, Buffer, Context, DType, DeviceKind, Plan, TunedTable, Weight};
+use qgemm_api::{Args as RunArgs, Buffer, Context, DType, DeviceKind, Plan, TunedTable, Weight, XRounding};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
-use crate::choice::{FormatChoice, Shape};
+use crate::choice::{self, FormatChoice, Shape};
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use baseline::Baseline;
@@ -41,6 +41,9 @@ pub struct Args {
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
+    /// How far activations may be rounded: exact, f16, bf16, or int8.
+    #[arg(long, default_value = "int8", value_parser = choice::x_rounding)]
+    x_rounding: XRounding,
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,

@@ -1,10 +1,10 @@
-//! Values of options: formats and shapes.
+//! Values of options: formats, shapes, and how far activations may be rounded.
 
 use std::fmt;
 use std::str::FromStr;
 
 use anyhow::{Context, ensure};
-use qgemm_api::Format;
+use qgemm_api::{Format, XRounding};
 
 /// One format or every one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,6 +31,15 @@ impl FromStr for FormatChoice {
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         if s.eq_ignore_ascii_case("all") { Ok(FormatChoice::All) } else { s.parse().map(FormatChoice::One) }
     }
+}
+
+/// The rounding of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn x_rounding(name: &str) -> Result<XRounding, String> {
+    let found = XRounding::ALL.into_iter().find(|rounding| rounding.name() == name);
+    found.ok_or_else(|| format!("expected one of {}", XRounding::ALL.map(XRounding::name).join(", ")))
 }
 
 /// `MxNxK`: tokens, output features, input features.

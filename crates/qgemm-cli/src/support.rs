@@ -206,6 +206,7 @@ is the arithmetic. Here is the most that it has for one token and, after a comma
 takes less where that is faster:
 
 - `fma`: f32 multiply-adds; weights and activations are not rounded.
+- `dot`: dot products of bytes; activations are quantized first, which `Problem::x_rounding` can forbid (then `fma`).
 - `tensor`: matrix instructions on f16 or bf16, sums in f32; codes are exact operands, scales act on the sums.
 - `tensor*`: each weight may be rounded to the type of X ([numerics.md](numerics.md)).
 - (f16), (bf16): X is copied first, rounded to that type, which `Problem::x_rounding` can forbid.

@@ -1,4 +1,4 @@
-//! Conversion of dense values to f32, in bulk.
+//! Conversion of dense values to and from f32, in bulk.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -25,6 +25,31 @@ pub fn to_f32(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     }
 }
 
+/// Rounds `values` to `dtype`.
+///
+/// # Panics
+/// When `out` is not as long.
+pub fn from_f32(dtype: DType, values: &[f32], out: &mut [u8]) {
+    assert_eq!(out.len(), values.len() * dtype.bytes(), "elements have the type's size");
+    match dtype {
+        DType::F32 => out.copy_from_slice(bytemuck::cast_slice(values)),
+        DType::F16 => match bytemuck::try_cast_slice_mut::<u8, f16>(out) {
+            Ok(out) => out.convert_from_f32_slice(values),
+            Err(_) => each_from(dtype, values, out),
+        },
+        DType::BF16 => match bytemuck::try_cast_slice_mut::<u8, bf16>(out) {
+            Ok(out) => out.convert_from_f32_slice(values),
+            Err(_) => each_from(dtype, values, out),
+        },
+    }
+}
+
+fn each_from(dtype: DType, values: &[f32], out: &mut [u8]) {
+    for (i, &value) in values.iter().enumerate() {
+        dtype.write(out, i, value);
+    }
+}
+
 fn each(dtype: DType, bytes: &[u8], out: &mut [f32]) {
     for (i, value) in out.iter_mut().enumerate() {
         *value = dtype.read(bytes, i);
@@ -44,6 +69,9 @@ mod tests {
                 let mut out = vec![0.0; values.len()];
                 to_f32(dtype, &bytes[shift..], &mut out);
                 assert_eq!(out, dtype.decode(&bytes[shift..]), "{dtype} shifted by {shift}");
+                let mut back = vec![0; bytes.len()];
+                from_f32(dtype, &values, &mut back[shift..]);
+                assert_eq!(back[shift..], bytes[shift..], "{dtype} shifted by {shift}");
             }
         }
     }

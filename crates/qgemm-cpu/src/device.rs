@@ -14,7 +14,7 @@ use qgemm_hal::{
 };
 use rayon::ThreadPool;
 
-use crate::families::GEMM;
+use crate::families::FAMILIES;
 use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
@@ -124,7 +124,10 @@ fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
 
 fn rates(level: SimdLevel, units: u32) -> Vec<(Math, f64)> {
     let per_cycle = f64::from(level.f32_lanes()) * if level == SimdLevel::Scalar { 1.0 } else { FMA_UNITS };
-    vec![(Math::FmaF32, f64::from(units) * CLOCK * per_cycle)]
+    // Without instructions for dot products, bytes take as many as f32.
+    let bytes_per_lane = if matches!(level, SimdLevel::AvxVnni | SimdLevel::Avx512Vnni) { 4.0 } else { 1.0 };
+    let rate = |macs: f64| f64::from(units) * CLOCK * macs;
+    vec![(Math::FmaF32, rate(per_cycle)), (Math::DotI8, rate(per_cycle * bytes_per_lane))]
 }
 
 /// The level and those that it includes.
@@ -188,7 +191,6 @@ impl Device for CpuDevice {
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        static FAMILIES: [&dyn KernelFamily; 1] = [&GEMM];
         &FAMILIES
     }
 

@@ -4,13 +4,15 @@ use std::ops::Range;
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, NO_COLUMN};
-use qgemm_hal::{CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
+use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
 use rayon::prelude::*;
 
 use crate::activation::activate;
+use crate::arena;
+use crate::convert;
 use crate::operand::{Input, Output};
 use crate::packed::Packed;
-use crate::simd::{BLOCK_ROWS, LANES, Simd};
+use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
 
 /// Multiply-adds below which the calling thread works alone: waking others takes longer.
 const SERIAL_MACS: f64 = 65536.0;
@@ -40,6 +42,7 @@ impl<'a> Job<'a> {
     pub fn new(
         op: &'a CheckedGemm,
         layout: &'a PackedLayout,
+        scales: &'a Scales,
         simd: &'static Simd,
         args: GemmArgs<'a>,
     ) -> Result<Self, HalError> {
@@ -64,6 +67,7 @@ impl<'a> Job<'a> {
             x: Input::new(bytes(x, "X")?, op.x, [op.m, op.k], "X")?,
             weight: Packed::new(
                 layout,
+                scales,
                 exactly(w.data, layout.bytes(op.n, op.stored_k), "W")?,
                 layout.k_slabs(op.stored_k),
             ),
@@ -93,9 +97,9 @@ impl<'a> Job<'a> {
         &self.weight
     }
 
-    /// Floats of a row of X in scratch memory: the columns of whole slabs.
-    pub fn row_floats(&self) -> usize {
-        row_floats(self.weight.layout(), self.op.stored_k)
+    /// Columns of a row of X in scratch memory: those of whole slabs.
+    pub fn row_columns(&self) -> usize {
+        row_columns(self.weight.layout(), self.op.stored_k)
     }
 
     /// Calls `work` with the first row of every block of [`BLOCK_ROWS`] rows of W, on all threads.
@@ -109,15 +113,36 @@ impl<'a> Job<'a> {
     }
 
     /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
-    /// [`Job::row_floats`].
+    /// [`Job::row_columns`].
     pub fn load_tokens(&self, tokens: Range<usize>, out: &mut [f32]) {
-        let floats = self.row_floats();
-        let load = |(i, out): (usize, &mut [f32])| self.load_token(tokens.start + i, out);
-        let out = &mut out[..tokens.len() * floats];
-        if ((tokens.len() * floats) as f64) < SERIAL_MACS {
-            out.chunks_exact_mut(floats).enumerate().for_each(load);
+        let columns = self.row_columns();
+        self.for_each_token(tokens, columns, out, |token, out| self.load_token(token, out));
+    }
+
+    /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`].
+    pub fn quantize_tokens(&self, how: &Quantization, tokens: Range<usize>, out: &mut [u32]) {
+        let columns = self.row_columns();
+        self.for_each_token(tokens, how.row(columns).floats, out, |token, out| {
+            arena::with_tile(columns, |values| {
+                self.load_token(token, values);
+                self.simd.quantize(how, values, out);
+            });
+        });
+    }
+
+    /// Calls `work` with every one of `tokens` and its row of `len` elements in `out`, on all threads.
+    fn for_each_token<T: Send>(
+        &self,
+        tokens: Range<usize>,
+        len: usize,
+        out: &mut [T],
+        work: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let out = &mut out[..tokens.len() * len];
+        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
+            out.chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
         } else {
-            out.par_chunks_exact_mut(floats).enumerate().for_each(load);
+            out.par_chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
         }
     }
 
@@ -143,69 +168,91 @@ impl<'a> Job<'a> {
     ///
     /// # Safety
     /// No other thread may store these outputs of this job.
-    pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &[f32]) {
+    pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &mut [f32]) {
         let rows = BLOCK_ROWS.min(self.op.n - first_row);
-        for (token, sums) in tokens.zip(sums.chunks_exact(BLOCK_ROWS)) {
-            if self.op.gated {
-                for (tile, sums) in sums[..rows].chunks_exact(LANES).enumerate() {
-                    // SAFETY: the caller's promise.
-                    unsafe { self.store_gated(token, first_row + tile * LANES, sums) };
+        for (token, sums) in tokens.zip(sums.chunks_exact_mut(BLOCK_ROWS)) {
+            let values = &mut sums[..rows];
+            self.scale(token, first_row, values);
+            let (feature, values) = match self.op.gated {
+                true => (first_row / 2, self.gate(first_row, values)),
+                false => {
+                    self.add_bias(first_row, values);
+                    activate_all(self.op.activation, values);
+                    (first_row, values)
                 }
-                continue;
+            };
+            if let Some(residual) = &self.residual {
+                let mut added = [0.0; BLOCK_ROWS];
+                let added = &mut added[..values.len()];
+                residual.part(token, feature, added);
+                add(values, added);
             }
-            for (row, &sum) in (first_row..).zip(&sums[..rows]) {
-                let value = activate(self.op.activation, self.linear(token, row, row, sum));
-                // SAFETY: the caller's promise.
-                unsafe { self.finish(token, row, value) };
-            }
-        }
-    }
-
-    /// The outputs of sixteen rows of a gated pair.
-    ///
-    /// # Safety
-    /// As of [`Job::store`].
-    unsafe fn store_gated(&self, token: usize, first_row: usize, sums: &[f32]) {
-        let features = self.op.features;
-        let (gate, up) = sums.split_at(LANES / 2);
-        for (i, (&gate, &up)) in gate.iter().zip(up).enumerate() {
-            let (row, feature) = (first_row + i, first_row / 2 + i);
-            if feature >= features {
-                break;
-            }
-            let gate = self.linear(token, row, feature, gate);
-            let up = self.linear(token, row + LANES / 2, features + feature, up);
             // SAFETY: the caller's promise.
-            unsafe { self.finish(token, feature, activate(self.op.activation, gate) * up) };
+            unsafe { self.d.store_part(token, feature, values) };
         }
     }
 
-    /// What the activation is applied to, or, of a gated pair's up, what the activated gate is multiplied with.
-    fn linear(&self, token: usize, row: usize, bias_index: usize, product: f32) -> f32 {
+    /// What scales make of sums, and C.
+    fn scale(&self, token: usize, first_row: usize, values: &mut [f32]) {
         let op = self.op;
-        let scale = |scales: Option<&[u8]>, index| scales.map_or(1.0, |scales| DType::F32.read(scales, index));
-        let mut value = op.alpha * (product * scale(self.row_scale, row)) * scale(self.token_scale, token);
+        if let Some(scales) = self.row_scale {
+            let mut of_rows = [0.0; BLOCK_ROWS];
+            let of_rows = &mut of_rows[..values.len()];
+            convert::to_f32(DType::F32, &scales[4 * first_row..], of_rows);
+            values.iter_mut().zip(of_rows).for_each(|(value, scale)| *value *= *scale);
+        }
+        let token_scale = self.token_scale.map_or(1.0, |scales| DType::F32.read(scales, token));
+        values.iter_mut().for_each(|value| *value = op.alpha * *value * token_scale);
         if let Some(c) = &self.c {
-            value += op.beta * c.at(token, row);
+            let mut added = [0.0; BLOCK_ROWS];
+            let added = &mut added[..values.len()];
+            c.part(token, first_row, added);
+            values.iter_mut().zip(added).for_each(|(value, c)| *value += op.beta * *c);
         }
-        if let (Some(bias), Some(dtype)) = (self.bias, op.bias) {
-            value += dtype.read(bias, bias_index);
-        }
-        value
     }
 
-    /// Adds the residual and writes the result.
-    ///
-    /// # Safety
-    /// No other thread may store (`token`, `feature`) of this job.
-    unsafe fn finish(&self, token: usize, feature: usize, value: f32) {
-        let residual = self.residual.as_ref().map_or(0.0, |residual| residual.at(token, feature));
-        // SAFETY: the caller's promise.
-        unsafe { self.d.store(token, feature, value + residual) }
+    /// Adds the biases from `first` on.
+    fn add_bias(&self, first: usize, values: &mut [f32]) {
+        if let (Some(bias), Some(dtype)) = (self.bias, self.op.bias) {
+            let mut added = [0.0; BLOCK_ROWS];
+            let added = &mut added[..values.len()];
+            convert::to_f32(dtype, &bias[first * dtype.bytes()..], added);
+            add(values, added);
+        }
+    }
+
+    /// The outputs of whole tiles of a gated pair, in the first half of `values`.
+    fn gate<'v>(&self, first_row: usize, values: &'v mut [f32]) -> &'v mut [f32] {
+        const HALF: usize = LANES / 2;
+        let features = self.op.features;
+        let count = (values.len() / 2).min(features - first_row / 2);
+        for first in (0..count).step_by(HALF) {
+            let feature = first_row / 2 + first;
+            let len = HALF.min(count - first);
+            let (gate, up) = values[2 * first..2 * first + LANES].split_at_mut(HALF);
+            let (gate, up) = (&mut gate[..len], &mut up[..len]);
+            self.add_bias(feature, gate);
+            self.add_bias(features + feature, up);
+            activate_all(self.op.activation, gate);
+            gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= *up);
+            // Ahead of what is read next: pairs are twice as long as their products.
+            values.copy_within(2 * first..2 * first + len, first);
+        }
+        &mut values[..count]
+    }
+}
+
+fn add(values: &mut [f32], added: &[f32]) {
+    values.iter_mut().zip(added).for_each(|(value, added)| *value += *added);
+}
+
+fn activate_all(activation: Activation, values: &mut [f32]) {
+    if activation != Activation::Identity {
+        values.iter_mut().for_each(|value| *value = activate(activation, *value));
     }
 }
 
 /// Stored columns rounded up to whole slabs.
-pub fn row_floats(layout: &PackedLayout, stored_k: usize) -> usize {
+pub fn row_columns(layout: &PackedLayout, stored_k: usize) -> usize {
     layout.k_slabs(stored_k) * layout.slab_k
 }

@@ -1,9 +1,10 @@
 //! The CPU backend: every format, every activation type, all cores, vector instructions chosen at run time.
 //!
-//! Weights are packed so that a vector register is sixteen rows, decoded to f32 a few columns at a time, multiplied in f32 and
-//! summed in the order of the columns. That order depends on neither M nor the number of threads, so results are
-//! bit-identical between runs and a row's result does not depend on its batch. (They differ in the last bits
-//! between processors with different vector instructions.)
+//! Weights are packed so that a vector register is sixteen rows. Where activations may be quantized and weights are integers,
+//! codes are unpacked to bytes and multiplied as integers (`gemm_int8`); else they are decoded to f32 a few columns at a time
+//! and multiplied in f32 (`gemm`). Sums are made in the order of the columns, which depends on neither M nor the number of
+//! threads, so results are bit-identical between runs and a row's result does not depend on its batch. (They differ in the last
+//! bits between processors with different vector instructions.)
 #![deny(missing_docs)]
 
 mod activation;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 
 pub use device::CpuDevice;
-pub use families::{GEMM, GemmFamily};
+pub use families::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///

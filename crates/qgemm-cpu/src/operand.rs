@@ -2,11 +2,12 @@
 
 use std::marker::PhantomData;
 
-use half::{bf16, f16};
-use qgemm_formats::DType;
 use qgemm_hal::{Dense, DeviceId, HalError};
 
 use crate::convert;
+
+/// Elements that are rounded together before they are written.
+const PART: usize = 64;
 
 /// A matrix to read (X or C).
 #[derive(Clone, Copy, Debug)]
@@ -37,12 +38,17 @@ impl<'a> Input<'a> {
 
     /// The first `out.len()` values of `row`.
     pub fn row(&self, row: usize, out: &mut [f32]) {
+        self.part(row, 0, out);
+    }
+
+    /// `out.len()` values of `row` from column `first` on.
+    pub fn part(&self, row: usize, first: usize, out: &mut [f32]) {
         if self.layout.col_stride == 1 {
-            let start = element(&self.layout, row, 0) * self.layout.dtype.bytes();
+            let start = element(&self.layout, row, first) * self.layout.dtype.bytes();
             convert::to_f32(self.layout.dtype, &self.bytes[start..], out);
         } else {
-            for (column, value) in out.iter_mut().enumerate() {
-                *value = self.at(row, column);
+            for (i, value) in out.iter_mut().enumerate() {
+                *value = self.at(row, first + i);
             }
         }
     }
@@ -57,7 +63,7 @@ pub struct Output<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `Output` is a `&mut [u8]` whose only access is `store`, an unsafe method that obliges its callers to
+// SAFETY: an `Output` is a `&mut [u8]` whose only access is `store_part`, an unsafe method that obliges its callers to
 // write no element from two threads.
 unsafe impl Sync for Output<'_> {}
 
@@ -78,25 +84,33 @@ impl<'a> Output<'a> {
         Ok(Self { start: bytes.as_mut_ptr(), layout, shape, bytes: PhantomData })
     }
 
-    /// Writes `value` at (`row`, `column`), rounded to the matrix's type.
+    /// Writes `values` from (`row`, `first`) on along the row, rounded to the matrix's type.
     ///
     /// # Safety
-    /// No other thread may write the same element.
+    /// No other thread may write the same elements.
     ///
     /// # Panics
-    /// When the position lies outside the matrix.
-    pub unsafe fn store(&self, row: usize, column: usize, value: f32) {
-        assert!(row < self.shape[0] && column < self.shape[1], "tiles lie in the output");
-        let at = element(&self.layout, row, column) * self.layout.dtype.bytes();
-        // SAFETY: `new` checked that the last element, and so every element of the shape (asserted), lies in
-        // the bytes that `self` borrows mutably, and that no two elements overlap. That nobody else writes this
-        // one is the caller's promise.
-        unsafe {
-            let to = self.start.add(at);
-            match self.layout.dtype {
-                DType::F32 => to.cast::<[u8; 4]>().write(value.to_le_bytes()),
-                DType::F16 => to.cast::<[u8; 2]>().write(f16::from_f32(value).to_le_bytes()),
-                DType::BF16 => to.cast::<[u8; 2]>().write(bf16::from_f32(value).to_le_bytes()),
+    /// When they do not lie in the matrix.
+    pub unsafe fn store_part(&self, row: usize, first: usize, values: &[f32]) {
+        assert!(row < self.shape[0] && first + values.len() <= self.shape[1], "tiles lie in the output");
+        let dtype = self.layout.dtype;
+        let mut rounded = [0; 4 * PART];
+        for (i, values) in values.chunks(PART).enumerate() {
+            let rounded = &mut rounded[..values.len() * dtype.bytes()];
+            convert::from_f32(dtype, values, rounded);
+            let at = |column: usize| element(&self.layout, row, first + i * PART + column) * dtype.bytes();
+            // SAFETY: `new` checked that the last element, and so every element of the shape (asserted), lies in
+            // the bytes that `self` borrows mutably, and that no two elements overlap. That nobody else writes these
+            // is the caller's promise.
+            unsafe {
+                let to = |column| self.start.add(at(column));
+                if self.layout.col_stride == 1 {
+                    to(0).copy_from_nonoverlapping(rounded.as_ptr(), rounded.len());
+                } else {
+                    for (column, element) in rounded.chunks_exact(dtype.bytes()).enumerate() {
+                        to(column).copy_from_nonoverlapping(element.as_ptr(), element.len());
+                    }
+                }
             }
         }
     }
@@ -128,6 +142,8 @@ fn check_extent(len: usize, layout: &Dense, shape: [usize; 2], what: &'static st
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::DType;
+
     use super::*;
 
     fn layout(dtype: DType, row_stride: u64, col_stride: u64) -> Dense {
@@ -169,13 +185,23 @@ mod tests {
             let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2]).expect("fits");
             for (i, value) in [1.0, 0.1, -2.5, 65519.0].into_iter().enumerate() {
                 // SAFETY: this is the only thread.
-                unsafe { d.store(i / 2, i % 2, value) };
+                unsafe { d.store_part(i / 2, i % 2, &[value]) };
             }
             let mut expected = vec![0xee; 5 * dtype.bytes()];
             for (at, value) in [(0, 1.0), (1, 0.1), (3, -2.5), (4, 65519.0)] {
                 dtype.write(&mut expected, at, value);
             }
             assert_eq!(bytes, expected, "{dtype}");
+
+            let values: Vec<f32> = (0..150).map(|i| i as f32 * 0.1 - 3.0).collect();
+            let mut bytes = vec![0xee; 3 * 150 * dtype.bytes()];
+            let d = Output::new(&mut bytes, layout(dtype, 1, 3), [2, 150]).expect("fits");
+            // SAFETY: this is the only thread.
+            unsafe { d.store_part(1, 0, &values) };
+            for (column, &value) in values.iter().enumerate() {
+                assert_eq!(dtype.read(&bytes, 3 * column + 1), dtype.decode(&dtype.encode(&[value]))[0], "{dtype}");
+            }
+            assert!(bytes[..dtype.bytes()].iter().all(|&byte| byte == 0xee), "{dtype}");
         }
     }
 }

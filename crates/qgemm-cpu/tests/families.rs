@@ -3,9 +3,9 @@
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use qgemm_cpu::{CpuDevice, GEMM};
+use qgemm_cpu::{CpuDevice, GEMM, GEMM_INT8};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
-use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, quantize_matrix};
+use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, QuantizedActivations, quantize_matrix};
 use qgemm_hal::{
     Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel,
     WeightArgs, XRounding,
@@ -32,6 +32,7 @@ fn weight(format: Format, n: usize) -> HostWeight {
 
 /// Operands in host memory; X is `[m, k]` row-major and contiguous unless a test changes `op.x`.
 struct Problem {
+    family: &'static dyn KernelFamily,
     op: CheckedGemm,
     weight: HostWeight,
     x: Vec<f32>,
@@ -68,7 +69,24 @@ impl Problem {
             batch_invariant: false,
         };
         let x = x_dtype.decode(&x_dtype.encode(&noise(m * k, 2)));
-        Self { op, weight, x, c: Vec::new(), bias: Vec::new() }
+        Self { family: &GEMM, op, weight, x, c: Vec::new(), bias: Vec::new() }
+    }
+
+    /// With activations of eight bits.
+    fn quantized(self) -> Self {
+        Self { family: &GEMM_INT8, ..self }
+    }
+
+    /// The numbers that are multiplied.
+    fn x_used(&self) -> Vec<f32> {
+        let block = self.op.format.activation_block();
+        match self.family.name() {
+            "gemm_int8" => {
+                let row = |row: &[f32]| QuantizedActivations::new(row, block, block).dequantize(row.len());
+                self.x.chunks(self.op.k).flat_map(row).collect()
+            }
+            _ => self.x.clone(),
+        }
     }
 
     /// Position of (row, column) in a dense operand, in elements.
@@ -80,8 +98,9 @@ impl Problem {
     fn expected(&self) -> Vec<(f64, f64)> {
         let op = &self.op;
         let rows: Vec<Vec<f32>> = (0..op.n).map(|j| self.weight.dequantize_row(j)).collect();
+        let x = self.x_used();
         let element = |i: usize, j: usize| {
-            let products = (0..op.k).map(|k| f64::from(rows[j][k]) * f64::from(self.x[Self::at(&op.x, i, k)]));
+            let products = (0..op.k).map(|k| f64::from(rows[j][k]) * f64::from(x[Self::at(&op.x, i, k)]));
             let (sum, squares) = products.fold((0.0, 0.0), |(s, q), p| (s + p, q + p * p));
             let c = op.c.map_or(0.0, |c| f64::from(op.beta) * f64::from(self.c[Self::at(&c, i, j)]));
             let bias = op.bias.map_or(0.0, |_| f64::from(self.bias[j]));
@@ -96,7 +115,7 @@ impl Problem {
 
     /// The bytes of D, `0xff` where nothing was written.
     fn run(&self, device: &dyn Device) -> Vec<u8> {
-        let (op, family) = (&self.op, &GEMM);
+        let (op, family) = (&self.op, self.family);
         family.supports(op, device.info()).expect("supported");
         let upload = |bytes: &[u8]| {
             let mut buffer = device.allocate(bytes.len(), "test").expect("memory");
@@ -112,7 +131,7 @@ impl Problem {
         let bias = op.bias.map(|dtype| upload(&dtype.encode(&self.bias)));
         let d_len = (Self::at(&op.d, op.m - 1, op.n - 1) + 1) * op.d.dtype.bytes();
         let mut d = upload(&vec![0xff; d_len]);
-        let kernel = family.prepare(device, op, &plan(op, device)).expect("prepares");
+        let kernel = family.prepare(device, op, &plan(family, op, device)).expect("prepares");
         assert_eq!(kernel.name(), op.kernel_name(family.name()));
         fn view(buffer: &Option<Buffer>) -> Option<qgemm_hal::BufferRef<'_>> {
             buffer.as_ref().map(Into::into)
@@ -146,12 +165,12 @@ impl Problem {
             terms += squares;
         }
         let nmse = error / f64::max(result, terms);
-        assert!(nmse <= limit, "{}, {} tokens: NMSE {nmse:e}", self.op.kernel_name("gemm"), self.op.m);
+        assert!(nmse <= limit, "{}, {} tokens: NMSE {nmse:e}", self.op.kernel_name(self.family.name()), self.op.m);
     }
 }
 
-fn plan(op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
-    let config = GEMM.candidates(op, device.info())[0];
+fn plan(family: &dyn KernelFamily, op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
+    let config = family.candidates(op, device.info())[0];
     let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
     let (n_tiles, m_tiles) = (tiles(op.n, config.tile_n), tiles(op.m, config.tile_m));
     let k_steps = tiles(op.stored_k, config.tile_k);
@@ -265,11 +284,50 @@ fn nothing_is_left_over_from_an_earlier_launch() {
     }
 }
 
+/// The processor as every level that it has.
+fn of_every_level() -> Vec<CpuDevice> {
+    let devices = SimdLevel::ALL.into_iter().filter_map(|level| CpuDevice::new().with_simd(level).ok());
+    let devices: Vec<CpuDevice> = devices.collect();
+    assert!(!devices.is_empty(), "every processor has the scalar level");
+    devices
+}
+
+#[test]
+fn quantized_tokens_are_multiplied_alike_at_every_simd_level() {
+    let devices = of_every_level();
+    for format in Format::all() {
+        let refused =
+            GEMM_INT8.supports(&Problem::new(weight(format, 19), 1, DType::F32).op, devices[0].info()).is_err();
+        let float = matches!(format.encoding, Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2);
+        assert_eq!(refused, float, "{format}");
+        if refused {
+            continue;
+        }
+        for m in [1, 3, 11, 40] {
+            let problem = Problem::new(weight(format, 83), m, DType::F16).quantized();
+            for device in &devices {
+                problem.check(device, 1e-11);
+            }
+        }
+    }
+}
+
+#[test]
+fn activations_are_quantized_by_permission_only() {
+    let device = CpuDevice::new();
+    let mut op = Problem::new(weight("q4_0".parse().expect("a format"), 19), 1, DType::F32).op;
+    for (rounding, allowed) in
+        [(XRounding::Exact, false), (XRounding::F16, false), (XRounding::BF16, false), (XRounding::Int8, true)]
+    {
+        op.x_rounding = rounding;
+        assert_eq!(GEMM_INT8.supports(&op, device.info()).is_ok(), allowed, "{rounding:?}");
+        assert!(GEMM.supports(&op, device.info()).is_ok(), "{rounding:?}");
+    }
+}
+
 #[test]
 fn small_integers_are_exact_at_every_simd_level() {
-    let levels = [SimdLevel::Scalar, SimdLevel::Neon, SimdLevel::Avx2, SimdLevel::Avx512];
-    let devices: Vec<CpuDevice> = levels.into_iter().filter_map(|l| CpuDevice::new().with_simd(l).ok()).collect();
-    assert!(!devices.is_empty(), "every processor has the scalar level");
+    let devices = of_every_level();
     let (n, k) = (35, 1024);
     let integers = |len, seed| noise(len, seed).into_iter().map(|v| (v * 8.0).round()).collect::<Vec<f32>>();
     let weight = quantize_matrix(&integers(n * k, 7), n, k, "f16".parse().expect("a format")).expect("exact").weight;
@@ -291,15 +349,21 @@ fn a_rows_bits_depend_on_neither_batch_nor_threads() {
     let devices = [CpuDevice::new(), pooled(1), pooled(3)];
     assert_eq!(devices[2].info().units, 3);
     let m = 133;
-    let mut all = Problem::new(weight("q5_k".parse().expect("a format"), 300), m, DType::F32);
-    let whole = all.run(&devices[0]);
-    let x = std::mem::take(&mut all.x);
-    for device in &devices {
-        for (first, m) in [(0, 133), (0, 1), (131, 2), (40, 4), (40, 5), (3, 129)] {
-            let (n, k) = (all.op.n, all.op.k);
-            let mut part = Problem::new(all.weight.clone(), m, DType::F32);
-            part.x = x[first * k..(first + m) * k].to_vec();
-            assert!(part.run(device) == whole[first * n * 4..][..m * n * 4], "{m} tokens from {first}");
+    let families: [&dyn KernelFamily; 2] = [&GEMM, &GEMM_INT8];
+    for (family, format) in families.into_iter().flat_map(|family| ["q5_k", "q4_0"].map(|format| (family, format))) {
+        let mut all = Problem::new(weight(format.parse().expect("a format"), 300), m, DType::F32);
+        all.family = family;
+        let whole = all.run(&devices[0]);
+        let x = std::mem::take(&mut all.x);
+        for device in &devices {
+            for (first, m) in [(0, 133), (0, 1), (131, 2), (40, 4), (40, 9), (3, 129)] {
+                let (n, k) = (all.op.n, all.op.k);
+                let mut part = Problem::new(all.weight.clone(), m, DType::F32);
+                part.family = family;
+                part.x = x[first * k..(first + m) * k].to_vec();
+                let same = part.run(device) == whole[first * n * 4..][..m * n * 4];
+                assert!(same, "{} of {format}: {m} tokens from {first}", family.name());
+            }
         }
     }
 }
@@ -308,7 +372,7 @@ fn a_rows_bits_depend_on_neither_batch_nor_threads() {
 fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
     let device = CpuDevice::new();
     let problem = Problem::new(weight("q8_0".parse().expect("a format"), 5), 2, DType::F32);
-    let kernel = GEMM.prepare(&device, &problem.op, &plan(&problem.op, &device)).expect("prepares");
+    let kernel = GEMM.prepare(&device, &problem.op, &plan(&GEMM, &problem.op, &device)).expect("prepares");
     let sizes = [2 * 768 * 4, problem.packed().len(), 2 * 5 * 4];
     for short in 0..3 {
         let [x, w, mut d] =
@@ -352,5 +416,5 @@ fn the_device_tells_what_it_is() {
     assert_eq!(info.arch, SimdLevel::detect().name());
     assert!(matches!(qgemm_cpu::open(1), Err(HalError::NoDevice { .. })));
     let names: Vec<_> = device.families().iter().map(|f| f.name()).collect();
-    assert_eq!(names, ["gemm"]);
+    assert_eq!(names, ["gemm", "gemm_int8"]);
 }

@@ -4,7 +4,7 @@ use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Plan, Problem, XRo
 use qgemm_cuda::{StageLaunch, launch_of};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec};
 use qgemm_hal::{Buffer, GemmArgs, HalError, LaunchPlan, StagedX, TileConfig, WeightArgs};
-use qgemm_testkit::rounded;
+use qgemm_testkit::{Rounding, rounded};
 
 const GROUP: usize = 32;
 const POISON: u8 = 0xff;
@@ -128,7 +128,7 @@ impl Job {
         let (StagedX { dtype, scaled }, layout, m) = (launch.staged, launch.layout, launch.tokens);
         let mut written = self.run().unwrap_or_else(|e| panic!("{what}: {e}"));
         let k = self.x.len() / m;
-        let used = rounded(&self.x, k, Some(launch.staged));
+        let used = rounded(&self.x, k, Rounding::Staged(launch.staged));
         let factors = DType::F32.decode(&written[layout.factors..][..m * 4]);
         for token in 0..m {
             let factor = if scaled { factors[token] } else { 1.0 };

@@ -132,6 +132,9 @@ fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
 
 /// One row of activations as integer kernels use it: `x[i] ≈ scales[i / block_len] · codes[i]`.
 ///
+/// A block's scale is its largest magnitude over 127, in f32, and codes are rounded to nearest even. A block with a NaN or an
+/// infinity gets a NaN scale, so that it spoils the product as it would without quantization.
+///
 /// The sums turn a weight's offset or minimum into one product a block: with `w = s · q − m`,
 /// `Σ w·x = s · d · Σ q·code − m · sum`. They are `d · Σ codes`, taken from the codes and not from the values
 /// and kept in f32: sums of the values would cost an NMSE of 1.7e-4, f16 sums 4e-6.
@@ -139,7 +142,7 @@ fn quantize_256(x: &[f32], codes: &mut [i8]) -> f32 {
 /// ```
 /// use qgemm_formats::QuantizedActivations;
 /// let x: Vec<f32> = (0..64).map(|i| i as f32 - 20.0).collect();
-/// let q = QuantizedActivations::per_32(&x, 32);
+/// let q = QuantizedActivations::new(&x, 32, 32);
 /// assert_eq!((q.codes.len(), q.scales.len(), q.sums.len()), (64, 2, 2));
 /// assert!(q.dequantize(64).iter().zip(&x).all(|(a, b)| (a - b).abs() <= 0.2));
 /// ```
@@ -151,39 +154,34 @@ pub struct QuantizedActivations {
     pub scales: Vec<f32>,
     /// `scale · Σ codes` of every `sum_span` values.
     pub sums: Vec<f32>,
-    /// Values that share a scale: 32 or 256.
+    /// Values that share a scale.
     pub block_len: usize,
     /// Values that a sum covers.
     pub sum_span: usize,
 }
 
 impl QuantizedActivations {
-    /// Blocks of 32 with the codes and (unrounded) scales of Q8_0 and Q8_1; `sum_span` is 32, or 16 for
-    /// weights with a minimum per 16 (Q2_K).
-    ///
-    /// A block with a NaN or an infinity gets a NaN scale, so that it spoils the product as it would without
-    /// quantization.
+    /// Quantizes `values` in blocks of `block_len` ([`FormatDesc::activation_block`](crate::FormatDesc::activation_block)), with a
+    /// sum for every `sum_span`.
     ///
     /// # Panics
-    /// When `sum_span` does not divide 32.
-    pub fn per_32(values: &[f32], sum_span: usize) -> Self {
-        Self::build(values, Q8_BLOCK, sum_span, quantize_32)
-    }
-
-    /// Blocks of 256 with the codes and scales of Q8_K, and sums of 16. NaN and infinity as in
-    /// [`QuantizedActivations::per_32`].
-    pub fn per_256(values: &[f32]) -> Self {
-        Self::build(values, Q8_K_BLOCK, Q8_K_SUM_SPAN, quantize_256)
-    }
-
-    fn build(values: &[f32], block_len: usize, sum_span: usize, quantize: fn(&[f32], &mut [i8]) -> f32) -> Self {
+    /// When `sum_span` does not divide `block_len`.
+    pub fn new(values: &[f32], block_len: usize, sum_span: usize) -> Self {
         assert!(sum_span > 0 && block_len.is_multiple_of(sum_span), "sums of {sum_span} in blocks of {block_len}");
         let blocks = values.len().div_ceil(block_len);
         let mut codes = vec![0; blocks * block_len];
         let mut scales = Vec::with_capacity(blocks);
         let mut sums = Vec::with_capacity(blocks * block_len / sum_span);
         for (x, codes) in values.chunks(block_len).zip(codes.chunks_exact_mut(block_len)) {
-            let scale = if x.iter().all(|v| v.is_finite()) { quantize(x, codes) } else { f32::NAN };
+            let scale = match x.iter().all(|v| v.is_finite()) {
+                // No smaller, so that its inverse is finite.
+                true => (field::extreme(x).abs() / 127.0).max(f32::MIN_POSITIVE),
+                false => f32::NAN,
+            };
+            let inverse = 1.0 / scale;
+            for (code, &v) in codes.iter_mut().zip(x) {
+                *code = (v * inverse).round_ties_even() as i8;
+            }
             scales.push(scale);
             let spans = codes.chunks_exact(sum_span);
             sums.extend(spans.map(|span| span.iter().map(|&q| i32::from(q)).sum::<i32>() as f32 * scale));

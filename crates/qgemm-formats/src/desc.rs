@@ -11,9 +11,11 @@ use std::str::FromStr;
 
 use half::f16;
 
+use crate::activation::{Q8_BLOCK, Q8_K_BLOCK};
 use crate::error::FormatError;
 use crate::float8::{e4m3_to_f32, e5m2_to_f32, e8m0_to_f32};
 use crate::formats;
+use crate::sub_scale::SubScales;
 use crate::weight::HostWeight;
 
 /// Bytes that scale `span` consecutive values of a row, kept packed exactly as the format defines them.
@@ -82,23 +84,6 @@ impl FloatScale {
     }
 }
 
-/// How the values of a sub-block follow from their codes: `scale · number + min`, the number being the unsigned code itself, or
-/// what the table or FP8 make of it. Offsets and zero points are part of the minimum.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SubScale {
-    /// The factor.
-    pub scale: f32,
-    /// What is added.
-    pub min: f32,
-}
-
-impl SubScale {
-    /// Of codes from which `offset` is subtracted first.
-    pub(crate) fn with_offset(scale: f32, offset: i32) -> Self {
-        Self { scale, min: -scale * offset as f32 }
-    }
-}
-
 /// Encodes values, a multiple of the block length, into blocks: what [`FormatDesc::quantize_blocks`] points to.
 pub type QuantizeBlocks = fn(values: &[f32], out: &mut [u8]);
 
@@ -129,7 +114,7 @@ pub enum Encoding {
 
 impl Encoding {
     /// What scales act on: the unsigned code as a number, or what the table, FP8 or the type makes of it. Offsets, zero points
-    /// and minima are not part of it but of [`SubScale::min`].
+    /// and minima are not part of it but of [`SubScale::min`](crate::SubScale::min).
     pub fn number(self, code: u32) -> f32 {
         match self {
             Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => code as f32,
@@ -175,9 +160,8 @@ pub struct FormatDesc {
     pub ggml_type: Option<u32>,
     /// Decodes one block into `block_len` values, without the row scale.
     pub dequantize_block: fn(block: &[u8], out: &mut [f32]),
-    /// Scale and minimum of every sub-block, from the records of one block, plane after plane as
-    /// [`FormatDesc::unpack_block`] writes them.
-    pub sub_scales: fn(records: &[u8], out: &mut [SubScale]),
+    /// How scale and minimum of every sub-block follow from the records of one block.
+    pub sub_scales: SubScales,
     /// Encodes values (a multiple of `block_len`) into blocks; `None` where weights cannot be quantized
     /// to the format from their values alone.
     pub quantize_blocks: Option<QuantizeBlocks>,
@@ -215,6 +199,12 @@ impl FormatDesc {
     /// Stored bits per weight within blocks (18/32 × 8 = 4.5 for Q4_0).
     pub fn bits_per_weight(&self) -> f64 {
         self.block_bytes as f64 * 8.0 / self.block_len as f64
+    }
+
+    /// Columns that share a factor where activations are quantized to eight bits before they are multiplied with weights of
+    /// this format: 256 for super-blocks of 256, else 32, as in ggml.
+    pub const fn activation_block(&self) -> usize {
+        if self.block_len == Q8_K_BLOCK { Q8_K_BLOCK } else { Q8_BLOCK }
     }
 
     /// Bytes that [`FormatDesc::unpack_block`] writes to `scales`.
@@ -323,6 +313,7 @@ impl FromStr for Format {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sub_scale::SubScale;
 
     #[test]
     fn sub_scales_and_codes_make_the_values() {
@@ -338,7 +329,7 @@ mod tests {
                 let (mut codes, mut records) = (vec![0; desc.block_len], vec![0; desc.scale_bytes()]);
                 (desc.unpack_block)(&block, &mut codes, &mut records);
                 let mut scales = vec![SubScale::default(); desc.block_len / desc.sub_block];
-                (desc.sub_scales)(&records, &mut scales);
+                desc.sub_scales.read(&records, &mut scales);
                 let mut expected = vec![0.0; desc.block_len];
                 (desc.dequantize_block)(&block, &mut expected);
                 for (i, (&code, &expected)) in codes.iter().zip(&expected).enumerate() {

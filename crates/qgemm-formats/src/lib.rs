@@ -16,14 +16,14 @@ pub mod packed_file;
 pub mod prepack;
 mod quantize;
 pub mod repack;
+mod sub_scale;
 mod weight;
 
 pub use activation::{ActivationFormat, QuantizedActivations};
-pub use desc::{
-    Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType, SubScale,
-};
+pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
 pub use error::FormatError;
 pub use gated::PAIR_ROWS;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};
+pub use sub_scale::{BitField, Minimum, SubCodes, SubScale, SubScales};
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};

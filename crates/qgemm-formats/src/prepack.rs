@@ -8,6 +8,7 @@
 //! slab = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
 //! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more; class R: 16 lanes, 4 bytes)
 //! scale plane = [row][records of the slab, along K] (rows in the order 0, 8, 1, 9, … for class T)
+//!             = [word][row][4 bytes] in class R, where the records of a row are whole words
 //! ```
 //!
 //! Where a format's scales are shared by many rows (128×128 blocks), the plane holds one record for every eight rows, in
@@ -181,14 +182,22 @@ impl PackedLayout {
         self.tile_rows * self.slab_k / (lanes(self.class) * QUAD)
     }
 
-    /// Byte of the slab at which the records of row `row` of the tile begin.
-    fn records_at(&self, plane: &ScalePlaneLayout, row: usize) -> usize {
+    /// Whether a plane holds its records by words, as class R does where they are whole words of single rows.
+    pub fn records_by_words(&self, plane: &ScalePlaneLayout) -> bool {
+        self.class == PackClass::R && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
+    }
+
+    /// Byte of the slab that holds byte `i` of the records of row `row` of the tile.
+    fn record_byte_at(&self, plane: &ScalePlaneLayout, row: usize, i: usize) -> usize {
+        if self.records_by_words(plane) {
+            return plane.offset + (i / 4 * self.tile_rows + row) * 4 + i % 4;
+        }
         let record = match self.class {
             _ if plane.rows > 1 => row / plane.rows,
             PackClass::T => (row % 8) * 2 + row / 8,
             _ => row,
         };
-        plane.offset + record * plane.row_bytes
+        plane.offset + record * plane.row_bytes + i
     }
 
     /// Bytes (offset in the slab, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
@@ -209,8 +218,9 @@ impl PackedLayout {
         let rows = scales.len() / self.scales.len().max(1);
         for (p, plane) in self.scales.iter().enumerate() {
             for row in (0..rows).step_by(plane.rows) {
-                let at = self.records_at(plane, row);
-                slab[at..at + plane.row_bytes].copy_from_slice(&scales[row * self.scales.len() + p]);
+                for (i, &byte) in scales[row * self.scales.len() + p].iter().enumerate() {
+                    slab[self.record_byte_at(plane, row, i)] = byte;
+                }
             }
         }
     }
@@ -320,11 +330,11 @@ impl PackedLayout {
     }
 
     /// The records of `plane` for (`row`, `slab`) of a packed weight.
-    pub fn scales_at<'a>(&self, packed: &'a [u8], k_slabs: usize, row: usize, slab: usize, plane: usize) -> &'a [u8] {
+    pub fn records(&self, packed: &[u8], k_slabs: usize, row: usize, slab: usize, plane: usize) -> Vec<u8> {
         let base = (row / self.tile_rows * k_slabs + slab) * self.slab_bytes;
-        let p = self.scales[plane];
-        let at = base + self.records_at(&p, row % self.tile_rows);
-        &packed[at..at + p.row_bytes]
+        let plane = &self.scales[plane];
+        let byte = |i| packed[base + self.record_byte_at(plane, row % self.tile_rows, i)];
+        (0..plane.row_bytes).map(byte).collect()
     }
 
     /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
@@ -393,7 +403,7 @@ mod tests {
                         for (p, plane) in format.scale_planes.iter().enumerate() {
                             let len = plane.bytes * format.block_len / plane.span;
                             if row % layout.scales[p].rows == 0 {
-                                let records = layout.scales_at(&packed, k_slabs, row, block / per_slab, p);
+                                let records = layout.records(&packed, k_slabs, row, block / per_slab, p);
                                 assert_eq!(&records[block % per_slab * len..][..len], &scales[from..from + len]);
                             }
                             from += len;

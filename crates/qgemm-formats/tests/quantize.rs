@@ -136,50 +136,44 @@ fn activation_blocks_decode_to_their_codes() {
 }
 
 #[test]
-fn planar_activations_agree_with_ggml_blocks() {
+fn activations_for_kernels_are_nearest_codes_of_ggmls_scales() {
     let x = values(512);
-    let planar = QuantizedActivations::per_32(&x, 16);
-    let mut blocks = vec![0; 16 * 36];
-    ActivationFormat::Q8_1.quantize_blocks(&x, &mut blocks);
-    for (i, block) in blocks.chunks_exact(36).enumerate() {
-        let codes: Vec<i8> = block[4..].iter().map(|&b| b as i8).collect();
-        assert_eq!(planar.codes[i * 32..][..32], codes);
-        let d = half::f16::from_f32(planar.scales[i]).to_le_bytes();
-        let s = half::f16::from_f32(planar.sums[2 * i] + planar.sums[2 * i + 1]).to_f32();
-        assert_eq!(block[..2], d);
-        // Two f32 sums may round otherwise than one.
-        let stored = half::f16::from_le_bytes([block[2], block[3]]).to_f32();
-        assert!((s - stored).abs() <= stored.abs() * 1e-3 + 1e-6, "{s} {stored}");
-    }
-    let planar = QuantizedActivations::per_256(&x);
-    let mut blocks = vec![0; 2 * 292];
-    ActivationFormat::Q8K.quantize_blocks(&x, &mut blocks);
-    for (i, block) in blocks.chunks_exact(292).enumerate() {
-        assert_eq!(block[..4], planar.scales[i].to_le_bytes());
-        let codes: Vec<i8> = block[4..260].iter().map(|&b| b as i8).collect();
-        assert_eq!(planar.codes[i * 256..][..256], codes);
-        for (j, sum) in block[260..].chunks_exact(2).enumerate() {
-            let sum = f32::from(i16::from_le_bytes([sum[0], sum[1]])) * planar.scales[i];
-            assert_eq!(sum, planar.sums[i * 16 + j]);
+    for (format, block) in [(ActivationFormat::Q8_0, 32), (ActivationFormat::Q8K, 256)] {
+        let planar = QuantizedActivations::new(&x, block, 16);
+        let mut blocks = vec![0; 512 / block * format.block_bytes()];
+        format.quantize_blocks(&x, &mut blocks);
+        let mut ggml = vec![0.0; 512];
+        format.dequantize_blocks(&blocks, &mut ggml);
+        for (i, (&got, &x)) in planar.dequantize(512).iter().zip(&x).enumerate() {
+            let scale = planar.scales[i / block];
+            assert!((got - x).abs() <= scale * 0.50001, "{x} became {got}");
+            // ggml's scales are rounded to f16, and its halves away from zero.
+            assert!((got - ggml[i]).abs() <= scale * 0.1 || (got - ggml[i]).abs() >= scale * 0.9, "{got} {}", ggml[i]);
+        }
+        for (i, &sum) in planar.sums.iter().enumerate() {
+            let codes: i32 = planar.codes[i * 16..][..16].iter().map(|&q| i32::from(q)).sum();
+            assert_eq!(sum, codes as f32 * planar.scales[i * 16 / block]);
         }
     }
 }
 
 #[test]
-fn ragged_and_spoiled_activations() {
+fn activations_may_end_inside_a_block_and_what_is_not_finite_spoils_its_own() {
     let mut x = values(70);
-    let planar = QuantizedActivations::per_32(&x, 32);
+    let planar = QuantizedActivations::new(&x, 32, 32);
     assert_eq!((planar.codes.len(), planar.scales.len(), planar.sums.len()), (96, 3, 3));
     assert!(planar.codes[70..].iter().all(|&q| q == 0));
     assert_eq!(planar.dequantize(70).len(), 70);
     for bad in [f32::NAN, f32::INFINITY] {
         x[40] = bad;
-        let planar = QuantizedActivations::per_32(&x, 32);
+        let planar = QuantizedActivations::new(&x, 32, 32);
         assert!(planar.scales[1].is_nan() && planar.sums[1].is_nan());
         assert!(planar.scales[0].is_finite() && planar.scales[2].is_finite());
-        assert!(QuantizedActivations::per_256(&x).scales[0].is_nan());
+        assert!(QuantizedActivations::new(&x, 256, 16).scales[0].is_nan());
     }
-    assert!(QuantizedActivations::per_32(&[], 16).codes.is_empty());
+    assert!(QuantizedActivations::new(&[], 32, 16).codes.is_empty());
+    let tiny = QuantizedActivations::new(&[1e-40, -1e-42, 0.0], 32, 32);
+    assert!(tiny.scales[0] > 0.0 && tiny.dequantize(3).iter().all(|v| v.abs() <= 1e-38), "{tiny:?}");
 }
 
 /// The worst error of a quantized value as a multiple of the largest magnitude in its block.
@@ -207,9 +201,9 @@ proptest! {
             worst_error(format, &x);
         }
         for sum_span in [16, 32] {
-            prop_assert_eq!(QuantizedActivations::per_32(&x, sum_span).dequantize(256).len(), 256);
+            prop_assert_eq!(QuantizedActivations::new(&x, 32, sum_span).dequantize(256).len(), 256);
         }
-        prop_assert_eq!(QuantizedActivations::per_256(&x).dequantize(256).len(), 256);
+        prop_assert_eq!(QuantizedActivations::new(&x, 256, 16).dequantize(256).len(), 256);
     }
 
     /// No decoded value is further from its input than the block is large, down to where f16

@@ -24,9 +24,52 @@ pub enum SimdLevel {
 }
 
 impl SimdLevel {
+    /// Every level, better ones later.
+    pub const ALL: [SimdLevel; 6] = [
+        SimdLevel::Scalar,
+        SimdLevel::Neon,
+        SimdLevel::Avx2,
+        SimdLevel::AvxVnni,
+        SimdLevel::Avx512,
+        SimdLevel::Avx512Vnni,
+    ];
+
     /// The best level of this processor.
     pub fn detect() -> Self {
-        detect_simd()
+        Self::ALL.into_iter().rfind(|level| level.is_available()).unwrap_or(SimdLevel::Scalar)
+    }
+
+    /// Whether this processor has the level, which it may beside a better one.
+    pub fn is_available(self) -> bool {
+        if self == SimdLevel::Scalar {
+            return true;
+        }
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx512 = avx2
+                && is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            match self {
+                SimdLevel::Scalar => true,
+                SimdLevel::Neon => false,
+                SimdLevel::Avx2 => avx2,
+                SimdLevel::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
+                SimdLevel::Avx512 => avx512,
+                SimdLevel::Avx512Vnni => avx512 && is_x86_feature_detected!("avx512vnni"),
+            }
+        }
+        #[cfg(target_arch = "aarch64")]
+        {
+            self == SimdLevel::Neon && std::arch::is_aarch64_feature_detected!("neon")
+        }
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        {
+            false
+        }
     }
 
     /// Lower-case name: `avx512-vnni`.
@@ -50,37 +93,6 @@ impl SimdLevel {
             SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 16,
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn detect_simd() -> SimdLevel {
-    let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-    let avx512 = avx2
-        && is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl");
-    if avx512 && is_x86_feature_detected!("avx512vnni") {
-        SimdLevel::Avx512Vnni
-    } else if avx512 {
-        SimdLevel::Avx512
-    } else if avx2 && is_x86_feature_detected!("avxvnni") {
-        SimdLevel::AvxVnni
-    } else if avx2 {
-        SimdLevel::Avx2
-    } else {
-        SimdLevel::Scalar
-    }
-}
-
-#[cfg(target_arch = "aarch64")]
-fn detect_simd() -> SimdLevel {
-    if std::arch::is_aarch64_feature_detected!("neon") { SimdLevel::Neon } else { SimdLevel::Scalar }
-}
-
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-fn detect_simd() -> SimdLevel {
-    SimdLevel::Scalar
 }
 
 /// The host's processor and memory.

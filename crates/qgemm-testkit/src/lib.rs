@@ -32,7 +32,7 @@ pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use oracle::{Added, Expected, multiply, multiply_gated};
-pub use rounding::rounded;
+pub use rounding::{Rounding, rounded};
 pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};
 pub use stress::random_case;
 pub use suite::{GROUPS, Group, TOKENS, group};

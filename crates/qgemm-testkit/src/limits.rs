@@ -23,6 +23,11 @@ pub const PATHS: &[PathLimit] = &[
                  between codes and their offset",
     },
     PathLimit {
+        math: Math::DotI8,
+        nmse: 1e-9,
+        reason: "products of codes are added up exactly; scales act on them in f32",
+    },
+    PathLimit {
         math: Math::TensorF16,
         nmse: 1e-6,
         reason: "codes are exact and scales act on f32 sums, in f16 and bf16 alike",
@@ -103,8 +108,7 @@ pub fn rounded_to(d: DType, nmse: f64) -> Tolerance {
     Tolerance { nmse: nmse + rounding, absolute }
 }
 
-/// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels
-/// (integer activations).
+/// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels.
 pub fn path(math: Math) -> Option<&'static PathLimit> {
     PATHS.iter().find(|p| p.math == math)
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use qgemm_api::{Args, Candidate, Context, DeviceKind, Problem, Weight, WeightOrder, Workspace};
 use qgemm_formats::{DType, Encoding, HostWeight};
-use qgemm_hal::{Activation, DeviceInfo, LaunchPlan, Math, StagedX, TileConfig};
+use qgemm_hal::{Activation, DeviceInfo, LaunchPlan, Math, TileConfig};
 
 use crate::activations::{ActivationKind, activations};
 use crate::case::Case;
@@ -12,7 +12,7 @@ use crate::compare::{Comparison, Mismatch, compare, first_difference};
 use crate::limits::{ACTIVATION_FLUSHES, EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
 use crate::operand::Operand;
 use crate::oracle::{Added, Expected, multiply, multiply_gated};
-use crate::rounding::rounded;
+use crate::rounding::{Rounding, rounded};
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
 /// A kind of case that a backend does not serve yet, and why: the only way not to run one.
@@ -200,16 +200,21 @@ fn check(
 ) -> Result<Vec<f32>, Failure> {
     let result = multiply_on(ctx, loaded, case, operands, candidate)?;
     outcome.kernel = Some(result.kernel.clone());
-    let path = path(result.math).ok_or(Failure::NoModel(result.math))?;
-    let tolerance = tolerance(case, path, result.rounded_weights);
+    let (math, weights) = result.config.map_or((Math::FmaF32, None), |config| (config.math, config.rounded_weights));
+    let path = path(math).ok_or(Failure::NoModel(math))?;
+    let of_config = |config: &TileConfig| Rounding::of(config, case.format, host.k_order());
+    let rounding = result.config.as_ref().map_or(Rounding::None, of_config);
+    // Quantized activations are no small integers any more.
+    let quantized = matches!(rounding, Rounding::Int8 { .. });
+    let tolerance = tolerance(case, path, weights, case.sums_are_exact() && !quantized);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
-    let rounded = rounded(&operands.x, case.k, result.staged_x);
+    let rounded = rounded(&operands.x, case.k, rounding);
     let expected = host.multiply(&rounded, &operands.added(case));
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
-    if result.staged_x.is_some_and(|staged| staged.dtype != case.x_dtype) {
+    if rounding.loses(case.x_dtype) {
         let unrounded = host.multiply(&operands.x, &operands.added(case));
         outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }
@@ -220,7 +225,7 @@ fn check(
     if !comparison.within(tolerance) {
         return Err(Failure::Inaccurate(comparison));
     }
-    if case.is_exact() {
+    if case.is_exact() && !quantized {
         let round = |value| case.d_dtype.decode(&case.d_dtype.encode(&[value]))[0];
         if let Some(mismatch) = first_difference(&got, &expected, round) {
             return Err(Failure::NotExact(mismatch));
@@ -253,8 +258,8 @@ fn check_single_rows(
 }
 
 /// What the result may be off.
-fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>) -> Tolerance {
-    let tolerance = match case.sums_are_exact() {
+fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>, exact_sums: bool) -> Tolerance {
+    let tolerance = match exact_sums {
         true => rounded_to(case.d_dtype, EXACT_SUMS),
         false => path.tolerance(rounded_weights, case.d_dtype),
     };
@@ -284,6 +289,13 @@ impl HostWeights {
                 HostWeights::Pair([scaled(gate, seed)?, scaled(up, !seed)?])
             }
         })
+    }
+
+    /// Permuted columns; both weights of a pair have the same.
+    fn k_order(&self) -> Option<&[u32]> {
+        match self {
+            HostWeights::One(weight) | HostWeights::Pair([weight, _]) => weight.k_order(),
+        }
     }
 
     fn load(&self, ctx: &Context, transposed: bool) -> Result<Weight, qgemm_api::Error> {
@@ -373,9 +385,8 @@ impl HostOperands {
 /// Two runs of one plan.
 struct Runs {
     kernel: String,
-    math: Math,
-    staged_x: Option<StagedX>,
-    rounded_weights: Option<DType>,
+    /// What ran, unless there was nothing to do.
+    config: Option<TileConfig>,
     d: Operand,
     /// The whole buffer around D after the first run.
     first: Vec<u8>,
@@ -456,10 +467,8 @@ fn multiply_on(
     };
     let first = once().map_err(device)?;
     let second = once().map_err(device)?;
-    let (math, staged_x, rounded_weights) = plan.launch().map_or((Math::FmaF32, None, None), |launch| {
-        (launch.config.math, launch.config.staged_x, launch.config.rounded_weights)
-    });
-    Ok(Runs { kernel: plan.kernel_name().to_owned(), math, staged_x, rounded_weights, d, first, second })
+    let config = plan.launch().map(|launch| launch.config);
+    Ok(Runs { kernel: plan.kernel_name().to_owned(), config, d, first, second })
 }
 
 fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {

@@ -108,7 +108,8 @@ fn shapes(format: Format) -> Vec<Case> {
                 let seed = cases.len() as u64;
                 let n = FEATURES[cases.len() % FEATURES.len()];
                 let weights = if seed.is_multiple_of(2) { WeightKind::Quantized } else { WeightKind::Raw };
-                cases.push(Case { x_dtype, d_dtype: x_dtype, weights, seed, ..Case::new(format, m, n, k) });
+                let x_rounding = if (seed / 2).is_multiple_of(2) { XRounding::Int8 } else { XRounding::F16 };
+                cases.push(Case { x_dtype, x_rounding, d_dtype: x_dtype, weights, seed, ..Case::new(format, m, n, k) });
             }
         }
     }
@@ -127,6 +128,7 @@ fn exact(format: Format) -> Vec<Case> {
     ];
     let case = |((m, n), (x_dtype, d_dtype)): ((usize, usize), (DType, DType))| Case {
         x_dtype,
+        x_rounding: XRounding::F16,
         d_dtype,
         weights: WeightKind::Exact,
         activations: ActivationKind::SmallIntegers,
@@ -143,8 +145,10 @@ fn values(format: Format) -> Vec<Case> {
         for (j, activations) in ActivationKind::ALL.into_iter().enumerate() {
             let x_dtype = DType::ALL[(i + j) % 3];
             let (m, n) = [(1, 65), (5, 33), (20, 35)][(i + j / 3) % 3];
-            let k = medium_k(format);
-            cases.push(Case { x_dtype, weights, activations, seed: cases.len() as u64, ..Case::new(format, m, n, k) });
+            let x_rounding = [XRounding::F16, XRounding::Int8][(i + j) % 2];
+            let seed = cases.len() as u64;
+            let case = Case::new(format, m, n, medium_k(format));
+            cases.push(Case { x_dtype, x_rounding, weights, activations, seed, ..case });
         }
     }
     cases
@@ -202,14 +206,16 @@ fn scales(format: Format) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (epilogue, residual_gap, weights)) in epilogues.into_iter().enumerate() {
         for (j, (m, n)) in [(2, 67), (19, 48)].into_iter().enumerate() {
+            let (activations, x_rounding) = match weights {
+                WeightKind::Exact => (ActivationKind::SmallIntegers, XRounding::F16),
+                _ => (ActivationKind::Normal, XRounding::default()),
+            };
             cases.push(Case {
                 x_dtype: DType::ALL[(i + j) % 3],
+                x_rounding,
                 d_dtype: DType::ALL[(i + 2 * j) % 3],
                 weights,
-                activations: match weights {
-                    WeightKind::Exact => ActivationKind::SmallIntegers,
-                    _ => ActivationKind::Normal,
-                },
+                activations,
                 epilogue,
                 layout: Layout { residual_gap, offset: residual_gap % 4, ..Layout::default() },
                 seed: cases.len() as u64,
@@ -233,12 +239,13 @@ fn activations(format: Format) -> Vec<Case> {
         let added = Epilogue { bias, c, token_scale: true, residual: Some(DType::ALL[(i + 2) % 3]), ..exact };
         let shapes = [(1, 65, exact), (33, 40, exact), (3, 33, added), (17, 65, added)];
         for (j, (m, n, epilogue)) in shapes.into_iter().enumerate() {
-            let (weights, activations) = match j < 2 {
-                true => (WeightKind::Exact, ActivationKind::SmallIntegers),
-                false => (WeightKind::Quantized, ActivationKind::PositiveMean),
+            let (weights, activations, x_rounding) = match j < 2 {
+                true => (WeightKind::Exact, ActivationKind::SmallIntegers, XRounding::F16),
+                false => (WeightKind::Quantized, ActivationKind::PositiveMean, XRounding::default()),
             };
             cases.push(Case {
                 x_dtype: DType::ALL[(i + j) % 3],
+                x_rounding,
                 d_dtype: DType::ALL[(i + j / 2) % 3],
                 weights,
                 activations,
@@ -262,7 +269,12 @@ fn gated(format: Format) -> Vec<Case> {
     let scaled = Epilogue { token_scale: true, channel_scale: true, ..pair };
     let all = Epilogue { bias: Some(DType::F16), residual: Some(DType::F32), ..scaled };
     let case = |m, n, k, epilogue| Case { gated: true, epilogue, ..Case::new(format, m, n, k) };
-    let exact = |case| Case { weights: WeightKind::Exact, activations: ActivationKind::SmallIntegers, ..case };
+    let exact = |case| Case {
+        x_rounding: XRounding::F16,
+        weights: WeightKind::Exact,
+        activations: ActivationKind::SmallIntegers,
+        ..case
+    };
     let mut cases = vec![
         exact(case(1, 67, k, pair)),
         exact(case(9, 1, k, pair)),

@@ -216,7 +216,7 @@ fn cut(launch: &LaunchPlan) -> String {
 impl Args {
     /// The problem of `m` tokens that the options ask for.
     pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
-        let problem = Problem::new(weight, m).x_dtype(self.x_dtype);
+        let problem = Problem::new(weight, m).x_dtype(self.x_dtype).x_rounding(self.x_rounding);
         match &self.family {
             Some(family) => problem.family(family),
             None => problem,

@@ -1,19 +1,18 @@
-//! `gemm`: any number of tokens, in panels. A panel of tokens is converted once and shared; each thread decodes its rows of W a
-//! few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
+//! `gemm`: any number of tokens, in f32, in panels. A panel of tokens is converted once and shared; each thread decodes its rows
+//! of W a few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported};
+use qgemm_hal::{
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+};
 
-use super::{CpuKernel, check_supported, config};
+use super::{CpuKernel, candidates, check_supported};
 use crate::arena;
 use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
 
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
-/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
-const PANEL_TOKENS: [usize; 2] = [128, 32];
 /// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
 const STEP: usize = 64;
 
@@ -34,19 +33,17 @@ impl KernelFamily for GemmFamily {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        let mut panels = PANEL_TOKENS.map(|tokens| op.m.clamp(1, tokens)).to_vec();
-        panels.dedup();
-        panels.into_iter().map(|tokens| config("gemm", op, info, [BLOCK_ROWS, tokens])).collect()
+        candidates(self.name(), Math::FmaF32, op, info)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        CpuKernel::prepare(device, op, &plan.config)
+        CpuKernel::prepare(device, op, &plan.config, None)
     }
 }
 
 pub(super) fn run(job: &Job<'_>, panel_tokens: usize) {
     let m = job.op().m;
-    arena::with_activations(m.min(panel_tokens) * job.row_floats(), |x| {
+    arena::with_activations(m.min(panel_tokens) * job.row_columns(), |x| {
         for first in (0..m).step_by(panel_tokens) {
             let tokens = first..m.min(first + panel_tokens);
             job.load_tokens(tokens.clone(), x);
@@ -73,7 +70,8 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
             for (i, to) in slabs.iter_mut().enumerate().take(tiles) {
                 let (scratch, after) = rest.split_at_mut(scales);
                 rest = after;
-                *to = Some(weight.slab(job.simd(), first_row / LANES + i, slab, scratch));
+                let (scales, mins) = scratch.split_at_mut(scales / 2);
+                *to = Some(weight.slab(job.simd(), first_row / LANES + i, slab, scales, mins));
             }
             let columns = weight.layout().slab_k;
             for first in (0..columns).step_by(STEP) {
@@ -90,7 +88,7 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
 
 /// Adds the products of a decoded block with every token of the panel.
 fn multiply(job: &Job<'_>, w: &[f32], x: &[f32], sums: &mut [f32]) {
-    let (stride, most) = (job.row_floats(), job.simd().tokens());
+    let (stride, most) = (job.row_columns(), job.simd().tokens());
     for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {
         job.simd().multiply(sums.len() / BLOCK_ROWS, w, &x[i * most * stride..], stride, STEP, sums);
     }

@@ -1,24 +1,33 @@
-//! The kernel family of the CPU, and what makes it a kernel of a device.
+//! The kernel families of the CPU, and what makes them kernels of a device.
 
 mod gemm;
+mod gemm_int8;
 
 use std::sync::Arc;
 
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, Math, Schedule, Stream,
-    TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceId, DeviceInfo, GemmArgs, HalError, HostStream, Kernel, KernelFamily, Math, Schedule,
+    Stream, TileConfig, Unsupported,
 };
 use rayon::ThreadPool;
 
 use crate::arena;
 use crate::device::CpuDevice;
-use crate::job::{Job, row_floats};
-use crate::simd::Simd;
+use crate::job::{Job, row_columns};
+use crate::simd::{BLOCK_ROWS, Quantization, Scales, Simd};
 
 pub use gemm::{GEMM, GemmFamily};
+pub use gemm_int8::{GEMM_INT8, GemmInt8Family};
 
-/// What the family needs: weights packed for vectors.
+/// What the CPU offers.
+pub static FAMILIES: [&dyn KernelFamily; 2] = [&GEMM, &GEMM_INT8];
+
+/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
+/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
+const PANEL_TOKENS: [usize; 2] = [128, 32];
+
+/// What every family needs: weights packed for vectors.
 fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.class == PackClass::R {
         return Ok(());
@@ -26,12 +35,12 @@ fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     Err(Unsupported::new(format!("reads weights packed as {:?}, and these are packed as {:?}", PackClass::R, op.class)))
 }
 
-/// A configuration whose tiles have `tile_n` rows and `tile_m` tokens and whose K is never cut.
-fn config(family: &'static str, op: &CheckedGemm, info: &DeviceInfo, [tile_n, tile_m]: [usize; 2]) -> TileConfig {
-    TileConfig {
+/// The configurations of a family, one for each size of panel; K is never cut.
+fn candidates(family: &'static str, math: Math, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+    let config = |tile_m| TileConfig {
         family,
-        math: Math::FmaF32,
-        tile_n: tile_n as u32,
+        math,
+        tile_n: BLOCK_ROWS as u32,
         tile_m: tile_m as u32,
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
         threads: 1,
@@ -42,25 +51,31 @@ fn config(family: &'static str, op: &CheckedGemm, info: &DeviceInfo, [tile_n, ti
         shared_bytes: 0,
         staged_x: None,
         rounded_weights: None,
-        efficiency: (efficiency(tile_m, info), 1000),
-    }
+        efficiency: (efficiency(tile_m, math, info), 1000),
+    };
+    let mut panels = PANEL_TOKENS.map(|tokens| op.m.clamp(1, tokens)).to_vec();
+    panels.dedup();
+    panels.into_iter().map(config).collect()
 }
 
 /// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
-fn efficiency(tokens: usize, info: &DeviceInfo) -> u32 {
-    // Per weight: cycles of decoding, and of multiply-adds at the rate that the vector kernels reach.
-    const DECODE_CYCLES: f64 = 1.5;
+fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
+    // Cycles of decoding a weight, and the share of the rate that the vector kernels reach, as measured on Zen 5.
     const KERNEL_SHARE: f64 = 0.6;
-    let macs_per_cycle = info.rate(Math::FmaF32).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
+    let decode_cycles = if math == Math::DotI8 { 0.06 } else { 0.3 };
+    let macs_per_cycle = info.rate(math).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
     let ideal = tokens as f64 / macs_per_cycle;
-    (1000.0 * ideal / (DECODE_CYCLES + ideal / KERNEL_SHARE)).ceil() as u32
+    (1000.0 * ideal / (decode_cycles + ideal / KERNEL_SHARE)).ceil() as u32
 }
 
-/// The family's loop made ready for one operation.
+/// A family's loop made ready for one operation.
 struct CpuKernel {
     name: String,
     op: CheckedGemm,
     layout: PackedLayout,
+    scales: Scales,
+    /// How activations are quantized, if they are.
+    quantization: Option<Quantization>,
     /// Tokens that are worked on together.
     panel_tokens: usize,
     simd: &'static Simd,
@@ -77,7 +92,12 @@ impl std::fmt::Debug for CpuKernel {
 }
 
 impl CpuKernel {
-    fn prepare(device: &dyn Device, op: &CheckedGemm, config: &TileConfig) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(
+        device: &dyn Device,
+        op: &CheckedGemm,
+        config: &TileConfig,
+        quantization: Option<Quantization>,
+    ) -> Result<Arc<dyn Kernel>, HalError> {
         let cpu = device
             .as_any()
             .downcast_ref::<CpuDevice>()
@@ -88,15 +108,27 @@ impl CpuKernel {
             why: format!("the weight is packed as {:?}", op.class),
         })?;
         let panel_tokens = config.tile_m as usize;
-        arena::reserve_activations(panel_tokens.min(op.m) * row_floats(&layout, op.stored_k));
+        let columns = row_columns(&layout, op.stored_k);
+        arena::reserve_activations(
+            panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).floats),
+        );
         Ok(Arc::new(Self {
             name: op.kernel_name(config.family),
             op: op.clone(),
+            scales: Scales::new(&layout),
             layout,
+            quantization,
             panel_tokens,
             simd: cpu.simd(),
             pool: cpu.pool().cloned(),
         }))
+    }
+
+    fn run(&self, job: &Job<'_>) {
+        match &self.quantization {
+            Some(how) => gemm_int8::run(job, how, self.panel_tokens),
+            None => gemm::run(job, self.panel_tokens),
+        }
     }
 }
 
@@ -107,10 +139,10 @@ impl Kernel for CpuKernel {
 
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(&self.op, &self.layout, self.simd, args)?;
+        let job = Job::new(&self.op, &self.layout, &self.scales, self.simd, args)?;
         match &self.pool {
-            Some(pool) => pool.install(|| gemm::run(&job, self.panel_tokens)),
-            None => gemm::run(&job, self.panel_tokens),
+            Some(pool) => pool.install(|| self.run(&job)),
+            None => self.run(&job),
         }
         Ok(())
     }

@@ -4,13 +4,26 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::Vector;
+use super::vector::{Dot, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
 struct Avx2;
 
-level!(KERNELS, SimdLevel::Avx2, Avx2, "avx2,fma,f16c", [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1]);
+level!(
+    KERNELS, SimdLevel::Avx2, Avx2, Widened, "avx2,fma,f16c",
+    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1 => 2, 2 => 1, 3 => 1, 4 => 1]
+);
+
+/// The level with 8-bit dot products.
+pub mod vnni {
+    use super::*;
+
+    level!(
+        KERNELS, SimdLevel::AvxVnni, Avx2, Vnni, "avx2,fma,f16c,avxvnni",
+        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1 => 4, 2 => 2, 3 => 1, 4 => 1]
+    );
+}
 
 impl Vector for Avx2 {
     type Floats = [__m256; 2];
@@ -35,6 +48,11 @@ impl Vector for Avx2 {
         unsafe { [_mm256_set1_ps(number); 2] }
     }
     #[inline(always)]
+    unsafe fn multiply(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
@@ -43,6 +61,35 @@ impl Vector for Avx2 {
     unsafe fn load_words(from: *const u8) -> [__m256i; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let half = |i: usize| _mm256_cvtepu16_epi32(_mm_loadu_si128(from.add(16 * i).cast()));
+            [half(0), half(1)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let half = |i: usize| _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8 * i).cast()));
+            [half(0), half(1)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, [a, b]: [__m256i; 2]) {
+        // SAFETY: as above.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), a);
+            _mm256_storeu_si256(to.add(32).cast(), b);
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_set1_epi32(word as i32); 2] }
     }
     #[inline(always)]
     unsafe fn shift_right([a, b]: [__m256i; 2], by: u32) -> [__m256i; 2] {
@@ -72,6 +119,16 @@ impl Vector for Avx2 {
     unsafe fn or(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_or_si256(a[0], b[0]), _mm256_or_si256(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn xor(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_xor_si256(a[0], b[0]), _mm256_xor_si256(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn add(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
     unsafe fn to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
@@ -104,5 +161,44 @@ impl Vector for Avx2 {
                 _mm256_blendv_ps(from(low), from(high), upper)
             })
         }
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(table: &[u8; 16], words: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
+            words.map(|words| _mm256_shuffle_epi8(table, words))
+        }
+    }
+}
+
+/// With AVX-VNNI.
+struct Vnni;
+
+impl Dot<Avx2> for Vnni {
+    #[inline(always)]
+    unsafe fn dot(sums: [__m256i; 2], unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe { _mm256_dpbusd_avx_epi32(sums[i], unsigned[i], signed[i]) };
+        [half(0), half(1)]
+    }
+}
+
+/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate.
+struct Widened;
+
+impl Dot<Avx2> for Widened {
+    #[inline(always)]
+    unsafe fn dot(sums: [__m256i; 2], unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe {
+            let even = _mm256_madd_epi16(
+                _mm256_and_si256(unsigned[i], _mm256_set1_epi16(0xff)),
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(signed[i])),
+            );
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned[i]), _mm256_srai_epi16::<8>(signed[i]));
+            _mm256_add_epi32(sums[i], _mm256_add_epi32(even, odd))
+        };
+        [half(0), half(1)]
     }
 }

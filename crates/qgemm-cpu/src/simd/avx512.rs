@@ -4,13 +4,26 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::Vector;
+use super::vector::{Dot, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
 struct Avx512;
 
-level!(KERNELS, SimdLevel::Avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl", [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4]);
+level!(
+    KERNELS, SimdLevel::Avx512, Avx512, Widened, "avx512f,avx512bw,avx512dq,avx512vl",
+    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1 => 4, 2 => 4, 3 => 2, 4 => 2]
+);
+
+/// The level with 8-bit dot products.
+pub mod vnni {
+    use super::*;
+
+    level!(
+        KERNELS, SimdLevel::Avx512Vnni, Avx512, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
+        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1 => 4, 2 => 4, 3 => 4]
+    );
+}
 
 impl Vector for Avx512 {
     type Floats = __m512;
@@ -32,6 +45,11 @@ impl Vector for Avx512 {
         unsafe { _mm512_set1_ps(number) }
     }
     #[inline(always)]
+    unsafe fn multiply(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_fmadd_ps(a, b, c) }
@@ -40,6 +58,26 @@ impl Vector for Avx512 {
     unsafe fn load_words(from: *const u8) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, words: __m512i) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_si512(to.cast(), words) }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_set1_epi32(word as i32) }
     }
     #[inline(always)]
     unsafe fn shift_right(words: __m512i, by: u32) -> __m512i {
@@ -62,6 +100,16 @@ impl Vector for Avx512 {
         unsafe { _mm512_or_si512(a, b) }
     }
     #[inline(always)]
+    unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
     unsafe fn to_floats(words: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtepi32_ps(words) }
@@ -80,5 +128,39 @@ impl Vector for Avx512 {
     unsafe fn lookup(table: &[f32; 16], words: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_permutexvar_ps(words, _mm512_loadu_ps(table.as_ptr())) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(table: &[u8; 16], words: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), words) }
+    }
+}
+
+/// With VNNI.
+struct Vnni;
+
+impl Dot<Avx512> for Vnni {
+    #[inline(always)]
+    unsafe fn dot(sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_dpbusd_epi32(sums, unsigned, signed) }
+    }
+}
+
+/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate.
+struct Widened;
+
+impl Dot<Avx512> for Widened {
+    #[inline(always)]
+    unsafe fn dot(sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let even = _mm512_madd_epi16(
+                _mm512_and_si512(unsigned, _mm512_set1_epi16(0xff)),
+                _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(signed)),
+            );
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(unsigned), _mm512_srai_epi16::<8>(signed));
+            _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
+        }
     }
 }

@@ -9,9 +9,9 @@ use super::vector::{LANES, Vector};
 use super::{BLOCK_ROWS, Slab, TILES};
 
 /// Byte of a word in which value `i` of four neighbours stands (`qgemm-formats`, `prepack.rs`).
-const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
+pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
 /// Bytes of a word of sixteen rows.
-const WORDS: usize = LANES * 4;
+pub const WORDS: usize = LANES * 4;
 
 /// What scales act on, of codes of up to eight bits.
 trait Number {
@@ -38,17 +38,27 @@ impl Number for Table {
     }
 }
 
-/// Its bits are those of an f32 whose exponent is 120 too small; NaN becomes 480, as with the other backends.
 struct E4M3;
 impl Number for E4M3 {
     #[inline(always)]
     unsafe fn of<V: Vector>(&self, codes: V::Words) -> V::Floats {
         // SAFETY: the caller's promise.
-        unsafe {
-            let sign = V::shift_left(V::and(codes, 0x80), 24);
-            let magnitude = V::shift_left(V::and(codes, 0x7f), 20);
-            V::multiply_add(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)), V::splat(-0.0))
-        }
+        unsafe { e4m3::<V>(codes) }
+    }
+}
+
+/// FP8 numbers of four exponent bits: their bits are those of an f32 whose exponent is 120 too small. NaN becomes 480, as with
+/// the other backends.
+///
+/// # Safety
+/// As of [`Vector`]'s functions.
+#[inline(always)]
+pub unsafe fn e4m3<V: Vector>(codes: V::Words) -> V::Floats {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let sign = V::shift_left(V::and(codes, 0x80), 24);
+        let magnitude = V::shift_left(V::and(codes, 0x7f), 20);
+        V::multiply_add(V::bits_to_floats(V::or(sign, magnitude)), V::splat(2f32.powi(120)), V::splat(-0.0))
     }
 }
 
@@ -131,16 +141,6 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
         }
         start += span;
     }
-}
-
-/// `out[i]` is the f16 whose bits `halves[i]` are.
-///
-/// # Safety
-/// As of [`Vector`]'s functions.
-#[inline(always)]
-pub unsafe fn widen<V: Vector>(halves: &[u32; LANES], out: &mut [f32; LANES]) {
-    // SAFETY: the caller's promise.
-    unsafe { V::store(out.as_mut_ptr(), V::half_bits_to_floats(V::load_words(halves.as_ptr().cast()))) }
 }
 
 #[inline(always)]

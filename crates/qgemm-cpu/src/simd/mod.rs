@@ -1,7 +1,11 @@
-//! The vector kernels: packed weights to f32, sixteen rows at a time, and their products with a few tokens. One file a level.
+//! The vector kernels: packed weights to f32 or to bytes, sixteen rows at a time, and their products with a few tokens. One file
+//! a level.
 
+mod ahead;
+mod dot;
 mod kernel;
 mod portable;
+mod scales;
 mod vector;
 
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +17,9 @@ use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::SimdLevel;
 
+pub use ahead::Ahead;
+pub use dot::{Operands, Quantization, Row};
+pub use scales::Scales;
 pub use vector::LANES;
 
 /// Tiles of sixteen rows that are worked on together.
@@ -35,41 +42,94 @@ pub struct Slab<'a> {
 
 /// [`kernel::decode`] of a level.
 type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
-/// [`kernel::widen`] of a level.
-type Widen = unsafe fn(halves: &[u32; LANES], out: &mut [f32; LANES]);
+/// [`dot::unpack_bytes`] of a level.
+type UnpackBytes = unsafe fn(
+    layout: &PackedLayout,
+    from: &Scales,
+    bytes: &[u8],
+    ahead: Ahead,
+    codes: &mut [u32],
+    scales: &mut [f32],
+    mins: &mut [f32],
+);
+/// [`scales::unpack`] of a level.
+type Unpack = unsafe fn(scales: &Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]);
+/// [`dot::quantize`] of a level.
+type Quantize = unsafe fn(how: &Quantization, values: &[f32], out: &mut [u32]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
+/// [`dot::multiply_bytes`] of a level, for a fixed number of tokens.
+type MultiplyBytes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
     decode: Decode,
-    widen: Widen,
+    unpack_bytes: UnpackBytes,
+    unpack: Unpack,
+    quantize: Quantize,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
+    /// The same of quantized tokens: one tile and a block of them, with spans of 16 and of 32 columns.
+    multiply_bytes: &'static [[[MultiplyBytes; 2]; 2]],
 }
 
-/// Defines the kernels of a level: with how many tokens it takes how many tiles at once, so that all sums are in registers.
+/// Defines the kernels of a level: with how many tokens they take how many tiles at once, so that all sums are in registers; in
+/// f32, and of bytes.
 macro_rules! level {
-    ($name:ident, $level:expr, $vector:ty, $($features:literal,)? [$($tokens:literal => $tiles:literal),*]) => {
-        pub static $name: Simd =
-            Simd { level: $level, decode, widen, multiply: &[$(multiply::<$tiles, $tokens>),*] };
+    ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
+     [$($tokens:literal => $tiles:literal),*], [$($byte_tokens:literal => $byte_tiles:literal),*]) => {
+        pub static $name: Simd = Simd {
+            level: $level,
+            decode,
+            unpack_bytes,
+            unpack,
+            quantize,
+            multiply: &[$(multiply::<$tiles, $tokens>),*],
+            multiply_bytes: &[$([
+                [multiply_bytes::<1, $byte_tokens, 16>, multiply_bytes::<1, $byte_tokens, 32>],
+                [multiply_bytes::<$byte_tiles, $byte_tokens, 16>, multiply_bytes::<$byte_tiles, $byte_tokens, 32>],
+            ]),*],
+        };
 
         /// # Safety
         /// As of `kernel::decode`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn decode(slab: &super::Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
+        unsafe fn decode(slab: &crate::simd::Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
             // SAFETY: the caller's promise.
-            unsafe { super::kernel::decode::<$vector>(slab, first, columns, out) }
+            unsafe { crate::simd::kernel::decode::<$vector>(slab, first, columns, out) }
         }
 
         /// # Safety
-        /// As of `kernel::widen`.
+        /// As of `dot::unpack_bytes`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn widen(halves: &[u32; super::LANES], out: &mut [f32; super::LANES]) {
+        unsafe fn unpack_bytes(
+            layout: &qgemm_formats::prepack::PackedLayout,
+            from: &crate::simd::Scales,
+            bytes: &[u8],
+            ahead: crate::simd::Ahead,
+            codes: &mut [u32],
+            scales: &mut [f32],
+            mins: &mut [f32],
+        ) {
             // SAFETY: the caller's promise.
-            unsafe { super::kernel::widen::<$vector>(halves, out) }
+            unsafe { crate::simd::dot::unpack_bytes::<$vector>(layout, from, bytes, ahead, codes, scales, mins) }
+        }
+
+        /// # Safety
+        /// As of `scales::unpack`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn unpack(scales: &crate::simd::Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::scales::unpack::<$vector>(scales, slab, out, mins) }
+        }
+
+        /// # Safety
+        /// The processor has the level's instructions.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantize(how: &crate::simd::Quantization, values: &[f32], out: &mut [u32]) {
+            crate::simd::dot::quantize(how, values, out);
         }
 
         /// # Safety
@@ -83,7 +143,18 @@ macro_rules! level {
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { super::kernel::multiply::<$vector, P, T>(w, x, stride, columns, sums) }
+            unsafe { crate::simd::kernel::multiply::<$vector, P, T>(w, x, stride, columns, sums) }
+        }
+
+        /// # Safety
+        /// As of `dot::multiply_bytes`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_bytes<const P: usize, const T: usize, const S: usize>(
+            at: &crate::simd::Operands<'_>,
+            sums: &mut [f32],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::dot::multiply_bytes::<$vector, $dot, P, T, S>(at, sums) }
         }
     };
 }
@@ -92,23 +163,22 @@ use level;
 impl Simd {
     /// The kernels for `level`, or `None` when this processor does not have it.
     pub fn new(level: SimdLevel) -> Option<&'static Self> {
-        #[cfg(target_arch = "x86_64")]
-        {
-            let detected = SimdLevel::detect();
-            let has_512 = matches!(detected, SimdLevel::Avx512 | SimdLevel::Avx512Vnni);
-            match level {
-                SimdLevel::Avx512 if has_512 => return Some(&avx512::KERNELS),
-                SimdLevel::Avx512Vnni if detected == level => return Some(&avx512::KERNELS),
-                SimdLevel::Avx2 if detected >= SimdLevel::Avx2 => return Some(&avx2::KERNELS),
-                SimdLevel::AvxVnni if detected == level => return Some(&avx2::KERNELS),
-                _ => {}
-            }
+        if !level.is_available() {
+            return None;
         }
-        match level {
-            SimdLevel::Scalar => Some(&portable::KERNELS),
-            SimdLevel::Neon if SimdLevel::detect() == SimdLevel::Neon => Some(&portable::KERNELS),
-            _ => None,
-        }
+        Some(match level {
+            SimdLevel::Scalar | SimdLevel::Neon => &portable::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2 => &avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::AvxVnni => &avx2::vnni::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 => &avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Vnni => &avx512::vnni::KERNELS,
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => return None,
+        })
     }
 
     /// The best kernels of this processor.
@@ -126,6 +196,11 @@ impl Simd {
         self.multiply.len()
     }
 
+    /// Most quantized tokens that are multiplied at once.
+    pub fn quantized_tokens(&self) -> usize {
+        self.multiply_bytes.len()
+    }
+
     /// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
     pub fn decode(&self, slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
         let layout = slab.layout;
@@ -140,10 +215,55 @@ impl Simd {
         unsafe { (self.decode)(slab, first, columns, out) }
     }
 
-    /// The f16 whose bits are given.
-    pub fn widen(&self, halves: &[u32; LANES], out: &mut [f32; LANES]) {
+    /// Unpacks the codes of the slabs in `bytes` to bytes, `codes[quad][lane]`, four columns a word in packed order, and scale and
+    /// minimum of every sub-block to `[sub-block][lane]`. Meanwhile as many bytes from `ahead` on are brought
+    /// to the nearest cache.
+    #[expect(clippy::too_many_arguments, reason = "three inputs and three outputs that lie apart")]
+    pub fn unpack_bytes(
+        &self,
+        layout: &PackedLayout,
+        from: &Scales,
+        bytes: &[u8],
+        ahead: Ahead,
+        codes: &mut [u32],
+        scales: &mut [f32],
+        mins: &mut [f32],
+    ) {
+        assert!(layout.codes.iter().all(|plane| plane.bits <= 8), "codes are bytes");
+        assert!(from.is_of(layout), "scales are of the layout");
+        let slabs = bytes.len() / layout.slab_bytes;
+        assert!(slabs * layout.slab_k / 4 * LANES <= codes.len(), "codes lie in their scratch memory");
+        assert!(slabs * from.count() * LANES <= scales.len().min(mins.len()), "scales lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.widen)(halves, out) }
+        unsafe { (self.unpack_bytes)(layout, from, bytes, ahead, codes, scales, mins) }
+    }
+
+    /// Scale and minimum of every sub-block of a slab of `layout`, for which `from` was made, to `[sub-block][lane]`; none of plain
+    /// types. Meanwhile as many bytes from `ahead` on are brought
+    /// to the nearest cache.
+    pub fn unpack_scales(
+        &self,
+        layout: &PackedLayout,
+        from: &Scales,
+        bytes: &[u8],
+        ahead: Ahead,
+        scales: &mut [f32],
+        mins: &mut [f32],
+    ) {
+        ahead.fetch(bytes.len());
+        if scales.is_empty() {
+            return;
+        }
+        assert!(bytes.len() >= layout.slab_bytes && from.is_of(layout), "the slab is whole, and of its layout");
+        assert!(from.count() * LANES <= scales.len().min(mins.len()), "scales lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.unpack)(from, bytes, scales, mins) }
+    }
+
+    /// Quantizes a token to `out`, as [`Row`] says.
+    pub fn quantize(&self, how: &Quantization, values: &[f32], out: &mut [u32]) {
+        // SAFETY: as in `decode`; the function itself is safe.
+        unsafe { (self.quantize)(how, values, out) }
     }
 
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
@@ -154,6 +274,28 @@ impl Simd {
         assert!(tokens * BLOCK_ROWS <= sums.len(), "sums lie in their scratch memory");
         // SAFETY: as in `decode`.
         unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
+    }
+
+    /// The same of `tokens` quantized tokens, at most [`Simd::quantized_tokens`], and the tiles of `at`; sums of a
+    /// token are [`BLOCK_ROWS`] apart.
+    pub fn multiply_bytes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
+        let Quantization { block, span, sub_block, .. } = *at.how;
+        assert!(block.is_multiple_of(span) && (span == 16 || span == 32), "a block is spans of one of two lengths");
+        assert!(at.columns.is_multiple_of(block) && at.columns.is_multiple_of(sub_block), "a slab is whole blocks");
+        assert!(at.tiles == 1 || at.tiles == TILES, "there are one tile or all of a block");
+        assert!(at.tiles * LANES * at.columns / 4 <= at.w.len(), "tiles lie in their scratch memory");
+        let subs = at.tiles * LANES * at.columns / sub_block;
+        assert!(subs <= at.scales.len() && subs <= at.mins.len(), "every sub-block has its scales");
+        assert!(tokens * at.row.floats <= at.x.len(), "tokens lie in their scratch memory");
+        let end = at.first + at.columns;
+        assert!(
+            at.first.is_multiple_of(block) && at.how.row(at.row.factors * 4) == at.row,
+            "rows are as they are read"
+        );
+        assert!(end <= at.row.factors * 4, "the slab lies in the rows");
+        assert!((tokens - 1) * BLOCK_ROWS + at.tiles * LANES <= sums.len(), "sums lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.multiply_bytes[tokens - 1][usize::from(at.tiles == TILES)][usize::from(span == 32)])(at, sums) }
     }
 }
 
@@ -167,19 +309,15 @@ pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::Format;
     use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::{Format, QuantizedActivations, SubScale};
 
     use super::*;
 
-    const LEVELS: [SimdLevel; 6] = [
-        SimdLevel::Scalar,
-        SimdLevel::Neon,
-        SimdLevel::Avx2,
-        SimdLevel::AvxVnni,
-        SimdLevel::Avx512,
-        SimdLevel::Avx512Vnni,
-    ];
+    /// Every level that this processor has.
+    fn levels() -> impl Iterator<Item = &'static Simd> {
+        SimdLevel::ALL.into_iter().filter_map(Simd::new)
+    }
 
     /// Reproducible words.
     fn words(seed: u32) -> impl FnMut() -> u32 {
@@ -200,7 +338,7 @@ mod tests {
             let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / 1e6 - 8.0).collect() };
             let (scales, mins) = (numbers(subs * LANES), numbers(subs * LANES));
             let slab = Slab { layout: &layout, bytes: &bytes, scales: &scales, mins: &mins };
-            for simd in LEVELS.into_iter().filter_map(Simd::new) {
+            for simd in levels() {
                 for first in (0..layout.slab_k).step_by(64) {
                     let mut out = vec![0.0; 64 * LANES];
                     simd.decode(&slab, first, 64, &mut out);
@@ -223,6 +361,186 @@ mod tests {
         }
     }
 
+    /// Formats whose codes are integers of eight bits.
+    fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
+        Format::all().filter_map(|format| {
+            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            Quantization::new(format).map(|how| (layout, how))
+        })
+    }
+
+    #[test]
+    fn every_level_unpacks_the_bytes_of_every_integer_format() {
+        for (layout, how) in integer_formats() {
+            let mut word = words(11);
+            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8).collect();
+            let (encoding, scales) = (layout.format().encoding, Scales::new(&layout));
+            for simd in levels() {
+                let mut out = vec![0; layout.slab_k / 4 * LANES];
+                let mut numbers = [vec![0.0; scales.count() * LANES], vec![0.0; scales.count() * LANES]];
+                let [of_scales, mins] = &mut numbers;
+                simd.unpack_bytes(&layout, &scales, &bytes, Ahead::new(bytes.as_ptr()), &mut out, of_scales, mins);
+                for (i, word) in out.iter().enumerate() {
+                    let (quad, row) = (i / LANES, i % LANES);
+                    for (i, byte) in kernel::VALUE_BYTE.into_iter().enumerate() {
+                        let code = layout.code_at(&bytes, 1, row, 4 * quad + i);
+                        let expected = match encoding {
+                            Encoding::Codebook(_) => encoding.number(code) as i32 + how.offset.unwrap_or(0),
+                            _ => code as i32,
+                        };
+                        assert_eq!((word >> (8 * byte) & 0xff) as i32, expected, "{} {i}", layout.format());
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_reads_the_scales_that_a_format_describes() {
+        for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
+            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            let mut word = words(5);
+            // Bytes below 0x70 make no infinities and no NaN of any type.
+            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8 % 0x70).collect();
+            let scales = Scales::new(&layout);
+            let subs = format.block_len / format.sub_block;
+            for simd in levels() {
+                let mut out = vec![0.0; scales.count() * LANES];
+                let mut mins = out.clone();
+                simd.unpack_scales(&layout, &scales, &bytes, Ahead::new(bytes.as_ptr()), &mut out, &mut mins);
+                for row in 0..LANES {
+                    for block in 0..layout.slab_k / format.block_len {
+                        let records = format.scale_planes.iter().enumerate().flat_map(|(p, plane)| {
+                            let len = plane.bytes * format.block_len / plane.span;
+                            layout.records(&bytes, 1, row, 0, p)[block * len..(block + 1) * len].to_vec()
+                        });
+                        let mut expected = vec![SubScale::default(); subs];
+                        format.sub_scales.read(&records.collect::<Vec<_>>(), &mut expected);
+                        for (sub, expected) in expected.into_iter().enumerate() {
+                            let at = (block * subs + sub) * LANES + row;
+                            let got = SubScale { scale: out[at], min: mins[at] };
+                            assert_eq!(got, expected, "{format} {:?} row {row} sub-block {sub}", simd.level());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Tokens with large, small and no values, and one with what is not finite.
+    fn tokens(columns: usize) -> Vec<f32> {
+        let mut word = words(9);
+        let mut token = |size: f32| -> Vec<f32> {
+            (0..columns).map(|i| size * (word() as f32 / (1 << 23) as f32 - 1.0) * (1 + i / 32 % 3) as f32).collect()
+        };
+        let mut all = [token(1.0), token(3e37), token(1e-39), token(0.0), token(5.0)].concat();
+        all[4 * columns + 70] = f32::NEG_INFINITY;
+        all
+    }
+
+    #[test]
+    fn every_level_quantizes_as_the_model_does() {
+        for (layout, how) in integer_formats() {
+            let columns = 512;
+            let row = how.row(columns);
+            for (token, values) in tokens(columns).chunks_exact(columns).enumerate() {
+                let model = QuantizedActivations::new(values, how.block, how.span);
+                for simd in levels() {
+                    let mut out = vec![0; row.floats];
+                    simd.quantize(&how, values, &mut out);
+                    for block in 0..columns / how.block {
+                        let factor = f32::from_bits(out[row.factors + block]);
+                        let scale = model.scales[block];
+                        assert!(factor == scale || (factor.is_nan() && scale.is_nan()), "{factor} {scale}");
+                        if scale.is_nan() {
+                            continue;
+                        }
+                        for column in block * how.block..(block + 1) * how.block {
+                            let byte = kernel::VALUE_BYTE[column % 4];
+                            let code = (out[column / 4] >> (8 * byte)) as i8;
+                            assert_eq!(code, model.codes[column], "{} token {token} {column}", layout.format());
+                        }
+                        for span in block * how.block / how.span..(block + 1) * how.block / how.span {
+                            let codes = &model.codes[span * how.span..(span + 1) * how.span];
+                            let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                            let expected = match how.offset {
+                                Some(offset) => (-offset * sum) as u32,
+                                None if how.block > how.span => (sum as f32).to_bits(),
+                                None => model.sums[span].to_bits(),
+                            };
+                            assert_eq!(out[row.sums + span], expected, "{} token {token}", layout.format());
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn products_of_bytes_are_those_of_their_values() {
+        for (layout, how) in integer_formats() {
+            let columns = layout.slab_k;
+            let row = how.row(2 * columns);
+            let mut word = words(21);
+            let w: Vec<u32> = (0..BLOCK_ROWS * columns / 4).map(|_| word() | word() << 8).collect();
+            let subs = BLOCK_ROWS * columns / how.sub_block;
+            let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
+            let (scales, mins, values) = (numbers(subs), numbers(subs), numbers(8 * columns));
+            for simd in levels() {
+                let mut x = vec![0; 4 * row.floats];
+                for (values, x) in values.chunks_exact(2 * columns).zip(x.chunks_exact_mut(row.floats)) {
+                    simd.quantize(&how, values, x);
+                }
+                let at = |first_token: usize| Operands {
+                    how: &how,
+                    tiles: TILES,
+                    w: &w,
+                    scales: &scales,
+                    mins: &mins,
+                    columns,
+                    x: &x[first_token * row.floats..],
+                    row,
+                    first: columns,
+                };
+                let mut single = vec![1.0; 4 * BLOCK_ROWS];
+                for (token, sums) in single.chunks_exact_mut(BLOCK_ROWS).enumerate() {
+                    simd.multiply_bytes(1, &at(token), sums);
+                }
+                for tokens in 1..=simd.quantized_tokens() {
+                    let mut sums = vec![1.0; tokens * BLOCK_ROWS];
+                    simd.multiply_bytes(tokens, &at(0), &mut sums);
+                    assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens", simd.level());
+                    let mut sums = vec![1.0; tokens * BLOCK_ROWS];
+                    for tile in 0..TILES {
+                        let w = &w[tile * LANES * columns / 4..];
+                        let subs = tile * subs / TILES;
+                        let (scales, mins) = (&scales[subs..], &mins[subs..]);
+                        let one = Operands { tiles: 1, w, scales, mins, ..at(0) };
+                        simd.multiply_bytes(tokens, &one, &mut sums[tile * LANES..]);
+                    }
+                    assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens, by tiles", simd.level());
+                }
+                for (i, &got) in single.iter().enumerate() {
+                    let (token, tile, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS / LANES, i % LANES);
+                    let values = &values[token * 2 * columns..][columns..2 * columns];
+                    let values = QuantizedActivations::new(values, how.block, how.block).dequantize(columns);
+                    let product = |column: usize| {
+                        let word = w[(tile * (columns / 4) + column / 4) * LANES + lane];
+                        let code = (word >> (8 * kernel::VALUE_BYTE[column % 4]) & 0xff) as i32;
+                        let sub = (tile * (columns / how.sub_block) + column / how.sub_block) * LANES + lane;
+                        let (number, min) = match how.offset {
+                            Some(offset) => (code - offset, 0.0),
+                            None => (code, mins[sub]),
+                        };
+                        (f64::from(scales[sub]) * f64::from(number) + f64::from(min)) * f64::from(values[column])
+                    };
+                    let (sum, size) = (0..columns).map(product).fold((1.0, 1.0), |(s, a), p| (s + p, a + p.abs()));
+                    assert!((f64::from(got) - sum).abs() <= 1e-6 * size, "{} {got} for {sum}", layout.format());
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_sum_does_not_depend_on_what_is_computed_beside_it() {
         let (columns, stride) = (64, 80);
@@ -230,7 +548,7 @@ mod tests {
         let mut numbers =
             |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
         let (w, x) = (numbers(BLOCK_ROWS * columns), numbers(8 * stride));
-        for simd in LEVELS.into_iter().filter_map(Simd::new) {
+        for simd in levels() {
             let mut single = vec![1.0; simd.tokens() * BLOCK_ROWS];
             for (token, sums) in single.chunks_exact_mut(BLOCK_ROWS).enumerate() {
                 simd.multiply(1, &w, &x[token * stride..], stride, columns, sums);

@@ -4,13 +4,16 @@
 use half::f16;
 use qgemm_hal::SimdLevel;
 
-use super::vector::{LANES, Vector};
+use super::vector::{Dot, LANES, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
 struct Portable;
 
-level!(KERNELS, SimdLevel::Scalar, Portable, [1 => 2, 2 => 1, 3 => 1, 4 => 1]);
+level!(
+    KERNELS, SimdLevel::Scalar, Portable, Bytes,
+    [1 => 2, 2 => 1, 3 => 1, 4 => 1], [1 => 2, 2 => 1, 3 => 1, 4 => 1]
+);
 
 impl Vector for Portable {
     type Floats = [f32; LANES];
@@ -31,6 +34,10 @@ impl Vector for Portable {
         [number; LANES]
     }
     #[inline(always)]
+    unsafe fn multiply(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] * b[i])
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         // Without an instruction for it, `mul_add` is a call.
         let fused = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -41,6 +48,26 @@ impl Vector for Portable {
         // SAFETY: the caller's promise.
         let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
         words.map(u32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn load_halves(from: *const u8) -> [u32; LANES] {
+        // SAFETY: the caller's promise.
+        let halves = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        halves.map(|half| u32::from(u16::from_le(half)))
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> [u32; LANES] {
+        // SAFETY: the caller's promise.
+        unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(u32::from)
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, words: [u32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u32; LANES]>().write_unaligned(words.map(u32::to_le)) }
+    }
+    #[inline(always)]
+    unsafe fn splat_word(word: u32) -> [u32; LANES] {
+        [word; LANES]
     }
     #[inline(always)]
     unsafe fn shift_right(words: [u32; LANES], by: u32) -> [u32; LANES] {
@@ -59,6 +86,14 @@ impl Vector for Portable {
         std::array::from_fn(|i| a[i] | b[i])
     }
     #[inline(always)]
+    unsafe fn xor(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i] ^ b[i])
+    }
+    #[inline(always)]
+    unsafe fn add(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
     unsafe fn to_floats(words: [u32; LANES]) -> [f32; LANES] {
         words.map(|word| word as i32 as f32)
     }
@@ -73,5 +108,22 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn lookup(table: &[f32; 16], words: [u32; LANES]) -> [f32; LANES] {
         words.map(|word| table[word as usize % table.len()])
+    }
+    #[inline(always)]
+    unsafe fn lookup_bytes(table: &[u8; 16], words: [u32; LANES]) -> [u32; LANES] {
+        words.map(|word| u32::from_le_bytes(word.to_le_bytes().map(|byte| table[usize::from(byte) % table.len()])))
+    }
+}
+
+/// Products of bytes, one by one.
+struct Bytes;
+
+impl Dot<Portable> for Bytes {
+    #[inline(always)]
+    unsafe fn dot(sums: [u32; LANES], unsigned: [u32; LANES], signed: [u32; LANES]) -> [u32; LANES] {
+        let product = |i: usize, byte: u32| {
+            (unsigned[i] >> (8 * byte) & 0xff).wrapping_mul((signed[i] >> (8 * byte)) as i8 as u32)
+        };
+        std::array::from_fn(|i| (0..4).fold(sums[i], |sum, byte| sum.wrapping_add(product(i, byte))))
     }
 }

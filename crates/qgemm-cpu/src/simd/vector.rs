@@ -19,11 +19,21 @@ pub trait Vector: Copy {
     unsafe fn store(to: *mut f32, floats: Self::Floats);
     /// The same number in every lane.
     unsafe fn splat(number: f32) -> Self::Floats;
+    /// `a · b`.
+    unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a · b + c`, rounded once where the level has an instruction for it.
     unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Loads words from anywhere.
     unsafe fn load_words(from: *const u8) -> Self::Words;
+    /// Loads sixteen 16-bit words from anywhere.
+    unsafe fn load_halves(from: *const u8) -> Self::Words;
+    /// Loads sixteen bytes from anywhere.
+    unsafe fn load_bytes(from: *const u8) -> Self::Words;
+    /// Stores words anywhere.
+    unsafe fn store_words(to: *mut u8, words: Self::Words);
+    /// The same word in every lane.
+    unsafe fn splat_word(word: u32) -> Self::Words;
     /// `words >> by`.
     unsafe fn shift_right(words: Self::Words, by: u32) -> Self::Words;
     /// `words << by`.
@@ -32,7 +42,11 @@ pub trait Vector: Copy {
     unsafe fn and(words: Self::Words, mask: u32) -> Self::Words;
     /// `a | b`.
     unsafe fn or(a: Self::Words, b: Self::Words) -> Self::Words;
-    /// Words below 2³¹ as numbers.
+    /// `a ^ b`.
+    unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// `a + b`, wrapping.
+    unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// Words as signed numbers.
     unsafe fn to_floats(words: Self::Words) -> Self::Floats;
     /// Words as the bits of f32.
     unsafe fn bits_to_floats(words: Self::Words) -> Self::Floats;
@@ -40,4 +54,15 @@ pub trait Vector: Copy {
     unsafe fn half_bits_to_floats(words: Self::Words) -> Self::Floats;
     /// `table[word]` of words below 16.
     unsafe fn lookup(table: &[f32; 16], words: Self::Words) -> Self::Floats;
+    /// `table[byte]` of every byte, each below 16.
+    unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
+}
+
+/// Dot products of the four bytes of every lane, exact: `Σ unsigned · signed` is added to the lane.
+///
+/// # Safety
+/// As of [`Vector`].
+pub trait Dot<V: Vector> {
+    /// `sums + unsigned · signed`, of every lane.
+    unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
 }

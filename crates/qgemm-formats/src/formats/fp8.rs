@@ -10,11 +10,11 @@
 
 use rayon::prelude::*;
 
-use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType, SubScale};
-use crate::dtype::DType;
+use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType};
 use crate::error::FormatError;
 use crate::float8::{E4M3_MAX, E5M2_MAX, e4m3_to_f32, e5m2_to_f32, f32_to_e4m3, f32_to_e5m2};
 use crate::formats::matrix;
+use crate::sub_scale::{Minimum, SubScales};
 use crate::weight::HostWeight;
 
 /// Edge of a block with a scale of its own.
@@ -103,7 +103,7 @@ const fn by_row(
         dequant: name,
         ggml_type: None,
         dequantize_block,
-        sub_scales: |_, out| out[0] = SubScale { scale: 1.0, min: 0.0 },
+        sub_scales: SubScales::ONE,
         quantize_blocks: None,
         quantize_matrix: None,
         float_scales: &[],
@@ -125,7 +125,7 @@ const fn by_block(
         sub_block: SCALE_BLOCK,
         scale_planes: &[ScalePlane { name: "d", bytes: 4, span: SCALE_BLOCK, rows: SCALE_BLOCK }],
         float_scales: &[FloatScale { offset: SCALE_BLOCK, kind: ScaleType::F32 }],
-        sub_scales: |records, out| out[0] = SubScale { scale: DType::F32.read(records, 0), min: 0.0 },
+        sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F32 }, Minimum::Offset(0)),
         ..by_row(name, summary, encoding, unit_range, dequantize_block)
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! A byte holds `value + 128`, so codes are unsigned as in every other format; a row may end inside a block.
 
-use crate::desc::{Encoding, FormatDesc, SubScale};
+use crate::desc::{Encoding, FormatDesc};
 use crate::error::FormatError;
 use crate::formats::matrix;
+use crate::sub_scale::{Minimum, SubScales};
 use crate::weight::HostWeight;
 
 const BLOCK: usize = 32;
@@ -28,7 +29,7 @@ pub static INT8_CHANNEL: FormatDesc = FormatDesc {
     dequant: "int8_channel",
     ggml_type: None,
     dequantize_block,
-    sub_scales: |_, out| out[0] = SubScale::with_offset(1.0, 128),
+    sub_scales: SubScales { minimum: Minimum::Offset(128), ..SubScales::ONE },
     quantize_blocks: None,
     quantize_matrix: Some(quantize),
     float_scales: &[],

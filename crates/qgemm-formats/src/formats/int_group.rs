@@ -10,8 +10,8 @@
 
 use half::f16;
 
-use super::field;
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// Defines one `static` per name.
 macro_rules! int_groups {
@@ -88,9 +88,7 @@ impl<const BITS: usize, const GROUP: usize> IntGroup<BITS, GROUP> {
             dequant: stem,
             ggml_type: None,
             dequantize_block: Self::dequantize_block,
-            sub_scales: |records, out| {
-                out[0] = SubScale::with_offset(field::read_f16(records, 0), records[2].into());
-            },
+            sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Zero(2)),
             quantize_blocks: Some(Self::quantize_blocks),
             quantize_matrix: None,
             float_scales: Self::FLOAT_SCALES,

@@ -1,7 +1,8 @@
 //! IQ4_NL: 32 values in 18 bytes, `d · table[q]` with a fixed non-linear table; nibbles in the order of Q4_0.
 
 use super::{field, fit, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// The 16 levels of IQ4_NL and IQ4_XS, from ggml.
 pub static IQ4_TABLE: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
@@ -22,7 +23,7 @@ pub static IQ4_NL: FormatDesc = FormatDesc {
     dequant: "iq4_nl",
     ggml_type: Some(20),
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale::with_offset(field::read_f16(records, 0), 0),
+    sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(0)),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],

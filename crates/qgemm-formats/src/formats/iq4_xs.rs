@@ -6,7 +6,8 @@
 
 use super::iq4_nl::{IQ4_TABLE, fit_table, nearest_level};
 use super::{field, fit, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{BitField, Minimum, SubCodes, SubScales};
 
 /// GGUF IQ4_XS.
 pub static IQ4_XS: FormatDesc = FormatDesc {
@@ -24,7 +25,10 @@ pub static IQ4_XS: FormatDesc = FormatDesc {
     dequant: "iq4_xs",
     ggml_type: Some(23),
     dequantize_block,
-    sub_scales,
+    sub_scales: SubScales {
+        codes: Some(SubCodes { fields: &SCALES, flip: 0, offset: 32 }),
+        ..SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(0))
+    },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],
@@ -45,12 +49,16 @@ fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     i32::from(low) + (i32::from(high) << 4) - 32
 }
 
-fn sub_scales(records: &[u8], out: &mut [SubScale]) {
-    let d = field::read_f16(records, 0);
-    for (sub, out) in out.iter_mut().enumerate() {
-        *out = SubScale { scale: d * sub_scale(records, sub) as f32, min: 0.0 };
+/// Where [`sub_scale`] finds the bits of a scale.
+const SCALES: [[BitField; 2]; 8] = {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 8];
+    let mut sub = 0;
+    while sub < 8 {
+        fields[sub] = [BitField::new(4 + sub / 2, sub % 2 * 4, 4), BitField::new(2 + sub / 4, sub % 4 * 2, 2)];
+        sub += 1;
     }
-}
+    fields
+};
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let d = field::read_f16(block, 0);

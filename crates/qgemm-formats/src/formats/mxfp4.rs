@@ -3,8 +3,9 @@
 //! The table holds twice the numbers of the codes, so that they are integers; scales count half in exchange.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, e8m0_to_f32};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF MXFP4.
 pub static MXFP4: FormatDesc = FormatDesc {
@@ -22,7 +23,10 @@ pub static MXFP4: FormatDesc = FormatDesc {
     dequant: "mxfp4",
     ggml_type: Some(39),
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale { scale: half_scale(records[0]), min: 0.0 },
+    sub_scales: SubScales {
+        times: 0.5,
+        ..SubScales::stored(FloatScale { offset: 0, kind: ScaleType::E8M0 }, Minimum::Offset(0))
+    },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::E8M0 }],

@@ -6,10 +6,11 @@
 
 use rayon::prelude::*;
 
-use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, Format, FormatDesc, ScalePlane, ScaleType};
 use crate::error::FormatError;
 use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, f32_to_e2m1, f32_to_e4m3};
 use crate::formats::matrix;
+use crate::sub_scale::{Minimum, SubScales};
 use crate::weight::HostWeight;
 
 const BLOCK: usize = 16;
@@ -32,7 +33,10 @@ pub static NVFP4: FormatDesc = FormatDesc {
     dequant: "nvfp4",
     ggml_type: None,
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale { scale: e4m3_to_f32(records[0]) * 0.5, min: 0.0 },
+    sub_scales: SubScales {
+        times: 0.5,
+        ..SubScales::stored(FloatScale { offset: 0, kind: ScaleType::E4M3 }, Minimum::Offset(0))
+    },
     quantize_blocks: None,
     quantize_matrix: Some(quantize),
     float_scales: &[FloatScale { offset: 8, kind: ScaleType::E4M3 }],

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 
 use crate::DType;
-use crate::desc::{Encoding, FormatDesc, SubScale};
+use crate::desc::{Encoding, FormatDesc};
+use crate::sub_scale::SubScales;
 
 /// Unquantized f32.
 pub static F32: FormatDesc = FormatDesc {
@@ -53,7 +54,7 @@ const PLAIN: FormatDesc = FormatDesc {
     dequant: "bf16",
     ggml_type: Some(30),
     dequantize_block: |block, out| out[0] = DType::BF16.read(block, 0),
-    sub_scales: |_, out| out[0] = SubScale { scale: 1.0, min: 0.0 },
+    sub_scales: SubScales::ONE,
     quantize_blocks: Some(|values, out| quantize(DType::BF16, values, out)),
     quantize_matrix: None,
     float_scales: &[],

@@ -6,7 +6,8 @@
 
 use super::field;
 use super::fit::{self, AffineSearch};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{BitField, Minimum, SubCodes, SubScales};
 
 /// GGUF Q2_K.
 pub static Q2_K: FormatDesc = FormatDesc {
@@ -27,7 +28,13 @@ pub static Q2_K: FormatDesc = FormatDesc {
     dequant: "q2_k",
     ggml_type: Some(10),
     dequantize_block,
-    sub_scales,
+    sub_scales: SubScales {
+        codes: Some(SubCodes::unsigned(&SCALES)),
+        ..SubScales::stored(
+            FloatScale { offset: 16, kind: ScaleType::F16 },
+            Minimum::Coded(FloatScale { offset: 18, kind: ScaleType::F16 }, SubCodes::unsigned(&MINIMA)),
+        )
+    },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 80, kind: ScaleType::F16 }, FloatScale { offset: 82, kind: ScaleType::F16 }],
@@ -58,12 +65,27 @@ pub(super) fn pack_codes(codes: &[u32], bytes: &mut [u8]) {
     }
 }
 
-fn sub_scales(records: &[u8], out: &mut [SubScale]) {
-    let (d, dmin) = (field::read_f16(records, 16), field::read_f16(records, 18));
-    for (out, sub) in out.iter_mut().zip(records) {
-        *out = SubScale { scale: d * f32::from(sub & 0xf), min: -dmin * f32::from(sub >> 4) };
+/// Each byte holds a scale,
+const SCALES: [[BitField; 2]; 16] = {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
+    let mut sub = 0;
+    while sub < 16 {
+        fields[sub] = [BitField::new(sub, 0, 4), BitField::new(0, 0, 0)];
+        sub += 1;
     }
-}
+    fields
+};
+
+/// and a minimum above it.
+const MINIMA: [[BitField; 2]; 16] = {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
+    let mut sub = 0;
+    while sub < 16 {
+        fields[sub] = [BitField::new(sub, 4, 4), BitField::new(0, 0, 0)];
+        sub += 1;
+    }
+    fields
+};
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let (d, dmin) = (field::read_f16(block, 80), field::read_f16(block, 82));

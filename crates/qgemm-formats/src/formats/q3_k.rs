@@ -4,7 +4,8 @@
 //! belongs to value `i`.
 
 use super::{field, fit, q2_k};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{BitField, Minimum, SubCodes, SubScales};
 
 /// GGUF Q3_K.
 pub static Q3_K: FormatDesc = FormatDesc {
@@ -25,7 +26,10 @@ pub static Q3_K: FormatDesc = FormatDesc {
     dequant: "q3_k",
     ggml_type: Some(11),
     dequantize_block,
-    sub_scales,
+    sub_scales: SubScales {
+        codes: Some(SubCodes { fields: &SCALES, flip: 0, offset: 32 }),
+        ..SubScales::stored(FloatScale { offset: 12, kind: ScaleType::F16 }, Minimum::Offset(4))
+    },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 108, kind: ScaleType::F16 }],
@@ -52,12 +56,16 @@ fn sub_scale(scales: &[u8], sub: usize) -> i32 {
     i32::from(low | high << 4) - 32
 }
 
-fn sub_scales(records: &[u8], out: &mut [SubScale]) {
-    let d = field::read_f16(records, 12);
-    for (sub, out) in out.iter_mut().enumerate() {
-        *out = SubScale::with_offset(d * sub_scale(records, sub) as f32, 4);
+/// Where [`sub_scale`] finds the bits of a scale.
+const SCALES: [[BitField; 2]; 16] = {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
+    let mut sub = 0;
+    while sub < 16 {
+        fields[sub] = [BitField::new(sub % 8, sub / 8 * 4, 4), BitField::new(8 + sub % 4, sub / 4 * 2, 2)];
+        sub += 1;
     }
-}
+    fields
+};
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let d = field::read_f16(block, 108);

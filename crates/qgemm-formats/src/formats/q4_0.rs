@@ -1,7 +1,8 @@
 //! Q4_0: 32 values in 18 bytes, `d · (q − 8)`; low nibbles hold values 0–15, high nibbles 16–31.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF Q4_0.
 pub static Q4_0: FormatDesc = FormatDesc {
@@ -19,7 +20,7 @@ pub static Q4_0: FormatDesc = FormatDesc {
     dequant: "q4_0",
     ggml_type: Some(2),
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale::with_offset(field::read_f16(records, 0), 8),
+    sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(8)),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],

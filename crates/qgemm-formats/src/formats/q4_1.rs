@@ -1,7 +1,8 @@
 //! Q4_1: 32 values in 20 bytes, `d · q + m`; nibbles in the order of Q4_0.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF Q4_1.
 pub static Q4_1: FormatDesc = FormatDesc {
@@ -19,9 +20,10 @@ pub static Q4_1: FormatDesc = FormatDesc {
     dequant: "q4_1",
     ggml_type: Some(3),
     dequantize_block,
-    sub_scales: |records, out| {
-        out[0] = SubScale { scale: field::read_f16(records, 0), min: field::read_f16(records, 2) }
-    },
+    sub_scales: SubScales::stored(
+        FloatScale { offset: 0, kind: ScaleType::F16 },
+        Minimum::Stored(FloatScale { offset: 2, kind: ScaleType::F16 }),
+    ),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],

@@ -5,7 +5,8 @@
 
 use super::fit::{self, AffineSearch};
 use super::{field, scale_min};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubCodes, SubScales};
 
 /// GGUF Q4_K.
 pub static Q4_K: FormatDesc = FormatDesc {
@@ -23,7 +24,7 @@ pub static Q4_K: FormatDesc = FormatDesc {
     dequant: "q4_k",
     ggml_type: Some(12),
     dequantize_block,
-    sub_scales,
+    sub_scales: SUB_SCALES,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],
@@ -55,13 +56,14 @@ pub(super) fn pack_nibbles(codes: &[u32], bytes: &mut [u8]) {
 }
 
 /// Of Q4_K and Q5_K.
-pub(super) fn sub_scales(records: &[u8], out: &mut [SubScale]) {
-    let (d, dmin) = (field::read_f16(records, 0), field::read_f16(records, 2));
-    for (sub, out) in out.iter_mut().enumerate() {
-        let (scale, min) = scale_min::unpack(&records[4..16], sub);
-        *out = SubScale { scale: d * f32::from(scale), min: -dmin * f32::from(min) };
-    }
-}
+/// Of the 16 bytes that Q4_K and Q5_K begin with.
+pub(super) const SUB_SCALES: SubScales = SubScales {
+    codes: Some(SubCodes::unsigned(&scale_min::SCALES)),
+    ..SubScales::stored(
+        FloatScale { offset: 0, kind: ScaleType::F16 },
+        Minimum::Coded(FloatScale { offset: 2, kind: ScaleType::F16 }, SubCodes::unsigned(&scale_min::MINIMA)),
+    )
+};
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let mut codes = [0; 256];

@@ -1,7 +1,8 @@
 //! Q5_0: 32 values in 22 bytes, `d · (q − 16)`; the fifth bits stand in one word before the nibbles.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF Q5_0.
 pub static Q5_0: FormatDesc = FormatDesc {
@@ -19,7 +20,7 @@ pub static Q5_0: FormatDesc = FormatDesc {
     dequant: "q5_0",
     ggml_type: Some(6),
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale::with_offset(field::read_f16(records, 0), 16),
+    sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(16)),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],

@@ -1,7 +1,8 @@
 //! Q5_1: 32 values in 24 bytes, `d · q + m`; the fifth bits stand in one word before the nibbles.
 
 use super::{field, nibbles};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF Q5_1.
 pub static Q5_1: FormatDesc = FormatDesc {
@@ -19,9 +20,10 @@ pub static Q5_1: FormatDesc = FormatDesc {
     dequant: "q5_1",
     ggml_type: Some(7),
     dequantize_block,
-    sub_scales: |records, out| {
-        out[0] = SubScale { scale: field::read_f16(records, 0), min: field::read_f16(records, 2) }
-    },
+    sub_scales: SubScales::stored(
+        FloatScale { offset: 0, kind: ScaleType::F16 },
+        Minimum::Stored(FloatScale { offset: 2, kind: ScaleType::F16 }),
+    ),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],

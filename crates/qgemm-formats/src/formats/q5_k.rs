@@ -23,7 +23,7 @@ pub static Q5_K: FormatDesc = FormatDesc {
     dequant: "q5_k",
     ggml_type: Some(13),
     dequantize_block,
-    sub_scales: q4_k::sub_scales,
+    sub_scales: q4_k::SUB_SCALES,
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }, FloatScale { offset: 2, kind: ScaleType::F16 }],

@@ -5,7 +5,8 @@
 //! `l + 96`, low bits first.
 
 use super::{field, fit};
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{BitField, Minimum, SubCodes, SubScales};
 
 /// GGUF Q6_K.
 pub static Q6_K: FormatDesc = FormatDesc {
@@ -26,7 +27,10 @@ pub static Q6_K: FormatDesc = FormatDesc {
     dequant: "q6_k",
     ggml_type: Some(14),
     dequantize_block,
-    sub_scales,
+    sub_scales: SubScales {
+        codes: Some(SubCodes { fields: &SCALES, flip: 0x80, offset: 128 }),
+        ..SubScales::stored(FloatScale { offset: 16, kind: ScaleType::F16 }, Minimum::Offset(32))
+    },
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 208, kind: ScaleType::F16 }],
@@ -49,12 +53,16 @@ fn unpack_codes(block: &[u8], codes: &mut [u32]) {
     }
 }
 
-fn sub_scales(records: &[u8], out: &mut [SubScale]) {
-    let d = field::read_f16(records, 16);
-    for (out, &scale) in out.iter_mut().zip(records) {
-        *out = SubScale::with_offset(d * f32::from(scale as i8), 32);
+/// A byte each.
+const SCALES: [[BitField; 2]; 16] = {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 16];
+    let mut sub = 0;
+    while sub < 16 {
+        fields[sub] = [BitField::new(sub, 0, 8), BitField::new(0, 0, 0)];
+        sub += 1;
     }
-}
+    fields
+};
 
 fn dequantize_block(block: &[u8], out: &mut [f32]) {
     let d = field::read_f16(block, 208);

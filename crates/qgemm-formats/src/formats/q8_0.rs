@@ -1,7 +1,8 @@
 //! Q8_0: 32 values in 34 bytes, `d · q` with signed bytes, which are code − 128.
 
 use super::field;
-use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType, SubScale};
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::sub_scale::{Minimum, SubScales};
 
 /// GGUF Q8_0.
 pub static Q8_0: FormatDesc = FormatDesc {
@@ -19,7 +20,7 @@ pub static Q8_0: FormatDesc = FormatDesc {
     dequant: "q8_0",
     ggml_type: Some(8),
     dequantize_block,
-    sub_scales: |records, out| out[0] = SubScale::with_offset(field::read_f16(records, 0), 128),
+    sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::F16 }, Minimum::Offset(128)),
     quantize_blocks: Some(quantize_blocks),
     quantize_matrix: None,
     float_scales: &[FloatScale { offset: 0, kind: ScaleType::F16 }],

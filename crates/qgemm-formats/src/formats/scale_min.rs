@@ -4,12 +4,35 @@
 //! the low nibbles of scale (low half) and minimum (high half) of sub-blocks 4–7, whose upper two bits fill the
 //! upper two bits of bytes 0–3 and 4–7.
 
+use crate::sub_scale::BitField;
+
 /// Scale and minimum of sub-block `sub` (0–7).
 pub(super) fn unpack(bytes: &[u8], sub: usize) -> (u8, u8) {
     match sub {
         0..4 => (bytes[sub] & 63, bytes[sub + 4] & 63),
         _ => (bytes[sub + 4] & 0xf | bytes[sub - 4] >> 6 << 4, bytes[sub + 4] >> 4 | bytes[sub] >> 6 << 4),
     }
+}
+
+/// Bytes before them in a block.
+const BEFORE: usize = 4;
+
+/// Where [`unpack`] finds the bits of every scale, in a block that the two f16 factors begin.
+pub(super) const SCALES: [[BitField; 2]; 8] = fields(0);
+/// The same of every minimum.
+pub(super) const MINIMA: [[BitField; 2]; 8] = fields(1);
+
+/// Of the scales (0) or the minima (1).
+const fn fields(which: usize) -> [[BitField; 2]; 8] {
+    let mut fields = [[BitField::new(0, 0, 0); 2]; 8];
+    let mut sub = 0;
+    while sub < 4 {
+        let byte = BEFORE + 4 * which + sub;
+        fields[sub][0] = BitField::new(byte, 0, 6);
+        fields[sub + 4] = [BitField::new(BEFORE + 8 + sub, 4 * which, 4), BitField::new(byte, 6, 2)];
+        sub += 1;
+    }
+    fields
 }
 
 /// Packs eight scales and minima, each below 64, into 12 bytes.

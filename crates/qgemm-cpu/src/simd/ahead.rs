@@ -1,0 +1,35 @@
+//! [`Ahead`]: asking for memory before it is read. Tiles are read in turns, which processors' own prefetching does not follow.
+
+/// A place in memory that is read later, or none: nothing happens where it is no memory at all.
+#[derive(Clone, Copy, Debug)]
+pub struct Ahead(*const u8);
+
+impl Ahead {
+    /// `at`, or what lies behind it.
+    pub fn new(at: *const u8) -> Self {
+        Self(at)
+    }
+
+    /// The place `bytes` later.
+    #[inline(always)]
+    pub fn skip(self, bytes: usize) -> Self {
+        Self(self.0.wrapping_add(bytes))
+    }
+
+    /// Asks for the lines of `bytes` bytes to be brought to the nearest cache.
+    #[inline(always)]
+    pub fn fetch(self, bytes: usize) {
+        const LINE: usize = 64;
+        for line in (0..bytes).step_by(LINE) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+                // SAFETY: every x86-64 processor has the instruction; it reads nothing that the program sees, and ignores
+                // addresses that are not memory.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_add(line).cast()) };
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = line;
+        }
+    }
+}
