@@ -4,12 +4,8 @@ use qgemm_formats::prepack::PackedLayout;
 
 use crate::simd::{Ahead, LANES, Scales, Simd, Slab, scaled_sub_blocks};
 
-/// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32.
+/// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns.
 const AHEAD: usize = 2;
-
-/// The same of what is unpacked to bytes, in groups of slabs that are unpacked together: some 9 KB. Nearer ones come too late, and
-/// without any, four bits a weight took 1.0 ms instead of 0.4 (4096 x 4096, Zen 5, one token).
-const FAR_AHEAD: usize = 4;
 
 /// A packed weight.
 #[derive(Clone, Copy, Debug)]
@@ -64,17 +60,17 @@ impl<'a> Packed<'a> {
     }
 
     /// The codes of `count` slabs of tile `tile` from `slab` on as bytes, to `codes[quad][lane]`, and the scales and minima of their
-    /// sub-blocks.
+    /// sub-blocks. Those `ahead` slabs later are brought from memory.
     pub fn unpack(
         &self,
         simd: &Simd,
         tile: usize,
-        [slab, count]: [usize; 2],
+        [slab, count, ahead]: [usize; 3],
         codes: &mut [u32],
         scales: &mut [f32],
         mins: &mut [f32],
     ) {
-        let (bytes, ahead) = self.slabs(tile, slab, count, FAR_AHEAD * count);
+        let (bytes, ahead) = self.slabs(tile, slab, count, ahead);
         simd.unpack_bytes(self.layout, self.scales, bytes, ahead, codes, scales, mins);
     }
 }

@@ -18,8 +18,11 @@ use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
 const STEP: usize = 256;
 
 /// So many tokens are multiplied with one tile after another, which read W from one end to the other; more, with a block of tiles
-/// at a time, which read X less often.
-const FEW_TOKENS: usize = 8;
+/// at a time, which load X less often.
+const FEW_TOKENS: usize = 3;
+/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 9 KB. Without any, four bits a weight
+/// took 1.0 ms instead of 0.4 (4096 x 4096, Zen 5, one token).
+const STEPS_AHEAD: usize = 4;
 
 /// The family `gemm_int8`.
 pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
@@ -101,7 +104,7 @@ fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<u
                     scales.chunks_exact_mut(subs).zip(mins.chunks_exact_mut(subs)).zip(w.chunks_exact_mut(codes));
                 for (tile, ((scales, mins), w)) in parts.take(group).enumerate() {
                     let tile = first_row / LANES + first_tile + tile;
-                    weight.unpack(simd, tile, [slab, count], w, scales, mins);
+                    weight.unpack(simd, tile, [slab, count, step_slabs * STEPS_AHEAD / at_once], w, scales, mins);
                 }
                 let most = simd.quantized_tokens();
                 for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {

@@ -43,6 +43,11 @@ impl Quantization {
         Some(Self { block: format.activation_block(), span: sub_block.min(Self::MOST_SPAN), sub_block, offset })
     }
 
+    /// Whether a factor is for more than one span, so that it acts on their scaled sums.
+    pub fn is_wide(&self) -> bool {
+        self.block > self.span
+    }
+
     /// Where the parts of a row of `columns` columns are.
     pub fn row(&self, columns: usize) -> Row {
         let factors = columns / 4;
@@ -235,7 +240,7 @@ pub struct Operands<'a> {
 }
 
 /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `T` tokens and all tiles of the operands, `P` tiles at a time,
-/// with spans of `S` columns.
+/// `WIDE` is [`Quantization::is_wide`].
 ///
 /// # Safety
 /// As of [`Vector`]'s functions; the operands hold their tiles, a multiple of `P`, and `T` tokens, and `sums` [`BLOCK_ROWS`] floats for each token.
@@ -244,14 +249,14 @@ pub struct Operands<'a> {
     clippy::needless_range_loop,
     reason = "a scale serves all tokens: iterating over those first took half as long again"
 )]
-pub unsafe fn multiply_bytes<V: Vector, D: Dot<V>, const P: usize, const T: usize, const S: usize>(
+pub unsafe fn multiply_bytes<V: Vector, D: Dot<V>, const P: usize, const T: usize, const WIDE: bool>(
     at: &Operands<'_>,
     sums: &mut [f32],
 ) {
-    let Quantization { block, sub_block, offset, .. } = *at.how;
+    let Quantization { block, span, sub_block, offset } = *at.how;
+    // Quads at a time. With many sums, compilers would load many of them ahead and keep them in memory.
+    let unroll = if P * T <= 4 { 4 } else { 1 };
     let (quads, sub_blocks) = (at.columns / 4, at.columns / sub_block);
-    // Where a factor is for more than one span, it acts on their scaled sums.
-    let wide = block > S;
     for first_tile in (0..at.tiles).step_by(P) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -261,36 +266,39 @@ pub unsafe fn multiply_bytes<V: Vector, D: Dot<V>, const P: usize, const T: usiz
             let x_at = |token: usize, word: usize| at.x.as_ptr().add(token * at.row.floats + word);
             for first in (0..at.columns).step_by(block) {
                 let mut totals = [[V::splat(0.0); P]; T];
-                for start in (first..first + block).step_by(S) {
+                for start in (first..first + block).step_by(span) {
                     let (sub, column) = (start / sub_block, at.first + start);
-                    let sum_of = |token: usize| x_at(token, at.row.sums + column / S).read();
+                    let sum_of = |token: usize| x_at(token, at.row.sums + column / span).read();
                     let mut products = [[V::splat_word(0); P]; T];
                     if offset.is_some() {
                         for (token, products) in products.iter_mut().enumerate() {
                             *products = [V::splat_word(sum_of(token)); P];
                         }
                     }
-                    for i in 0..S / 4 {
-                        let mut w = [V::splat_word(0); P];
-                        for (tile, w) in w.iter_mut().enumerate() {
-                            *w = V::load_words(w_at(tile, start / 4 + i));
-                        }
-                        for (token, products) in products.iter_mut().enumerate() {
-                            let x = V::splat_word(x_at(token, column / 4 + i).read());
-                            for (product, &w) in products.iter_mut().zip(&w) {
-                                *product = D::dot(*product, w, x);
+                    for first_quad in (0..span / 4).step_by(unroll) {
+                        for i in first_quad..first_quad + unroll {
+                            let mut w = [V::splat_word(0); P];
+                            for (tile, w) in w.iter_mut().enumerate() {
+                                *w = V::load_words(w_at(tile, start / 4 + i));
+                            }
+                            for (token, products) in products.iter_mut().enumerate() {
+                                let x = V::splat_word(x_at(token, column / 4 + i).read());
+                                for (product, &w) in products.iter_mut().zip(&w) {
+                                    *product = D::dot(*product, w, x);
+                                }
                             }
                         }
                     }
                     for tile in 0..P {
                         let scale = V::load(at.scales.as_ptr().add(scale_at(tile, sub)));
                         for token in 0..T {
-                            let product = V::multiply(V::to_floats(products[token][tile]), scale);
-                            let factor = match wide {
-                                true => 1.0,
-                                false => f32::from_bits(x_at(token, at.row.factors + column / block).read()),
+                            let product = V::to_floats(products[token][tile]);
+                            totals[token][tile] = if WIDE {
+                                V::multiply_add(product, scale, totals[token][tile])
+                            } else {
+                                let factor = f32::from_bits(x_at(token, at.row.factors + column / block).read());
+                                V::multiply_add(V::multiply(product, scale), V::splat(factor), totals[token][tile])
                             };
-                            totals[token][tile] = V::multiply_add(product, V::splat(factor), totals[token][tile]);
                         }
                     }
                     if offset.is_none() {
@@ -304,13 +312,11 @@ pub unsafe fn multiply_bytes<V: Vector, D: Dot<V>, const P: usize, const T: usiz
                     }
                 }
                 for (token, totals) in totals.iter().enumerate() {
-                    let factor = match wide {
-                        true => f32::from_bits(x_at(token, at.row.factors + (at.first + first) / block).read()),
-                        false => 1.0,
-                    };
+                    let factor = x_at(token, at.row.factors + (at.first + first) / block).read();
                     for (tile, &total) in totals.iter().enumerate() {
                         let to = sums.as_mut_ptr().add(token * BLOCK_ROWS + (first_tile + tile) * LANES);
-                        V::store(to, V::multiply_add(total, V::splat(factor), V::load(to)));
+                        let factor = V::splat(if WIDE { f32::from_bits(factor) } else { 1.0 });
+                        V::store(to, V::multiply_add(total, factor, V::load(to)));
                     }
                 }
             }

@@ -71,7 +71,7 @@ pub struct Simd {
     quantize: Quantize,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
-    /// The same of quantized tokens: one tile and a block of them, with spans of 16 and of 32 columns.
+    /// The same of quantized tokens: one tile and a block of them, not wide and wide.
     multiply_bytes: &'static [[[MultiplyBytes; 2]; 2]],
 }
 
@@ -88,8 +88,8 @@ macro_rules! level {
             quantize,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             multiply_bytes: &[$([
-                [multiply_bytes::<1, $byte_tokens, 16>, multiply_bytes::<1, $byte_tokens, 32>],
-                [multiply_bytes::<$byte_tiles, $byte_tokens, 16>, multiply_bytes::<$byte_tiles, $byte_tokens, 32>],
+                [multiply_bytes::<1, $byte_tokens, false>, multiply_bytes::<1, $byte_tokens, true>],
+                [multiply_bytes::<$byte_tiles, $byte_tokens, false>, multiply_bytes::<$byte_tiles, $byte_tokens, true>],
             ]),*],
         };
 
@@ -149,12 +149,12 @@ macro_rules! level {
         /// # Safety
         /// As of `dot::multiply_bytes`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_bytes<const P: usize, const T: usize, const S: usize>(
+        unsafe fn multiply_bytes<const P: usize, const T: usize, const WIDE: bool>(
             at: &crate::simd::Operands<'_>,
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::multiply_bytes::<$vector, $dot, P, T, S>(at, sums) }
+            unsafe { crate::simd::dot::multiply_bytes::<$vector, $dot, P, T, WIDE>(at, sums) }
         }
     };
 }
@@ -280,7 +280,8 @@ impl Simd {
     /// token are [`BLOCK_ROWS`] apart.
     pub fn multiply_bytes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
         let Quantization { block, span, sub_block, .. } = *at.how;
-        assert!(block.is_multiple_of(span) && (span == 16 || span == 32), "a block is spans of one of two lengths");
+        assert!(block.is_multiple_of(span), "a block is whole spans");
+        assert!(span.is_multiple_of(4), "a span is whole quads");
         assert!(at.columns.is_multiple_of(block) && at.columns.is_multiple_of(sub_block), "a slab is whole blocks");
         assert!(at.tiles == 1 || at.tiles == TILES, "there are one tile or all of a block");
         assert!(at.tiles * LANES * at.columns / 4 <= at.w.len(), "tiles lie in their scratch memory");
@@ -295,7 +296,9 @@ impl Simd {
         assert!(end <= at.row.factors * 4, "the slab lies in the rows");
         assert!((tokens - 1) * BLOCK_ROWS + at.tiles * LANES <= sums.len(), "sums lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.multiply_bytes[tokens - 1][usize::from(at.tiles == TILES)][usize::from(span == 32)])(at, sums) }
+        unsafe {
+            (self.multiply_bytes[tokens - 1][usize::from(at.tiles == TILES)][usize::from(at.how.is_wide())])(at, sums)
+        }
     }
 }
 
