@@ -4,8 +4,9 @@ use qgemm_formats::prepack::PackedLayout;
 
 use crate::simd::{Ahead, LANES, Scales, Simd, Slab, scaled_sub_blocks};
 
-/// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns.
-const AHEAD: usize = 2;
+/// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns, which processors do
+/// not foresee. More would drive one another out of the nearest cache, since rows are apart by multiples of its ways.
+const AHEAD: usize = 1;
 
 /// A packed weight.
 #[derive(Clone, Copy, Debug)]
@@ -55,8 +56,8 @@ impl<'a> Packed<'a> {
         mins: &'s mut [f32],
     ) -> Slab<'s> {
         let (bytes, ahead) = self.slabs(tile, slab, 1, AHEAD);
-        simd.unpack_scales(self.layout, self.scales, bytes, ahead, scales, mins);
-        Slab { layout: self.layout, bytes, scales, mins }
+        simd.unpack_scales(self.layout, self.scales, bytes, scales, mins);
+        Slab { layout: self.layout, bytes, ahead, scales, mins }
     }
 
     /// The codes of `count` slabs of tile `tile` from `slab` on as bytes, to `codes[quad][lane]`, and the scales and minima of their

@@ -123,7 +123,7 @@ fn quad_sum(quad: u32) -> i32 {
 /// # Safety
 /// As of [`Vector`]'s functions; `out` holds as many words, and the slab its planes.
 #[inline(always)]
-unsafe fn decode_bytes<V: Vector>(slab: &Slab<'_>, ahead: Ahead, out: &mut [u32]) {
+unsafe fn decode_bytes<V: Vector>(slab: &Slab<'_>, out: &mut [u32]) {
     let bits = |plane: usize| slab.layout.codes.get(plane).map_or(0, |p| p.bits);
     let table = match slab.layout.format().encoding {
         Encoding::Codebook(table) => Some(table.map(|number| (i32::from(number) + TABLE_OFFSET) as u8)),
@@ -132,13 +132,13 @@ unsafe fn decode_bytes<V: Vector>(slab: &Slab<'_>, ahead: Ahead, out: &mut [u32]
     // SAFETY: the caller's promise.
     unsafe {
         match (table, bits(0), bits(1)) {
-            (Some(table), ..) => bytes::<V, 4, 0>(slab, ahead, out, |codes| V::lookup_bytes(&table, codes)),
-            (_, 8, _) => bytes::<V, 8, 0>(slab, ahead, out, |codes| codes),
-            (_, 4, 0) => bytes::<V, 4, 0>(slab, ahead, out, |codes| codes),
-            (_, 4, 1) => bytes::<V, 4, 1>(slab, ahead, out, |codes| codes),
-            (_, 4, _) => bytes::<V, 4, 2>(slab, ahead, out, |codes| codes),
-            (_, _, 0) => bytes::<V, 2, 0>(slab, ahead, out, |codes| codes),
-            (..) => bytes::<V, 2, 1>(slab, ahead, out, |codes| codes),
+            (Some(table), ..) => bytes::<V, 4, 0>(slab, out, |codes| V::lookup_bytes(&table, codes)),
+            (_, 8, _) => bytes::<V, 8, 0>(slab, out, |codes| codes),
+            (_, 4, 0) => bytes::<V, 4, 0>(slab, out, |codes| codes),
+            (_, 4, 1) => bytes::<V, 4, 1>(slab, out, |codes| codes),
+            (_, 4, _) => bytes::<V, 4, 2>(slab, out, |codes| codes),
+            (_, _, 0) => bytes::<V, 2, 0>(slab, out, |codes| codes),
+            (..) => bytes::<V, 2, 1>(slab, out, |codes| codes),
         }
     }
 }
@@ -150,7 +150,6 @@ unsafe fn decode_bytes<V: Vector>(slab: &Slab<'_>, ahead: Ahead, out: &mut [u32]
 #[inline(always)]
 unsafe fn bytes<V: Vector, const LOW: usize, const HIGH: usize>(
     slab: &Slab<'_>,
-    ahead: Ahead,
     out: &mut [u32],
     number: impl Fn(V::Words) -> V::Words,
 ) {
@@ -166,9 +165,8 @@ unsafe fn bytes<V: Vector, const LOW: usize, const HIGH: usize>(
         unsafe {
             let word = |plane: usize, bits: usize, quad: usize| {
                 let at = plane + quad / (8 / bits) * WORDS;
-                // One by one: a core waits when it has asked for more lines than it can keep in mind.
                 if quad.is_multiple_of(8 / bits) {
-                    ahead.skip(at).fetch(WORDS);
+                    slab.ahead.skip(at).fetch(WORDS);
                 }
                 V::load_words(slab.bytes.as_ptr().add(at))
             };
@@ -204,13 +202,12 @@ pub unsafe fn unpack_bytes<V: Vector>(
 ) {
     let (quads, subs) = (layout.slab_k / 4 * LANES, from.count() * LANES);
     for (i, bytes) in bytes.chunks_exact(layout.slab_bytes).enumerate() {
-        let slab = Slab { layout, bytes, scales: &[], mins: &[] };
         let ahead = ahead.skip(i * layout.slab_bytes);
+        let slab = Slab { layout, bytes, ahead, scales: &[], mins: &[] };
         // SAFETY: the caller's promise.
         unsafe {
-            decode_bytes::<V>(&slab, ahead, &mut codes[i * quads..]);
-            let records = layout.scales.first().map_or(layout.slab_bytes, |plane| plane.offset);
-            ahead.skip(records).fetch(layout.slab_bytes - records);
+            decode_bytes::<V>(&slab, &mut codes[i * quads..]);
+            slab.fetch_records();
             scales::unpack::<V>(from, bytes, &mut scales[i * subs..], &mut mins[i * subs..]);
         }
     }

@@ -79,6 +79,9 @@ impl Number for E5M2 {
 #[inline(always)]
 pub unsafe fn decode<V: Vector>(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
     let bits = |plane: usize| slab.layout.codes.get(plane).map_or(0, |p| p.bits);
+    if first == 0 {
+        slab.fetch_records();
+    }
     // SAFETY: the caller's promise.
     unsafe {
         match (slab.layout.format().encoding, bits(0), bits(1)) {
@@ -124,6 +127,9 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
             for quad in start / 4..(start + span) / 4 {
                 let word = |plane: usize, bits: usize| {
                     let at = plane + quad / (8 / bits) * WORDS;
+                    if quad.is_multiple_of(8 / bits) {
+                        slab.ahead.skip(at).fetch(WORDS);
+                    }
                     V::shift_right(V::load_words(slab.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
                 };
                 let low = word(low, LOW);
@@ -145,7 +151,11 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
 
 #[inline(always)]
 unsafe fn decode_plain<V: Vector>(slab: &Slab<'_>, dtype: DType, first: usize, columns: usize, out: &mut [f32]) {
+    let per_word = 4 / dtype.bytes();
     for (i, column) in (first..first + columns).enumerate() {
+        if column.is_multiple_of(per_word) {
+            slab.ahead.skip(column / per_word * WORDS).fetch(WORDS);
+        }
         // SAFETY: the column lies in the slab, and in `out`.
         unsafe {
             let words = |at: usize| V::load_words(slab.bytes.as_ptr().add(at * WORDS));

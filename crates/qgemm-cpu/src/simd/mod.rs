@@ -34,10 +34,22 @@ pub struct Slab<'a> {
     pub layout: &'a PackedLayout,
     /// The slab.
     pub bytes: &'a [u8],
+    /// Where as many bytes begin that are brought from memory meanwhile, each line when its counterpart here is decoded: a core
+    /// that asks for many at once has to wait for them.
+    pub ahead: Ahead,
     /// `[sub-block][lane]`; none for plain types.
     pub scales: &'a [f32],
     /// The same of the minima.
     pub mins: &'a [f32],
+}
+
+impl Slab<'_> {
+    /// Has the records behind those of the slab brought from memory.
+    #[inline(always)]
+    fn fetch_records(&self) {
+        let codes = self.layout.scales.first().map_or(self.layout.slab_bytes, |plane| plane.offset);
+        self.ahead.skip(codes).fetch(self.layout.slab_bytes - codes);
+    }
 }
 
 /// [`kernel::decode`] of a level.
@@ -239,18 +251,15 @@ impl Simd {
     }
 
     /// Scale and minimum of every sub-block of a slab of `layout`, for which `from` was made, to `[sub-block][lane]`; none of plain
-    /// types. Meanwhile as many bytes from `ahead` on are brought
-    /// to the nearest cache.
+    /// types.
     pub fn unpack_scales(
         &self,
         layout: &PackedLayout,
         from: &Scales,
         bytes: &[u8],
-        ahead: Ahead,
         scales: &mut [f32],
         mins: &mut [f32],
     ) {
-        ahead.fetch(bytes.len());
         if scales.is_empty() {
             return;
         }
@@ -340,7 +349,8 @@ mod tests {
             let subs = scaled_sub_blocks(&layout);
             let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / 1e6 - 8.0).collect() };
             let (scales, mins) = (numbers(subs * LANES), numbers(subs * LANES));
-            let slab = Slab { layout: &layout, bytes: &bytes, scales: &scales, mins: &mins };
+            let ahead = Ahead::new(bytes.as_ptr());
+            let slab = Slab { layout: &layout, bytes: &bytes, ahead, scales: &scales, mins: &mins };
             for simd in levels() {
                 for first in (0..layout.slab_k).step_by(64) {
                     let mut out = vec![0.0; 64 * LANES];
@@ -410,7 +420,7 @@ mod tests {
             for simd in levels() {
                 let mut out = vec![0.0; scales.count() * LANES];
                 let mut mins = out.clone();
-                simd.unpack_scales(&layout, &scales, &bytes, Ahead::new(bytes.as_ptr()), &mut out, &mut mins);
+                simd.unpack_scales(&layout, &scales, &bytes, &mut out, &mut mins);
                 for row in 0..LANES {
                     for block in 0..layout.slab_k / format.block_len {
                         let records = format.scale_planes.iter().enumerate().flat_map(|(p, plane)| {
