@@ -7,47 +7,62 @@ use qgemm_hal::{
     Unsupported,
 };
 
-use super::MAX_GROUPS;
+use crate::shader::table_bytes;
 
 /// Name of the family.
 const NAME: &str = "gemm";
-/// The main loop.
-pub(crate) const SOURCE: &str = include_str!("../../shaders/gemm.wgsl");
+const MAIN_LOOP: &str = include_str!("../../shaders/gemm.wgsl");
 
 const TILE_K: u32 = 32;
+/// Outputs of an invocation along N.
+const THREAD_N: u32 = 8;
 
 /// From the most reuse of what was decoded to the least waste for few tokens.
-pub(crate) static CONFIGS: &[TileConfig] =
-    &[config(64, 64, (500, 500)), config(32, 32, (350, 500)), config(64, 16, (300, 600))];
+pub(crate) static CONFIGS: &[TileConfig] = &[
+    config(128, 128, 8, (500, 500)),
+    config(128, 64, 8, (450, 500)),
+    config(64, 64, 8, (400, 500)),
+    config(64, 32, 4, (300, 500)),
+];
 
-/// Every invocation computes 4 × 4 outputs.
-const fn config(tile_n: u32, tile_m: u32, efficiency: (u32, u32)) -> TileConfig {
+/// Every invocation computes 8 × `thread_m` outputs.
+const fn config(tile_n: u32, tile_m: u32, thread_m: u32, efficiency: (u32, u32)) -> TileConfig {
+    let threads = (tile_n / THREAD_N) * (tile_m / thread_m);
     TileConfig {
         family: NAME,
         math: Math::FmaF32,
         tile_n,
         tile_m,
         tile_k: TILE_K,
-        threads: (tile_n / 4) * (tile_m / 4),
-        blocks_per_unit: 2,
+        threads,
+        blocks_per_unit: 512 / threads,
         schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
-        // Each tile row is padded by one.
-        shared_bytes: TILE_K * (tile_n + tile_m + 2) * 4,
+        shared_bytes: TILE_K * (tile_n + tile_m) * 4,
         staged_x: None,
         rounded_weights: None,
         efficiency,
     }
 }
 
-/// The configurations that an adapter's workgroup memory and grid allow.
+/// The sources and constants of a configuration.
+pub(crate) fn parts(config: &TileConfig) -> (Vec<&'static str>, Vec<(&'static str, u32)>) {
+    let thread_m = config.tile_m * config.tile_n / (THREAD_N * config.threads);
+    let constants = vec![
+        ("TILE_N", config.tile_n),
+        ("TILE_M", config.tile_m),
+        ("TILE_K", config.tile_k),
+        ("THREADS", config.threads),
+        ("THREAD_M_VECTORS", thread_m / 4),
+    ];
+    (vec![MAIN_LOOP], constants)
+}
+
+/// The configurations that an adapter's workgroup memory allows.
 fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
-    let (m, shared_bytes) = (op.m, info.shared_bytes);
-    CONFIGS
-        .iter()
-        .copied()
-        .filter(move |c| c.shared_bytes <= shared_bytes && m.div_ceil(c.tile_m as usize) <= MAX_GROUPS as usize)
+    let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
+    CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available)
 }
 
 /// The family.
@@ -60,13 +75,7 @@ impl KernelFamily for Gemm {
     }
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        if fitting(op, info).next().is_none() {
-            return Err(Unsupported::new(format!(
-                "{} tokens exceed {MAX_GROUPS} tiles, or {} bytes of workgroup memory are too few",
-                op.m, info.shared_bytes
-            )));
-        }
-        super::check(op, info)
+        super::check(op, info, fitting(op, info).last())
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
@@ -74,6 +83,6 @@ impl KernelFamily for Gemm {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        super::prepare(SOURCE, device, op, plan)
+        super::prepare(device, op, plan, |_| parts(&plan.config))
     }
 }

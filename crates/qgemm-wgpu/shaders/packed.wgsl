@@ -1,0 +1,139 @@
+// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation takes
+// four rows of a tile: their words stand side by side, so that one load brings a word of each.
+
+@group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
+
+const TILE_ROWS: u32 = 16u;
+
+// Where the records of a scale plane stand in a slab.
+struct Plane {
+    at: u32,     // first byte
+    row: u32,    // bytes of a row's records
+    rows: u32,   // consecutive rows that share their records
+}
+
+// Four rows of a slab, the first a multiple of four.
+struct Rows {
+    slab: u32,   // where the slab begins, in vectors
+    first: u32,  // the first row's place in its tile
+}
+
+// Of sub-blocks of four rows: a value is `scale * number + min`, the number being the unsigned code as an integer or what
+// table, FP8 or type make of it. What `dequant/<stem>.wgsl` reads from the records; `encoding/` may keep it otherwise.
+struct Affine {
+    scale: vec4<f32>,
+    min: vec4<f32>,
+}
+
+// Numbers of four consecutive columns, each of four rows.
+struct Quad {
+    a: vec4<f32>,
+    b: vec4<f32>,
+    c: vec4<f32>,
+    d: vec4<f32>,
+}
+
+// Rows `row .. row + 4` of W in slab `slab`. Rows behind the last tile are those of that tile.
+fn rows_of(row: u32, slab: u32) -> Rows {
+    let tile = (min(row, p.shape.n - 1u) - p.n_first) / TILE_ROWS;
+    return Rows(p.w_base + (tile * p.shape.k_slabs + slab) * SLAB_VECTORS, row % TILE_ROWS);
+}
+
+// Word `word` of a code plane that begins at vector `plane` of the slab.
+fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
+    return w_vectors[rows.slab + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
+}
+
+// The word of a slab in which `byte` stands, that byte lowest.
+fn slab_bits(slab: u32, byte: u32) -> u32 {
+    return w_vectors[slab + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
+}
+
+// The bits from `byte` of each row's records on: at least as many as stand in its word.
+fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
+    if (plane.rows > 1u) {
+        return vec4<u32>(slab_bits(rows.slab, plane.at + rows.first / plane.rows * plane.row + byte));
+    }
+    if (plane.row == 4u) {
+        return w_vectors[rows.slab + plane.at / 16u + rows.first / 4u] >> vec4<u32>(byte * 8u);
+    }
+    let first = plane.at + rows.first * plane.row + byte;
+    return vec4<u32>(
+        slab_bits(rows.slab, first),
+        slab_bits(rows.slab, first + plane.row),
+        slab_bits(rows.slab, first + 2u * plane.row),
+        slab_bits(rows.slab, first + 3u * plane.row),
+    );
+}
+
+fn record_u8(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
+    return record_bits(rows, plane, byte) & vec4<u32>(0xffu);
+}
+
+fn record_f16(rows: Rows, plane: Plane, byte: u32) -> vec4<f32> {
+    return finite_f16_to_f32(record_bits(rows, plane, byte) & vec4<u32>(0xffffu));
+}
+
+fn record_f32(rows: Rows, plane: Plane, byte: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(record_bits(rows, plane, byte));
+}
+
+// Of codes from which an offset, or a zero point, is subtracted before they are scaled.
+fn offset_scale(scale: vec4<f32>, offset: vec4<f32>) -> Affine {
+    return Affine(scale, -scale * offset);
+}
+
+fn scale_alone(scale: vec4<f32>) -> Affine {
+    return Affine(scale, vec4<f32>(0.0));
+}
+
+// The numbers of quad `quad` of a slab. Within a word, the values of a quad stand in bytes 0, 2, 1, 3.
+fn quad_of(rows: Rows, quad: u32) -> Quad {
+    if (LOW_BITS == 32u) {
+        return Quad(
+            number(code_word(rows, LOW_PLANE, quad * 4u), vec4<u32>(), 0u, 0u),
+            number(code_word(rows, LOW_PLANE, quad * 4u + 1u), vec4<u32>(), 0u, 0u),
+            number(code_word(rows, LOW_PLANE, quad * 4u + 2u), vec4<u32>(), 0u, 0u),
+            number(code_word(rows, LOW_PLANE, quad * 4u + 3u), vec4<u32>(), 0u, 0u),
+        );
+    }
+    if (LOW_BITS == 16u) {
+        let ab = code_word(rows, LOW_PLANE, quad * 2u);
+        let cd = code_word(rows, LOW_PLANE, quad * 2u + 1u);
+        return Quad(
+            number(ab, vec4<u32>(), 0u, 0u),
+            number(ab, vec4<u32>(), 16u, 0u),
+            number(cd, vec4<u32>(), 0u, 0u),
+            number(cd, vec4<u32>(), 16u, 0u),
+        );
+    }
+    let low = code_word(rows, LOW_PLANE, quad / LOW_QUADS) >> vec4<u32>(quad % LOW_QUADS * LOW_BITS);
+    var high: vec4<u32>;
+    if (HIGH_BITS > 0u) {
+        high = code_word(rows, HIGH_PLANE, quad / HIGH_QUADS) >> vec4<u32>(quad % HIGH_QUADS * HIGH_BITS);
+    }
+    return Quad(
+        number(low, high, 0u, 0u),
+        number(low, high, 16u, 16u),
+        number(low, high, 8u, 8u),
+        number(low, high, 24u, 24u),
+    );
+}
+
+// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each.
+fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {
+    var scale: vec4<u32>;
+    var minimum: vec4<u32>;
+    if (sub < 4u) {
+        scale = record_u8(rows, plane, 4u + sub) & vec4<u32>(63u);
+        minimum = record_u8(rows, plane, 8u + sub) & vec4<u32>(63u);
+    } else {
+        let nibbles = record_u8(rows, plane, 8u + sub);
+        scale = (nibbles & vec4<u32>(15u)) | ((record_u8(rows, plane, sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
+        minimum = (nibbles >> vec4<u32>(4u)) | ((record_u8(rows, plane, 4u + sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
+    }
+    return Affine(
+        record_f16(rows, plane, 0u) * vec4<f32>(scale),
+        -record_f16(rows, plane, 2u) * vec4<f32>(minimum),
+    );
+}
