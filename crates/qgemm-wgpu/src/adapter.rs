@@ -84,6 +84,11 @@ fn no_device(why: String) -> HalError {
     HalError::NoDevice { device: DeviceKind::Wgpu.name().into(), why }
 }
 
+/// Name of the feature that workgroups may have 512 invocations.
+pub(crate) const WIDE_WORKGROUPS: &str = "wide-workgroups";
+/// Invocations of a workgroup that every adapter must have.
+const WORKGROUP: u32 = 256;
+
 /// Something that our kernels need.
 pub(crate) struct Lack {
     /// As half a sentence.
@@ -103,6 +108,11 @@ pub(crate) fn missing(features: Features, limits: &Limits) -> Option<Lack> {
         Some(Lack {
             what: "nine storage buffers in a shader",
             advice: "request Limits::max_storage_buffers_per_shader_stage of at least 9",
+        })
+    } else if limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x) < WORKGROUP {
+        Some(Lack {
+            what: "workgroups of 256 invocations",
+            advice: "request 256 of Limits::max_compute_invocations_per_workgroup and max_compute_workgroup_size_x",
         })
     } else {
         None
@@ -173,7 +183,9 @@ fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
 /// What a device with these limits and features is and can do.
 pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Features) -> DeviceInfo {
     let typical = typical(&about);
+    let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
     let features = [
+        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP),
         ("software-adapter", about.device_type == DeviceType::Cpu),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),
         ("f16", has.contains(Features::SHADER_F16)),

@@ -13,6 +13,8 @@ use crate::weight_code::WeightCode;
 const ABI: &str = include_str!("../shaders/generated/abi.wgsl");
 const PARAMS: &str = include_str!("../shaders/params.wgsl");
 const NUMBERS: &str = include_str!("../shaders/numbers.wgsl");
+const ROWS_BESIDE: &str = include_str!("../shaders/rows_beside.wgsl");
+const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
 const PACKED: &str = include_str!("../shaders/packed.wgsl");
 const INTEGER: &str = include_str!("../shaders/encoding/integer.wgsl");
 const CODEBOOK: &str = include_str!("../shaders/encoding/codebook.wgsl");
@@ -60,6 +62,22 @@ pub(crate) struct Shader {
     pub prelude: String,
 }
 
+/// Which four rows of W an invocation decodes at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FourRows {
+    /// Neighbours in a tile.
+    Beside,
+    /// One of each of four tiles.
+    OfTiles,
+}
+
+/// A family's part of a shader, for one configuration.
+pub(crate) struct Part {
+    pub rows: FourRows,
+    pub sources: Vec<&'static str>,
+    pub constants: Vec<(&'static str, u32)>,
+}
+
 /// The operands of a shader.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
@@ -78,12 +96,12 @@ impl Operands {
     }
 }
 
-/// A whole shader, entry point `main`: `main_loop` is the family's part, `tile` its constants.
-pub(crate) fn compose(operands: &Operands, code: &WeightCode, main_loop: &[&str], tile: &[(&str, u32)]) -> Shader {
+/// A whole shader, entry point `main`.
+pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Shader {
     let format = operands.format;
     let mut constants = vec![("X_DTYPE", dtype_code(operands.x))];
     constants.extend(code.constants());
-    constants.extend_from_slice(tile);
+    constants.extend_from_slice(&part.constants);
     let mut prelude = String::new();
     for (name, value) in &constants {
         let _ = writeln!(prelude, "const {name}: u32 = {value}u;");
@@ -98,9 +116,13 @@ pub(crate) fn compose(operands: &Operands, code: &WeightCode, main_loop: &[&str]
     };
     let x = if operands.x_aligned { X_VECTORS } else { X_WORDS };
     let store = if operands.d == DType::F32 { STORE_F32 } else { STORE_HALF };
-    let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, PACKED, &declarations, encoding, scaling];
+    let rows = match part.rows {
+        FourRows::Beside => ROWS_BESIDE,
+        FourRows::OfTiles => ROWS_OF_TILES,
+    };
+    let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
     parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, store]);
-    let expanded = expand(&main_loop.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
+    let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
 }
@@ -134,11 +156,11 @@ mod tests {
             for (j, (x, d)) in types.flat_map(|t| [(t, false), (t, true)].map(|(t, a)| (t, a))).enumerate() {
                 let operands = Operands { format, x: x.0, x_aligned: d, d: x.1 };
                 // Tiles take turns: their constants and the operands' types have nothing to do with each other.
-                let gemv = gemv::parts(&gemv::CONFIGS[(i + j) % gemv::CONFIGS.len()], &code, j % 2 == 0);
-                let gemm = gemm::parts(&gemm::CONFIGS[(i + j) % gemm::CONFIGS.len()]);
-                for (family, (parts, tile)) in [("gemv", gemv), ("gemm", gemm)] {
+                let gemv = gemv::part(&gemv::CONFIGS[(i + j) % gemv::CONFIGS.len()], &code, j % 2 == 0);
+                let gemm = gemm::part(&gemm::CONFIGS[(i + j) % gemm::CONFIGS.len()]);
+                for (family, part) in [("gemv", gemv), ("gemm", gemm)] {
                     let what = format!("{family} with {operands:?}");
-                    validate(&compose(&operands, &code, &parts, &tile).source, &what);
+                    validate(&compose(&operands, &code, &part).source, &what);
                 }
             }
         }

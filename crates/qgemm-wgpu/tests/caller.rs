@@ -52,7 +52,7 @@ fn sums_need_no_subgroups() {
     assert!(!device.info().features.contains("subgroups"));
     for m in [1, 2, 3, 7] {
         let case = Case::new(format("q4_0"), [m, 85, 1024], DType::F16, DType::F32, Options::default(), 1);
-        assert!(case.check_all(&*device) >= 5);
+        assert!(case.check_all(&*device) >= 4);
     }
 }
 

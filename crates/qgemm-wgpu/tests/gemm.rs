@@ -45,8 +45,8 @@ fn every_configuration() {
             let case = Case::new(format, [m, 85, 512], DType::F16, DType::F32, Options::default(), i as u64);
             runs += case.check_all(&*device);
         }
-        // gemv offers 3, 3, 2, 2 and no tiles for these M, gemm at least 3 for each.
-        assert!(runs >= 10 + 5 * 3, "{format}: {runs}");
+        // gemv offers 1 or 2 configurations for these M but the last, gemm at least 3 for each.
+        assert!(runs >= 4 + 5 * 3, "{format}: {runs}");
     }
 }
 
@@ -157,11 +157,11 @@ fn halves_are_rounded_to_nearest_even() {
 #[test]
 fn tiles_beyond_one_grid_dimension() {
     let Some(device) = adapter() else { return };
-    // 65 535 tiles of 16 outputs and 6 outputs more.
-    let n = 65_535 * 16 + 6;
-    let case = Case::new("q4_0".parse().expect("exists"), [1, n, 32], DType::F32, DType::F16, Options::default(), 8);
-    case.check_family(&*device, 0, 2, false);
-    assert_eq!(case.configs(&*device, 0)[2].tile_n, 16);
+    // 65 535 tiles of 64 outputs and 6 outputs more, narrow enough for one binding.
+    let n = 65_535 * 64 + 6;
+    let case =
+        Case::new("int2_g32".parse().expect("exists"), [1, n, 32], DType::F32, DType::F16, Options::default(), 8);
+    case.check_family(&*device, 0, 0, false);
 }
 
 #[test]

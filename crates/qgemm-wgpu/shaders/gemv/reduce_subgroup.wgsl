@@ -3,29 +3,29 @@
 // Invocations of a subgroup. 1 where subgroups are not full, so that places in them say nothing about slices.
 var<private> lanes: u32 = 1u;
 
-// Leaves the sums of all slices in `tile`: (TILE_M, ROW_GROUPS).
-fn reduce(group: u32, slice: u32, sums: ptr<function, Sums>) {
-    // A subgroup holds that many slices of the same rows, `ROW_GROUPS` lanes apart.
-    let together = max(lanes / ROW_GROUPS, 1u);
-    for (var apart = ROW_GROUPS; apart < lanes; apart *= 2u) {
+// Leaves the sums of all slices in `tile`: (TILE_M, TILE_ROWS).
+fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
+    // A subgroup holds that many slices of the same rows, `TILE_ROWS` lanes apart.
+    let together = max(lanes / TILE_ROWS, 1u);
+    for (var apart = TILE_ROWS; apart < lanes; apart *= 2u) {
         #for t TILE_M
         (*sums)[$t] += subgroupShuffleXor((*sums)[$t], apart);
         #end
     }
     let parts = SLICES / together;
     let part = slice / together;
-    let at = part * TILE_M * ROW_GROUPS + group;
+    let at = part * TILE_M * TILE_ROWS + row;
     let leads = slice % together == 0u;
     if (leads) {
         #for t TILE_M
-        tile[at + $tu * ROW_GROUPS] = (*sums)[$t];
+        tile[at + $tu * TILE_ROWS] = (*sums)[$t];
         #end
     }
     workgroupBarrier();
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
         if (leads && half < parts && part < half) {
             for (var t = 0u; t < TILE_M; t++) {
-                tile[at + t * ROW_GROUPS] += tile[at + (half * TILE_M + t) * ROW_GROUPS];
+                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
             }
         }
         workgroupBarrier();

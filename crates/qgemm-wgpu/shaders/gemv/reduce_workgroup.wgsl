@@ -1,16 +1,16 @@
 // Sums of slices are added through workgroup memory.
 
-// Leaves the sums of all slices in `tile`: (TILE_M, ROW_GROUPS).
-fn reduce(group: u32, slice: u32, sums: ptr<function, Sums>) {
-    let at = slice * TILE_M * ROW_GROUPS + group;
+// Leaves the sums of all slices in `tile`: (TILE_M, TILE_ROWS).
+fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
+    let at = slice * TILE_M * TILE_ROWS + row;
     #for t TILE_M
-    tile[at + $tu * ROW_GROUPS] = (*sums)[$t];
+    tile[at + $tu * TILE_ROWS] = (*sums)[$t];
     #end
     workgroupBarrier();
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
         if (slice < half) {
             for (var t = 0u; t < TILE_M; t++) {
-                tile[at + t * ROW_GROUPS] += tile[at + (half * TILE_M + t) * ROW_GROUPS];
+                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
             }
         }
         workgroupBarrier();

@@ -1,4 +1,5 @@
-//! `gemv`: few tokens. An invocation has four rows of W, others beside it the next rows, and slices of a workgroup share K.
+//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a workgroup
+//! share K.
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use qgemm_hal::{
     Unsupported,
 };
 
-use crate::shader::table_bytes;
+use crate::adapter::WIDE_WORKGROUPS;
+use crate::shader::{FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
 /// Name of the family.
@@ -18,6 +20,10 @@ const DECODED: &str = include_str!("../../shaders/gemv/decoded.wgsl");
 const REDUCE_WORKGROUP: &str = include_str!("../../shaders/gemv/reduce_workgroup.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("../../shaders/gemv/reduce_subgroup.wgsl");
 
+/// Outputs of a workgroup: four tiles of W.
+const TILE_N: u32 = 64;
+/// Invocations of the workgroups that not every adapter has.
+const WIDE: u32 = 512;
 /// More tokens take several tiles, and W is read for each of them.
 const MAX_TOKENS: u32 = 32;
 /// Tokens for which scales act on sums; for more, weights are made once for all tokens.
@@ -27,56 +33,47 @@ const FACTORED_TOKENS: u32 = 2;
 const LARGE: u32 = 24 << 10;
 const SMALL: u32 = 12 << 10;
 
-/// For 1, 2, 4 and 8 tokens each: more rows share what is read of X, fewer rows make more workgroups.
+/// For 1, 2, 4 and 8 tokens each; more slices of K for weights of few rows.
 pub(crate) static CONFIGS: &[TileConfig] = &[
-    config(64, 1, 256, LARGE),
-    config(32, 1, 256, LARGE),
-    config(16, 1, 256, LARGE),
-    config(64, 2, 256, LARGE),
-    config(32, 2, 256, LARGE),
-    config(16, 2, 256, LARGE),
-    config(64, 4, 256, LARGE),
-    config(32, 4, 256, LARGE),
-    config(64, 8, 128, LARGE),
-    config(32, 8, 128, LARGE),
-    config(32, 1, 128, SMALL),
-    config(32, 2, 128, SMALL),
-    config(32, 4, 128, SMALL),
-    config(32, 8, 64, SMALL),
+    config(1, 256, LARGE),
+    config(1, WIDE, LARGE),
+    config(2, 256, LARGE),
+    config(2, WIDE, LARGE),
+    config(4, 256, LARGE),
+    config(8, 128, LARGE),
+    config(1, 128, SMALL),
+    config(2, 128, SMALL),
+    config(4, 128, SMALL),
+    config(8, 64, SMALL),
 ];
 
-const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
+const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
         math: Math::FmaF32,
-        tile_n,
+        tile_n: TILE_N,
         tile_m: tokens,
         tile_k: 64,
         threads,
-        blocks_per_unit: 768 / threads,
+        blocks_per_unit: 1024 / threads,
         schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
         shared_bytes,
         staged_x: None,
         rounded_weights: None,
-        efficiency: (300, 700),
+        efficiency: if threads == WIDE { (220, 480) } else { (220, 500) },
     }
 }
 
 /// The sources and constants of a configuration.
-pub(crate) fn parts(
-    config: &TileConfig,
-    code: &WeightCode,
-    subgroups: bool,
-) -> (Vec<&'static str>, Vec<(&'static str, u32)>) {
+pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> Part {
     // A unit of X takes a vector more than it has values for.
     let unit = code.unit as u32;
     let unit_bytes = (unit / 4 + 1) * 16;
     let chunk_units = (config.shared_bytes / unit_bytes / config.tile_m).next_power_of_two() / 2;
     let x_vectors = config.tile_m * chunk_units * (unit / 4 + 1);
     let constants = vec![
-        ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("THREADS", config.threads),
         ("CHUNK_UNITS", chunk_units),
@@ -84,7 +81,8 @@ pub(crate) fn parts(
     ];
     let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
     let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
-    (vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, multiply, reduce], constants)
+    let sources = vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, multiply, reduce];
+    Part { rows: FourRows::OfTiles, sources, constants }
 }
 
 /// The configurations that an adapter's limits allow.
@@ -92,7 +90,10 @@ fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConf
     let (table, available) = (table_bytes(op.format), info.shared_bytes);
     let size = if LARGE + table <= available { LARGE } else { SMALL };
     let tokens = (op.m as u32).next_power_of_two().min(8);
-    let fits = move |c: &TileConfig| c.shared_bytes == size && size + table <= available && c.tile_m == tokens;
+    let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
+    let fits = move |c: &TileConfig| {
+        c.shared_bytes == size && size + table <= available && c.tile_m == tokens && c.threads <= threads
+    };
     CONFIGS.iter().copied().filter(fits)
 }
 
@@ -121,6 +122,6 @@ impl KernelFamily for Gemv {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |code| parts(&plan.config, code, subgroups))
+        super::prepare(device, op, plan, |code| part(&plan.config, code, subgroups))
     }
 }

@@ -13,7 +13,7 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 
 use crate::device::WgpuDevice;
 use crate::pipeline::pipeline;
-use crate::shader::{self, Operands};
+use crate::shader::{self, Operands, Part};
 use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
 use launches::Launch;
@@ -75,12 +75,12 @@ fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
-/// Compiles the family's `parts` for `op` and computes everything a launch needs.
+/// Compiles the family's `part` for `op` and computes everything a launch needs.
 fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,
     plan: &LaunchPlan,
-    parts: impl FnOnce(&WeightCode) -> (Vec<&'static str>, Vec<(&'static str, u32)>),
+    part: impl FnOnce(&WeightCode) -> Part,
 ) -> Result<Arc<dyn Kernel>, HalError> {
     let info = device.info();
     let name = op.kernel_name(plan.config.family);
@@ -90,8 +90,7 @@ fn prepare(
     let unsupported = |why| HalError::Unsupported { device: info.id, what: name.clone(), why };
     let code = weight_code(op).map_err(|reason| unsupported(reason.why))?;
     let launches = Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported)?;
-    let (main_loop, tile) = parts(&code);
-    let shader = shader::compose(&Operands::of(op), &code, &main_loop, &tile);
+    let shader = shader::compose(&Operands::of(op), &code, &part(&code));
     let pipeline = pipeline(shared, &name, shader)?;
     Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, &code, plan, launches)))
 }

@@ -34,6 +34,23 @@ pub struct Options {
     pub integers: bool,
 }
 
+/// The blocks of `n` rows of `k` values.
+fn random_rows(format: Format, n: usize, k: usize, rng: &mut StdRng) -> Vec<u8> {
+    let mut bytes = random_blocks(format, n * format.blocks_per_row(k), rng);
+    let shared = format.scale_planes.iter().map(|plane| plane.rows).max().unwrap_or(1);
+    for row in 0..n {
+        // Rows that share their scales have copies of them.
+        let (from, to) = (row / shared * shared, row);
+        for block in 0..format.blocks_per_row(k) {
+            let at = |row: usize| format.row_offset(row, k) + block * format.block_bytes;
+            for scale in format.float_scales.iter().filter(|_| shared > 1) {
+                bytes.copy_within(at(from) + scale.offset..at(from) + format.block_bytes, at(to) + scale.offset);
+            }
+        }
+    }
+    bytes
+}
+
 fn random_blocks(format: Format, blocks: usize, rng: &mut StdRng) -> Vec<u8> {
     let mut bytes = vec![0u8; blocks * format.block_bytes];
     rng.fill(&mut bytes[..]);
@@ -64,10 +81,10 @@ fn random_weight(format: Format, n: usize, k: usize, k_order: bool, rng: &mut St
         (1..k).rev().for_each(|i| order.swap(i, rng.random_range(0..=i)));
         order.insert(0, NO_COLUMN);
         order.extend([NO_COLUMN; 2]);
-        let blocks = random_blocks(format, n * format.blocks_per_row(order.len()), rng);
+        let blocks = random_rows(format, n, order.len(), rng);
         HostWeight::with_k_order(format, n, k, blocks.into(), order)
     } else {
-        HostWeight::new(format, n, k, random_blocks(format, n * format.blocks_per_row(k), rng).into())
+        HostWeight::new(format, n, k, random_rows(format, n, k, rng).into())
     };
     let weight = weight.expect("well formed");
     if format.row_scale {
