@@ -119,6 +119,34 @@ pub mod cuda {
     };
 }
 
+/// What only wgpu has: devices and buffers of the caller's.
+///
+/// An engine that uses wgpu itself hands its device over, and qgemm multiplies on its queue and in its buffers:
+///
+/// ```no_run
+/// use qgemm_api::wgpu::{from_device, wgpu, wrap_buffer};
+/// use qgemm_api::{Args, Context, DType, HostWeight, Problem};
+///
+/// fn layer(
+///     device: &wgpu::Device, // with Features::IMMEDIATES: see `from_device`
+///     queue: &wgpu::Queue,
+///     weight: &HostWeight,
+///     x: &wgpu::Buffer, // f16, with BufferUsages::STORAGE
+///     d: &wgpu::Buffer,
+/// ) -> Result<(), qgemm_api::Error> {
+///     let ctx = Context::from_device(from_device(device, queue)?);
+///     let weight = ctx.load(weight)?;
+///     let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
+///     let (x, mut d) = (wrap_buffer(&**ctx.device(), x)?, wrap_buffer(&**ctx.device(), d)?);
+///     plan.run(&ctx.default_stream(), Args::new((&x).into(), &weight, (&mut d).into()))
+///     // What is submitted to `queue` from here on sees the result in `d`.
+/// }
+/// ```
+#[cfg(feature = "wgpu")]
+pub mod wgpu {
+    pub use qgemm_wgpu::{from_device, report_loss, wgpu, wrap_buffer};
+}
+
 #[cfg(feature = "emu")]
 pub mod emu;
 

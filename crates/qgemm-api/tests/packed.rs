@@ -42,6 +42,31 @@ fn a_weight_that_was_written_and_loaded_again_gives_the_same_bits() {
 }
 
 #[test]
+fn what_the_processor_packed_serves_wgpu() {
+    let wgpu = match Context::open("wgpu:0") {
+        Ok(wgpu) => wgpu,
+        Err(error) => return qgemm_testkit::skipped("packed weights on wgpu:0", &error.to_string()),
+    };
+    let cpu = Context::open("cpu").expect("always there");
+    let all = weights();
+    // Two planes and super-blocks; and a column order with row scales.
+    let [q6_k, permuted] = [all.iter().find(|w| w.format().name == "q6_k"), all.last()].map(|w| w.expect("there"));
+    for host in [q6_k, permuted] {
+        let packed = written_and_read(&PackedWeight::pack(host, PackClass::R).expect("fits"));
+        // The processor quantizes them without loss: every block has 127.
+        let value = |i: usize| if (i % host.k()).is_multiple_of(32) { 127.0 } else { (i % 11) as f32 - 5.0 };
+        let x: Vec<f32> = (0..3 * host.k()).map(value).collect();
+        let product = |ctx: &Context| ctx.linear(&ctx.load_packed(&packed).expect("its layout"), &x, 3).expect("valid");
+        let (ours, theirs) = (product(&wgpu), product(&cpu));
+        let largest = theirs.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+        let off = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(off <= 1e-5 * largest, "{}: {off} of {largest}", host.format());
+        let back = wgpu.download_packed(&wgpu.load(host).expect("memory")).expect("memory");
+        assert!(*back.data == *packed.data, "{}: other bytes than the processor's", host.format());
+    }
+}
+
+#[test]
 fn a_gated_pair_that_was_written_and_loaded_again_is_one() {
     let ctx = Context::open("cpu").expect("always there");
     let host = &weights()[0];

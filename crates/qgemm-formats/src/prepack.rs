@@ -19,7 +19,8 @@
 //! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
 //! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In class V, lane `l` holds row `l`, columns in order: what
 //! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows. In class R, each of 16 lanes holds a
-//! row, columns in order, so that a vector register is one word of 16 rows: what processors multiply with one element of X.
+//! row, columns in order, so that a vector register is one word of 16 rows: what processors multiply with one element of X, and
+//! what neighbouring invocations of a GPU read side by side.
 //!
 //! Within a quad, values stand in the bytes of a word as `v0 v2 v1 v3`; a plane of `b` bits puts `8 / b` quads
 //! into the same word, one above the other. So `word >> b·q & mask` yields quad `q` as four bytes (for integer
@@ -39,7 +40,7 @@ pub enum PackClass {
     T,
     /// Volta's `mma.m8n8k4`.
     V,
-    /// Vectors of 32-bit lanes, each with a row of its own: processors.
+    /// Vectors of 32-bit lanes, each with a row of its own: processors, and GPUs through wgpu.
     R,
 }
 
@@ -74,7 +75,7 @@ pub struct CodePlaneLayout {
 
 impl CodePlaneLayout {
     /// Where the part of value `i` of `quad` begins among all bits that a lane holds of the plane.
-    pub(crate) fn lane_bit(&self, quad: usize, i: usize) -> usize {
+    pub fn lane_bit(&self, quad: usize, i: usize) -> usize {
         match self.bits {
             16 | 32 => (quad * QUAD + i) * self.bits,
             bits => {

@@ -98,6 +98,16 @@ pub enum HalError {
         /// What it did, where, and in which block and thread.
         fault: String,
     },
+    /// The device is gone: it was destroyed, reset or removed. What lives on it is lost; open it again.
+    #[error("{device}: {call} failed: the device was lost ({reason})")]
+    DeviceLost {
+        /// The device.
+        device: DeviceId,
+        /// The call or the activity.
+        call: &'static str,
+        /// The driver's words.
+        reason: String,
+    },
     /// The driver reported an error.
     #[error("{device}: {call} failed: {message}")]
     Driver {

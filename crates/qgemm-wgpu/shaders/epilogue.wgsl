@@ -2,82 +2,78 @@
 //     v = alpha * row_scale * token_scale * sum + beta * C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
 //
-// Kernels count W's rows by position. A gated pair's rows stand in groups of 16, eight of the gate and then the same eight
-// of the up; its positions bring two of each together: 4i and 4i + 1 are rows 2i and 2i + 1 of the group's gate, 4i + 2
-// and 4i + 3 those of its up. So the four sums of an invocation are four features, or two of a gated pair.
+// An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A gated pair's
+// rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four features of both.
 
-fn row_at(position: u32) -> u32 {
-    if (!has(FLAG_GATED)) {
-        return position;
-    }
-    let place = position & 15u;
-    return (position - place) + ((place & 2u) << 2u) + ((place >> 2u) << 1u) + (place & 1u);
-}
-
-// What is stored for four sums that begin at one position.
-struct Outputs {
-    feature: u32,       // the first
-    count: u32,         // 0 where all lie beyond N
-    values: vec4<f32>,
-}
-
-fn outputs(m: u32, position: u32, four_sums: vec4<f32>) -> Outputs {
-    var sums = four_sums;
-    var out: Outputs;
+// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D.
+fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     if (has(FLAG_GATED)) {
-        out.feature = position >> 1u;
-        out.count = min(2u, max(p.shape.features, out.feature) - out.feature);
-        for (var i = 0u; i < out.count; i++) {
-            let feature = out.feature + i;
-            let gate = linear(m, row_at(position + i), feature, sums[i]);
-            let up = linear(m, row_at(position + i + 2u), p.shape.features + feature, sums[i + 2u]);
-            out.values[i] = activate(gate) * up + residual(m, feature);
+        let feature = (row - row % 16u) / 2u + row % 16u;
+        let count = min(4u, max(p.shape.features, feature) - feature);
+        if (count > 0u) {
+            let gate = linear(m, row, feature, count, low);
+            let up = linear(m, row + 8u, p.shape.features + feature, count, high);
+            store4(m, feature, count, activate(gate) * up + residual(m, feature, count));
         }
     } else {
-        out.feature = position;
-        out.count = min(4u, p.shape.features - position);
-        for (var i = 0u; i < out.count; i++) {
-            let feature = position + i;
-            out.values[i] = activate(linear(m, feature, feature, sums[i])) + residual(m, feature);
-        }
+        store_rows(m, row, low);
+        store_rows(m, row + 8u, high);
     }
-    return out;
 }
 
-// The v of one sum.
-fn linear(m: u32, row: u32, bias_index: u32, sum: f32) -> f32 {
-    var value = p.shape.alpha * sum;
+fn store_rows(m: u32, row: u32, sums: vec4<f32>) {
+    let count = min(4u, max(p.shape.n, row) - row);
+    if (count > 0u) {
+        store4(m, row, count, activate(linear(m, row, row, count, sums)) + residual(m, row, count));
+    }
+}
+
+// Four indices from `first` on, those behind the first `count` being the last of them.
+fn four(first: u32, count: u32) -> vec4<u32> {
+    return vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(count - 1u));
+}
+
+// The v of `count` sums.
+fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec4<f32> {
+    var value = p.shape.alpha * sums;
     if (has(FLAG_ROW_SCALE)) {
-        value *= row_scale[p.row_scale_base + row];
+        let at = four(p.row_scale_base + row, count);
+        value *= vec4<f32>(row_scale[at.x], row_scale[at.y], row_scale[at.z], row_scale[at.w]);
     }
     if (has(FLAG_TOKEN_SCALE)) {
         value *= token_scale[p.token_scale_base + m];
     }
     if (has(FLAG_C)) {
-        let index = p.c_base + m * p.c_row + row;
-        value += p.shape.beta * element(c_words[word_of(index, p.shape.c_dtype)], index, p.shape.c_dtype);
+        let at = four(p.c_base + m * p.c_row + row, count);
+        let word = words_of(at, p.shape.c_dtype);
+        let words = vec4<u32>(c_words[word.x], c_words[word.y], c_words[word.z], c_words[word.w]);
+        value += p.shape.beta * elements(words, at, p.shape.c_dtype);
     }
     if (has(FLAG_BIAS)) {
-        let index = p.bias_base + bias_index;
-        value += element(bias_words[word_of(index, p.shape.bias_dtype)], index, p.shape.bias_dtype);
+        let at = four(p.bias_base + bias_index, count);
+        let word = words_of(at, p.shape.bias_dtype);
+        let words = vec4<u32>(bias_words[word.x], bias_words[word.y], bias_words[word.z], bias_words[word.w]);
+        value += elements(words, at, p.shape.bias_dtype);
     }
     return value;
 }
 
-fn residual(m: u32, feature: u32) -> f32 {
+fn residual(m: u32, feature: u32, count: u32) -> vec4<f32> {
     if (!has(FLAG_RESIDUAL)) {
-        return 0.0;
+        return vec4<f32>();
     }
-    let index = p.residual_base + m * p.residual_row + feature;
-    return element(residual_words[word_of(index, p.shape.residual_dtype)], index, p.shape.residual_dtype);
+    let at = four(p.residual_base + m * p.residual_row + feature, count);
+    let word = words_of(at, p.shape.residual_dtype);
+    let words = vec4<u32>(residual_words[word.x], residual_words[word.y], residual_words[word.z], residual_words[word.w]);
+    return elements(words, at, p.shape.residual_dtype);
 }
 
-fn activate(v: f32) -> f32 {
+fn activate(v: vec4<f32>) -> vec4<f32> {
     // Beyond 64 every function is v or 0 in f32, and powers of v stay within its range.
-    let x = clamp(v, -64.0, 64.0);
+    let x = clamp(v, vec4<f32>(-64.0), vec4<f32>(64.0));
     switch p.shape.activation {
-        case ACTIVATION_RELU: { return max(v, 0.0); }
-        case ACTIVATION_SILU: { return v * sigmoid(clamp(v, -100.0, 100.0)); }
+        case ACTIVATION_RELU: { return max(v, vec4<f32>()); }
+        case ACTIVATION_SILU: { return v * sigmoid(clamp(v, vec4<f32>(-100.0), vec4<f32>(100.0))); }
         // (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel.
         case ACTIVATION_GELU_TANH: { return v * sigmoid(1.59576912 * (x + 0.044715 * x * x * x)); }
         case ACTIVATION_GELU_ERF: { return v * normal_cdf(x); }
@@ -85,24 +81,24 @@ fn activate(v: f32) -> f32 {
     }
 }
 
-fn sigmoid(x: f32) -> f32 {
+fn sigmoid(x: vec4<f32>) -> vec4<f32> {
     let e = exp(-abs(x));
-    return select(1.0, e, x < 0.0) / (1.0 + e);
+    return select(vec4<f32>(1.0), e, x < vec4<f32>()) / (vec4<f32>(1.0) + e);
 }
 
 // (1 + erf(x / sqrt(2))) / 2. Its tail at z = |x| / sqrt(2) is exp(-z * z) / 2 times a function of t = 1 / (1 + 0.4 z),
 // which the polynomial meets within 1e-7 for z up to 9.4; beyond, exp(-z * z) is 0.
-fn normal_cdf(x: f32) -> f32 {
-    let t = 1.0 / (1.0 + 0.282842712 * abs(x));
-    var q = 0.0726396814;
-    q = q * t - 0.390246421;
-    q = q * t + 0.68463248;
-    q = q * t - 0.386718899;
-    q = q * t + 0.427957624;
-    q = q * t + 0.126142561;
-    q = q * t + 0.241572797;
-    q = q * t + 0.223938853;
-    q = q * t + 8.12146682e-5;
+fn normal_cdf(x: vec4<f32>) -> vec4<f32> {
+    let t = vec4<f32>(1.0) / (vec4<f32>(1.0) + 0.282842712 * abs(x));
+    var q = vec4<f32>(0.0726396814);
+    q = q * t - vec4<f32>(0.390246421);
+    q = q * t + vec4<f32>(0.68463248);
+    q = q * t - vec4<f32>(0.386718899);
+    q = q * t + vec4<f32>(0.427957624);
+    q = q * t + vec4<f32>(0.126142561);
+    q = q * t + vec4<f32>(0.241572797);
+    q = q * t + vec4<f32>(0.223938853);
+    q = q * t + vec4<f32>(8.12146682e-5);
     let tail = 0.5 * exp(-0.5 * x * x) * q;
-    return select(1.0 - tail, tail, x < 0.0);
+    return select(vec4<f32>(1.0) - tail, tail, x < vec4<f32>());
 }

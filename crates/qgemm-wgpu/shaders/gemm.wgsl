@@ -1,41 +1,46 @@
-// Many tokens: a workgroup computes a TILE_N x TILE_M tile of D, each invocation 4 x 4 of it. Every step along K
-// decodes a TILE_N x TILE_K tile of W to f32 and copies a TILE_M x TILE_K tile of X, both into workgroup memory.
-// Every sum is added in the order of K, so its bits do not depend on the tile sizes.
+// Many tokens: a workgroup computes a TILE_N x TILE_M tile of D, an invocation eight of its
+// outputs for THREAD_M_VECTORS times four tokens. Every step along K decodes a
+// TILE_N x TILE_K tile of W to f32 and copies a TILE_M x TILE_K tile of X, both into workgroup memory. Every sum is added in
+// the order of K, so its bits do not depend on the tile sizes.
 
-const STEPS: u32 = TILE_K / 8u;
-const THREADS_N: u32 = TILE_N / 4u;
-// The padding spreads the stores of one column over the banks of workgroup memory.
-const W_PITCH: u32 = TILE_N + 1u;
-const X_PITCH: u32 = TILE_M + 1u;
+// Vectors of a column of each tile, and the halves in which invocations take theirs: so those that are read at once stand
+// side by side.
+const W_VECTORS: u32 = TILE_N / 4u;
+const W_HALF: u32 = W_VECTORS / 2u;
+const X_VECTORS: u32 = TILE_M / 4u;
+const THREADS_N: u32 = TILE_N / 8u;
+const THREADS_M: u32 = THREADS / THREADS_N;
 
-var<workgroup> w_tile: array<f32, TILE_K * W_PITCH>;  // (TILE_K, TILE_N)
-var<workgroup> x_tile: array<f32, TILE_K * X_PITCH>;  // (TILE_K, TILE_M)
+var<workgroup> w_tile: array<vec4<f32>, TILE_K * W_VECTORS>;  // (TILE_K, TILE_N)
+var<workgroup> x_tile: array<vec4<f32>, TILE_K * X_VECTORS>;  // (TILE_K, TILE_M)
 
+// The first half of a column has the first eight rows of every tile of W, the second half the others.
 fn load_w(n0: u32, s0: u32, thread: u32) {
-    for (var i = thread; i < TILE_N * STEPS; i += THREADS) {
-        let column = (i % STEPS) * 8u;
-        let row = i / STEPS;
-        let values = w8(min(n0 + row, p.shape.n - 1u), s0 + column);
-        var lo = values.lo;
-        var hi = values.hi;
-        for (var j = 0u; j < 4u; j++) {
-            w_tile[(column + j) * W_PITCH + row] = lo[j];
-            w_tile[(column + 4u + j) * W_PITCH + row] = hi[j];
-        }
+    for (var i = thread; i < W_VECTORS * (TILE_K / 4u); i += THREADS) {
+        let group = i % W_VECTORS;
+        let column = i / W_VECTORS * 4u;
+        let rows = rows_of(n0 + group * 4u, s0 / SLAB_K);
+        let in_slab = s0 % SLAB_K + column;
+        let numbers = quad_of(rows, in_slab / 4u);
+        let affine = affine(rows, in_slab / SUB_BLOCK);
+        let at = column * W_VECTORS + group % 4u / 2u * W_HALF + group / 4u * 2u + group % 2u;
+        w_tile[at] = scaled(numbers.a, 1.0, affine);
+        w_tile[at + W_VECTORS] = scaled(numbers.b, 1.0, affine);
+        w_tile[at + 2u * W_VECTORS] = scaled(numbers.c, 1.0, affine);
+        w_tile[at + 3u * W_VECTORS] = scaled(numbers.d, 1.0, affine);
     }
 }
 
 fn load_x(m0: u32, s0: u32, thread: u32) {
-    for (var i = thread; i < TILE_M * STEPS; i += THREADS) {
-        let column = (i % STEPS) * 8u;
-        let row = i / STEPS;
-        let values = x8(min(m0 + row, p.shape.m - 1u), s0 + column);
-        var lo = values.lo;
-        var hi = values.hi;
-        for (var j = 0u; j < 4u; j++) {
-            x_tile[(column + j) * X_PITCH + row] = lo[j];
-            x_tile[(column + 4u + j) * X_PITCH + row] = hi[j];
-        }
+    for (var i = thread; i < TILE_M * (TILE_K / 8u); i += THREADS) {
+        let m = i % TILE_M;
+        let column = i / TILE_M * 8u;
+        let values = x8(min(m0 + m, p.shape.m - 1u), s0 + column);
+        let at = column * X_VECTORS + m / 4u;
+        #for j 4
+        x_tile[at + $ju * X_VECTORS][m % 4u] = values.lo[$j];
+        x_tile[at + (4u + $ju) * X_VECTORS][m % 4u] = values.hi[$j];
+        #end
     }
 }
 
@@ -46,34 +51,58 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     // Tiles along N that exceed one grid dimension continue along z.
-    let n0 = (group.x + group.z * groups.x) * TILE_N;
+    let n0 = p.n_first + (group.x + group.z * groups.x) * TILE_N;
     if (n0 >= p.shape.n) {
         return;
     }
     let m0 = group.y * TILE_M;
-    let tn = (thread % THREADS_N) * 4u;
-    let tm = (thread / THREADS_N) * 4u;
+    let tn = thread % THREADS_N;
+    let tm = thread / THREADS_N;
+    begin(thread);
 
-    var sums: array<vec4<f32>, 4>;  // (token, output)
+    // Sums of token i of the invocation's vector v: of its first four rows, and of its second.
+    #for v THREAD_M_VECTORS
+    #for i 4
+    var low$v_$i: vec4<f32>;
+    var high$v_$i: vec4<f32>;
+    #end
+    #end
     for (var s0 = 0u; s0 < p.shape.stored_k; s0 += TILE_K) {
         load_w(n0, s0, thread);
         load_x(m0, s0, thread);
         workgroupBarrier();
         for (var k = 0u; k < TILE_K; k++) {
-            let w_at = k * W_PITCH + tn;
-            let w = vec4<f32>(w_tile[w_at], w_tile[w_at + 1u], w_tile[w_at + 2u], w_tile[w_at + 3u]);
-            let x_at = k * X_PITCH + tm;
-            for (var i = 0u; i < 4u; i++) {
-                sums[i] += x_tile[x_at + i] * w;
-            }
+            let w_low = w_tile[k * W_VECTORS + tn];
+            let w_high = w_tile[k * W_VECTORS + W_HALF + tn];
+            #for v THREAD_M_VECTORS
+            let x$v = x_tile[k * X_VECTORS + $vu * THREADS_M + tm];
+            #end
+            #for v THREAD_M_VECTORS
+            #for i 4
+            low$v_$i = fma(w_low, vec4<f32>(x$v[$i]), low$v_$i);
+            high$v_$i = fma(w_high, vec4<f32>(x$v[$i]), high$v_$i);
+            #end
+            #end
         }
         workgroupBarrier();
     }
 
-    for (var i = 0u; i < 4u; i++) {
-        let m = m0 + tm + i;
-        if (m < p.shape.m && n0 + tn < p.shape.n) {
-            store4(m, n0 + tn, sums[i]);
+    let row = n0 + tn / 2u * 16u + tn % 2u * 4u;
+    if (row >= p.shape.n) {
+        return;
+    }
+    // Through an array, so that what finishes a sum stands in the program once and not for every token.
+    var sums: array<vec4<f32>, THREAD_M_VECTORS * 8u>;
+    #for v THREAD_M_VECTORS
+    #for i 4
+    sums[$v * 8 + $i * 2] = low$v_$i;
+    sums[$v * 8 + $i * 2 + 1] = high$v_$i;
+    #end
+    #end
+    for (var i = 0u; i < THREAD_M_VECTORS * 4u; i++) {
+        let m = m0 + (i / 4u * THREADS_M + tm) * 4u + i % 4u;
+        if (m < p.shape.m) {
+            store8(m, row, sums[i * 2u], sums[i * 2u + 1u]);
         }
     }
 }

@@ -11,32 +11,32 @@ struct Eight {
     hi: vec4<f32>,
 }
 
-fn f16_to_f32(half: vec4<u32>) -> vec4<f32> {
+// Subnormal numbers get the exponent of the smallest normal one, 2^-14, and lose its leading 1, 2^-14, again.
+fn finite_f16_to_f32(half: vec4<u32>) -> vec4<f32> {
     let magnitude = half & vec4<u32>(0x7fffu);
-    let normal = (magnitude << vec4<u32>(13u)) + vec4<u32>(112u << 23u);
-    let subnormal = bitcast<vec4<u32>>(vec4<f32>(magnitude) * 0x1p-24f);
-    let special = (magnitude << vec4<u32>(13u)) | vec4<u32>(0x7f800000u);
-    let finite = select(normal, subnormal, magnitude < vec4<u32>(0x400u));
-    let bits = select(finite, special, magnitude >= vec4<u32>(0x7c00u));
-    return bitcast<vec4<f32>>(bits | ((half & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
+    let normal = bitcast<vec4<f32>>((magnitude << vec4<u32>(13u)) + vec4<u32>(112u << 23u));
+    let subnormal = bitcast<vec4<f32>>((magnitude << vec4<u32>(13u)) + vec4<u32>(113u << 23u)) - vec4<f32>(0x1p-14f);
+    let finite = bitcast<vec4<u32>>(select(normal, subnormal, magnitude < vec4<u32>(0x400u)));
+    return bitcast<vec4<f32>>(finite | ((half & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
+}
+
+fn f16_to_f32(half: vec4<u32>) -> vec4<f32> {
+    let finite = finite_f16_to_f32(half);
+    let special = (half << vec4<u32>(13u)) | ((half & vec4<u32>(0x8000u)) << vec4<u32>(16u)) | vec4<u32>(0x7f800000u);
+    return select(finite, bitcast<vec4<f32>>(special), (half & vec4<u32>(0x7c00u)) == vec4<u32>(0x7c00u));
 }
 
 fn f16_scalar(half: u32) -> f32 {
     return f16_to_f32(vec4<u32>(half)).x;
 }
 
-fn e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
+// As with f16; the smallest normal number is 2^-6. NaN becomes 480.
+fn finite_e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
     let magnitude = code & vec4<u32>(0x7fu);
-    let normal = (magnitude << vec4<u32>(20u)) + vec4<u32>(120u << 23u);
-    let subnormal = bitcast<vec4<u32>>(vec4<f32>(magnitude) * 0x1p-9f);
-    let finite = select(normal, subnormal, magnitude < vec4<u32>(8u));
-    let bits = select(finite, vec4<u32>(0x7fc00000u), magnitude == vec4<u32>(0x7fu));
-    return bitcast<vec4<f32>>(bits | ((code & vec4<u32>(0x80u)) << vec4<u32>(24u)));
-}
-
-// E5M2 is the upper byte of an f16.
-fn e5m2_to_f32(code: vec4<u32>) -> vec4<f32> {
-    return f16_to_f32(code << vec4<u32>(8u));
+    let normal = bitcast<vec4<f32>>((magnitude << vec4<u32>(20u)) + vec4<u32>(120u << 23u));
+    let subnormal = bitcast<vec4<f32>>((magnitude << vec4<u32>(20u)) + vec4<u32>(121u << 23u)) - vec4<f32>(0x1p-6f);
+    let finite = bitcast<vec4<u32>>(select(normal, subnormal, magnitude < vec4<u32>(8u)));
+    return bitcast<vec4<f32>>(finite | ((code & vec4<u32>(0x80u)) << vec4<u32>(24u)));
 }
 
 // Rounds to nearest even.
@@ -87,6 +87,23 @@ fn element(word: u32, index: u32, dtype: u32) -> f32 {
         return f16_scalar(half);
     }
     return bitcast<f32>(half << 16u);
+}
+
+// As `word_of`, of four elements.
+fn words_of(index: vec4<u32>, dtype: u32) -> vec4<u32> {
+    return select(index >> vec4<u32>(1u), index, dtype == F32);
+}
+
+// Four elements `index`, given their words.
+fn elements(words: vec4<u32>, index: vec4<u32>, dtype: u32) -> vec4<f32> {
+    if (dtype == F32) {
+        return bitcast<vec4<f32>>(words);
+    }
+    let halves = (words >> ((index & vec4<u32>(1u)) * 16u)) & vec4<u32>(0xffffu);
+    if (dtype == F16) {
+        return f16_to_f32(halves);
+    }
+    return bitcast<vec4<f32>>(halves << vec4<u32>(16u));
 }
 
 // Four 16-bit elements from two words.

@@ -1,16 +1,16 @@
 // What every GEMM kernel receives. The bindings begin at a multiple of the adapter's offset alignment, so each
-// operand also has the distance (`*_base`) from there to its own first element, or byte for W.
+// operand also has the distance (`*_base`) from there to its own first element, or vector for W.
 
 struct Params {
-    shape: GemmShape,
+    shape: GemmShape,     // of this launch: `m` counts its tokens, `n` ends its rows of W, `k_slabs` are W's slabs
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X
     c_row: u32,           // elements between rows of C
     d_row: u32,           // elements between rows of D
     residual_row: u32,    // elements between rows of the residual
-    w_row: u32,           // bytes between rows of W
+    n_first: u32,         // the launch's first row of W, and the first that is bound: a multiple of 16
     x_base: u32,
-    w_base: u32,          // bytes
+    w_base: u32,          // vectors of four words
     row_scale_base: u32,
     k_order_base: u32,
     c_base: u32,
@@ -22,8 +22,7 @@ struct Params {
 
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> x_words: array<u32>;
-@group(0) @binding(1) var<storage, read> w_words: array<u32>;
+// Binding 0 is X: `x_words.wgsl` or `x_vectors.wgsl` declares it. Binding 1 is W: `packed.wgsl`.
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;

@@ -2,12 +2,18 @@
 
 @group(0) @binding(8) var<storage, read_write> d: array<f32>;
 
-// Finishes and stores what four sums that begin at `position` make of row m of D.
-fn store4(m: u32, position: u32, sums: vec4<f32>) {
-    let out = outputs(m, position, sums);
-    var v = out.values;
-    let first = p.d_base + m * p.d_row + out.feature;
-    for (var i = 0u; i < out.count; i++) {
-        d[first + i] = v[i];
+// Stores the first `count` values from `feature` on in row m of D.
+fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
+    var values = four_values;
+    let first = p.d_base + m * p.d_row + feature;
+    if (count == 4u) {
+        d[first] = values.x;
+        d[first + 1u] = values.y;
+        d[first + 2u] = values.z;
+        d[first + 3u] = values.w;
+        return;
+    }
+    for (var i = 0u; i < count; i++) {
+        d[first + i] = values[i];
     }
 }

@@ -2,17 +2,21 @@
 
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
-// Finishes and stores what four sums that begin at `position` make of row m of D. A word is stored whole only where both
-// halves are ours; else the other half belongs to another invocation or lies outside D, and must keep its bits.
-fn store4(m: u32, position: u32, sums: vec4<f32>) {
-    let out = outputs(m, position, sums);
-    var v = out.values;
-    let first = p.d_base + m * p.d_row + out.feature;
+// Stores the first `count` values from `feature` on in row m of D. A word is stored whole only where both halves are ours; else
+// the other half belongs to another invocation or lies outside D, and must keep its bits.
+fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
+    var v = four_values;
+    let first = p.d_base + m * p.d_row + feature;
+    if (count == 4u && (first & 1u) == 0u) {
+        atomicStore(&d[first >> 1u], to_half(v.x) | (to_half(v.y) << 16u));
+        atomicStore(&d[(first >> 1u) + 1u], to_half(v.z) | (to_half(v.w) << 16u));
+        return;
+    }
     var i = 0u;
-    while (i < out.count) {
+    while (i < count) {
         let index = first + i;
         let bits = to_half(v[i]);
-        if ((index & 1u) == 0u && i + 1u < out.count) {
+        if ((index & 1u) == 0u && i + 1u < count) {
             atomicStore(&d[index >> 1u], bits | (to_half(v[i + 1u]) << 16u));
             i += 2u;
         } else {

@@ -4,21 +4,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError, Math};
-use wgpu::{Backends, DeviceType, Features};
+use wgpu::{AdapterInfo, Backends, DeviceType, Features, Limits};
 
 use crate::device::WgpuDevice;
 use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
+use crate::shared::{Owner, Shared};
 
 /// Every adapter that qgemm can use, real GPUs first.
 ///
 /// A software adapter (lavapipe, WARP) has `"software-adapter"` among its features. wgpu tells neither the size of
-/// memory (given as 0) nor units, bandwidth and rates: those are typical of the adapter's kind, good enough to
-/// rank one kernel against another, not to predict times.
+/// memory (given as 0) nor units, bandwidth and rates: those are from a short list of known GPUs, else typical of the
+/// adapter's kind, good enough to rank one kernel against another, not to predict times.
 ///
 /// # Errors
 /// [`HalError::NoDevice`] where there is no adapter, because no driver is installed or none suits.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
-    Ok(usable_adapters()?.iter().zip(0..).map(|(adapter, ordinal)| info(adapter, ordinal)).collect())
+    Ok(usable_adapters()?.iter().zip(0..).map(|(adapter, ordinal)| info_of(adapter, ordinal)).collect())
 }
 
 /// Opens adapter `ordinal` of [`devices`].
@@ -34,7 +35,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     }
     let adapter = adapters.swap_remove(ordinal as usize);
     let timestamps = Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
-    let mut required_features = Features::IMMEDIATES;
+    let mut required_features = Features::IMMEDIATES | (adapter.features() & Features::SUBGROUP);
     if adapter.features().contains(timestamps) {
         required_features |= timestamps;
     }
@@ -49,7 +50,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
         call: "opening the adapter",
         message: e.to_string(),
     })?;
-    Ok(Arc::new(WgpuDevice::new(info(&adapter, ordinal), device, queue)?))
+    Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), Shared::new(id, device, queue, Owner::Backend)?)))
 }
 
 fn usable_adapters() -> Result<Vec<wgpu::Adapter>, HalError> {
@@ -64,10 +65,10 @@ fn usable_adapters() -> Result<Vec<wgpu::Adapter>, HalError> {
     let mut refusals = Vec::new();
     let mut usable: Vec<_> = found
         .into_iter()
-        .filter(|adapter| match missing(adapter) {
+        .filter(|adapter| match missing(adapter.features(), &adapter.limits()) {
             None => true,
-            Some(what) => {
-                refusals.push(format!("{} lacks {what}", adapter.get_info().name));
+            Some(lack) => {
+                refusals.push(format!("{} lacks {}", adapter.get_info().name, lack.what));
                 false
             }
         })
@@ -83,13 +84,36 @@ fn no_device(why: String) -> HalError {
     HalError::NoDevice { device: DeviceKind::Wgpu.name().into(), why }
 }
 
-/// What an adapter lacks for our kernels.
-fn missing(adapter: &wgpu::Adapter) -> Option<&'static str> {
-    let limits = adapter.limits();
-    if !adapter.features().contains(Features::IMMEDIATES) || limits.max_immediate_size < PARAMS_BYTES {
-        Some("immediates of 124 bytes")
+/// Name of the feature that workgroups may have 512 invocations.
+pub(crate) const WIDE_WORKGROUPS: &str = "wide-workgroups";
+/// Invocations of a workgroup that every adapter must have.
+const WORKGROUP: u32 = 256;
+
+/// Something that our kernels need.
+pub(crate) struct Lack {
+    /// As half a sentence.
+    pub what: &'static str,
+    /// What to ask for when opening a device.
+    pub advice: &'static str,
+}
+
+/// What is missing for our kernels.
+pub(crate) fn missing(features: Features, limits: &Limits) -> Option<Lack> {
+    if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < PARAMS_BYTES {
+        Some(Lack {
+            what: "immediates of 124 bytes",
+            advice: "request Features::IMMEDIATES and Limits::max_immediate_size of at least 124",
+        })
     } else if limits.max_storage_buffers_per_shader_stage < STORAGE_BUFFERS {
-        Some("nine storage buffers in a shader")
+        Some(Lack {
+            what: "nine storage buffers in a shader",
+            advice: "request Limits::max_storage_buffers_per_shader_stage of at least 9",
+        })
+    } else if limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x) < WORKGROUP {
+        Some(Lack {
+            what: "workgroups of 256 invocations",
+            advice: "request 256 of Limits::max_compute_invocations_per_workgroup and max_compute_workgroup_size_x",
+        })
     } else {
         None
     }
@@ -105,7 +129,8 @@ fn preference(kind: DeviceType) -> u32 {
     }
 }
 
-/// Figures typical of a kind of adapter.
+/// Figures typical of a device.
+#[derive(Clone, Copy)]
 struct Typical {
     units: u32,
     bandwidth: f64,
@@ -114,13 +139,34 @@ struct Typical {
     cache_bytes: u64,
 }
 
-fn typical(kind: DeviceType) -> Typical {
-    match kind {
+/// GPUs that are known by a part of their name: units, bandwidth, f32 multiply-adds a second and last-level cache, of the
+/// vendors' data sheets (the bandwidth of an H200 as measured).
+const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
+    ("H200", 132, 4.47e12, 3.3e13, 60 << 20),
+    ("H100", 132, 3.35e12, 3.3e13, 50 << 20),
+    ("A100", 108, 1.55e12, 9.7e12, 40 << 20),
+    ("V100", 80, 9.0e11, 7.8e12, 6 << 20),
+    ("Tesla T4", 40, 3.2e11, 4.0e12, 4 << 20),
+    ("RTX 5090", 170, 1.79e12, 5.2e13, 96 << 20),
+    ("RTX 4090", 128, 1.0e12, 4.1e13, 72 << 20),
+    ("RTX 3090", 82, 9.3e11, 1.78e13, 6 << 20),
+    ("RX 7900 XTX", 96, 9.6e11, 1.5e13, 96 << 20),
+];
+
+/// Seconds that a dispatch adds on a GPU.
+const LAUNCH_SECONDS: f64 = 1e-5;
+
+fn typical(about: &AdapterInfo) -> Typical {
+    if let Some(&(_, units, bandwidth, macs, cache_bytes)) = KNOWN.iter().find(|known| about.name.contains(known.0)) {
+        return Typical { units, bandwidth, macs, launch_seconds: LAUNCH_SECONDS, cache_bytes };
+    }
+    let launch_seconds = LAUNCH_SECONDS;
+    match about.device_type {
         DeviceType::DiscreteGpu | DeviceType::VirtualGpu => {
-            Typical { units: 40, bandwidth: 4e11, macs: 5e12, launch_seconds: 1e-5, cache_bytes: 4 << 20 }
+            Typical { units: 40, bandwidth: 4e11, macs: 5e12, launch_seconds, cache_bytes: 4 << 20 }
         }
         DeviceType::IntegratedGpu | DeviceType::Other => {
-            Typical { units: 8, bandwidth: 6e10, macs: 5e11, launch_seconds: 1e-5, cache_bytes: 1 << 20 }
+            Typical { units: 8, bandwidth: 6e10, macs: 5e11, launch_seconds, cache_bytes: 1 << 20 }
         }
         DeviceType::Cpu => {
             let units = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
@@ -129,10 +175,17 @@ fn typical(kind: DeviceType) -> Typical {
     }
 }
 
-fn info(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
-    let (about, limits, has) = (adapter.get_info(), adapter.limits(), adapter.features());
-    let typical = typical(about.device_type);
+fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
+    let id = DeviceId { kind: DeviceKind::Wgpu, ordinal };
+    info(id, adapter.get_info(), &adapter.limits(), adapter.features())
+}
+
+/// What a device with these limits and features is and can do.
+pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Features) -> DeviceInfo {
+    let typical = typical(&about);
+    let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
     let features = [
+        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP),
         ("software-adapter", about.device_type == DeviceType::Cpu),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),
         ("f16", has.contains(Features::SHADER_F16)),
@@ -140,7 +193,7 @@ fn info(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
         ("timestamps", has.contains(Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)),
     ];
     DeviceInfo {
-        id: DeviceId { kind: DeviceKind::Wgpu, ordinal },
+        id,
         name: about.name,
         arch: about.backend.to_str().to_owned(),
         variant: None,
@@ -149,7 +202,8 @@ fn info(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
         bandwidth: typical.bandwidth,
         cache_bytes: typical.cache_bytes,
         shared_bytes: limits.max_compute_workgroup_storage_size,
-        max_buffer_bytes: limits.max_storage_buffer_binding_size,
+        // Kernels index bytes in 32 bits.
+        max_buffer_bytes: limits.max_storage_buffer_binding_size.min(u32::MAX.into()),
         rates: vec![(Math::FmaF32, typical.macs)],
         launch_seconds: typical.launch_seconds,
         features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect::<BTreeSet<_>>(),

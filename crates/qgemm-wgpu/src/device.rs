@@ -12,6 +12,7 @@ use crate::event::{self, WgpuStream};
 use crate::families::FAMILIES;
 use crate::memory;
 use crate::shared::Shared;
+use crate::weight_code::CLASS;
 
 /// An opened adapter.
 #[derive(Debug)]
@@ -22,9 +23,8 @@ pub(crate) struct WgpuDevice {
 }
 
 impl WgpuDevice {
-    pub fn new(info: DeviceInfo, device: wgpu::Device, queue: wgpu::Queue) -> Result<Self, HalError> {
-        let shared = Shared::new(info.id, device, queue)?;
-        Ok(Self { info, default_stream: WgpuStream::stream(&shared), shared })
+    pub fn new(info: DeviceInfo, shared: Arc<Shared>) -> Self {
+        Self { info, default_stream: WgpuStream::stream(&shared), shared }
     }
 }
 
@@ -75,7 +75,7 @@ impl Device for WgpuDevice {
     }
 
     fn pack_class(&self, _format: Format) -> PackClass {
-        PackClass::Canonical
+        CLASS
     }
 
     fn families(&self) -> &'static [&'static dyn KernelFamily] {

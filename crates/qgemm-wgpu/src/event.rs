@@ -71,6 +71,7 @@ pub(crate) fn record(shared: &Arc<Shared>) -> Result<Event, HalError> {
             });
             let mut encoder = shared.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             encoder.write_timestamp(&query, 0);
+            shared.flush();
             shared.queue.submit([encoder.finish()]);
             query
         })?)

@@ -1,13 +1,13 @@
 //! The wgpu backend: qgemm on any Vulkan, Metal or Direct3D 12 adapter, software adapters included.
 //!
-//! Kernels are WGSL, put together as text from `shaders/`: number conversions, the format's dequantization snippet
-//! (`dequant/<stem>.wgsl`) and the family's main loop. Weights stay in their canonical layout; arithmetic is f32.
-//! Needed of an adapter: immediates of 124 bytes and nine storage buffers a shader. Knows how to launch kernels,
-//! not which one to choose.
-#![forbid(unsafe_code)]
+//! Kernels are WGSL, put together as text from `shaders/`: constants of the weight's layout, number conversions, the encoding
+//! of its codes, the format's scales (`dequant/<stem>.wgsl`) and the family's main loop. Weights are packed by sixteen rows,
+//! as the processor reads them; arithmetic is f32. Needed of an adapter: immediates of 124 bytes, nine storage buffers a
+//! shader, workgroups of 256. Knows how to launch kernels, not which one to choose.
 #![deny(missing_docs)]
 
 mod adapter;
+mod caller;
 mod device;
 mod event;
 mod families;
@@ -15,5 +15,9 @@ mod memory;
 mod pipeline;
 mod shader;
 mod shared;
+mod template;
+mod weight_code;
 
 pub use adapter::{devices, open};
+pub use caller::{from_device, report_loss, wrap_buffer};
+pub use wgpu;

@@ -13,10 +13,12 @@ use crate::shared::{Fault, Shared};
 
 /// wgpu copies whole words.
 const WORD: usize = wgpu::COPY_BUFFER_ALIGNMENT as usize;
+/// Kernels read W, and X where it is aligned, by vectors of four words.
+pub(crate) const VECTOR: u64 = 16;
 /// Bytes of one staging copy: keeps large transfers from holding their size twice.
 const CHUNK: usize = 64 << 20;
 
-/// A wgpu buffer, its size rounded up to whole words.
+/// A wgpu buffer, its size rounded up to whole vectors.
 #[derive(Debug)]
 pub(crate) struct WgpuBuffer {
     shared: Arc<Shared>,
@@ -36,6 +38,20 @@ impl RawBuffer for WgpuBuffer {
 }
 
 impl WgpuBuffer {
+    /// The first `len` bytes of `buffer`.
+    pub fn wrap(shared: &Arc<Shared>, buffer: wgpu::Buffer, len: usize) -> Buffer {
+        Buffer::from_raw(Arc::new(WgpuBuffer { shared: shared.clone(), buffer, len }), len)
+    }
+
+    /// That the buffer may be used for `usage`, which one of the caller's need not.
+    fn check_usage(&self, usage: BufferUsages, what: &'static str) -> Result<(), HalError> {
+        if self.buffer.usage().contains(usage) {
+            return Ok(());
+        }
+        let why = format!("its usages are {:?}: add {usage:?}", self.buffer.usage());
+        Err(HalError::Unsupported { device: self.shared.id, what: what.into(), why })
+    }
+
     /// The wgpu buffer behind `view`, if it is one of `shared`.
     pub fn of<'a>(shared: &Arc<Shared>, view: BufferRef<'a>, what: &'static str) -> Result<&'a WgpuBuffer, HalError> {
         view.raw()
@@ -49,7 +65,7 @@ impl WgpuBuffer {
 /// A new, zeroed buffer.
 pub(crate) fn allocate(shared: &Arc<Shared>, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
     let limit = shared.limits.max_buffer_size;
-    let size = (bytes as u64).checked_next_multiple_of(WORD as u64).filter(|&size| size <= limit).ok_or_else(|| {
+    let size = (bytes as u64).checked_next_multiple_of(VECTOR).filter(|&size| size <= limit).ok_or_else(|| {
         HalError::Unsupported {
             device: shared.id,
             what: format!("a buffer of {bytes} bytes for {what}"),
@@ -59,7 +75,7 @@ pub(crate) fn allocate(shared: &Arc<Shared>, bytes: usize, what: &'static str) -
     let made = shared.try_scoped("allocating a buffer", || {
         shared.device.create_buffer(&wgpu::BufferDescriptor {
             label: Some(what),
-            size: size.max(WORD as u64),
+            size: size.max(VECTOR),
             usage: BufferUsages::STORAGE | BufferUsages::COPY_SRC | BufferUsages::COPY_DST,
             mapped_at_creation: false,
         })
@@ -68,13 +84,14 @@ pub(crate) fn allocate(shared: &Arc<Shared>, bytes: usize, what: &'static str) -
         Fault::OutOfMemory(_) => HalError::OutOfMemory { device: shared.id, bytes, what, free: None },
         other => other.into_hal(shared.id, "allocating a buffer"),
     })?;
-    Ok(Buffer::from_raw(Arc::new(WgpuBuffer { shared: shared.clone(), buffer, len: bytes }), bytes))
+    Ok(WgpuBuffer::wrap(shared, buffer, bytes))
 }
 
 /// Copies `src` to the start of `dst`.
 pub(crate) fn upload(shared: &Arc<Shared>, src: &[u8], dst: BufferRef<'_>) -> Result<(), HalError> {
     let raw = WgpuBuffer::of(shared, dst, "the destination of an upload")?;
     check_len("upload", src.len(), dst.len())?;
+    raw.check_usage(BufferUsages::COPY_DST, "an upload to this buffer")?;
     write(shared, raw, dst.offset(), src)
 }
 
@@ -82,6 +99,7 @@ pub(crate) fn upload(shared: &Arc<Shared>, src: &[u8], dst: BufferRef<'_>) -> Re
 pub(crate) fn download(shared: &Arc<Shared>, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
     let raw = WgpuBuffer::of(shared, src, "the source of a download")?;
     check_len("download", dst.len(), src.len())?;
+    raw.check_usage(BufferUsages::COPY_SRC, "a download from this buffer")?;
     for (i, part) in dst.chunks_mut(CHUNK).enumerate() {
         read(shared, &raw.buffer, src.offset() + i * CHUNK, part)?;
     }
@@ -91,6 +109,7 @@ pub(crate) fn download(shared: &Arc<Shared>, src: BufferRef<'_>, dst: &mut [u8])
 /// Sets every byte of `dst`.
 pub(crate) fn fill(shared: &Arc<Shared>, dst: BufferRef<'_>, value: u8) -> Result<(), HalError> {
     let raw = WgpuBuffer::of(shared, dst, "the destination of a fill")?;
+    raw.check_usage(BufferUsages::COPY_DST, "a fill of this buffer")?;
     let range = dst.offset()..dst.offset() + dst.len();
     let words = whole_words(&range);
     if value != 0 || words.is_empty() {
@@ -105,6 +124,7 @@ pub(crate) fn fill(shared: &Arc<Shared>, dst: BufferRef<'_>, value: u8) -> Resul
     shared.scoped("filling a buffer", || {
         let mut encoder = shared.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         encoder.clear_buffer(&raw.buffer, words.start as u64, Some(words.len() as u64));
+        shared.flush();
         shared.queue.submit([encoder.finish()]);
     })
 }
@@ -134,6 +154,7 @@ fn write(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) ->
     }
     for (i, part) in middle.chunks(CHUNK).enumerate() {
         shared.scoped("uploading", || {
+            shared.flush();
             shared.queue.write_buffer(&raw.buffer, (words.start + i * CHUNK) as u64, part);
             // Hands the staging copy to the device now instead of at some later launch.
             shared.queue.submit([]);
@@ -151,10 +172,14 @@ fn patch(shared: &Arc<Shared>, raw: &WgpuBuffer, offset: usize, bytes: &[u8]) ->
     let mut word = [0; WORD];
     // Behind the end of the buffer there is only padding, so a last word need not be read.
     if at != 0 || offset + bytes.len() != raw.len {
+        raw.check_usage(BufferUsages::COPY_SRC, "writing less than a word to this buffer")?;
         read(shared, &raw.buffer, offset - at, &mut word)?;
     }
     word[at..at + bytes.len()].copy_from_slice(bytes);
-    shared.scoped("uploading", || shared.queue.write_buffer(&raw.buffer, (offset - at) as u64, &word))
+    shared.scoped("uploading", || {
+        shared.flush();
+        shared.queue.write_buffer(&raw.buffer, (offset - at) as u64, &word);
+    })
 }
 
 /// Reads `dst.len()` bytes from `offset`, through a staging buffer that the host can map.
@@ -171,6 +196,7 @@ pub(crate) fn read(shared: &Arc<Shared>, buffer: &wgpu::Buffer, offset: usize, d
         });
         let mut encoder = shared.device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
         encoder.copy_buffer_to_buffer(buffer, first as u64, &staging, 0, size);
+        shared.flush();
         shared.queue.submit([encoder.finish()]);
         staging
     })?;

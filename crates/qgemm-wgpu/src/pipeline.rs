@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use qgemm_hal::HalError;
 
 use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
+use crate::shader::Shader;
 use crate::shared::Shared;
 
 /// Binding of D, the only operand that is written.
@@ -43,23 +44,27 @@ impl Pipelines {
     }
 }
 
-/// The pipeline of `source`, compiled where it has not been before. `name` and `prelude` are for the error.
-pub(crate) fn pipeline(
-    shared: &Shared,
-    name: &str,
-    prelude: &str,
-    source: String,
-) -> Result<wgpu::ComputePipeline, HalError> {
+/// The pipeline of `shader`, compiled where it has not been before. `name` is for errors and debuggers.
+pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wgpu::ComputePipeline, HalError> {
+    let Shader { source, prelude } = shader;
     let compiled = || shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pipeline) = compiled().get(&source) {
         return Ok(pipeline.clone());
     }
     let _span = tracing::info_span!("compile", kernel = name).entered();
     let made = shared.try_scoped("compiling a kernel", || {
-        let module = shared.device.create_shader_module(wgpu::ShaderModuleDescriptor {
+        let description = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.as_str().into()),
-        });
+        };
+        // SAFETY: the text is our own. Every access to a buffer is within what a launch binds: rows of W are clamped to the
+        // last tile, tokens to the last of X, columns of X and the column order are compared with `stored_k`, positions in C,
+        // bias, scales, residual and D with N and M; and `GemmKernel::bind` refuses views that are shorter than the extents
+        // of all of those, from which the strides come, too. Entries of the column order are below K or skipped, which
+        // `HostWeight` and packed files check. Workgroup memory is indexed by constants of the tile. Every loop counts to
+        // such a bound in steps of at least 1.
+        let module =
+            unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
             layout: Some(&shared.pipelines.layout),

@@ -1,17 +1,30 @@
-//! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the format's
-//! `dequant/<stem>.wgsl`, the epilogue, the way D is stored, and the main loop of the family.
+//! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the weight's layout, encoding and
+//! `dequant/<stem>.wgsl`, X, the epilogue, the way D is stored, and the main loop of the family.
 
 use std::fmt::Write;
 
-use qgemm_formats::{DType, Encoding, Format};
-use qgemm_hal::TileConfig;
+use qgemm_formats::{DType, Encoding, Format, ScaleType};
+use qgemm_hal::CheckedGemm;
 use qgemm_hal::abi::dtype_code;
+
+use crate::template::expand;
+use crate::weight_code::WeightCode;
 
 const ABI: &str = include_str!("../shaders/generated/abi.wgsl");
 const PARAMS: &str = include_str!("../shaders/params.wgsl");
 const NUMBERS: &str = include_str!("../shaders/numbers.wgsl");
-const CODES: &str = include_str!("../shaders/codes.wgsl");
-const CODEBOOK: &str = include_str!("../shaders/codebook.wgsl");
+const ROWS_BESIDE: &str = include_str!("../shaders/rows_beside.wgsl");
+const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
+const PACKED: &str = include_str!("../shaders/packed.wgsl");
+const INTEGER: &str = include_str!("../shaders/encoding/integer.wgsl");
+const CODEBOOK: &str = include_str!("../shaders/encoding/codebook.wgsl");
+const E4M3: &str = include_str!("../shaders/encoding/e4m3.wgsl");
+const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
+const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
+const SCALE: &str = include_str!("../shaders/scaling/scale.wgsl");
+const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
+const X_WORDS: &str = include_str!("../shaders/x_words.wgsl");
+const X_VECTORS: &str = include_str!("../shaders/x_vectors.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE_F32: &str = include_str!("../shaders/store_f32.wgsl");
@@ -38,40 +51,85 @@ pub(crate) fn dequant(format: Format) -> Option<&'static str> {
     DEQUANT.iter().find(|(stem, _)| *stem == format.dequant).map(|(_, source)| *source)
 }
 
-/// The constants that a shader is specialised by.
-pub(crate) fn prelude(format: Format, x: DType, config: &TileConfig) -> String {
-    let mut text = String::new();
-    for (name, value) in [
-        ("BLOCK_LEN", format.block_len as u32),
-        ("BLOCK_BYTES", format.block_bytes as u32),
-        ("X_DTYPE", dtype_code(x)),
-        ("TILE_N", config.tile_n),
-        ("TILE_M", config.tile_m),
-        ("TILE_K", config.tile_k),
-        ("THREADS", config.threads),
-    ] {
-        let _ = writeln!(text, "const {name}: u32 = {value}u;");
+/// Bytes of workgroup memory that decoding a format takes.
+pub(crate) fn table_bytes(format: Format) -> u32 {
+    if matches!(format.encoding, Encoding::Codebook(_)) { 16 * 4 } else { 0 }
+}
+
+/// A shader's text, and the constants that it is specialised by, for errors.
+pub(crate) struct Shader {
+    pub source: String,
+    pub prelude: String,
+}
+
+/// Which four rows of W an invocation decodes at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FourRows {
+    /// Neighbours in a tile.
+    Beside,
+    /// One of each of four tiles.
+    OfTiles,
+}
+
+/// A family's part of a shader, for one configuration.
+pub(crate) struct Part {
+    pub rows: FourRows,
+    pub sources: Vec<&'static str>,
+    pub constants: Vec<(&'static str, u32)>,
+}
+
+/// The operands of a shader.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operands {
+    pub format: Format,
+    pub x: DType,
+    /// Whether the rows of X begin at multiples of 16 bytes.
+    pub x_aligned: bool,
+    pub d: DType,
+}
+
+impl Operands {
+    pub fn of(op: &CheckedGemm) -> Self {
+        // A vector is the least that can be bound of an array of vectors.
+        let x_aligned = op.x.aligned16 && op.x.col_stride == 1 && op.k * op.x.dtype.bytes() >= 16;
+        Self { format: op.format, x: op.x.dtype, x_aligned, d: op.d.dtype }
     }
-    match format.encoding {
-        Encoding::IntOffset { offset } => {
-            let _ = writeln!(text, "const OFFSET: f32 = {offset}.0;");
-        }
-        Encoding::Codebook(table) => {
-            let [a, b, c, d]: [u32; 4] = std::array::from_fn(|word| {
-                u32::from_le_bytes(std::array::from_fn(|byte| table[4 * word + byte] as u8))
-            });
-            let _ = writeln!(text, "const TABLE: vec4<u32> = vec4<u32>({a:#x}u, {b:#x}u, {c:#x}u, {d:#x}u);");
-        }
-        _ => {}
-    }
-    text
 }
 
 /// A whole shader, entry point `main`.
-pub(crate) fn compose(prelude: &str, format: Format, d: DType, dequant: &str, main: &str) -> String {
-    let codebook = if matches!(format.encoding, Encoding::Codebook(_)) { CODEBOOK } else { "" };
-    let store = if d == DType::F32 { STORE_F32 } else { STORE_HALF };
-    [prelude, ABI, PARAMS, NUMBERS, CODES, codebook, dequant, OPERANDS, EPILOGUE, store, main].join("\n")
+pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Shader {
+    let format = operands.format;
+    let mut constants = vec![("X_DTYPE", dtype_code(operands.x))];
+    constants.extend(code.constants());
+    constants.extend_from_slice(&part.constants);
+    let mut prelude = String::new();
+    for (name, value) in &constants {
+        let _ = writeln!(prelude, "const {name}: u32 = {value}u;");
+    }
+    let declarations = code.declarations();
+    let (encoding, scaling) = match format.encoding {
+        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (INTEGER, ""),
+        Encoding::Plain(_) => (PLAIN, ""),
+        Encoding::Codebook(_) => (CODEBOOK, scaling(format)),
+        Encoding::E4M3 => (E4M3, scaling(format)),
+        Encoding::E5M2 => (E5M2, scaling(format)),
+    };
+    let x = if operands.x_aligned { X_VECTORS } else { X_WORDS };
+    let store = if operands.d == DType::F32 { STORE_F32 } else { STORE_HALF };
+    let rows = match part.rows {
+        FourRows::Beside => ROWS_BESIDE,
+        FourRows::OfTiles => ROWS_OF_TILES,
+    };
+    let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
+    parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, store]);
+    let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
+    parts.push(&expanded);
+    Shader { source: parts.join("\n"), prelude }
+}
+
+/// How numbers that are no integers are scaled.
+fn scaling(format: Format) -> &'static str {
+    if format.float_scales.iter().any(|scale| scale.kind == ScaleType::E8M0) { TWO_FACTORS } else { SCALE }
 }
 
 #[cfg(test)]
@@ -83,28 +141,29 @@ mod tests {
     fn validate(source: &str, what: &str) {
         let module = naga::front::wgsl::parse_str(source)
             .unwrap_or_else(|e| panic!("{what} does not parse:\n{}", e.emit_to_string(source)));
-        naga::valid::Validator::new(naga::valid::ValidationFlags::all(), naga::valid::Capabilities::IMMEDIATES)
+        let capabilities = naga::valid::Capabilities::IMMEDIATES | naga::valid::Capabilities::SUBGROUP;
+        naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities)
             .validate(&module)
             .unwrap_or_else(|e| panic!("{what} is invalid:\n{}", e.emit_to_string(source)));
     }
 
     #[test]
     fn every_shader_is_valid() {
-        let mut count = 0;
-        for format in Format::all() {
-            let dequant = dequant(format).unwrap_or_else(|| panic!("{format} has no dequant/{}.wgsl", format.dequant));
-            for (main, configs) in [(gemv::SOURCE, gemv::CONFIGS), (gemm::SOURCE, gemm::CONFIGS)] {
-                for config in configs {
-                    for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
-                        let prelude = prelude(format, x, config);
-                        let what = format!("{} of {format} with {x} to {d}", config.family);
-                        validate(&compose(&prelude, format, d, dequant, main), &what);
-                        count += 1;
-                    }
+        for (i, format) in Format::all().enumerate() {
+            assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
+            let code = WeightCode::new(format).expect("has planes that shaders read");
+            let types = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d)));
+            for (j, (x, d)) in types.flat_map(|t| [(t, false), (t, true)].map(|(t, a)| (t, a))).enumerate() {
+                let operands = Operands { format, x: x.0, x_aligned: d, d: x.1 };
+                // Tiles take turns: their constants and the operands' types have nothing to do with each other.
+                let gemv = gemv::part(&gemv::CONFIGS[(i + j) % gemv::CONFIGS.len()], &code, j % 2 == 0);
+                let gemm = gemm::part(&gemm::CONFIGS[(i + j) % gemm::CONFIGS.len()]);
+                for (family, part) in [("gemv", gemv), ("gemm", gemm)] {
+                    let what = format!("{family} with {operands:?}");
+                    validate(&compose(&operands, &code, &part).source, &what);
                 }
             }
         }
-        assert_eq!(count, Format::all().count() * (gemv::CONFIGS.len() + gemm::CONFIGS.len()) * 9);
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! What the objects of one opened device share: wgpu's handles, and how its errors become ours.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use qgemm_hal::{DeviceId, HalError};
 use wgpu::ErrorFilter;
 
+use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
+
+/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a wait is
+/// handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
+const MOST_TOGETHER: usize = 16;
 
 /// An opened wgpu device. Buffers, streams, events and kernels hold it and know each other by it.
 pub(crate) struct Shared {
@@ -18,8 +23,20 @@ pub(crate) struct Shared {
     pub pipelines: Pipelines,
     /// Bound where a kernel has no such operand.
     pub absent: wgpu::Buffer,
+    /// Launches that the queue has not been given yet.
+    pending: Mutex<Pending>,
+    /// Most launches that are gathered.
+    most_together: usize,
     /// Why the device can no longer be used: it was lost, or an error came that no scope caught.
-    broken: Arc<OnceLock<String>>,
+    broken: Arc<OnceLock<Fault>>,
+}
+
+/// Launches that the queue has not been given yet.
+#[derive(Default)]
+struct Pending {
+    launches: Vec<wgpu::CommandBuffer>,
+    /// So many are handed over together next.
+    together: usize,
 }
 
 impl fmt::Debug for Shared {
@@ -29,21 +46,12 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub fn new(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue) -> Result<Arc<Self>, HalError> {
+    pub fn new(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue, owner: Owner) -> Result<Arc<Self>, HalError> {
         let broken = Arc::new(OnceLock::new());
-        let lost = broken.clone();
-        device.set_device_lost_callback(move |reason, message| {
-            // Dropping a device reports a loss too, which is nothing to log.
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                tracing::error!(device = %id, message, "device lost");
-            }
-            lost.get_or_init(|| format!("the device was lost ({reason:?}): {message}"));
-        });
-        let uncaught = broken.clone();
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            tracing::error!(device = %id, %error, "error outside any operation");
-            uncaught.get_or_init(|| error.to_string());
-        }));
+        // A device has one callback of each kind, and the caller's stay.
+        if owner == Owner::Backend {
+            watch(id, &device, &broken);
+        }
         let (pipelines, absent) = scoped(&device, || {
             let absent = device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("absent operand"),
@@ -54,8 +62,45 @@ impl Shared {
             (Pipelines::new(&device), absent)
         })
         .map_err(|fault| fault.into_hal(id, "setting the device up"))?;
-        let timestamps = device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS);
-        Ok(Arc::new(Self { id, limits: device.limits(), timestamps, pipelines, absent, broken, device, queue }))
+        Ok(Arc::new(Self {
+            id,
+            limits: device.limits(),
+            timestamps: device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS),
+            pipelines,
+            absent,
+            pending: Mutex::default(),
+            // What the caller submits after a launch must come after it.
+            most_together: if owner == Owner::Backend { MOST_TOGETHER } else { 1 },
+            broken,
+            device,
+            queue,
+        }))
+    }
+
+    /// Makes every later call an error that says `reason`.
+    pub fn lose(&self, reason: String) {
+        self.broken.get_or_init(|| lost(&reason));
+    }
+
+    /// Whether `buffer`, which shaders may read, is one of this device.
+    pub fn owns(&self, buffer: &wgpu::Buffer) -> Result<bool, HalError> {
+        let entries: Vec<_> = (0..STORAGE_BUFFERS)
+            .map(|binding| wgpu::BindGroupEntry {
+                binding,
+                resource: wgpu::BindingResource::Buffer(match binding {
+                    0 => wgpu::BufferBinding { buffer, offset: 0, size: wgpu::BufferSize::new(4) },
+                    _ => self.absent.as_entire_buffer_binding(),
+                }),
+            })
+            .collect();
+        let bound = self.try_scoped("wrapping a buffer", || {
+            self.device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: None,
+                layout: &self.pipelines.bindings,
+                entries: &entries,
+            })
+        })?;
+        Ok(bound.is_ok())
     }
 
     /// Runs `work`, and makes an error of what wgpu reports meanwhile; `call` says what was being done.
@@ -72,8 +117,28 @@ impl Shared {
         Ok(result)
     }
 
+    /// Queues a launch, with others or at the latest before the next work of another kind.
+    pub fn launch(&self, commands: wgpu::CommandBuffer) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.launches.push(commands);
+        if pending.launches.len() >= pending.together.clamp(1, self.most_together) {
+            pending.together = (pending.launches.len() * 2).min(self.most_together);
+            self.queue.submit(pending.launches.drain(..));
+        }
+    }
+
+    /// Hands all launches to the queue. Before everything that the queue is to do after them.
+    pub fn flush(&self) {
+        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        pending.together = 1;
+        if !pending.launches.is_empty() {
+            self.queue.submit(pending.launches.drain(..));
+        }
+    }
+
     /// Waits for all submitted work.
     pub fn wait(&self, call: &'static str) -> Result<(), HalError> {
+        self.scoped(call, || self.flush())?;
         self.device.poll(wgpu::PollType::wait_indefinitely()).map_err(|e| self.driver(call, e.to_string()))?;
         self.check(call)
     }
@@ -85,26 +150,64 @@ impl Shared {
 
     fn check(&self, call: &'static str) -> Result<(), HalError> {
         match self.broken.get() {
-            Some(message) => Err(self.driver(call, message.clone())),
+            Some(broken) => Err(broken.clone().into_hal(self.id, call)),
             None => Ok(()),
         }
     }
 }
 
-/// What an error scope caught.
+/// Notes what ends a device's use.
+fn watch(id: DeviceId, device: &wgpu::Device, broken: &Arc<OnceLock<Fault>>) {
+    let of_loss = broken.clone();
+    device.set_device_lost_callback(move |reason, message| {
+        // Dropping a device reports a loss too, which is nothing to log.
+        if reason != wgpu::DeviceLostReason::Destroyed {
+            tracing::error!(device = %id, message, "device lost");
+        }
+        of_loss.get_or_init(|| lost(&format!("{reason:?}: {message}")));
+    });
+    let uncaught = broken.clone();
+    device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
+        tracing::error!(device = %id, %error, "error outside any operation");
+        uncaught.get_or_init(|| Fault::Other(error.to_string()));
+    }));
+}
+
+fn lost(reason: &str) -> Fault {
+    Fault::Lost(reason.to_owned())
+}
+
+/// Who opened a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    /// This crate.
+    Backend,
+    /// Code that uses it beside us.
+    Caller,
+}
+
+/// What went wrong on a device.
+#[derive(Clone, Debug)]
 pub(crate) enum Fault {
+    Lost(String),
     OutOfMemory(String),
     Other(String),
 }
 
 impl Fault {
     pub fn into_hal(self, device: DeviceId, call: &'static str) -> HalError {
-        HalError::Driver { device, call, message: self.into_message() }
+        match self {
+            Fault::Lost(reason) => HalError::DeviceLost { device, call, reason },
+            Fault::OutOfMemory(message) => {
+                HalError::Driver { device, call, message: format!("out of memory: {message}") }
+            }
+            Fault::Other(message) => HalError::Driver { device, call, message },
+        }
     }
 
     pub fn into_message(self) -> String {
         match self {
-            Fault::OutOfMemory(message) | Fault::Other(message) => message,
+            Fault::Lost(message) | Fault::OutOfMemory(message) | Fault::Other(message) => message,
         }
     }
 }
@@ -143,17 +246,23 @@ mod tests {
         let mut buffer = opened.allocate(8, "test").expect("small");
         shared.device.destroy();
         let error = opened.synchronize(&stream).expect_err("lost");
-        assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("lost")), "{error}");
+        assert!(matches!(&error, HalError::DeviceLost { .. }), "{error}");
         let errors = [
-            opened.allocate(8, "test").expect_err("lost"),
-            opened.upload(&stream, &[0; 8], (&mut buffer).into()).expect_err("lost"),
-            opened.download(&stream, (&buffer).into(), &mut [0; 8]).expect_err("lost"),
-            opened.fill(&stream, (&mut buffer).into(), 0).expect_err("lost"),
-            opened.record(&stream).expect_err("lost"),
+            (opened.allocate(8, "test").expect_err("lost"), "allocating a buffer"),
+            (opened.upload(&stream, &[0; 8], (&mut buffer).into()).expect_err("lost"), "uploading"),
+            (opened.download(&stream, (&buffer).into(), &mut [0; 8]).expect_err("lost"), "downloading"),
+            (opened.fill(&stream, (&mut buffer).into(), 0).expect_err("lost"), "filling a buffer"),
+            (opened.record(&stream).expect_err("lost"), "recording an event"),
         ];
-        for error in errors {
-            assert!(matches!(&error, HalError::Driver { message, .. } if message.contains("lost")), "{error}");
+        for (error, doing) in errors {
+            assert!(matches!(&error, HalError::DeviceLost { call, .. } if *call == doing), "{error}");
         }
+    }
+
+    #[test]
+    fn exhausted_memory_is_named_with_the_call() {
+        let error = Fault::OutOfMemory("no heap".into()).into_hal(DeviceId::CPU, "launching a kernel");
+        assert_eq!(error.to_string(), "cpu: launching a kernel failed: out of memory: no heap");
     }
 
     #[test]
@@ -173,7 +282,8 @@ mod tests {
             })
         });
         assert!(matches!(error, Err(HalError::Driver { call: "trying", .. })));
-        let error = crate::pipeline::pipeline(shared, "broken", "const A = 1;", "not WGSL".into()).expect_err("broken");
+        let shader = crate::shader::Shader { prelude: "const A = 1;".into(), source: "not WGSL".into() };
+        let error = crate::pipeline::pipeline(shared, "broken", shader).expect_err("broken");
         let HalError::Compile { kernel, log, .. } = &error else { panic!("{error}") };
         assert!(kernel == "broken" && log.contains("WGSL"), "{log}");
         assert!(opened.allocate(8, "test").is_ok(), "later calls are not affected");

@@ -1,8 +1,5 @@
-// f16: one value a block.
+// f16.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    return Eight(
-        four_halves(w_u32(block), w_u32(block + 4u), F16),
-        four_halves(w_u32(block + 8u), w_u32(block + 12u), F16),
-    );
+fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<f32> {
+    return f16_to_f32((low >> vec4<u32>(low_bit)) & vec4<u32>(0xffffu));
 }

@@ -1,10 +1,5 @@
-// 3-bit codes in order (eight fill three bytes), then f16 scale and zero point.
+// Groups of 3-bit integers: f16 scale, a byte of zero point.
 
-fn spread_triples(bits: u32) -> u32 {
-    return (bits & 7u) | ((bits & 0x38u) << 5u) | ((bits & 0x1c0u) << 10u) | ((bits & 0xe00u) << 15u);
-}
-
-fn dequant8(block: u32, first: u32) -> Eight {
-    let bits = w_u32(block + first / 8u * 3u);
-    return zero_point8(Codes(spread_triples(bits), spread_triples(bits >> 12u)), block);
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return offset_scale(record_f16(rows, PLANE_D, sub * 2u), vec4<f32>(record_u8(rows, PLANE_Z, sub)));
 }

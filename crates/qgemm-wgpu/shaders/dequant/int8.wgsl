@@ -1,5 +1,5 @@
-// 8-bit codes, then f16 scale and zero point.
+// Groups of 8-bit integers: f16 scale, a byte of zero point.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    return zero_point8(Codes(w_u32(block + first), w_u32(block + first + 4u)), block);
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return offset_scale(record_f16(rows, PLANE_D, sub * 2u), vec4<f32>(record_u8(rows, PLANE_Z, sub)));
 }

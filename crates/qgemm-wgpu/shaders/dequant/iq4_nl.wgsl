@@ -1,5 +1,5 @@
-// IQ4_NL: f16 d, 16 bytes of nibbles that select from the codebook.
+// IQ4_NL: f16 d.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    return scale8(table8(nibbles32(block + 2u, first)), w_f16(block));
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return scale_alone(record_f16(rows, PLANE_D, sub * 2u));
 }

@@ -1,10 +1,8 @@
-// IQ4_XS: f16 d, a halfword with the upper two bits of eight scales, four bytes with their lower nibbles, then
-// per 32 values 16 bytes of nibbles that select from the codebook.
+// IQ4_XS: f16 d, a halfword with the upper two bits of eight scales, four bytes with their lower nibbles.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    let sub = first / 32u;
-    let low = (w_u8(block + 4u + sub / 2u) >> (sub % 2u * 4u)) & 15u;
-    let high = (w_u16(block + 2u) >> (sub * 2u)) & 3u;
-    let scale = w_f16(block) * (f32(low | (high << 4u)) - 32.0);
-    return scale8(table8(nibbles32(block + 8u + sub * 16u, first % 32u)), scale);
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    let low = (record_u8(rows, PLANE_SCALES, 4u + sub / 2u) >> vec4<u32>(sub % 2u * 4u)) & vec4<u32>(15u);
+    let high = (record_bits(rows, PLANE_SCALES, 2u) >> vec4<u32>(sub * 2u)) & vec4<u32>(3u);
+    let scale = vec4<f32>(low | (high << vec4<u32>(4u))) - vec4<f32>(32.0);
+    return scale_alone(record_f16(rows, PLANE_SCALES, 0u) * scale);
 }

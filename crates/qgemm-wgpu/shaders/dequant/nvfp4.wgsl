@@ -1,6 +1,5 @@
-// NVFP4: 8 bytes of nibbles in order that select from the codebook of doubled FP4 numbers, an E4M3 scale.
+// NVFP4: an E4M3 scale, which counts half because the codebook holds doubled FP4 numbers.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    let scale = e4m3_to_f32(vec4<u32>(w_u8(block + 8u))).x * 0.5;
-    return scale8(table8(nibbles_in_order(w_u32(block + first / 2u))), scale);
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return scale_alone(finite_e4m3_to_f32(record_u8(rows, PLANE_D, sub)) * 0.5);
 }

@@ -1,5 +1,5 @@
-// Q4_0: f16 d, 16 bytes of nibbles.
+// Q4_0: f16 d.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    return offset8(nibbles32(block + 2u, first), OFFSET, w_f16(block));
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return offset_scale(record_f16(rows, PLANE_D, sub * 2u), vec4<f32>(OFFSET));
 }

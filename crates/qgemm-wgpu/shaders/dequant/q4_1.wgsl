@@ -1,5 +1,5 @@
-// Q4_1: f16 d, f16 m, 16 bytes of nibbles.
+// Q4_1: f16 d, f16 m.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    return affine8(nibbles32(block + 4u, first), w_f16(block), -w_f16(block + 2u));
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    return Affine(record_f16(rows, PLANE_D, sub * 4u), record_f16(rows, PLANE_D, sub * 4u + 2u));
 }

@@ -1,10 +1,7 @@
-// Q6_K: 128 bytes of low nibbles, 64 of upper bit pairs, 16 signed scales, f16 d. Of each 128 values, nibble byte
-// l of 64 holds value l below value l + 64; pair byte l of 32 holds values l, l + 32, l + 64 and l + 96.
+// Q6_K: 16 signed bytes of scales; f16 d.
 
-fn dequant8(block: u32, first: u32) -> Eight {
-    let half = first / 128u;
-    let low = bit_field(block + half * 64u + first % 64u, (first % 128u) / 64u * 4u, 0x0f0f0f0fu);
-    let high = bit_field(block + 128u + half * 32u + first % 32u, (first % 128u) / 32u * 2u, 0x03030303u);
-    let scale = bitcast<i32>(w_u8(block + 192u + first / 16u) << 24u) >> 24u;
-    return offset8(join(low, high, 4u), OFFSET, w_f16(block + 208u) * f32(scale));
+fn sub_scale(rows: Rows, sub: u32) -> Affine {
+    let bytes = record_u8(rows, PLANE_SCALES, sub) << vec4<u32>(24u);
+    let scale = vec4<f32>(bitcast<vec4<i32>>(bytes) >> vec4<u32>(24u));
+    return offset_scale(record_f16(rows, PLANE_D, 0u) * scale, vec4<f32>(OFFSET));
 }

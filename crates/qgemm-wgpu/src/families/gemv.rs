@@ -1,4 +1,5 @@
-//! `gemv`: few tokens, a few outputs a workgroup, K spread over its invocations.
+//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a workgroup
+//! share K.
 
 use std::sync::Arc;
 
@@ -7,36 +8,93 @@ use qgemm_hal::{
     Unsupported,
 };
 
+use crate::adapter::WIDE_WORKGROUPS;
+use crate::shader::{FourRows, Part, table_bytes};
+use crate::weight_code::WeightCode;
+
 /// Name of the family.
 const NAME: &str = "gemv";
-/// The main loop.
-pub(crate) const SOURCE: &str = include_str!("../../shaders/gemv.wgsl");
+const MAIN_LOOP: &str = include_str!("../../shaders/gemv/main_loop.wgsl");
+const FACTORED: &str = include_str!("../../shaders/gemv/factored.wgsl");
+const DECODED: &str = include_str!("../../shaders/gemv/decoded.wgsl");
+const REDUCE_WORKGROUP: &str = include_str!("../../shaders/gemv/reduce_workgroup.wgsl");
+const REDUCE_SUBGROUP: &str = include_str!("../../shaders/gemv/reduce_subgroup.wgsl");
 
-const MAX_TOKENS: u32 = 4;
-/// Outputs a workgroup: the shader stores them as one vec4.
-const TILE_N: u32 = 4;
-const THREADS: u32 = 64;
+/// Outputs of a workgroup: four tiles of W.
+const TILE_N: u32 = 64;
+/// Invocations of the workgroups that not every adapter has.
+const WIDE: u32 = 512;
+/// More tokens take several tiles, and W is read for each of them.
+const MAX_TOKENS: u32 = 32;
+/// Tokens for which scales act on sums; for more, weights are made once for all tokens.
+const FACTORED_TOKENS: u32 = 2;
 
-/// One configuration for 1, 2 and 4 tokens each.
-pub(crate) static CONFIGS: &[TileConfig] = &[config(1), config(2), config(MAX_TOKENS)];
+/// Bytes of workgroup memory of the configurations for adapters with enough of it, and of those for all.
+const LARGE: u32 = 24 << 10;
+const SMALL: u32 = 12 << 10;
 
-const fn config(tokens: u32) -> TileConfig {
+/// For 1, 2, 4 and 8 tokens each; more slices of K for weights of few rows.
+pub(crate) static CONFIGS: &[TileConfig] = &[
+    config(1, 256, LARGE),
+    config(1, WIDE, LARGE),
+    config(2, 256, LARGE),
+    config(2, WIDE, LARGE),
+    config(4, 256, LARGE),
+    config(8, 128, LARGE),
+    config(1, 128, SMALL),
+    config(2, 128, SMALL),
+    config(4, 128, SMALL),
+    config(8, 64, SMALL),
+];
+
+const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
         math: Math::FmaF32,
         tile_n: TILE_N,
         tile_m: tokens,
-        tile_k: 8,
-        threads: THREADS,
-        blocks_per_unit: 8,
+        tile_k: 64,
+        threads,
+        blocks_per_unit: 1024 / threads,
         schedule: Schedule::Grid,
         max_splits: 1,
         stages: 1,
-        shared_bytes: TILE_N * tokens * THREADS * 4,
+        shared_bytes,
         staged_x: None,
         rounded_weights: None,
-        efficiency: (300, 600),
+        efficiency: if threads == WIDE { (220, 480) } else { (220, 500) },
     }
+}
+
+/// The sources and constants of a configuration.
+pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> Part {
+    // A unit of X takes a vector more than it has values for.
+    let unit = code.unit as u32;
+    let unit_bytes = (unit / 4 + 1) * 16;
+    let chunk_units = (config.shared_bytes / unit_bytes / config.tile_m).next_power_of_two() / 2;
+    let x_vectors = config.tile_m * chunk_units * (unit / 4 + 1);
+    let constants = vec![
+        ("TILE_M", config.tile_m),
+        ("THREADS", config.threads),
+        ("CHUNK_UNITS", chunk_units),
+        ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
+    ];
+    let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
+    let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
+    let sources = vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, multiply, reduce];
+    Part { rows: FourRows::OfTiles, sources, constants }
+}
+
+/// The configurations that an adapter's limits allow.
+fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
+    let (table, available) = (table_bytes(op.format), info.shared_bytes);
+    let size = if LARGE + table <= available { LARGE } else { SMALL };
+    let tokens = (op.m as u32).next_power_of_two().min(8);
+    let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
+    let fits = move |c: &TileConfig| {
+        c.shared_bytes == size && size + table <= available && c.tile_m == tokens && c.threads <= threads
+    };
+    CONFIGS.iter().copied().filter(fits)
 }
 
 /// The family.
@@ -55,14 +113,15 @@ impl KernelFamily for Gemv {
         if op.batch_invariant {
             return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
         }
-        super::check(op, info)
+        super::check(op, info, fitting(op, info).next())
     }
 
-    fn candidates(&self, op: &CheckedGemm, _info: &DeviceInfo) -> Vec<TileConfig> {
-        CONFIGS.iter().find(|config| config.tile_m as usize >= op.m).copied().into_iter().collect()
+    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+        fitting(op, info).collect()
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        super::prepare(SOURCE, device, op, plan)
+        let subgroups = device.info().features.contains("subgroups");
+        super::prepare(device, op, plan, |code| part(&plan.config, code, subgroups))
     }
 }

@@ -6,36 +6,37 @@ use qgemm_hal::abi::{
     FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, GemmShape,
     activation_code, dtype_code,
 };
-use qgemm_hal::{BufferRef, CheckedGemm, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
+use qgemm_hal::{BufferRef, CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
-use super::extents::Extents;
+use super::launches::{Extents, Launch, TILE_ROWS};
 use super::{MAX_GROUPS, Params, STORAGE_BUFFERS};
 use crate::event::WgpuStream;
-use crate::memory::WgpuBuffer;
+use crate::memory::{VECTOR, WgpuBuffer};
 use crate::shared::Shared;
+use crate::weight_code::WeightCode;
+
+type Bindings<'a> = [wgpu::BufferBinding<'a>; STORAGE_BUFFERS as usize];
 
 /// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself
-/// allocates a bind group and a command buffer on the host.
+/// allocates bind groups and a command buffer on the host.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,
     shared: Arc<Shared>,
     pipeline: wgpu::ComputePipeline,
+    op: CheckedGemm,
+    parts: Vec<Part>,
+}
+
+/// One dispatch.
+#[derive(Debug)]
+struct Part {
     /// All but the `*_base` fields, which depend on the views of a launch.
     params: Params,
     extents: Extents,
+    /// Bytes of an operand that other parts read or write before what is this one's.
+    before: Extents,
     grid: [u32; 3],
-    /// Bytes of an element of X, C, bias, residual and D.
-    widths: Widths,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Widths {
-    x: usize,
-    c: usize,
-    bias: usize,
-    residual: usize,
-    d: usize,
 }
 
 impl GemmKernel {
@@ -44,62 +45,73 @@ impl GemmKernel {
         shared: Arc<Shared>,
         pipeline: wgpu::ComputePipeline,
         op: &CheckedGemm,
+        code: &WeightCode,
         plan: &LaunchPlan,
-        extents: Extents,
+        launches: Vec<Launch>,
     ) -> Self {
-        let c = op.c.unwrap_or(op.d);
-        let bias = op.bias.unwrap_or(op.d.dtype);
-        let residual = op.residual.unwrap_or(op.d);
-        Self {
-            name,
-            shared,
-            pipeline,
-            params: params(op, plan),
-            extents,
-            grid: grid(plan),
-            widths: Widths {
-                x: op.x.dtype.bytes(),
-                c: c.dtype.bytes(),
-                bias: bias.bytes(),
-                residual: residual.dtype.bytes(),
-                d: op.d.dtype.bytes(),
-            },
-        }
+        let part = |launch: Launch| Part {
+            params: params(op, code, &launch),
+            extents: Extents::of(op, code, &launch),
+            before: before(op, code, &launch),
+            grid: grid(plan, &launch),
+        };
+        Self { name, shared, pipeline, op: op.clone(), parts: launches.into_iter().map(part).collect() }
     }
 
-    /// What of `view` to bind, and how many elements of `width` bytes the operand begins behind that.
+    /// What of `view` to bind of `bytes` bytes behind `before`, and how many elements of `width` bytes the operand begins
+    /// behind that.
     fn bind<'a>(
         &'a self,
         view: Option<BufferRef<'a>>,
         what: &'static str,
+        before: usize,
         bytes: usize,
         width: usize,
     ) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
         if bytes == 0 {
             return Ok((self.shared.absent.as_entire_buffer_binding(), 0));
         }
-        let len = view.map_or(0, |view| view.len());
-        let Some(view) = view.filter(|_| len >= bytes) else {
-            return Err(HalError::OutOfBounds { what, start: 0, end: bytes, len });
+        let (len, end) = (view.map_or(0, |view| view.len()), before + bytes);
+        let Some(view) = view.filter(|_| len >= end) else {
+            return Err(HalError::OutOfBounds { what, start: 0, end, len });
         };
         let raw = WgpuBuffer::of(&self.shared, view, what)?;
         let unsupported = |why| HalError::Unsupported { device: self.shared.id, what: format!("{what} here"), why };
         let limits = &self.shared.limits;
-        let behind = view.offset() % limits.min_storage_buffer_offset_alignment as usize;
+        let first = view.offset() + before;
+        let behind = first % limits.min_storage_buffer_offset_alignment as usize;
         if !behind.is_multiple_of(width) {
-            return Err(unsupported(format!("it begins at byte {}, inside an element", view.offset())));
+            return Err(unsupported(format!("it begins at byte {first}, and kernels read {width} bytes at a time")));
         }
-        let size = (behind + bytes).next_multiple_of(4) as u64;
+        let offset = (first - behind) as u64;
+        let size = ((behind + bytes) as u64).next_multiple_of(VECTOR).min(raw.buffer.size() - offset);
         if size > limits.max_storage_buffer_binding_size {
             let limit = limits.max_storage_buffer_binding_size;
             return Err(unsupported(format!("{size} bytes exceed max_storage_buffer_binding_size, {limit}")));
         }
-        let binding = wgpu::BufferBinding {
-            buffer: &raw.buffer,
-            offset: (view.offset() - behind) as u64,
-            size: wgpu::BufferSize::new(size),
-        };
+        let binding = wgpu::BufferBinding { buffer: &raw.buffer, offset, size: wgpu::BufferSize::new(size) };
         Ok((binding, (behind / width) as u32))
+    }
+
+    /// The bindings of a part, and its parameters.
+    fn bindings<'a>(&'a self, part: &Part, args: &'a GemmArgs<'a>) -> Result<(Bindings<'a>, Params), HalError> {
+        let Part { extents, before, .. } = part;
+        let mut p = part.params;
+        let width = |dense: Option<Dense>| dense.unwrap_or(self.op.d).dtype.bytes();
+        let bias_width = self.op.bias.unwrap_or(self.op.d.dtype).bytes();
+        let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
+        (x, p.x_base) = self.bind(Some(args.x), "X", before.x, extents.x, width(Some(self.op.x)))?;
+        (w, p.w_base) = self.bind(Some(args.w.data), "W", before.w, extents.w, VECTOR as usize)?;
+        (row_scale, p.row_scale_base) = self.bind(args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
+        (k_order, p.k_order_base) = self.bind(args.w.k_order, "the column order", 0, extents.k_order, 4)?;
+        (c, p.c_base) = self.bind(args.c, "C", before.c, extents.c, width(self.op.c))?;
+        (bias, p.bias_base) = self.bind(args.bias, "the bias", 0, extents.bias, bias_width)?;
+        (token_scale, p.token_scale_base) =
+            self.bind(args.token_scale, "the token scales", before.token_scale, extents.token_scale, 4)?;
+        (residual, p.residual_base) =
+            self.bind(args.residual, "the residual", before.residual, extents.residual, width(self.op.residual))?;
+        (d, p.d_base) = self.bind(Some(args.d.as_ref()), "D", before.d, extents.d, width(Some(self.op.d)))?;
+        Ok(([x, w, row_scale, k_order, c, bias, token_scale, residual, d], p))
     }
 }
 
@@ -111,48 +123,38 @@ impl Kernel for GemmKernel {
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
         let _span = tracing::trace_span!("launch", kernel = self.name).entered();
-        let (extents, widths) = (&self.extents, self.widths);
-        let mut params = self.params;
-        let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
-        (x, params.x_base) = self.bind(Some(args.x), "X", extents.x, widths.x)?;
-        (w, params.w_base) = self.bind(Some(args.w.data), "W", extents.w, 1)?;
-        (row_scale, params.row_scale_base) = self.bind(args.w.row_scale, "the row scales", extents.row_scale, 4)?;
-        (k_order, params.k_order_base) = self.bind(args.w.k_order, "the column order", extents.k_order, 4)?;
-        (c, params.c_base) = self.bind(args.c, "C", extents.c, widths.c)?;
-        (bias, params.bias_base) = self.bind(args.bias, "the bias", extents.bias, widths.bias)?;
-        (token_scale, params.token_scale_base) =
-            self.bind(args.token_scale, "the token scales", extents.token_scale, 4)?;
-        (residual, params.residual_base) =
-            self.bind(args.residual, "the residual", extents.residual, widths.residual)?;
-        (d, params.d_base) = self.bind(Some(args.d.as_ref()), "D", extents.d, widths.d)?;
-
-        let bindings: [wgpu::BufferBinding<'_>; STORAGE_BUFFERS as usize] =
-            [x, w, row_scale, k_order, c, bias, token_scale, residual, d];
-        let mut binding = 0..;
-        let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
-            binding: binding.next().unwrap_or_default(),
-            resource: wgpu::BindingResource::Buffer(buffer),
-        });
+        let mut bound = Vec::with_capacity(self.parts.len());
+        for part in &self.parts {
+            bound.push((self.bindings(part, &args)?, part.grid));
+        }
         let device = &self.shared.device;
         self.shared.scoped("launching a kernel", || {
-            let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(&self.name),
-                layout: &self.shared.pipelines.bindings,
-                entries: &entries,
-            });
             let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
             let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
             pass.set_pipeline(&self.pipeline);
-            pass.set_bind_group(0, &group, &[]);
-            pass.set_immediates(0, bytemuck::bytes_of(&params));
-            pass.dispatch_workgroups(self.grid[0], self.grid[1], self.grid[2]);
+            for ((bindings, params), grid) in bound {
+                let mut binding = 0..;
+                let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
+                    binding: binding.next().unwrap_or_default(),
+                    resource: wgpu::BindingResource::Buffer(buffer),
+                });
+                let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
+                    label: Some(&self.name),
+                    layout: &self.shared.pipelines.bindings,
+                    entries: &entries,
+                });
+                pass.set_bind_group(0, &group, &[]);
+                pass.set_immediates(0, bytemuck::bytes_of(&params));
+                pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+            }
             drop(pass);
-            self.shared.queue.submit([encoder.finish()]);
+            self.shared.launch(encoder.finish());
         })
     }
 }
 
-fn params(op: &CheckedGemm, plan: &LaunchPlan) -> Params {
+fn params(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Params {
+    let m = launch.m.len();
     // With one row or column its stride plays no part; extents that were checked bound every other stride.
     let stride = |count: usize, stride: u64| if count > 1 { stride as u32 } else { 0 };
     let mut flags = 0;
@@ -172,12 +174,12 @@ fn params(op: &CheckedGemm, plan: &LaunchPlan) -> Params {
     }
     Params {
         shape: GemmShape {
-            m: op.m as u32,
-            n: op.n as u32,
+            m: m as u32,
+            n: launch.n.end as u32,
             k: op.k as u32,
             stored_k: op.stored_k as u32,
-            k_slabs: plan.k_steps,
-            splits: plan.splits,
+            k_slabs: code.k_slabs(op.stored_k) as u32,
+            splits: 1,
             flags,
             activation: activation_code(op.activation),
             d_dtype: dtype_code(op.d.dtype),
@@ -189,18 +191,33 @@ fn params(op: &CheckedGemm, plan: &LaunchPlan) -> Params {
             features: op.features as u32,
             residual_dtype: op.residual.map_or(0, |r| dtype_code(r.dtype)),
         },
-        x_row: stride(op.m, op.x.row_stride),
+        x_row: stride(m, op.x.row_stride),
         x_col: if op.k > 1 { op.x.col_stride as u32 } else { 1 },
-        c_row: op.c.map_or(0, |c| stride(op.m, c.row_stride)),
-        d_row: stride(op.m, op.d.row_stride),
-        residual_row: op.residual.map_or(0, |r| stride(op.m, r.row_stride)),
-        w_row: op.format.row_bytes(op.stored_k) as u32,
+        c_row: op.c.map_or(0, |c| stride(m, c.row_stride)),
+        d_row: stride(m, op.d.row_stride),
+        residual_row: op.residual.map_or(0, |r| stride(m, r.row_stride)),
+        n_first: launch.n.start as u32,
         ..Params::default()
     }
 }
 
+/// What stands before a launch's tokens and rows.
+fn before(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Extents {
+    let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
+    Extents {
+        x: tokens(op.x),
+        w: launch.n.start / TILE_ROWS * code.row_of_tiles_bytes(op.stored_k),
+        c: op.c.map_or(0, tokens),
+        token_scale: launch.m.start * 4,
+        residual: op.residual.map_or(0, tokens),
+        d: tokens(op.d),
+        ..Extents::default()
+    }
+}
+
 /// Tiles along N, those beyond one dimension's limit continuing along z, and tiles along M.
-fn grid(plan: &LaunchPlan) -> [u32; 3] {
-    let columns = plan.n_tiles.clamp(1, MAX_GROUPS);
-    [columns, plan.m_tiles, plan.n_tiles.div_ceil(columns)]
+fn grid(plan: &LaunchPlan, launch: &Launch) -> [u32; 3] {
+    let n_tiles = (launch.n.len() as u32).div_ceil(plan.config.tile_n);
+    let columns = n_tiles.clamp(1, MAX_GROUPS);
+    [columns, (launch.m.len() as u32).div_ceil(plan.config.tile_m), n_tiles.div_ceil(columns)]
 }

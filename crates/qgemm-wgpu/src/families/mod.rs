@@ -1,22 +1,22 @@
 //! The kernel families of the backend.
 
-mod extents;
 pub(crate) mod gemm;
 pub(crate) mod gemv;
 mod kernel;
+mod launches;
 
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::prepack::PackClass;
 use qgemm_hal::abi::GemmShape;
-use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Unsupported};
+use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported};
 
 use crate::device::WgpuDevice;
 use crate::pipeline::pipeline;
-use crate::shader;
-use extents::Extents;
+use crate::shader::{self, Operands, Part};
+use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
+use launches::Launch;
 
 /// What a wgpu device offers.
 pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
@@ -37,7 +37,7 @@ struct Params {
     c_row: u32,
     d_row: u32,
     residual_row: u32,
-    w_row: u32,
+    n_first: u32,
     x_base: u32,
     w_base: u32,
     row_scale_base: u32,
@@ -53,42 +53,44 @@ struct Params {
 pub(crate) const PARAMS_BYTES: u32 = size_of::<Params>() as u32;
 const _: () = assert!(PARAMS_BYTES == 124);
 
-/// What all families need of an operation.
-fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-    if op.class != PackClass::Canonical {
-        return Err(Unsupported::new(format!("reads canonical weights, not layout {:?}", op.class)));
-    }
-    if shader::dequant(op.format).is_none() {
-        return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
+/// What all families need of an operation; `config` is the smallest that the adapter has room for.
+fn check(op: &CheckedGemm, info: &DeviceInfo, config: Option<TileConfig>) -> Result<(), Unsupported> {
+    let Some(config) = config else {
+        return Err(Unsupported::new(format!("{} bytes of workgroup memory are too few", info.shared_bytes)));
+    };
+    if op.class != CLASS {
+        return Err(Unsupported::new(format!("reads weights packed as {CLASS:?}, and these are {:?}", op.class)));
     }
     if [Some(op.d), op.c, op.residual].iter().flatten().any(|dense| dense.col_stride != 1) {
         return Err(Unsupported::new("stores row-major D and reads row-major C and residuals"));
     }
-    Extents::of(op).and_then(|extents| extents.check(info.max_buffer_bytes)).map_err(Unsupported::new)
+    let code = weight_code(op)?;
+    Launch::of(op, &code, &config, info.max_buffer_bytes).map(|_| ()).map_err(Unsupported::new)
 }
 
-/// Compiles the main loop `source` for `op` and computes everything a launch needs.
+fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
+    if shader::dequant(op.format).is_none() {
+        return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
+    }
+    WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
+}
+
+/// Compiles the family's `part` for `op` and computes everything a launch needs.
 fn prepare(
-    source: &str,
     device: &dyn Device,
     op: &CheckedGemm,
     plan: &LaunchPlan,
+    part: impl FnOnce(&WeightCode) -> Part,
 ) -> Result<Arc<dyn Kernel>, HalError> {
-    let id = device.info().id;
+    let info = device.info();
     let name = op.kernel_name(plan.config.family);
     let Some(WgpuDevice { shared, .. }) = device.as_any().downcast_ref() else {
-        return Err(HalError::WrongDevice { device: id, what: "a plan of the wgpu backend" });
+        return Err(HalError::WrongDevice { device: info.id, what: "a plan of the wgpu backend" });
     };
-    let unsupported = |why| HalError::Unsupported { device: id, what: name.clone(), why };
-    let Some(dequant) = shader::dequant(op.format) else {
-        return Err(unsupported(format!("there is no dequant/{}.wgsl", op.format.dequant)));
-    };
-    let limits = &shared.limits;
-    let extents = Extents::of(op)
-        .and_then(|extents| extents.check(limits.max_storage_buffer_binding_size).map(|()| extents))
-        .map_err(unsupported)?;
-    let prelude = shader::prelude(op.format, op.x.dtype, &plan.config);
-    let text = shader::compose(&prelude, op.format, op.d.dtype, dequant, source);
-    let pipeline = pipeline(shared, &name, &prelude, text)?;
-    Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, plan, extents)))
+    let unsupported = |why| HalError::Unsupported { device: info.id, what: name.clone(), why };
+    let code = weight_code(op).map_err(|reason| unsupported(reason.why))?;
+    let launches = Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported)?;
+    let shader = shader::compose(&Operands::of(op), &code, &part(&code));
+    let pipeline = pipeline(shared, &name, shader)?;
+    Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, &code, plan, launches)))
 }

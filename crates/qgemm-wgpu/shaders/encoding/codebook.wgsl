@@ -1,0 +1,17 @@
+// Codes that select from the format's table `TABLE` of 16 numbers. In workgroup memory every entry has a bank of its own, so
+// that invocations may read different ones at once.
+
+var<workgroup> table: array<f32, 16>;
+
+fn begin(thread: u32) {
+    if (thread < 16u) {
+        var numbers = TABLE;
+        table[thread] = numbers[thread];
+    }
+    workgroupBarrier();
+}
+
+fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<f32> {
+    let codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(15u);
+    return vec4<f32>(table[codes.x], table[codes.y], table[codes.z], table[codes.w]);
+}

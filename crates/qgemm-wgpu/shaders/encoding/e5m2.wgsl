@@ -1,0 +1,7 @@
+// FP8 with 5 exponent and 2 mantissa bits: the upper byte of an f16.
+
+fn begin(thread: u32) {}
+
+fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<f32> {
+    return f16_to_f32(((low >> vec4<u32>(low_bit)) & vec4<u32>(0xffu)) << vec4<u32>(8u));
+}

@@ -1,0 +1,31 @@
+// Integers. A number is not converted, which GPUs do at a fraction of their rate, but placed in the upper bits of the mantissa
+// of 1.0: it becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
+
+fn begin(thread: u32) {}
+
+fn affine(rows: Rows, sub: u32) -> Affine {
+    let of_codes = sub_scale(rows, sub);
+    let scale = of_codes.scale * CODES;
+    return Affine(scale, of_codes.min - scale);
+}
+
+fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<f32> {
+    var bits = moved(low, low_bit, 23u - CODE_BITS) & vec4<u32>(((1u << LOW_BITS) - 1u) << (23u - CODE_BITS));
+    if (HIGH_BITS > 0u) {
+        bits |= moved(high, high_bit, 23u - HIGH_BITS) & vec4<u32>(((1u << HIGH_BITS) - 1u) << (23u - HIGH_BITS));
+    }
+    return bitcast<vec4<f32>>(bits | vec4<u32>(0x3f800000u));
+}
+
+// With bit `from` at bit `to`.
+fn moved(word: vec4<u32>, from_bit: u32, to_bit: u32) -> vec4<u32> {
+    if (from_bit > to_bit) {
+        return word >> vec4<u32>(from_bit - to_bit);
+    }
+    return word << vec4<u32>(to_bit - from_bit);
+}
+
+// The sum of values times x, given that of numbers times x.
+fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
+    return fma(sum, affine.scale, sum_x * affine.min);
+}

@@ -1,0 +1,58 @@
+// Sums of slices are added within subgroups first, then through workgroup memory.
+
+// Invocations of a subgroup. 1 where subgroups are not full, so that places in them say nothing about slices.
+var<private> lanes: u32 = 1u;
+
+// Leaves the sums of all slices in `tile`: (TILE_M, TILE_ROWS).
+fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
+    // A subgroup holds that many slices of the same rows, `TILE_ROWS` lanes apart.
+    let together = max(lanes / TILE_ROWS, 1u);
+    for (var apart = TILE_ROWS; apart < lanes; apart *= 2u) {
+        #for t TILE_M
+        (*sums)[$t] += subgroupShuffleXor((*sums)[$t], apart);
+        #end
+    }
+    let parts = SLICES / together;
+    let part = slice / together;
+    let at = part * TILE_M * TILE_ROWS + row;
+    let leads = slice % together == 0u;
+    if (leads) {
+        #for t TILE_M
+        tile[at + $tu * TILE_ROWS] = (*sums)[$t];
+        #end
+    }
+    workgroupBarrier();
+    for (var half = SLICES / 2u; half > 0u; half /= 2u) {
+        if (leads && half < parts && part < half) {
+            for (var t = 0u; t < TILE_M; t++) {
+                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
+            }
+        }
+        workgroupBarrier();
+    }
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) index: u32,
+    @builtin(subgroup_size) subgroup_size: u32,
+    @builtin(num_subgroups) subgroups: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    // Tiles along N that exceed one grid dimension continue along z.
+    let n0 = p.n_first + (group.x + group.z * groups.x) * TILE_N;
+    if (n0 >= p.shape.n) {
+        return;
+    }
+    var thread = index;
+    // As many places as invocations: every subgroup is full, and its lanes can be counted on.
+    if (subgroup_size * subgroups == THREADS) {
+        lanes = subgroup_size;
+        thread = subgroup * subgroup_size + lane;
+    }
+    begin(thread);
+    tokens(group.y * TILE_M, n0, thread);
+}

@@ -1,0 +1,57 @@
+// Four rows of a tile of W, the first a multiple of four: their words stand side by side, one load brings them. Of layout R:
+// tiles of 16 rows, in each the slabs of SLAB_K columns.
+
+@group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
+
+const TILE_ROWS: u32 = 16u;
+
+// Where the records of a scale plane stand in a slab.
+struct Plane {
+    at: u32,     // first byte
+    row: u32,    // bytes of a row's records
+    rows: u32,   // consecutive rows that share their records
+}
+
+struct Rows {
+    slab: u32,   // where the slab begins, in vectors
+    first: u32,  // the first row's place in its tile
+}
+
+// Rows `row .. row + 4` in slab `slab`. Rows behind the last tile are those of that tile.
+fn rows_of(row: u32, slab: u32) -> Rows {
+    let tile = (min(row, p.shape.n - 1u) - p.n_first) / TILE_ROWS;
+    return Rows(p.w_base + (tile * p.shape.k_slabs + slab) * SLAB_VECTORS, row % TILE_ROWS);
+}
+
+// Word `word` of a code plane that begins at vector `plane` of the slab.
+fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
+    return w_vectors[rows.slab + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
+}
+
+// The word of a slab in which `byte` stands, that byte lowest.
+fn slab_bits(slab: u32, byte: u32) -> u32 {
+    return w_vectors[slab + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
+}
+
+// Whether a plane holds its records by words, as code planes do.
+fn by_words(plane: Plane) -> bool {
+    return plane.rows == 1u && plane.row % 4u == 0u;
+}
+
+// The bits from `byte` of each row's records on: at least as many as stand in its word.
+fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
+    if (plane.rows > 1u) {
+        return vec4<u32>(slab_bits(rows.slab, plane.at + rows.first / plane.rows * plane.row + byte));
+    }
+    if (by_words(plane)) {
+        let word = byte / 4u * (TILE_ROWS / 4u) + rows.first / 4u;
+        return w_vectors[rows.slab + plane.at / 16u + word] >> vec4<u32>(byte % 4u * 8u);
+    }
+    let first = plane.at + rows.first * plane.row + byte;
+    return vec4<u32>(
+        slab_bits(rows.slab, first),
+        slab_bits(rows.slab, first + plane.row),
+        slab_bits(rows.slab, first + 2u * plane.row),
+        slab_bits(rows.slab, first + 3u * plane.row),
+    );
+}

@@ -1,0 +1,50 @@
+// The same row of four tiles of W that follow one another. Sixteen invocations side by side have the rows of these tiles, so that
+// each load of theirs reads neighbouring words, however wide a driver makes it. Of layout R: tiles of 16 rows, in each the slabs
+// of SLAB_K columns.
+
+@group(0) @binding(1) var<storage, read> w_words: array<u32>;
+
+const TILE_ROWS: u32 = 16u;
+
+// Where the records of a scale plane stand in a slab.
+struct Plane {
+    at: u32,     // first byte
+    row: u32,    // bytes of a row's records
+    rows: u32,   // consecutive rows that share their records
+}
+
+struct Rows {
+    slabs: vec4<u32>,  // where the slab of each tile begins, in words
+    row: u32,          // within the tile
+}
+
+// Where the four tiles from row `n0` of W on begin, in words. Tiles behind the last are the last.
+fn tiles_of(n0: u32) -> vec4<u32> {
+    let last = (p.shape.n - 1u - p.n_first) / TILE_ROWS;
+    let tiles = min(vec4<u32>((n0 - p.n_first) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
+    return (vec4<u32>(p.w_base) + tiles * (p.shape.k_slabs * SLAB_VECTORS)) * 4u;
+}
+
+// Word `word` of a code plane that begins at vector `plane` of the slab.
+fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
+    return at_each(rows, plane * 4u + word * TILE_ROWS + rows.row);
+}
+
+// Whether a plane holds its records by words, as code planes do.
+fn by_words(plane: Plane) -> bool {
+    return plane.rows == 1u && plane.row % 4u == 0u;
+}
+
+// The bits from `byte` of each row's records on: at least as many as stand in its word.
+fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
+    if (by_words(plane)) {
+        return at_each(rows, plane.at / 4u + byte / 4u * TILE_ROWS + rows.row) >> vec4<u32>(byte % 4u * 8u);
+    }
+    let at = plane.at + rows.row / plane.rows * plane.row + byte;
+    return at_each(rows, at / 4u) >> vec4<u32>(at % 4u * 8u);
+}
+
+fn at_each(rows: Rows, word: u32) -> vec4<u32> {
+    let at = rows.slabs + vec4<u32>(word);
+    return vec4<u32>(w_words[at.x], w_words[at.y], w_words[at.z], w_words[at.w]);
+}

@@ -1,0 +1,303 @@
+//! A random problem, and what its result must be.
+
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
+use qgemm_hal::{Activation, CheckedGemm, Dense, Device, GemmArgs, LaunchPlan, TileConfig, WeightArgs, XRounding};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::common::{download, upload};
+
+/// Bytes around every operand, not a multiple of anything but 4, so that no operand begins where its buffer does.
+const PAD: usize = 12;
+/// Bytes around W, which is read by vectors of 16 bytes.
+const W_PAD: usize = 48;
+pub const POISON: u8 = 0xff;
+
+/// Operands on the host.
+pub struct Case {
+    pub op: CheckedGemm,
+    pub weight: HostWeight,
+    pub x: Vec<u8>,
+    pub c: Vec<u8>,
+    pub bias: Vec<u8>,
+}
+
+/// What may be odd about a problem.
+#[derive(Clone, Copy, Default)]
+pub struct Options {
+    pub transposed_x: bool,
+    pub gaps: bool,
+    pub c: Option<DType>,
+    pub bias: Option<DType>,
+    pub k_order: bool,
+    pub integers: bool,
+}
+
+/// The blocks of `n` rows of `k` values.
+fn random_rows(format: Format, n: usize, k: usize, rng: &mut StdRng) -> Vec<u8> {
+    let mut bytes = random_blocks(format, n * format.blocks_per_row(k), rng);
+    let shared = format.scale_planes.iter().map(|plane| plane.rows).max().unwrap_or(1);
+    for row in 0..n {
+        // Rows that share their scales have copies of them.
+        let (from, to) = (row / shared * shared, row);
+        for block in 0..format.blocks_per_row(k) {
+            let at = |row: usize| format.row_offset(row, k) + block * format.block_bytes;
+            for scale in format.float_scales.iter().filter(|_| shared > 1) {
+                bytes.copy_within(at(from) + scale.offset..at(from) + format.block_bytes, at(to) + scale.offset);
+            }
+        }
+    }
+    bytes
+}
+
+fn random_blocks(format: Format, blocks: usize, rng: &mut StdRng) -> Vec<u8> {
+    let mut bytes = vec![0u8; blocks * format.block_bytes];
+    rng.fill(&mut bytes[..]);
+    for block in bytes.chunks_exact_mut(format.block_bytes) {
+        match format.encoding {
+            Encoding::Plain(dtype) => dtype.write(block, 0, rng.random_range(-1.0..1.0)),
+            // No infinities or NaN.
+            Encoding::E4M3 | Encoding::E5M2 => block.iter_mut().for_each(|b| *b &= 0xbb),
+            _ => {}
+        }
+        for scale in format.float_scales {
+            let (at, value) = (scale.offset, rng.random_range(0.01f32..0.1));
+            match scale.kind {
+                ScaleType::F32 => DType::F32.write(&mut block[at..], 0, value),
+                ScaleType::F16 => DType::F16.write(&mut block[at..], 0, value),
+                ScaleType::E4M3 => block[at] = rng.random_range(0..0x50),
+                ScaleType::E8M0 => block[at] = rng.random_range(118..130),
+            }
+        }
+    }
+    bytes
+}
+
+fn random_weight(format: Format, n: usize, k: usize, k_order: bool, rng: &mut StdRng) -> HostWeight {
+    let weight = if k_order {
+        // A shuffled order with a hole in front and two behind.
+        let mut order: Vec<u32> = (0..k as u32).collect();
+        (1..k).rev().for_each(|i| order.swap(i, rng.random_range(0..=i)));
+        order.insert(0, NO_COLUMN);
+        order.extend([NO_COLUMN; 2]);
+        let blocks = random_rows(format, n, order.len(), rng);
+        HostWeight::with_k_order(format, n, k, blocks.into(), order)
+    } else {
+        HostWeight::new(format, n, k, random_rows(format, n, k, rng).into())
+    };
+    let weight = weight.expect("well formed");
+    if format.row_scale {
+        let scales = (0..n).map(|_| rng.random_range(0.1..2.0)).collect();
+        return weight.with_row_scale(scales).expect("n finite scales");
+    }
+    weight
+}
+
+impl Case {
+    pub fn new(format: Format, [m, n, k]: [usize; 3], x: DType, d: DType, options: Options, seed: u64) -> Self {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let weight = random_weight(format, n, k, options.k_order, &mut rng);
+        let gap = if options.gaps { 3 } else { 0 };
+        let dense = |dtype, columns: usize| Dense {
+            dtype,
+            row_stride: (columns + gap) as u64,
+            col_stride: 1,
+            aligned16: false,
+        };
+        let x = match options.transposed_x {
+            true => Dense { row_stride: 1, col_stride: (m + gap) as u64, ..dense(x, k) },
+            false => dense(x, k),
+        };
+        let mut values = |dtype: DType, count: usize| -> Vec<u8> {
+            let value = |_| match options.integers {
+                true => rng.random_range(-3i32..=3) as f32,
+                false => rng.random_range(-1.0f32..1.5),
+            };
+            dtype.encode(&(0..count).map(value).collect::<Vec<_>>())
+        };
+        let op = CheckedGemm {
+            m,
+            n,
+            features: n,
+            gated: false,
+            k,
+            stored_k: weight.stored_k(),
+            format,
+            class: PackClass::R,
+            row_scale: weight.row_scale().is_some(),
+            k_order: weight.k_order().is_some(),
+            weight_fits_f16: weight.fits_f16(),
+            x,
+            x_rounding: XRounding::default(),
+            d: dense(d, n),
+            c: options.c.map(|dtype| dense(dtype, n)),
+            bias: options.bias,
+            token_scale: false,
+            residual: None,
+            alpha: if options.c.is_some() { 0.5 } else { 1.0 },
+            beta: if options.c.is_some() { -1.5 } else { 0.0 },
+            activation: Activation::Identity,
+            batch_invariant: false,
+        };
+        let x = values(x.dtype, (m + gap) * (k + gap));
+        let c = options.c.map_or(vec![], |dtype| values(dtype, m * (n + gap)));
+        let bias = options.bias.map_or(vec![], |dtype| values(dtype, n));
+        Self { op, weight, x, c, bias }
+    }
+
+    /// The expected D, row-major, and ΣΣ w²x².
+    fn oracle(&self) -> (Vec<f64>, f64) {
+        let op = &self.op;
+        let x: Vec<Vec<f64>> = (0..op.m)
+            .map(|m| {
+                let at = |k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
+                (0..op.k).map(|k| f64::from(op.x.dtype.read(&self.x, at(k)))).collect()
+            })
+            .collect();
+        let (mut out, mut squares) = (vec![0.0; op.m * op.n], 0.0);
+        for n in 0..op.n {
+            let w: Vec<f64> = self.weight.dequantize_row(n).into_iter().map(f64::from).collect();
+            for m in 0..op.m {
+                let products = || w.iter().zip(&x[m]).map(|(w, x)| w * x);
+                squares += products().map(|p| p * p).sum::<f64>();
+                let mut value = f64::from(op.alpha) * products().sum::<f64>();
+                if let Some(c) = op.c {
+                    value += f64::from(op.beta) * f64::from(c.dtype.read(&self.c, m * c.row_stride as usize + n));
+                }
+                if let Some(dtype) = op.bias {
+                    value += f64::from(dtype.read(&self.bias, n));
+                }
+                out[m * op.n + n] = value;
+            }
+        }
+        (out, squares)
+    }
+
+    /// D as the kernel of `config` computes it: all bytes that D's rows span, gaps between rows included.
+    pub fn run(&self, device: &dyn Device, family: usize, config: TileConfig) -> Vec<u8> {
+        let op = &self.op;
+        let kernel = device.families()[family].prepare(device, op, &plan(op, config)).expect("supported");
+        assert!(kernel.name().ends_with(&format!("_nt_{}_{}", op.format, op.x.dtype)), "{}", kernel.name());
+        let padded = |bytes: &[u8]| upload(device, &[&[POISON; PAD], bytes, &[POISON; PAD]].concat());
+        let x = padded(&self.x);
+        let layout = PackedLayout::new(op.format, op.class).expect("prepacked");
+        let w = upload(device, &[&[POISON; W_PAD], &layout.pack(&self.weight)[..], &[POISON; W_PAD]].concat());
+        let row_scale = self.weight.row_scale().map(|s| padded(&DType::F32.encode(s)));
+        let k_order =
+            self.weight.k_order().map(|o| padded(&o.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<_>>()));
+        let c = op.c.map(|_| padded(&self.c));
+        let bias = op.bias.map(|_| padded(&self.bias));
+        let len = ((op.m - 1) * op.d.row_stride as usize + op.n) * op.d.dtype.bytes();
+        let mut d = upload(device, &vec![POISON; len + 2 * PAD]);
+        let inner = |buffer: &qgemm_hal::Buffer| PAD..buffer.len() - PAD;
+        let view = |buffer: &'_ Option<qgemm_hal::Buffer>| buffer.as_ref().map(inner);
+        let (scale_range, order_range, c_range, bias_range) = (view(&row_scale), view(&k_order), view(&c), view(&bias));
+        let d_range = inner(&d);
+        let args = GemmArgs {
+            x: x.slice(inner(&x)).expect("inside"),
+            w: WeightArgs {
+                data: w.slice(W_PAD..w.len() - W_PAD).expect("inside"),
+                row_scale: row_scale.as_ref().zip(scale_range).map(|(b, r)| b.slice(r).expect("inside")),
+                k_order: k_order.as_ref().zip(order_range).map(|(b, r)| b.slice(r).expect("inside")),
+            },
+            c: c.as_ref().zip(c_range).map(|(b, r)| b.slice(r).expect("inside")),
+            bias: bias.as_ref().zip(bias_range).map(|(b, r)| b.slice(r).expect("inside")),
+            token_scale: None,
+            residual: None,
+            d: d.slice_mut(d_range).expect("inside"),
+            workspace: None,
+        };
+        kernel.launch(&device.default_stream(), args).expect("launches");
+        let all = download(device, &d);
+        assert!(all[..PAD].iter().chain(&all[len + PAD..]).all(|&b| b == POISON), "wrote outside D");
+        all[PAD..len + PAD].to_vec()
+    }
+
+    /// Runs every configuration of every family that serves the case; returns how many there were.
+    pub fn check_all(&self, device: &dyn Device) -> usize {
+        let most = 8;
+        (0..device.families().len()).flat_map(|family| (0..most).map(move |turn| (family, turn))).fold(0, |runs, at| {
+            let (family, turn) = at;
+            let there = self.configs(device, family).len() > turn;
+            if there {
+                self.check_family(device, family, turn, false);
+            }
+            runs + usize::from(there)
+        })
+    }
+
+    /// Runs a configuration of every family that serves the case: they take turns, for each takes a software adapter a while
+    /// to compile.
+    pub fn check(&self, device: &dyn Device, turn: usize, exact: bool) {
+        (0..device.families().len()).for_each(|family| self.check_family(device, family, turn, exact));
+    }
+
+    /// The configurations of one family; none if it does not serve the case.
+    pub fn configs(&self, device: &dyn Device, index: usize) -> Vec<TileConfig> {
+        let family = device.families()[index];
+        match family.supports(&self.op, device.info()) {
+            Ok(()) => family.candidates(&self.op, device.info()),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Runs one configuration of one family, if it serves the case.
+    pub fn check_family(&self, device: &dyn Device, index: usize, turn: usize, exact: bool) {
+        let op = &self.op;
+        let configs = self.configs(device, index);
+        let Some(&config) = configs.get(turn % configs.len().max(1)) else { return };
+        let (expected, squares) = self.oracle();
+        let what = format!(
+            "{} {}x{} of {}, {}x{}x{}, {} to {}",
+            config.family, config.tile_n, config.tile_m, op.format, op.m, op.n, op.k, op.x.dtype, op.d.dtype
+        );
+        let bytes = self.run(device, index, config);
+        self.compare(&bytes, &expected, squares, exact, &what);
+        assert!(self.run(device, index, config) == bytes, "{what}: a second run differs");
+    }
+
+    /// Compares the bytes of D with what is expected, and what lies between its rows with the poison.
+    fn compare(&self, bytes: &[u8], expected: &[f64], squares: f64, exact: bool, what: &str) {
+        let op = &self.op;
+        let mut error = 0.0;
+        for m in 0..op.m {
+            let row = m * op.d.row_stride as usize;
+            for n in 0..op.n {
+                let got = f64::from(op.d.dtype.read(bytes, row + n));
+                let want = expected[m * op.n + n];
+                assert!(got.is_finite(), "{what}: D[{m}, {n}] = {got}, expected {want}");
+                assert!(!exact || got == want, "{what}: D[{m}, {n}] = {got}, expected exactly {want}");
+                error += (got - want).powi(2);
+            }
+            let width = op.d.dtype.bytes();
+            let gap = (row + op.n) * width..((row + op.d.row_stride as usize) * width).min(bytes.len());
+            assert!(bytes[gap].iter().all(|&b| b == POISON), "{what}: wrote behind row {m}");
+        }
+        let error = error / expected.iter().map(|y| y * y).sum::<f64>().max(squares).max(f64::MIN_POSITIVE);
+        // f32 arithmetic throughout: what remains is the rounding of D, by half a unit in the last place.
+        let limit = match op.d.dtype {
+            DType::F32 => 1e-11,
+            DType::F16 => 2f64.powi(-22),
+            DType::BF16 => 2f64.powi(-16),
+        };
+        assert!(error <= limit, "{what}: error {error:e}, limit {limit:e}");
+    }
+}
+
+/// One launch of `config` for all of `op`.
+pub fn plan(op: &CheckedGemm, config: TileConfig) -> LaunchPlan {
+    let n_tiles = (op.n as u32).div_ceil(config.tile_n);
+    let m_tiles = (op.m as u32).div_ceil(config.tile_m);
+    LaunchPlan {
+        config,
+        n_tiles,
+        m_tiles,
+        k_steps: (op.stored_k as u32).div_ceil(config.tile_k),
+        splits: 1,
+        stream_k: None,
+        grid: [n_tiles, m_tiles, 1],
+        workspace_bytes: 0,
+        estimate: 0.0,
+    }
+}
