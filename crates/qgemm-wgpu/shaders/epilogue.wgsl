@@ -5,26 +5,28 @@
 // An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A gated pair's
 // rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four features of both.
 
-// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D.
+// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D. In a loop, so that what finishes a
+// sum stands in the program once: drivers write every call out.
 fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
-    if (has(FLAG_GATED)) {
-        let feature = (row - row % 16u) / 2u + row % 16u;
+    let gated = has(FLAG_GATED);
+    let pair_feature = (row - row % 16u) / 2u + row % 16u;
+    var up: vec4<f32>;
+    for (var half = 2u; half > 0u; half--) {
+        let second = half == 2u;
+        let of_half = row + select(0u, 8u, second);
+        let feature = select(of_half, pair_feature, gated);
         let count = min(4u, max(p.shape.features, feature) - feature);
-        if (count > 0u) {
-            let gate = linear(m, row, feature, count, low);
-            let up = linear(m, row + 8u, p.shape.features + feature, count, high);
-            store4(m, feature, count, activate(gate) * up + residual(m, feature, count));
+        if (count == 0u) {
+            continue;
         }
-    } else {
-        store_rows(m, row, low);
-        store_rows(m, row + 8u, high);
-    }
-}
-
-fn store_rows(m: u32, row: u32, sums: vec4<f32>) {
-    let count = min(4u, max(p.shape.n, row) - row);
-    if (count > 0u) {
-        store4(m, row, count, activate(linear(m, row, row, count, sums)) + residual(m, row, count));
+        let bias_index = feature + select(0u, p.shape.features, gated && second);
+        let value = linear(m, of_half, bias_index, count, select(low, high, second));
+        if (gated && second) {
+            up = value;
+        } else {
+            let finished = activate(value) * select(vec4<f32>(1.0), up, gated);
+            store4(m, feature, count, finished + residual(m, feature, count));
+        }
     }
 }
 

@@ -6,9 +6,13 @@ fn x8(m: u32, s: u32) -> Eight {
     if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {
         return x_eight(row + s);
     }
+    var values: array<f32, 8>;
+    for (var i = 0u; i < 8u; i++) {
+        values[i] = x_at(row, s + i);
+    }
     return Eight(
-        vec4<f32>(x_at(row, s), x_at(row, s + 1u), x_at(row, s + 2u), x_at(row, s + 3u)),
-        vec4<f32>(x_at(row, s + 4u), x_at(row, s + 5u), x_at(row, s + 6u), x_at(row, s + 7u)),
+        vec4<f32>(values[0], values[1], values[2], values[3]),
+        vec4<f32>(values[4], values[5], values[6], values[7]),
     );
 }
 
@@ -24,5 +28,5 @@ fn x_at(row: u32, s: u32) -> f32 {
         }
     }
     let index = row + column * p.x_col;
-    return element(x_word(word_of(index, X_DTYPE)), index, X_DTYPE);
+    return element(x_word(word_of(index, p.shape.x_dtype)), index, p.shape.x_dtype);
 }

@@ -8,10 +8,10 @@ fn x_word(word: u32) -> u32 {
 
 // Eight elements from `index` on, a multiple of eight.
 fn x_eight(index: u32) -> Eight {
-    if (X_DTYPE == F32) {
+    if (p.shape.x_dtype == F32) {
         let vector = index / 4u;
         return Eight(bitcast<vec4<f32>>(x_vectors[vector]), bitcast<vec4<f32>>(x_vectors[vector + 1u]));
     }
     let words = x_vectors[index / 8u];
-    return Eight(four_halves(words.x, words.y, X_DTYPE), four_halves(words.z, words.w, X_DTYPE));
+    return Eight(four_halves(words.x, words.y, p.shape.x_dtype), four_halves(words.z, words.w, p.shape.x_dtype));
 }

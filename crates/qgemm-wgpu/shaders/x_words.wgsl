@@ -12,7 +12,7 @@ fn x_eight(index: u32) -> Eight {
 }
 
 fn x_four(index: u32) -> vec4<f32> {
-    if (X_DTYPE == F32) {
+    if (p.shape.x_dtype == F32) {
         return bitcast<vec4<f32>>(
             vec4<u32>(x_words[index], x_words[index + 1u], x_words[index + 2u], x_words[index + 3u]),
         );
@@ -21,8 +21,8 @@ fn x_four(index: u32) -> vec4<f32> {
     let low = x_words[word];
     let middle = x_words[word + 1u];
     if ((index & 1u) == 0u) {
-        return four_halves(low, middle, X_DTYPE);
+        return four_halves(low, middle, p.shape.x_dtype);
     }
     let high = x_words[word + 2u];
-    return four_halves((low >> 16u) | (middle << 16u), (middle >> 16u) | (high << 16u), X_DTYPE);
+    return four_halves((low >> 16u) | (middle << 16u), (middle >> 16u) | (high << 16u), p.shape.x_dtype);
 }

@@ -1,11 +1,10 @@
 //! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the weight's layout, encoding and
-//! `dequant/<stem>.wgsl`, X, the epilogue, the way D is stored, and the main loop of the family.
+//! `dequant/<stem>.wgsl`, X, the epilogue, D, and the main loop of the family.
 
 use std::fmt::Write;
 
-use qgemm_formats::{DType, Encoding, Format, ScaleType};
+use qgemm_formats::{Encoding, Format, ScaleType};
 use qgemm_hal::CheckedGemm;
-use qgemm_hal::abi::dtype_code;
 
 use crate::template::expand;
 use crate::weight_code::WeightCode;
@@ -27,8 +26,7 @@ const X_WORDS: &str = include_str!("../shaders/x_words.wgsl");
 const X_VECTORS: &str = include_str!("../shaders/x_vectors.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
-const STORE_F32: &str = include_str!("../shaders/store_f32.wgsl");
-const STORE_HALF: &str = include_str!("../shaders/store_half.wgsl");
+const STORE: &str = include_str!("../shaders/store.wgsl");
 
 macro_rules! snippets {
     ($($stem:literal)*) => {
@@ -78,29 +76,27 @@ pub(crate) struct Part {
     pub constants: Vec<(&'static str, u32)>,
 }
 
-/// The operands of a shader.
+/// What a shader is specialised by of its operands. The types of X and D are looked at where they are read and written: shaders
+/// for each of them took software adapters minutes to compile.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operands {
     pub format: Format,
-    pub x: DType,
     /// Whether the rows of X begin at multiples of 16 bytes.
     pub x_aligned: bool,
-    pub d: DType,
 }
 
 impl Operands {
     pub fn of(op: &CheckedGemm) -> Self {
         // A vector is the least that can be bound of an array of vectors.
         let x_aligned = op.x.aligned16 && op.x.col_stride == 1 && op.k * op.x.dtype.bytes() >= 16;
-        Self { format: op.format, x: op.x.dtype, x_aligned, d: op.d.dtype }
+        Self { format: op.format, x_aligned }
     }
 }
 
 /// A whole shader, entry point `main`.
 pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Shader {
     let format = operands.format;
-    let mut constants = vec![("X_DTYPE", dtype_code(operands.x))];
-    constants.extend(code.constants());
+    let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
     let mut prelude = String::new();
     for (name, value) in &constants {
@@ -115,13 +111,12 @@ pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Sh
         Encoding::E5M2 => (E5M2, scaling(format)),
     };
     let x = if operands.x_aligned { X_VECTORS } else { X_WORDS };
-    let store = if operands.d == DType::F32 { STORE_F32 } else { STORE_HALF };
     let rows = match part.rows {
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
     let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
-    parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, store]);
+    parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
@@ -152,15 +147,16 @@ mod tests {
         for (i, format) in Format::all().enumerate() {
             assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
             let code = WeightCode::new(format).expect("has planes that shaders read");
-            let types = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d)));
-            for (j, (x, d)) in types.flat_map(|t| [(t, false), (t, true)].map(|(t, a)| (t, a))).enumerate() {
-                let operands = Operands { format, x: x.0, x_aligned: d, d: x.1 };
-                // Tiles take turns: their constants and the operands' types have nothing to do with each other.
-                let gemv = gemv::part(&gemv::CONFIGS[(i + j) % gemv::CONFIGS.len()], &code, j % 2 == 0);
-                let gemm = gemm::part(&gemm::CONFIGS[(i + j) % gemm::CONFIGS.len()]);
-                for (family, part) in [("gemv", gemv), ("gemm", gemm)] {
-                    let what = format!("{family} with {operands:?}");
-                    validate(&compose(&operands, &code, &part).source, &what);
+            for (j, x_aligned) in [false, true].into_iter().enumerate() {
+                let operands = Operands { format, x_aligned };
+                for (k, config) in gemv::CONFIGS.iter().enumerate() {
+                    // Adapters with subgroups and without take turns.
+                    let part = gemv::part(config, &code, (i + j + k) % 2 == 0);
+                    validate(&compose(&operands, &code, &part).source, &format!("gemv {config:?} with {operands:?}"));
+                }
+                for config in gemm::CONFIGS {
+                    let part = gemm::part(config);
+                    validate(&compose(&operands, &code, &part).source, &format!("gemm {config:?} with {operands:?}"));
                 }
             }
         }

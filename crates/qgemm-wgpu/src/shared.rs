@@ -34,9 +34,31 @@ pub(crate) struct Shared {
 /// Launches that the queue has not been given yet.
 #[derive(Default)]
 struct Pending {
-    launches: Vec<wgpu::CommandBuffer>,
+    open: Option<Open>,
+    /// Launches in it.
+    count: usize,
     /// So many are handed over together next.
     together: usize,
+}
+
+/// A pass that launches are still added to: one for all costs the host and the device less than one each.
+struct Open {
+    // Dropped before its encoder.
+    pass: wgpu::ComputePass<'static>,
+    encoder: wgpu::CommandEncoder,
+}
+
+impl Open {
+    fn new(device: &wgpu::Device) -> Self {
+        let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
+        let pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default()).forget_lifetime();
+        Self { pass, encoder }
+    }
+
+    fn finish(self) -> wgpu::CommandBuffer {
+        drop(self.pass);
+        self.encoder.finish()
+    }
 }
 
 impl fmt::Debug for Shared {
@@ -117,13 +139,15 @@ impl Shared {
         Ok(result)
     }
 
-    /// Queues a launch, with others or at the latest before the next work of another kind.
-    pub fn launch(&self, commands: wgpu::CommandBuffer) {
+    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before the next
+    /// work of another kind.
+    pub fn launch(&self, record: impl FnOnce(&mut wgpu::ComputePass<'static>)) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
-        pending.launches.push(commands);
-        if pending.launches.len() >= pending.together.clamp(1, self.most_together) {
-            pending.together = (pending.launches.len() * 2).min(self.most_together);
-            self.queue.submit(pending.launches.drain(..));
+        record(&mut pending.open.get_or_insert_with(|| Open::new(&self.device)).pass);
+        pending.count += 1;
+        if pending.count >= pending.together.clamp(1, self.most_together) {
+            pending.together = (pending.count * 2).min(self.most_together);
+            self.submit(&mut pending);
         }
     }
 
@@ -131,8 +155,13 @@ impl Shared {
     pub fn flush(&self) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         pending.together = 1;
-        if !pending.launches.is_empty() {
-            self.queue.submit(pending.launches.drain(..));
+        self.submit(&mut pending);
+    }
+
+    fn submit(&self, pending: &mut Pending) {
+        pending.count = 0;
+        if let Some(open) = pending.open.take() {
+            self.queue.submit([open.finish()]);
         }
     }
 

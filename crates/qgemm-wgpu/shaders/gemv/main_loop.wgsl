@@ -63,17 +63,13 @@ fn tokens(m0: u32, n0: u32, thread: u32) {
     let tiles = tiles_of(n0);
     let units = p.shape.k_slabs * SLAB_UNITS;
     var sums: Sums;
-    // A unit is loaded while the one before it is multiplied; the first, while X is brought.
-    var next = unit_at(tiles, row, min(slice, units - 1u));
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         load_x(m0, first * UNIT, thread);
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
         for (var unit = slice; unit < end; unit += SLICES) {
-            let current = next;
-            next = unit_at(tiles, row, min(first + unit + SLICES, units - 1u));
-            multiply(current, unit * UNIT_PITCH, &sums);
+            multiply(unit_at(tiles, row, first + unit), unit * UNIT_PITCH, &sums);
         }
     }
     workgroupBarrier();

@@ -89,7 +89,9 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
 fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
     let (table, available) = (table_bytes(op.format), info.shared_bytes);
     let size = if LARGE + table <= available { LARGE } else { SMALL };
-    let tokens = (op.m as u32).next_power_of_two().min(8);
+    // Software takes seconds to compile what is written out for eight tokens.
+    let most = if info.features.contains("software-adapter") { 4 } else { 8 };
+    let tokens = (op.m as u32).next_power_of_two().min(most);
     let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
     let fits = move |c: &TileConfig| {
         c.shared_bytes == size && size + table <= available && c.tile_m == tokens && c.threads <= threads

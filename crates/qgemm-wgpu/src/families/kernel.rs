@@ -128,27 +128,31 @@ impl Kernel for GemmKernel {
             bound.push((self.bindings(part, &args)?, part.grid));
         }
         let device = &self.shared.device;
+        let group = |bindings: [wgpu::BufferBinding<'_>; STORAGE_BUFFERS as usize]| {
+            let mut binding = 0..;
+            let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
+                binding: binding.next().unwrap_or_default(),
+                resource: wgpu::BindingResource::Buffer(buffer),
+            });
+            device.create_bind_group(&wgpu::BindGroupDescriptor {
+                label: Some(&self.name),
+                layout: &self.shared.pipelines.bindings,
+                entries: &entries,
+            })
+        };
+        // Before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
+        let groups: Vec<_> = self.shared.scoped("binding the operands of a kernel", || {
+            bound.into_iter().map(|((bindings, params), grid)| (group(bindings), params, grid)).collect()
+        })?;
         self.shared.scoped("launching a kernel", || {
-            let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
-            let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default());
-            pass.set_pipeline(&self.pipeline);
-            for ((bindings, params), grid) in bound {
-                let mut binding = 0..;
-                let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
-                    binding: binding.next().unwrap_or_default(),
-                    resource: wgpu::BindingResource::Buffer(buffer),
-                });
-                let group = device.create_bind_group(&wgpu::BindGroupDescriptor {
-                    label: Some(&self.name),
-                    layout: &self.shared.pipelines.bindings,
-                    entries: &entries,
-                });
-                pass.set_bind_group(0, &group, &[]);
-                pass.set_immediates(0, bytemuck::bytes_of(&params));
-                pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
-            }
-            drop(pass);
-            self.shared.launch(encoder.finish());
+            self.shared.launch(|pass| {
+                pass.set_pipeline(&self.pipeline);
+                for (group, params, grid) in &groups {
+                    pass.set_bind_group(0, group, &[]);
+                    pass.set_immediates(0, bytemuck::bytes_of(params));
+                    pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
+                }
+            });
         })
     }
 }

@@ -1,12 +1,18 @@
-// D in f16 or bf16: two elements a word.
+// D: an element a word in f32, two a word in f16 and bf16.
 
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
-// Stores the first `count` values from `feature` on in row m of D. A word is stored whole only where both halves are ours; else
-// the other half belongs to another invocation or lies outside D, and must keep its bits.
+// Stores the first `count` values from `feature` on in row m of D. A word of two elements is stored whole only where both are
+// ours; else the other half belongs to another invocation or lies outside D, and must keep its bits.
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
     let first = p.d_base + m * p.d_row + feature;
+    if (p.shape.d_dtype == F32) {
+        for (var i = 0u; i < count; i++) {
+            atomicStore(&d[first + i], bitcast<u32>(v[i]));
+        }
+        return;
+    }
     if (count == 4u && (first & 1u) == 0u) {
         atomicStore(&d[first >> 1u], to_half(v.x) | (to_half(v.y) << 16u));
         atomicStore(&d[(first >> 1u) + 1u], to_half(v.z) | (to_half(v.w) << 16u));
