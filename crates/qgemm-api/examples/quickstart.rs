@@ -23,6 +23,9 @@ const LAYERS: [(&str, &str); 3] = [("ffn_up", "ffn_up"), ("ffn_down", "ffn_down"
 const FORMATS: [(&str, f64); 6] =
     [("q4_0", 0.02), ("q4_k", 0.02), ("int4_g128", 0.02), ("q6_k", 1e-3), ("q8_0", 1e-4), ("fp8_e4m3_block128", 2e-3)];
 
+/// What activations of eight bits may cost besides: tokens with a few large values lose most, 2.5e-4 in this sample.
+const QUANTIZED_X_LOSS: f64 = 3e-4;
+
 /// Activations are rounded to f16, outputs kept in f32.
 const X_DTYPE: DType = DType::F16;
 
@@ -61,7 +64,7 @@ fn run() -> Result<usize, Box<dyn Error>> {
             let (host, _) = quantize(&layer.weights, layer.n, layer.k, format)?;
             for tokens in [1, layer.tokens] {
                 let row = multiply_layer(&ctx, &layer, &host, tokens)?;
-                let right = row.kernel_error.within(row.tolerance) && row.layer_error <= largest_loss;
+                let right = row.kernel_error.within(row.tolerance) && row.layer_error <= largest_loss + row.x_loss;
                 wrong += usize::from(!right);
                 println!("{name:<9} {format:<18} {:>5.2} {tokens:>6}  {row}{}", bits(&host), mark(right));
             }
@@ -121,6 +124,8 @@ struct Row {
     kernel_error: Comparison,
     tolerance: Tolerance,
     layer_error: f64,
+    /// The part of it that rounding activations may have.
+    x_loss: f64,
     time: Duration,
     bytes: f64,
     macs: f64,
@@ -182,13 +187,14 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let path = path(config.math).ok_or("the oracle has no model of this kernel")?;
     let tolerance = path.tolerance(config.rounded_weights, DType::F32);
     let rounding = Rounding::of(&config, host.format(), host.k_order());
+    let x_loss = if matches!(rounding, Rounding::Int8 { .. }) { QUANTIZED_X_LOSS } else { 0.0 };
     let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, rounding);
     let kernel_error = compare(&got, &layer.expected(host, &used), tolerance);
 
     let plain = HostWeight::new("f32".parse()?, layer.n, layer.k, DType::F32.encode(&layer.weights).into())?;
     let layer_error = compare(&got, &layer.expected(&plain, x), tolerance).nmse;
     let kernel = plan.kernel_name().to_owned();
-    Ok(Row { kernel, kernel_error, tolerance, layer_error, time, bytes: plan.bytes(), macs: plan.macs() })
+    Ok(Row { kernel, kernel_error, tolerance, layer_error, x_loss, time, bytes: plan.bytes(), macs: plan.macs() })
 }
 
 /// Bits that a weight takes, row scales included.
