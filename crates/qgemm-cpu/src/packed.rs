@@ -2,7 +2,7 @@
 
 use qgemm_formats::prepack::PackedLayout;
 
-use crate::simd::{Ahead, LANES, Scales, Simd, Slab, scaled_sub_blocks};
+use crate::simd::{Ahead, LANES, Scales, Simd, Slab, Slabs, Unpacked, scaled_sub_blocks};
 
 /// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns, which processors do
 /// not foresee. More would drive one another out of the nearest cache, since rows are apart by multiples of its ways.
@@ -60,18 +60,9 @@ impl<'a> Packed<'a> {
         Slab { layout: self.layout, bytes, ahead, scales, mins }
     }
 
-    /// The codes of `count` slabs of tile `tile` from `slab` on as bytes, to `codes[quad][lane]`, and the scales and minima of their
-    /// sub-blocks. Those `ahead` slabs later are brought from memory.
-    pub fn unpack(
-        &self,
-        simd: &Simd,
-        tile: usize,
-        [slab, count, ahead]: [usize; 3],
-        codes: &mut [u32],
-        scales: &mut [f32],
-        mins: &mut [f32],
-    ) {
+    /// Unpacks `count` slabs of tile `tile` from `slab` on. Those `ahead` slabs later are brought from memory.
+    pub fn unpack(&self, simd: &Simd, tile: usize, [slab, count, ahead]: [usize; 3], to: Unpacked<'_>) {
         let (bytes, ahead) = self.slabs(tile, slab, count, ahead);
-        simd.unpack_bytes(self.layout, self.scales, bytes, ahead, codes, scales, mins);
+        simd.unpack_bytes(&Slabs { layout: self.layout, scales: self.scales, bytes, ahead }, to);
     }
 }

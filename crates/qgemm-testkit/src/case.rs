@@ -135,6 +135,16 @@ impl Case {
         }
     }
 
+    /// With weights and activations whose sums are exact, and stay so: quantized activations would be no small integers.
+    pub fn with_exact_sums(self) -> Self {
+        Self {
+            weights: WeightKind::Exact,
+            activations: ActivationKind::SmallIntegers,
+            x_rounding: XRounding::F16,
+            ..self
+        }
+    }
+
     /// Biases of N elements: one, or one for each weight of a gated pair.
     pub fn bias_rows(&self) -> usize {
         if self.gated { 2 } else { 1 }

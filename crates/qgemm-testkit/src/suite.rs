@@ -126,14 +126,9 @@ fn exact(format: Format) -> Vec<Case> {
         (DType::BF16, DType::BF16),
         (DType::F32, DType::F16),
     ];
-    let case = |((m, n), (x_dtype, d_dtype)): ((usize, usize), (DType, DType))| Case {
-        x_dtype,
-        x_rounding: XRounding::F16,
-        d_dtype,
-        weights: WeightKind::Exact,
-        activations: ActivationKind::SmallIntegers,
-        seed: (m * n) as u64,
-        ..Case::new(format, m, n, medium_k(format))
+    let case = |((m, n), (x_dtype, d_dtype)): ((usize, usize), (DType, DType))| {
+        let case = Case::new(format, m, n, medium_k(format)).with_exact_sums();
+        Case { x_dtype, d_dtype, seed: (m * n) as u64, ..case }
     };
     shapes.into_iter().zip(types).map(case).collect()
 }
@@ -206,20 +201,14 @@ fn scales(format: Format) -> Vec<Case> {
     let mut cases = Vec::new();
     for (i, (epilogue, residual_gap, weights)) in epilogues.into_iter().enumerate() {
         for (j, (m, n)) in [(2, 67), (19, 48)].into_iter().enumerate() {
-            let (activations, x_rounding) = match weights {
-                WeightKind::Exact => (ActivationKind::SmallIntegers, XRounding::F16),
-                _ => (ActivationKind::Normal, XRounding::default()),
-            };
+            let case = Case { weights, ..Case::new(format, m, n, medium_k(format)) };
             cases.push(Case {
                 x_dtype: DType::ALL[(i + j) % 3],
-                x_rounding,
                 d_dtype: DType::ALL[(i + 2 * j) % 3],
-                weights,
-                activations,
                 epilogue,
                 layout: Layout { residual_gap, offset: residual_gap % 4, ..Layout::default() },
                 seed: cases.len() as u64,
-                ..Case::new(format, m, n, medium_k(format))
+                ..if weights == WeightKind::Exact { case.with_exact_sums() } else { case }
             });
         }
     }
@@ -239,19 +228,16 @@ fn activations(format: Format) -> Vec<Case> {
         let added = Epilogue { bias, c, token_scale: true, residual: Some(DType::ALL[(i + 2) % 3]), ..exact };
         let shapes = [(1, 65, exact), (33, 40, exact), (3, 33, added), (17, 65, added)];
         for (j, (m, n, epilogue)) in shapes.into_iter().enumerate() {
-            let (weights, activations, x_rounding) = match j < 2 {
-                true => (WeightKind::Exact, ActivationKind::SmallIntegers, XRounding::F16),
-                false => (WeightKind::Quantized, ActivationKind::PositiveMean, XRounding::default()),
-            };
+            let case = Case::new(format, m, n, medium_k(format));
             cases.push(Case {
                 x_dtype: DType::ALL[(i + j) % 3],
-                x_rounding,
                 d_dtype: DType::ALL[(i + j / 2) % 3],
-                weights,
-                activations,
                 epilogue,
                 seed: cases.len() as u64,
-                ..Case::new(format, m, n, medium_k(format))
+                ..match j < 2 {
+                    true => case.with_exact_sums(),
+                    false => Case { activations: ActivationKind::PositiveMean, ..case },
+                }
             });
         }
     }
@@ -269,17 +255,11 @@ fn gated(format: Format) -> Vec<Case> {
     let scaled = Epilogue { token_scale: true, channel_scale: true, ..pair };
     let all = Epilogue { bias: Some(DType::F16), residual: Some(DType::F32), ..scaled };
     let case = |m, n, k, epilogue| Case { gated: true, epilogue, ..Case::new(format, m, n, k) };
-    let exact = |case| Case {
-        x_rounding: XRounding::F16,
-        weights: WeightKind::Exact,
-        activations: ActivationKind::SmallIntegers,
-        ..case
-    };
     let mut cases = vec![
-        exact(case(1, 67, k, pair)),
-        exact(case(9, 1, k, pair)),
-        exact(case(2, 8, k, scaled)),
-        exact(case(33, 136, k, Epilogue { bias: Some(DType::F32), ..pair })),
+        case(1, 67, k, pair).with_exact_sums(),
+        case(9, 1, k, pair).with_exact_sums(),
+        case(2, 8, k, scaled).with_exact_sums(),
+        case(33, 136, k, Epilogue { bias: Some(DType::F32), ..pair }).with_exact_sums(),
         case(65, 40, k, Epilogue { bias: Some(DType::BF16), residual: Some(DType::F16), ..pair }),
         case(3, 133, k, all),
         case(1, 29, long, Epilogue { alpha: BENT / 2.0, ..all }),

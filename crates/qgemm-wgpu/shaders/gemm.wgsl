@@ -50,8 +50,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Tiles along N that exceed one grid dimension continue along z.
-    let n0 = p.n_first + (group.x + group.z * groups.x) * TILE_N;
+    let n0 = first_row(group, groups);
     if (n0 >= p.shape.n) {
         return;
     }

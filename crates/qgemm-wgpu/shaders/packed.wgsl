@@ -1,6 +1,20 @@
 // W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation decodes four
 // rows at a time, which `rows_*.wgsl` before this says.
 
+const TILE_ROWS: u32 = 16u;
+
+// Where the records of a scale plane stand in a slab.
+struct Plane {
+    at: u32,     // first byte
+    row: u32,    // bytes of a row's records
+    rows: u32,   // consecutive rows that share their records
+}
+
+// Whether a plane holds its records by words, as code planes do.
+fn by_words(plane: Plane) -> bool {
+    return plane.rows == 1u && plane.row % 4u == 0u;
+}
+
 // Of sub-blocks of four rows: a value is `scale * number + min`, the number being the unsigned code as an integer or what
 // table, FP8 or type make of it. What `dequant/<stem>.wgsl` reads from the records; `encoding/` may keep it otherwise.
 struct Affine {

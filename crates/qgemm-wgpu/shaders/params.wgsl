@@ -22,18 +22,23 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x_words.wgsl` or `x_vectors.wgsl` declares it. Binding 1 is W: `packed.wgsl`.
+// Binding 0 is X: `x_words.wgsl` or `x_vectors.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`.
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
 @group(0) @binding(6) var<storage, read> token_scale: array<f32>;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
-// Binding 8 is D: `store_f32.wgsl` or `store_half.wgsl` declares it.
+// Binding 8 is D: `store.wgsl` declares it.
 
 // Entry of `k_order` for a stored column that no input feature feeds.
 const NO_COLUMN: u32 = 0xffffffffu;
 
 fn has(flag: u32) -> bool {
     return (p.shape.flags & flag) != 0u;
+}
+
+// The first row of W of a workgroup's tile: tiles along N that exceed one grid dimension continue along z.
+fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
+    return p.n_first + (group.x + group.z * groups.x) * TILE_N;
 }

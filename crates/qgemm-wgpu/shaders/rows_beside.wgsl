@@ -3,15 +3,6 @@
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
-const TILE_ROWS: u32 = 16u;
-
-// Where the records of a scale plane stand in a slab.
-struct Plane {
-    at: u32,     // first byte
-    row: u32,    // bytes of a row's records
-    rows: u32,   // consecutive rows that share their records
-}
-
 struct Rows {
     slab: u32,   // where the slab begins, in vectors
     first: u32,  // the first row's place in its tile
@@ -31,11 +22,6 @@ fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
 // The word of a slab in which `byte` stands, that byte lowest.
 fn slab_bits(slab: u32, byte: u32) -> u32 {
     return w_vectors[slab + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
-}
-
-// Whether a plane holds its records by words, as code planes do.
-fn by_words(plane: Plane) -> bool {
-    return plane.rows == 1u && plane.row % 4u == 0u;
 }
 
 // The bits from `byte` of each row's records on: at least as many as stand in its word.

@@ -4,15 +4,6 @@
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 
-const TILE_ROWS: u32 = 16u;
-
-// Where the records of a scale plane stand in a slab.
-struct Plane {
-    at: u32,     // first byte
-    row: u32,    // bytes of a row's records
-    rows: u32,   // consecutive rows that share their records
-}
-
 struct Rows {
     slabs: vec4<u32>,  // where the slab of each tile begins, in words
     row: u32,          // within the tile
@@ -28,11 +19,6 @@ fn tiles_of(n0: u32) -> vec4<u32> {
 // Word `word` of a code plane that begins at vector `plane` of the slab.
 fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return at_each(rows, plane * 4u + word * TILE_ROWS + rows.row);
-}
-
-// Whether a plane holds its records by words, as code planes do.
-fn by_words(plane: Plane) -> bool {
-    return plane.rows == 1u && plane.row % 4u == 0u;
 }
 
 // The bits from `byte` of each row's records on: at least as many as stand in its word.

@@ -12,7 +12,7 @@ use qgemm_hal::{
 use super::{CpuKernel, candidates, check_supported};
 use crate::arena;
 use crate::job::Job;
-use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
+use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES, Unpacked};
 
 /// Columns that are unpacked at a time, where slabs are shorter: a block of rows takes 16 KiB.
 const STEP: usize = 256;
@@ -102,9 +102,10 @@ fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<u
                 let (codes, subs) = (LANES * columns / 4, LANES * columns / how.sub_block);
                 let parts =
                     scales.chunks_exact_mut(subs).zip(mins.chunks_exact_mut(subs)).zip(w.chunks_exact_mut(codes));
-                for (tile, ((scales, mins), w)) in parts.take(group).enumerate() {
+                for (tile, ((scales, mins), codes)) in parts.take(group).enumerate() {
                     let tile = first_row / LANES + first_tile + tile;
-                    weight.unpack(simd, tile, [slab, count, step_slabs * STEPS_AHEAD / at_once], w, scales, mins);
+                    let place = [slab, count, step_slabs * STEPS_AHEAD / at_once];
+                    weight.unpack(simd, tile, place, Unpacked { codes, scales, mins });
                 }
                 let most = simd.quantized_tokens();
                 for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {

@@ -185,30 +185,46 @@ unsafe fn bytes<V: Vector, const LOW: usize, const HIGH: usize>(
     }
 }
 
-/// The codes of the slabs in `bytes` as bytes, to `codes[quad][lane]`, with the scales and minima of their sub-blocks, while as many
-/// bytes from `ahead` on are brought from memory.
+/// Consecutive slabs of a tile.
+#[derive(Clone, Copy, Debug)]
+pub struct Slabs<'a> {
+    /// Their layout, of class R.
+    pub layout: &'a PackedLayout,
+    /// Where its scales are.
+    pub scales: &'a Scales,
+    /// The slabs.
+    pub bytes: &'a [u8],
+    /// Where as many bytes begin that are brought from memory while these are unpacked.
+    pub ahead: Ahead,
+}
+
+/// Memory for what slabs are unpacked to.
+#[derive(Debug)]
+pub struct Unpacked<'a> {
+    /// `[quad][lane]`: four unsigned codes a word, in packed order.
+    pub codes: &'a mut [u32],
+    /// `[sub-block][lane]`.
+    pub scales: &'a mut [f32],
+    /// The same of the minima.
+    pub mins: &'a mut [f32],
+}
+
+/// Unpacks slabs.
 ///
 /// # Safety
 /// As of [`decode_bytes`] and of [`scales::unpack`].
 #[inline(always)]
-pub unsafe fn unpack_bytes<V: Vector>(
-    layout: &PackedLayout,
-    from: &Scales,
-    bytes: &[u8],
-    ahead: Ahead,
-    codes: &mut [u32],
-    scales: &mut [f32],
-    mins: &mut [f32],
-) {
-    let (quads, subs) = (layout.slab_k / 4 * LANES, from.count() * LANES);
-    for (i, bytes) in bytes.chunks_exact(layout.slab_bytes).enumerate() {
-        let ahead = ahead.skip(i * layout.slab_bytes);
+pub unsafe fn unpack_bytes<V: Vector>(from: &Slabs<'_>, to: Unpacked<'_>) {
+    let layout = from.layout;
+    let (quads, subs) = (layout.slab_k / 4 * LANES, from.scales.count() * LANES);
+    for (i, bytes) in from.bytes.chunks_exact(layout.slab_bytes).enumerate() {
+        let ahead = from.ahead.skip(i * layout.slab_bytes);
         let slab = Slab { layout, bytes, ahead, scales: &[], mins: &[] };
         // SAFETY: the caller's promise.
         unsafe {
-            decode_bytes::<V>(&slab, &mut codes[i * quads..]);
+            decode_bytes::<V>(&slab, &mut to.codes[i * quads..]);
             slab.fetch_records();
-            scales::unpack::<V>(from, bytes, &mut scales[i * subs..], &mut mins[i * subs..]);
+            scales::unpack::<V>(from.scales, bytes, &mut to.scales[i * subs..], &mut to.mins[i * subs..]);
         }
     }
 }

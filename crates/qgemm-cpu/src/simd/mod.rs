@@ -18,7 +18,7 @@ use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::SimdLevel;
 
 pub use ahead::Ahead;
-pub use dot::{Operands, Quantization, Row};
+pub use dot::{Operands, Quantization, Row, Slabs, Unpacked};
 pub use scales::Scales;
 pub use vector::LANES;
 
@@ -55,15 +55,7 @@ impl Slab<'_> {
 /// [`kernel::decode`] of a level.
 type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
 /// [`dot::unpack_bytes`] of a level.
-type UnpackBytes = unsafe fn(
-    layout: &PackedLayout,
-    from: &Scales,
-    bytes: &[u8],
-    ahead: Ahead,
-    codes: &mut [u32],
-    scales: &mut [f32],
-    mins: &mut [f32],
-);
+type UnpackBytes = unsafe fn(from: &Slabs<'_>, to: Unpacked<'_>);
 /// [`scales::unpack`] of a level.
 type Unpack = unsafe fn(scales: &Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]);
 /// [`dot::quantize`] of a level.
@@ -116,17 +108,9 @@ macro_rules! level {
         /// # Safety
         /// As of `dot::unpack_bytes`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn unpack_bytes(
-            layout: &qgemm_formats::prepack::PackedLayout,
-            from: &crate::simd::Scales,
-            bytes: &[u8],
-            ahead: crate::simd::Ahead,
-            codes: &mut [u32],
-            scales: &mut [f32],
-            mins: &mut [f32],
-        ) {
+        unsafe fn unpack_bytes(from: &crate::simd::Slabs<'_>, to: crate::simd::Unpacked<'_>) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::unpack_bytes::<$vector>(layout, from, bytes, ahead, codes, scales, mins) }
+            unsafe { crate::simd::dot::unpack_bytes::<$vector>(from, to) }
         }
 
         /// # Safety
@@ -227,27 +211,17 @@ impl Simd {
         unsafe { (self.decode)(slab, first, columns, out) }
     }
 
-    /// Unpacks the codes of the slabs in `bytes` to bytes, `codes[quad][lane]`, four columns a word in packed order, and scale and
-    /// minimum of every sub-block to `[sub-block][lane]`. Meanwhile as many bytes from `ahead` on are brought
-    /// to the nearest cache.
-    #[expect(clippy::too_many_arguments, reason = "three inputs and three outputs that lie apart")]
-    pub fn unpack_bytes(
-        &self,
-        layout: &PackedLayout,
-        from: &Scales,
-        bytes: &[u8],
-        ahead: Ahead,
-        codes: &mut [u32],
-        scales: &mut [f32],
-        mins: &mut [f32],
-    ) {
+    /// Unpacks the codes of slabs to bytes, and the scales and minima of their sub-blocks to numbers.
+    pub fn unpack_bytes(&self, from: &Slabs<'_>, to: Unpacked<'_>) {
+        let layout = from.layout;
         assert!(layout.codes.iter().all(|plane| plane.bits <= 8), "codes are bytes");
-        assert!(from.is_of(layout), "scales are of the layout");
-        let slabs = bytes.len() / layout.slab_bytes;
-        assert!(slabs * layout.slab_k / 4 * LANES <= codes.len(), "codes lie in their scratch memory");
-        assert!(slabs * from.count() * LANES <= scales.len().min(mins.len()), "scales lie in their scratch memory");
+        assert!(from.scales.is_of(layout), "scales are of the layout");
+        let slabs = from.bytes.len() / layout.slab_bytes;
+        assert!(slabs * layout.slab_k / 4 * LANES <= to.codes.len(), "codes lie in their scratch memory");
+        let scales = slabs * from.scales.count() * LANES;
+        assert!(scales <= to.scales.len().min(to.mins.len()), "scales lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.unpack_bytes)(layout, from, bytes, ahead, codes, scales, mins) }
+        unsafe { (self.unpack_bytes)(from, to) }
     }
 
     /// Scale and minimum of every sub-block of a slab of `layout`, for which `from` was made, to `[sub-block][lane]`; none of plain
@@ -392,7 +366,8 @@ mod tests {
                 let mut out = vec![0; layout.slab_k / 4 * LANES];
                 let mut numbers = [vec![0.0; scales.count() * LANES], vec![0.0; scales.count() * LANES]];
                 let [of_scales, mins] = &mut numbers;
-                simd.unpack_bytes(&layout, &scales, &bytes, Ahead::new(bytes.as_ptr()), &mut out, of_scales, mins);
+                let from = Slabs { layout: &layout, scales: &scales, bytes: &bytes, ahead: Ahead::new(bytes.as_ptr()) };
+                simd.unpack_bytes(&from, Unpacked { codes: &mut out, scales: of_scales, mins });
                 for (i, word) in out.iter().enumerate() {
                     let (quad, row) = (i / LANES, i % LANES);
                     for (i, byte) in kernel::VALUE_BYTE.into_iter().enumerate() {

@@ -88,6 +88,20 @@ fn tokens(m0: u32, n0: u32, thread: u32) {
     }
 }
 
+// Adds the sums of all parts in `tile`, of which there are a power of two up to SLICES; invocations that lead have written those of
+// `part` from `at` on. All invocations of the workgroup call it.
+fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
+    workgroupBarrier();
+    for (var half = SLICES / 2u; half > 0u; half /= 2u) {
+        if (leads && half < parts && part < half) {
+            for (var t = 0u; t < TILE_M; t++) {
+                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
+            }
+        }
+        workgroupBarrier();
+    }
+}
+
 // The sums of four rows of a tile.
 fn four_rows(at: u32, of_tile: u32) -> vec4<f32> {
     return vec4<f32>(tile[at][of_tile], tile[at + 1u][of_tile], tile[at + 2u][of_tile], tile[at + 3u][of_tile]);

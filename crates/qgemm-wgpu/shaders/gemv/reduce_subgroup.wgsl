@@ -21,15 +21,7 @@ fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
         tile[at + $tu * TILE_ROWS] = (*sums)[$t];
         #end
     }
-    workgroupBarrier();
-    for (var half = SLICES / 2u; half > 0u; half /= 2u) {
-        if (leads && half < parts && part < half) {
-            for (var t = 0u; t < TILE_M; t++) {
-                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
-            }
-        }
-        workgroupBarrier();
-    }
+    add_parts(at, part, parts, leads);
 }
 
 @compute @workgroup_size(THREADS)
@@ -42,8 +34,7 @@ fn main(
     @builtin(subgroup_id) subgroup: u32,
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
-    // Tiles along N that exceed one grid dimension continue along z.
-    let n0 = p.n_first + (group.x + group.z * groups.x) * TILE_N;
+    let n0 = first_row(group, groups);
     if (n0 >= p.shape.n) {
         return;
     }

@@ -6,15 +6,7 @@ fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
     #for t TILE_M
     tile[at + $tu * TILE_ROWS] = (*sums)[$t];
     #end
-    workgroupBarrier();
-    for (var half = SLICES / 2u; half > 0u; half /= 2u) {
-        if (slice < half) {
-            for (var t = 0u; t < TILE_M; t++) {
-                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
-            }
-        }
-        workgroupBarrier();
-    }
+    add_parts(at, slice, SLICES, true);
 }
 
 @compute @workgroup_size(THREADS)
@@ -23,8 +15,7 @@ fn main(
     @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    // Tiles along N that exceed one grid dimension continue along z.
-    let n0 = p.n_first + (group.x + group.z * groups.x) * TILE_N;
+    let n0 = first_row(group, groups);
     if (n0 >= p.shape.n) {
         return;
     }
