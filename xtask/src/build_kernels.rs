@@ -37,6 +37,9 @@ pub struct Args {
     /// Only kernels of this weight format (`q4_k`).
     #[arg(long)]
     format: Option<String>,
+    /// Only kernels whose name holds this (`_g2_k`).
+    #[arg(long, value_name = "PART")]
+    named: Option<String>,
     /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is
     /// stale.
     #[arg(long, conflicts_with_all = ["ptx", "out"])]
@@ -88,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(worker) = &args.worker {
         return workers::work(&jobs, &cache, worker);
     }
-    ensure!(!jobs.is_empty(), "no kernel is of this family and format");
+    ensure!(!jobs.is_empty(), "no kernel is of this family, format and name");
     let out = match &args.out {
         Some(out) => out.clone(),
         None => nvrtc::target_folder()?.join("kernels"),
@@ -191,9 +194,13 @@ fn kind(spec: &KernelSpec) -> (&str, &str) {
 }
 
 impl Args {
-    /// Whether the kernel is of the family and the format.
+    fn wants_all(&self) -> bool {
+        self.family.is_none() && self.format.is_none() && self.named.is_none()
+    }
+
+    /// Whether the kernel is one of those asked for.
     fn wants(&self, name: &str) -> bool {
-        wanted(name, &self.family, &self.format)
+        wanted(name, &self.family, &self.format) && self.named.as_ref().is_none_or(|part| name.contains(part))
     }
 }
 
@@ -224,28 +231,34 @@ fn rows(built: &[Built], disassembler: Option<&Disassembler>) -> anyhow::Result<
         Some(found) => println!("matrix instructions from {}", found.path().display()),
         None => println!("no nvdisasm here: matrix instructions are not looked at"),
     }
-    let mut all = Vec::new();
+    let (mut all, mut faults) = (Vec::new(), Vec::new());
     for Built { target, kernels } in built {
         let mut rows = Vec::new();
         let by_chip: BTreeSet<Target> = kernels.iter().map(|(_, artifact)| artifact.target).collect();
         for chip in by_chip {
             let kernels: Vec<_> = kernels.iter().filter(|(_, artifact)| artifact.target == chip).collect();
             let cubins: Vec<&[u8]> = kernels.iter().map(|(_, artifact)| artifact.image.as_slice()).collect();
-            let mma = match disassembler {
-                Some(found) if found.knows(chip) => found.mma(chip, &cubins)?.into_iter().map(Some).collect(),
+            let seen = match disassembler {
+                Some(found) if found.knows(chip) => found.read(chip, &cubins)?.into_iter().map(Some).collect(),
                 Some(_) => {
                     println!("nvdisasm does not know {chip}: matrix instructions are not looked at");
                     vec![None; cubins.len()]
                 }
                 None => vec![None; cubins.len()],
             };
-            for ((spec, artifact), mma) in kernels.into_iter().zip(mma) {
+            for ((spec, artifact), code) in kernels.into_iter().zip(seen) {
+                let name = &spec.name;
+                let mma = code.map(|code| {
+                    faults.extend(code.faults.iter().map(|fault| format!("{chip} {name}: {fault}")));
+                    code.mma
+                });
                 let resources = artifact.resources.context("machine code whose resources are unknown")?;
                 rows.push((spec.name.clone(), Row::new(spec, resources, mma)));
             }
         }
         all.push(Rows { target: *target, rows });
     }
+    ensure!(faults.is_empty(), "machine code that cannot ship:\n{}", faults.join("\n"));
     Ok(all)
 }
 
@@ -309,7 +322,7 @@ fn update_lock(args: &Args, version: &str, rows: &[Rows]) -> anyhow::Result<()> 
     }
     let mut new = lock.clone();
     for Rows { target, rows } in rows {
-        new.update(version, *target, rows, args.family.is_none() && args.format.is_none());
+        new.update(version, *target, rows, args.wants_all());
     }
     if new != lock {
         new.write()?;
@@ -353,7 +366,18 @@ mod tests {
 
     fn args(arch: &str, ptx: bool) -> Args {
         let arch = arch.split(',').filter(|a| !a.is_empty()).map(str::to_owned).collect();
-        Args { arch, ptx, family: None, format: None, check: false, sample: false, out: None, jobs: None, worker: None }
+        Args {
+            arch,
+            ptx,
+            family: None,
+            format: None,
+            named: None,
+            check: false,
+            sample: false,
+            out: None,
+            jobs: None,
+            worker: None,
+        }
     }
 
     #[test]

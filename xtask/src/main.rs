@@ -10,6 +10,7 @@ mod nvrtc;
 mod sass;
 mod test;
 mod tidy;
+mod wgmma;
 mod workspace;
 
 use std::process::ExitCode;

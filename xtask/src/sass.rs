@@ -1,4 +1,5 @@
-//! Which matrix instructions machine code holds, asked of NVIDIA's disassembler where there is one.
+//! Which matrix instructions machine code holds, and whether they are used as they must be, asked of NVIDIA's disassembler
+//! where there is one.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +9,8 @@ use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Target, build};
 
 use crate::kernels_lock::Mma;
-use crate::workspace;
+use crate::wgmma::Instruction;
+use crate::{wgmma, workspace};
 
 /// Names the disassembler or the folder it is in.
 const VARIABLE: &str = "QGEMM_NVDISASM";
@@ -24,6 +26,15 @@ pub struct Disassembler {
     path: PathBuf,
     /// Its help, which lists the chips that it knows.
     help: String,
+}
+
+/// What the disassembler shows of a kernel.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// How many of each matrix instruction it has.
+    pub mma: Mma,
+    /// What is wrong with them.
+    pub faults: Vec<String>,
 }
 
 impl Disassembler {
@@ -54,17 +65,17 @@ impl Disassembler {
         self.help.contains(&format!("'{}'", machine(target)))
     }
 
-    /// The matrix instructions of each of the `cubins`, machine code of `target` with one kernel each. Starting the
-    /// program takes ten times as long as its work on one kernel, so that it is given the code of many at once.
+    /// What each of the `cubins` holds, machine code of `target` with one kernel each. Starting the program takes ten times
+    /// as long as its work on one kernel, so that it is given the code of many at once.
     ///
     /// # Errors
     /// When a cubin holds no code or the program fails.
-    pub fn mma(&self, target: Target, cubins: &[&[u8]]) -> anyhow::Result<Vec<Mma>> {
+    pub fn read(&self, target: Target, cubins: &[&[u8]]) -> anyhow::Result<Vec<Code>> {
         let threads = thread::available_parallelism().map_or(1, |n| n.get());
         let share = cubins.len().div_ceil(threads).max(1);
         thread::scope(|scope| {
             let parts: Vec<_> =
-                cubins.chunks(share).map(|part| scope.spawn(move || self.mma_of_part(target, part))).collect();
+                cubins.chunks(share).map(|part| scope.spawn(move || self.read_part(target, part))).collect();
             let mut all = Vec::new();
             for part in parts {
                 let Ok(found) = part.join() else { bail!("a thread that disassembles stopped") };
@@ -74,7 +85,7 @@ impl Disassembler {
         })
     }
 
-    fn mma_of_part(&self, target: Target, cubins: &[&[u8]]) -> anyhow::Result<Vec<Mma>> {
+    fn read_part(&self, target: Target, cubins: &[&[u8]]) -> anyhow::Result<Vec<Code>> {
         let (mut code, mut ends) = (Vec::new(), Vec::new());
         for cubin in cubins {
             code.extend_from_slice(code_of(cubin).context("a cubin without code of a kernel")?);
@@ -84,14 +95,15 @@ impl Disassembler {
         fs::write(&file, &code)?;
         let listing =
             workspace::output(Command::new(&self.path).args(["--binary", &machine(target)]).arg(file.path()))?;
-        let (found, instructions) = count(&listing, &ends);
+        let kernels = split(&listing, &ends);
+        let instructions: usize = kernels.iter().map(Vec::len).sum();
         ensure!(
             instructions == code.len() / INSTRUCTION_BYTES,
             "{} listed {instructions} of {} instructions",
             self.path.display(),
             code.len() / INSTRUCTION_BYTES
         );
-        Ok(found)
+        Ok(kernels.iter().map(|kernel| Code { mma: count(kernel), faults: wgmma::faults(kernel) }).collect())
     }
 }
 
@@ -136,25 +148,36 @@ fn code_of(cubin: &[u8]) -> Option<&[u8]> {
     })
 }
 
-/// The matrix instructions in a listing of kernels that end at the offsets `ends`, and the number of all instructions.
-fn count(listing: &str, ends: &[usize]) -> (Vec<Mma>, usize) {
-    let mut found = vec![Mma::new(); ends.len()];
-    let mut instructions = 0;
+/// The instructions in a listing, by the kernels that end at the offsets `ends`.
+fn split<'a>(listing: &'a str, ends: &[usize]) -> Vec<Vec<Instruction<'a>>> {
+    let mut kernels = vec![Vec::new(); ends.len()];
     for line in listing.lines() {
         let Some((offset, rest)) = line.trim_start().strip_prefix("/*").and_then(|l| l.split_once("*/")) else {
             continue;
         };
         let Ok(offset) = usize::from_str_radix(offset, 16) else { continue };
-        instructions += 1;
-        let opcode = rest.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default();
-        let kernel = ends.partition_point(|&end| end <= offset);
-        if opcode.split('.').next().is_some_and(|name| name.ends_with("MMA"))
-            && let Some(found) = found.get_mut(kernel)
-        {
+        let text = rest.split(';').next().unwrap_or_default().trim();
+        let text = match text.strip_prefix('@') {
+            Some(predicated) => predicated.split_once(' ').map_or("", |(_, text)| text.trim_start()),
+            None => text,
+        };
+        if let Some(kernel) = kernels.get_mut(ends.partition_point(|&end| end <= offset)) {
+            kernel.push(Instruction { offset, text });
+        }
+    }
+    kernels
+}
+
+/// A kernel's matrix instructions.
+fn count(kernel: &[Instruction<'_>]) -> Mma {
+    let mut found = Mma::new();
+    for Instruction { text, .. } in kernel {
+        let opcode = text.split_whitespace().next().unwrap_or_default();
+        if opcode.split('.').next().is_some_and(|name| name.ends_with("MMA")) {
             *found.entry(opcode.to_owned()).or_default() += 1;
         }
     }
-    (found, instructions)
+    found
 }
 
 #[cfg(test)]
@@ -169,8 +192,10 @@ mod tests {
                        \x20       /*0020*/                   IMAD.MOV.U32 R1, RZ, RZ, c[0x0][0x28] ;\n\
                        \x20       /*0030*/                   EXIT ;\n\
                        \x20       /*0040*/                   HGMMA.64x32x16.F32 R24, R4, gdesc[UR4], R24 ;\n";
-        let (found, instructions) = count(listing, &[0x20, 0x30, 0x50]);
-        assert_eq!(instructions, 5);
+        let kernels = split(listing, &[0x20, 0x30, 0x50]);
+        assert_eq!(kernels.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1, 2]);
+        assert_eq!(kernels[0][1].text, "HMMA.16816.F32 R4, R8, R10, R4");
+        let found: Vec<_> = kernels.iter().map(|kernel| count(kernel)).collect();
         assert_eq!(found[0], Mma::from([("HMMA.16816.F32".to_owned(), 2)]));
         assert!(found[1].is_empty());
         assert_eq!(found[2], Mma::from([("HGMMA.64x32x16.F32".to_owned(), 1)]));

@@ -30,6 +30,7 @@ fn what_is_left_out_is_found() {
         ("fence_mbarrier_init();", "", FaultKind::Race),
         ("        wgmma_fence();", "", FaultKind::BadOperand),
         ("wgmma_wait_group<0>();", "", FaultKind::InFlight),
+        ("wgmma_wait_group<0>();", "a[0][0] ^= 1;\n        wgmma_wait_group<0>();", FaultKind::BadOperand),
         ("sizeof(shared.x[0]));", "64);", FaultKind::Deadlock),
         ("shared.x[stage] + k16 * 32", "shared.x[stage] + 16384 + k16 * 32", FaultKind::OutOfBounds),
         (

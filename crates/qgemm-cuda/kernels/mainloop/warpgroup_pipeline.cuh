@@ -38,8 +38,9 @@ struct Pipeline {
         }
         fence_mbarrier_init();
     }
-    // A warp has read all that it wants of a stage.
+    // A warp has read all that it wants of a stage. Beyond the last stage there is none.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
+        if (stage >= QG_X_STAGES) return;
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
     }

@@ -275,7 +275,7 @@ impl Instance {
                 let run = shape.run_slabs(&self.layout) * self.layout.slab_bytes as u32;
                 let w = shape.w_stages(&self.layout) * Warpgroups::WARPS * run;
                 let barriers = shape.stages * 2 * BARRIER;
-                let exchange = if shape.k_groups > 1 { self.tile_m * self.tile_n() * 4 + 2 * BARRIER } else { 0 };
+                let exchange = if shape.k_groups > 1 { self.tile_m * self.tile_n() * 4 } else { 0 };
                 x + w + barriers + self.staging_bytes(Warpgroups::WARPS, 1) + exchange + FLAG
             }
         };

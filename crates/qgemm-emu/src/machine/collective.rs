@@ -66,7 +66,7 @@ impl Warp {
             inputs: [[0; MAX_WORDS]; 32],
             outputs: [[0; MAX_WORDS]; 32],
             rows: [0; 32],
-            shares: [LaneShare { d: 0, a: [0; 4] }; 32],
+            shares: [LaneShare { d: 0, a_at: 0, a: [0; 4] }; 32],
         }
     }
 

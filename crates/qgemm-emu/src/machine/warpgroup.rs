@@ -24,7 +24,21 @@ const NO_NUMBERS: u32 = 0x7fff_7fff;
 pub(super) struct LaneShare {
     /// Address of its accumulators.
     pub d: usize,
+    /// Address of its operands, and what they are.
+    pub a_at: usize,
     pub a: [u32; 4],
+}
+
+impl LaneShare {
+    /// Whether the operands are still what they were.
+    ///
+    /// # Safety
+    /// As [`Block::issue`].
+    unsafe fn is_intact(&self) -> bool {
+        let a = std::ptr::with_exposed_provenance::<[u32; 4]>(self.a_at);
+        // SAFETY: by the contract of this function.
+        unsafe { a.read_volatile() == self.a }
+    }
 }
 
 /// An instruction of one warp.
@@ -92,7 +106,8 @@ impl Block<'_> {
     /// All lanes of a warp have issued an instruction.
     ///
     /// # Safety
-    /// Each lane's `d` must be the address of `accumulators` floats that stay where they are until they are waited for.
+    /// Each lane's `d` must be the address of `accumulators` floats, and `a_at` of its operands, which stay where they are
+    /// until they are waited for.
     pub(super) unsafe fn issue(
         &mut self,
         lanes: Vec<LaneShare>,
@@ -190,6 +205,12 @@ impl Block<'_> {
 
     /// Computes eight columns at a time as `m16n8k16` does, whose A and D fragments are the same.
     fn execute(&mut self, instruction: &Instruction) -> Result<(), Refused> {
+        // SAFETY: by the contract of `issue`: nobody has waited for it before.
+        if let Some(lane) = instruction.lanes.iter().position(|share| !unsafe { share.is_intact() }) {
+            let site = instruction.site.text();
+            let detail = format!("lane {lane} has changed operands of the wgmma at {site} before this wait for it");
+            return Err((FaultKind::BadOperand, detail));
+        }
         let words = self.columns(instruction)?;
         let name = if instruction.bf16 { "mma_m16n8k16_bf16" } else { "mma_m16n8k16_f16" };
         let Some(model) = COLLECTIVES.iter().find(|c| c.name == name) else { return Ok(()) };
