@@ -484,8 +484,7 @@ unsafe extern "C" fn wgmma(
     // SAFETY: called by a kernel with four words at `a` and `accumulators` floats at `d`, arrays of the thread that it
     // must not use before it waits; no reference is held across the switch.
     unsafe {
-        let share =
-            LaneShare { d: d.expose_provenance(), a_at: a.expose_provenance(), a: a.cast::<[u32; 4]>().read() };
+        let share = LaneShare { d: d.expose_provenance(), a_at: a.expose_provenance(), a: a.cast::<[u32; 4]>().read() };
         let met = current().meet_for_wgmma(meeting, share, site);
         if check(met, site) {
             block::suspend(CURRENT.get());

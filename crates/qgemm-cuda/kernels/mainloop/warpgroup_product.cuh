@@ -1,0 +1,88 @@
+// A tile's product in one warp of a warpgroup: run by run through the ring, with weights of one chunk made while another is
+// multiplied.
+#pragma once
+#include "mainloop/warpgroup_pipeline.cuh"
+#include "mainloop/warpgroup_tile.cuh"
+
+// Chunks whose instructions are under way at once: while those of one run, the weights of the next are made, in registers of their
+// own.
+constexpr u32 UNDER_WAY = 2;
+// Runs of slabs in one round of the loop, so that its chunks take turns with the registers. No branch stands among them: the
+// compiler gives registers of operands under way to others where one does (NVRTC 12.9; `build-kernels` looks for it).
+constexpr u32 LOOP_RUNS = RUN_SLABS * CHUNKS % UNDER_WAY == 0 ? 1 : UNDER_WAY;
+// Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
+constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_SLABS;
+constexpr u32 LOOP_SLABS = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_SLABS;
+static_assert(RUN_SLABS <= 2, "the loop leaves no more than one slab");
+
+// Plain weights are loaded into the operands' registers, so not before the instructions that read them are done.
+constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
+
+// A tile on its way through a warp.
+struct Product {
+    Sums sums;
+    ChunkOperands operands[UNDER_WAY];
+    // The stages that are read no more when the instructions on these operands are done.
+    u32 read[UNDER_WAY];
+    Position at;
+
+    QG_DEVICE Product of_tile(const Position& at) {
+        Product product;
+        product.sums = {};
+#pragma unroll
+        for (u32 turn = 0; turn < UNDER_WAY; turn++) product.read[turn] = QG_X_STAGES;
+        product.at = at;
+        return product;
+    }
+
+    // All runs of group GROUP.
+    template <u32 GROUP>
+    QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const TileWork& work, u32 warp, u32 lane) {
+        u32 slab = work.begin + GROUP * RUN_SLABS;
+#pragma unroll 1
+        for (; slab + LOOP_SLABS <= work.end; slab += LOOP_RUNS * GROUP_STRIDE) {
+            multiply_run<RUN_SLABS, 0>(product, pipeline, warp, lane);
+            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_SLABS, 1>(product, pipeline, warp, lane);
+        }
+        wait(product, pipeline, lane);
+        if (LOOP_SLABS > 1 && slab < work.end) {
+            multiply_run<1, 0>(product, pipeline, warp, lane);
+            wait(product, pipeline, lane);
+        }
+    }
+
+    // The next SLABS slabs, all of a run or what is left of one; the first chunk takes the registers of turn TURN.
+    template <u32 SLABS, u32 TURN>
+    QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
+        Position& at = product.at;
+        const u8* bytes = pipeline.w[at.w].tile[warp];
+        Slab slab;
+#pragma unroll
+        for (u32 i = 0; i < SLABS * CHUNKS; i++) {
+            const u32 chunk = i % CHUNKS, of_stage = i % STAGE_CHUNKS, turn = (TURN + i) % UNDER_WAY;
+            const u8* of_slab = bytes + i / CHUNKS * QG_SLAB_BYTES;
+            if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
+            if (chunk == 0) Slab::load_scales<FromShared>(slab, of_slab, lane);
+            if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab, of_slab, chunk, lane);
+            wgmma_wait_group<UNDER_WAY - 1>();
+            Pipeline::release(pipeline, product.read[turn], lane);
+            if constexpr (CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab, of_slab, chunk, lane);
+            start_chunk(product.sums, product.operands[turn], slab, chunk, pipeline.x[at.x][of_stage]);
+            const bool ends_stage = of_stage == STAGE_CHUNKS - 1 || i == SLABS * CHUNKS - 1;
+            product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
+            if (ends_stage) Position::next_stage(at);
+        }
+        Position::next_run(at);
+        Position::skip<QG_K_GROUPS - 1>(at);
+    }
+
+    // Until nothing is under way.
+    QG_DEVICE void wait(Product& product, Pipeline& pipeline, u32 lane) {
+        wgmma_wait_group<0>();
+#pragma unroll
+        for (u32 turn = 0; turn < UNDER_WAY; turn++) {
+            Pipeline::release(pipeline, product.read[turn], lane);
+            product.read[turn] = QG_X_STAGES;
+        }
+    }
+};
