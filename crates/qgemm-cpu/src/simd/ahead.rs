@@ -1,5 +1,7 @@
 //! [`Ahead`]: asking for memory before it is read. Tiles are read in turns, which processors' own prefetching does not follow.
 
+use qgemm_formats::prepack::PackedLayout;
+
 /// A place in memory that is read later, or none: nothing happens where it is no memory at all.
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead(*const u8);
@@ -14,6 +16,13 @@ impl Ahead {
     #[inline(always)]
     pub fn skip(self, bytes: usize) -> Self {
         Self(self.0.wrapping_add(bytes))
+    }
+
+    /// Asks for the records of the slab of `layout` that begins here.
+    #[inline(always)]
+    pub fn fetch_records(self, layout: &PackedLayout) {
+        let codes = layout.scales.first().map_or(layout.slab_bytes, |plane| plane.offset);
+        self.skip(codes).fetch(layout.slab_bytes - codes);
     }
 
     /// Asks for the lines of `bytes` bytes to be brought to the nearest cache.

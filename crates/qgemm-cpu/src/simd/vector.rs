@@ -30,8 +30,6 @@ pub trait Vector: Copy {
     unsafe fn load_halves(from: *const u8) -> Self::Words;
     /// Loads sixteen bytes from anywhere.
     unsafe fn load_bytes(from: *const u8) -> Self::Words;
-    /// Stores words anywhere.
-    unsafe fn store_words(to: *mut u8, words: Self::Words);
     /// The same word in every lane.
     unsafe fn splat_word(word: u32) -> Self::Words;
     /// `words >> by`.
