@@ -37,7 +37,16 @@ impl Ahead {
                 // addresses that are not memory.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(self.0.wrapping_add(line).cast()) };
             }
-            #[cfg(not(target_arch = "x86_64"))]
+            #[cfg(target_arch = "aarch64")]
+            // SAFETY: as on x86-64.
+            unsafe {
+                std::arch::asm!(
+                    "prfm pldl1keep, [{at}]",
+                    at = in(reg) self.0.wrapping_add(line),
+                    options(nostack, preserves_flags, readonly)
+                );
+            }
+            #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
             let _ = line;
         }
     }

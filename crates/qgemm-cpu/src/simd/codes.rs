@@ -53,6 +53,11 @@ impl CodeShape {
         Self { planes, table: false, span, wide, minima }
     }
 
+    /// Whether codes, or what tables make of them, are signed bytes, too.
+    pub const fn is_below_128(self) -> bool {
+        !self.table && self.planes[0] + self.planes[1] < 8
+    }
+
     /// The number of this one among all, if there are kernels for it.
     pub fn number(self) -> Option<usize> {
         Self::ALL.iter().position(|&other| other == self)

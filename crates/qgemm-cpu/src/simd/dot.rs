@@ -73,7 +73,11 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: 
                         let codes = planes.quad(shape, &table, quad);
                         for (token, product) in products.iter_mut().enumerate() {
                             let x = V::splat_word(x_at(token, column / 4 + quad).read());
-                            *product = D::dot(*product, codes, x);
+                            *product = if shape.is_below_128() {
+                                D::dot_below_128(*product, codes, x)
+                            } else {
+                                D::dot(*product, codes, x)
+                            };
                         }
                     }
                     let sub = ((column - at.first + part * shape.span) >> sub_shift) * LANES;

@@ -14,6 +14,8 @@ mod vector;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use qgemm_formats::Encoding;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
@@ -159,7 +161,11 @@ impl Simd {
             return None;
         }
         Some(match level {
-            SimdLevel::Scalar | SimdLevel::Neon => &portable::KERNELS,
+            SimdLevel::Scalar => &portable::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::Neon => &neon::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::NeonDotprod => &neon::dotprod::KERNELS,
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2 => &avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
@@ -168,7 +174,6 @@ impl Simd {
             SimdLevel::Avx512 => &avx512::KERNELS,
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx512Vnni => &avx512::vnni::KERNELS,
-            #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         })
     }

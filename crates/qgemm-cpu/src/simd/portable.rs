@@ -1,5 +1,4 @@
-//! Plain loops over sixteen lanes, which compilers turn into whatever vectors the target always has: all of Advanced SIMD on
-//! 64-bit Arm.
+//! Plain loops over sixteen lanes, which compilers turn into whatever vectors the target always has.
 
 use half::f16;
 use qgemm_hal::SimdLevel;

@@ -63,4 +63,10 @@ pub trait Vector: Copy {
 pub trait Dot<V: Vector> {
     /// `sums + unsigned · signed`, of every lane.
     unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
+    /// The same of unsigned bytes below 128, which instructions for signed bytes take.
+    #[inline(always)]
+    unsafe fn dot_below_128(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot(sums, unsigned, signed) }
+    }
 }
