@@ -1,5 +1,5 @@
-//! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread unpacks
-//! its rows of W to bytes, a slab at a time, and multiplies them with the whole panel while they are in the nearest cache.
+//! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread multiplies
+//! its packed rows of W with the whole panel, some slabs at a time while they are in the nearest cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use crate::arena;
 use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
 
-/// Columns that are unpacked at a time, where slabs are shorter: a block of rows takes 16 KiB.
+/// Columns whose scales are unpacked at a time, where slabs are shorter.
 const STEP: usize = 256;
 
-/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 9 KB. Without any, four bits a weight
-/// took 1.0 ms instead of 0.4 (4096 x 4096, Zen 5, one token).
-const STEPS_AHEAD: usize = 4;
+/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 2 to 16
+/// make little difference; with 1, or none, a token takes half as long again.
+const STEPS_AHEAD: usize = 8;
 
 /// The family `gemm_int8`.
 pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
@@ -87,6 +87,7 @@ fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<u
         let (mins, sums) = rest.split_at_mut(min_subs);
         sums.fill(0.0);
         let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
+        // W is read once for so few tokens, from one end to the other.
         let at_once = if tokens.len() <= simd.quantized_tokens() { 1 } else { TILES };
         for first_tile in (0..tiles).step_by(at_once) {
             for slab in (0..weight.k_slabs()).step_by(step_slabs) {

@@ -12,7 +12,7 @@ struct Avx2;
 
 level!(
     KERNELS, SimdLevel::Avx2, Avx2, Widened, "avx2,fma,f16c",
-    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 3]
+    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 4]
 );
 
 /// The level with 8-bit dot products.

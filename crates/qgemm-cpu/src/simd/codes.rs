@@ -117,16 +117,16 @@ impl<V: Vector> Planes<V> {
         let mask = |bits: usize| ((1u32 << bits) - 1) * 0x0101_0101;
         // SAFETY: the caller's promise.
         unsafe {
-            if quad.is_multiple_of(8 / low) {
+            let (begins_word, shift) = place(quad, low);
+            if begins_word {
                 self.low_word = next_word::<V>(&mut self.low, &mut self.low_ahead);
             }
-            let shift = quad % (8 / low) * low;
             let mut codes = V::and(V::shift_right(self.low_word, shift as u32), mask(low));
             if high > 0 {
-                if quad.is_multiple_of(8 / high) {
+                let (begins_word, shift) = place(quad, high);
+                if begins_word {
                     self.high_word = next_word::<V>(&mut self.high, &mut self.high_ahead);
                 }
-                let shift = quad % (8 / high) * high;
                 let upper = if shift < low {
                     V::shift_left(self.high_word, (low - shift) as u32)
                 } else {
@@ -137,6 +137,13 @@ impl<V: Vector> Planes<V> {
             if shape.table { V::lookup_bytes(table, codes) } else { codes }
         }
     }
+}
+
+/// Whether `quad` is the first one of a word in a plane of `bits` bits, and its bits below the quad's.
+#[inline(always)]
+fn place(quad: usize, bits: usize) -> (bool, usize) {
+    let quads = 8 / bits;
+    (quad.is_multiple_of(quads), quad % quads * bits)
 }
 
 /// # Safety

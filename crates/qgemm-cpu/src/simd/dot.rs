@@ -54,6 +54,7 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: 
     unsafe {
         let x_at = |token: usize, word: usize| at.x.as_ptr().add(token * at.row.words + word);
         let mut totals: [V::Floats; T] = std::array::from_fn(|token| V::load(sums.as_ptr().add(token * BLOCK_ROWS)));
+        // Where a factor is for several spans, their sums.
         let mut of_block = [V::splat(0.0); T];
         for (i, slab) in at.slabs.chunks_exact(layout.slab_bytes).enumerate() {
             let ahead = at.ahead.skip(i * layout.slab_bytes);

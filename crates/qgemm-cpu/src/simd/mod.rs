@@ -1,5 +1,5 @@
-//! The vector kernels: packed weights to f32 or to bytes, sixteen rows at a time, and their products with a few tokens. One file
-//! a level.
+//! The vector kernels, sixteen rows at a time: packed weights to f32, and their products with a few tokens; products of packed codes
+//! with a few quantized tokens. One file a level.
 
 mod ahead;
 mod codes;
