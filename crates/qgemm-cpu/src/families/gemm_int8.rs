@@ -18,7 +18,7 @@ use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
 const STEP: usize = 256;
 
 /// Steps that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 2 to 16
-/// make little difference; with 1, or none, a token takes half as long again.
+/// make little difference; with 1 a token takes half as long again.
 const STEPS_AHEAD: usize = 8;
 
 /// The family `gemm_int8`.
