@@ -125,7 +125,8 @@ fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
 fn rates(level: SimdLevel, units: u32) -> Vec<(Math, f64)> {
     let per_cycle = f64::from(level.f32_lanes()) * if level == SimdLevel::Scalar { 1.0 } else { FMA_UNITS };
     // Without instructions for dot products, bytes take as many as f32.
-    let bytes_per_lane = if matches!(level, SimdLevel::AvxVnni | SimdLevel::Avx512Vnni) { 4.0 } else { 1.0 };
+    let dot_products = matches!(level, SimdLevel::NeonDotprod | SimdLevel::AvxVnni | SimdLevel::Avx512Vnni);
+    let bytes_per_lane = if dot_products { 4.0 } else { 1.0 };
     let rate = |macs: f64| f64::from(units) * CLOCK * macs;
     vec![(Math::FmaF32, rate(per_cycle)), (Math::DotI8, rate(per_cycle * bytes_per_lane))]
 }
@@ -135,6 +136,7 @@ fn features(level: SimdLevel) -> BTreeSet<&'static str> {
     let included: &[SimdLevel] = match level {
         SimdLevel::Scalar => &[],
         SimdLevel::Neon | SimdLevel::Avx2 => &[level],
+        SimdLevel::NeonDotprod => &[SimdLevel::Neon, level],
         SimdLevel::AvxVnni | SimdLevel::Avx512 => &[SimdLevel::Avx2, level],
         SimdLevel::Avx512Vnni => &[SimdLevel::Avx2, SimdLevel::Avx512, level],
     };

@@ -122,7 +122,7 @@ impl<'a> Job<'a> {
     /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`].
     pub fn quantize_tokens(&self, how: &Quantization, tokens: Range<usize>, out: &mut [u32]) {
         let columns = self.row_columns();
-        self.for_each_token(tokens, how.row(columns).floats, out, |token, out| {
+        self.for_each_token(tokens, how.row(columns).words, out, |token, out| {
             arena::with_tile(columns, |values| {
                 self.load_token(token, values);
                 self.simd.quantize(how, values, out);

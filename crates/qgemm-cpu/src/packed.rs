@@ -2,7 +2,7 @@
 
 use qgemm_formats::prepack::PackedLayout;
 
-use crate::simd::{Ahead, LANES, Scales, Simd, Slab, Slabs, Unpacked, scaled_sub_blocks};
+use crate::simd::{Ahead, LANES, Scales, Simd, Slab, scaled_sub_blocks};
 
 /// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns, which processors do
 /// not foresee. More would drive one another out of the nearest cache, since rows are apart by multiples of its ways.
@@ -38,8 +38,8 @@ impl<'a> Packed<'a> {
         2 * scaled_sub_blocks(self.layout) * LANES
     }
 
-    /// `count` slabs of tile `tile` from `slab` on, and the same of the tile `ahead` slabs later.
-    fn slabs(&self, tile: usize, slab: usize, count: usize, ahead: usize) -> (&'a [u8], Ahead) {
+    /// `count` slabs of tile `tile` from `slab` on, and where those `ahead` slabs later begin.
+    pub fn slabs(&self, tile: usize, [slab, count, ahead]: [usize; 3]) -> (&'a [u8], Ahead) {
         let slab_bytes = self.layout.slab_bytes;
         let first = (tile * self.k_slabs + slab) * slab_bytes;
         let later = self.bytes.as_ptr().wrapping_add(first + ahead * slab_bytes);
@@ -55,14 +55,13 @@ impl<'a> Packed<'a> {
         scales: &'s mut [f32],
         mins: &'s mut [f32],
     ) -> Slab<'s> {
-        let (bytes, ahead) = self.slabs(tile, slab, 1, AHEAD);
+        let (bytes, ahead) = self.slabs(tile, [slab, 1, AHEAD]);
         simd.unpack_scales(self.layout, self.scales, bytes, scales, mins);
         Slab { layout: self.layout, bytes, ahead, scales, mins }
     }
 
-    /// Unpacks `count` slabs of tile `tile` from `slab` on. Those `ahead` slabs later are brought from memory.
-    pub fn unpack(&self, simd: &Simd, tile: usize, [slab, count, ahead]: [usize; 3], to: Unpacked<'_>) {
-        let (bytes, ahead) = self.slabs(tile, slab, count, ahead);
-        simd.unpack_bytes(&Slabs { layout: self.layout, scales: self.scales, bytes, ahead }, to);
+    /// Scale and minimum of every sub-block of `slabs` as numbers; no minima where `mins` is empty.
+    pub fn unpack_scales(&self, simd: &Simd, slabs: &[u8], scales: &mut [f32], mins: &mut [f32]) {
+        simd.unpack_scales(self.layout, self.scales, slabs, scales, mins);
     }
 }

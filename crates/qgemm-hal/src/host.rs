@@ -13,6 +13,8 @@ pub enum SimdLevel {
     Scalar,
     /// Arm's Advanced SIMD.
     Neon,
+    /// Advanced SIMD with 8-bit dot products.
+    NeonDotprod,
     /// x86 AVX2 with FMA and F16C.
     Avx2,
     /// AVX2 with 8-bit dot products.
@@ -25,9 +27,10 @@ pub enum SimdLevel {
 
 impl SimdLevel {
     /// Every level, better ones later.
-    pub const ALL: [SimdLevel; 6] = [
+    pub const ALL: [SimdLevel; 7] = [
         SimdLevel::Scalar,
         SimdLevel::Neon,
+        SimdLevel::NeonDotprod,
         SimdLevel::Avx2,
         SimdLevel::AvxVnni,
         SimdLevel::Avx512,
@@ -55,7 +58,7 @@ impl SimdLevel {
                 && is_x86_feature_detected!("avx512vl");
             match self {
                 SimdLevel::Scalar => true,
-                SimdLevel::Neon => false,
+                SimdLevel::Neon | SimdLevel::NeonDotprod => false,
                 SimdLevel::Avx2 => avx2,
                 SimdLevel::AvxVnni => avx2 && is_x86_feature_detected!("avxvnni"),
                 SimdLevel::Avx512 => avx512,
@@ -64,7 +67,13 @@ impl SimdLevel {
         }
         #[cfg(target_arch = "aarch64")]
         {
-            self == SimdLevel::Neon && std::arch::is_aarch64_feature_detected!("neon")
+            use std::arch::is_aarch64_feature_detected;
+            let neon = is_aarch64_feature_detected!("neon");
+            match self {
+                SimdLevel::Neon => neon,
+                SimdLevel::NeonDotprod => neon && is_aarch64_feature_detected!("dotprod"),
+                _ => false,
+            }
         }
         #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         {
@@ -77,6 +86,7 @@ impl SimdLevel {
         match self {
             SimdLevel::Scalar => "scalar",
             SimdLevel::Neon => "neon",
+            SimdLevel::NeonDotprod => "neon-dotprod",
             SimdLevel::Avx2 => "avx2",
             SimdLevel::AvxVnni => "avx-vnni",
             SimdLevel::Avx512 => "avx512",
@@ -88,7 +98,7 @@ impl SimdLevel {
     pub const fn f32_lanes(self) -> u32 {
         match self {
             SimdLevel::Scalar => 1,
-            SimdLevel::Neon => 4,
+            SimdLevel::Neon | SimdLevel::NeonDotprod => 4,
             SimdLevel::Avx2 | SimdLevel::AvxVnni => 8,
             SimdLevel::Avx512 | SimdLevel::Avx512Vnni => 16,
         }

@@ -3,7 +3,7 @@
 //! A [`HostMemory`] can be had only inside a [`Buffer`], which cannot be cloned. So Rust's borrows of the
 //! buffer are borrows of the bytes, and views can be turned into slices safely.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -18,6 +18,9 @@ const ALIGNMENT: usize = 256;
 const GUARD_BYTES: usize = if cfg!(debug_assertions) { ALIGNMENT } else { 0 };
 /// What guard bands are filled with: a float that is conspicuous, and no plausible index.
 const GUARD_PATTERN: u8 = 0xa5;
+/// Bytes of a huge page, at a multiple of which larger allocations begin. Weights are read once from one end to the other, and
+/// looking up a page for every 4 KiB costs a tenth of the bandwidth (two cores of a Xeon 30 GB/s instead of 33).
+const HUGE_PAGE: usize = 2 << 20;
 
 /// Host memory behind a [`Buffer`].
 #[derive(Debug)]
@@ -47,15 +50,22 @@ impl HostMemory {
         let layout = len
             .max(1)
             .checked_add(2 * GUARD_BYTES)
-            .and_then(|bytes| Layout::from_size_align(bytes, ALIGNMENT).ok())
+            .and_then(|bytes| {
+                let alignment = if bytes < HUGE_PAGE { ALIGNMENT } else { HUGE_PAGE };
+                Layout::from_size_align(bytes, alignment).ok()
+            })
             .ok_or_else(out_of_memory)?;
         // SAFETY: the layout's size is at least 1.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(out_of_memory)?;
+        let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(out_of_memory)?;
+        if layout.align() == HUGE_PAGE {
+            ask_for_huge_pages(base, layout.size());
+        }
         // SAFETY: the allocation is GUARD_BYTES + max(len, 1) + GUARD_BYTES long, so the front band, the first
         // usable byte and the band behind the last usable byte all lie within it; nobody else knows of it yet.
         let start = unsafe {
             base.as_ptr().write_bytes(GUARD_PATTERN, GUARD_BYTES);
             let start = base.add(GUARD_BYTES);
+            start.as_ptr().write_bytes(0, len.max(1));
             start.as_ptr().add(len).write_bytes(GUARD_PATTERN, GUARD_BYTES);
             start
         };
@@ -206,9 +216,20 @@ impl Drop for HostMemory {
         if let Some(what) = self.broken_guard() {
             tracing::error!(device = %self.device, len = self.len, what, "a write left its buffer");
         }
-        // SAFETY: `start - GUARD_BYTES` is the pointer that `alloc_zeroed` gave for this very layout.
+        // SAFETY: `start - GUARD_BYTES` is the pointer that `alloc` gave for this very layout.
         unsafe { dealloc(self.start.as_ptr().sub(GUARD_BYTES), layout) }
     }
+}
+
+/// Asks the system to put huge pages behind `len` bytes that nobody has touched yet. Where it refuses, small ones serve.
+fn ask_for_huge_pages(start: NonNull<u8>, len: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is an allocation of ours, and the advice changes no contents of it.
+    unsafe {
+        libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, len);
 }
 
 #[cfg(test)]

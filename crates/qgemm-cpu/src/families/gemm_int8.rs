@@ -1,5 +1,5 @@
-//! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread unpacks
-//! its rows of W to bytes, a slab at a time, and multiplies them with the whole panel while they are in the nearest cache.
+//! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread multiplies
+//! its packed rows of W with the whole panel, some slabs at a time while they are in the nearest cache.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,17 +12,14 @@ use qgemm_hal::{
 use super::{CpuKernel, candidates, check_supported};
 use crate::arena;
 use crate::job::Job;
-use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES, Unpacked};
+use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
 
-/// Columns that are unpacked at a time, where slabs are shorter: a block of rows takes 16 KiB.
+/// Columns whose scales are unpacked at a time, where slabs are shorter.
 const STEP: usize = 256;
 
-/// So many tokens are multiplied with one tile after another, which read W from one end to the other; more, with a block of tiles
-/// at a time, which load X less often.
-const FEW_TOKENS: usize = 3;
-/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 9 KB. Without any, four bits a weight
-/// took 1.0 ms instead of 0.4 (4096 x 4096, Zen 5, one token).
-const STEPS_AHEAD: usize = 4;
+/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 2 to 16
+/// make little difference; with 1 a token takes half as long again.
+const STEPS_AHEAD: usize = 8;
 
 /// The family `gemm_int8`.
 pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
@@ -67,10 +64,10 @@ fn quantization(op: &CheckedGemm) -> Result<Quantization, Unsupported> {
 pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
     let m = job.op().m;
     let row = how.row(job.row_columns());
-    arena::with_activations(m.min(panel_tokens) * row.floats, |x| {
+    arena::with_activations(m.min(panel_tokens) * row.words, |x| {
         for first in (0..m).step_by(panel_tokens) {
             let tokens = first..m.min(first + panel_tokens);
-            let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * row.floats]);
+            let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * row.words]);
             job.quantize_tokens(how, tokens.clone(), x);
             let x = &*x;
             job.for_each_block(tokens.len(), |first_row| block(job, how, row, x, tokens.clone(), first_row));
@@ -81,37 +78,27 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
 /// Computes the block of rows from `first_row` on for the panel `tokens`, which `x` holds.
 fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
-    let slab_k = weight.layout().slab_k;
-    let step_slabs = (STEP / slab_k).max(1);
-    let step = step_slabs * slab_k;
-    let (codes, subs) = (BLOCK_ROWS * step / 4, BLOCK_ROWS * step / how.sub_block);
-    arena::with_tile(codes + 2 * subs + tokens.len() * BLOCK_ROWS, |scratch| {
-        let (w, rest) = scratch.split_at_mut(codes);
-        let (scales, rest) = rest.split_at_mut(subs);
-        let (mins, sums) = rest.split_at_mut(subs);
-        let w: &mut [u32] = bytemuck::cast_slice_mut(w);
+    let layout = weight.layout();
+    let step_slabs = (STEP / layout.slab_k).max(1);
+    let subs = LANES * step_slabs * layout.slab_k / how.sub_block;
+    let min_subs = if how.offset.is_some() { 0 } else { subs };
+    arena::with_tile(subs + min_subs + tokens.len() * BLOCK_ROWS, |scratch| {
+        let (scales, rest) = scratch.split_at_mut(subs);
+        let (mins, sums) = rest.split_at_mut(min_subs);
         sums.fill(0.0);
-        // Tiles past the last hold what was there before, and nobody reads their sums.
         let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
-        let at_once = if tokens.len() <= FEW_TOKENS { 1 } else { TILES };
+        // W is read once for so few tokens, from one end to the other.
+        let at_once = if tokens.len() <= simd.quantized_tokens() { 1 } else { TILES };
         for first_tile in (0..tiles).step_by(at_once) {
-            let group = at_once.min(tiles - first_tile);
             for slab in (0..weight.k_slabs()).step_by(step_slabs) {
                 let count = step_slabs.min(weight.k_slabs() - slab);
-                let columns = count * slab_k;
-                let (codes, subs) = (LANES * columns / 4, LANES * columns / how.sub_block);
-                let parts =
-                    scales.chunks_exact_mut(subs).zip(mins.chunks_exact_mut(subs)).zip(w.chunks_exact_mut(codes));
-                for (tile, ((scales, mins), codes)) in parts.take(group).enumerate() {
-                    let tile = first_row / LANES + first_tile + tile;
+                for tile in first_tile..tiles.min(first_tile + at_once) {
                     let place = [slab, count, step_slabs * STEPS_AHEAD / at_once];
-                    weight.unpack(simd, tile, place, Unpacked { codes, scales, mins });
-                }
-                let most = simd.quantized_tokens();
-                for (i, sums) in sums.chunks_mut(most * BLOCK_ROWS).enumerate() {
-                    let x = &x[i * most * row.floats..];
-                    let at = Operands { how, tiles: at_once, w, scales, mins, columns, x, row, first: slab * slab_k };
-                    simd.multiply_bytes(sums.len() / BLOCK_ROWS, &at, &mut sums[first_tile * LANES..]);
+                    let (slabs, ahead) = weight.slabs(first_row / LANES + tile, place);
+                    weight.unpack_scales(simd, slabs, scales, mins);
+                    let first = slab * layout.slab_k;
+                    let at = Operands { how, layout, slabs, ahead, scales, mins, x, row, first };
+                    simd.multiply_codes(tokens.len(), &at, &mut sums[tile * LANES..]);
                 }
             }
         }

@@ -109,9 +109,7 @@ impl CpuKernel {
         })?;
         let panel_tokens = config.tile_m as usize;
         let columns = row_columns(&layout, op.stored_k);
-        arena::reserve_activations(
-            panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).floats),
-        );
+        arena::reserve_activations(panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).words));
         Ok(Arc::new(Self {
             name: op.kernel_name(config.family),
             op: op.clone(),

@@ -12,7 +12,7 @@ struct Avx2;
 
 level!(
     KERNELS, SimdLevel::Avx2, Avx2, Widened, "avx2,fma,f16c",
-    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1 => 2, 2 => 1, 3 => 1, 4 => 1]
+    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 4]
 );
 
 /// The level with 8-bit dot products.
@@ -21,7 +21,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::AvxVnni, Avx2, Vnni, "avx2,fma,f16c,avxvnni",
-        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1 => 4, 2 => 2, 3 => 1, 4 => 1]
+        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 4]
     );
 }
 
@@ -76,14 +76,6 @@ impl Vector for Avx2 {
         unsafe {
             let half = |i: usize| _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.add(8 * i).cast()));
             [half(0), half(1)]
-        }
-    }
-    #[inline(always)]
-    unsafe fn store_words(to: *mut u8, [a, b]: [__m256i; 2]) {
-        // SAFETY: as above.
-        unsafe {
-            _mm256_storeu_si256(to.cast(), a);
-            _mm256_storeu_si256(to.add(32).cast(), b);
         }
     }
     #[inline(always)]

@@ -12,7 +12,7 @@ struct Avx512;
 
 level!(
     KERNELS, SimdLevel::Avx512, Avx512, Widened, "avx512f,avx512bw,avx512dq,avx512vl",
-    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1 => 4, 2 => 4, 3 => 2, 4 => 2]
+    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1, 2, 4]
 );
 
 /// The level with 8-bit dot products.
@@ -21,7 +21,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::Avx512Vnni, Avx512, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
-        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1 => 4, 2 => 4, 3 => 4]
+        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1, 2, 4, 8]
     );
 }
 
@@ -68,11 +68,6 @@ impl Vector for Avx512 {
     unsafe fn load_bytes(from: *const u8) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast())) }
-    }
-    #[inline(always)]
-    unsafe fn store_words(to: *mut u8, words: __m512i) {
-        // SAFETY: as above.
-        unsafe { _mm512_storeu_si512(to.cast(), words) }
     }
     #[inline(always)]
     unsafe fn splat_word(word: u32) -> __m512i {

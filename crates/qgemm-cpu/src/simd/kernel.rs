@@ -80,7 +80,7 @@ impl Number for E5M2 {
 pub unsafe fn decode<V: Vector>(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
     let bits = |plane: usize| slab.layout.codes.get(plane).map_or(0, |p| p.bits);
     if first == 0 {
-        slab.fetch_records();
+        slab.ahead.fetch_records(slab.layout);
     }
     // SAFETY: the caller's promise.
     unsafe {

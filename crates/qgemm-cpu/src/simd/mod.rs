@@ -1,10 +1,12 @@
-//! The vector kernels: packed weights to f32 or to bytes, sixteen rows at a time, and their products with a few tokens. One file
-//! a level.
+//! The vector kernels, sixteen rows at a time: packed weights to f32, and their products with a few tokens; products of packed codes
+//! with a few quantized tokens. One file a level.
 
 mod ahead;
+mod codes;
 mod dot;
 mod kernel;
 mod portable;
+mod quantize;
 mod scales;
 mod vector;
 
@@ -12,13 +14,18 @@ mod vector;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 
 use qgemm_formats::Encoding;
-use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::SimdLevel;
 
+use codes::{CodeShape, UNIT};
+
 pub use ahead::Ahead;
-pub use dot::{Operands, Quantization, Row, Slabs, Unpacked};
+pub use dot::Operands;
+pub use quantize::{Quantization, Row};
 pub use scales::Scales;
 pub use vector::LANES;
 
@@ -43,58 +50,51 @@ pub struct Slab<'a> {
     pub mins: &'a [f32],
 }
 
-impl Slab<'_> {
-    /// Has the records behind those of the slab brought from memory.
-    #[inline(always)]
-    fn fetch_records(&self) {
-        let codes = self.layout.scales.first().map_or(self.layout.slab_bytes, |plane| plane.offset);
-        self.ahead.skip(codes).fetch(self.layout.slab_bytes - codes);
-    }
-}
-
 /// [`kernel::decode`] of a level.
 type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
-/// [`dot::unpack_bytes`] of a level.
-type UnpackBytes = unsafe fn(from: &Slabs<'_>, to: Unpacked<'_>);
 /// [`scales::unpack`] of a level.
-type Unpack = unsafe fn(scales: &Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]);
-/// [`dot::quantize`] of a level.
+type Unpack = unsafe fn(scales: &Scales, layout: &PackedLayout, slabs: &[u8], out: &mut [f32], mins: &mut [f32]);
+/// [`quantize::quantize`] of a level.
 type Quantize = unsafe fn(how: &Quantization, values: &[f32], out: &mut [u32]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
-/// [`dot::multiply_bytes`] of a level, for a fixed number of tokens.
-type MultiplyBytes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
+/// [`dot::multiply_codes`] of a level, for a fixed number of tokens and shape of codes.
+type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
 /// The kernels of one level.
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
     decode: Decode,
-    unpack_bytes: UnpackBytes,
     unpack: Unpack,
     quantize: Quantize,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
-    /// The same of quantized tokens: one tile and a block of them, not wide and wide.
-    multiply_bytes: &'static [[[MultiplyBytes; 2]; 2]],
+    /// For some numbers of quantized tokens, ascending from one: each with kernels for every shape of codes.
+    multiply_codes: &'static [(usize, [MultiplyCodes; CodeShape::ALL.len()])],
 }
 
-/// Defines the kernels of a level: with how many tokens they take how many tiles at once, so that all sums are in registers; in
-/// f32, and of bytes.
+/// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all sums are in registers;
+/// of codes, for how many tokens there are some.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
-     [$($tokens:literal => $tiles:literal),*], [$($byte_tokens:literal => $byte_tiles:literal),*]) => {
+     [$($tokens:literal => $tiles:literal),*], [$($quantized_tokens:literal),*]) => {
         pub static $name: Simd = Simd {
             level: $level,
             decode,
-            unpack_bytes,
             unpack,
             quantize,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
-            multiply_bytes: &[$([
-                [multiply_bytes::<1, $byte_tokens, false>, multiply_bytes::<1, $byte_tokens, true>],
-                [multiply_bytes::<$byte_tiles, $byte_tokens, false>, multiply_bytes::<$byte_tiles, $byte_tokens, true>],
-            ]),*],
+            multiply_codes: &[$(($quantized_tokens, [
+                multiply_codes::<0, $quantized_tokens>, multiply_codes::<1, $quantized_tokens>,
+                multiply_codes::<2, $quantized_tokens>, multiply_codes::<3, $quantized_tokens>,
+                multiply_codes::<4, $quantized_tokens>, multiply_codes::<5, $quantized_tokens>,
+                multiply_codes::<6, $quantized_tokens>, multiply_codes::<7, $quantized_tokens>,
+                multiply_codes::<8, $quantized_tokens>, multiply_codes::<9, $quantized_tokens>,
+                multiply_codes::<10, $quantized_tokens>, multiply_codes::<11, $quantized_tokens>,
+                multiply_codes::<12, $quantized_tokens>, multiply_codes::<13, $quantized_tokens>,
+                multiply_codes::<14, $quantized_tokens>, multiply_codes::<15, $quantized_tokens>,
+            ])),*],
         };
 
         /// # Safety
@@ -106,26 +106,24 @@ macro_rules! level {
         }
 
         /// # Safety
-        /// As of `dot::unpack_bytes`.
-        $(#[target_feature(enable = $features)])?
-        unsafe fn unpack_bytes(from: &crate::simd::Slabs<'_>, to: crate::simd::Unpacked<'_>) {
-            // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::unpack_bytes::<$vector>(from, to) }
-        }
-
-        /// # Safety
         /// As of `scales::unpack`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn unpack(scales: &crate::simd::Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]) {
+        unsafe fn unpack(
+            scales: &crate::simd::Scales,
+            layout: &qgemm_formats::prepack::PackedLayout,
+            slabs: &[u8],
+            out: &mut [f32],
+            mins: &mut [f32],
+        ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::scales::unpack::<$vector>(scales, slab, out, mins) }
+            unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, slabs, out, mins) }
         }
 
         /// # Safety
         /// The processor has the level's instructions.
         $(#[target_feature(enable = $features)])?
         unsafe fn quantize(how: &crate::simd::Quantization, values: &[f32], out: &mut [u32]) {
-            crate::simd::dot::quantize(how, values, out);
+            crate::simd::quantize::quantize(how, values, out);
         }
 
         /// # Safety
@@ -143,14 +141,14 @@ macro_rules! level {
         }
 
         /// # Safety
-        /// As of `dot::multiply_bytes`.
+        /// As of `dot::multiply_codes`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_bytes<const P: usize, const T: usize, const WIDE: bool>(
+        unsafe fn multiply_codes<const SHAPE: usize, const T: usize>(
             at: &crate::simd::Operands<'_>,
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::multiply_bytes::<$vector, $dot, P, T, WIDE>(at, sums) }
+            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, T>(at, sums) }
         }
     };
 }
@@ -163,7 +161,11 @@ impl Simd {
             return None;
         }
         Some(match level {
-            SimdLevel::Scalar | SimdLevel::Neon => &portable::KERNELS,
+            SimdLevel::Scalar => &portable::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::Neon => &neon::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::NeonDotprod => &neon::dotprod::KERNELS,
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx2 => &avx2::KERNELS,
             #[cfg(target_arch = "x86_64")]
@@ -172,7 +174,6 @@ impl Simd {
             SimdLevel::Avx512 => &avx512::KERNELS,
             #[cfg(target_arch = "x86_64")]
             SimdLevel::Avx512Vnni => &avx512::vnni::KERNELS,
-            #[cfg(not(target_arch = "x86_64"))]
             _ => return None,
         })
     }
@@ -194,7 +195,7 @@ impl Simd {
 
     /// Most quantized tokens that are multiplied at once.
     pub fn quantized_tokens(&self) -> usize {
-        self.multiply_bytes.len()
+        self.multiply_codes.last().map_or(0, |&(tokens, _)| tokens)
     }
 
     /// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
@@ -211,36 +212,25 @@ impl Simd {
         unsafe { (self.decode)(slab, first, columns, out) }
     }
 
-    /// Unpacks the codes of slabs to bytes, and the scales and minima of their sub-blocks to numbers.
-    pub fn unpack_bytes(&self, from: &Slabs<'_>, to: Unpacked<'_>) {
-        let layout = from.layout;
-        assert!(layout.codes.iter().all(|plane| plane.bits <= 8), "codes are bytes");
-        assert!(from.scales.is_of(layout), "scales are of the layout");
-        let slabs = from.bytes.len() / layout.slab_bytes;
-        assert!(slabs * layout.slab_k / 4 * LANES <= to.codes.len(), "codes lie in their scratch memory");
-        let scales = slabs * from.scales.count() * LANES;
-        assert!(scales <= to.scales.len().min(to.mins.len()), "scales lie in their scratch memory");
-        // SAFETY: as in `decode`.
-        unsafe { (self.unpack_bytes)(from, to) }
-    }
-
-    /// Scale and minimum of every sub-block of a slab of `layout`, for which `from` was made, to `[sub-block][lane]`; none of plain
-    /// types.
+    /// Scale and minimum of every sub-block of slabs of `layout`, for which `from` was made, to `[sub-block][lane]`; no minima where
+    /// `mins` is empty, nothing where `scales` is, too.
     pub fn unpack_scales(
         &self,
         layout: &PackedLayout,
         from: &Scales,
-        bytes: &[u8],
+        slabs: &[u8],
         scales: &mut [f32],
         mins: &mut [f32],
     ) {
         if scales.is_empty() {
             return;
         }
-        assert!(bytes.len() >= layout.slab_bytes && from.is_of(layout), "the slab is whole, and of its layout");
-        assert!(from.count() * LANES <= scales.len().min(mins.len()), "scales lie in their scratch memory");
+        assert!(from.is_of(layout), "scales are of the layout");
+        let floats = slabs.len() / layout.slab_bytes * from.count() * LANES;
+        assert!(floats <= scales.len(), "scales lie in their scratch memory");
+        assert!(mins.is_empty() || floats <= mins.len(), "minima lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.unpack)(from, bytes, scales, mins) }
+        unsafe { (self.unpack)(from, layout, slabs, scales, mins) }
     }
 
     /// Quantizes a token to `out`, as [`Row`] says.
@@ -259,28 +249,41 @@ impl Simd {
         unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
     }
 
-    /// The same of `tokens` quantized tokens, at most [`Simd::quantized_tokens`], and the tiles of `at`; sums of a
-    /// token are [`BLOCK_ROWS`] apart.
-    pub fn multiply_bytes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
-        let Quantization { block, span, sub_block, .. } = *at.how;
-        assert!(block.is_multiple_of(span), "a block is whole spans");
-        assert!(span.is_multiple_of(4), "a span is whole quads");
-        assert!(at.columns.is_multiple_of(block) && at.columns.is_multiple_of(sub_block), "a slab is whole blocks");
-        assert!(at.tiles == 1 || at.tiles == TILES, "there are one tile or all of a block");
-        assert!(at.tiles * LANES * at.columns / 4 <= at.w.len(), "tiles lie in their scratch memory");
-        let subs = at.tiles * LANES * at.columns / sub_block;
-        assert!(subs <= at.scales.len() && subs <= at.mins.len(), "every sub-block has its scales");
-        assert!(tokens * at.row.floats <= at.x.len(), "tokens lie in their scratch memory");
-        let end = at.first + at.columns;
+    /// `sums[token][row] += Σ w[column][row] · x[token][column]` for `tokens` quantized tokens and a tile; sums of a token are
+    /// [`BLOCK_ROWS`] apart.
+    pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
+        let Quantization { block, span, sub_block, offset, shape } = *at.how;
+        let layout = at.layout;
+        assert!(Quantization::new(layout.format()) == Some(*at.how), "tokens are quantized for the layout's format");
+        assert!(layout.class == PackClass::R && at.slabs.len().is_multiple_of(layout.slab_bytes), "slabs are whole");
+        assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
+        assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
+        assert!(sub_block.is_power_of_two(), "sub-blocks are found by shifts");
+        let columns = at.slabs.len() / layout.slab_bytes * layout.slab_k;
+        let scales = columns / sub_block * LANES;
+        assert!(scales <= at.scales.len(), "every sub-block has its scale");
+        assert!(offset.is_some() || scales <= at.mins.len(), "every sub-block has its minimum");
         assert!(
             at.first.is_multiple_of(block) && at.how.row(at.row.factors * 4) == at.row,
             "rows are as they are read"
         );
-        assert!(end <= at.row.factors * 4, "the slab lies in the rows");
-        assert!((tokens - 1) * BLOCK_ROWS + at.tiles * LANES <= sums.len(), "sums lie in their scratch memory");
-        // SAFETY: as in `decode`.
-        unsafe {
-            (self.multiply_bytes[tokens - 1][usize::from(at.tiles == TILES)][usize::from(at.how.is_wide())])(at, sums)
+        assert!(at.first + columns <= at.row.factors * 4, "the slabs lie in the rows");
+        assert!(tokens * at.row.words <= at.x.len(), "tokens lie in their scratch memory");
+        assert!((tokens - 1) * BLOCK_ROWS + LANES <= sums.len(), "sums lie in their scratch memory");
+        let (mut at, mut sums, mut left) = (*at, sums, tokens);
+        for (tokens, kernels) in self.multiply_codes.iter().rev() {
+            while left >= *tokens {
+                // SAFETY: as in `decode`.
+                unsafe { (kernels[shape])(&at, sums) };
+                left -= tokens;
+                if left == 0 {
+                    return;
+                }
+                at.x = &at.x[tokens * at.row.words..];
+                sums = &mut sums[tokens * BLOCK_ROWS..];
+                // It is on its way.
+                at.ahead = Ahead::new(at.slabs.as_ptr());
+            }
         }
     }
 }
@@ -357,33 +360,6 @@ mod tests {
     }
 
     #[test]
-    fn every_level_unpacks_the_bytes_of_every_integer_format() {
-        for (layout, how) in integer_formats() {
-            let mut word = words(11);
-            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8).collect();
-            let (encoding, scales) = (layout.format().encoding, Scales::new(&layout));
-            for simd in levels() {
-                let mut out = vec![0; layout.slab_k / 4 * LANES];
-                let mut numbers = [vec![0.0; scales.count() * LANES], vec![0.0; scales.count() * LANES]];
-                let [of_scales, mins] = &mut numbers;
-                let from = Slabs { layout: &layout, scales: &scales, bytes: &bytes, ahead: Ahead::new(bytes.as_ptr()) };
-                simd.unpack_bytes(&from, Unpacked { codes: &mut out, scales: of_scales, mins });
-                for (i, word) in out.iter().enumerate() {
-                    let (quad, row) = (i / LANES, i % LANES);
-                    for (i, byte) in kernel::VALUE_BYTE.into_iter().enumerate() {
-                        let code = layout.code_at(&bytes, 1, row, 4 * quad + i);
-                        let expected = match encoding {
-                            Encoding::Codebook(_) => encoding.number(code) as i32 + how.offset.unwrap_or(0),
-                            _ => code as i32,
-                        };
-                        assert_eq!((word >> (8 * byte) & 0xff) as i32, expected, "{} {i}", layout.format());
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
     fn every_level_reads_the_scales_that_a_format_describes() {
         for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
             let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
@@ -396,6 +372,9 @@ mod tests {
                 let mut out = vec![0.0; scales.count() * LANES];
                 let mut mins = out.clone();
                 simd.unpack_scales(&layout, &scales, &bytes, &mut out, &mut mins);
+                let mut without_mins = vec![0.0; out.len()];
+                simd.unpack_scales(&layout, &scales, &bytes, &mut without_mins, &mut []);
+                assert_eq!(without_mins, out, "{format} {:?}", simd.level());
                 for row in 0..LANES {
                     for block in 0..layout.slab_k / format.block_len {
                         let records = format.scale_planes.iter().enumerate().flat_map(|(p, plane)| {
@@ -434,7 +413,7 @@ mod tests {
             for (token, values) in tokens(columns).chunks_exact(columns).enumerate() {
                 let model = QuantizedActivations::new(values, how.block, how.span);
                 for simd in levels() {
-                    let mut out = vec![0; row.floats];
+                    let mut out = vec![0; row.words];
                     simd.quantize(&how, values, &mut out);
                     for block in 0..columns / how.block {
                         let factor = f32::from_bits(out[row.factors + block]);
@@ -465,67 +444,76 @@ mod tests {
     }
 
     #[test]
-    fn products_of_bytes_are_those_of_their_values() {
+    fn products_of_codes_are_those_of_their_values() {
+        const TOKENS: usize = 11;
+        const SLABS: usize = 2;
         for (layout, how) in integer_formats() {
-            let columns = layout.slab_k;
+            let (encoding, columns) = (layout.format().encoding, SLABS * layout.slab_k);
             let row = how.row(2 * columns);
             let mut word = words(21);
-            let w: Vec<u32> = (0..BLOCK_ROWS * columns / 4).map(|_| word() | word() << 8).collect();
-            let subs = BLOCK_ROWS * columns / how.sub_block;
+            let slabs: Vec<u8> = (0..SLABS * layout.slab_bytes).map(|_| word() as u8).collect();
+            let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
-            let (scales, mins, values) = (numbers(subs), numbers(subs), numbers(8 * columns));
+            let (scales, mins, values) = (numbers(subs), numbers(subs), numbers(TOKENS * 2 * columns));
             for simd in levels() {
-                let mut x = vec![0; 4 * row.floats];
-                for (values, x) in values.chunks_exact(2 * columns).zip(x.chunks_exact_mut(row.floats)) {
+                let mut x = vec![0; TOKENS * row.words];
+                for (values, x) in values.chunks_exact(2 * columns).zip(x.chunks_exact_mut(row.words)) {
                     simd.quantize(&how, values, x);
                 }
                 let at = |first_token: usize| Operands {
                     how: &how,
-                    tiles: TILES,
-                    w: &w,
+                    layout: &layout,
+                    slabs: &slabs,
+                    ahead: Ahead::new(slabs.as_ptr()),
                     scales: &scales,
                     mins: &mins,
-                    columns,
-                    x: &x[first_token * row.floats..],
+                    x: &x[first_token * row.words..],
                     row,
                     first: columns,
                 };
-                let mut single = vec![1.0; 4 * BLOCK_ROWS];
+                let mut single = vec![1.0; TOKENS * BLOCK_ROWS];
                 for (token, sums) in single.chunks_exact_mut(BLOCK_ROWS).enumerate() {
-                    simd.multiply_bytes(1, &at(token), sums);
+                    simd.multiply_codes(1, &at(token), sums);
                 }
-                for tokens in 1..=simd.quantized_tokens() {
+                for tokens in 1..=TOKENS {
                     let mut sums = vec![1.0; tokens * BLOCK_ROWS];
-                    simd.multiply_bytes(tokens, &at(0), &mut sums);
+                    simd.multiply_codes(tokens, &at(0), &mut sums);
                     assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens", simd.level());
-                    let mut sums = vec![1.0; tokens * BLOCK_ROWS];
-                    for tile in 0..TILES {
-                        let w = &w[tile * LANES * columns / 4..];
-                        let subs = tile * subs / TILES;
-                        let (scales, mins) = (&scales[subs..], &mins[subs..]);
-                        let one = Operands { tiles: 1, w, scales, mins, ..at(0) };
-                        simd.multiply_bytes(tokens, &one, &mut sums[tile * LANES..]);
-                    }
-                    assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens, by tiles", simd.level());
                 }
                 for (i, &got) in single.iter().enumerate() {
-                    let (token, tile, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS / LANES, i % LANES);
+                    let (token, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS);
+                    if lane >= LANES {
+                        assert_eq!(got, 1.0, "only the tile's sums are written");
+                        continue;
+                    }
                     let values = &values[token * 2 * columns..][columns..2 * columns];
                     let values = QuantizedActivations::new(values, how.block, how.block).dequantize(columns);
                     let product = |column: usize| {
-                        let word = w[(tile * (columns / 4) + column / 4) * LANES + lane];
-                        let code = (word >> (8 * kernel::VALUE_BYTE[column % 4]) & 0xff) as i32;
-                        let sub = (tile * (columns / how.sub_block) + column / how.sub_block) * LANES + lane;
-                        let (number, min) = match how.offset {
-                            Some(offset) => (code - offset, 0.0),
-                            None => (code, mins[sub]),
+                        let number = encoding.number(layout.code_at(&slabs, SLABS, lane, column));
+                        let offset = match encoding {
+                            Encoding::IntOffset { offset } => offset as f32,
+                            _ => 0.0,
                         };
-                        (f64::from(scales[sub]) * f64::from(number) + f64::from(min)) * f64::from(values[column])
+                        let sub = column / how.sub_block * LANES + lane;
+                        let min = if how.offset.is_some() { 0.0 } else { mins[sub] };
+                        let weight = f64::from(scales[sub]) * f64::from(number - offset) + f64::from(min);
+                        weight * f64::from(values[column])
                     };
                     let (sum, size) = (0..columns).map(product).fold((1.0, 1.0), |(s, a), p| (s + p, a + p.abs()));
                     assert!((f64::from(got) - sum).abs() <= 1e-6 * size, "{} {got} for {sum}", layout.format());
                 }
             }
+        }
+    }
+
+    #[test]
+    fn every_format_of_integers_has_kernels() {
+        for format in Format::all() {
+            let integers = match format.encoding {
+                Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2 => false,
+                Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero | Encoding::Codebook(_) => true,
+            };
+            assert_eq!(Quantization::new(format).is_some(), integers, "{format}");
         }
     }
 

@@ -1,5 +1,4 @@
-//! Plain loops over sixteen lanes, which compilers turn into whatever vectors the target always has: all of Advanced SIMD on
-//! 64-bit Arm.
+//! Plain loops over sixteen lanes, which compilers turn into whatever vectors the target always has.
 
 use half::f16;
 use qgemm_hal::SimdLevel;
@@ -12,7 +11,7 @@ struct Portable;
 
 level!(
     KERNELS, SimdLevel::Scalar, Portable, Bytes,
-    [1 => 2, 2 => 1, 3 => 1, 4 => 1], [1 => 2, 2 => 1, 3 => 1, 4 => 1]
+    [1 => 2, 2 => 1, 3 => 1, 4 => 1], [1, 2]
 );
 
 impl Vector for Portable {
@@ -59,11 +58,6 @@ impl Vector for Portable {
     unsafe fn load_bytes(from: *const u8) -> [u32; LANES] {
         // SAFETY: the caller's promise.
         unsafe { from.cast::<[u8; LANES]>().read_unaligned() }.map(u32::from)
-    }
-    #[inline(always)]
-    unsafe fn store_words(to: *mut u8, words: [u32; LANES]) {
-        // SAFETY: the caller's promise.
-        unsafe { to.cast::<[u32; LANES]>().write_unaligned(words.map(u32::to_le)) }
     }
     #[inline(always)]
     unsafe fn splat_word(word: u32) -> [u32; LANES] {

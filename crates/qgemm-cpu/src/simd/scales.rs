@@ -29,20 +29,25 @@ struct Source {
     shift: u32,
 }
 
-/// Some bits, and others above them.
-#[derive(Clone, Copy, Debug, Default)]
-struct Code {
-    low: Source,
-    low_bits: u32,
-    high: Source,
-    high_bits: u32,
+/// Bits of the words of every row: `(word << left >> right) & mask`.
+#[derive(Clone, Copy, Debug)]
+struct Bits {
+    /// Byte of the slab at which the words begin.
+    at: usize,
+    left: u32,
+    right: u32,
+    mask: u32,
 }
 
+/// The integers of a block's sub-blocks.
 #[derive(Clone, Debug)]
 struct Codes {
-    of_sub_blocks: Vec<Code>,
+    /// Of every four, what put together is a word with a byte for each.
+    quads: Vec<Vec<Bits>>,
+    /// Bits of the words that are turned over.
     flip: u32,
-    offset: f32,
+    /// Subtracted from each.
+    offset: i32,
 }
 
 #[derive(Clone, Debug)]
@@ -79,9 +84,9 @@ impl Scales {
         let block = |block| {
             let place = |float: FloatScale| (source(layout, block, float.offset), float.kind);
             let codes = |codes: SubCodes| Codes {
-                of_sub_blocks: codes.fields[..sub_blocks].iter().map(|&fields| code(layout, block, fields)).collect(),
-                flip: codes.flip,
-                offset: codes.offset as f32,
+                quads: codes.fields[..sub_blocks].chunks(4).map(|fields| bits(layout, block, fields)).collect(),
+                flip: codes.flip * 0x0101_0101,
+                offset: codes.offset,
             };
             let records = &format.sub_scales;
             Block {
@@ -136,52 +141,116 @@ fn source(layout: &PackedLayout, block: usize, byte: usize) -> Source {
     unreachable!("{format} has {before} bytes of records, and describes byte {byte}")
 }
 
-fn code(layout: &PackedLayout, block: usize, [low, high]: [BitField; 2]) -> Code {
-    let place = |field: BitField| {
-        if field.bits == 0 {
-            return Source::default();
+/// What the integers of some sub-blocks are put together from, as bytes of a word. Fields that are as far from their bytes in the
+/// same word move together.
+fn bits(layout: &PackedLayout, block: usize, fields: &[[BitField; 2]]) -> Vec<Bits> {
+    let mut all: Vec<Bits> = Vec::new();
+    for (byte, &[low, high]) in fields.iter().enumerate() {
+        for (field, first) in [(low, 8 * byte as u32), (high, 8 * byte as u32 + u32::from(low.bits))] {
+            if field.bits == 0 {
+                continue;
+            }
+            let place = source(layout, block, field.byte.into());
+            assert!(matches!(place.width, Width::Word), "{}'s integers lie in words of rows", layout.format());
+            let shift = place.shift + u32::from(field.shift);
+            let (left, right) = (first.saturating_sub(shift), shift.saturating_sub(first));
+            let mask = ((1 << field.bits) - 1) << first;
+            match all.iter_mut().find(|bits| (bits.at, bits.left, bits.right) == (place.at, left, right)) {
+                Some(bits) => bits.mask |= mask,
+                None => all.push(Bits { at: place.at, left, right, mask }),
+            }
         }
-        let place = source(layout, block, field.byte.into());
-        Source { shift: place.shift + u32::from(field.shift), ..place }
-    };
-    Code { low: place(low), low_bits: low.bits.into(), high: place(high), high_bits: high.bits.into() }
+    }
+    all
 }
 
-/// Scale and minimum of every sub-block of `slab`, to `[sub-block][lane]`.
+/// Scale and minimum of every sub-block of consecutive slabs, to `[sub-block][lane]`; no minima where `mins` is empty.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `scales` were made for the layout of `slab`, which is whole, and `out` and `mins` have
-/// [`Scales::count`] times [`LANES`] floats.
+/// As of [`Vector`]'s functions; `scales` were made for `layout`, the slabs are whole, and `out` and `mins`, unless it is empty,
+/// have [`Scales::count`] times [`LANES`] floats for each.
 #[inline(always)]
-pub unsafe fn unpack<V: Vector>(scales: &Scales, slab: &[u8], out: &mut [f32], mins: &mut [f32]) {
-    let (mut out, mut mins) = (out.as_mut_ptr(), mins.as_mut_ptr());
-    // SAFETY: the caller's promise.
-    unsafe {
-        for block in &scales.blocks {
+pub unsafe fn unpack<V: Vector>(
+    scales: &Scales,
+    layout: &PackedLayout,
+    slabs: &[u8],
+    out: &mut [f32],
+    mins: &mut [f32],
+) {
+    let floats = scales.sub_blocks * LANES;
+    let mut mins = mins.chunks_exact_mut(floats);
+    let slabs = slabs.chunks_exact(layout.slab_bytes);
+    let blocks = slabs.flat_map(|slab| scales.blocks.iter().map(move |block| (slab, block)));
+    for ((slab, block), out) in blocks.zip(out.chunks_exact_mut(floats)) {
+        // SAFETY: the caller's promise.
+        unsafe {
             let factor = match block.factor {
+                // Decisions in `float` would take longer than the most frequent case.
+                Some((at @ Source { width: Width::Word, .. }, ScaleType::F16)) => {
+                    float::<V>(slab, Source { width: Width::Word, ..at }, ScaleType::F16)
+                }
                 Some((at, kind)) => float::<V>(slab, at, kind),
                 None => V::splat(1.0),
             };
             let factor = V::multiply(factor, V::splat(scales.times));
-            let min_factor = match block.min {
-                Min::Offset(offset) => V::splat(-offset),
-                Min::Zero(zero) => V::multiply(V::to_floats(V::and(load::<V>(slab, zero), 0xff)), V::splat(-1.0)),
-                Min::Stored(at, kind) => float::<V>(slab, at, kind),
-                Min::Coded(at, kind, _) => V::multiply(float::<V>(slab, at, kind), V::splat(-1.0)),
-            };
-            for sub in 0..scales.sub_blocks {
-                let scale = match &block.codes {
-                    Some(codes) => V::multiply(factor, integer::<V>(slab, codes, sub)),
-                    None => factor,
-                };
-                let min = match &block.min {
-                    Min::Offset(_) | Min::Zero(_) => V::multiply(scale, min_factor),
-                    Min::Stored(..) => min_factor,
-                    Min::Coded(.., codes) => V::multiply(min_factor, integer::<V>(slab, codes, sub)),
-                };
-                V::store(out, scale);
-                V::store(mins, min);
-                (out, mins) = (out.add(LANES), mins.add(LANES));
+            match &block.codes {
+                Some(codes) => integers::<V>(slab, codes, factor, out),
+                None => V::store(out.as_mut_ptr(), factor),
+            }
+            if let Some(mins) = mins.next() {
+                unpack_mins::<V>(block, slab, out, mins);
+            }
+        }
+    }
+}
+
+/// The minima of the sub-blocks of `block`, whose scales are `scales`.
+///
+/// # Safety
+/// As of [`unpack`].
+#[inline(always)]
+unsafe fn unpack_mins<V: Vector>(block: &Block, slab: &[u8], scales: &[f32], mins: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut scaled = |factor: V::Floats| {
+            for (scale, min) in scales.chunks_exact(LANES).zip(mins.chunks_exact_mut(LANES)) {
+                V::store(min.as_mut_ptr(), V::multiply(V::load(scale.as_ptr()), factor));
+            }
+        };
+        match &block.min {
+            Min::Offset(offset) => scaled(V::splat(-offset)),
+            Min::Zero(zero) => {
+                let zero = V::to_floats(V::and(load::<V>(slab, *zero), 0xff));
+                scaled(V::multiply(zero, V::splat(-1.0)));
+            }
+            Min::Stored(at, kind) => V::store(mins.as_mut_ptr(), float::<V>(slab, *at, *kind)),
+            Min::Coded(at, kind, codes) => {
+                let factor = V::multiply(float::<V>(slab, *at, *kind), V::splat(-1.0));
+                integers::<V>(slab, codes, factor, mins);
+            }
+        }
+    }
+}
+
+/// The integers of all sub-blocks times `factor`.
+///
+/// # Safety
+/// As of [`unpack`].
+#[inline(always)]
+unsafe fn integers<V: Vector>(slab: &[u8], codes: &Codes, factor: V::Floats, out: &mut [f32]) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let offset = V::splat_word(codes.offset.wrapping_neg() as u32);
+        for (quad, out) in codes.quads.iter().zip(out.chunks_exact_mut(4 * LANES)) {
+            let mut words = V::splat_word(codes.flip);
+            for bits in quad {
+                let from = V::load_words(slab.as_ptr().add(bits.at));
+                let moved = V::shift_right(V::shift_left(from, bits.left), bits.right);
+                words = V::xor(words, V::and(moved, bits.mask));
+            }
+            for (i, out) in out.chunks_exact_mut(LANES).enumerate() {
+                let integer = V::add(V::and(V::shift_right(words, 8 * i as u32), 0xff), offset);
+                V::store(out.as_mut_ptr(), V::multiply(factor, V::to_floats(integer)));
             }
         }
     }
@@ -229,22 +298,5 @@ unsafe fn float<V: Vector>(slab: &[u8], at: Source, kind: ScaleType) -> V::Float
                 V::multiply(power(lower, 64), power(upper, 63))
             }
         }
-    }
-}
-
-/// # Safety
-/// As of [`unpack`].
-#[inline(always)]
-unsafe fn integer<V: Vector>(slab: &[u8], codes: &Codes, sub: usize) -> V::Floats {
-    let code = codes.of_sub_blocks[sub];
-    // SAFETY: the caller's promise.
-    unsafe {
-        let mut words = V::and(load::<V>(slab, code.low), (1 << code.low_bits) - 1);
-        if code.high_bits > 0 {
-            let high = V::and(load::<V>(slab, code.high), (1 << code.high_bits) - 1);
-            words = V::or(words, V::shift_left(high, code.low_bits));
-        }
-        let number = V::to_floats(V::xor(words, V::splat_word(codes.flip)));
-        V::multiply_add(number, V::splat(1.0), V::splat(-codes.offset))
     }
 }

@@ -30,8 +30,6 @@ pub trait Vector: Copy {
     unsafe fn load_halves(from: *const u8) -> Self::Words;
     /// Loads sixteen bytes from anywhere.
     unsafe fn load_bytes(from: *const u8) -> Self::Words;
-    /// Stores words anywhere.
-    unsafe fn store_words(to: *mut u8, words: Self::Words);
     /// The same word in every lane.
     unsafe fn splat_word(word: u32) -> Self::Words;
     /// `words >> by`.
@@ -65,4 +63,10 @@ pub trait Vector: Copy {
 pub trait Dot<V: Vector> {
     /// `sums + unsigned · signed`, of every lane.
     unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
+    /// The same of unsigned bytes below 128, which instructions for signed bytes take.
+    #[inline(always)]
+    unsafe fn dot_below_128(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot(sums, unsigned, signed) }
+    }
 }

@@ -1,0 +1,116 @@
+//! Activations of eight bits: how a format's products quantize them, and the rows of words that kernels read.
+
+use qgemm_formats::{Encoding, Format};
+
+use super::codes::{CodeShape, TABLE_OFFSET};
+use super::kernel::VALUE_BYTE;
+
+/// How the activations of a format's products are quantized.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    /// Columns that share a factor.
+    pub block: usize,
+    /// Columns of a span, whose sum of codes is kept: those of a sub-block of W, [`Quantization::MOST_SPAN`] at most.
+    pub span: usize,
+    /// Columns that share scale and minimum of W.
+    pub sub_block: usize,
+    /// What is subtracted from every unsigned code of W; `None` where sub-blocks have minima instead.
+    pub offset: Option<i32>,
+    /// Number of W's [`CodeShape`].
+    pub shape: usize,
+}
+
+impl Quantization {
+    /// Columns whose products are added up before scales act on them, where sub-blocks are longer.
+    pub const MOST_SPAN: usize = 32;
+
+    /// For weights of `format`; `None` where codes are no integers of eight bits.
+    pub fn new(format: Format) -> Option<Self> {
+        let offset = match format.encoding {
+            Encoding::IntOffset { offset } => Some(offset),
+            Encoding::IntAffine | Encoding::IntZero => None,
+            Encoding::Codebook(_) => Some(TABLE_OFFSET),
+            Encoding::E4M3 | Encoding::E5M2 | Encoding::Plain(_) => return None,
+        };
+        let sub_block = format.sub_block;
+        let span = sub_block.min(Self::MOST_SPAN);
+        let block = format.activation_block();
+        let shape = CodeShape {
+            planes: [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into())),
+            table: matches!(format.encoding, Encoding::Codebook(_)),
+            span,
+            wide: block > span,
+            minima: offset.is_none(),
+        };
+        Some(Self { block, span, sub_block, offset, shape: shape.number()? })
+    }
+
+    /// Where the parts of a row of `columns` columns are.
+    pub fn row(&self, columns: usize) -> Row {
+        let factors = columns / 4;
+        let sums = factors + columns / self.block;
+        Row { factors, sums, words: sums + columns / self.span }
+    }
+}
+
+/// A quantized token in memory of 32-bit words: its codes, quads of columns in the order of packed weights, then the factor of
+/// every block, then for every span `−offset · Σ codes` as an integer, or, where W has minima, `Σ codes` as f32 (times the factor
+/// where that is of no longer blocks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Word at which the factors begin.
+    pub factors: usize,
+    /// Word at which the sums begin.
+    pub sums: usize,
+    /// Words of a row.
+    pub words: usize,
+}
+
+/// Quantizes a token, a multiple of a slab long, to `out`, [`Row::words`] words.
+///
+/// A block's factor is its largest magnitude over 127, codes are rounded to nearest even. Of a block with NaN or infinity the
+/// factor is NaN.
+#[inline(always)]
+pub fn quantize(how: &Quantization, values: &[f32], out: &mut [u32]) {
+    let row = how.row(values.len());
+    let (codes, rest) = out[..row.words].split_at_mut(row.factors);
+    let (factors, sums) = rest.split_at_mut(row.sums - row.factors);
+    let blocks = values.chunks_exact(how.block).zip(codes.chunks_exact_mut(how.block / 4));
+    let sums = sums.chunks_exact_mut(how.block / how.span);
+    for (((values, codes), factor), sums) in blocks.zip(factors).zip(sums) {
+        // Magnitudes are in the order of their bits.
+        let largest = values.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
+        let mut d = (f32::from_bits(largest) / 127.0).max(f32::MIN_POSITIVE);
+        let mut inverse = 1.0 / d;
+        if largest >= f32::INFINITY.to_bits() {
+            (d, inverse) = (f32::NAN, 0.0);
+        }
+        *factor = d.to_bits();
+        for (values, codes) in values.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<4>().0) {
+            *codes = quantize_16(values, inverse);
+        }
+        for (sum, codes) in sums.iter_mut().zip(codes.chunks_exact(how.span / 4)) {
+            let total: i32 = codes.iter().map(|&quad| quad_sum(quad)).sum();
+            *sum = match how.offset {
+                Some(offset) => (-offset * total) as u32,
+                None if how.block == how.span => (total as f32 * d).to_bits(),
+                None => (total as f32).to_bits(),
+            };
+        }
+    }
+}
+
+/// The codes of sixteen values.
+#[inline(always)]
+fn quantize_16(values: &[f32; 16], inverse: f32) -> [u32; 4] {
+    // Adding this brings integers below 2²² into the lower bits, rounded to nearest even, without a conversion that would have
+    // to be checked. A NaN, whose code does not count, stays some byte.
+    const ROUND: f32 = 12_582_912.0;
+    let bits = values.map(|v| (v * inverse + ROUND).to_bits() & 0xff);
+    std::array::from_fn(|quad| (0..4).fold(0, |word, i| word | bits[4 * quad + i] << (8 * VALUE_BYTE[i])))
+}
+
+#[inline(always)]
+fn quad_sum(quad: u32) -> i32 {
+    quad.to_le_bytes().iter().map(|&code| i32::from(code as i8)).sum()
+}
