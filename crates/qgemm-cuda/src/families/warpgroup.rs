@@ -30,13 +30,19 @@ const TILES: [Tile; 4] =
 /// instructions as their codes, in per cent of the others'.
 const LONG_SLABS: (u32, u32) = (64, 80);
 
+/// Whether the scales of every 16 columns leave a second group too few registers (`kernels.lock` shows no spills of the others).
+fn spills(format: Format) -> bool {
+    format.sub_block == 16 && format.code_planes.first() == Some(&2)
+}
+
 /// Stages: most, and fewest.
 const STAGES: (u32, u32) = (8, 3);
 
 /// The kernels for these types.
 pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<Instance> {
     let shaped = |tile: &Tile, stages: u32| {
-        let shape = Warpgroups { k_groups: tile.k_groups, stage_chunks: tile.stage_chunks, stages };
+        let k_groups = if spills(format) { 1 } else { tile.k_groups };
+        let shape = Warpgroups { k_groups, stage_chunks: tile.stage_chunks, stages };
         let share = if layout.slab_k > 128 && tile.tile_m <= LONG_SLABS.0 { LONG_SLABS.1 } else { 100 };
         Instance {
             format,
