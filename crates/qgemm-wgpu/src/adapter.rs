@@ -156,6 +156,9 @@ const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
 /// Seconds that a dispatch adds on a GPU.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
+/// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of it.
+const DOT_RATE: f64 = 2.0;
+
 fn typical(about: &AdapterInfo) -> Typical {
     if let Some(&(_, units, bandwidth, macs, cache_bytes)) = KNOWN.iter().find(|known| about.name.contains(known.0)) {
         return Typical { units, bandwidth, macs, launch_seconds: LAUNCH_SECONDS, cache_bytes };
@@ -204,7 +207,7 @@ pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Featu
         shared_bytes: limits.max_compute_workgroup_storage_size,
         // Kernels index bytes in 32 bits.
         max_buffer_bytes: limits.max_storage_buffer_binding_size.min(u32::MAX.into()),
-        rates: vec![(Math::FmaF32, typical.macs)],
+        rates: vec![(Math::FmaF32, typical.macs), (Math::DotI8, typical.macs * DOT_RATE)],
         launch_seconds: typical.launch_seconds,
         features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect::<BTreeSet<_>>(),
     }

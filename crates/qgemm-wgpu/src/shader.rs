@@ -17,6 +17,7 @@ const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
 const PACKED: &str = include_str!("../shaders/packed.wgsl");
 const INTEGER: &str = include_str!("../shaders/encoding/integer.wgsl");
 const CODEBOOK: &str = include_str!("../shaders/encoding/codebook.wgsl");
+const INTEGER_BYTES: &str = include_str!("../shaders/encoding/integer_bytes.wgsl");
 const E4M3: &str = include_str!("../shaders/encoding/e4m3.wgsl");
 const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
 const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
@@ -69,9 +70,19 @@ pub(crate) enum FourRows {
     OfTiles,
 }
 
+/// What codes are decoded to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Codes {
+    /// Numbers in f32.
+    Numbers,
+    /// Integers of eight bits, four of them in a word: of formats of integers alone.
+    Bytes,
+}
+
 /// A family's part of a shader, for one configuration.
 pub(crate) struct Part {
     pub rows: FourRows,
+    pub codes: Codes,
     pub sources: Vec<&'static str>,
     pub constants: Vec<(&'static str, u32)>,
 }
@@ -103,8 +114,12 @@ pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Sh
         let _ = writeln!(prelude, "const {name}: u32 = {value}u;");
     }
     let declarations = code.declarations();
+    let integer = match part.codes {
+        Codes::Numbers => INTEGER,
+        Codes::Bytes => INTEGER_BYTES,
+    };
     let (encoding, scaling) = match format.encoding {
-        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (INTEGER, ""),
+        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (integer, ""),
         Encoding::Plain(_) => (PLAIN, ""),
         Encoding::Codebook(_) => (CODEBOOK, scaling(format)),
         Encoding::E4M3 => (E4M3, scaling(format)),
@@ -130,7 +145,7 @@ fn scaling(format: Format) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::{gemm, gemv};
+    use crate::families::{gemm, gemv, gemv_int8};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
@@ -153,6 +168,10 @@ mod tests {
                     // Adapters with subgroups and without take turns.
                     let part = gemv::part(config, &code, (i + j + k) % 2 == 0);
                     validate(&compose(&operands, &code, &part).source, &format!("gemv {config:?} with {operands:?}"));
+                }
+                for config in gemv_int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
+                    let part = gemv_int8::part(config, format, (i + j) % 2 == 0);
+                    validate(&compose(&operands, &code, &part).source, &format!("{config:?} with {operands:?}"));
                 }
                 for config in gemm::CONFIGS {
                     let part = gemm::part(config);

@@ -2,6 +2,7 @@
 
 pub(crate) mod gemm;
 pub(crate) mod gemv;
+pub(crate) mod gemv_int8;
 mod kernel;
 mod launches;
 
@@ -19,7 +20,7 @@ use kernel::GemmKernel;
 use launches::Launch;
 
 /// What a wgpu device offers.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
+pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
