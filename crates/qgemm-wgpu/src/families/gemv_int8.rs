@@ -105,7 +105,10 @@ impl KernelFamily for GemvInt8 {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
         if !holds_bytes(op.format) {
-            return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
+            return Err(Unsupported::new(format!(
+                "multiplies integers of eight bits, which {} does not hold",
+                op.format
+            )));
         }
         super::check(op, info, gemv::fitting(CONFIGS, op, info).next())
     }
