@@ -187,9 +187,11 @@ fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
 pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Features) -> DeviceInfo {
     let typical = typical(&about);
     let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
+    let software = about.device_type == DeviceType::Cpu;
     let features = [
-        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP),
-        ("software-adapter", about.device_type == DeviceType::Cpu),
+        // Software runs invocations one after the other, and would have to compile more shaders.
+        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP && !software),
+        ("software-adapter", software),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),
         ("f16", has.contains(Features::SHADER_F16)),
         ("subgroups", has.contains(Features::SUBGROUP)),

@@ -4,7 +4,6 @@
 use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType};
-use qgemm_hal::CheckedGemm;
 
 use crate::template::expand;
 use crate::weight_code::WeightCode;
@@ -23,8 +22,7 @@ const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
 const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
 const SCALE: &str = include_str!("../shaders/scaling/scale.wgsl");
 const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
-const X_WORDS: &str = include_str!("../shaders/x_words.wgsl");
-const X_VECTORS: &str = include_str!("../shaders/x_vectors.wgsl");
+const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
@@ -87,26 +85,9 @@ pub(crate) struct Part {
     pub constants: Vec<(&'static str, u32)>,
 }
 
-/// What a shader is specialised by of its operands. The types of X and D are looked at where they are read and written: shaders
-/// for each of them took software adapters minutes to compile.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
-    pub format: Format,
-    /// Whether the rows of X begin at multiples of 16 bytes.
-    pub x_aligned: bool,
-}
-
-impl Operands {
-    pub fn of(op: &CheckedGemm) -> Self {
-        // A vector is the least that can be bound of an array of vectors.
-        let x_aligned = op.x.aligned16 && op.x.col_stride == 1 && op.k * op.x.dtype.bytes() >= 16;
-        Self { format: op.format, x_aligned }
-    }
-}
-
-/// A whole shader, entry point `main`.
-pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Shader {
-    let format = operands.format;
+/// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment of X are looked
+/// at where they are read and written, for a shader takes software adapters half a second to compile.
+pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
     let mut prelude = String::new();
@@ -125,13 +106,12 @@ pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Sh
         Encoding::E4M3 => (E4M3, scaling(format)),
         Encoding::E5M2 => (E5M2, scaling(format)),
     };
-    let x = if operands.x_aligned { X_VECTORS } else { X_WORDS };
     let rows = match part.rows {
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
     let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
-    parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, STORE]);
+    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
@@ -162,21 +142,18 @@ mod tests {
         for (i, format) in Format::all().enumerate() {
             assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
             let code = WeightCode::new(format).expect("has planes that shaders read");
-            for (j, x_aligned) in [false, true].into_iter().enumerate() {
-                let operands = Operands { format, x_aligned };
-                for (k, config) in gemv::CONFIGS.iter().enumerate() {
-                    // Adapters with subgroups and without take turns.
-                    let part = gemv::part(config, &code, (i + j + k) % 2 == 0);
-                    validate(&compose(&operands, &code, &part).source, &format!("gemv {config:?} with {operands:?}"));
-                }
-                for config in gemv_int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
-                    let part = gemv_int8::part(config, format, (i + j) % 2 == 0);
-                    validate(&compose(&operands, &code, &part).source, &format!("{config:?} with {operands:?}"));
-                }
-                for config in gemm::CONFIGS {
-                    let part = gemm::part(config);
-                    validate(&compose(&operands, &code, &part).source, &format!("gemm {config:?} with {operands:?}"));
-                }
+            for (k, config) in gemv::CONFIGS.iter().enumerate() {
+                // Adapters with subgroups and without take turns.
+                let part = gemv::part(config, &code, (i + k) % 2 == 0);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
+            for (k, config) in gemv_int8::CONFIGS.iter().enumerate().filter(|_| gemv_int8::holds_bytes(format)) {
+                let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
+            for config in gemm::CONFIGS {
+                let part = gemm::part(config);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
         }
     }
