@@ -18,7 +18,7 @@ const X_INT8: &str = include_str!("../../shaders/gemv/x_int8.wgsl");
 const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
 
 /// More tokens take several tiles, and W is read for each of them.
-const MAX_TOKENS: u32 = 64;
+const MAX_TOKENS: u32 = 32;
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 const UNIT_BYTES: u32 = 48;
 
@@ -120,5 +120,23 @@ impl KernelFamily for GemvInt8 {
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
         super::prepare(device, op, plan, |_| part(&plan.config, op.format, subgroups))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_activations_fit_and_take_all_invocations() {
+        for config in CONFIGS {
+            let part = part(config, "q4_k".parse().expect("a format"), true);
+            let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
+            // Else invocations would miss barriers while they bring a chunk.
+            assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % of("THREADS"), 0, "{config:?}");
+            // Else a block of columns that share a factor would be cut.
+            assert_eq!(of("CHUNK_UNITS") * 32 % of("X_BLOCK"), 0, "{config:?}");
+            assert!(of("TILE_VECTORS") * 16 <= config.shared_bytes, "{config:?}");
+        }
     }
 }
