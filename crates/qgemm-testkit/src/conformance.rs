@@ -45,8 +45,8 @@ macro_rules! conformance {
 /// When a case fails, the device fails to open, or there is no such group.
 pub fn check_group(device: &str, group: &str) {
     let group = suite::group(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
-    let contexts = match shared_contexts(device) {
-        Ok(contexts) => contexts,
+    let ctx = match shared_context(device) {
+        Ok(ctx) => ctx,
         Err(error) if is_absent(&error) => {
             let required =
                 std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
@@ -56,13 +56,8 @@ pub fn check_group(device: &str, group: &str) {
         }
         Err(error) => panic!("{device} fails to open: {error}"),
     };
-    // A format's kernels are those of one context, which compiles each of them once.
-    let of_format = |(i, format)| {
-        let ctx = &contexts[i % contexts.len()];
-        (group.cases)(format).into_iter().map(move |case| (ctx, case))
-    };
-    let cases: Vec<_> = Format::all().enumerate().flat_map(of_format).collect();
-    let outcomes: Vec<Outcome> = cases.par_iter().map(|(ctx, case)| run(ctx, case)).collect();
+    let cases: Vec<_> = Format::all().flat_map(group.cases).collect();
+    let outcomes: Vec<Outcome> = cases.par_iter().map(|case| run(&ctx, case)).collect();
     let mut skips = BTreeMap::<&str, usize>::new();
     let mut failures = Vec::new();
     for outcome in &outcomes {
@@ -91,18 +86,16 @@ pub fn check_group(device: &str, group: &str) {
     );
 }
 
-/// The contexts of this process on a device, for all groups: compiling a kernel again for each would take most of the time. As many as
-/// there are processors, four at most: a software adapter compiles and runs the kernels of a context one after the other.
-fn shared_contexts(device: &str) -> Result<Arc<Vec<Context>>, Error> {
-    static OPEN: Mutex<BTreeMap<String, Arc<Vec<Context>>>> = Mutex::new(BTreeMap::new());
+/// The one context of this process on a device: compiling a kernel again for each group would take most of the time.
+fn shared_context(device: &str) -> Result<Arc<Context>, Error> {
+    static OPEN: Mutex<BTreeMap<String, Arc<Context>>> = Mutex::new(BTreeMap::new());
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(contexts) = open.get(device) {
-        return Ok(Arc::clone(contexts));
+    if let Some(ctx) = open.get(device) {
+        return Ok(Arc::clone(ctx));
     }
-    let count = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
-    let contexts = Arc::new((0..count).map(|_| Context::open(device)).collect::<Result<Vec<_>, _>>()?);
-    open.insert(device.to_owned(), Arc::clone(&contexts));
-    Ok(contexts)
+    let ctx = Arc::new(Context::open(device)?);
+    open.insert(device.to_owned(), Arc::clone(&ctx));
+    Ok(ctx)
 }
 
 /// Whether the device does not exist here, as opposed to failing.
