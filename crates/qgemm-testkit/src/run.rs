@@ -435,7 +435,11 @@ fn multiply_on(
         Some(candidate) => ctx.plan_candidate(candidate),
         None => ctx.plan(&problem(weight, case, &stored_x, &d)),
     };
-    let plan = plan.map_err(|e| Failure::NotPlanned(e.to_string()))?;
+    let plan = plan.map_err(|e| match e {
+        // Chosen, and then not made ready: it may not compile.
+        qgemm_api::Error::Hal(e) => Failure::Device(e.to_string()),
+        e => Failure::NotPlanned(e.to_string()),
+    })?;
     let device = |e: qgemm_api::Error| Failure::Device(e.to_string());
     let stream = ctx.default_stream();
     let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;

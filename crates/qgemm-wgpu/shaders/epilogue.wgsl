@@ -11,7 +11,7 @@ fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let gated = has(FLAG_GATED);
     let pair_feature = (row - row % 16u) / 2u + row % 16u;
     var up: vec4<f32>;
-    for (var half = 2u; half > 0u; half--) {
+    for (var half = select(1u, 2u, row + 8u < p.shape.n); half > 0u; half--) {
         let second = half == 2u;
         let of_half = row + select(0u, 8u, second);
         let feature = select(of_half, pair_feature, gated);

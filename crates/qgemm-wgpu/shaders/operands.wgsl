@@ -6,20 +6,17 @@ fn x8(m: u32, s: u32) -> Eight {
     if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {
         return x_eight(row + s);
     }
-    var values: array<f32, 8>;
-    for (var i = 0u; i < 8u; i++) {
-        values[i] = x_at(row, s + i);
+    // One by one, in a loop that drivers cannot write out eight times.
+    var values = Eight();
+    for (var i = 0u; i < min(8u, max(p.shape.stored_k, s) - s); i++) {
+        let value = vec4<f32>(x_at(row, s + i));
+        values.lo = select(values.lo, value, vec4<u32>(i) == vec4<u32>(0u, 1u, 2u, 3u));
+        values.hi = select(values.hi, value, vec4<u32>(i) == vec4<u32>(4u, 5u, 6u, 7u));
     }
-    return Eight(
-        vec4<f32>(values[0], values[1], values[2], values[3]),
-        vec4<f32>(values[4], values[5], values[6], values[7]),
-    );
+    return values;
 }
 
 fn x_at(row: u32, s: u32) -> f32 {
-    if (s >= p.shape.stored_k) {
-        return 0.0;
-    }
     var column = s;
     if (has(FLAG_K_ORDER)) {
         column = k_order[p.k_order_base + s];

@@ -22,7 +22,7 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x_words.wgsl` or `x_vectors.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`.
+// Binding 0 is X: `x.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`.
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;

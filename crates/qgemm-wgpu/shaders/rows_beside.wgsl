@@ -3,6 +3,9 @@
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
+// Lanes of `gemv` have neighbouring rows.
+const LANES_BESIDE: bool = true;
+
 struct Rows {
     slab: u32,   // where the slab begins, in vectors
     first: u32,  // the first row's place in its tile
@@ -12,6 +15,16 @@ struct Rows {
 fn rows_of(row: u32, slab: u32) -> Rows {
     let tile = (min(row, p.shape.n - 1u) - p.n_first) / TILE_ROWS;
     return Rows(p.w_base + (tile * p.shape.k_slabs + slab) * SLAB_VECTORS, row % TILE_ROWS);
+}
+
+// The rows of lane `lane` from row `n0` of W on, in the first slab.
+fn rows_of_lane(n0: u32, lane: u32) -> Rows {
+    return rows_of(n0 + lane * 4u, 0u);
+}
+
+// The rows in slab `slab`, those of the first being `rows`.
+fn in_slab(rows: Rows, slab: u32) -> Rows {
+    return Rows(rows.slab + slab * SLAB_VECTORS, rows.first);
 }
 
 // Word `word` of a code plane that begins at vector `plane` of the slab.

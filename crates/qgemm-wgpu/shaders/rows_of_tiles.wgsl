@@ -4,16 +4,24 @@
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 
+// Lanes of `gemv` have one row of each tile.
+const LANES_BESIDE: bool = false;
+
 struct Rows {
     slabs: vec4<u32>,  // where the slab of each tile begins, in words
     row: u32,          // within the tile
 }
 
-// Where the four tiles from row `n0` of W on begin, in words. Tiles behind the last are the last.
-fn tiles_of(n0: u32) -> vec4<u32> {
+// The rows of lane `lane` from row `n0` of W on, in the first slab. Tiles behind the last are the last.
+fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     let last = (p.shape.n - 1u - p.n_first) / TILE_ROWS;
     let tiles = min(vec4<u32>((n0 - p.n_first) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
-    return (vec4<u32>(p.w_base) + tiles * (p.shape.k_slabs * SLAB_VECTORS)) * 4u;
+    return Rows((vec4<u32>(p.w_base) + tiles * (p.shape.k_slabs * SLAB_VECTORS)) * 4u, lane);
+}
+
+// The rows in slab `slab`, those of the first being `rows`.
+fn in_slab(rows: Rows, slab: u32) -> Rows {
+    return Rows(rows.slabs + vec4<u32>(slab * (SLAB_VECTORS * 4u)), rows.row);
 }
 
 // Word `word` of a code plane that begins at vector `plane` of the slab.

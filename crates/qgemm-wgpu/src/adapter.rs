@@ -156,6 +156,9 @@ const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
 /// Seconds that a dispatch adds on a GPU.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
+/// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of it.
+const DOT_RATE: f64 = 2.0;
+
 fn typical(about: &AdapterInfo) -> Typical {
     if let Some(&(_, units, bandwidth, macs, cache_bytes)) = KNOWN.iter().find(|known| about.name.contains(known.0)) {
         return Typical { units, bandwidth, macs, launch_seconds: LAUNCH_SECONDS, cache_bytes };
@@ -184,9 +187,11 @@ fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
 pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Features) -> DeviceInfo {
     let typical = typical(&about);
     let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
+    let software = about.device_type == DeviceType::Cpu;
     let features = [
-        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP),
-        ("software-adapter", about.device_type == DeviceType::Cpu),
+        // Software runs invocations one after the other, and would have to compile more shaders.
+        (WIDE_WORKGROUPS, invocations >= 2 * WORKGROUP && !software),
+        ("software-adapter", software),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),
         ("f16", has.contains(Features::SHADER_F16)),
         ("subgroups", has.contains(Features::SUBGROUP)),
@@ -204,7 +209,7 @@ pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Featu
         shared_bytes: limits.max_compute_workgroup_storage_size,
         // Kernels index bytes in 32 bits.
         max_buffer_bytes: limits.max_storage_buffer_binding_size.min(u32::MAX.into()),
-        rates: vec![(Math::FmaF32, typical.macs)],
+        rates: vec![(Math::FmaF32, typical.macs), (Math::DotI8, typical.macs * DOT_RATE)],
         launch_seconds: typical.launch_seconds,
         features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect::<BTreeSet<_>>(),
     }

@@ -1,7 +1,7 @@
 //! Compiled shaders of a device, each made once.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use qgemm_hal::HalError;
 
@@ -16,7 +16,7 @@ const D_BINDING: u32 = STORAGE_BUFFERS - 1;
 pub(crate) struct Pipelines {
     pub bindings: wgpu::BindGroupLayout,
     layout: wgpu::PipelineLayout,
-    compiled: Mutex<HashMap<String, wgpu::ComputePipeline>>,
+    compiled: Mutex<HashMap<String, Arc<Mutex<Option<wgpu::ComputePipeline>>>>>,
 }
 
 impl Pipelines {
@@ -47,8 +47,13 @@ impl Pipelines {
 /// The pipeline of `shader`, compiled where it has not been before. `name` is for errors and debuggers.
 pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wgpu::ComputePipeline, HalError> {
     let Shader { source, prelude } = shader;
-    let compiled = || shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pipeline) = compiled().get(&source) {
+    let place = {
+        let mut compiled = shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(compiled.entry(source.clone()).or_default())
+    };
+    // Whoever wants the same meanwhile waits; others do not.
+    let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(pipeline) = &*place {
         return Ok(pipeline.clone());
     }
     let _span = tracing::info_span!("compile", kernel = name).entered();
@@ -84,6 +89,5 @@ pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wg
         options: prelude.lines().collect::<Vec<_>>().join(" "),
         log: fault.into_message(),
     })?;
-    compiled().insert(source, pipeline.clone());
-    Ok(pipeline)
+    Ok(place.insert(pipeline).clone())
 }

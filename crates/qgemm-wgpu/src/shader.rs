@@ -4,7 +4,6 @@
 use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType};
-use qgemm_hal::CheckedGemm;
 
 use crate::template::expand;
 use crate::weight_code::WeightCode;
@@ -17,13 +16,13 @@ const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
 const PACKED: &str = include_str!("../shaders/packed.wgsl");
 const INTEGER: &str = include_str!("../shaders/encoding/integer.wgsl");
 const CODEBOOK: &str = include_str!("../shaders/encoding/codebook.wgsl");
+const INTEGER_BYTES: &str = include_str!("../shaders/encoding/integer_bytes.wgsl");
 const E4M3: &str = include_str!("../shaders/encoding/e4m3.wgsl");
 const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
 const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
 const SCALE: &str = include_str!("../shaders/scaling/scale.wgsl");
 const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
-const X_WORDS: &str = include_str!("../shaders/x_words.wgsl");
-const X_VECTORS: &str = include_str!("../shaders/x_vectors.wgsl");
+const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
@@ -69,33 +68,26 @@ pub(crate) enum FourRows {
     OfTiles,
 }
 
+/// What codes are decoded to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Codes {
+    /// Numbers in f32.
+    Numbers,
+    /// Integers of eight bits, four of them in a word: of formats of integers alone.
+    Bytes,
+}
+
 /// A family's part of a shader, for one configuration.
 pub(crate) struct Part {
     pub rows: FourRows,
+    pub codes: Codes,
     pub sources: Vec<&'static str>,
     pub constants: Vec<(&'static str, u32)>,
 }
 
-/// What a shader is specialised by of its operands. The types of X and D are looked at where they are read and written: shaders
-/// for each of them took software adapters minutes to compile.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operands {
-    pub format: Format,
-    /// Whether the rows of X begin at multiples of 16 bytes.
-    pub x_aligned: bool,
-}
-
-impl Operands {
-    pub fn of(op: &CheckedGemm) -> Self {
-        // A vector is the least that can be bound of an array of vectors.
-        let x_aligned = op.x.aligned16 && op.x.col_stride == 1 && op.k * op.x.dtype.bytes() >= 16;
-        Self { format: op.format, x_aligned }
-    }
-}
-
-/// A whole shader, entry point `main`.
-pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Shader {
-    let format = operands.format;
+/// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment of X are looked
+/// at where they are read and written, for a shader takes software adapters half a second to compile.
+pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
     let mut prelude = String::new();
@@ -103,20 +95,23 @@ pub(crate) fn compose(operands: &Operands, code: &WeightCode, part: &Part) -> Sh
         let _ = writeln!(prelude, "const {name}: u32 = {value}u;");
     }
     let declarations = code.declarations();
+    let integer = match part.codes {
+        Codes::Numbers => INTEGER,
+        Codes::Bytes => INTEGER_BYTES,
+    };
     let (encoding, scaling) = match format.encoding {
-        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (INTEGER, ""),
+        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (integer, ""),
         Encoding::Plain(_) => (PLAIN, ""),
         Encoding::Codebook(_) => (CODEBOOK, scaling(format)),
         Encoding::E4M3 => (E4M3, scaling(format)),
         Encoding::E5M2 => (E5M2, scaling(format)),
     };
-    let x = if operands.x_aligned { X_VECTORS } else { X_WORDS };
     let rows = match part.rows {
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
     let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
-    parts.extend([dequant(format).unwrap_or_default(), x, OPERANDS, EPILOGUE, STORE]);
+    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
@@ -130,7 +125,7 @@ fn scaling(format: Format) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::{gemm, gemv};
+    use crate::families::{gemm, gemv, gemv_int8};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
@@ -147,17 +142,18 @@ mod tests {
         for (i, format) in Format::all().enumerate() {
             assert!(dequant(format).is_some(), "{format} has no dequant/{}.wgsl", format.dequant);
             let code = WeightCode::new(format).expect("has planes that shaders read");
-            for (j, x_aligned) in [false, true].into_iter().enumerate() {
-                let operands = Operands { format, x_aligned };
-                for (k, config) in gemv::CONFIGS.iter().enumerate() {
-                    // Adapters with subgroups and without take turns.
-                    let part = gemv::part(config, &code, (i + j + k) % 2 == 0);
-                    validate(&compose(&operands, &code, &part).source, &format!("gemv {config:?} with {operands:?}"));
-                }
-                for config in gemm::CONFIGS {
-                    let part = gemm::part(config);
-                    validate(&compose(&operands, &code, &part).source, &format!("gemm {config:?} with {operands:?}"));
-                }
+            for (k, config) in gemv::CONFIGS.iter().enumerate() {
+                // Adapters with subgroups and without take turns.
+                let part = gemv::part(config, &code, (i + k) % 2 == 0);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
+            for (k, config) in gemv_int8::CONFIGS.iter().enumerate().filter(|_| gemv_int8::holds_bytes(format)) {
+                let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
+            for config in gemm::CONFIGS {
+                let part = gemm::part(config);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
         }
     }

@@ -5,6 +5,7 @@
 //! #for t TILE_M        the lines up to `#end`, TILE_M times; `$t` in them is 0, 1, …
 //! #end
 //! #number(s, q, i)     the number of value i of quad q of span s, from words `w.low0`, `w.high0`, …
+//! #quad(s, q)          all four of them as bytes
 //! ```
 
 use crate::weight_code::Place;
@@ -13,7 +14,7 @@ use crate::weight_code::Place;
 pub(crate) fn expand(text: &str, constants: &[(&str, u32)], place: impl Fn(u32, u32, u32) -> Place) -> String {
     let mut out = String::new();
     repeat(&mut text.lines(), constants, &mut out);
-    numbers(&out, place)
+    ["number", "quad"].into_iter().fold(out, |text, function| calls(&text, function, &place))
 }
 
 /// Copies lines up to the `#end` of the enclosing repetition, or to the end.
@@ -44,9 +45,11 @@ fn count_of(count: &str, constants: &[(&str, u32)]) -> u32 {
     named.or_else(|| count.parse().ok()).unwrap_or_else(|| unreachable!("`{count}` is no constant"))
 }
 
-/// Replaces every `#number(s, q, i)`.
-fn numbers(text: &str, place: impl Fn(u32, u32, u32) -> Place) -> String {
-    let mut parts = text.split("#number(");
+/// Makes calls of `function` of every `#function(s, q, i)`; without an `i` it is about the quad's first value, where the quad
+/// begins.
+fn calls(text: &str, function: &str, place: impl Fn(u32, u32, u32) -> Place) -> String {
+    let marker = format!("#{function}(");
+    let mut parts = text.split(marker.as_str());
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let (arguments, rest) = part.split_once(')').unwrap_or((part, ""));
@@ -57,7 +60,7 @@ fn numbers(text: &str, place: impl Fn(u32, u32, u32) -> Place) -> String {
             Some((word, bit)) => (format!("w.high{word}"), bit),
             None => ("vec4<u32>()".to_owned(), 0),
         };
-        out.push_str(&format!("number(w.low{low_word}, {high}, {low_bit}u, {high_bit}u)"));
+        out.push_str(&format!("{function}(w.low{low_word}, {high}, {low_bit}u, {high_bit}u)"));
         out.push_str(rest);
     }
     out
@@ -69,7 +72,8 @@ mod tests {
 
     #[test]
     fn repetitions_nest_and_numbers_name_their_words() {
-        let text = "a\n  #for i TWO\n#for j 2\nx$i_$j = #number($i, $j, 3);\n#end\n#end\nb\n#for k NONE\nc\n#end\n";
+        let text =
+            "a\n  #for i TWO\n#for j 2\nx$i_$j = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
         let place = |s: u32, q: u32, i: u32| Place {
             low_word: s as usize,
             low_bit: q as usize,
@@ -79,7 +83,7 @@ mod tests {
             x0_0 = number(w.low0, vec4<u32>(), 0u, 0u);\n\
             x0_1 = number(w.low0, vec4<u32>(), 1u, 0u);\n\
             x1_0 = number(w.low1, w.high7, 0u, 3u);\n\
-            x1_1 = number(w.low1, w.high7, 1u, 3u);\nb\n";
+            x1_1 = number(w.low1, w.high7, 1u, 3u);\nbquad(w.low1, w.high7, 2u, 0u)\n";
         assert_eq!(expand(text, &[("TWO", 2), ("NONE", 0)], place), expected);
     }
 }

@@ -13,7 +13,7 @@ fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
         let c = scaled(#number($s, $q, 2), 1.0, w.affine$s);
         let d = scaled(#number($s, $q, 3), 1.0, w.affine$s);
         #for t TILE_M
-        let x$t = tile[x + $tu * TOKEN_PITCH + $su * SPAN_QUADS + $qu];
+        let x$t = x_vector(x + $tu * TOKEN_PITCH + $su * SPAN_QUADS + $qu);
         sum$t = fma(a, vec4<f32>(x$t.x), sum$t);
         sum$t = fma(b, vec4<f32>(x$t.y), sum$t);
         sum$t = fma(c, vec4<f32>(x$t.z), sum$t);

@@ -15,7 +15,7 @@ fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
             let c = #number($s, $q, 2);
             let d = #number($s, $q, 3);
             #for t TILE_M
-            let x$t = tile[x + $tu * TOKEN_PITCH + $su * SPAN_QUADS + $qu];
+            let x$t = x_vector(x + $tu * TOKEN_PITCH + $su * SPAN_QUADS + $qu);
             part$t = fma(a, vec4<f32>(x$t.x), part$t);
             part$t = fma(b, vec4<f32>(x$t.y), part$t);
             part$t = fma(c, vec4<f32>(x$t.z), part$t);

@@ -1,15 +1,13 @@
-// Few tokens: a workgroup computes the outputs of four tiles of W for TILE_M tokens. An invocation has a row of each tile, and
-// every SLICES-th unit of UNIT columns of them. X is in workgroup memory, CHUNK_UNITS units at a time. The sums of the slices
-// are added by `reduce_*.wgsl`, always in the same order.
+// Few tokens: a workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES of them side by side
+// have all, and every SLICES-th unit of UNIT columns of those rows. X is in workgroup memory, CHUNK_UNITS units at a time, as
+// `x_*.wgsl` brings it. The sums of the slices are added by `reduce_*.wgsl`, always in the same order.
 
-const TILE_N: u32 = 4u * TILE_ROWS;
-const SLICES: u32 = THREADS / TILE_ROWS;
-// A unit of a token is followed by a vector that is not used, so that units which are read at once lie in different banks.
-const UNIT_PITCH: u32 = UNIT / 4u + 1u;
+const LANES: u32 = TILE_N / 4u;
+const SLICES: u32 = THREADS / LANES;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then (SLICES, TILE_M, TILE_ROWS) of sums.
-var<workgroup> tile: array<vec4<f32>, TILE_VECTORS>;
+// Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then of (SLICES, TILE_M, LANES) of sums.
+var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 // Four rows of a unit.
 struct Unit {
@@ -38,52 +36,34 @@ fn unit_of(rows: Rows, unit: u32) -> Unit {
     return w;
 }
 
-// Of row `row` of `tiles`, counted along all slabs.
-fn unit_at(tiles: vec4<u32>, row: u32, unit: u32) -> Unit {
-    let slab = unit / SLAB_UNITS * (SLAB_VECTORS * 4u);
-    return unit_of(Rows(tiles + vec4<u32>(slab), row), unit % SLAB_UNITS);
-}
-
-// Brings X from column `s0` on.
-fn load_x(m0: u32, s0: u32, thread: u32) {
-    let eights = CHUNK_UNITS * (UNIT / 8u);
-    for (var i = thread; i < TILE_M * eights; i += THREADS) {
-        let m = i / eights;
-        let eight = i % eights;
-        let values = x8(min(m0 + m, p.shape.m - 1u), s0 + eight * 8u);
-        let at = m * TOKEN_PITCH + eight / (UNIT / 8u) * UNIT_PITCH + eight % (UNIT / 8u) * 2u;
-        tile[at] = values.lo;
-        tile[at + 1u] = values.hi;
-    }
-}
-
 fn tokens(m0: u32, n0: u32, thread: u32) {
-    let row = thread % TILE_ROWS;
-    let slice = thread / TILE_ROWS;
-    let tiles = tiles_of(n0);
+    let lane = thread % LANES;
+    let slice = thread / LANES;
+    let rows = rows_of_lane(n0, lane);
     let units = p.shape.k_slabs * SLAB_UNITS;
     var sums: Sums;
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
-        load_x(m0, first * UNIT, thread);
-        workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
+        load_x(m0, first * UNIT, end, thread);
+        workgroupBarrier();
         for (var unit = slice; unit < end; unit += SLICES) {
-            multiply(unit_at(tiles, row, first + unit), unit * UNIT_PITCH, &sums);
+            // Counted along all slabs.
+            let at = first + unit;
+            multiply(unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS), unit * UNIT_PITCH, &sums);
         }
     }
     workgroupBarrier();
-    reduce(row, slice, &sums);
+    reduce(lane, slice, &sums);
 
-    // Eight rows of a tile an invocation: four, and those eight behind them.
-    if (thread < TILE_M * 8u) {
-        let m = thread / 8u;
-        let of_tile = thread / 2u % 4u;
+    // Eight rows of 16 an invocation: four, and those eight behind them.
+    if (thread < TILE_M * TILE_N / 8u) {
+        let m = thread / (TILE_N / 8u);
+        let tile_of_n = thread / 2u % (TILE_N / TILE_ROWS);
         let first = thread % 2u * 4u;
-        let first_row = n0 + of_tile * TILE_ROWS + first;
+        let first_row = n0 + tile_of_n * TILE_ROWS + first;
         if (m0 + m < p.shape.m && first_row < p.shape.n) {
-            let at = m * TILE_ROWS + first;
-            store8(m0 + m, first_row, four_rows(at, of_tile), four_rows(at + 8u, of_tile));
+            store8(m0 + m, first_row, finished(m, tile_of_n, first), finished(m, tile_of_n, first + 8u));
         }
     }
 }
@@ -95,14 +75,21 @@ fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
         if (leads && half < parts && part < half) {
             for (var t = 0u; t < TILE_M; t++) {
-                tile[at + t * TILE_ROWS] += tile[at + (half * TILE_M + t) * TILE_ROWS];
+                let other = tile[at + (half * TILE_M + t) * LANES];
+                tile[at + t * LANES] = bitcast<vec4<u32>>(bitcast<vec4<f32>>(tile[at + t * LANES]) + bitcast<vec4<f32>>(other));
             }
         }
         workgroupBarrier();
     }
 }
 
-// The sums of four rows of a tile.
-fn four_rows(at: u32, of_tile: u32) -> vec4<f32> {
-    return vec4<f32>(tile[at][of_tile], tile[at + 1u][of_tile], tile[at + 2u][of_tile], tile[at + 3u][of_tile]);
+// The sums of the four rows from `first` on of a tile of W.
+fn finished(m: u32, tile_of_n: u32, first: u32) -> vec4<f32> {
+    if (LANES_BESIDE) {
+        return bitcast<vec4<f32>>(tile[m * LANES + tile_of_n * 4u + first / 4u]);
+    }
+    let at = m * LANES + first;
+    return bitcast<vec4<f32>>(
+        vec4<u32>(tile[at][tile_of_n], tile[at + 1u][tile_of_n], tile[at + 2u][tile_of_n], tile[at + 3u][tile_of_n]),
+    );
 }

@@ -3,22 +3,22 @@
 // Invocations of a subgroup. 1 where subgroups are not full, so that places in them say nothing about slices.
 var<private> lanes: u32 = 1u;
 
-// Leaves the sums of all slices in `tile`: (TILE_M, TILE_ROWS).
-fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
-    // A subgroup holds that many slices of the same rows, `TILE_ROWS` lanes apart.
-    let together = max(lanes / TILE_ROWS, 1u);
-    for (var apart = TILE_ROWS; apart < lanes; apart *= 2u) {
+// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
+fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
+    // A subgroup holds that many slices of the same rows, LANES apart.
+    let together = max(lanes / LANES, 1u);
+    for (var apart = LANES; apart < lanes; apart *= 2u) {
         #for t TILE_M
         (*sums)[$t] += subgroupShuffleXor((*sums)[$t], apart);
         #end
     }
     let parts = SLICES / together;
     let part = slice / together;
-    let at = part * TILE_M * TILE_ROWS + row;
+    let at = part * TILE_M * LANES + lane;
     let leads = slice % together == 0u;
     if (leads) {
         #for t TILE_M
-        tile[at + $tu * TILE_ROWS] = (*sums)[$t];
+        tile[at + $tu * LANES] = bitcast<vec4<u32>>((*sums)[$t]);
         #end
     }
     add_parts(at, part, parts, leads);

@@ -1,10 +1,10 @@
 // Sums of slices are added through workgroup memory.
 
-// Leaves the sums of all slices in `tile`: (TILE_M, TILE_ROWS).
-fn reduce(row: u32, slice: u32, sums: ptr<function, Sums>) {
-    let at = slice * TILE_M * TILE_ROWS + row;
+// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
+fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
+    let at = slice * TILE_M * LANES + lane;
     #for t TILE_M
-    tile[at + $tu * TILE_ROWS] = (*sums)[$t];
+    tile[at + $tu * LANES] = bitcast<vec4<u32>>((*sums)[$t]);
     #end
     add_parts(at, slice, SLICES, true);
 }

@@ -7,10 +7,11 @@ use qgemm_hal::{
     Unsupported,
 };
 
-use crate::shader::{FourRows, Part, table_bytes};
+use crate::shader::{Codes, FourRows, Part, table_bytes};
 
 /// Name of the family.
 const NAME: &str = "gemm";
+const QUADS: &str = include_str!("../../shaders/quads.wgsl");
 const MAIN_LOOP: &str = include_str!("../../shaders/gemm.wgsl");
 
 /// Such that an unrolled step fits the instruction caches: 32 takes 1.5 times as long on an H200.
@@ -58,7 +59,7 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part { rows: FourRows::Beside, sources: vec![MAIN_LOOP], constants }
+    Part { rows: FourRows::Beside, codes: Codes::Numbers, sources: vec![QUADS, MAIN_LOOP], constants }
 }
 
 /// The configurations that an adapter's workgroup memory allows.

@@ -9,13 +9,14 @@ use qgemm_hal::{
 };
 
 use crate::adapter::WIDE_WORKGROUPS;
-use crate::shader::{FourRows, Part, table_bytes};
+use crate::shader::{Codes, FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
 /// Name of the family.
 const NAME: &str = "gemv";
 const MAIN_LOOP: &str = include_str!("../../shaders/gemv/main_loop.wgsl");
 const FACTORED: &str = include_str!("../../shaders/gemv/factored.wgsl");
+const X_F32: &str = include_str!("../../shaders/gemv/x_f32.wgsl");
 const DECODED: &str = include_str!("../../shaders/gemv/decoded.wgsl");
 const REDUCE_WORKGROUP: &str = include_str!("../../shaders/gemv/reduce_workgroup.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("../../shaders/gemv/reduce_subgroup.wgsl");
@@ -23,7 +24,7 @@ const REDUCE_SUBGROUP: &str = include_str!("../../shaders/gemv/reduce_subgroup.w
 /// Outputs of a workgroup: four tiles of W.
 const TILE_N: u32 = 64;
 /// Invocations of the workgroups that not every adapter has.
-const WIDE: u32 = 512;
+pub(super) const WIDE: u32 = 512;
 /// More tokens take several tiles, and W is read for each of them.
 const MAX_TOKENS: u32 = 32;
 /// Tokens for which scales act on sums; for more, weights are made once for all tokens.
@@ -74,29 +75,37 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
     let chunk_units = (config.shared_bytes / unit_bytes / config.tile_m).next_power_of_two() / 2;
     let x_vectors = config.tile_m * chunk_units * (unit / 4 + 1);
     let constants = vec![
+        ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
         ("THREADS", config.threads),
         ("CHUNK_UNITS", chunk_units),
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
-    let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
-    let sources = vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, multiply, reduce];
-    Part { rows: FourRows::OfTiles, sources, constants }
+    Part { rows: FourRows::OfTiles, codes: Codes::Numbers, sources: sources([X_F32, multiply], subgroups), constants }
 }
 
-/// The configurations that an adapter's limits allow.
-fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
-    let (table, available) = (table_bytes(op.format), info.shared_bytes);
-    let size = if LARGE + table <= available { LARGE } else { SMALL };
+/// The sources of a shader for few tokens that brings X and multiplies as `own` do.
+pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
+    let [x, multiply] = own;
+    let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
+    vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, x, multiply, reduce]
+}
+
+/// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.
+pub(super) fn fitting<'a>(
+    configs: &'a [TileConfig],
+    op: &CheckedGemm,
+    info: &DeviceInfo,
+) -> impl Iterator<Item = TileConfig> + use<'a> {
+    let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
+    let size = configs.iter().map(|c| c.shared_bytes).filter(|&bytes| bytes <= available).max();
     // Software takes seconds to compile what is written out for eight tokens.
     let most = if info.features.contains("software-adapter") { 4 } else { 8 };
     let tokens = (op.m as u32).next_power_of_two().min(most);
     let threads = if info.features.contains(WIDE_WORKGROUPS) { WIDE } else { 256 };
-    let fits = move |c: &TileConfig| {
-        c.shared_bytes == size && size + table <= available && c.tile_m == tokens && c.threads <= threads
-    };
-    CONFIGS.iter().copied().filter(fits)
+    let fits = move |c: &TileConfig| Some(c.shared_bytes) == size && c.tile_m == tokens && c.threads <= threads;
+    configs.iter().copied().filter(fits)
 }
 
 /// The family.
@@ -115,11 +124,11 @@ impl KernelFamily for Gemv {
         if op.batch_invariant {
             return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
         }
-        super::check(op, info, fitting(op, info).next())
+        super::check(op, info, fitting(CONFIGS, op, info).next())
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        fitting(op, info).collect()
+        fitting(CONFIGS, op, info).collect()
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {

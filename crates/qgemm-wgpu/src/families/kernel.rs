@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use qgemm_hal::abi::{
-    FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, GemmShape,
-    activation_code, dtype_code,
+    FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16,
+    GemmShape, activation_code, dtype_code,
 };
 use qgemm_hal::{BufferRef, CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
@@ -93,6 +93,26 @@ impl GemmKernel {
         Ok((binding, (behind / width) as u32))
     }
 
+    /// As [`GemmKernel::bind`], of an operand that shaders see as vectors, of which there must be one.
+    fn bind_vectors<'a>(
+        &'a self,
+        view: BufferRef<'a>,
+        what: &'static str,
+        before: usize,
+        bytes: usize,
+        width: usize,
+    ) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
+        let (binding, base) = self.bind(Some(view), what, before, bytes, width)?;
+        if binding.size.is_some_and(|size| size.get() < VECTOR) {
+            return Err(HalError::Unsupported {
+                device: self.shared.id,
+                what: format!("{what} here"),
+                why: format!("{VECTOR} bytes are bound at least, and fewer are left of the buffer"),
+            });
+        }
+        Ok((binding, base))
+    }
+
     /// The bindings of a part, and its parameters.
     fn bindings<'a>(&'a self, part: &Part, args: &'a GemmArgs<'a>) -> Result<(Bindings<'a>, Params), HalError> {
         let Part { extents, before, .. } = part;
@@ -100,8 +120,8 @@ impl GemmKernel {
         let width = |dense: Option<Dense>| dense.unwrap_or(self.op.d).dtype.bytes();
         let bias_width = self.op.bias.unwrap_or(self.op.d.dtype).bytes();
         let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
-        (x, p.x_base) = self.bind(Some(args.x), "X", before.x, extents.x, width(Some(self.op.x)))?;
-        (w, p.w_base) = self.bind(Some(args.w.data), "W", before.w, extents.w, VECTOR as usize)?;
+        (x, p.x_base) = self.bind_vectors(args.x, "X", before.x, extents.x, width(Some(self.op.x)))?;
+        (w, p.w_base) = self.bind_vectors(args.w.data, "W", before.w, extents.w, VECTOR as usize)?;
         (row_scale, p.row_scale_base) = self.bind(args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
         (k_order, p.k_order_base) = self.bind(args.w.k_order, "the column order", 0, extents.k_order, 4)?;
         (c, p.c_base) = self.bind(args.c, "C", before.c, extents.c, width(self.op.c))?;
@@ -171,6 +191,7 @@ fn params(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Params {
         (FLAG_TOKEN_SCALE, op.token_scale),
         (FLAG_RESIDUAL, op.residual.is_some()),
         (FLAG_GATED, op.gated),
+        (FLAG_X_ALIGNED16, op.x.aligned16 && op.x.col_stride == 1),
     ] {
         if set {
             flags |= flag;

@@ -48,13 +48,21 @@ impl Extents {
         Self {
             x: dense(&op.x, op.k),
             w: launch.n.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
-            row_scale: if op.row_scale { op.n * 4 } else { 0 },
-            k_order: if op.k_order { op.stored_k * 4 } else { 0 },
             c: op.c.as_ref().map_or(0, |c| dense(c, op.features)),
-            bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
-            token_scale: if op.token_scale { m * 4 } else { 0 },
             residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.features)),
             d: dense(&op.d, op.features),
+            ..Self::of_vectors(op, m)
+        }
+    }
+
+    /// Of what has one dimension, for `m` tokens: a launch sees all of it, whatever its rows are.
+    fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
+        Self {
+            row_scale: if op.row_scale { op.n * 4 } else { 0 },
+            k_order: if op.k_order { op.stored_k * 4 } else { 0 },
+            bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
+            token_scale: if op.token_scale { m * 4 } else { 0 },
+            ..Self::default()
         }
     }
 }
@@ -113,11 +121,12 @@ fn tokens_a_launch(op: &CheckedGemm, config: &TileConfig, limit: u64) -> Result<
         let stride = dense.row_stride.saturating_mul(width).max(1);
         tokens = tokens.min(usize::try_from(room / stride).unwrap_or(usize::MAX).saturating_add(1));
     }
+    let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
     let whole = [
-        ("the row scales", if op.row_scale { op.n * 4 } else { 0 }),
-        ("the column order", if op.k_order { op.stored_k * 4 } else { 0 }),
-        ("the bias", op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes())),
-        ("the token scales", if op.token_scale { tokens.min(op.m) * 4 } else { 0 }),
+        ("the row scales", row_scale),
+        ("the column order", k_order),
+        ("the bias", bias),
+        ("the token scales", token_scale),
     ];
     for (name, bytes) in whole {
         if bytes as u64 + MARGIN > limit {

@@ -2,6 +2,7 @@
 
 pub(crate) mod gemm;
 pub(crate) mod gemv;
+pub(crate) mod gemv_int8;
 mod kernel;
 mod launches;
 
@@ -13,13 +14,13 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 
 use crate::device::WgpuDevice;
 use crate::pipeline::pipeline;
-use crate::shader::{self, Operands, Part};
+use crate::shader::{self, Part};
 use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
 use launches::Launch;
 
 /// What a wgpu device offers.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
+pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
@@ -90,7 +91,7 @@ fn prepare(
     let unsupported = |why| HalError::Unsupported { device: info.id, what: name.clone(), why };
     let code = weight_code(op).map_err(|reason| unsupported(reason.why))?;
     let launches = Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported)?;
-    let shader = shader::compose(&Operands::of(op), &code, &part(&code));
+    let shader = shader::compose(op.format, &code, &part(&code));
     let pipeline = pipeline(shared, &name, shader)?;
     Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, &code, plan, launches)))
 }

@@ -3,6 +3,7 @@
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
 use qgemm_hal::{Activation, CheckedGemm, Dense, Device, GemmArgs, LaunchPlan, TileConfig, WeightArgs, XRounding};
+use qgemm_testkit::{Rounding, rounded};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -146,20 +147,18 @@ impl Case {
         Self { op, weight, x, c, bias }
     }
 
-    /// The expected D, row-major, and ΣΣ w²x².
-    fn oracle(&self) -> (Vec<f64>, f64) {
+    /// The expected D of `config`, row-major, and ΣΣ w²x².
+    fn oracle(&self, config: &TileConfig) -> (Vec<f64>, f64) {
         let op = &self.op;
-        let x: Vec<Vec<f64>> = (0..op.m)
-            .map(|m| {
-                let at = |k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
-                (0..op.k).map(|k| f64::from(op.x.dtype.read(&self.x, at(k)))).collect()
-            })
-            .collect();
+        let at = |m, k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
+        let x: Vec<f32> = (0..op.m * op.k).map(|i| op.x.dtype.read(&self.x, at(i / op.k, i % op.k))).collect();
+        let x = rounded(&x, op.k, Rounding::of(config, op.format, self.weight.k_order()));
+        let x: Vec<&[f64]> = x.chunks(op.k).collect();
         let (mut out, mut squares) = (vec![0.0; op.m * op.n], 0.0);
         for n in 0..op.n {
             let w: Vec<f64> = self.weight.dequantize_row(n).into_iter().map(f64::from).collect();
             for m in 0..op.m {
-                let products = || w.iter().zip(&x[m]).map(|(w, x)| w * x);
+                let products = || w.iter().zip(x[m]).map(|(w, x)| w * x);
                 squares += products().map(|p| p * p).sum::<f64>();
                 let mut value = f64::from(op.alpha) * products().sum::<f64>();
                 if let Some(c) = op.c {
@@ -247,7 +246,7 @@ impl Case {
         let op = &self.op;
         let configs = self.configs(device, index);
         let Some(&config) = configs.get(turn % configs.len().max(1)) else { return };
-        let (expected, squares) = self.oracle();
+        let (expected, squares) = self.oracle(&config);
         let what = format!(
             "{} {}x{} of {}, {}x{}x{}, {} to {}",
             config.family, config.tile_n, config.tile_m, op.format, op.m, op.n, op.k, op.x.dtype, op.d.dtype

@@ -1,0 +1,29 @@
+// Integers as bytes of their own.
+
+fn begin(thread: u32) {}
+
+// Codes of eight bits become signed ones, 128 less.
+fn affine(rows: Rows, sub: u32) -> Affine {
+    let of_codes = sub_scale(rows, sub);
+    if (CODE_BITS == 8u) {
+        return Affine(of_codes.scale, of_codes.min + 128.0 * of_codes.scale);
+    }
+    return of_codes;
+}
+
+// The codes of a quad, given the words that they stand in and the bit from which each byte has its own.
+fn quad(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<u32> {
+    var codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(((1u << LOW_BITS) - 1u) * 0x01010101u);
+    if (HIGH_BITS > 0u) {
+        codes |= ((high >> vec4<u32>(high_bit)) & vec4<u32>(((1u << HIGH_BITS) - 1u) * 0x01010101u)) << vec4<u32>(LOW_BITS);
+    }
+    if (CODE_BITS == 8u) {
+        codes ^= vec4<u32>(0x80808080u);
+    }
+    return codes;
+}
+
+// The sum of values times x, given that of numbers times x.
+fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
+    return fma(sum, affine.scale, sum_x * affine.min);
+}

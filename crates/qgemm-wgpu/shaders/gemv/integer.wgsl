@@ -1,0 +1,44 @@
+// Products of bytes: sums of a span's codes are exact, scales and minima act on them.
+
+// Adds the products of a unit with the X that begins at vector `x` of each token.
+fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+    #for t TILE_M
+    let low$t = tile[x + $tu * TOKEN_PITCH];
+    let high$t = tile[x + $tu * TOKEN_PITCH + 1u];
+    let factors$t = bitcast<vec4<f32>>(tile[x + $tu * TOKEN_PITCH + 2u]);
+    #end
+    #for s SPANS
+    {
+        #for t TILE_M
+        var dots$t: vec4<i32>;
+        #end
+        #for q SPAN_QUADS
+        {
+            let codes = #quad($s, $q);
+            #for t TILE_M
+            dots$t += dot4(codes, x_quad(low$t, high$t, $su * SPAN_QUADS + $qu));
+            #end
+        }
+        #end
+        #for t TILE_M
+        (*sums)[$t] += scaled(vec4<f32>(dots$t) * factors$t.x, factors$t[$s + 1], w.affine$s);
+        #end
+    }
+    #end
+}
+
+fn x_quad(low: vec4<u32>, high: vec4<u32>, quad: u32) -> u32 {
+    if (quad < 4u) {
+        return low[quad];
+    }
+    return high[quad - 4u];
+}
+
+fn dot4(codes: vec4<u32>, x: u32) -> vec4<i32> {
+    return vec4<i32>(
+        dot4I8Packed(codes.x, x),
+        dot4I8Packed(codes.y, x),
+        dot4I8Packed(codes.z, x),
+        dot4I8Packed(codes.w, x),
+    );
+}

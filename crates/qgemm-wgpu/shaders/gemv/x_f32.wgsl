@@ -1,0 +1,21 @@
+// X in f32. A unit of a token is followed by a vector that is not used, so that units which are read at once lie in different banks.
+
+const UNIT_PITCH: u32 = UNIT / 4u + 1u;
+
+// Brings `units` units of X from column `s0` on.
+fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
+    let eights = CHUNK_UNITS * (UNIT / 8u);
+    for (var i = thread; i < TILE_M * eights; i += THREADS) {
+        let m = i / eights;
+        let eight = i % eights;
+        let values = x8(min(m0 + m, p.shape.m - 1u), s0 + eight * 8u);
+        let at = m * TOKEN_PITCH + eight / (UNIT / 8u) * UNIT_PITCH + eight % (UNIT / 8u) * 2u;
+        tile[at] = bitcast<vec4<u32>>(values.lo);
+        tile[at + 1u] = bitcast<vec4<u32>>(values.hi);
+    }
+}
+
+// Vector `vector` of what a token has in `tile`.
+fn x_vector(vector: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(tile[vector]);
+}

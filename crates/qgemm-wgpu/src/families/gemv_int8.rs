@@ -1,0 +1,142 @@
+//! `gemv_int8`: few tokens, quantized to eight bits. An invocation has four neighbouring rows of W, and slices of a workgroup share
+//! K; every workgroup quantizes X for itself.
+
+use std::sync::Arc;
+
+use qgemm_formats::{Encoding, Format};
+use qgemm_hal::{
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
+    Unsupported, XRounding,
+};
+
+use super::gemv::{self, WIDE};
+use crate::shader::{Codes, FourRows, Part};
+
+/// Name of the family.
+const NAME: &str = "gemv_int8";
+const X_INT8: &str = include_str!("../../shaders/gemv/x_int8.wgsl");
+const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
+
+/// More tokens take several tiles, and W is read for each of them.
+const MAX_TOKENS: u32 = 32;
+/// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
+const UNIT_BYTES: u32 = 48;
+
+/// Bytes of workgroup memory of the configurations for adapters with enough of it, and of those for all.
+const LARGE: u32 = 24 << 10;
+const SMALL: u32 = 12 << 10;
+
+/// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0, 28672x8192.
+pub(crate) static CONFIGS: &[TileConfig] = &[
+    config(128, 1, WIDE, LARGE),
+    config(128, 1, 256, LARGE),
+    config(64, 1, 256, LARGE),
+    config(128, 2, WIDE, LARGE),
+    config(128, 2, 256, LARGE),
+    config(64, 2, 256, LARGE),
+    config(128, 4, 256, LARGE),
+    config(64, 4, 256, LARGE),
+    config(128, 8, 128, LARGE),
+    config(64, 8, 128, LARGE),
+    config(64, 1, 128, SMALL),
+    config(64, 2, 128, SMALL),
+    config(64, 4, 128, SMALL),
+    config(64, 8, 64, SMALL),
+];
+
+const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
+    TileConfig {
+        family: NAME,
+        math: Math::DotI8,
+        tile_n,
+        tile_m: tokens,
+        tile_k: 64,
+        threads,
+        blocks_per_unit: 1024 / threads,
+        schedule: Schedule::Grid,
+        max_splits: 1,
+        stages: 1,
+        shared_bytes,
+        staged_x: None,
+        rounded_weights: None,
+        efficiency: if tile_n == 128 { (230, 780) } else { (180, 700) },
+    }
+}
+
+/// The sources and constants of a configuration.
+pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part {
+    let chunk_units = 1 << (config.shared_bytes / UNIT_BYTES / config.tile_m).ilog2();
+    let x_vectors = config.tile_m * chunk_units * (UNIT_BYTES / 16);
+    let constants = vec![
+        ("TILE_N", config.tile_n),
+        ("TILE_M", config.tile_m),
+        ("THREADS", config.threads),
+        ("X_BLOCK", format.activation_block() as u32),
+        ("CHUNK_UNITS", chunk_units),
+        ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
+    ];
+    let sources = gemv::sources([X_INT8, INTEGER], subgroups);
+    Part { rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+}
+
+/// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by one, which
+/// costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
+pub(crate) fn holds_bytes(format: Format) -> bool {
+    matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
+}
+
+/// The family.
+#[derive(Debug)]
+pub(crate) struct GemvInt8;
+
+impl KernelFamily for GemvInt8 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
+        if op.m > MAX_TOKENS as usize {
+            return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
+        }
+        if op.batch_invariant {
+            return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
+        }
+        if op.x_rounding != XRounding::Int8 {
+            return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
+        }
+        if !holds_bytes(op.format) {
+            return Err(Unsupported::new(format!(
+                "multiplies integers of eight bits, which {} does not hold",
+                op.format
+            )));
+        }
+        super::check(op, info, gemv::fitting(CONFIGS, op, info).next())
+    }
+
+    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+        gemv::fitting(CONFIGS, op, info).collect()
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+        let subgroups = device.info().features.contains("subgroups");
+        super::prepare(device, op, plan, |_| part(&plan.config, op.format, subgroups))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_of_activations_fit_and_take_all_invocations() {
+        for config in CONFIGS {
+            let part = part(config, "q4_k".parse().expect("a format"), true);
+            let of = |name| part.constants.iter().find(|(n, _)| *n == name).expect("a constant").1;
+            // Else invocations would miss barriers while they bring a chunk.
+            assert_eq!(of("TILE_M") * of("CHUNK_UNITS") % of("THREADS"), 0, "{config:?}");
+            // Else a block of columns that share a factor would be cut.
+            assert_eq!(of("CHUNK_UNITS") * 32 % of("X_BLOCK"), 0, "{config:?}");
+            assert!(of("TILE_VECTORS") * 16 <= config.shared_bytes, "{config:?}");
+        }
+    }
+}
