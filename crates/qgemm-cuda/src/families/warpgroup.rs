@@ -24,7 +24,7 @@ const fn tile(tile_m: u32, k_groups: u32, stage_chunks: u32, efficiency: (u32, u
 /// A second group serves 32 tokens faster (14.1 us for 15.0 on an H200); 64 tokens' sums beside the operands of two chunks leave it
 /// too few registers. Two chunks a stage cost fewer waits; for 256 tokens there is no room for three such stages.
 const TILES: [Tile; 4] =
-    [tile(32, 2, 2, (350, 780)), tile(64, 1, 2, (535, 740)), tile(128, 1, 2, (690, 740)), tile(256, 1, 1, (750, 740))];
+    [tile(32, 2, 2, (350, 765)), tile(64, 1, 2, (535, 740)), tile(128, 1, 2, (690, 740)), tile(256, 1, 1, (750, 740))];
 
 /// Share of the arithmetic of tiles of up to so many tokens with slabs of 256 columns, whose nested scales take as many
 /// instructions as their codes, in per cent of the others'.
