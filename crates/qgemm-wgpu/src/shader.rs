@@ -22,6 +22,7 @@ const E5M2: &str = include_str!("../shaders/encoding/e5m2.wgsl");
 const PLAIN: &str = include_str!("../shaders/encoding/plain.wgsl");
 const SCALE: &str = include_str!("../shaders/scaling/scale.wgsl");
 const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
+const SCALE_AND_MIN: &str = include_str!("../shaders/scaling/scale_and_min.wgsl");
 const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
@@ -100,7 +101,7 @@ pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader 
         Codes::Bytes => INTEGER_BYTES,
     };
     let (encoding, scaling) = match format.encoding {
-        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (integer, ""),
+        Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero => (integer, SCALE_AND_MIN),
         Encoding::Plain(_) => (PLAIN, ""),
         Encoding::Codebook(_) => (CODEBOOK, scaling(format)),
         Encoding::E4M3 => (E4M3, scaling(format)),

@@ -24,8 +24,3 @@ fn moved(word: vec4<u32>, from_bit: u32, to_bit: u32) -> vec4<u32> {
     }
     return word << vec4<u32>(to_bit - from_bit);
 }
-
-// The sum of values times x, given that of numbers times x.
-fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
-    return fma(sum, affine.scale, sum_x * affine.min);
-}

@@ -22,8 +22,3 @@ fn quad(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<u3
     }
     return codes;
 }
-
-// The sum of values times x, given that of numbers times x.
-fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
-    return fma(sum, affine.scale, sum_x * affine.min);
-}

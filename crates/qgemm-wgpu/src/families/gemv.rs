@@ -31,8 +31,8 @@ const MAX_TOKENS: u32 = 32;
 const FACTORED_TOKENS: u32 = 2;
 
 /// Bytes of workgroup memory of the configurations for adapters with enough of it, and of those for all.
-const LARGE: u32 = 24 << 10;
-const SMALL: u32 = 12 << 10;
+pub(super) const LARGE: u32 = 24 << 10;
+pub(super) const SMALL: u32 = 12 << 10;
 
 /// For 1, 2, 4 and 8 tokens each; more slices of K for weights of few rows.
 pub(crate) static CONFIGS: &[TileConfig] = &[
@@ -48,7 +48,7 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
     config(8, 64, SMALL),
 ];
 
-const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
+pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
         math: Math::FmaF32,
@@ -108,6 +108,17 @@ pub(super) fn fitting<'a>(
     configs.iter().copied().filter(fits)
 }
 
+/// Whether the problem is one for kernels of few tokens.
+pub(super) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
+    if op.m > MAX_TOKENS as usize {
+        return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
+    }
+    if op.batch_invariant {
+        return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
+    }
+    Ok(())
+}
+
 /// The family.
 #[derive(Debug)]
 pub(crate) struct Gemv;
@@ -118,12 +129,7 @@ impl KernelFamily for Gemv {
     }
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        if op.m > MAX_TOKENS as usize {
-            return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
-        }
-        if op.batch_invariant {
-            return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
-        }
+        check_tokens(op)?;
         super::check(op, info, fitting(CONFIGS, op, info).next())
     }
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use qgemm_formats::{Encoding, Format};
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
-    Unsupported, XRounding,
+    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+    XRounding,
 };
 
-use super::gemv::{self, WIDE};
+use super::gemv::{self, LARGE, SMALL, WIDE};
 use crate::shader::{Codes, FourRows, Part};
 
 /// Name of the family.
@@ -17,14 +17,8 @@ const NAME: &str = "gemv_int8";
 const X_INT8: &str = include_str!("../../shaders/gemv/x_int8.wgsl");
 const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
 
-/// More tokens take several tiles, and W is read for each of them.
-const MAX_TOKENS: u32 = 32;
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 const UNIT_BYTES: u32 = 48;
-
-/// Bytes of workgroup memory of the configurations for adapters with enough of it, and of those for all.
-const LARGE: u32 = 24 << 10;
-const SMALL: u32 = 12 << 10;
 
 /// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0, 28672x8192.
 pub(crate) static CONFIGS: &[TileConfig] = &[
@@ -49,17 +43,8 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
         family: NAME,
         math: Math::DotI8,
         tile_n,
-        tile_m: tokens,
-        tile_k: 64,
-        threads,
-        blocks_per_unit: 1024 / threads,
-        schedule: Schedule::Grid,
-        max_splits: 1,
-        stages: 1,
-        shared_bytes,
-        staged_x: None,
-        rounded_weights: None,
         efficiency: if tile_n == 128 { (230, 780) } else { (180, 700) },
+        ..gemv::config(tokens, threads, shared_bytes)
     }
 }
 
@@ -95,12 +80,7 @@ impl KernelFamily for GemvInt8 {
     }
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        if op.m > MAX_TOKENS as usize {
-            return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
-        }
-        if op.batch_invariant {
-            return Err(Unsupported::new("adds in another order than gemm, which serves larger batches"));
-        }
+        gemv::check_tokens(op)?;
         if op.x_rounding != XRounding::Int8 {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
