@@ -37,7 +37,7 @@ pub struct Args {
     /// Only kernels of this weight format (`q4_k`).
     #[arg(long)]
     format: Option<String>,
-    /// Only kernels whose name holds this (`_g2_k`).
+    /// Only kernels whose name holds this (`_g2_k2`).
     #[arg(long, value_name = "PART")]
     named: Option<String>,
     /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is

@@ -4,12 +4,12 @@
 #include "mainloop/warpgroup_pipeline.cuh"
 #include "mainloop/warpgroup_tile.cuh"
 
-// Chunks whose instructions are under way at once: while those of one run, the weights of the next are made, in registers of their
-// own.
+// Chunks of tiles of rows whose instructions are under way at once: while those of one run, the weights of the next are made, in
+// registers of their own.
 constexpr u32 UNDER_WAY = 2;
 // Runs of slabs in one round of the loop, so that its chunks take turns with the registers. No branch stands among them: the
 // compiler gives registers of operands under way to others where one does (NVRTC 12.9; `build-kernels` looks for it).
-constexpr u32 LOOP_RUNS = RUN_SLABS * CHUNKS % UNDER_WAY == 0 ? 1 : UNDER_WAY;
+constexpr u32 LOOP_RUNS = RUN_SLABS * CHUNKS * ROW_TILES % UNDER_WAY == 0 ? 1 : UNDER_WAY;
 // Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_SLABS;
 constexpr u32 LOOP_SLABS = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_SLABS;
@@ -55,22 +55,26 @@ struct Product {
     template <u32 SLABS, u32 TURN>
     QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
         Position& at = product.at;
-        const u8* bytes = pipeline.w[at.w].tile[warp];
-        Slab slab;
+        Slab slab[ROW_TILES];
 #pragma unroll
         for (u32 i = 0; i < SLABS * CHUNKS; i++) {
-            const u32 chunk = i % CHUNKS, of_stage = i % STAGE_CHUNKS, turn = (TURN + i) % UNDER_WAY;
-            const u8* of_slab = bytes + i / CHUNKS * QG_SLAB_BYTES;
+            const u32 chunk = i % CHUNKS, of_stage = i % STAGE_CHUNKS;
             if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
-            if (chunk == 0) Slab::load_scales<FromShared>(slab, of_slab, lane);
-            if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab, of_slab, chunk, lane);
-            wgmma_wait_group<UNDER_WAY - 1>();
-            Pipeline::release(pipeline, product.read[turn], lane);
-            if constexpr (CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab, of_slab, chunk, lane);
-            start_chunk(product.sums, product.operands[turn], slab, chunk, pipeline.x[at.x][of_stage]);
-            const bool ends_stage = of_stage == STAGE_CHUNKS - 1 || i == SLABS * CHUNKS - 1;
-            product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
-            if (ends_stage) Position::next_stage(at);
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / CHUNKS * QG_SLAB_BYTES;
+                const u32 turn = (TURN + i * ROW_TILES + rt) % UNDER_WAY;
+                if (chunk == 0) Slab::load_scales<FromShared>(slab[rt], bytes, lane);
+                if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
+                wgmma_wait_group<UNDER_WAY - 1>();
+                Pipeline::release(pipeline, product.read[turn], lane);
+                if constexpr (CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
+                start_chunk(product.sums.value[rt], product.operands[turn], slab[rt], chunk, pipeline.x[at.x][of_stage]);
+                const bool ends_chunk = rt == ROW_TILES - 1;
+                const bool ends_stage = ends_chunk && (of_stage == STAGE_CHUNKS - 1 || i == SLABS * CHUNKS - 1);
+                product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
+                if (ends_stage) Position::next_stage(at);
+            }
         }
         Position::next_run(at);
         Position::skip<QG_K_GROUPS - 1>(at);

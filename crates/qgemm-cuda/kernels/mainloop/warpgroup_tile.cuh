@@ -1,25 +1,24 @@
-// The product of a warpgroup: 64 rows of W, of which each of its warps makes 16 in registers, and all tokens of the block,
-// which the instruction reads from shared memory. Weights are rounded once to the type of X.
+// The product of a warpgroup's instructions: 64 rows of W, of which each of its warps makes 16 in registers, and all tokens of
+// the block, which the instruction reads from shared memory. Weights are rounded once to the type of X.
 #pragma once
 #include "atoms/wgmma.cuh"
 #include "mainloop/warp_tile.cuh"
 
-static_assert(ROW_TILES == 1, "a warp has the 16 rows of an instruction that are its own");
-
-// Operands of a chunk. Their registers belong to the instructions until these are done.
+// One tile of rows' operands of a chunk. Their registers belong to the instructions until these are done.
 struct ChunkOperands {
     u32 a[STEPS][4];
 };
 
-// Begins sums += W · X over chunk `chunk` of the slab. Whoever touches the sums or the operands next waits for it.
-QG_DEVICE void start_chunk(Sums& sums, ChunkOperands& operands, const Slab& slab, u32 chunk, const XStage& x) {
+// Begins sums += W · X of a tile of rows over chunk `chunk` of the slab. Whoever touches the sums or the operands next waits for
+// it.
+QG_DEVICE void start_chunk(float (&sums)[TOKEN_TILES][4], ChunkOperands& operands, const Slab& slab, u32 chunk, const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
 #pragma unroll
     for (u32 step = 0; step < STEPS; step++) {
         rounded_weights(operands.a[step], factor, slab, chunk, step);
         wgmma_fence_operand(operands.a[step]);
     }
-    float(&d)[TOKEN_TILES * 4] = reinterpret_cast<float(&)[TOKEN_TILES * 4]>(sums.value);
+    float(&d)[TOKEN_TILES * 4] = reinterpret_cast<float(&)[TOKEN_TILES * 4]>(sums);
     const u64 columns = wgmma_descriptor_128b(x.bytes);
     wgmma_fence();
 #pragma unroll

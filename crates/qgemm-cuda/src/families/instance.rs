@@ -99,9 +99,13 @@ pub(crate) enum Shape {
     Warpgroup(Warpgroups),
 }
 
-/// The shape of a kernel of warpgroups: 16 rows a warp, and all of the block's tokens.
+/// The shape of a kernel of warpgroups, whose warps compute all of the block's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Warpgroups {
+    /// Tiles of rows that a warp computes.
+    pub row_tiles: u32,
+    /// Warps of a group, along N.
+    pub warps: u32,
     /// Groups of warps that share the K dimension of the block's rows.
     pub k_groups: u32,
     /// Chunks of 64 columns of X in a stage.
@@ -111,12 +115,9 @@ pub(crate) struct Warpgroups {
 }
 
 impl Warpgroups {
-    /// Warps of a group: two warpgroups.
-    pub const WARPS: u32 = 8;
-
     /// Threads of a block: the groups', and those that feed them.
     pub(super) fn threads(&self) -> u32 {
-        (Self::WARPS * self.k_groups + 4) * 32
+        (self.warps * self.k_groups + 4) * 32
     }
 
     /// Runs of slabs of W that a block holds (`QG_W_STAGES`).
@@ -211,7 +212,7 @@ impl Instance {
                 self.threads / 32 * row_tiles * self.tile_rows()
             }
             Shape::Ring(ring) => ring.warps * ring.row_tiles * self.tile_rows(),
-            Shape::Warpgroup(_) => Warpgroups::WARPS * self.tile_rows(),
+            Shape::Warpgroup(shape) => shape.warps * shape.row_tiles * self.tile_rows(),
         }
     }
 
@@ -234,7 +235,7 @@ impl Instance {
     /// Threads that hold the sums of a tile in the end.
     pub(super) fn consumers(&self) -> u32 {
         match self.shape {
-            Shape::Warpgroup(_) => Warpgroups::WARPS * 32,
+            Shape::Warpgroup(shape) => shape.warps * 32,
             _ => self.threads,
         }
     }
@@ -273,10 +274,10 @@ impl Instance {
             Shape::Warpgroup(shape) => {
                 let x = shape.stages * shape.stage_chunks * self.x_stage_bytes();
                 let run = shape.run_slabs(&self.layout) * self.layout.slab_bytes as u32;
-                let w = shape.w_stages(&self.layout) * Warpgroups::WARPS * run;
+                let w = shape.w_stages(&self.layout) * shape.warps * shape.row_tiles * run;
                 let barriers = shape.stages * 2 * BARRIER;
-                let exchange = if shape.k_groups > 1 { self.tile_m * self.tile_n() * 4 } else { 0 };
-                x + w + barriers + self.staging_bytes(Warpgroups::WARPS, 1) + exchange + FLAG
+                let exchange = (shape.k_groups - 1) * self.tile_m * self.tile_n() * 4;
+                x + w + barriers + self.staging_bytes(shape.warps, shape.row_tiles) + exchange + FLAG
             }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
@@ -290,7 +291,9 @@ impl Instance {
     /// Bytes of `WarpStaging` of all warps.
     fn staging_bytes(&self, warps: u32, row_tiles: u32) -> u32 {
         let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(STAGED);
-        warps * staged * (row_tiles * self.tile_rows() + SUM_PADDING) * 4
+        let rows = row_tiles * self.tile_rows();
+        // Sums of the tokens, and a factor and a bias of each row.
+        warps * (staged * (rows + SUM_PADDING) + 2 * rows) * 4
     }
 
     /// `sizeof(SliceSums)` in `epilogue/sliced_k.cuh`.
@@ -371,8 +374,9 @@ impl Instance {
                 let exact = if exact { "_exact" } else { "" };
                 ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
             }
-            Shape::Warpgroup(Warpgroups { k_groups, .. }) => {
-                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_g{}_k{k_groups}", Warpgroups::WARPS / 4))
+            Shape::Warpgroup(Warpgroups { row_tiles, warps, k_groups, .. }) => {
+                let groups = warps / 4;
+                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_r{row_tiles}_g{groups}_k{k_groups}"))
             }
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);

@@ -7,7 +7,7 @@ use qgemm_formats::Encoding;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::abi::dtype_code;
 
-use super::instance::{Engine, Instance, Shape, Warpgroups};
+use super::instance::{Engine, Instance, Shape};
 
 /// Stands for "codes are not plain numbers" where an element type is expected.
 const NOT_PLAIN: u32 = 255;
@@ -72,8 +72,8 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_EXACT", ring.exact.into());
         }
         Shape::Warpgroup(shape) => {
-            constant("QG_ROW_TILES", 1);
-            constant("QG_WARPS_N", Warpgroups::WARPS);
+            constant("QG_ROW_TILES", shape.row_tiles);
+            constant("QG_WARPS_N", shape.warps);
             constant("QG_K_GROUPS", shape.k_groups);
             constant("QG_STAGE_CHUNKS", shape.stage_chunks);
             constant("QG_X_STAGES", shape.stages);
