@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout, reason = "commands print their results")]
 
+mod arm;
 mod build_kernels;
 mod codegen;
 mod embed;

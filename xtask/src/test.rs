@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
 use crate::kernels_lock::Lock;
-use crate::{codegen, embed, nvrtc, tidy, workspace};
+use crate::{arm, codegen, embed, nvrtc, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -54,6 +54,7 @@ const STEPS: &[Step] = &[
         why: "unit, conformance and integration tests, examples build, doctests",
         run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
     },
+    Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", run: arm },
     Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", run: kernels },
     Step { name: "embed", why: "kernel bundles are built into programs", run: |_| embed::run() },
     Step {
@@ -105,6 +106,16 @@ fn print_skips(lines: &[String]) {
         println!("{} skipped ({why}):", what.len());
         what.iter().for_each(|what| println!("    {what}"));
     }
+}
+
+/// Tests the CPU backend as on Arm, as far as that can be had here.
+fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
+    if let Some(why) = arm::missing()? {
+        skips.push(format!("{SKIP} kernels for Arm: {why}"));
+        return Ok(());
+    }
+    skips.push(format!("{SKIP} the other groups of conformance on cpu for Arm: they take 40 minutes under QEMU"));
+    arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
 }
 
 /// Compiles each kernel for one of the chips of `kernels.lock` and compares what it needs with that. It only makes sense

@@ -106,6 +106,11 @@ pub use qgemm_hal::{
 };
 pub use qgemm_sched::{SchedError, TunedError, TunedTable};
 
+/// What only the processor has: its measured bandwidth.
+pub mod cpu {
+    pub use qgemm_hal::read_bandwidth;
+}
+
 /// What only CUDA has: memory and streams of the caller's, graphs, and measured bandwidths.
 ///
 /// [`wrap_device_ptr`](cuda::wrap_device_ptr) and [`wrap_stream`](cuda::wrap_stream) take pointers and stream

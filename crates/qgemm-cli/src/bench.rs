@@ -239,6 +239,9 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// Least bytes that a processor reads from before it begins again. Its last cache may be shared by many, and reported in part.
+const HOST_BYTES: usize = 1 << 30;
+
 /// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.
 fn copies(ctx: &Context, bytes: usize) -> usize {
     const CACHES: u64 = 2;
@@ -250,7 +253,8 @@ fn copies(ctx: &Context, bytes: usize) -> usize {
         0 => MOST,
         memory => memory / 4 / bytes,
     };
-    let beyond_cache = (CACHES * ctx.info().cache_bytes).div_ceil(bytes);
+    let host_bytes = if ctx.info().id.kind == DeviceKind::Cpu { HOST_BYTES as u64 } else { 0 };
+    let beyond_cache = (CACHES * ctx.info().cache_bytes).max(host_bytes).div_ceil(bytes);
     beyond_cache.min(in_memory).clamp(FEWEST, MOST) as usize
 }
 
@@ -259,6 +263,10 @@ fn read_bandwidth(ctx: &Context) -> anyhow::Result<f64> {
     const PROBE_BYTES: usize = 2 << 30;
     match ctx.info().id.kind {
         DeviceKind::Cuda => Ok(qgemm_api::cuda::read_bandwidth(&**ctx.device(), PROBE_BYTES)?),
+        DeviceKind::Cpu => {
+            let measured = qgemm_api::cpu::read_bandwidth(ctx.info().units as usize, HOST_BYTES);
+            measured.context("no memory to measure the read bandwidth with")
+        }
         _ => Ok(ctx.info().bandwidth),
     }
 }

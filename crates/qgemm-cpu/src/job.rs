@@ -9,7 +9,6 @@ use rayon::prelude::*;
 
 use crate::activation::activate;
 use crate::arena;
-use crate::convert;
 use crate::operand::{Input, Output};
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
@@ -150,7 +149,7 @@ impl<'a> Job<'a> {
         let (values, padding) = out.split_at_mut(self.op.stored_k);
         padding.fill(0.0);
         match self.k_order {
-            None => self.x.row(token, values),
+            None => self.x.row(self.simd, token, values),
             Some(order) => {
                 for (value, column) in values.iter_mut().zip(order.chunks_exact(4)) {
                     // A column that no input feature feeds has zero weights; 0 keeps NaN out of the product.
@@ -184,7 +183,7 @@ impl<'a> Job<'a> {
             if let Some(residual) = &self.residual {
                 let mut added = [0.0; BLOCK_ROWS];
                 let added = &mut added[..values.len()];
-                residual.part(token, feature, added);
+                residual.part(self.simd, token, feature, added);
                 add(values, added);
             }
             // SAFETY: the caller's promise.
@@ -198,7 +197,7 @@ impl<'a> Job<'a> {
         if let Some(scales) = self.row_scale {
             let mut of_rows = [0.0; BLOCK_ROWS];
             let of_rows = &mut of_rows[..values.len()];
-            convert::to_f32(DType::F32, &scales[4 * first_row..], of_rows);
+            self.simd.to_f32(DType::F32, &scales[4 * first_row..], of_rows);
             values.iter_mut().zip(of_rows).for_each(|(value, scale)| *value *= *scale);
         }
         let token_scale = self.token_scale.map_or(1.0, |scales| DType::F32.read(scales, token));
@@ -206,7 +205,7 @@ impl<'a> Job<'a> {
         if let Some(c) = &self.c {
             let mut added = [0.0; BLOCK_ROWS];
             let added = &mut added[..values.len()];
-            c.part(token, first_row, added);
+            c.part(self.simd, token, first_row, added);
             values.iter_mut().zip(added).for_each(|(value, c)| *value += op.beta * *c);
         }
     }
@@ -216,7 +215,7 @@ impl<'a> Job<'a> {
         if let (Some(bias), Some(dtype)) = (self.bias, self.op.bias) {
             let mut added = [0.0; BLOCK_ROWS];
             let added = &mut added[..values.len()];
-            convert::to_f32(dtype, &bias[first * dtype.bytes()..], added);
+            self.simd.to_f32(dtype, &bias[first * dtype.bytes()..], added);
             add(values, added);
         }
     }

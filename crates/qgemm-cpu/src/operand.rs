@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use qgemm_hal::{Dense, DeviceId, HalError};
 
 use crate::convert;
+use crate::simd::Simd;
 
 /// Elements that are rounded together before they are written.
 const PART: usize = 64;
@@ -37,15 +38,15 @@ impl<'a> Input<'a> {
     }
 
     /// The first `out.len()` values of `row`.
-    pub fn row(&self, row: usize, out: &mut [f32]) {
-        self.part(row, 0, out);
+    pub fn row(&self, simd: &Simd, row: usize, out: &mut [f32]) {
+        self.part(simd, row, 0, out);
     }
 
     /// `out.len()` values of `row` from column `first` on.
-    pub fn part(&self, row: usize, first: usize, out: &mut [f32]) {
+    pub fn part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
         if self.layout.col_stride == 1 {
             let start = element(&self.layout, row, first) * self.layout.dtype.bytes();
-            convert::to_f32(self.layout.dtype, &self.bytes[start..], out);
+            simd.to_f32(self.layout.dtype, &self.bytes[start..], out);
         } else {
             for (i, value) in out.iter_mut().enumerate() {
                 *value = self.at(row, first + i);
@@ -156,9 +157,9 @@ mod tests {
         let rows = Input::new(&bytes, layout(DType::F16, 5, 1), [2, 4], "X").expect("fits");
         let columns = Input::new(&bytes, layout(DType::F16, 1, 3), [3, 4], "X").expect("fits");
         let mut out = [0.0; 4];
-        rows.row(1, &mut out);
+        rows.row(Simd::best(), 1, &mut out);
         assert_eq!(out, [5.0, 6.0, 7.0, 8.0]);
-        columns.row(2, &mut out);
+        columns.row(Simd::best(), 2, &mut out);
         assert_eq!((out, columns.at(1, 3)), ([2.0, 5.0, 8.0, 11.0], 10.0));
     }
 

@@ -6,6 +6,10 @@ use std::sync::{OnceLock, RwLock};
 use std::thread;
 use std::time::Instant;
 
+use crate::buffer::Buffer;
+use crate::caps::DeviceId;
+use crate::host_memory::HostMemory;
+
 /// The vector instructions that kernels may use, found at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SimdLevel {
@@ -145,7 +149,7 @@ impl Host {
         static BANDWIDTH: OnceLock<f64> = OnceLock::new();
         *BANDWIDTH.get_or_init(|| {
             let bytes = (2 * self.cache_bytes as usize).clamp(MEASURED_BYTES.0, MEASURED_BYTES.1);
-            let measured = measure_bandwidth(self.cores as usize, bytes).unwrap_or(ASSUMED_BANDWIDTH);
+            let measured = read_bandwidth(self.cores as usize, bytes).unwrap_or(ASSUMED_BANDWIDTH);
             tracing::debug!(gb_per_second = measured / 1e9, "host read bandwidth");
             measured
         })
@@ -158,12 +162,13 @@ const MEASURED_BYTES: (usize, usize) = (32 << 20, 64 << 20);
 const ASSUMED_BANDWIDTH: f64 = 1.5e10;
 const ROUNDS: usize = 3;
 
-/// Every thread reads its own part, all at once; the slowest thread of the best round counts. `None` when the
-/// memory or the threads cannot be had.
-fn measure_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
+/// Bytes a second that `threads` threads read together of memory like that of weights, `bytes` of it in all. Every thread
+/// compares the halves of its own part, all at once; the slowest thread of the best round counts. What fits in a cache is read
+/// from there. `None` when the memory or the threads cannot be had.
+pub fn read_bandwidth(threads: usize, bytes: usize) -> Option<f64> {
     let half = (bytes / threads.max(1) / 2).max(1);
     // Pages are written first (on the thread's own memory node), or they would all be the one zero page.
-    let parts: Vec<(Vec<u8>, Vec<u8>)> = on_threads(threads, || filled(half).zip(filled(half)))?;
+    let parts: Vec<(Buffer, Buffer)> = on_threads(threads, || filled(half).zip(filled(half)))?;
     let next = AtomicUsize::new(0);
     let gate = RwLock::new(());
     let closed = gate.write();
@@ -199,17 +204,17 @@ fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Option<T> + Sync) -> O
 }
 
 /// Comparing two halves reads both at the speed of the C library's vector code, also in debug builds.
-fn read_seconds(a: &[u8], b: &[u8]) -> f64 {
+fn read_seconds(a: &Buffer, b: &Buffer) -> f64 {
+    let (a, b) = (HostMemory::bytes(a.into()), HostMemory::bytes(b.into()));
     let start = Instant::now();
     black_box(black_box(a) == black_box(b));
     start.elapsed().as_secs_f64()
 }
 
-fn filled(len: usize) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(len).ok()?;
-    bytes.resize(len, 1);
-    Some(bytes)
+fn filled(len: usize) -> Option<Buffer> {
+    let mut buffer = HostMemory::allocate(DeviceId::CPU, len, "a measurement of bandwidth").ok()?;
+    HostMemory::fill(DeviceId::CPU, (&mut buffer).into(), 1).ok()?;
+    Some(buffer)
 }
 
 fn processor_name() -> Option<String> {

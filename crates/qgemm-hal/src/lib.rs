@@ -28,7 +28,7 @@ pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, Schedule, StagedX, StreamK, TileConfig, WeightArgs};
-pub use host::{Host, SimdLevel};
+pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::HostMemory;
 pub use host_stream::{HostEvent, HostStream};
 pub use mapped_file::MappedFile;

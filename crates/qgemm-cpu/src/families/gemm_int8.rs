@@ -14,12 +14,16 @@ use crate::arena;
 use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
 
-/// Columns whose scales are unpacked at a time, where slabs are shorter.
+/// Columns of a step, at least a slab: scales are unpacked and kernels called a step at a time.
 const STEP: usize = 256;
 
-/// Steps that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 2 to 16
-/// make little difference; with 1 a token takes half as long again.
-const STEPS_AHEAD: usize = 8;
+/// The same where tokens are so few that more of their columns stay in the nearest cache: a step costs about as much as the
+/// products of 256 columns.
+const LONG_STEP: usize = 1024;
+
+/// Columns that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 512
+/// to 4096 make little difference; with 256 a token takes half as long again.
+const COLUMNS_AHEAD: usize = 2048;
 
 /// The family `gemm_int8`.
 pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
@@ -79,7 +83,8 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
 fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
-    let step_slabs = (STEP / layout.slab_k).max(1);
+    let few = tokens.len() <= simd.quantized_tokens();
+    let step_slabs = (if few { LONG_STEP } else { STEP } / layout.slab_k).max(1);
     let subs = LANES * step_slabs * layout.slab_k / how.sub_block;
     let min_subs = if how.offset.is_some() { 0 } else { subs };
     arena::with_tile(subs + min_subs + tokens.len() * BLOCK_ROWS, |scratch| {
@@ -88,13 +93,13 @@ fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<u
         sums.fill(0.0);
         let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
         // W is read once for so few tokens, from one end to the other.
-        let at_once = if tokens.len() <= simd.quantized_tokens() { 1 } else { TILES };
+        let at_once = if few { 1 } else { TILES };
+        let slabs_ahead = (COLUMNS_AHEAD / layout.slab_k / at_once).max(1);
         for first_tile in (0..tiles).step_by(at_once) {
             for slab in (0..weight.k_slabs()).step_by(step_slabs) {
                 let count = step_slabs.min(weight.k_slabs() - slab);
                 for tile in first_tile..tiles.min(first_tile + at_once) {
-                    let place = [slab, count, step_slabs * STEPS_AHEAD / at_once];
-                    let (slabs, ahead) = weight.slabs(first_row / LANES + tile, place);
+                    let (slabs, ahead) = weight.slabs(first_row / LANES + tile, [slab, count, slabs_ahead]);
                     weight.unpack_scales(simd, slabs, scales, mins);
                     let first = slab * layout.slab_k;
                     let at = Operands { how, layout, slabs, ahead, scales, mins, x, row, first };

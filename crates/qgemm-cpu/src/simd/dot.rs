@@ -58,7 +58,6 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: 
         let mut of_block = [V::splat(0.0); T];
         for (i, slab) in at.slabs.chunks_exact(layout.slab_bytes).enumerate() {
             let ahead = at.ahead.skip(i * layout.slab_bytes);
-            ahead.fetch_records(layout);
             let mut planes = Planes::<V>::new(layout, slab, ahead);
             for _ in 0..layout.slab_k / UNIT {
                 let factor = |token: usize| {
@@ -108,6 +107,8 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: 
                 }
                 column += UNIT;
             }
+            // Records lie behind codes. Memory that is asked for in another order than it lies comes more slowly.
+            ahead.fetch_records(layout);
         }
         for (token, total) in totals.into_iter().enumerate() {
             V::store(sums.as_mut_ptr().add(token * BLOCK_ROWS), total);

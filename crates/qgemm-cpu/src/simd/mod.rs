@@ -3,6 +3,7 @@
 
 mod ahead;
 mod codes;
+mod dense;
 mod dot;
 mod kernel;
 mod portable;
@@ -17,8 +18,8 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 
-use qgemm_formats::Encoding;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::{DType, Encoding};
 use qgemm_hal::SimdLevel;
 
 use codes::{CodeShape, UNIT};
@@ -54,6 +55,8 @@ pub struct Slab<'a> {
 type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
 /// [`scales::unpack`] of a level.
 type Unpack = unsafe fn(scales: &Scales, layout: &PackedLayout, slabs: &[u8], out: &mut [f32], mins: &mut [f32]);
+/// [`dense::to_f32`] of a level.
+type ToF32 = unsafe fn(dtype: DType, bytes: &[u8], out: &mut [f32]);
 /// [`quantize::quantize`] of a level.
 type Quantize = unsafe fn(how: &Quantization, values: &[f32], out: &mut [u32]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
@@ -67,6 +70,7 @@ pub struct Simd {
     level: SimdLevel,
     decode: Decode,
     unpack: Unpack,
+    to_f32: ToF32,
     quantize: Quantize,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
@@ -83,6 +87,7 @@ macro_rules! level {
             level: $level,
             decode,
             unpack,
+            to_f32,
             quantize,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             multiply_codes: &[$(($quantized_tokens, [
@@ -117,6 +122,14 @@ macro_rules! level {
         ) {
             // SAFETY: the caller's promise.
             unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, slabs, out, mins) }
+        }
+
+        /// # Safety
+        /// As of `dense::to_f32`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn to_f32(dtype: qgemm_formats::DType, bytes: &[u8], out: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::dense::to_f32::<$vector>(dtype, bytes, out) }
         }
 
         /// # Safety
@@ -233,6 +246,15 @@ impl Simd {
         unsafe { (self.unpack)(from, layout, slabs, scales, mins) }
     }
 
+    /// The first `out.len()` values of `bytes`, at any address, as f32.
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than that.
+    pub fn to_f32(&self, dtype: DType, bytes: &[u8], out: &mut [f32]) {
+        // SAFETY: as in `decode`; the rest is checked by the function.
+        unsafe { (self.to_f32)(dtype, bytes, out) }
+    }
+
     /// Quantizes a token to `out`, as [`Row`] says.
     pub fn quantize(&self, how: &Quantization, values: &[f32], out: &mut [u32]) {
         // SAFETY: as in `decode`; the function itself is safe.
@@ -252,9 +274,9 @@ impl Simd {
     /// `sums[token][row] += Σ w[column][row] · x[token][column]` for `tokens` quantized tokens and a tile; sums of a token are
     /// [`BLOCK_ROWS`] apart.
     pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
-        let Quantization { block, span, sub_block, offset, shape } = *at.how;
+        let Quantization { block, span, sub_block, offset, shape, .. } = *at.how;
         let layout = at.layout;
-        assert!(Quantization::new(layout.format()) == Some(*at.how), "tokens are quantized for the layout's format");
+        assert!(at.how.format() == layout.format(), "tokens are quantized for the layout's format");
         assert!(layout.class == PackClass::R && at.slabs.len().is_multiple_of(layout.slab_bytes), "slabs are whole");
         assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
         assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
@@ -347,6 +369,20 @@ mod tests {
                         );
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn every_level_reads_dense_values_at_any_address() {
+        let mut word = words(13);
+        let values: Vec<f32> = (0..37).map(|_| word() as f32 / 1e6 - 8.0).chain([1e-7, f32::INFINITY]).collect();
+        for dtype in DType::ALL {
+            for (simd, shift) in levels().flat_map(|simd| (0..4).map(move |shift| (simd, shift))) {
+                let bytes = [vec![0; shift], dtype.encode(&values)].concat();
+                let mut out = vec![0.0; values.len()];
+                simd.to_f32(dtype, &bytes[shift..], &mut out);
+                assert_eq!(out, dtype.decode(&bytes[shift..]), "{dtype} shifted by {shift}, {:?}", simd.level());
             }
         }
     }

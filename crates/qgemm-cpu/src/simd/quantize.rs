@@ -18,6 +18,7 @@ pub struct Quantization {
     pub offset: Option<i32>,
     /// Number of W's [`CodeShape`].
     pub shape: usize,
+    format: Format,
 }
 
 impl Quantization {
@@ -42,7 +43,12 @@ impl Quantization {
             wide: block > span,
             minima: offset.is_none(),
         };
-        Some(Self { block, span, sub_block, offset, shape: shape.number()? })
+        Some(Self { block, span, sub_block, offset, shape: shape.number()?, format })
+    }
+
+    /// The weights' format.
+    pub fn format(&self) -> Format {
+        self.format
     }
 
     /// Where the parts of a row of `columns` columns are.
