@@ -82,7 +82,7 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
-    Part { rows: FourRows::OfTiles, codes: Codes::Numbers, sources: sources([X_F32, multiply], subgroups), constants }
+    Part { extensions: "", rows: FourRows::OfTiles, codes: Codes::Numbers, sources: sources([X_F32, multiply], subgroups), constants }
 }
 
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.
@@ -139,6 +139,6 @@ impl KernelFamily for Gemv {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |code| part(&plan.config, code, subgroups))
+        super::prepare(device, op, plan, |code, _| Some(part(&plan.config, code, subgroups)))
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let sources = gemv::sources([X_INT8, INTEGER], subgroups);
-    Part { rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
 /// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by one, which
@@ -99,7 +99,7 @@ impl KernelFamily for GemvInt8 {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |_| part(&plan.config, op.format, subgroups))
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, subgroups)))
     }
 }
 

@@ -1,0 +1,128 @@
+//! Activations that matrix instructions cannot read as they lie: which operations want a copy of them, and the dispatches that make
+//! it in the workspace before the product's.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::abi::FLAG_X_FACTOR;
+use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, StagedLayout, StagedX, XRounding};
+
+use super::launches::{Extents, Launch};
+use super::operands::{Bindings, bind, bind_vectors};
+use super::{MAX_GROUPS, Params, kernel};
+use crate::memory::VECTOR;
+use crate::pipeline::pipeline;
+use crate::shader;
+use crate::shared::Shared;
+use crate::weight_code::WeightCode;
+
+/// Invocations that copy a token.
+const THREADS: u32 = 256;
+/// Tokens and columns of the largest tile and step: the copy is padded to whole ones.
+const PADDING: (usize, usize) = (128, 64);
+
+/// The copy of X that matrix instructions take where X itself will not do: its type is another, its columns are not neighbours,
+/// or W's are permuted. `None` where X can be read as it lies, or may not be rounded to f16.
+pub(super) fn staged_x(op: &CheckedGemm) -> Option<StagedX> {
+    let scaled = match (op.x.dtype, op.x_rounding) {
+        (DType::F16, _) => false,
+        (_, XRounding::Exact) | (DType::F32, XRounding::BF16) => return None,
+        (DType::F32 | DType::BF16, _) => true,
+    };
+    let as_it_lies = !scaled && !op.k_order && op.x.col_stride == 1;
+    (!as_it_lies).then_some(StagedX { dtype: DType::F16, scaled })
+}
+
+/// Bytes that the copy takes at most, which one binding must hold.
+pub(super) fn bytes(op: &CheckedGemm) -> u64 {
+    let (rows, columns) = (op.m.next_multiple_of(PADDING.0) as u64, op.stored_k.next_multiple_of(PADDING.1) as u64);
+    rows.saturating_mul(columns * 2 + 4).saturating_add(2 * VECTOR * VECTOR)
+}
+
+/// The operation as the product sees it.
+pub(super) fn staged_op(op: &CheckedGemm, layout: &StagedLayout) -> CheckedGemm {
+    let x = Dense { dtype: DType::F16, row_stride: layout.columns as u64, col_stride: 1, aligned16: true };
+    CheckedGemm { k: op.stored_k, k_order: false, x, ..op.clone() }
+}
+
+/// The dispatches that make the copy.
+#[derive(Debug)]
+pub(super) struct Staging {
+    /// Where copy and factors lie in the workspace.
+    pub layout: StagedLayout,
+    /// Whether there are factors.
+    pub scaled: bool,
+    pipeline: wgpu::ComputePipeline,
+    x_width: usize,
+    parts: Vec<Part>,
+}
+
+/// Tokens that one dispatch copies.
+#[derive(Debug)]
+struct Part {
+    /// All but the `*_base` fields.
+    params: Params,
+    extents: Extents,
+    /// Bytes of X before the part's.
+    before: usize,
+    first_token: usize,
+    grid: [u32; 3],
+}
+
+impl Staging {
+    /// For `op`, in as many parts as `launches`, the first rows of which see all tokens.
+    pub fn new(
+        shared: &Shared,
+        op: &CheckedGemm,
+        code: &WeightCode,
+        staged: StagedX,
+        layout: StagedLayout,
+        launches: &[Launch],
+    ) -> Result<Self, HalError> {
+        let pipeline = pipeline(shared, "stage_x", shader::compose_staging(THREADS))?;
+        let part = |launch: &Launch| {
+            let mut params = kernel::params(op, code, launch);
+            params.d_row = layout.columns as u32;
+            if staged.scaled {
+                params.shape.flags |= FLAG_X_FACTOR;
+            }
+            let tokens = launch.m.len() as u32;
+            let columns = tokens.min(MAX_GROUPS);
+            Part {
+                params,
+                extents: Extents::of(op, code, launch),
+                before: kernel::before(op, code, launch).x,
+                first_token: launch.m.start,
+                grid: [columns, tokens.div_ceil(columns), 1],
+            }
+        };
+        let parts = launches.iter().filter(|launch| launch.n.start == 0).map(part).collect();
+        Ok(Self { layout, scaled: staged.scaled, pipeline, x_width: op.x.dtype.bytes(), parts })
+    }
+
+    /// The dispatches with their bindings.
+    pub fn bindings<'a>(
+        &'a self,
+        shared: &'a Arc<Shared>,
+        args: &'a GemmArgs<'a>,
+    ) -> Result<Vec<(&'a wgpu::ComputePipeline, Bindings<'a>, Params, [u32; 3])>, HalError> {
+        let workspace = args.workspace.as_ref().map(|workspace| workspace.as_ref());
+        let StagedLayout { x: first, factors, rows, columns } = self.layout;
+        let factor_bytes = if self.scaled { rows * 4 } else { 0 };
+        let bytes = factors - first + factor_bytes;
+        let dispatch = |part: &Part| {
+            let mut p = part.params;
+            let absent = || wgpu::BufferBinding { ..shared.absent.as_entire_buffer_binding() };
+            let (x, order, copy, copy_base);
+            (x, p.x_base) = bind_vectors(shared, Some(args.x), "X", part.before, part.extents.x, self.x_width)?;
+            (order, p.k_order_base) =
+                bind(shared, args.w.k_order, "the column order", 0, part.extents.k_order, 4)?;
+            (copy, copy_base) = bind(shared, workspace, "the workspace", first, bytes, VECTOR as usize)?;
+            p.d_base = copy_base * 8 + (part.first_token * columns) as u32;
+            p.token_scale_base = copy_base * 4 + ((factors - first) / 4 + part.first_token) as u32;
+            let bindings = [x, absent(), absent(), order, absent(), absent(), absent(), absent(), copy];
+            Ok((&self.pipeline, bindings, p, part.grid))
+        };
+        self.parts.iter().map(dispatch).collect()
+    }
+}
