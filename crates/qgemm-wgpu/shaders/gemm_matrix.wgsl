@@ -3,13 +3,15 @@
 // both into workgroup memory; those of the next step are on their way from memory meanwhile. Nothing returns early: wgpu wants all
 // invocations at matrix instructions.
 
-// X: f16, rows of neighbouring columns.
+// X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is what a copy
+// is for: one, never taken, makes products of 512 tokens take twice as long on an H200.
 @group(0) @binding(0) var<storage, read> x_halves: array<vec4<f16>>;
 
 // Vectors of four from one column of W to the next, and from one token of X to the next: eight halves more than they hold, so that
 // what is read at once stands in different banks.
 const W_PITCH: u32 = TILE_N / 4u + 2u;
 const X_PITCH: u32 = TILE_K / 4u + 2u;
+const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
 const W_BUFFER: u32 = TILE_K * W_PITCH;
 const X_BUFFER: u32 = TILE_M * X_PITCH;
 const SUBGROUPS_N: u32 = TILE_N / (NS * SIDE);
@@ -20,10 +22,11 @@ var<workgroup> w_tile: array<vec4<f16>, BUFFERS * W_BUFFER>;    // (BUFFERS, TIL
 var<workgroup> x_tile: array<vec4<f16>, BUFFERS * X_BUFFER>;    // (BUFFERS, TILE_M, X_PITCH)
 var<workgroup> sums: array<vec4<f32>, SUBGROUPS * SUMS>;        // (SUBGROUPS, 16 tokens, 16 rows of W)
 
-// Eight columns of four rows of W.
+// A few columns of four rows of W.
 struct WPiece {
-    first: QuadWords,
-    second: QuadWords,
+    #for q PIECE_QUADS
+    quad$q: QuadWords,
+    #end
     affine: Affine,
 }
 
@@ -56,30 +59,26 @@ fn step_of(n0: u32, m0: u32, s0: u32, thread: u32) -> Step {
 
 fn w_piece(n0: u32, s0: u32, i: u32) -> WPiece {
     let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / SLAB_K);
-    let column = s0 % SLAB_K + i / (TILE_N / 4u) * 8u;
-    return WPiece(quad_words(rows, column / 4u), quad_words(rows, column / 4u + 1u), affine(rows, column / SUB_BLOCK));
+    let column = s0 % SLAB_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
+    var piece: WPiece;
+    #for q PIECE_QUADS
+    piece.quad$q = quad_words(rows, column / 4u + $qu);
+    #end
+    piece.affine = affine(rows, column / SUB_BLOCK);
+    return piece;
 }
 
 fn x_piece(m0: u32, s0: u32, i: u32) -> XPiece {
     let m = min(m0 + i / (TILE_K / 8u), p.shape.m - 1u);
-    let column = s0 + i % (TILE_K / 8u) * 8u;
-    let index = p.x_base + m * p.x_row + column;
-    if (has(FLAG_X_ALIGNED16) && column + 8u <= p.shape.stored_k) {
-        return XPiece(x_halves[index / 4u], x_halves[index / 4u + 1u]);
-    }
-    var piece: XPiece;
-    for (var j = 0u; j < min(8u, max(p.shape.stored_k, column) - column); j++) {
-        let value = vec4<f16>(x_halves[(index + j) / 4u][(index + j) % 4u]);
-        piece.lo = select(piece.lo, value, vec4<u32>(j) == vec4<u32>(0u, 1u, 2u, 3u));
-        piece.hi = select(piece.hi, value, vec4<u32>(j) == vec4<u32>(4u, 5u, 6u, 7u));
-    }
-    return piece;
+    let vector = (p.x_base + m * p.x_row + s0) / 4u + i % (TILE_K / 8u) * 2u;
+    return XPiece(x_halves[vector], x_halves[vector + 1u]);
 }
 
 fn store_w(buffer: u32, i: u32, w: WPiece) {
-    var at = buffer * W_BUFFER + i / (TILE_N / 4u) * 8u * W_PITCH + i % (TILE_N / 4u);
-    store_quad(at, numbers_of(w.first), w.affine);
-    store_quad(at + 4u * W_PITCH, numbers_of(w.second), w.affine);
+    let at = buffer * W_BUFFER + i / (TILE_N / 4u) * PIECE_COLUMNS * W_PITCH + i % (TILE_N / 4u);
+    #for q PIECE_QUADS
+    store_quad(at + $qu * 4u * W_PITCH, numbers_of(w.quad$q), w.affine);
+    #end
 }
 
 fn store_quad(at: u32, numbers: Quad, affine: Affine) {

@@ -37,19 +37,25 @@ pub(crate) struct Tile {
 
 pub(crate) static TILES: &[Tile] = &[
     tile((128, 128, 32), (64, 64), 1, (100, 500)),
-    tile((128, 128, 32), (64, 64), 2, (100, 500)),
-    tile((128, 128, 32), (64, 32), 1, (100, 500)),
-    tile((128, 128, 64), (64, 32), 1, (100, 500)),
-    tile((128, 128, 64), (32, 64), 1, (100, 500)),
-    tile((128, 64, 32), (64, 32), 1, (100, 500)),
-    tile((128, 64, 32), (64, 32), 2, (100, 500)),
-    tile((128, 64, 64), (64, 32), 1, (100, 500)),
-    tile((128, 64, 64), (32, 32), 1, (100, 500)),
-    tile((64, 64, 64), (32, 32), 1, (100, 500)),
-    tile((64, 64, 64), (32, 32), 2, (100, 500)),
-    tile((64, 32, 64), (32, 16), 1, (100, 500)),
-    tile((64, 32, 64), (32, 16), 2, (100, 500)),
-    tile((64, 16, 64), (16, 16), 1, (100, 500)),
+    tile((128, 128, 32), (64, 32), 1, (101, 501)),
+    tile((128, 128, 32), (32, 64), 1, (102, 502)),
+    tile((128, 128, 32), (64, 32), 2, (103, 503)),
+    tile((128, 256, 32), (64, 64), 1, (104, 504)),
+    tile((256, 128, 32), (64, 64), 1, (105, 505)),
+    tile((128, 64, 32), (64, 32), 1, (106, 506)),
+    tile((128, 64, 32), (32, 32), 1, (107, 507)),
+    tile((64, 128, 32), (32, 64), 1, (108, 508)),
+    tile((64, 64, 32), (32, 32), 1, (109, 509)),
+    tile((64, 64, 64), (32, 32), 1, (110, 510)),
+    tile((64, 64, 64), (32, 32), 2, (111, 511)),
+    tile((64, 64, 64), (32, 16), 1, (112, 512)),
+    tile((64, 32, 64), (32, 16), 1, (113, 513)),
+    tile((64, 32, 64), (16, 16), 1, (114, 514)),
+    tile((64, 16, 64), (16, 16), 1, (115, 515)),
+    tile((32, 64, 64), (32, 16), 1, (116, 516)),
+    tile((32, 32, 64), (16, 16), 1, (117, 517)),
+    tile((256, 64, 32), (64, 32), 1, (118, 518)),
+    tile((64, 64, 128), (32, 32), 1, (119, 519)),
 ];
 
 const fn tile(
@@ -87,6 +93,8 @@ pub(crate) fn part(tile: &Tile, matrices: CooperativeMatrices) -> Part {
     let subgroups = config.threads / CooperativeMatrices::MAX_LANES;
     let threads = subgroups * lanes;
     let (ns, ms) = (part.0 / side, part.1 / side);
+    // Scales are read once for so many columns of four rows: as many as leave something to do for every invocation.
+    let piece_quads = if config.tile_n * config.tile_k >= 32 * config.threads { 2 } else { 1 };
     let constants = vec![
         ("TILE_N", config.tile_n),
         ("TILE_M", config.tile_m),
@@ -100,7 +108,8 @@ pub(crate) fn part(tile: &Tile, matrices: CooperativeMatrices) -> Part {
         ("MS", ms),
         ("NS_MOVES", ns - 1),
         ("MS_MOVES", ms - 1),
-        ("W_PIECES", config.tile_n / 4 * (config.tile_k / 8) / threads),
+        ("PIECE_QUADS", piece_quads),
+        ("W_PIECES", config.tile_n / 4 * (config.tile_k / (4 * piece_quads)) / threads),
         ("X_PIECES", config.tile_m * (config.tile_k / 8) / threads),
     ];
     let matrices = if side == 16 { SIDE_16 } else { SIDE_8 };
@@ -114,13 +123,11 @@ pub(crate) fn part(tile: &Tile, matrices: CooperativeMatrices) -> Part {
 }
 
 /// The tiles that an adapter's workgroup memory allows.
-fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
+fn fitting<'a>(op: &'a CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<'a> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
-    let staged_x = staging::staged_x(op);
-    TILES
-        .iter()
-        .map(move |tile| TileConfig { staged_x, ..tile.config })
-        .filter(move |config| config.shared_bytes <= available)
+    let fits = move |config: &TileConfig| config.shared_bytes <= available;
+    let with_x = move |config| TileConfig { staged_x: staging::staged_x(op, &config), ..config };
+    TILES.iter().map(|tile| tile.config).filter(fits).map(with_x)
 }
 
 /// The family.
@@ -139,15 +146,7 @@ impl KernelFamily for GemmMatrix {
         if op.format.encoding == Encoding::Plain(DType::F32) || !op.weight_fits_f16 {
             return Err(Unsupported::new("multiplies weights in f16, which cannot hold these"));
         }
-        if op.x.dtype != DType::F16 && staging::staged_x(op).is_none() {
-            let why = format!("multiplies activations in f16, to which {} may not be rounded", op.x.dtype);
-            return Err(Unsupported::new(why));
-        }
-        let (bytes, limit) = (staging::bytes(op), info.max_buffer_bytes);
-        if staging::staged_x(op).is_some() && bytes > limit {
-            let why = format!("copies X, which takes {bytes} bytes, and a binding sees {limit} at most");
-            return Err(Unsupported::new(why));
-        }
+        staging::check(op, info)?;
         super::check(op, info, fitting(op, info).last())
     }
 

@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_hal::abi::FLAG_X_FACTOR;
-use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, StagedLayout, StagedX, XRounding};
+use qgemm_hal::{
+    CheckedGemm, Dense, DeviceInfo, GemmArgs, HalError, StagedLayout, StagedX, TileConfig, Unsupported, XRounding,
+};
 
-use super::launches::{Extents, Launch};
+use super::launches::{Extents, Launch, MARGIN};
 use super::operands::{Bindings, bind, bind_vectors};
 use super::{MAX_GROUPS, Params, kernel};
 use crate::memory::VECTOR;
@@ -19,30 +21,41 @@ use crate::weight_code::WeightCode;
 /// Invocations that copy a token.
 const THREADS: u32 = 256;
 /// Tokens and columns of the largest tile and step: the copy is padded to whole ones.
-const PADDING: (usize, usize) = (128, 64);
+const PADDING: (usize, usize) = (256, 128);
 
-/// The copy of X that matrix instructions take where X itself will not do: its type is another, its columns are not neighbours,
-/// or W's are permuted. `None` where X can be read as it lies, or may not be rounded to f16.
-pub(super) fn staged_x(op: &CheckedGemm) -> Option<StagedX> {
-    let scaled = match (op.x.dtype, op.x_rounding) {
-        (DType::F16, _) => false,
-        (_, XRounding::Exact) | (DType::F32, XRounding::BF16) => return None,
-        (DType::F32 | DType::BF16, _) => true,
+/// Whether a kernel may multiply X in f16, and has room for the copy that this may take.
+pub(super) fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
+    let allowed = match op.x.dtype {
+        DType::F16 => true,
+        DType::F32 => matches!(op.x_rounding, XRounding::F16 | XRounding::Int8),
+        DType::BF16 => op.x_rounding != XRounding::Exact,
     };
-    let as_it_lies = !scaled && !op.k_order && op.x.col_stride == 1;
-    (!as_it_lies).then_some(StagedX { dtype: DType::F16, scaled })
+    if !allowed {
+        let why = format!("multiplies activations in f16, to which {} may not be rounded", op.x.dtype);
+        return Err(Unsupported::new(why));
+    }
+    let (rows, columns) = (op.m.next_multiple_of(PADDING.0) as u64, op.stored_k.next_multiple_of(PADDING.1) as u64);
+    let bytes = rows.saturating_mul(columns * 2 + 4);
+    let limit = info.max_buffer_bytes;
+    if bytes.saturating_add(MARGIN) > limit {
+        return Err(Unsupported::new(format!("copies X, {bytes} bytes, of which a binding sees {limit} at most")));
+    }
+    Ok(())
 }
 
-/// Bytes that the copy takes at most, which one binding must hold.
-pub(super) fn bytes(op: &CheckedGemm) -> u64 {
-    let (rows, columns) = (op.m.next_multiple_of(PADDING.0) as u64, op.stored_k.next_multiple_of(PADDING.1) as u64);
-    rows.saturating_mul(columns * 2 + 4).saturating_add(2 * VECTOR * VECTOR)
+/// The copy of X that a kernel of `config` takes where X itself will not do: its type is another, or its rows are not whole steps of
+/// neighbouring columns in the order of W's.
+pub(super) fn staged_x(op: &CheckedGemm, config: &TileConfig) -> Option<StagedX> {
+    let scaled = op.x.dtype != DType::F16;
+    let whole_steps = op.stored_k.is_multiple_of(config.tile_k as usize);
+    let as_it_lies = !scaled && !op.k_order && op.x.col_stride == 1 && op.x.aligned16 && whole_steps;
+    (!as_it_lies).then_some(StagedX { dtype: DType::F16, scaled })
 }
 
 /// The operation as the product sees it.
 pub(super) fn staged_op(op: &CheckedGemm, layout: &StagedLayout) -> CheckedGemm {
     let x = Dense { dtype: DType::F16, row_stride: layout.columns as u64, col_stride: 1, aligned16: true };
-    CheckedGemm { k: op.stored_k, k_order: false, x, ..op.clone() }
+    CheckedGemm { k: layout.columns, k_order: false, x, ..op.clone() }
 }
 
 /// The dispatches that make the copy.
