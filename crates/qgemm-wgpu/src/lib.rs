@@ -7,6 +7,7 @@
 #![deny(missing_docs)]
 
 mod adapter;
+mod bind_groups;
 mod caller;
 mod device;
 mod event;

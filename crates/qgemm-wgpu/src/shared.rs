@@ -7,6 +7,7 @@ use qgemm_hal::{DeviceId, HalError};
 use wgpu::ErrorFilter;
 
 use crate::adapter::CooperativeMatrices;
+use crate::bind_groups::BindGroups;
 use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
 
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     /// What kernels multiply beside numbers.
     pub matrices: Option<CooperativeMatrices>,
     pub pipelines: Pipelines,
+    pub groups: BindGroups,
     /// Bound where a kernel has no such operand.
     pub absent: wgpu::Buffer,
     /// Launches that the queue has not been given yet.
@@ -99,6 +101,7 @@ impl Shared {
             timestamps: device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS),
             matrices,
             pipelines,
+            groups: BindGroups::default(),
             absent,
             pending: Mutex::default(),
             // What the caller submits after a launch must come after it.

@@ -9,16 +9,17 @@ use qgemm_hal::abi::{
 use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
 use super::launches::{Extents, Launch, TILE_ROWS};
-use super::operands::{Bindings, bind, bind_vectors};
+use super::operands::{bind, bind_vectors};
 use super::staging::Staging;
 use super::{MAX_GROUPS, Params};
+use crate::bind_groups::{Bindings, bind_group};
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
 use crate::shared::Shared;
 use crate::weight_code::WeightCode;
 
-/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself
-/// allocates bind groups and a command buffer on the host.
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates a
+/// command buffer on the host, and the first launch with its operands a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,
@@ -111,35 +112,20 @@ impl Kernel for GemmKernel {
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
         let _span = tracing::trace_span!("launch", kernel = self.name).entered();
-        let mut bound = Vec::with_capacity(self.parts.len() + 1);
+        // Before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
+        let mut dispatches = Vec::with_capacity(self.parts.len() + 1);
         if let Some(staging) = &self.staging {
-            bound.extend(staging.bindings(&self.shared, &args)?);
+            for (pipeline, bindings, params, grid) in staging.bindings(&self.shared, &args)? {
+                dispatches.push((pipeline, bind_group(&self.shared, &self.name, bindings)?, params, grid));
+            }
         }
         for part in &self.parts {
             let (bindings, params) = self.bindings(part, &args)?;
-            bound.push((&self.pipeline, bindings, params, part.grid));
+            dispatches.push((&self.pipeline, bind_group(&self.shared, &self.name, bindings)?, params, part.grid));
         }
-        let device = &self.shared.device;
-        let group = |bindings: Bindings<'_>| {
-            let mut binding = 0..;
-            let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
-                binding: binding.next().unwrap_or_default(),
-                resource: wgpu::BindingResource::Buffer(buffer),
-            });
-            device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(&self.name),
-                layout: &self.shared.pipelines.bindings,
-                entries: &entries,
-            })
-        };
-        // Before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
-        let groups: Vec<_> = self.shared.scoped("binding the operands of a kernel", || {
-            let dispatch = |(pipeline, bindings, params, grid)| (pipeline, group(bindings), params, grid);
-            bound.into_iter().map(dispatch).collect()
-        })?;
         self.shared.scoped("launching a kernel", || {
             self.shared.launch(|pass| {
-                for (pipeline, group, params, grid) in &groups {
+                for (pipeline, group, params, grid) in &dispatches {
                     pass.set_pipeline(pipeline);
                     pass.set_bind_group(0, group, &[]);
                     pass.set_immediates(0, bytemuck::bytes_of(params));

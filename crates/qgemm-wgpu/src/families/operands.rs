@@ -4,12 +4,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{BufferRef, HalError};
 
-use super::STORAGE_BUFFERS;
 use crate::memory::{VECTOR, WgpuBuffer};
 use crate::shared::Shared;
-
-/// All bindings of a kernel, in their order.
-pub(super) type Bindings<'a> = [wgpu::BufferBinding<'a>; STORAGE_BUFFERS as usize];
 
 /// What of `view` to bind of `bytes` bytes behind `before`, and how many elements of `width` bytes the operand begins
 /// behind that.

@@ -10,8 +10,9 @@ use qgemm_hal::{
 };
 
 use super::launches::{Extents, Launch, MARGIN};
-use super::operands::{Bindings, bind, bind_vectors};
+use super::operands::{bind, bind_vectors};
 use super::{MAX_GROUPS, Params, kernel};
+use crate::bind_groups::Bindings;
 use crate::memory::VECTOR;
 use crate::pipeline::pipeline;
 use crate::shader;
@@ -125,7 +126,7 @@ impl Staging {
         let bytes = factors - first + factor_bytes;
         let dispatch = |part: &Part| {
             let mut p = part.params;
-            let absent = || wgpu::BufferBinding { ..shared.absent.as_entire_buffer_binding() };
+            let absent = || shared.absent.as_entire_buffer_binding();
             let (x, order, copy, copy_base);
             (x, p.x_base) = bind_vectors(shared, Some(args.x), "X", part.before, part.extents.x, self.x_width)?;
             (order, p.k_order_base) =
