@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError, Math};
 use wgpu::{
-    AdapterInfo, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, ExperimentalFeatures, Features,
-    Limits,
+    AdapterInfo, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, ExperimentalFeatures,
+    Features, Limits,
 };
 
 use crate::device::WgpuDevice;

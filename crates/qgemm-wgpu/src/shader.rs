@@ -111,7 +111,8 @@ pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader 
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
-    let mut parts = vec![part.extensions, prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
+    let mut parts =
+        vec![part.extensions, prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
     parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
@@ -140,13 +141,18 @@ fn scaling(format: Format) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::{gemm, gemv, gemv_int8};
+    use crate::adapter::CooperativeMatrices;
+    use crate::families::{gemm, gemm_matrix, gemv, gemv_int8};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
         let module = naga::front::wgsl::parse_str(source)
             .unwrap_or_else(|e| panic!("{what} does not parse:\n{}", e.emit_to_string(source)));
-        let capabilities = naga::valid::Capabilities::IMMEDIATES | naga::valid::Capabilities::SUBGROUP;
+        use naga::valid::Capabilities;
+        let capabilities = Capabilities::IMMEDIATES
+            | Capabilities::SUBGROUP
+            | Capabilities::SHADER_FLOAT16
+            | Capabilities::COOPERATIVE_MATRIX;
         naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities)
             .validate(&module)
             .unwrap_or_else(|e| panic!("{what} is invalid:\n{}", e.emit_to_string(source)));
@@ -170,7 +176,15 @@ mod tests {
                 let part = gemm::part(config);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
+            for (k, tile) in gemm_matrix::TILES.iter().enumerate() {
+                // Subgroups and matrices of all sizes take turns.
+                let matrices =
+                    [(16, 32), (8, 8), (16, 16), (8, 32)].map(|(side, lanes)| CooperativeMatrices { side, lanes });
+                let part = gemm_matrix::part(tile, matrices[(i + k) % 4]);
+                validate(&compose(format, &code, &part).source, &format!("{:?} with {format}", tile.config));
+            }
         }
+        validate(&compose_staging(256).source, "the copy of X");
     }
 
     #[test]

@@ -74,8 +74,7 @@ mod tests {
 
     #[test]
     fn repetitions_nest_and_numbers_name_their_words() {
-        let text =
-            "a\n  #for i TWO\n#for j 2\nx$i_$j+1 = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
+        let text = "a\n  #for i TWO\n#for j 2\nx$i_$j+1 = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
         let place = |s: u32, q: u32, i: u32| Place {
             low_word: s as usize,
             low_bit: q as usize,

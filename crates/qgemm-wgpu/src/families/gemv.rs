@@ -82,7 +82,13 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
-    Part { extensions: "", rows: FourRows::OfTiles, codes: Codes::Numbers, sources: sources([X_F32, multiply], subgroups), constants }
+    Part {
+        extensions: "",
+        rows: FourRows::OfTiles,
+        codes: Codes::Numbers,
+        sources: sources([X_F32, multiply], subgroups),
+        constants,
+    }
 }
 
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.

@@ -90,8 +90,7 @@ impl GemmKernel {
         (x, p.x_base) = bind_vectors(shared, x_view, "X", before.x, extents.x, width(Some(self.op.x)))?;
         (w, p.w_base) = bind_vectors(shared, Some(args.w.data), "W", before.w, extents.w, VECTOR as usize)?;
         (row_scale, p.row_scale_base) = bind(shared, args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
-        (k_order, p.k_order_base) =
-            bind(shared, order_view, "the column order", before.k_order, extents.k_order, 4)?;
+        (k_order, p.k_order_base) = bind(shared, order_view, "the column order", before.k_order, extents.k_order, 4)?;
         (c, p.c_base) = bind(shared, args.c, "C", before.c, extents.c, width(self.op.c))?;
         (bias, p.bias_base) = bind(shared, args.bias, "the bias", 0, extents.bias, bias_width)?;
         (token_scale, p.token_scale_base) =

@@ -25,7 +25,7 @@ use launches::Launch;
 use staging::Staging;
 
 /// What a wgpu device offers.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = 
+pub(crate) static FAMILIES: &[&dyn KernelFamily] =
     &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8, &gemm_matrix::GemmMatrix];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.

@@ -21,8 +21,8 @@ use crate::weight_code::WeightCode;
 
 /// Invocations that copy a token.
 const THREADS: u32 = 256;
-/// Tokens and columns of the largest tile and step: the copy is padded to whole ones.
-const PADDING: (usize, usize) = (256, 128);
+/// Tokens and columns of the largest tile and step, or several: the copy is padded to whole ones.
+pub(super) const PADDING: (usize, usize) = (128, 64);
 
 /// Whether a kernel may multiply X in f16, and has room for the copy that this may take.
 pub(super) fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
@@ -129,8 +129,7 @@ impl Staging {
             let absent = || shared.absent.as_entire_buffer_binding();
             let (x, order, copy, copy_base);
             (x, p.x_base) = bind_vectors(shared, Some(args.x), "X", part.before, part.extents.x, self.x_width)?;
-            (order, p.k_order_base) =
-                bind(shared, args.w.k_order, "the column order", 0, part.extents.k_order, 4)?;
+            (order, p.k_order_base) = bind(shared, args.w.k_order, "the column order", 0, part.extents.k_order, 4)?;
             (copy, copy_base) = bind(shared, workspace, "the workspace", first, bytes, VECTOR as usize)?;
             p.d_base = copy_base * 8 + (part.first_token * columns) as u32;
             p.token_scale_base = copy_base * 4 + ((factors - first) / 4 + part.first_token) as u32;
