@@ -142,7 +142,7 @@ fn scaling(format: Format) -> &'static str {
 mod tests {
     use super::*;
     use crate::adapter::CooperativeMatrices;
-    use crate::families::{gemm, gemm_matrix, gemv, gemv_int8};
+    use crate::families::{gemm, gemm_int8, gemm_matrix, gemv, gemv_int8};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
@@ -170,6 +170,10 @@ mod tests {
             }
             for (k, config) in gemv_int8::CONFIGS.iter().enumerate().filter(|_| gemv_int8::holds_bytes(format)) {
                 let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
+            for config in gemm_int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
+                let part = gemm_int8::part(config, format);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
             for config in gemm::CONFIGS {

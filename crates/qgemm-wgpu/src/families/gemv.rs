@@ -14,6 +14,7 @@ use crate::weight_code::WeightCode;
 
 /// Name of the family.
 const NAME: &str = "gemv";
+pub(super) const UNITS: &str = include_str!("../../shaders/units.wgsl");
 const MAIN_LOOP: &str = include_str!("../../shaders/gemv/main_loop.wgsl");
 const FACTORED: &str = include_str!("../../shaders/gemv/factored.wgsl");
 const X_F32: &str = include_str!("../../shaders/gemv/x_f32.wgsl");
@@ -95,7 +96,7 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
 pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
     let [x, multiply] = own;
     let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
-    vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, x, multiply, reduce]
+    vec!["alias Sums = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply, reduce]
 }
 
 /// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.

@@ -14,11 +14,11 @@ use crate::shader::{Codes, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemv_int8";
-const X_INT8: &str = include_str!("../../shaders/gemv/x_int8.wgsl");
+pub(super) const X_INT8: &str = include_str!("../../shaders/x_int8.wgsl");
 const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
 
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
-const UNIT_BYTES: u32 = 48;
+pub(super) const UNIT_BYTES: u32 = 48;
 
 /// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0, 28672x8192.
 pub(crate) static CONFIGS: &[TileConfig] = &[
@@ -70,6 +70,17 @@ pub(crate) fn holds_bytes(format: Format) -> bool {
     matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
 }
 
+/// Whether integers may be multiplied instead of activations and weights.
+pub(super) fn check_integers(op: &CheckedGemm) -> Result<(), Unsupported> {
+    if op.x_rounding != XRounding::Int8 {
+        return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
+    }
+    if !holds_bytes(op.format) {
+        return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
+    }
+    Ok(())
+}
+
 /// The family.
 #[derive(Debug)]
 pub(crate) struct GemvInt8;
@@ -81,15 +92,7 @@ impl KernelFamily for GemvInt8 {
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
         gemv::check_tokens(op)?;
-        if op.x_rounding != XRounding::Int8 {
-            return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
-        }
-        if !holds_bytes(op.format) {
-            return Err(Unsupported::new(format!(
-                "multiplies integers of eight bits, which {} does not hold",
-                op.format
-            )));
-        }
+        check_integers(op)?;
         super::check(op, info, gemv::fitting(CONFIGS, op, info).next())
     }
 

@@ -1,6 +1,7 @@
 //! The kernel families of the backend.
 
 pub(crate) mod gemm;
+pub(crate) mod gemm_int8;
 pub(crate) mod gemm_matrix;
 pub(crate) mod gemv;
 pub(crate) mod gemv_int8;
@@ -26,7 +27,7 @@ use staging::Staging;
 
 /// What a wgpu device offers.
 pub(crate) static FAMILIES: &[&dyn KernelFamily] =
-    &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8, &gemm_matrix::GemmMatrix];
+    &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8, &gemm_int8::GemmInt8, &gemm_matrix::GemmMatrix];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
