@@ -1,6 +1,6 @@
 // Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows of W for TOKENS
 // of them. LANES invocations side by side have all rows and the same tokens, whose codes one load brings to all. X is in workgroup
-// memory, CHUNK_UNITS units at a time. Every sum is added in the order of K.
+// memory, CHUNK_UNITS units at a time; a unit of W is on its way while the one before is multiplied. Every sum is added in the order of K.
 
 const LANES: u32 = TILE_N / 4u;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
@@ -51,6 +51,7 @@ fn main(
     let rows = rows_of_lane(n0, lane);
     let units = p.shape.k_slabs * SLAB_UNITS;
     var sums: Sums;
+    var w = unit_of(rows, 0u);
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
@@ -58,9 +59,10 @@ fn main(
         workgroupBarrier();
         for (var unit = 0u; unit < end; unit++) {
             // Counted along all slabs.
-            let at = first + unit;
-            let w = unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS);
+            let at = min(first + unit + 1u, units - 1u);
+            let next = unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS);
             multiply(w, first_token * TOKEN_PITCH + unit * UNIT_PITCH, &sums);
+            w = next;
         }
     }
 

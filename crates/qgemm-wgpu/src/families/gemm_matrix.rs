@@ -163,7 +163,7 @@ mod tests {
             assert_eq!(of("W_PIECES") * threads * 4 * of("PIECE_QUADS") * 4, tile_n * tile_k, "{:?}", tile.config);
             assert_eq!(of("X_PIECES") * threads * 8, tile_m * tile_k, "{:?}", tile.config);
             // What kernels see of a slab are whole steps, and of a copy of X, too.
-            assert!(64 % tile_k == 0 && PADDING.0 % tile_m as usize == 0 && PADDING.1 % tile_k as usize == 0);
+            assert_eq!((64 % tile_k, PADDING.0 % tile_m as usize, PADDING.1 % tile_k as usize), (0, 0, 0));
             assert!(shared_bytes <= 48 << 10);
         }
     }

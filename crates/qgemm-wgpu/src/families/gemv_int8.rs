@@ -43,7 +43,14 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
         family: NAME,
         math: Math::DotI8,
         tile_n,
-        efficiency: if tile_n == 128 { (230, 780) } else { (180, 700) },
+        efficiency: match (tile_n, tokens) {
+            (128, 8) => (350, 780),
+            (128, _) => (230, 780),
+            (_, 8) => (270, 700),
+            _ => (180, 700),
+        },
+        // Eight tokens take so many registers that no more have room.
+        blocks_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
         ..gemv::config(tokens, threads, shared_bytes)
     }
 }

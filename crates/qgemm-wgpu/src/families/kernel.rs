@@ -31,7 +31,21 @@ pub(super) struct GemmKernel {
     parts: Vec<Part>,
 }
 
-/// One dispatch.
+/// A compiled kernel, called as the operation was before X was copied.
+pub(super) struct Compiled {
+    pub name: String,
+    pub pipeline: wgpu::ComputePipeline,
+}
+
+/// What is recorded of a dispatch.
+pub(super) struct Dispatch<'a> {
+    pub pipeline: &'a wgpu::ComputePipeline,
+    pub group: wgpu::BindGroup,
+    pub params: Params,
+    pub grid: [u32; 3],
+}
+
+/// One dispatch of the product.
 #[derive(Debug)]
 struct Part {
     /// All but the `*_base` fields, which depend on the views of a launch.
@@ -43,10 +57,10 @@ struct Part {
 }
 
 impl GemmKernel {
+    /// The kernel for `launches` of `op`, which sees the copy that `staging` makes, if it does, as its X.
     pub fn new(
-        name: String,
+        Compiled { name, pipeline }: Compiled,
         shared: Arc<Shared>,
-        pipeline: wgpu::ComputePipeline,
         op: CheckedGemm,
         code: &WeightCode,
         plan: &LaunchPlan,
@@ -112,19 +126,18 @@ impl Kernel for GemmKernel {
         WgpuStream::check(&self.shared, stream)?;
         let _span = tracing::trace_span!("launch", kernel = self.name).entered();
         // Before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
-        let mut dispatches = Vec::with_capacity(self.parts.len() + 1);
-        if let Some(staging) = &self.staging {
-            for (pipeline, bindings, params, grid) in staging.bindings(&self.shared, &args)? {
-                dispatches.push((pipeline, bind_group(&self.shared, &self.name, bindings)?, params, grid));
-            }
-        }
+        let mut dispatches = match &self.staging {
+            Some(staging) => staging.dispatches(&self.shared, &args)?,
+            None => Vec::new(),
+        };
         for part in &self.parts {
             let (bindings, params) = self.bindings(part, &args)?;
-            dispatches.push((&self.pipeline, bind_group(&self.shared, &self.name, bindings)?, params, part.grid));
+            let group = bind_group(&self.shared, &self.name, bindings)?;
+            dispatches.push(Dispatch { pipeline: &self.pipeline, group, params, grid: part.grid });
         }
         self.shared.scoped("launching a kernel", || {
             self.shared.launch(|pass| {
-                for (pipeline, group, params, grid) in &dispatches {
+                for Dispatch { pipeline, group, params, grid } in &dispatches {
                     pass.set_pipeline(pipeline);
                     pass.set_bind_group(0, group, &[]);
                     pass.set_immediates(0, bytemuck::bytes_of(params));

@@ -21,7 +21,7 @@ use crate::pipeline::pipeline;
 use crate::shader::{self, Part};
 use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
-use kernel::GemmKernel;
+use kernel::{Compiled, GemmKernel};
 use launches::Launch;
 use staging::Staging;
 
@@ -110,5 +110,6 @@ fn prepare(
     let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
     let shader = shader::compose(op.format, &code, &part);
     let pipeline = pipeline(shared, &name, shader)?;
-    Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, &code, plan, staging, launches)))
+    let compiled = Compiled { name, pipeline };
+    Ok(Arc::new(GemmKernel::new(compiled, shared.clone(), op, &code, plan, staging, launches)))
 }

@@ -9,16 +9,19 @@ use qgemm_hal::{
     CheckedGemm, Dense, DeviceInfo, GemmArgs, HalError, StagedLayout, StagedX, TileConfig, Unsupported, XRounding,
 };
 
+use super::kernel::Dispatch;
 use super::launches::{Extents, Launch, MARGIN};
 use super::operands::{bind, bind_vectors};
 use super::{MAX_GROUPS, Params, kernel};
-use crate::bind_groups::Bindings;
+use crate::bind_groups::bind_group;
 use crate::memory::VECTOR;
 use crate::pipeline::pipeline;
 use crate::shader;
 use crate::shared::Shared;
 use crate::weight_code::WeightCode;
 
+/// Name of the kernel.
+const NAME: &str = "stage_x";
 /// Invocations that copy a token.
 const THREADS: u32 = 256;
 /// Tokens and columns of the largest tile and step, or several: the copy is padded to whole ones.
@@ -93,7 +96,7 @@ impl Staging {
         layout: StagedLayout,
         launches: &[Launch],
     ) -> Result<Self, HalError> {
-        let pipeline = pipeline(shared, "stage_x", shader::compose_staging(THREADS))?;
+        let pipeline = pipeline(shared, NAME, shader::compose_staging(THREADS))?;
         let part = |launch: &Launch| {
             let mut params = kernel::params(op, code, launch);
             params.d_row = layout.columns as u32;
@@ -114,12 +117,8 @@ impl Staging {
         Ok(Self { layout, scaled: staged.scaled, pipeline, x_width: op.x.dtype.bytes(), parts })
     }
 
-    /// The dispatches with their bindings.
-    pub fn bindings<'a>(
-        &'a self,
-        shared: &'a Arc<Shared>,
-        args: &'a GemmArgs<'a>,
-    ) -> Result<Vec<(&'a wgpu::ComputePipeline, Bindings<'a>, Params, [u32; 3])>, HalError> {
+    /// The dispatches of a launch.
+    pub fn dispatches(&self, shared: &Arc<Shared>, args: &GemmArgs<'_>) -> Result<Vec<Dispatch<'_>>, HalError> {
         let workspace = args.workspace.as_ref().map(|workspace| workspace.as_ref());
         let StagedLayout { x: first, factors, rows, columns } = self.layout;
         let factor_bytes = if self.scaled { rows * 4 } else { 0 };
@@ -134,7 +133,8 @@ impl Staging {
             p.d_base = copy_base * 8 + (part.first_token * columns) as u32;
             p.token_scale_base = copy_base * 4 + ((factors - first) / 4 + part.first_token) as u32;
             let bindings = [x, absent(), absent(), order, absent(), absent(), absent(), absent(), copy];
-            Ok((&self.pipeline, bindings, p, part.grid))
+            let group = bind_group(shared, NAME, bindings)?;
+            Ok(Dispatch { pipeline: &self.pipeline, group, params: p, grid: part.grid })
         };
         self.parts.iter().map(dispatch).collect()
     }
