@@ -128,7 +128,7 @@ impl KernelFamily for GemmMatrix {
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
         if !info.features.contains(COOPERATIVE_MATRICES) {
-            return Err(Unsupported::new("needs cooperative matrices of 16x16x16 in f16 with sums in f32"));
+            return Err(Unsupported::new("needs cooperative matrices in f16 with sums in f32, of 16x16x16 or 8x8x8"));
         }
         if op.format.encoding == Encoding::Plain(DType::F32) || !op.weight_fits_f16 {
             return Err(Unsupported::new("multiplies weights in f16, which cannot hold these"));
