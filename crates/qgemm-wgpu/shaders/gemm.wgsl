@@ -21,7 +21,7 @@ fn load_w(n0: u32, s0: u32, thread: u32) {
         let column = i / W_VECTORS * 4u;
         let rows = rows_of(n0 + group * 4u, s0 / SLAB_K);
         let in_slab = s0 % SLAB_K + column;
-        let numbers = quad_of(rows, in_slab / 4u);
+        let numbers = numbers_of(quad_words(rows, in_slab / 4u));
         let affine = affine(rows, in_slab / SUB_BLOCK);
         let at = column * W_VECTORS + group % 4u / 2u * W_HALF + group / 4u * 2u + group % 2u;
         w_tile[at] = scaled(numbers.a, 1.0, affine);

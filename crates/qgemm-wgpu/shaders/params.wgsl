@@ -37,8 +37,3 @@ const NO_COLUMN: u32 = 0xffffffffu;
 fn has(flag: u32) -> bool {
     return (p.shape.flags & flag) != 0u;
 }
-
-// The first row of W of a workgroup's tile: tiles along N that exceed one grid dimension continue along z.
-fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
-    return p.n_first + (group.x + group.z * groups.x) * TILE_N;
-}

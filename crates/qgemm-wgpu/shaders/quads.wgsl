@@ -8,35 +8,49 @@ struct Quad {
     d: vec4<f32>,
 }
 
-// The numbers of quad `quad` of a slab. Within a word, the values of a quad stand in bytes 0, 2, 1, 3.
-fn quad_of(rows: Rows, quad: u32) -> Quad {
+// What a quad is decoded from: codes of up to eight bits stand in `a`, and `b` has those of the second plane; wider ones take as
+// many words as they need.
+struct QuadWords {
+    a: vec4<u32>,
+    b: vec4<u32>,
+    c: vec4<u32>,
+    d: vec4<u32>,
+}
+
+// The words of quad `quad` of a slab.
+fn quad_words(rows: Rows, quad: u32) -> QuadWords {
+    var words: QuadWords;
     if (LOW_BITS == 32u) {
-        return Quad(
-            number(code_word(rows, LOW_PLANE, quad * 4u), vec4<u32>(), 0u, 0u),
-            number(code_word(rows, LOW_PLANE, quad * 4u + 1u), vec4<u32>(), 0u, 0u),
-            number(code_word(rows, LOW_PLANE, quad * 4u + 2u), vec4<u32>(), 0u, 0u),
-            number(code_word(rows, LOW_PLANE, quad * 4u + 3u), vec4<u32>(), 0u, 0u),
-        );
+        words.a = code_word(rows, LOW_PLANE, quad * 4u);
+        words.b = code_word(rows, LOW_PLANE, quad * 4u + 1u);
+        words.c = code_word(rows, LOW_PLANE, quad * 4u + 2u);
+        words.d = code_word(rows, LOW_PLANE, quad * 4u + 3u);
+    } else if (LOW_BITS == 16u) {
+        words.a = code_word(rows, LOW_PLANE, quad * 2u);
+        words.b = code_word(rows, LOW_PLANE, quad * 2u + 1u);
+    } else {
+        words.a = code_word(rows, LOW_PLANE, quad / LOW_QUADS) >> vec4<u32>(quad % LOW_QUADS * LOW_BITS);
+        if (HIGH_BITS > 0u) {
+            words.b = code_word(rows, HIGH_PLANE, quad / HIGH_QUADS) >> vec4<u32>(quad % HIGH_QUADS * HIGH_BITS);
+        }
+    }
+    return words;
+}
+
+// The numbers of a quad. Within a word, the values of a quad stand in bytes 0, 2, 1, 3.
+fn numbers_of(w: QuadWords) -> Quad {
+    if (LOW_BITS == 32u) {
+        let none = vec4<u32>();
+        return Quad(number(w.a, none, 0u, 0u), number(w.b, none, 0u, 0u), number(w.c, none, 0u, 0u), number(w.d, none, 0u, 0u));
     }
     if (LOW_BITS == 16u) {
-        let ab = code_word(rows, LOW_PLANE, quad * 2u);
-        let cd = code_word(rows, LOW_PLANE, quad * 2u + 1u);
+        let none = vec4<u32>();
         return Quad(
-            number(ab, vec4<u32>(), 0u, 0u),
-            number(ab, vec4<u32>(), 16u, 0u),
-            number(cd, vec4<u32>(), 0u, 0u),
-            number(cd, vec4<u32>(), 16u, 0u),
+            number(w.a, none, 0u, 0u),
+            number(w.a, none, 16u, 0u),
+            number(w.b, none, 0u, 0u),
+            number(w.b, none, 16u, 0u),
         );
     }
-    let low = code_word(rows, LOW_PLANE, quad / LOW_QUADS) >> vec4<u32>(quad % LOW_QUADS * LOW_BITS);
-    var high: vec4<u32>;
-    if (HIGH_BITS > 0u) {
-        high = code_word(rows, HIGH_PLANE, quad / HIGH_QUADS) >> vec4<u32>(quad % HIGH_QUADS * HIGH_BITS);
-    }
-    return Quad(
-        number(low, high, 0u, 0u),
-        number(low, high, 16u, 16u),
-        number(low, high, 8u, 8u),
-        number(low, high, 24u, 24u),
-    );
+    return Quad(number(w.a, w.b, 0u, 0u), number(w.a, w.b, 16u, 16u), number(w.a, w.b, 8u, 8u), number(w.a, w.b, 24u, 24u));
 }

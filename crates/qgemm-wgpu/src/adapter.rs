@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError, Math};
-use wgpu::{AdapterInfo, Backends, DeviceType, Features, Limits};
+use wgpu::{
+    AdapterInfo, Backends, CooperativeMatrixProperties, CooperativeScalarType, DeviceType, ExperimentalFeatures,
+    Features, Limits,
+};
 
 use crate::device::WgpuDevice;
 use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
@@ -36,13 +39,24 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     let adapter = adapters.swap_remove(ordinal as usize);
     let timestamps = Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS;
     let mut required_features = Features::IMMEDIATES | (adapter.features() & Features::SUBGROUP);
+    let mut experimental_features = ExperimentalFeatures::disabled();
     if adapter.features().contains(timestamps) {
         required_features |= timestamps;
+    }
+    let matrices = CooperativeMatrices::of(&adapter, adapter.features());
+    if matrices.is_some() {
+        required_features |= COOPERATIVE_FEATURES;
+        // SAFETY: it acknowledges that wgpu's experimental code may have undefined behaviour that safe calls reach. Whoever builds
+        // with the cargo feature of this name, which is off by default, has accepted that. What reaches it is `gemm_matrix` alone:
+        // our own text, whose matrices lie within arrays in workgroup memory at places that are constants of the tile, loaded and
+        // stored in control flow that is the same for all invocations.
+        experimental_features = unsafe { ExperimentalFeatures::enabled() };
     }
     let request = adapter.request_device(&wgpu::DeviceDescriptor {
         label: Some("qgemm"),
         required_features,
         required_limits: adapter.limits(),
+        experimental_features,
         ..Default::default()
     });
     let (device, queue) = pollster::block_on(request).map_err(|e| HalError::Driver {
@@ -50,7 +64,14 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
         call: "opening the adapter",
         message: e.to_string(),
     })?;
-    Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), Shared::new(id, device, queue, Owner::Backend)?)))
+    let shared = Shared::new(id, device, queue, matrices, Owner::Backend)?;
+    Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), shared)))
+}
+
+/// The adapter that a device of the caller's was opened on, to ask what a device does not tell.
+pub(crate) fn adapter_of(device: &wgpu::Device) -> Option<wgpu::Adapter> {
+    let about = device.adapter_info();
+    usable_adapters().ok()?.into_iter().find(|adapter| adapter.get_info() == about)
 }
 
 fn usable_adapters() -> Result<Vec<wgpu::Adapter>, HalError> {
@@ -88,6 +109,49 @@ fn no_device(why: String) -> HalError {
 pub(crate) const WIDE_WORKGROUPS: &str = "wide-workgroups";
 /// Invocations of a workgroup that every adapter must have.
 const WORKGROUP: u32 = 256;
+
+/// Name of the feature that kernels may multiply [cooperative matrices](CooperativeMatrices).
+pub(crate) const COOPERATIVE_MATRICES: &str = "cooperative-matrices";
+/// What a device must have been opened with for that.
+const COOPERATIVE_FEATURES: Features =
+    Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(Features::SHADER_F16).union(Features::SUBGROUP);
+
+/// Cooperative matrices in f16 with sums in f32, as a device multiplies them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CooperativeMatrices {
+    /// Rows and columns of each of the three matrices: 16 or 8.
+    pub side: u32,
+    /// Invocations of a subgroup.
+    pub lanes: u32,
+}
+
+impl CooperativeMatrices {
+    /// Most invocations of a subgroup for which there are tiles.
+    pub const MAX_LANES: u32 = 32;
+
+    /// Those of a device with `features`, opened on `adapter`. `None` without the cargo feature, where the adapter has no such shape,
+    /// or where subgroups differ in size, for the work of a workgroup is divided by that.
+    pub fn of(adapter: &wgpu::Adapter, features: Features) -> Option<Self> {
+        let about = adapter.get_info();
+        let lanes = about.subgroup_min_size;
+        let usable = cfg!(feature = "experimental-cooperative-matrix")
+            && features.contains(COOPERATIVE_FEATURES)
+            && lanes == about.subgroup_max_size
+            && [8, 16, Self::MAX_LANES].contains(&lanes);
+        if !usable {
+            return None;
+        }
+        let offered = adapter.cooperative_matrix_properties();
+        let types = (CooperativeScalarType::F16, CooperativeScalarType::F32);
+        let has = |side: &u32| {
+            let of_side = |shape: &CooperativeMatrixProperties| {
+                [shape.m_size, shape.n_size, shape.k_size] == [*side; 3] && (shape.ab_type, shape.cr_type) == types
+            };
+            offered.iter().any(of_side)
+        };
+        [16, 8].into_iter().find(has).map(|side| Self { side, lanes })
+    }
+}
 
 /// Something that our kernels need.
 pub(crate) struct Lack {
@@ -159,6 +223,10 @@ const LAUNCH_SECONDS: f64 = 1e-5;
 /// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of it.
 const DOT_RATE: f64 = 2.0;
 
+/// Multiply-adds of matrix instructions for one in f32, of the vendors' data sheets: from 2 (RTX 4090) and 4 (RX 7900 XTX) to 16
+/// (A100, H100).
+const MATRIX_RATE: f64 = 8.0;
+
 fn typical(about: &AdapterInfo) -> Typical {
     if let Some(&(_, units, bandwidth, macs, cache_bytes)) = KNOWN.iter().find(|known| about.name.contains(known.0)) {
         return Typical { units, bandwidth, macs, launch_seconds: LAUNCH_SECONDS, cache_bytes };
@@ -180,11 +248,18 @@ fn typical(about: &AdapterInfo) -> Typical {
 
 fn info_of(adapter: &wgpu::Adapter, ordinal: u32) -> DeviceInfo {
     let id = DeviceId { kind: DeviceKind::Wgpu, ordinal };
-    info(id, adapter.get_info(), &adapter.limits(), adapter.features())
+    let matrices = CooperativeMatrices::of(adapter, adapter.features());
+    info(id, adapter.get_info(), &adapter.limits(), adapter.features(), matrices)
 }
 
-/// What a device with these limits and features is and can do.
-pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Features) -> DeviceInfo {
+/// What a device with these limits and features is and can do; `matrices` are what it multiplies beside numbers.
+pub(crate) fn info(
+    id: DeviceId,
+    about: AdapterInfo,
+    limits: &Limits,
+    has: Features,
+    matrices: Option<CooperativeMatrices>,
+) -> DeviceInfo {
     let typical = typical(&about);
     let invocations = limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x);
     let software = about.device_type == DeviceType::Cpu;
@@ -194,9 +269,14 @@ pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Featu
         ("software-adapter", software),
         ("integrated", about.device_type == DeviceType::IntegratedGpu),
         ("f16", has.contains(Features::SHADER_F16)),
+        (COOPERATIVE_MATRICES, matrices.is_some()),
         ("subgroups", has.contains(Features::SUBGROUP)),
         ("timestamps", has.contains(Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_ENCODERS)),
     ];
+    let mut rates = vec![(Math::FmaF32, typical.macs), (Math::DotI8, typical.macs * DOT_RATE)];
+    if matrices.is_some() {
+        rates.push((Math::TensorF16, typical.macs * MATRIX_RATE));
+    }
     DeviceInfo {
         id,
         name: about.name,
@@ -209,7 +289,7 @@ pub(crate) fn info(id: DeviceId, about: AdapterInfo, limits: &Limits, has: Featu
         shared_bytes: limits.max_compute_workgroup_storage_size,
         // Kernels index bytes in 32 bits.
         max_buffer_bytes: limits.max_storage_buffer_binding_size.min(u32::MAX.into()),
-        rates: vec![(Math::FmaF32, typical.macs), (Math::DotI8, typical.macs * DOT_RATE)],
+        rates,
         launch_seconds: typical.launch_seconds,
         features: features.into_iter().filter_map(|(name, has)| has.then_some(name)).collect::<BTreeSet<_>>(),
     }

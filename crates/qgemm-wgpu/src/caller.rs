@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use qgemm_hal::{Buffer, Device, DeviceId, DeviceKind, HalError};
-use wgpu::BufferUsages;
+use wgpu::{BufferUsages, Features};
 
-use crate::adapter::{info, missing};
+use crate::adapter::{CooperativeMatrices, adapter_of, info, missing};
 use crate::device::WgpuDevice;
 use crate::memory::WgpuBuffer;
 use crate::shared::{Owner, Shared};
@@ -19,7 +19,9 @@ static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(FIRST_ORDINAL);
 ///
 /// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 124 and nine
 /// `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside encoders) are used where they were asked for, too;
-/// limits are those that the device was opened with, so ask for what the adapter has.
+/// limits are those that the device was opened with, so ask for what the adapter has. With the cargo feature
+/// `experimental-cooperative-matrix`, so are matrix instructions, which take `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and
+/// `SUBGROUP`.
 ///
 /// Every launch is submitted to `queue` at once, so work that the caller submits afterwards sees its results. The device's
 /// callbacks stay the caller's: where [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback) reports a loss, tell
@@ -33,8 +35,13 @@ pub fn from_device(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Arc<dyn
     if let Some(lack) = missing(device.features(), &device.limits()) {
         return Err(HalError::Unsupported { device: id, what: "the caller's device".into(), why: lack.advice.into() });
     }
-    let info = info(id, device.adapter_info(), &device.limits(), device.features());
-    let shared = Shared::new(id, device.clone(), queue.clone(), Owner::Caller)?;
+    let features = device.features();
+    let matrices = match features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX) {
+        true => adapter_of(device).and_then(|adapter| CooperativeMatrices::of(&adapter, features)),
+        false => None,
+    };
+    let info = info(id, device.adapter_info(), &device.limits(), features, matrices);
+    let shared = Shared::new(id, device.clone(), queue.clone(), matrices, Owner::Caller)?;
     Ok(Arc::new(WgpuDevice::new(info, shared)))
 }
 

@@ -27,6 +27,12 @@ pub(crate) struct WgpuBuffer {
     len: usize,
 }
 
+impl Drop for WgpuBuffer {
+    fn drop(&mut self) {
+        self.shared.groups.forget(&self.buffer);
+    }
+}
+
 impl RawBuffer for WgpuBuffer {
     fn device(&self) -> DeviceId {
         self.shared.id

@@ -27,6 +27,7 @@ const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
+const STAGE_X: &str = include_str!("../shaders/stage_x.wgsl");
 
 macro_rules! snippets {
     ($($stem:literal)*) => {
@@ -80,6 +81,8 @@ pub(crate) enum Codes {
 
 /// A family's part of a shader, for one configuration.
 pub(crate) struct Part {
+    /// Directives that enable what it uses beyond plain WGSL.
+    pub extensions: &'static str,
     pub rows: FourRows,
     pub codes: Codes,
     pub sources: Vec<&'static str>,
@@ -91,10 +94,7 @@ pub(crate) struct Part {
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
-    let mut prelude = String::new();
-    for (name, value) in &constants {
-        let _ = writeln!(prelude, "const {name}: u32 = {value}u;");
-    }
+    let prelude = prelude(&constants);
     let declarations = code.declarations();
     let integer = match part.codes {
         Codes::Numbers => INTEGER,
@@ -111,11 +111,26 @@ pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader 
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
-    let mut parts = vec![prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
+    let mut parts =
+        vec![part.extensions, prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
     parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
+}
+
+/// The shader that copies X for matrix instructions, with `threads` invocations a token.
+pub(crate) fn compose_staging(threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [prelude.as_str(), ABI, PARAMS, NUMBERS, X, OPERANDS, STAGE_X].join("\n");
+    Shader { source, prelude }
+}
+
+fn prelude(constants: &[(&str, u32)]) -> String {
+    constants.iter().fold(String::new(), |mut text, (name, value)| {
+        let _ = writeln!(text, "const {name}: u32 = {value}u;");
+        text
+    })
 }
 
 /// How numbers that are no integers are scaled.
@@ -126,13 +141,18 @@ fn scaling(format: Format) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::{gemm, gemv, gemv_int8};
+    use crate::adapter::CooperativeMatrices;
+    use crate::families::{gemm, gemm_int8, gemm_matrix, gemv, gemv_int8};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
         let module = naga::front::wgsl::parse_str(source)
             .unwrap_or_else(|e| panic!("{what} does not parse:\n{}", e.emit_to_string(source)));
-        let capabilities = naga::valid::Capabilities::IMMEDIATES | naga::valid::Capabilities::SUBGROUP;
+        use naga::valid::Capabilities;
+        let capabilities = Capabilities::IMMEDIATES
+            | Capabilities::SUBGROUP
+            | Capabilities::SHADER_FLOAT16
+            | Capabilities::COOPERATIVE_MATRIX;
         naga::valid::Validator::new(naga::valid::ValidationFlags::all(), capabilities)
             .validate(&module)
             .unwrap_or_else(|e| panic!("{what} is invalid:\n{}", e.emit_to_string(source)));
@@ -152,11 +172,23 @@ mod tests {
                 let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
+            for config in gemm_int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
+                let part = gemm_int8::part(config, format);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+            }
             for config in gemm::CONFIGS {
                 let part = gemm::part(config);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
+            for (k, tile) in gemm_matrix::TILES.iter().enumerate() {
+                // Subgroups and matrices of all sizes take turns.
+                let matrices =
+                    [(16, 32), (8, 8), (16, 16), (8, 32)].map(|(side, lanes)| CooperativeMatrices { side, lanes });
+                let part = gemm_matrix::part(tile, matrices[(i + k) % 4]);
+                validate(&compose(format, &code, &part).source, &format!("{:?} with {format}", tile.config));
+            }
         }
+        validate(&compose_staging(256).source, "the copy of X");
     }
 
     #[test]

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use qgemm_hal::{DeviceId, HalError};
 use wgpu::ErrorFilter;
 
+use crate::adapter::CooperativeMatrices;
+use crate::bind_groups::BindGroups;
 use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
 
@@ -20,7 +22,10 @@ pub(crate) struct Shared {
     pub queue: wgpu::Queue,
     pub limits: wgpu::Limits,
     pub timestamps: bool,
+    /// What kernels multiply beside numbers.
+    pub matrices: Option<CooperativeMatrices>,
     pub pipelines: Pipelines,
+    pub groups: BindGroups,
     /// Bound where a kernel has no such operand.
     pub absent: wgpu::Buffer,
     /// Launches that the queue has not been given yet.
@@ -68,7 +73,13 @@ impl fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub fn new(id: DeviceId, device: wgpu::Device, queue: wgpu::Queue, owner: Owner) -> Result<Arc<Self>, HalError> {
+    pub fn new(
+        id: DeviceId,
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        matrices: Option<CooperativeMatrices>,
+        owner: Owner,
+    ) -> Result<Arc<Self>, HalError> {
         let broken = Arc::new(OnceLock::new());
         // A device has one callback of each kind, and the caller's stay.
         if owner == Owner::Backend {
@@ -88,7 +99,9 @@ impl Shared {
             id,
             limits: device.limits(),
             timestamps: device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS),
+            matrices,
             pipelines,
+            groups: BindGroups::default(),
             absent,
             pending: Mutex::default(),
             // What the caller submits after a launch must come after it.

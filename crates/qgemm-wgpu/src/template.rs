@@ -2,7 +2,7 @@
 //! driver unrolls.
 //!
 //! ```text
-//! #for t TILE_M        the lines up to `#end`, TILE_M times; `$t` in them is 0, 1, …
+//! #for t TILE_M        the lines up to `#end`, TILE_M times; `$t` in them is 0, 1, …, and `$t+1` the next
 //! #end
 //! #number(s, q, i)     the number of value i of quad q of span s, from words `w.low0`, `w.high0`, …
 //! #quad(s, q)          all four of them as bytes
@@ -27,7 +27,9 @@ fn repeat<'a>(lines: &mut impl Iterator<Item = &'a str>, constants: &[(&str, u32
                 let mut body = String::new();
                 repeat(lines, constants, &mut body);
                 let variable = format!("${name}");
+                let next = format!("{variable}+1");
                 for value in 0..count_of(count, constants) {
+                    let body = body.replace(&next, &(value + 1).to_string());
                     out.push_str(&body.replace(&variable, &value.to_string()));
                 }
             }
@@ -72,18 +74,17 @@ mod tests {
 
     #[test]
     fn repetitions_nest_and_numbers_name_their_words() {
-        let text =
-            "a\n  #for i TWO\n#for j 2\nx$i_$j = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
+        let text = "a\n  #for i TWO\n#for j 2\nx$i_$j+1 = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
         let place = |s: u32, q: u32, i: u32| Place {
             low_word: s as usize,
             low_bit: q as usize,
             high: (s > 0).then_some((7, i as usize)),
         };
         let expected = "a\n\
-            x0_0 = number(w.low0, vec4<u32>(), 0u, 0u);\n\
-            x0_1 = number(w.low0, vec4<u32>(), 1u, 0u);\n\
-            x1_0 = number(w.low1, w.high7, 0u, 3u);\n\
-            x1_1 = number(w.low1, w.high7, 1u, 3u);\nbquad(w.low1, w.high7, 2u, 0u)\n";
+            x0_1 = number(w.low0, vec4<u32>(), 0u, 0u);\n\
+            x0_2 = number(w.low0, vec4<u32>(), 1u, 0u);\n\
+            x1_1 = number(w.low1, w.high7, 0u, 3u);\n\
+            x1_2 = number(w.low1, w.high7, 1u, 3u);\nbquad(w.low1, w.high7, 2u, 0u)\n";
         assert_eq!(expand(text, &[("TWO", 2), ("NONE", 0)], place), expected);
     }
 }

@@ -26,19 +26,3 @@ fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
     }
     #end
 }
-
-fn x_quad(low: vec4<u32>, high: vec4<u32>, quad: u32) -> u32 {
-    if (quad < 4u) {
-        return low[quad];
-    }
-    return high[quad - 4u];
-}
-
-fn dot4(codes: vec4<u32>, x: u32) -> vec4<i32> {
-    return vec4<i32>(
-        dot4I8Packed(codes.x, x),
-        dot4I8Packed(codes.y, x),
-        dot4I8Packed(codes.z, x),
-        dot4I8Packed(codes.w, x),
-    );
-}

@@ -9,33 +9,6 @@ const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 // Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then of (SLICES, TILE_M, LANES) of sums.
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
-// Four rows of a unit.
-struct Unit {
-    #for j LOW_WORDS
-    low$j: vec4<u32>,
-    #end
-    #for j HIGH_WORDS
-    high$j: vec4<u32>,
-    #end
-    #for s SPANS
-    affine$s: Affine,
-    #end
-}
-
-fn unit_of(rows: Rows, unit: u32) -> Unit {
-    var w: Unit;
-    #for j LOW_WORDS
-    w.low$j = code_word(rows, LOW_PLANE, unit * LOW_WORDS + $ju);
-    #end
-    #for j HIGH_WORDS
-    w.high$j = code_word(rows, HIGH_PLANE, unit * HIGH_WORDS + $ju);
-    #end
-    #for s SPANS
-    w.affine$s = affine(rows, (unit * SPANS + $su) / SPANS_A_SUB);
-    #end
-    return w;
-}
-
 fn tokens(m0: u32, n0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;

@@ -59,7 +59,7 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part { rows: FourRows::Beside, codes: Codes::Numbers, sources: vec![QUADS, MAIN_LOOP], constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: vec![QUADS, MAIN_LOOP], constants }
 }
 
 /// The configurations that an adapter's workgroup memory allows.
@@ -86,6 +86,6 @@ impl KernelFamily for Gemm {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        super::prepare(device, op, plan, |_| part(&plan.config))
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config)))
     }
 }

@@ -14,6 +14,7 @@ use crate::weight_code::WeightCode;
 
 /// Name of the family.
 const NAME: &str = "gemv";
+pub(super) const UNITS: &str = include_str!("../../shaders/units.wgsl");
 const MAIN_LOOP: &str = include_str!("../../shaders/gemv/main_loop.wgsl");
 const FACTORED: &str = include_str!("../../shaders/gemv/factored.wgsl");
 const X_F32: &str = include_str!("../../shaders/gemv/x_f32.wgsl");
@@ -82,14 +83,20 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let multiply = if config.tile_m <= FACTORED_TOKENS { FACTORED } else { DECODED };
-    Part { rows: FourRows::OfTiles, codes: Codes::Numbers, sources: sources([X_F32, multiply], subgroups), constants }
+    Part {
+        extensions: "",
+        rows: FourRows::OfTiles,
+        codes: Codes::Numbers,
+        sources: sources([X_F32, multiply], subgroups),
+        constants,
+    }
 }
 
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.
 pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
     let [x, multiply] = own;
     let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
-    vec!["alias Sums = array<vec4<f32>, TILE_M>;", MAIN_LOOP, x, multiply, reduce]
+    vec!["alias Sums = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply, reduce]
 }
 
 /// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.
@@ -139,6 +146,6 @@ impl KernelFamily for Gemv {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |code| part(&plan.config, code, subgroups))
+        super::prepare(device, op, plan, |code, _| Some(part(&plan.config, code, subgroups)))
     }
 }

@@ -14,11 +14,11 @@ use crate::shader::{Codes, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemv_int8";
-const X_INT8: &str = include_str!("../../shaders/gemv/x_int8.wgsl");
+pub(super) const X_INT8: &str = include_str!("../../shaders/x_int8.wgsl");
 const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
 
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
-const UNIT_BYTES: u32 = 48;
+pub(super) const UNIT_BYTES: u32 = 48;
 
 /// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0, 28672x8192.
 pub(crate) static CONFIGS: &[TileConfig] = &[
@@ -43,7 +43,14 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
         family: NAME,
         math: Math::DotI8,
         tile_n,
-        efficiency: if tile_n == 128 { (230, 780) } else { (180, 700) },
+        efficiency: match (tile_n, tokens) {
+            (128, 8) => (350, 780),
+            (128, _) => (230, 780),
+            (_, 8) => (270, 700),
+            _ => (180, 700),
+        },
+        // Eight tokens take so many registers that no more have room.
+        blocks_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
         ..gemv::config(tokens, threads, shared_bytes)
     }
 }
@@ -61,13 +68,24 @@ pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part
         ("TILE_VECTORS", x_vectors.max(config.threads * config.tile_m)),
     ];
     let sources = gemv::sources([X_INT8, INTEGER], subgroups);
-    Part { rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
 /// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by one, which
 /// costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
 pub(crate) fn holds_bytes(format: Format) -> bool {
     matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
+}
+
+/// Whether integers may be multiplied instead of activations and weights.
+pub(super) fn check_integers(op: &CheckedGemm) -> Result<(), Unsupported> {
+    if op.x_rounding != XRounding::Int8 {
+        return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
+    }
+    if !holds_bytes(op.format) {
+        return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
+    }
+    Ok(())
 }
 
 /// The family.
@@ -81,15 +99,7 @@ impl KernelFamily for GemvInt8 {
 
     fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
         gemv::check_tokens(op)?;
-        if op.x_rounding != XRounding::Int8 {
-            return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
-        }
-        if !holds_bytes(op.format) {
-            return Err(Unsupported::new(format!(
-                "multiplies integers of eight bits, which {} does not hold",
-                op.format
-            )));
-        }
+        check_integers(op)?;
         super::check(op, info, gemv::fitting(CONFIGS, op, info).next())
     }
 
@@ -99,7 +109,7 @@ impl KernelFamily for GemvInt8 {
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
         let subgroups = device.info().features.contains("subgroups");
-        super::prepare(device, op, plan, |_| part(&plan.config, op.format, subgroups))
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, subgroups)))
     }
 }
 

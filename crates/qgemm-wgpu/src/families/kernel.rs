@@ -4,31 +4,48 @@ use std::sync::Arc;
 
 use qgemm_hal::abi::{
     FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16,
-    GemmShape, activation_code, dtype_code,
+    FLAG_X_FACTOR, GemmShape, activation_code, dtype_code,
 };
-use qgemm_hal::{BufferRef, CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
+use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
 use super::launches::{Extents, Launch, TILE_ROWS};
-use super::{MAX_GROUPS, Params, STORAGE_BUFFERS};
+use super::operands::{bind, bind_vectors};
+use super::staging::Staging;
+use super::{MAX_GROUPS, Params};
+use crate::bind_groups::{Bindings, bind_group};
 use crate::event::WgpuStream;
-use crate::memory::{VECTOR, WgpuBuffer};
+use crate::memory::VECTOR;
 use crate::shared::Shared;
 use crate::weight_code::WeightCode;
 
-type Bindings<'a> = [wgpu::BufferBinding<'a>; STORAGE_BUFFERS as usize];
-
-/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself
-/// allocates bind groups and a command buffer on the host.
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates a
+/// command buffer on the host, and the first launch with its operands a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,
     shared: Arc<Shared>,
     pipeline: wgpu::ComputePipeline,
+    /// As the kernel sees it: where X is copied, its X is the copy.
     op: CheckedGemm,
+    staging: Option<Staging>,
     parts: Vec<Part>,
 }
 
-/// One dispatch.
+/// A compiled kernel, called as the operation was before X was copied.
+pub(super) struct Compiled {
+    pub name: String,
+    pub pipeline: wgpu::ComputePipeline,
+}
+
+/// What is recorded of a dispatch.
+pub(super) struct Dispatch<'a> {
+    pub pipeline: &'a wgpu::ComputePipeline,
+    pub group: wgpu::BindGroup,
+    pub params: Params,
+    pub grid: [u32; 3],
+}
+
+/// One dispatch of the product.
 #[derive(Debug)]
 struct Part {
     /// All but the `*_base` fields, which depend on the views of a launch.
@@ -40,97 +57,62 @@ struct Part {
 }
 
 impl GemmKernel {
+    /// The kernel for `launches` of `op`, which sees the copy that `staging` makes, if it does, as its X.
     pub fn new(
-        name: String,
+        Compiled { name, pipeline }: Compiled,
         shared: Arc<Shared>,
-        pipeline: wgpu::ComputePipeline,
-        op: &CheckedGemm,
+        op: CheckedGemm,
         code: &WeightCode,
         plan: &LaunchPlan,
+        staging: Option<Staging>,
         launches: Vec<Launch>,
     ) -> Self {
-        let part = |launch: Launch| Part {
-            params: params(op, code, &launch),
-            extents: Extents::of(op, code, &launch),
-            before: before(op, code, &launch),
-            grid: grid(plan, &launch),
+        let part = |launch: Launch| {
+            let mut part = Part {
+                params: params(&op, code, &launch),
+                extents: Extents::of(&op, code, &launch),
+                before: before(&op, code, &launch),
+                grid: grid(plan, &launch),
+            };
+            if let Some(staging) = &staging {
+                part.before.x += staging.layout.x;
+                if staging.scaled {
+                    // Where columns are in order, their binding is free.
+                    part.params.shape.flags |= FLAG_X_FACTOR;
+                    part.before.k_order = staging.layout.factors + launch.m.start * 4;
+                    part.extents.k_order = launch.m.len() * 4;
+                }
+            }
+            part
         };
-        Self { name, shared, pipeline, op: op.clone(), parts: launches.into_iter().map(part).collect() }
-    }
-
-    /// What of `view` to bind of `bytes` bytes behind `before`, and how many elements of `width` bytes the operand begins
-    /// behind that.
-    fn bind<'a>(
-        &'a self,
-        view: Option<BufferRef<'a>>,
-        what: &'static str,
-        before: usize,
-        bytes: usize,
-        width: usize,
-    ) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
-        if bytes == 0 {
-            return Ok((self.shared.absent.as_entire_buffer_binding(), 0));
-        }
-        let (len, end) = (view.map_or(0, |view| view.len()), before + bytes);
-        let Some(view) = view.filter(|_| len >= end) else {
-            return Err(HalError::OutOfBounds { what, start: 0, end, len });
-        };
-        let raw = WgpuBuffer::of(&self.shared, view, what)?;
-        let unsupported = |why| HalError::Unsupported { device: self.shared.id, what: format!("{what} here"), why };
-        let limits = &self.shared.limits;
-        let first = view.offset() + before;
-        let behind = first % limits.min_storage_buffer_offset_alignment as usize;
-        if !behind.is_multiple_of(width) {
-            return Err(unsupported(format!("it begins at byte {first}, and kernels read {width} bytes at a time")));
-        }
-        let offset = (first - behind) as u64;
-        let size = ((behind + bytes) as u64).next_multiple_of(VECTOR).min(raw.buffer.size() - offset);
-        if size > limits.max_storage_buffer_binding_size {
-            let limit = limits.max_storage_buffer_binding_size;
-            return Err(unsupported(format!("{size} bytes exceed max_storage_buffer_binding_size, {limit}")));
-        }
-        let binding = wgpu::BufferBinding { buffer: &raw.buffer, offset, size: wgpu::BufferSize::new(size) };
-        Ok((binding, (behind / width) as u32))
-    }
-
-    /// As [`GemmKernel::bind`], of an operand that shaders see as vectors, of which there must be one.
-    fn bind_vectors<'a>(
-        &'a self,
-        view: BufferRef<'a>,
-        what: &'static str,
-        before: usize,
-        bytes: usize,
-        width: usize,
-    ) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
-        let (binding, base) = self.bind(Some(view), what, before, bytes, width)?;
-        if binding.size.is_some_and(|size| size.get() < VECTOR) {
-            return Err(HalError::Unsupported {
-                device: self.shared.id,
-                what: format!("{what} here"),
-                why: format!("{VECTOR} bytes are bound at least, and fewer are left of the buffer"),
-            });
-        }
-        Ok((binding, base))
+        let parts = launches.into_iter().map(part).collect();
+        Self { name, shared, pipeline, op, staging, parts }
     }
 
     /// The bindings of a part, and its parameters.
     fn bindings<'a>(&'a self, part: &Part, args: &'a GemmArgs<'a>) -> Result<(Bindings<'a>, Params), HalError> {
         let Part { extents, before, .. } = part;
-        let mut p = part.params;
+        let (shared, mut p) = (&self.shared, part.params);
         let width = |dense: Option<Dense>| dense.unwrap_or(self.op.d).dtype.bytes();
         let bias_width = self.op.bias.unwrap_or(self.op.d.dtype).bytes();
+        let copy = args.workspace.as_ref().map(|workspace| workspace.as_ref());
+        let (x_view, order_view) = match &self.staging {
+            Some(_) => (copy, copy),
+            None => (Some(args.x), args.w.k_order),
+        };
         let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
-        (x, p.x_base) = self.bind_vectors(args.x, "X", before.x, extents.x, width(Some(self.op.x)))?;
-        (w, p.w_base) = self.bind_vectors(args.w.data, "W", before.w, extents.w, VECTOR as usize)?;
-        (row_scale, p.row_scale_base) = self.bind(args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
-        (k_order, p.k_order_base) = self.bind(args.w.k_order, "the column order", 0, extents.k_order, 4)?;
-        (c, p.c_base) = self.bind(args.c, "C", before.c, extents.c, width(self.op.c))?;
-        (bias, p.bias_base) = self.bind(args.bias, "the bias", 0, extents.bias, bias_width)?;
+        (x, p.x_base) = bind_vectors(shared, x_view, "X", before.x, extents.x, width(Some(self.op.x)))?;
+        (w, p.w_base) = bind_vectors(shared, Some(args.w.data), "W", before.w, extents.w, VECTOR as usize)?;
+        (row_scale, p.row_scale_base) = bind(shared, args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
+        (k_order, p.k_order_base) = bind(shared, order_view, "the column order", before.k_order, extents.k_order, 4)?;
+        (c, p.c_base) = bind(shared, args.c, "C", before.c, extents.c, width(self.op.c))?;
+        (bias, p.bias_base) = bind(shared, args.bias, "the bias", 0, extents.bias, bias_width)?;
         (token_scale, p.token_scale_base) =
-            self.bind(args.token_scale, "the token scales", before.token_scale, extents.token_scale, 4)?;
+            bind(shared, args.token_scale, "the token scales", before.token_scale, extents.token_scale, 4)?;
+        let residual_width = width(self.op.residual);
         (residual, p.residual_base) =
-            self.bind(args.residual, "the residual", before.residual, extents.residual, width(self.op.residual))?;
-        (d, p.d_base) = self.bind(Some(args.d.as_ref()), "D", before.d, extents.d, width(Some(self.op.d)))?;
+            bind(shared, args.residual, "the residual", before.residual, extents.residual, residual_width)?;
+        (d, p.d_base) = bind(shared, Some(args.d.as_ref()), "D", before.d, extents.d, width(Some(self.op.d)))?;
         Ok(([x, w, row_scale, k_order, c, bias, token_scale, residual, d], p))
     }
 }
@@ -143,31 +125,20 @@ impl Kernel for GemmKernel {
     fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
         let _span = tracing::trace_span!("launch", kernel = self.name).entered();
-        let mut bound = Vec::with_capacity(self.parts.len());
-        for part in &self.parts {
-            bound.push((self.bindings(part, &args)?, part.grid));
-        }
-        let device = &self.shared.device;
-        let group = |bindings: [wgpu::BufferBinding<'_>; STORAGE_BUFFERS as usize]| {
-            let mut binding = 0..;
-            let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
-                binding: binding.next().unwrap_or_default(),
-                resource: wgpu::BindingResource::Buffer(buffer),
-            });
-            device.create_bind_group(&wgpu::BindGroupDescriptor {
-                label: Some(&self.name),
-                layout: &self.shared.pipelines.bindings,
-                entries: &entries,
-            })
-        };
         // Before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
-        let groups: Vec<_> = self.shared.scoped("binding the operands of a kernel", || {
-            bound.into_iter().map(|((bindings, params), grid)| (group(bindings), params, grid)).collect()
-        })?;
+        let mut dispatches = match &self.staging {
+            Some(staging) => staging.dispatches(&self.shared, &args)?,
+            None => Vec::new(),
+        };
+        for part in &self.parts {
+            let (bindings, params) = self.bindings(part, &args)?;
+            let group = bind_group(&self.shared, &self.name, bindings)?;
+            dispatches.push(Dispatch { pipeline: &self.pipeline, group, params, grid: part.grid });
+        }
         self.shared.scoped("launching a kernel", || {
             self.shared.launch(|pass| {
-                pass.set_pipeline(&self.pipeline);
-                for (group, params, grid) in &groups {
+                for Dispatch { pipeline, group, params, grid } in &dispatches {
+                    pass.set_pipeline(pipeline);
                     pass.set_bind_group(0, group, &[]);
                     pass.set_immediates(0, bytemuck::bytes_of(params));
                     pass.dispatch_workgroups(grid[0], grid[1], grid[2]);
@@ -177,7 +148,8 @@ impl Kernel for GemmKernel {
     }
 }
 
-fn params(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Params {
+/// All parameters but the `*_base` fields.
+pub(super) fn params(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Params {
     let m = launch.m.len();
     // With one row or column its stride plays no part; extents that were checked bound every other stride.
     let stride = |count: usize, stride: u64| if count > 1 { stride as u32 } else { 0 };
@@ -227,7 +199,7 @@ fn params(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Params {
 }
 
 /// What stands before a launch's tokens and rows.
-fn before(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Extents {
+pub(super) fn before(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Extents {
     let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
     Extents {
         x: tokens(op.x),

@@ -12,7 +12,7 @@ use crate::weight_code::WeightCode;
 pub(super) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
 /// What a view may begin behind the adapter's offset alignment.
-const MARGIN: u64 = 1 << 8;
+pub(super) const MARGIN: u64 = 1 << 8;
 
 /// The part of an operation that one launch computes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,14 @@
 //! The kernel families of the backend.
 
 pub(crate) mod gemm;
+pub(crate) mod gemm_int8;
+pub(crate) mod gemm_matrix;
 pub(crate) mod gemv;
 pub(crate) mod gemv_int8;
 mod kernel;
 mod launches;
+mod operands;
+mod staging;
 
 use std::sync::Arc;
 
@@ -15,12 +19,15 @@ use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily,
 use crate::device::WgpuDevice;
 use crate::pipeline::pipeline;
 use crate::shader::{self, Part};
+use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
-use kernel::GemmKernel;
+use kernel::{Compiled, GemmKernel};
 use launches::Launch;
+use staging::Staging;
 
 /// What a wgpu device offers.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8];
+pub(crate) static FAMILIES: &[&dyn KernelFamily] =
+    &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8, &gemm_int8::GemmInt8, &gemm_matrix::GemmMatrix];
 
 /// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
@@ -76,12 +83,12 @@ fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
-/// Compiles the family's `part` for `op` and computes everything a launch needs.
+/// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything a launch needs.
 fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,
     plan: &LaunchPlan,
-    part: impl FnOnce(&WeightCode) -> Part,
+    part: impl FnOnce(&WeightCode, &Shared) -> Option<Part>,
 ) -> Result<Arc<dyn Kernel>, HalError> {
     let info = device.info();
     let name = op.kernel_name(plan.config.family);
@@ -90,8 +97,19 @@ fn prepare(
     };
     let unsupported = |why| HalError::Unsupported { device: info.id, what: name.clone(), why };
     let code = weight_code(op).map_err(|reason| unsupported(reason.why))?;
-    let launches = Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported)?;
-    let shader = shader::compose(op.format, &code, &part(&code));
+    let cut = |op: &CheckedGemm| Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported);
+    let layout = plan.workspace_layout().and_then(|layout| layout.staged_x);
+    let (op, staging) = match plan.config.staged_x.zip(layout) {
+        None => (op.clone(), None),
+        Some((staged, layout)) => {
+            let staging = Staging::new(shared, op, &code, staged, layout, &cut(op)?)?;
+            (staging::staged_op(op, &layout), Some(staging))
+        }
+    };
+    let launches = cut(&op)?;
+    let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
+    let shader = shader::compose(op.format, &code, &part);
     let pipeline = pipeline(shared, &name, shader)?;
-    Ok(Arc::new(GemmKernel::new(name, shared.clone(), pipeline, op, &code, plan, launches)))
+    let compiled = Compiled { name, pipeline };
+    Ok(Arc::new(GemmKernel::new(compiled, shared.clone(), op, &code, plan, staging, launches)))
 }

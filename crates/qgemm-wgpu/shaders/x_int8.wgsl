@@ -112,3 +112,21 @@ fn codes_of(x: Eight, inverse: f32) -> vec2<u32> {
     let hi = vec4<i32>(round(x.hi * inverse));
     return vec2<u32>(pack4xI8(lo.xzyw), pack4xI8(hi.xzyw));
 }
+
+// The codes of quad `quad` of a unit, whose vectors of codes are `low` and `high`.
+fn x_quad(low: vec4<u32>, high: vec4<u32>, quad: u32) -> u32 {
+    if (quad < 4u) {
+        return low[quad];
+    }
+    return high[quad - 4u];
+}
+
+// Products of the codes of four rows with those of a quad of X.
+fn dot4(codes: vec4<u32>, x: u32) -> vec4<i32> {
+    return vec4<i32>(
+        dot4I8Packed(codes.x, x),
+        dot4I8Packed(codes.y, x),
+        dot4I8Packed(codes.z, x),
+        dot4I8Packed(codes.w, x),
+    );
+}

@@ -1,0 +1,83 @@
+// Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows of W for TOKENS
+// of them. LANES invocations side by side have all rows and the same tokens, whose codes one load brings to all. X is in workgroup
+// memory, CHUNK_UNITS units at a time; a unit of W is on its way while the one before is multiplied. Every sum is added in the order of K.
+
+const LANES: u32 = TILE_N / 4u;
+const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
+
+// Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then sums of (TILE_M / TOKENS, LANES).
+var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
+
+alias Sums = array<vec4<f32>, TOKENS>;
+
+// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are taken from their words once.
+fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+    #for s SPANS
+    #for q SPAN_QUADS
+    let codes$s_$q = #quad($s, $q);
+    #end
+    #end
+    #for t TOKENS
+    {
+        let low = tile[x + $tu * TOKEN_PITCH];
+        let high = tile[x + $tu * TOKEN_PITCH + 1u];
+        let factors = bitcast<vec4<f32>>(tile[x + $tu * TOKEN_PITCH + 2u]);
+        #for s SPANS
+        {
+            var dots: vec4<i32>;
+            #for q SPAN_QUADS
+            dots += dot4(codes$s_$q, x_quad(low, high, $su * SPAN_QUADS + $qu));
+            #end
+            (*sums)[$t] += scaled(vec4<f32>(dots) * factors.x, factors[$s + 1], w.affine$s);
+        }
+        #end
+    }
+    #end
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let n0 = first_row(group, groups);
+    if (n0 >= p.shape.n) {
+        return;
+    }
+    let m0 = group.y * TILE_M;
+    let lane = thread % LANES;
+    let first_token = thread / LANES * TOKENS;
+    let rows = rows_of_lane(n0, lane);
+    let units = p.shape.k_slabs * SLAB_UNITS;
+    var sums: Sums;
+    var w = unit_of(rows, 0u);
+    for (var first = 0u; first < units; first += CHUNK_UNITS) {
+        workgroupBarrier();
+        let end = min(CHUNK_UNITS, units - first);
+        load_x(m0, first * UNIT, end, thread);
+        workgroupBarrier();
+        for (var unit = 0u; unit < end; unit++) {
+            // Counted along all slabs.
+            let at = min(first + unit + 1u, units - 1u);
+            let next = unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS);
+            multiply(w, first_token * TOKEN_PITCH + unit * UNIT_PITCH, &sums);
+            w = next;
+        }
+    }
+
+    // Of one token of each group after the other, the next moving up, so that what finishes sums stands in the program once. Half of
+    // the invocations have the first four of eight rows and get the others from a neighbour.
+    let row = n0 + lane * 4u;
+    for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
+        workgroupBarrier();
+        tile[thread] = bitcast<vec4<u32>>(sums[0]);
+        workgroupBarrier();
+        if (row % TILE_ROWS < 8u && m < p.shape.m && row < p.shape.n) {
+            store8(m, row, sums[0], bitcast<vec4<f32>>(tile[thread + 2u]));
+        }
+        #for t MOVES
+        sums[$t] = sums[$t+1];
+        #end
+    }
+}

@@ -1,0 +1,197 @@
+// Many tokens with matrix instructions: a workgroup computes a TILE_N x TILE_M tile of D, a subgroup NS x MS matrices of SIDE x
+// SIDE sums of it, W on the left. Every step along K decodes a TILE_N x TILE_K tile of W to f16 and copies a TILE_M x TILE_K tile of X,
+// both into workgroup memory; those of the next step are on their way from memory meanwhile. Nothing returns early: wgpu wants all
+// invocations at matrix instructions.
+
+// X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is what a copy
+// is for: one, never taken, makes products of 512 tokens take twice as long on an H200.
+@group(0) @binding(0) var<storage, read> x_halves: array<vec4<f16>>;
+
+// Vectors of four from one column of W to the next, and from one token of X to the next: eight halves more than they hold, so that
+// what is read at once stands in different banks.
+const W_PITCH: u32 = TILE_N / 4u + 2u;
+const X_PITCH: u32 = TILE_K / 4u + 2u;
+const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
+const W_BUFFER: u32 = TILE_K * W_PITCH;
+const X_BUFFER: u32 = TILE_M * X_PITCH;
+const SUBGROUPS_N: u32 = TILE_N / (NS * SIDE);
+// Vectors of the sums that a subgroup finishes at once: of 16 rows of W, whose halves belong together, and 16 tokens.
+const SUMS: u32 = 64u;
+
+var<workgroup> w_tile: array<vec4<f16>, BUFFERS * W_BUFFER>;    // (BUFFERS, TILE_K, W_PITCH)
+var<workgroup> x_tile: array<vec4<f16>, BUFFERS * X_BUFFER>;    // (BUFFERS, TILE_M, X_PITCH)
+var<workgroup> sums: array<vec4<f32>, SUBGROUPS * SUMS>;        // (SUBGROUPS, 16 tokens, 16 rows of W)
+
+// A few columns of four rows of W.
+struct WPiece {
+    #for q PIECE_QUADS
+    quad$q: QuadWords,
+    #end
+    affine: Affine,
+}
+
+// Eight columns of a token.
+struct XPiece {
+    lo: vec4<f16>,
+    hi: vec4<f16>,
+}
+
+// What an invocation brings of a step.
+struct Step {
+    #for i W_PIECES
+    w$i: WPiece,
+    #end
+    #for i X_PIECES
+    x$i: XPiece,
+    #end
+}
+
+fn step_of(n0: u32, m0: u32, s0: u32, thread: u32) -> Step {
+    var step: Step;
+    #for i W_PIECES
+    step.w$i = w_piece(n0, s0, thread + $iu * THREADS);
+    #end
+    #for i X_PIECES
+    step.x$i = x_piece(m0, s0, thread + $iu * THREADS);
+    #end
+    return step;
+}
+
+fn w_piece(n0: u32, s0: u32, i: u32) -> WPiece {
+    let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / SLAB_K);
+    let column = s0 % SLAB_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
+    var piece: WPiece;
+    #for q PIECE_QUADS
+    piece.quad$q = quad_words(rows, column / 4u + $qu);
+    #end
+    piece.affine = affine(rows, column / SUB_BLOCK);
+    return piece;
+}
+
+fn x_piece(m0: u32, s0: u32, i: u32) -> XPiece {
+    let m = min(m0 + i / (TILE_K / 8u), p.shape.m - 1u);
+    let vector = (p.x_base + m * p.x_row + s0) / 4u + i % (TILE_K / 8u) * 2u;
+    return XPiece(x_halves[vector], x_halves[vector + 1u]);
+}
+
+fn store_w(buffer: u32, i: u32, w: WPiece) {
+    let at = buffer * W_BUFFER + i / (TILE_N / 4u) * PIECE_COLUMNS * W_PITCH + i % (TILE_N / 4u);
+    #for q PIECE_QUADS
+    store_quad(at + $qu * 4u * W_PITCH, numbers_of(w.quad$q), w.affine);
+    #end
+}
+
+fn store_quad(at: u32, numbers: Quad, affine: Affine) {
+    w_tile[at] = vec4<f16>(scaled(numbers.a, 1.0, affine));
+    w_tile[at + W_PITCH] = vec4<f16>(scaled(numbers.b, 1.0, affine));
+    w_tile[at + 2u * W_PITCH] = vec4<f16>(scaled(numbers.c, 1.0, affine));
+    w_tile[at + 3u * W_PITCH] = vec4<f16>(scaled(numbers.d, 1.0, affine));
+}
+
+fn store_x(buffer: u32, i: u32, x: XPiece) {
+    let at = buffer * X_BUFFER + i / (TILE_K / 8u) * X_PITCH + i % (TILE_K / 8u) * 2u;
+    x_tile[at] = x.lo;
+    x_tile[at + 1u] = x.hi;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+    @builtin(subgroup_id) subgroup: u32,
+    @builtin(subgroup_invocation_id) lane: u32,
+) {
+    let n0 = first_row(group, groups);
+    let m0 = group.y * TILE_M;
+    // Of the subgroup's part of the tile.
+    let part_n = subgroup % SUBGROUPS_N * (NS * SIDE);
+    let part_m = subgroup / SUBGROUPS_N * (MS * SIDE);
+    begin(thread);
+
+    #for j MS
+    #for i NS
+    var sums$i_$j: Sums;
+    #end
+    #end
+    var next = step_of(n0, m0, 0u, thread);
+    var buffer = 0u;
+    let last = (p.shape.stored_k - 1u) / TILE_K * TILE_K;
+    for (var s0 = 0u; s0 <= last; s0 += TILE_K) {
+        #for i W_PIECES
+        store_w(buffer, thread + $iu * THREADS, next.w$i);
+        #end
+        #for i X_PIECES
+        store_x(buffer, thread + $iu * THREADS, next.x$i);
+        #end
+        workgroupBarrier();
+        next = step_of(n0, m0, min(s0 + TILE_K, last), thread);
+        for (var k = 0u; k < TILE_K; k += SIDE) {
+            let w_at = buffer * W_BUFFER + k * W_PITCH + part_n / 4u;
+            let x_at = buffer * X_BUFFER + part_m * X_PITCH + k / 4u;
+            #for i NS
+            let w$i = coopLoad<Left>(&w_tile[w_at + $iu * (SIDE / 4u)], W_PITCH);
+            #end
+            #for j MS
+            let x$j = coopLoad<Right>(&x_tile[x_at + $ju * SIDE * X_PITCH], X_PITCH);
+            #for i NS
+            sums$i_$j = coopMultiplyAdd(w$i, x$j, sums$i_$j);
+            #end
+            #end
+        }
+        if (BUFFERS == 1u) {
+            workgroupBarrier();
+        }
+        buffer = (buffer + 1u) % BUFFERS;
+    }
+
+    // Sixteen rows and tokens after the other, the next moving up, so that what finishes sums stands in the program once.
+    for (var j = 0u; j < MS / BLOCK; j++) {
+        for (var i = 0u; i < NS / BLOCK; i++) {
+            #for b BLOCK
+            #for a BLOCK
+            coopStore(sums$a_$b, &sums[subgroup * SUMS + $bu * SIDE * 4u + $au * (SIDE / 4u)], 4u);
+            #end
+            #end
+            workgroupBarrier();
+            finish(n0 + part_n + i * 16u, m0 + part_m + j * 16u, subgroup, lane);
+            workgroupBarrier();
+            #for a BLOCK
+            #for b BLOCK
+            #for i NS_MOVES
+            sums$i_$b = sums$i+1_$b;
+            #end
+            #end
+            #end
+        }
+        #for b BLOCK
+        #for j MS_MOVES
+        #for i NS
+        sums$i_$j = sums$i_$j+1;
+        #end
+        #end
+        #end
+    }
+}
+
+// Stores what the subgroup's sums of rows of W from `n` on and of tokens from `m0` on make of D.
+fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
+    for (var i = lane; i < SUMS / 2u; i += THREADS / SUBGROUPS) {
+        let m = m0 + i / 2u;
+        let row = n + i % 2u * 4u;
+        let at = subgroup * SUMS + i / 2u * 4u + i % 2u;
+        if (m < p.shape.m && row < p.shape.n) {
+            let factor = x_factor(m);
+            store8(m, row, sums[at] * factor, sums[at + 2u] * factor);
+        }
+    }
+}
+
+// What the sums of token m are multiplied with, the inverse of what X was. Binding 3 holds it where X is a copy, whose columns are
+// in order.
+fn x_factor(m: u32) -> f32 {
+    if (has(FLAG_X_FACTOR)) {
+        return bitcast<f32>(k_order[p.k_order_base + m]);
+    }
+    return 1.0;
+}
