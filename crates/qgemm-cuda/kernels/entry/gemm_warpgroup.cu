@@ -7,7 +7,8 @@
 #include "epilogue/warp_store.cuh"
 #include "mainloop/warpgroup_product.cuh"
 
-using Exchange = SumExchange<QG_K_GROUPS>;
+static_assert(QG_K_GROUPS <= 2, "sums pass once");
+using Exchange = ExchangeOf<QG_K_GROUPS>::type;
 
 struct SharedStorage {
     Pipeline pipeline;
@@ -41,7 +42,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         Product::multiply<GROUP>(product, pipeline, work, warp, lane);
         Position::skip_all(tile_at, work);
         if constexpr (GROUP > 0) {
-            Exchange::put(shared.exchange, product.sums, GROUP, is_first, thread);
+            Exchange::put(shared.exchange, product.sums, is_first, thread);
         } else {
             Exchange::add(shared.exchange, product.sums, thread);
             if (work.contributors == 1 || add_partial_sums(product.sums, p, work, thread, &shared.last))
@@ -49,15 +50,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         }
         is_first = false;
     }
-    if constexpr (GROUP > 0) Exchange::end(GROUP, !is_first);
-}
-
-template <u32 GROUP>
-QG_DEVICE void consume_as(u32 group, SharedStorage& shared, const GemmParams& p, u32 thread) {
-    if (group == GROUP)
-        consume<GROUP>(shared, p, thread - GROUP * QG_CONSUMERS);
-    else if constexpr (GROUP + 1 < QG_K_GROUPS)
-        consume_as<GROUP + 1>(group, shared, p, thread);
+    if constexpr (GROUP > 0) Exchange::end(!is_first);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
@@ -72,7 +65,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     if (role < QG_K_GROUPS) {
         setmaxnreg_inc<CONSUMER_REGISTERS>();
         griddepcontrol_wait();
-        consume_as<0>(role, shared, params.gemm, thread);
+        if (role == 0)
+            consume<0>(shared, params.gemm, thread);
+        else
+            consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
     } else {
         setmaxnreg_dec<FEEDER_REGISTERS>();
         const u32 feeder = (thread - FIRST_FEEDER) / 32, lane = thread % 32;
