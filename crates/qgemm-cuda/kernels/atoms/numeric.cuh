@@ -16,6 +16,13 @@ QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     return d;
 }
 
+// fma.rn.f32: a * b + c, rounded once.
+QG_DEVICE float fma_f32(float a, float b, float c) {
+    float d;
+    asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+    return d;
+}
+
 // dp4a: c + the products of the four pairs of signed bytes, modulo 2^32.
 QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     i32 d;
@@ -50,6 +57,7 @@ QG_DEVICE u32 f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
     return bits;
 }
+
 QG_DEVICE float bits_to_f32(u32 bits) {
     return __uint_as_float(bits);
 }

@@ -1,5 +1,6 @@
 // Q2_K: d * (scale nibble) * q - dmin * (min nibble), sub-blocks of 16.
 #pragma once
+#include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
 
 struct Dequant {
@@ -10,11 +11,15 @@ struct Dequant {
         return integer_pair_f16(s, quad, pair, offset_of(MIDDLE_CODE));
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)) * (float)(Slab::Scales0::byte(s.scales0, row, sub) & 0xfu);
+        const float d = f16_to_f32(Slab::Scales1::half(s.scales1, row, 0));
+        return scaled_byte(Slab::Scales0::full(s.scales0, row, sub / 4 * 4) & LOW_NIBBLES, sub % 4, d);
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        const float code = (float)(Slab::Scales0::byte(s.scales0, row, sub) >> 4);
-        return centered_min(-f16_to_f32(Slab::Scales1::half(s.scales1, row, 2)) * code, scale(s, row, sub));
+        const float dmin = f16_to_f32(Slab::Scales1::half(s.scales1, row, 2));
+        const u32 bytes = Slab::Scales0::full(s.scales0, row, sub / 4 * 4) >> 4 & LOW_NIBBLES;
+        return centered_min(scaled_byte(bytes, sub % 4, -dmin), scale(s, row, sub));
     }
+
+    static constexpr u32 LOW_NIBBLES = 0x0f0f0f0fu;
 };

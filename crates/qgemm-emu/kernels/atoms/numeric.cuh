@@ -55,6 +55,11 @@ QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
     return d;
 }
 
+QG_DEVICE float fma_f32(float a, float b, float c) {
+    const float d = __builtin_fmaf(a, b, c);
+    return d == d ? d : bits_to_f32(0x7fffffffu);
+}
+
 QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     return (a & mask) | bits;
 }

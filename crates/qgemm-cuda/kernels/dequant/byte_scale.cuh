@@ -1,0 +1,19 @@
+// Scales that are integers of one byte times a factor of the super-block.
+#pragma once
+#include "dequant/slab.cuh"
+
+// An f32 of this size has a last bit that is worth 1.
+constexpr float BIASED_BYTE = 8388608.0f;
+
+// 2^23 + byte `index` of `word`: a conversion for the price of a permutation.
+QG_DEVICE float biased_byte(u32 word, u32 index) {
+    return bits_to_f32(prmt(word, 0x4b000000u, 0x7440u | index));
+}
+
+// (byte `index` of `bytes` - OFFSET) * d, rounded once.
+template <u32 OFFSET = 0>
+QG_DEVICE float scaled_byte(u32 bytes, u32 index, float d) {
+    // Only a power of two times d is exact.
+    if constexpr (OFFSET == 0) return fma_f32(biased_byte(bytes, index), d, -BIASED_BYTE * d);
+    return (biased_byte(bytes, index) - (BIASED_BYTE + OFFSET)) * d;
+}
