@@ -18,6 +18,22 @@ QG_DEVICE constexpr Offset offset_of(u32 offset) {
     return {(0x6400u + offset) * 0x00010001u, (0xd400u + offset * 16) * 0x00010001u};
 }
 
+template <class S>
+QG_DEVICE constexpr u32 code_bits() {
+    u32 bits = S::Codes0::BITS;
+    if constexpr (QG_CODE_PLANES > 1) bits += S::Codes1::BITS;
+    return bits;
+}
+
+// `codes` with their upper bits, which the second plane holds, when those of the first begin at bit `lift`.
+template <class S>
+QG_DEVICE u32 or_upper_bits(u32 codes, const S& s, u32 quad, u32 pair, u32 lift) {
+    using High = typename S::Codes1;
+    const u32 word = High::word_of(s.codes1, quad);
+    const u32 from = High::shift(quad, pair), to = S::Codes0::BITS + lift;
+    return and_or(from >= to ? word >> (from - to) : word << (to - from), High::MASK << to, codes);
+}
+
 // `code - offset` of a pair in f16. A template, so that the second plane may be absent.
 template <class S>
 QG_DEVICE u32 integer_pair_f16(const S& s, u32 quad, u32 pair, Offset offset) {
@@ -31,27 +47,14 @@ QG_DEVICE u32 integer_pair_f16(const S& s, u32 quad, u32 pair, Offset offset) {
             return fma_f16x2(and_or(word >> (shift - 4), Low::MASK << 4, F16X2_1024), 0x2c002c00u, offset.minus_64);
     }
     u32 biased = and_or(word >> shift, Low::MASK, F16X2_1024);
-    if constexpr (QG_CODE_PLANES > 1) {
-        // The second plane holds the bits above the first.
-        using High = typename S::Codes1;
-        const u32 high = High::word_of(s.codes1, quad);
-        const u32 from = High::shift(quad, pair);
-        const u32 aligned = from >= Low::BITS ? high >> (from - Low::BITS) : high << (Low::BITS - from);
-        biased = and_or(aligned, High::MASK << Low::BITS, biased);
-    }
+    if constexpr (QG_CODE_PLANES > 1) biased = or_upper_bits(biased, s, quad, pair, 0);
     return sub_f16x2(biased, offset.biased);
 }
 
 // Half of the range of the codes. Where weights are rounded, affine formats take it off their codes and add it, times the
 // scale, to their minimum: what is left of the minimum is small, so that a weight made in f16 of a rounded scale and a
 // rounded minimum is right also where X has a mean. Exact kernels need none of it.
-template <class S>
-QG_DEVICE constexpr u32 middle_code() {
-    u32 bits = S::Codes0::BITS;
-    if constexpr (QG_CODE_PLANES > 1) bits += S::Codes1::BITS;
-    return 1u << (bits - 1);
-}
-constexpr u32 MIDDLE_CODE = QG_ROUNDED ? middle_code<Slab>() : 0;
+constexpr u32 MIDDLE_CODE = QG_ROUNDED ? 1u << (code_bits<Slab>() - 1) : 0;
 
 // The minimum of codes that `MIDDLE_CODE` is taken off.
 QG_DEVICE float centered_min(float min, float scale) {

@@ -2,10 +2,15 @@
 // quantized format are exact in each of them; scales act on the f32 sums.
 #pragma once
 #include QG_DEQUANT_FILE
+#if QG_RAW_CODES
+#include "dequant/raw.cuh"
+#endif
 
 // A template, so that the branches that a format does not have are not compiled.
 template <class D>
 struct OperandsOf {
+    using Format = D;
+
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         return D::pair_f16(s, quad, pair);
     }
@@ -46,7 +51,11 @@ struct OperandsOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
     static constexpr bool HAS_MIN = D::HAS_MIN;
 };
+#if QG_RAW_CODES
+using Operands = OperandsOf<Raw<Dequant>>;
+#else
 using Operands = OperandsOf<Dequant>;
+#endif
 
 // Columns over which the main loop sums codes before it applies a scale: a sub-block, but never more than a chunk.
 constexpr u32 SUM_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > CHUNK_K ? CHUNK_K : QG_SUB_BLOCK;

@@ -1,15 +1,19 @@
 // Q6_K: d * (signed scale byte) * (q - 32), sub-blocks of 16.
 #pragma once
+#include "dequant/byte_scale.cuh"
 #include "dequant/integer.cuh"
 
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
+    static constexpr u32 OFFSET = 32;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(32));
+        return integer_pair_f16(s, quad, pair, offset_of(OFFSET));
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)) * (float)(i8)Slab::Scales0::byte(s.scales0, row, sub);
+        // Signed bytes, made unsigned by their sign bits.
+        const u32 bytes = Slab::Scales0::full(s.scales0, row, sub / 4 * 4) ^ 0x80808080u;
+        return scaled_byte<128>(bytes, sub % 4, f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)));
     }
 };

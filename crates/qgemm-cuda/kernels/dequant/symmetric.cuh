@@ -3,8 +3,10 @@
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"
 
-template <u32 OFFSET>
+template <u32 CODE_OFFSET>
 struct Symmetric : BlockScale {
+    static constexpr u32 OFFSET = CODE_OFFSET;
+
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         return integer_pair_f16(s, quad, pair, offset_of(OFFSET));
     }

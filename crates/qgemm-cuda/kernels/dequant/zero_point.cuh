@@ -1,5 +1,5 @@
 // Grouped unsigned integers of any width with an integer zero point (GPTQ, AWQ): d * (q - z). The zero point is
-// subtracted from the code, exactly, before the product.
+// subtracted from the code, exactly, before the product, unless codes are taken raw.
 #pragma once
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"
@@ -7,6 +7,7 @@
 struct ZeroPoint : BlockScale {
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         const u32 group = column_of(quad) / QG_SUB_BLOCK;
-        return integer_pair_f16(s, quad, pair, offset_of(Slab::Scales1::byte(s.scales1, row_of(quad), group)));
+        return integer_pair_f16(s, quad, pair, offset_of(zero_point(s, row_of(quad), group)));
     }
+    QG_DEVICE u32 zero_point(const Slab& s, u32 row, u32 sub) { return Slab::Scales1::byte(s.scales1, row, sub); }
 };

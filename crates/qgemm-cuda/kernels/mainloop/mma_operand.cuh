@@ -18,10 +18,18 @@ QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
     mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
 #endif
 }
-QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_f16(s, quad, pair); }
 constexpr u32 ONE_PAIR = 0x3c003c00u;
 #else
 QG_DEVICE void mma_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_m16n8k16_bf16(d, a, b); }
-QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) { return Operands::pair_bf16(s, quad, pair); }
 constexpr u32 ONE_PAIR = 0x3f803f80u;
 #endif
+
+QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) {
+#if QG_RAW_CODES
+    return raw_pair(s, quad, pair);
+#elif QG_X_DTYPE == 1
+    return Operands::pair_f16(s, quad, pair);
+#else
+    return Operands::pair_bf16(s, quad, pair);
+#endif
+}

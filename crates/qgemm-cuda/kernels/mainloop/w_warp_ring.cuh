@@ -35,7 +35,7 @@ struct WSource {
             u8* target = to.tile[rt] + lane * 16;
 #pragma unroll
             for (u32 i = 0; i < SLAB_UNITS; i += 32)
-                if (i + 32 <= SLAB_UNITS || i + lane < SLAB_UNITS) cp_async_16(target + i * 16, w.tile[rt] + i * 16, 16);
+                if (i + 32 <= SLAB_UNITS || i + lane < SLAB_UNITS) cp_async_16_stream(target + i * 16, w.tile[rt] + i * 16);
             w.tile[rt] += slabs * QG_SLAB_BYTES;
         }
     }

@@ -46,13 +46,14 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
     token_tiles(engine, variant).iter().filter_map(|&tile_m| instance(format, x, variant, engine, tile_m)).collect()
 }
 
-/// Share of the bandwidth that an H200 reaches with matrix instructions, per mille: conversions from FP8 and nested scales
-/// take instructions.
-fn bandwidth(format: Format, slab_k: usize) -> u32 {
+/// Shares of the arithmetic, per token of a tile, and bandwidth that an H200 reaches with matrix instructions, per mille:
+/// conversions from FP8 and nested scales take instructions. Where X lies well, `gemm` serves one token of most formats faster.
+fn mma_efficiency(format: Format, slab_k: usize) -> (u32, u32) {
     match format.encoding {
-        Encoding::E4M3 | Encoding::E5M2 => 740,
-        _ if slab_k > 128 => 650,
-        _ => 900,
+        Encoding::E4M3 | Encoding::E5M2 => (40, 740),
+        _ if slab_k > 128 => (10, 650),
+        Encoding::Codebook(_) => (40, 940),
+        _ => (40, 860),
     }
 }
 
@@ -78,8 +79,11 @@ fn instance(format: Format, x: DType, variant: Variant, engine: Engine, tile_m: 
         shape: Shape::Gemv { row_tiles: row_tiles as u32, x_slabs, unroll },
         layout,
         efficiency: match engine {
-            // A tile of eight tokens costs the same as one: the rate is per token.
-            Engine::Mma => (40 * tile_m, bandwidth(format, slab_k)),
+            Engine::Mma => {
+                let (arithmetic, bandwidth) = mma_efficiency(format, slab_k);
+                // A tile of eight tokens costs the same as one: the rate is per token.
+                (arithmetic * tile_m, bandwidth)
+            }
             Engine::Fma => (300, 700),
         },
     })

@@ -226,6 +226,22 @@ impl Instance {
         rounds && !self.format.scale_planes.is_empty()
     }
 
+    /// Whether codes become operands as they are, and offsets act on sums (`dequant/raw.cuh`): integers that the mantissa of
+    /// the type of X holds, in kernels whose scales act on sums.
+    pub(crate) fn takes_raw_codes(&self) -> bool {
+        let mantissa_bits = if self.x == DType::F16 { 10 } else { 7 };
+        let integers =
+            matches!(self.format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero);
+        let scaled = !self.format.scale_planes.is_empty();
+        // Offsets of sums as short as this cost as much as those of codes (measured on an H200); bf16 operands cost more.
+        let short = self.format.encoding == Encoding::IntZero && self.format.sub_block <= 32 && self.x == DType::F16;
+        matches!(self.shape, Shape::SlicedK { .. })
+            && integers
+            && scaled
+            && !short
+            && self.format.code_bits() <= mantissa_bits
+    }
+
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
     /// `mainloop/fed_params.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {

@@ -26,6 +26,7 @@ pub(super) fn print(instance: &Instance) -> String {
         ("QG_VARIANT", instance.variant.number()),
         ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
         ("QG_USE_MMA", u32::from(instance.engine == Engine::Mma)),
+        ("QG_RAW_CODES", u32::from(instance.takes_raw_codes())),
         ("QG_X_DTYPE", dtype_code(instance.x)),
         ("QG_PLAIN_DTYPE", plain),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
@@ -47,6 +48,7 @@ pub(super) fn print(instance: &Instance) -> String {
     constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
     constant("QG_SHARED_BYTES", instance.shared_bytes());
     constant("QG_ROUNDED", instance.rounds_weights().into());
+    constant("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero));
     match instance.shape {
         Shape::Gemv { row_tiles, x_slabs, unroll } => {
             constant("QG_ROW_TILES", row_tiles);
@@ -54,11 +56,7 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_X_SLABS", x_slabs);
             constant("QG_UNROLL", unroll);
         }
-        Shape::Gemm { row_tiles } => constant("QG_ROW_TILES", row_tiles),
-        Shape::GemmSyncCopy { row_tiles } => {
-            constant("QG_ROW_TILES", row_tiles);
-            constant("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero));
-        }
+        Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => constant("QG_ROW_TILES", row_tiles),
         Shape::SlicedK { row_tiles, warps, stages } => {
             constant("QG_ROW_TILES", row_tiles);
             constant("QG_WARPS_N", warps);

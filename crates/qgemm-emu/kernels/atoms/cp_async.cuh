@@ -12,6 +12,9 @@ QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes, QG_AT)
 QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
     emu->cp_async(shared, global, 16, source_bytes, file, line);
 }
+QG_DEVICE void cp_async_16_stream(u8* shared, const u8* global, QG_AT) {
+    emu->cp_async(shared, global, 16, 16, file, line);
+}
 QG_DEVICE void cp_async_commit_group() { emu->cp_async_commit(); }
 template <u32 N>
 QG_DEVICE void cp_async_wait_group(QG_AT) {

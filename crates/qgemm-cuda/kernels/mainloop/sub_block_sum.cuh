@@ -1,0 +1,106 @@
+// Sums over a sub-block (no more than a slab) on matrix instructions, and what the sub-block's scale and minimum make of
+// them: acc += scale * (codes · X) + min * Σx, all in units of the operands (`FROM_UNITS`).
+#pragma once
+#include "mainloop/mma_operand.cuh"
+
+// A span is the chunks whose operands are at hand together: those of a sub-block, at least one.
+constexpr u32 SPAN_K = !Operands::HAS_SCALE || QG_SUB_BLOCK < CHUNK_K ? CHUNK_K
+                       : QG_SUB_BLOCK < QG_SLAB_K                     ? QG_SUB_BLOCK
+                                                                      : QG_SLAB_K;
+constexpr u32 SPANS = QG_SLAB_K / SPAN_K, SPAN_CHUNKS = SPAN_K / CHUNK_K, SPAN_STEPS = SPAN_CHUNKS * STEPS;
+constexpr u32 SUM_STEPS = Operands::HAS_SCALE && QG_SUB_BLOCK < SPAN_K ? QG_SUB_BLOCK / STEP_K : SPAN_STEPS;
+constexpr u32 SPAN_SUMS = SPAN_STEPS / SUM_STEPS;
+
+// The operand of step `step` of span `span`: rows g and g + 8 of the tile.
+QG_DEVICE void load_operand(u32 (&a)[4], const Slab& slab, u32 span, u32 step) {
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+        a[i] = operand_pair(slab, quad_of(span * SPAN_CHUNKS + step / STEPS, i % 2, step % STEPS), i / 2);
+}
+
+#if QG_RAW_CODES
+// Sums of raw codes are kept apart by their lift.
+constexpr u32 PARTS = 2;
+QG_DEVICE constexpr u32 part_of(u32 step) { return raw_lift(step % STEPS) / LIFT; }
+constexpr float PART_FACTOR[PARTS] = {1.0f, LIFTED};
+constexpr float FROM_UNITS = RAW_UNITS;
+// Codes' common offset times Σx is what the sums begin with.
+constexpr bool SUMS_BEGIN_WITH_X = !Operands::HAS_MIN;
+QG_DEVICE constexpr u32 constant_pair(u32 first_step) {
+    return Operands::Format::constant_pair(raw_lift(first_step % STEPS));
+}
+#else
+constexpr u32 PARTS = 1;
+QG_DEVICE constexpr u32 part_of(u32) { return 0; }
+constexpr float PART_FACTOR[PARTS] = {1.0f};
+constexpr float FROM_UNITS = 1.0f;
+constexpr bool SUMS_BEGIN_WITH_X = false;
+QG_DEVICE constexpr u32 constant_pair(u32) { return ONE_PAIR; }
+#endif
+
+constexpr bool TAKES_SUMS_OF_X = Operands::HAS_MIN || SUMS_BEGIN_WITH_X;
+
+// Each token's Σx over the columns of a sum, times a constant, as the D registers of one instruction (all rows alike).
+struct SumOfX {
+    float value[4];
+
+    // `b` are the B operands of the span's steps.
+    QG_DEVICE SumOfX of(const u32 (&b)[SPAN_STEPS][2], u32 sum) {
+        SumOfX x = {};
+        if constexpr (!TAKES_SUMS_OF_X) return x;
+        const u32 one = constant_pair(sum * SUM_STEPS), ones[4] = {one, one, one, one};
+#pragma unroll
+        for (u32 i = 0; i < SUM_STEPS; i++) mma_step(x.value, ones, b[sum * SUM_STEPS + i]);
+        return x;
+    }
+};
+
+// Scale and minimum of a lane's two rows.
+struct SumFactors {
+    float scale[2][PARTS], min[2];
+
+    QG_DEVICE SumFactors of(const Slab& slab, u32 span, u32 sum) {
+        const u32 sub = (span * SPAN_K + sum * SUM_STEPS * STEP_K) / QG_SUB_BLOCK;
+        SumFactors f;
+#pragma unroll
+        for (u32 row = 0; row < 2; row++) {
+            const float scale = Operands::scale(slab, row, sub);
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = part == 0 ? scale : scale * PART_FACTOR[part];
+            f.min[row] = Operands::min(slab, row, sub);
+        }
+        return f;
+    }
+};
+
+// The sums of 16 rows and eight tokens under way.
+struct SubBlockSum {
+    float part[PARTS][4];
+
+    QG_DEVICE SubBlockSum begin(const SumOfX& x, u32 sum) {
+        SubBlockSum s = {};
+        if constexpr (SUMS_BEGIN_WITH_X) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) s.part[part_of(sum * SUM_STEPS)][i] = x.value[i];
+        }
+        return s;
+    }
+    QG_DEVICE void multiply(SubBlockSum& s, const u32 (&a)[4], const u32 (&b)[2], u32 step) {
+        mma_step(s.part[part_of(step)], a, b);
+    }
+    QG_DEVICE void add_to(float (&acc)[4], const SubBlockSum& s, const SumFactors& f, const SumOfX& x, u32 sum) {
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++) {
+            bool used = false;
+#pragma unroll
+            for (u32 i = 0; i < SUM_STEPS; i++) used |= part_of(sum * SUM_STEPS + i) == part;
+            if (!used) continue;
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc[i] += f.scale[i / 2][part] * s.part[part][i];
+        }
+        if constexpr (Operands::HAS_MIN) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc[i] += f.min[i / 2] * x.value[i];
+        }
+    }
+};
