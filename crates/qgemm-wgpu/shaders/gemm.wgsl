@@ -44,20 +44,9 @@ fn load_x(m0: u32, s0: u32, thread: u32) {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
-        return;
-    }
-    let m0 = group.y * TILE_M;
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let tn = thread % THREADS_N;
     let tm = thread / THREADS_N;
-    begin(thread);
 
     // Sums of token i of the invocation's vector v: of its first four rows, and of its second.
     #for v THREAD_M_VECTORS

@@ -35,17 +35,7 @@ fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
     #end
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
-        return;
-    }
-    let m0 = group.y * TILE_M;
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let first_token = thread / LANES * TOKENS;
     let rows = rows_of_lane(n0, lane);

@@ -27,6 +27,8 @@ const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
+/// The entry point of shaders that have none of their own.
+pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const STAGE_X: &str = include_str!("../shaders/stage_x.wgsl");
 
 macro_rules! snippets {

@@ -9,7 +9,7 @@ const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 // Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then of (SLICES, TILE_M, LANES) of sums.
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
-fn tokens(m0: u32, n0: u32, thread: u32) {
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;
     let rows = rows_of_lane(n0, lane);

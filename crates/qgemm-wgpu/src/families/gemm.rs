@@ -7,7 +7,7 @@ use qgemm_hal::{
     Unsupported,
 };
 
-use crate::shader::{Codes, FourRows, Part, table_bytes};
+use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 
 /// Name of the family.
 const NAME: &str = "gemm";
@@ -59,7 +59,13 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: vec![QUADS, MAIN_LOOP], constants }
+    Part {
+        extensions: "",
+        rows: FourRows::Beside,
+        codes: Codes::Numbers,
+        sources: vec![QUADS, MAIN_LOOP, ENTRY],
+        constants,
+    }
 }
 
 /// The configurations that an adapter's workgroup memory allows.

@@ -11,7 +11,7 @@ use qgemm_hal::{
 
 use super::gemv::UNITS;
 use super::gemv_int8::{UNIT_BYTES, X_INT8, check_integers};
-use crate::shader::{Codes, FourRows, Part};
+use crate::shader::{Codes, ENTRY, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemm_int8";
@@ -62,7 +62,7 @@ pub(crate) fn part(config: &TileConfig, format: Format) -> Part {
         ("CHUNK_UNITS", CHUNK_UNITS),
         ("TILE_VECTORS", config.shared_bytes / 16),
     ];
-    let sources = vec![UNITS, X_INT8, MAIN_LOOP];
+    let sources = vec![UNITS, X_INT8, MAIN_LOOP, ENTRY];
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
