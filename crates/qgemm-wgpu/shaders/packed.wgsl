@@ -48,18 +48,19 @@ fn scale_alone(scale: vec4<f32>) -> Affine {
     return Affine(scale, vec4<f32>(0.0));
 }
 
-// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each.
+// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each. Those of the
+// second four sub-blocks have their lower four bits in the last four bytes, the upper two above those of the first four. Without
+// a branch, at which an invocation would wait for what it loads before it loads more.
 fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {
-    var scale: vec4<u32>;
-    var minimum: vec4<u32>;
-    if (sub < 4u) {
-        scale = record_u8(rows, plane, 4u + sub) & vec4<u32>(63u);
-        minimum = record_u8(rows, plane, 8u + sub) & vec4<u32>(63u);
-    } else {
-        let nibbles = record_u8(rows, plane, 8u + sub);
-        scale = (nibbles & vec4<u32>(15u)) | ((record_u8(rows, plane, sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
-        minimum = (nibbles >> vec4<u32>(4u)) | ((record_u8(rows, plane, 4u + sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
-    }
+    let byte = sub % 4u;
+    let scales = record_u8(rows, plane, 4u + byte);
+    let minima = record_u8(rows, plane, 8u + byte);
+    let nibbles = record_u8(rows, plane, 12u + byte);
+    let is_second = sub >= 4u;
+    let second_scale = (nibbles & vec4<u32>(15u)) | ((scales >> vec4<u32>(6u)) << vec4<u32>(4u));
+    let second_minimum = (nibbles >> vec4<u32>(4u)) | ((minima >> vec4<u32>(6u)) << vec4<u32>(4u));
+    let scale = select(scales & vec4<u32>(63u), second_scale, is_second);
+    let minimum = select(minima & vec4<u32>(63u), second_minimum, is_second);
     return Affine(
         record_f16(rows, plane, 0u) * vec4<f32>(scale),
         -record_f16(rows, plane, 2u) * vec4<f32>(minimum),

@@ -68,6 +68,19 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), shared)))
 }
 
+/// The first adapter; where this machine has none, the test is reported as skipped.
+#[cfg(test)]
+pub(crate) fn open_for_test() -> Option<Arc<dyn Device>> {
+    match open(0) {
+        Ok(device) => Some(device),
+        Err(HalError::NoDevice { device, why }) => {
+            qgemm_testkit::skipped(&format!("unit tests on {device}"), &why);
+            None
+        }
+        Err(error) => panic!("an adapter is there, but does not open: {error}"),
+    }
+}
+
 /// The adapter that a device of the caller's was opened on, to ask what a device does not tell.
 pub(crate) fn adapter_of(device: &wgpu::Device) -> Option<wgpu::Adapter> {
     let about = device.adapter_info();

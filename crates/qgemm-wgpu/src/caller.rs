@@ -81,7 +81,8 @@ pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer,
     Ok(WgpuBuffer::wrap(shared, buffer.clone(), len))
 }
 
-fn shared_of(device: &dyn Device) -> Result<&Arc<Shared>, HalError> {
+/// What the objects of `device`, which must be of this backend, share.
+pub(crate) fn shared_of(device: &dyn Device) -> Result<&Arc<Shared>, HalError> {
     match device.as_any().downcast_ref::<WgpuDevice>() {
         Some(device) => Ok(&device.shared),
         None => Err(HalError::WrongDevice { device: device.info().id, what: "a device that is not of wgpu" }),

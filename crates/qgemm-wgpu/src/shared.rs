@@ -274,16 +274,13 @@ fn scoped<T>(device: &wgpu::Device, work: impl FnOnce() -> T) -> Result<T, Fault
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::WgpuDevice;
+    use crate::adapter::open_for_test;
+    use crate::caller::shared_of;
 
     #[test]
     fn a_lost_device_is_an_error_of_every_call() {
-        let opened = match crate::open(0) {
-            Ok(opened) => opened,
-            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
-            Err(error) => panic!("{error}"),
-        };
-        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let Some(opened) = open_for_test() else { return };
+        let shared = shared_of(&*opened).expect("our own");
         let stream = opened.default_stream();
         let mut buffer = opened.allocate(8, "test").expect("small");
         shared.device.destroy();
@@ -309,12 +306,8 @@ mod tests {
 
     #[test]
     fn what_wgpu_refuses_is_an_error_with_the_call() {
-        let opened = match crate::open(0) {
-            Ok(opened) => opened,
-            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
-            Err(error) => panic!("{error}"),
-        };
-        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let Some(opened) = open_for_test() else { return };
+        let shared = shared_of(&*opened).expect("our own");
         let error = shared.scoped("trying", || {
             shared.device.create_buffer(&wgpu::BufferDescriptor {
                 label: None,
