@@ -11,8 +11,8 @@ use crate::bind_groups::BindGroups;
 use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
 
-/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a wait is
-/// handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
+/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a
+/// wait is handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
 const MOST_TOGETHER: usize = 16;
 
 /// An opened wgpu device. Buffers, streams, events and kernels hold it and know each other by it.
@@ -152,8 +152,8 @@ impl Shared {
         Ok(result)
     }
 
-    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before the next
-    /// work of another kind.
+    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before
+    /// the next work of another kind.
     pub fn launch(&self, record: impl FnOnce(&mut wgpu::ComputePass<'static>)) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         record(&mut pending.open.get_or_insert_with(|| Open::new(&self.device)).pass);

@@ -1,5 +1,5 @@
-//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a workgroup
-//! share K.
+//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a
+//! workgroup share K.
 
 use std::sync::Arc;
 

@@ -19,8 +19,8 @@ use crate::memory::VECTOR;
 use crate::shared::Shared;
 use crate::weight_code::WeightCode;
 
-/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates a
-/// command buffer on the host, and the first launch with its operands a bind group.
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates
+/// a command buffer on the host, and the first launch with its operands a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,

@@ -1,5 +1,5 @@
-//! Activations that matrix instructions cannot read as they lie: which operations want a copy of them, and the dispatches that make
-//! it in the workspace before the product's.
+//! Activations that matrix instructions cannot read as they lie: which operations want a copy of them, and the
+//! dispatches that make it in the workspace before the product's.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -48,8 +48,8 @@ pub(super) fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupport
     Ok(())
 }
 
-/// The copy of X that a kernel of `config` takes where X itself will not do: its type is another, or its rows are not whole steps of
-/// neighbouring columns in the order of W's.
+/// The copy of X that a kernel of `config` takes where X itself will not do: its type is another, or its rows are not
+/// whole steps of neighbouring columns in the order of W's.
 pub(super) fn staged_x(op: &CheckedGemm, config: &TileConfig) -> Option<StagedX> {
     let scaled = op.x.dtype != DType::F16;
     let whole_steps = op.stored_k.is_multiple_of(config.tile_k as usize);
