@@ -88,8 +88,8 @@ impl Context {
     /// [`Problem::activation`]. The weight has the output features of one of them.
     ///
     /// # Errors
-    /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column order;
-    /// and as [`Context::load`].
+    /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column
+    /// order; and as [`Context::load`].
     pub fn load_gated(&self, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
         Weight::load_gated(&*self.device, &self.default_stream(), gate, up)
     }
@@ -99,12 +99,14 @@ impl Context {
     /// ([`open_packed`](crate::open_packed)).
     ///
     /// # Errors
-    /// [`Error::WrongLayout`] when this device's kernels read another layout, or a device error such as exhausted memory.
+    /// [`Error::WrongLayout`] when this device's kernels read another layout, or a device error such as exhausted
+    /// memory.
     pub fn load_packed(&self, packed: &PackedWeight) -> Result<Weight, Error> {
         Weight::from_packed(&*self.device, &self.default_stream(), packed)
     }
 
-    /// A copy of a weight in host memory, packed as it is on the device: to be [written](PackedWeight::write) to a file.
+    /// A copy of a weight in host memory, packed as it is on the device: to be [written](PackedWeight::write) to a
+    /// file.
     ///
     /// # Errors
     /// When the weight is on another device, or a device error.

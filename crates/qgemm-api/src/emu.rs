@@ -1,5 +1,5 @@
-//! What only emulated devices (`emu:sm75`) have: counters of what a kernel asks of the memory system and the matrix units,
-//! from which a kernel for a chip that is not here is tuned.
+//! What only emulated devices (`emu:sm75`) have: counters of what a kernel asks of the memory system and the matrix
+//! units, from which a kernel for a chip that is not here is tuned.
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,6 @@
-//! Quantized matrix multiplication on every machine: `D = activation(alpha · X·Wᵀ + beta · C + bias) + residual` and gated
-//! pairs, with the weights `W` quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU. The only crate of qgemm that
-//! a user depends on.
+//! Quantized matrix multiplication on every machine: `D = activation(alpha · X·Wᵀ + beta · C + bias) + residual` and
+//! gated pairs, with the weights `W` quantized, on NVIDIA GPUs from Volta on, on whatever wgpu reaches, and on the CPU.
+//! The only crate of qgemm that a user depends on.
 //!
 //! A layer from a model file to a result:
 //!
@@ -72,8 +72,8 @@
 //! # Features
 //! `cuda` and `wgpu`, both on by default, add their backends. Neither needs a driver or a toolkit to build or to
 //! start: where there is none, [`devices`] says so. `emu` adds devices that emulate GPUs (`emu:sm75`), for tests.
-//! `experimental-cooperative-matrix` has wgpu multiply with matrix instructions where the adapter has them in f16; wgpu calls its own
-//! code for them experimental and possibly unsound, so the feature is not on by default.
+//! `experimental-cooperative-matrix` has wgpu multiply with matrix instructions where the adapter has them in f16;
+//! wgpu calls its own code for them experimental and possibly unsound, so the feature is not on by default.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 

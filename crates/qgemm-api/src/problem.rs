@@ -25,8 +25,8 @@ use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
 /// ([`HostWeight::with_row_scale`](crate::HostWeight::with_row_scale)), so that scales per channel cost nothing more;
 /// every other operand is there when a method below states it.
 ///
-/// Unless said otherwise `alpha` is 1, there is no other operand than X, W and D, the activation is the identity, X is f32,
-/// D has the type of X, and all operands are row-major without gaps. A gated pair's activation must be stated.
+/// Unless said otherwise `alpha` is 1, there is no other operand than X, W and D, the activation is the identity, X is
+/// f32, D has the type of X, and all operands are row-major without gaps. A gated pair's activation must be stated.
 ///
 /// [`Context::load_gated`]: crate::Context::load_gated
 /// [`Context::plan`]: crate::Context::plan
@@ -91,11 +91,11 @@ impl Problem {
         self
     }
 
-    /// How far activations may be rounded ([`XRounding::Int8`] when not given). A permission: the planner uses what makes the
-    /// product fast on its device. Where every bit of X counts, [`XRounding::Exact`] asks for it, and [`XRounding::F16`] for
-    /// eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the arithmetic
-    /// ([`TileConfig::math`](crate::TileConfig::math)) and [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch
-    /// say.
+    /// How far activations may be rounded ([`XRounding::Int8`] when not given). A permission: the planner uses what
+    /// makes the product fast on its device. Where every bit of X counts, [`XRounding::Exact`] asks for it, and
+    /// [`XRounding::F16`] for eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the
+    /// arithmetic ([`TileConfig::math`](crate::TileConfig::math)) and
+    /// [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch say.
     pub fn x_rounding(mut self, allowed: XRounding) -> Self {
         self.x_rounding = allowed;
         self
@@ -120,7 +120,8 @@ impl Problem {
         self
     }
 
-    /// Adds a bias to every row before the activation: N elements, or, of a gated pair, 2 N, the gate's and then the up's.
+    /// Adds a bias to every row before the activation: N elements, or, of a gated pair, 2 N, the gate's and then the
+    /// up's.
     pub fn bias(mut self, dtype: DType) -> Self {
         self.bias = Some(dtype);
         self
@@ -133,16 +134,17 @@ impl Problem {
         self
     }
 
-    /// Applies a function to everything added up so far; of a gated pair, to the gate, which is then multiplied with the
-    /// up.
+    /// Applies a function to everything added up so far; of a gated pair, to the gate, which is then multiplied with
+    /// the up.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.activation = Some(activation);
         self
     }
 
-    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D, unless
-    /// both are memory of the caller's on a CUDA device and the same: every element of the residual is read by the thread
-    /// that then writes the same element of D, so one address, element type and row stride for both is right there.
+    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D,
+    /// unless both are memory of the caller's on a CUDA device and the same: every element of the residual is read by
+    /// the thread that then writes the same element of D, so one address, element type and row stride for both is right
+    /// there.
     pub fn residual(mut self, dtype: DType) -> Self {
         self.residual = Some(dtype);
         self

@@ -239,7 +239,8 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Least bytes that a processor reads from before it begins again. Its last cache may be shared by many, and reported in part.
+/// Least bytes that a processor reads from before it begins again. Its last cache may be shared by many, and reported
+/// in part.
 const HOST_BYTES: usize = 1 << 30;
 
 /// So many copies of a weight of `bytes` bytes that none is still in the last-level cache when its turn comes.

@@ -1,4 +1,5 @@
-//! `qgemm support`: which arithmetic serves each format on each kind of device, as the kernel families themselves offer it.
+//! `qgemm support`: which arithmetic serves each format on each kind of device, as the kernel families themselves offer
+//! it.
 
 use std::fmt::Write;
 

@@ -2,11 +2,12 @@
 //     v = alpha * row_scale * token_scale * sum + beta * C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
 //
-// An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A gated pair's
-// rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four features of both.
+// An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A
+// gated pair's rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four
+// features of both.
 
-// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D. In a loop, so that what finishes a
-// sum stands in the program once: drivers write every call out.
+// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D. In a loop, so that what
+// finishes a sum stands in the program once: drivers write every call out.
 fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let gated = has(FLAG_GATED);
     let pair_feature = (row - row % 16u) / 2u + row % 16u;
@@ -47,14 +48,14 @@ fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec
     }
     if (has(FLAG_C)) {
         let at = four(p.c_base + m * p.c_row + row, count);
-        let word = words_of(at, p.shape.c_dtype);
-        let words = vec4<u32>(c_words[word.x], c_words[word.y], c_words[word.z], c_words[word.w]);
+        let i = words_of(at, p.shape.c_dtype);
+        let words = vec4<u32>(c_words[i.x], c_words[i.y], c_words[i.z], c_words[i.w]);
         value += p.shape.beta * elements(words, at, p.shape.c_dtype);
     }
     if (has(FLAG_BIAS)) {
         let at = four(p.bias_base + bias_index, count);
-        let word = words_of(at, p.shape.bias_dtype);
-        let words = vec4<u32>(bias_words[word.x], bias_words[word.y], bias_words[word.z], bias_words[word.w]);
+        let i = words_of(at, p.shape.bias_dtype);
+        let words = vec4<u32>(bias_words[i.x], bias_words[i.y], bias_words[i.z], bias_words[i.w]);
         value += elements(words, at, p.shape.bias_dtype);
     }
     return value;
@@ -65,8 +66,8 @@ fn residual(m: u32, feature: u32, count: u32) -> vec4<f32> {
         return vec4<f32>();
     }
     let at = four(p.residual_base + m * p.residual_row + feature, count);
-    let word = words_of(at, p.shape.residual_dtype);
-    let words = vec4<u32>(residual_words[word.x], residual_words[word.y], residual_words[word.z], residual_words[word.w]);
+    let i = words_of(at, p.shape.residual_dtype);
+    let words = vec4<u32>(residual_words[i.x], residual_words[i.y], residual_words[i.z], residual_words[i.w]);
     return elements(words, at, p.shape.residual_dtype);
 }
 

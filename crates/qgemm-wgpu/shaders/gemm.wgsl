@@ -1,10 +1,10 @@
-// Many tokens: a workgroup computes a TILE_N x TILE_M tile of D, an invocation eight of its
-// outputs for THREAD_M_VECTORS times four tokens. Every step along K decodes a
-// TILE_N x TILE_K tile of W to f32 and copies a TILE_M x TILE_K tile of X, both into workgroup memory. Every sum is added in
-// the order of K, so its bits do not depend on the tile sizes.
+// Many tokens: a workgroup computes a TILE_N x TILE_M tile of D, an invocation eight of its outputs for
+// THREAD_M_VECTORS times four tokens. Every step along K decodes a TILE_N x TILE_K tile of W to f32 and copies a TILE_M
+// x TILE_K tile of X, both into workgroup memory. Every sum is added in the order of K, so its bits do not depend on
+// the tile sizes.
 
-// Vectors of a column of each tile, and the halves in which invocations take theirs: so those that are read at once stand
-// side by side.
+// Vectors of a column of each tile, and the halves in which invocations take theirs: so those that are read at once
+// stand side by side.
 const W_VECTORS: u32 = TILE_N / 4u;
 const W_HALF: u32 = W_VECTORS / 2u;
 const X_VECTORS: u32 = TILE_M / 4u;
@@ -44,20 +44,9 @@ fn load_x(m0: u32, s0: u32, thread: u32) {
     }
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
-        return;
-    }
-    let m0 = group.y * TILE_M;
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let tn = thread % THREADS_N;
     let tm = thread / THREADS_N;
-    begin(thread);
 
     // Sums of token i of the invocation's vector v: of its first four rows, and of its second.
     #for v THREAD_M_VECTORS

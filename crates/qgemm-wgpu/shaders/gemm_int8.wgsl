@@ -1,6 +1,7 @@
-// Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows of W for TOKENS
-// of them. LANES invocations side by side have all rows and the same tokens, whose codes one load brings to all. X is in workgroup
-// memory, CHUNK_UNITS units at a time; a unit of W is on its way while the one before is multiplied. Every sum is added in the order of K.
+// Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows
+// of W for TOKENS of them. LANES invocations side by side have all rows and the same tokens, whose codes one load
+// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time; a unit of W is on its way while the one before
+// is multiplied. Every sum is added in the order of K.
 
 const LANES: u32 = TILE_N / 4u;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
@@ -10,7 +11,8 @@ var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 alias Sums = array<vec4<f32>, TOKENS>;
 
-// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are taken from their words once.
+// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are taken from their words
+// once.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
     #for s SPANS
     #for q SPAN_QUADS
@@ -35,17 +37,7 @@ fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
     #end
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
-        return;
-    }
-    let m0 = group.y * TILE_M;
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let first_token = thread / LANES * TOKENS;
     let rows = rows_of_lane(n0, lane);
@@ -66,8 +58,8 @@ fn main(
         }
     }
 
-    // Of one token of each group after the other, the next moving up, so that what finishes sums stands in the program once. Half of
-    // the invocations have the first four of eight rows and get the others from a neighbour.
+    // Of one token of each group after the other, the next moving up, so that what finishes sums stands in the program
+    // once. Half of the invocations have the first four of eight rows and get the others from a neighbour.
     let row = n0 + lane * 4u;
     for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
         workgroupBarrier();

@@ -1,14 +1,14 @@
-// Many tokens with matrix instructions: a workgroup computes a TILE_N x TILE_M tile of D, a subgroup NS x MS matrices of SIDE x
-// SIDE sums of it, W on the left. Every step along K decodes a TILE_N x TILE_K tile of W to f16 and copies a TILE_M x TILE_K tile of X,
-// both into workgroup memory; those of the next step are on their way from memory meanwhile. Nothing returns early: wgpu wants all
-// invocations at matrix instructions.
+// Many tokens with matrix instructions: a workgroup computes a TILE_N x TILE_M tile of D, a subgroup NS x MS matrices
+// of SIDE x SIDE sums of it, W on the left. Every step along K decodes a TILE_N x TILE_K tile of W to f16 and copies a
+// TILE_M x TILE_K tile of X, both into workgroup memory; those of the next step are on their way from memory meanwhile.
+// Nothing returns early: wgpu wants all invocations at matrix instructions.
 
-// X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is what a copy
-// is for: one, never taken, makes products of 512 tokens take twice as long on an H200.
+// X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is
+// what a copy is for: one, never taken, makes products of 512 tokens take twice as long on an H200.
 @group(0) @binding(0) var<storage, read> x_halves: array<vec4<f16>>;
 
-// Vectors of four from one column of W to the next, and from one token of X to the next: eight halves more than they hold, so that
-// what is read at once stands in different banks.
+// Vectors of four from one column of W to the next, and from one token of X to the next: eight halves more than they
+// hold, so that what is read at once stands in different banks.
 const W_PITCH: u32 = TILE_N / 4u + 2u;
 const X_PITCH: u32 = TILE_K / 4u + 2u;
 const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
@@ -145,7 +145,8 @@ fn main(
         buffer = (buffer + 1u) % BUFFERS;
     }
 
-    // Sixteen rows and tokens after the other, the next moving up, so that what finishes sums stands in the program once.
+    // Sixteen rows and tokens after the other, the next moving up, so that what finishes sums stands in the program
+    // once.
     for (var j = 0u; j < MS / BLOCK; j++) {
         for (var i = 0u; i < NS / BLOCK; i++) {
             #for b BLOCK
@@ -187,8 +188,8 @@ fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
     }
 }
 
-// What the sums of token m are multiplied with, the inverse of what X was. Binding 3 holds it where X is a copy, whose columns are
-// in order.
+// What the sums of token m are multiplied with, the inverse of what X was. Binding 3 holds it where X is a copy, whose
+// columns are in order.
 fn x_factor(m: u32) -> f32 {
     if (has(FLAG_X_FACTOR)) {
         return bitcast<f32>(k_order[p.k_order_base + m]);

@@ -1,6 +1,7 @@
 // X by token and stored column of W.
 
-// What row `m` of X holds for the stored columns `s .. s + 8` of W, `s` being a multiple of eight; 0 where it holds nothing.
+// What row `m` of X holds for the stored columns `s .. s + 8` of W, `s` being a multiple of eight; 0 where it holds
+// nothing.
 fn x8(m: u32, s: u32) -> Eight {
     let row = p.x_base + m * p.x_row;
     if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {

@@ -1,5 +1,5 @@
-// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation decodes four
-// rows at a time, which `rows_*.wgsl` before this says.
+// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation
+// decodes four rows at a time, which `rows_*.wgsl` before this says.
 
 const TILE_ROWS: u32 = 16u;
 
@@ -20,8 +20,9 @@ fn by_words(plane: Plane) -> bool {
     return plane.rows == 1u && plane.row % 4u == 0u;
 }
 
-// Of sub-blocks of four rows: a value is `scale * number + min`, the number being the unsigned code as an integer or what
-// table, FP8 or type make of it. What `dequant/<stem>.wgsl` reads from the records; `encoding/` may keep it otherwise.
+// Of sub-blocks of four rows: a value is `scale * number + min`, the number being the unsigned code as an integer or
+// what table, FP8 or type make of it. What `dequant/<stem>.wgsl` reads from the records; `encoding/` may keep it
+// otherwise.
 struct Affine {
     scale: vec4<f32>,
     min: vec4<f32>,
@@ -48,18 +49,19 @@ fn scale_alone(scale: vec4<f32>) -> Affine {
     return Affine(scale, vec4<f32>(0.0));
 }
 
-// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each.
+// Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each. Those
+// of the second four sub-blocks have their lower four bits in the last four bytes, the upper two above those of the
+// first four. Without a branch, at which an invocation would wait for what it loads before it loads more.
 fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {
-    var scale: vec4<u32>;
-    var minimum: vec4<u32>;
-    if (sub < 4u) {
-        scale = record_u8(rows, plane, 4u + sub) & vec4<u32>(63u);
-        minimum = record_u8(rows, plane, 8u + sub) & vec4<u32>(63u);
-    } else {
-        let nibbles = record_u8(rows, plane, 8u + sub);
-        scale = (nibbles & vec4<u32>(15u)) | ((record_u8(rows, plane, sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
-        minimum = (nibbles >> vec4<u32>(4u)) | ((record_u8(rows, plane, 4u + sub) >> vec4<u32>(6u)) << vec4<u32>(4u));
-    }
+    let byte = sub % 4u;
+    let scales = record_u8(rows, plane, 4u + byte);
+    let minima = record_u8(rows, plane, 8u + byte);
+    let nibbles = record_u8(rows, plane, 12u + byte);
+    let is_second = sub >= 4u;
+    let second_scale = (nibbles & vec4<u32>(15u)) | ((scales >> vec4<u32>(6u)) << vec4<u32>(4u));
+    let second_minimum = (nibbles >> vec4<u32>(4u)) | ((minima >> vec4<u32>(6u)) << vec4<u32>(4u));
+    let scale = select(scales & vec4<u32>(63u), second_scale, is_second);
+    let minimum = select(minima & vec4<u32>(63u), second_minimum, is_second);
     return Affine(
         record_f16(rows, plane, 0u) * vec4<f32>(scale),
         -record_f16(rows, plane, 2u) * vec4<f32>(minimum),

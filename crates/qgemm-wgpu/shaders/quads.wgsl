@@ -8,8 +8,8 @@ struct Quad {
     d: vec4<f32>,
 }
 
-// What a quad is decoded from: codes of up to eight bits stand in `a`, and `b` has those of the second plane; wider ones take as
-// many words as they need.
+// What a quad is decoded from: codes of up to eight bits stand in `a`, and `b` has those of the second plane; wider
+// ones take as many words as they need.
 struct QuadWords {
     a: vec4<u32>,
     b: vec4<u32>,
@@ -41,7 +41,12 @@ fn quad_words(rows: Rows, quad: u32) -> QuadWords {
 fn numbers_of(w: QuadWords) -> Quad {
     if (LOW_BITS == 32u) {
         let none = vec4<u32>();
-        return Quad(number(w.a, none, 0u, 0u), number(w.b, none, 0u, 0u), number(w.c, none, 0u, 0u), number(w.d, none, 0u, 0u));
+        return Quad(
+            number(w.a, none, 0u, 0u),
+            number(w.b, none, 0u, 0u),
+            number(w.c, none, 0u, 0u),
+            number(w.d, none, 0u, 0u),
+        );
     }
     if (LOW_BITS == 16u) {
         let none = vec4<u32>();
@@ -52,5 +57,10 @@ fn numbers_of(w: QuadWords) -> Quad {
             number(w.b, none, 16u, 0u),
         );
     }
-    return Quad(number(w.a, w.b, 0u, 0u), number(w.a, w.b, 16u, 16u), number(w.a, w.b, 8u, 8u), number(w.a, w.b, 24u, 24u));
+    return Quad(
+        number(w.a, w.b, 0u, 0u),
+        number(w.a, w.b, 16u, 16u),
+        number(w.a, w.b, 8u, 8u),
+        number(w.a, w.b, 24u, 24u),
+    );
 }

@@ -1,5 +1,5 @@
-// Four rows of a tile of W, the first a multiple of four: their words stand side by side, one load brings them. Of layout R:
-// tiles of 16 rows, in each the slabs of SLAB_K columns.
+// Four rows of a tile of W, the first a multiple of four: their words stand side by side, one load brings them. Of
+// layout R: tiles of 16 rows, in each the slabs of SLAB_K columns.
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 

@@ -1,6 +1,6 @@
-// The same row of four tiles of W that follow one another. Sixteen invocations side by side have the rows of these tiles, so that
-// each load of theirs reads neighbouring words, however wide a driver makes it. Of layout R: tiles of 16 rows, in each the slabs
-// of SLAB_K columns.
+// The same row of four tiles of W that follow one another. Sixteen invocations side by side have the rows of these
+// tiles, so that each load of theirs reads neighbouring words, however wide a driver makes it. Of layout R: tiles of 16
+// rows, in each the slabs of SLAB_K columns.
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 

@@ -1,8 +1,8 @@
-// Copies X for matrix instructions, a token a workgroup: in f16, in the order in which W stores its columns, rounded after the
-// token was multiplied by a power of two that brings its largest finite magnitude to [2^14, 2^15).
+// Copies X for matrix instructions, a token a workgroup: in f16, in the order in which W stores its columns, rounded
+// after the token was multiplied by a power of two that brings its largest finite magnitude to [2^14, 2^15).
 
-// The copy, rows of `d_row` halves from half `d_base` on, by vectors of eight. From word `token_scale_base` on, the inverse of what
-// each token was multiplied with.
+// The copy, rows of `d_row` halves from half `d_base` on, by vectors of eight. From word `token_scale_base` on, the
+// inverse of what each token was multiplied with.
 @group(0) @binding(8) var<storage, read_write> staged: array<vec4<u32>>;
 
 var<workgroup> largest: array<u32, THREADS>;
@@ -44,7 +44,8 @@ fn main(
         let x = x8(m, s);
         let lo = x.lo * factor;
         let hi = x.hi * factor;
-        staged[(p.d_base + m * p.d_row + s) / 8u] = vec4<u32>(pair(lo.x, lo.y), pair(lo.z, lo.w), pair(hi.x, hi.y), pair(hi.z, hi.w));
+        let halves = vec4<u32>(pair(lo.x, lo.y), pair(lo.z, lo.w), pair(hi.x, hi.y), pair(hi.z, hi.w));
+        staged[(p.d_base + m * p.d_row + s) / 8u] = halves;
     }
 }
 

@@ -1,6 +1,6 @@
-// X quantized to eight bits, as `QuantizedActivations` of `qgemm-formats` does, bit by bit: a block of X_BLOCK columns has the factor
-// `d = max |x| / 127` and codes `round(x * (1 / d))`. A unit of a token is two vectors of codes, in the order in which words of W hold
-// a quad's, and one with d and with `d * (sum of codes)` of its spans.
+// X quantized to eight bits, as `QuantizedActivations` of `qgemm-formats` does, bit by bit: a block of X_BLOCK columns
+// has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`. A unit of a token is two vectors of codes, in the
+// order in which words of W hold a quad's, and one with d and with `d * (sum of codes)` of its spans.
 
 const UNIT_PITCH: u32 = 3u;
 const BLOCK_UNITS: u32 = X_BLOCK / UNIT;
@@ -12,7 +12,8 @@ const INFINITY_BITS: u32 = 0x7f800000u;
 const LEAST_LARGEST: u32 = 0x03fe0000u;
 const LEAST_FACTOR: u32 = 0x00800000u;
 
-// Brings `units` units of X from column `s0` on. There are as many invocations as units of a chunk or fewer, by a power of two.
+// Brings `units` units of X from column `s0` on. There are as many invocations as units of a chunk or fewer, by a power
+// of two.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     for (var i = thread; i < CHUNK; i += THREADS) {
         let unit = i % CHUNK_UNITS;
@@ -60,7 +61,8 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
 
 // The bits of the largest magnitude: those of a NaN are larger than those of infinity, and these than all others.
 fn largest_of(x: Eight) -> u32 {
-    let magnitudes = max(bitcast<vec4<u32>>(x.lo) & vec4<u32>(0x7fffffffu), bitcast<vec4<u32>>(x.hi) & vec4<u32>(0x7fffffffu));
+    let magnitude = vec4<u32>(0x7fffffffu);
+    let magnitudes = max(bitcast<vec4<u32>>(x.lo) & magnitude, bitcast<vec4<u32>>(x.hi) & magnitude);
     return max(max(magnitudes.x, magnitudes.y), max(magnitudes.z, magnitudes.w));
 }
 

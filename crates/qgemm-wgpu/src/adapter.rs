@@ -46,10 +46,10 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     let matrices = CooperativeMatrices::of(&adapter, adapter.features());
     if matrices.is_some() {
         required_features |= COOPERATIVE_FEATURES;
-        // SAFETY: it acknowledges that wgpu's experimental code may have undefined behaviour that safe calls reach. Whoever builds
-        // with the cargo feature of this name, which is off by default, has accepted that. What reaches it is `gemm_matrix` alone:
-        // our own text, whose matrices lie within arrays in workgroup memory at places that are constants of the tile, loaded and
-        // stored in control flow that is the same for all invocations.
+        // SAFETY: it acknowledges that wgpu's experimental code may have undefined behaviour that safe calls reach.
+        // Whoever builds with the cargo feature of this name, which is off by default, has accepted that. What reaches
+        // it is `gemm_matrix` alone: our own text, whose matrices lie within arrays in workgroup memory at places that
+        // are constants of the tile, loaded and stored in control flow that is the same for all invocations.
         experimental_features = unsafe { ExperimentalFeatures::enabled() };
     }
     let request = adapter.request_device(&wgpu::DeviceDescriptor {
@@ -66,6 +66,19 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     })?;
     let shared = Shared::new(id, device, queue, matrices, Owner::Backend)?;
     Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), shared)))
+}
+
+/// The first adapter; where this machine has none, the test is reported as skipped.
+#[cfg(test)]
+pub(crate) fn open_for_test() -> Option<Arc<dyn Device>> {
+    match open(0) {
+        Ok(device) => Some(device),
+        Err(HalError::NoDevice { device, why }) => {
+            qgemm_testkit::skipped(&format!("unit tests on {device}"), &why);
+            None
+        }
+        Err(error) => panic!("an adapter is there, but does not open: {error}"),
+    }
 }
 
 /// The adapter that a device of the caller's was opened on, to ask what a device does not tell.
@@ -129,8 +142,8 @@ impl CooperativeMatrices {
     /// Most invocations of a subgroup for which there are tiles.
     pub const MAX_LANES: u32 = 32;
 
-    /// Those of a device with `features`, opened on `adapter`. `None` without the cargo feature, where the adapter has no such shape,
-    /// or where subgroups differ in size, for the work of a workgroup is divided by that.
+    /// Those of a device with `features`, opened on `adapter`. `None` without the cargo feature, where the adapter has
+    /// no such shape, or where subgroups differ in size, for the work of a workgroup is divided by that.
     pub fn of(adapter: &wgpu::Adapter, features: Features) -> Option<Self> {
         let about = adapter.get_info();
         let lanes = about.subgroup_min_size;
@@ -203,8 +216,8 @@ struct Typical {
     cache_bytes: u64,
 }
 
-/// GPUs that are known by a part of their name: units, bandwidth, f32 multiply-adds a second and last-level cache, of the
-/// vendors' data sheets (the bandwidth of an H200 as measured).
+/// GPUs that are known by a part of their name: units, bandwidth, f32 multiply-adds a second and last-level cache, of
+/// the vendors' data sheets (the bandwidth of an H200 as measured).
 const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
     ("H200", 132, 4.47e12, 3.3e13, 60 << 20),
     ("H100", 132, 3.35e12, 3.3e13, 50 << 20),
@@ -220,11 +233,12 @@ const KNOWN: &[(&str, u32, f64, f64, u64)] = &[
 /// Seconds that a dispatch adds on a GPU.
 const LAUNCH_SECONDS: f64 = 1e-5;
 
-/// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of it.
+/// Multiply-adds of bytes for one in f32: GPUs with an instruction for four at once issue it at half the rate or all of
+/// it.
 const DOT_RATE: f64 = 2.0;
 
-/// Multiply-adds of matrix instructions for one in f32, of the vendors' data sheets: from 2 (RTX 4090) and 4 (RX 7900 XTX) to 16
-/// (A100, H100).
+/// Multiply-adds of matrix instructions for one in f32, of the vendors' data sheets: from 2 (RTX 4090) and 4 (RX 7900
+/// XTX) to 16 (A100, H100).
 const MATRIX_RATE: f64 = 8.0;
 
 fn typical(about: &AdapterInfo) -> Typical {

@@ -65,17 +65,14 @@ pub(crate) fn bind_group(shared: &Shared, name: &str, bindings: Bindings<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::WgpuDevice;
+    use crate::adapter::open_for_test;
+    use crate::caller::shared_of;
     use crate::memory::WgpuBuffer;
 
     #[test]
     fn groups_are_made_once_and_go_with_their_buffers() {
-        let opened = match crate::open(0) {
-            Ok(opened) => opened,
-            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
-            Err(error) => panic!("{error}"),
-        };
-        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let Some(opened) = open_for_test() else { return };
+        let shared = shared_of(&*opened).expect("our own");
         let [one, other] = [0; 2].map(|_| opened.allocate(64, "test").expect("small"));
         let bind = |buffer: &qgemm_hal::Buffer| {
             let raw = WgpuBuffer::of(shared, buffer.into(), "test").expect("our own");

@@ -17,15 +17,15 @@ static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(FIRST_ORDINAL);
 
 /// qgemm on a device that the caller opened, called `wgpu:1000` and up.
 ///
-/// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 124 and nine
-/// `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside encoders) are used where they were asked for, too;
-/// limits are those that the device was opened with, so ask for what the adapter has. With the cargo feature
-/// `experimental-cooperative-matrix`, so are matrix instructions, which take `EXPERIMENTAL_COOPERATIVE_MATRIX`, `SHADER_F16` and
-/// `SUBGROUP`.
+/// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 124
+/// and nine `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside encoders) are used where they were
+/// asked for, too; limits are those that the device was opened with, so ask for what the adapter has. With the cargo
+/// feature `experimental-cooperative-matrix`, so are matrix instructions, which take `EXPERIMENTAL_COOPERATIVE_MATRIX`,
+/// `SHADER_F16` and `SUBGROUP`.
 ///
-/// Every launch is submitted to `queue` at once, so work that the caller submits afterwards sees its results. The device's
-/// callbacks stay the caller's: where [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback) reports a loss, tell
-/// qgemm with [`report_loss`].
+/// Every launch is submitted to `queue` at once, so work that the caller submits afterwards sees its results. The
+/// device's callbacks stay the caller's: where [`set_device_lost_callback`](wgpu::Device::set_device_lost_callback)
+/// reports a loss, tell qgemm with [`report_loss`].
 ///
 /// # Errors
 /// [`HalError::Unsupported`], naming the feature or limit to ask for, or a driver error.
@@ -45,7 +45,8 @@ pub fn from_device(device: &wgpu::Device, queue: &wgpu::Queue) -> Result<Arc<dyn
     Ok(Arc::new(WgpuDevice::new(info, shared)))
 }
 
-/// Makes every later call on a [caller's device](from_device) an error that says `reason`: for the caller's own callback.
+/// Makes every later call on a [caller's device](from_device) an error that says `reason`: for the caller's own
+/// callback.
 ///
 /// # Errors
 /// [`HalError::WrongDevice`] when `device` is none of this backend.
@@ -56,13 +57,13 @@ pub fn report_loss(device: &dyn Device, reason: &str) -> Result<(), HalError> {
 
 /// A buffer of the caller's as one of qgemm's, without a copy: all of it, and for as long as either is used.
 ///
-/// It needs [`BufferUsages::STORAGE`] and a size that is a multiple of 4; to upload to it, fill it or download from it, the
-/// usages for copies, too. Alignment is that of [views](Buffer::slice) within the buffer. wgpu orders the work of both sides
-/// that was submitted to the queue.
+/// It needs [`BufferUsages::STORAGE`] and a size that is a multiple of 4; to upload to it, fill it or download from it,
+/// the usages for copies, too. Alignment is that of [views](Buffer::slice) within the buffer. wgpu orders the work of
+/// both sides that was submitted to the queue.
 ///
 /// # Errors
-/// [`HalError::Unsupported`] saying what to change, or [`HalError::WrongDevice`] when `device` is none of this backend or
-/// `buffer` is another device's of the same [`wgpu::Instance`]. wgpu cannot tell objects of several instances apart.
+/// [`HalError::Unsupported`] saying what to change, or [`HalError::WrongDevice`] when `device` is none of this backend
+/// or `buffer` is another device's of the same [`wgpu::Instance`]. wgpu cannot tell objects of several instances apart.
 pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer, HalError> {
     let shared = shared_of(device)?;
     let refused = |what: &str, why: String| HalError::Unsupported { device: shared.id, what: what.into(), why };
@@ -81,7 +82,8 @@ pub fn wrap_buffer(device: &dyn Device, buffer: &wgpu::Buffer) -> Result<Buffer,
     Ok(WgpuBuffer::wrap(shared, buffer.clone(), len))
 }
 
-fn shared_of(device: &dyn Device) -> Result<&Arc<Shared>, HalError> {
+/// What the objects of `device`, which must be of this backend, share.
+pub(crate) fn shared_of(device: &dyn Device) -> Result<&Arc<Shared>, HalError> {
     match device.as_any().downcast_ref::<WgpuDevice>() {
         Some(device) => Ok(&device.shared),
         None => Err(HalError::WrongDevice { device: device.info().id, what: "a device that is not of wgpu" }),

@@ -1,10 +1,11 @@
 //! The wgpu backend: qgemm on any Vulkan, Metal or Direct3D 12 adapter, software adapters included.
 //!
-//! Kernels are WGSL, put together as text from `shaders/`: constants of the weight's layout, number conversions, the encoding
-//! of its codes, the format's scales (`dequant/<stem>.wgsl`) and the family's main loop. Weights are packed by sixteen rows,
-//! as the processor reads them; arithmetic is f32, of integers where activations are quantized to eight bits, or in f16 with sums in
-//! f32 by cooperative matrices (feature `experimental-cooperative-matrix`). Needed of an adapter: immediates of 124 bytes, nine storage
-//! buffers a shader, workgroups of 256. Knows how to launch kernels, not which one to choose.
+//! Kernels are WGSL, put together as text from `shaders/`: constants of the weight's layout, number conversions, the
+//! encoding of its codes, the format's scales (`dequant/<stem>.wgsl`) and the family's main loop. Weights are packed by
+//! sixteen rows, as the processor reads them; arithmetic is f32, of integers where activations are quantized to eight
+//! bits, or in f16 with sums in f32 by cooperative matrices (feature `experimental-cooperative-matrix`). Needed of an
+//! adapter: immediates of 124 bytes, nine storage buffers a shader, workgroups of 256. Knows how to launch kernels, not
+//! which one to choose.
 #![deny(missing_docs)]
 
 mod adapter;

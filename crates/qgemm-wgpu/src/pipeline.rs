@@ -62,13 +62,14 @@ pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wg
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.as_str().into()),
         };
-        // SAFETY: the text is our own. Every access to a buffer is within what a launch binds: rows of W are clamped to the
-        // last tile, tokens to the last of X, columns of X and the column order are compared with `stored_k`, positions in C,
-        // bias, scales, residual and D with N and M; and `GemmKernel::bind` refuses views that are shorter than the extents
-        // of all of those, from which the strides come, too. Entries of the column order are below K or skipped, which
-        // `HostWeight` and packed files check. X that is read without comparing columns has whole steps of them
-        // (`staging::staged_x`), and a copy of X has room for all that is written (`Staging`). Workgroup memory is indexed by
-        // constants of the tile. Every loop counts to such a bound in steps of at least 1.
+        // SAFETY: the text is our own. Every access to a buffer is within what a launch binds: rows of W are clamped to
+        // the last tile, tokens to the last of X, columns of X and the column order are compared with `stored_k`,
+        // positions in C, bias, scales, residual and D with N and M; and `Operand::bind` refuses views that are
+        // shorter than the extents of all of those, from which the strides come, too. Entries of the column order are
+        // below K or skipped, which `HostWeight` and packed files check. X that is read without comparing columns has
+        // whole steps of them (`staging::staged_x`), and a copy of X has room for all that is written (`Staging`).
+        // Workgroup memory is indexed by constants of the tile. Every loop counts to such a bound in steps of at least
+        // 1.
         let module =
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {

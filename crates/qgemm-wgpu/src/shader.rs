@@ -1,5 +1,5 @@
-//! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the weight's layout, encoding and
-//! `dequant/<stem>.wgsl`, X, the epilogue, D, and the main loop of the family.
+//! WGSL sources, and how they become one shader: named constants, the ABI, the shared parts, the weight's layout,
+//! encoding and `dequant/<stem>.wgsl`, X, the epilogue, D, and the main loop of the family.
 
 use std::fmt::Write;
 
@@ -27,6 +27,8 @@ const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
+/// The entry point of shaders that have none of their own.
+pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const STAGE_X: &str = include_str!("../shaders/stage_x.wgsl");
 
 macro_rules! snippets {
@@ -89,8 +91,8 @@ pub(crate) struct Part {
     pub constants: Vec<(&'static str, u32)>,
 }
 
-/// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment of X are looked
-/// at where they are read and written, for a shader takes software adapters half a second to compile.
+/// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment
+/// of X are looked at where they are read and written, for a shader takes software adapters half a second to compile.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);

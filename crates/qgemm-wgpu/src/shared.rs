@@ -11,8 +11,8 @@ use crate::bind_groups::BindGroups;
 use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
 
-/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a wait is
-/// handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
+/// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a
+/// wait is handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
 const MOST_TOGETHER: usize = 16;
 
 /// An opened wgpu device. Buffers, streams, events and kernels hold it and know each other by it.
@@ -152,8 +152,8 @@ impl Shared {
         Ok(result)
     }
 
-    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before the next
-    /// work of another kind.
+    /// Adds a launch, which `record` writes into a pass, to those that the queue gets together, at the latest before
+    /// the next work of another kind.
     pub fn launch(&self, record: impl FnOnce(&mut wgpu::ComputePass<'static>)) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         record(&mut pending.open.get_or_insert_with(|| Open::new(&self.device)).pass);
@@ -274,16 +274,13 @@ fn scoped<T>(device: &wgpu::Device, work: impl FnOnce() -> T) -> Result<T, Fault
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::WgpuDevice;
+    use crate::adapter::open_for_test;
+    use crate::caller::shared_of;
 
     #[test]
     fn a_lost_device_is_an_error_of_every_call() {
-        let opened = match crate::open(0) {
-            Ok(opened) => opened,
-            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
-            Err(error) => panic!("{error}"),
-        };
-        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let Some(opened) = open_for_test() else { return };
+        let shared = shared_of(&*opened).expect("our own");
         let stream = opened.default_stream();
         let mut buffer = opened.allocate(8, "test").expect("small");
         shared.device.destroy();
@@ -309,12 +306,8 @@ mod tests {
 
     #[test]
     fn what_wgpu_refuses_is_an_error_with_the_call() {
-        let opened = match crate::open(0) {
-            Ok(opened) => opened,
-            Err(HalError::NoDevice { why, .. }) => return eprintln!("skipped: {why}"),
-            Err(error) => panic!("{error}"),
-        };
-        let shared = &opened.as_any().downcast_ref::<WgpuDevice>().expect("our own").shared;
+        let Some(opened) = open_for_test() else { return };
+        let shared = shared_of(&*opened).expect("our own");
         let error = shared.scoped("trying", || {
             shared.device.create_buffer(&wgpu::BufferDescriptor {
                 label: None,

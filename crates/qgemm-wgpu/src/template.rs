@@ -1,5 +1,5 @@
-//! What the shaders in `shaders/` have beyond WGSL: lines that are repeated, so that nothing in an inner loop depends on what a
-//! driver unrolls.
+//! What the shaders in `shaders/` have beyond WGSL: lines that are repeated, so that nothing in an inner loop depends
+//! on what a driver unrolls.
 //!
 //! ```text
 //! #for t TILE_M        the lines up to `#end`, TILE_M times; `$t` in them is 0, 1, …, and `$t+1` the next
@@ -47,8 +47,8 @@ fn count_of(count: &str, constants: &[(&str, u32)]) -> u32 {
     named.or_else(|| count.parse().ok()).unwrap_or_else(|| unreachable!("`{count}` is no constant"))
 }
 
-/// Makes calls of `function` of every `#function(s, q, i)`; without an `i` it is about the quad's first value, where the quad
-/// begins.
+/// Makes calls of `function` of every `#function(s, q, i)`; without an `i` it is about the quad's first value, where
+/// the quad begins.
 fn calls(text: &str, function: &str, place: impl Fn(u32, u32, u32) -> Place) -> String {
     let marker = format!("#{function}(");
     let mut parts = text.split(marker.as_str());
@@ -74,7 +74,8 @@ mod tests {
 
     #[test]
     fn repetitions_nest_and_numbers_name_their_words() {
-        let text = "a\n  #for i TWO\n#for j 2\nx$i_$j+1 = #number($i, $j, 3);\n#end\n#end\nb#quad(1, 2)\n#for k NONE\nc\n#end\n";
+        let text = "a\n  #for i TWO\n#for j 2\nx$i_$j+1 = #number($i, $j, 3);\n#end\n#end\n\
+            b#quad(1, 2)\n#for k NONE\nc\n#end\n";
         let place = |s: u32, q: u32, i: u32| Place {
             low_word: s as usize,
             low_bit: q as usize,

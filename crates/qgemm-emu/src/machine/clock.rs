@@ -22,18 +22,35 @@ pub(super) struct Stamp {
 #[derive(Clone, Debug, Default)]
 struct Known {
     floor: u32,
-    /// Threads whose events above the floor are known, up to this clock.
-    threads: BTreeMap<u16, u32>,
+    /// Up to which clock the copy engine's events are known.
+    engine: u32,
+    /// The same of each thread, of which more than the floor may be known; nothing more of those behind the end.
+    threads: Vec<u32>,
 }
 
 impl Known {
     fn join(&mut self, other: &Known) {
         self.floor = self.floor.max(other.floor);
-        for (&thread, &clock) in &other.threads {
-            let mine = self.threads.entry(thread).or_default();
-            *mine = clock.max(*mine);
+        self.engine = self.engine.max(other.engine);
+        if self.threads.len() < other.threads.len() {
+            self.threads.resize(other.threads.len(), 0);
+        }
+        advance(&mut self.threads, &other.threads);
+    }
+
+    fn covers(&self, stamp: Stamp) -> bool {
+        match stamp.thread {
+            ENGINE => stamp.clock <= self.engine,
+            thread => {
+                stamp.clock <= self.floor || self.threads.get(usize::from(thread)).is_some_and(|&c| stamp.clock <= c)
+            }
         }
     }
+}
+
+/// Advances each clock to what another knows of it.
+fn advance(clocks: &mut [u32], others: &[u32]) {
+    clocks.iter_mut().zip(others).for_each(|(clock, &other)| *clock = other.max(*clock));
 }
 
 /// What is known of other blocks, by block.
@@ -47,13 +64,26 @@ impl Knowledge {
         }
     }
 
+    fn knows_others_than(&self, block: u32) -> bool {
+        self.0.keys().any(|&other| other != block)
+    }
+
     /// Whether the event of another block is known.
     fn covers(&self, block: u32, stamp: Stamp) -> bool {
-        self.0.get(&block).is_some_and(|known| {
-            (stamp.thread != ENGINE && stamp.clock <= known.floor)
-                || known.threads.get(&stamp.thread).is_some_and(|&c| stamp.clock <= c)
-        })
+        self.0.get(&block).is_some_and(|known| known.covers(stamp))
     }
+}
+
+/// All of what several threads know of other blocks, who mostly know the same.
+fn joined<'a>(all: impl Iterator<Item = &'a Option<Rc<Knowledge>>>) -> Option<Rc<Knowledge>> {
+    all.flatten().fold(None, |all: Option<Rc<Knowledge>>, known| match all {
+        Some(all) if Rc::ptr_eq(&all, known) => Some(all),
+        Some(mut all) => {
+            Rc::make_mut(&mut all).join(known);
+            Some(all)
+        }
+        None => Some(Rc::clone(known)),
+    })
 }
 
 /// The clocks of the threads of one block.
@@ -165,58 +195,67 @@ impl Clocks {
         self.own.fill(self.highest);
         let engine = self.engine_known.iter().copied().max().unwrap_or(0);
         self.engine_known.fill(engine);
-        if self.foreign.iter().any(Option::is_some) {
-            let mut all = Knowledge::default();
-            self.foreign.iter().flatten().for_each(|known| all.join(known));
-            self.foreign.fill(Some(Rc::new(all)));
-        }
+        let foreign = joined(self.foreign.iter());
+        self.foreign.fill(foreign);
     }
 
-    /// Some threads of the block have met: each learns what all know, and what others have `released` to them.
+    /// Some threads of the block have met: each learns what all know, and what others have `released` to them. The same as if
+    /// each released and acquired what all did, at once: warps meet after every step of some kernels.
     pub(super) fn meet(&mut self, threads: &[usize], released: &Knowledge) {
         self.need_details();
-        let mut all = released.clone();
-        threads.iter().for_each(|&thread| all.join(&self.release(thread)));
-        threads.iter().for_each(|&thread| self.acquire(thread, &all));
+        let count = self.own.len();
+        let mut all = released.0.get(&self.block).cloned().unwrap_or_default();
+        all.threads.resize(count, 0);
+        for &thread in threads {
+            advance(&mut all.threads, &self.known[thread * count..][..count]);
+            all.threads[thread] = self.own[thread];
+            all.engine = all.engine.max(self.engine_known[thread]);
+            self.tick(thread);
+        }
+        let mut foreign = joined(threads.iter().map(|&thread| &self.foreign[thread]));
+        if released.knows_others_than(self.block) {
+            let foreign = Rc::make_mut(foreign.get_or_insert_default());
+            foreign.join(released);
+            foreign.0.remove(&self.block);
+        }
+        for &thread in threads {
+            self.known[thread * count..][..count].copy_from_slice(&all.threads);
+            self.engine_known[thread] = all.engine;
+            self.foreign[thread].clone_from(&foreign);
+        }
     }
 
     /// What `thread` knows, itself included, for others to acquire. Its clock advances.
     pub(super) fn release(&mut self, thread: usize) -> Rc<Knowledge> {
         let mut all = self.foreign[thread].as_deref().cloned().unwrap_or_default();
-        let mut threads = BTreeMap::new();
-        if self.is_detailed() {
-            let row = &self.known[thread * self.own.len()..][..self.own.len()];
-            threads.extend(row.iter().enumerate().filter(|&(_, &c)| c > self.floor).map(|(t, &c)| (t as u16, c)));
-        }
-        threads.insert(thread as u16, self.own[thread]);
-        if self.engine_known[thread] > 0 {
-            threads.insert(ENGINE, self.engine_known[thread]);
-        }
-        all.0.entry(self.block).or_default().join(&Known { floor: self.floor, threads });
+        let count = self.own.len();
+        let mut threads = match self.is_detailed() {
+            true => self.known[thread * count..][..count].to_vec(),
+            false => vec![0; thread + 1],
+        };
+        threads[thread] = self.own[thread];
+        all.0.insert(self.block, Known { floor: self.floor, engine: self.engine_known[thread], threads });
+        self.tick(thread);
+        Rc::new(all)
+    }
+
+    fn tick(&mut self, thread: usize) {
         self.highest += 1;
         self.own[thread] = self.highest;
-        Rc::new(all)
     }
 
     /// `thread` learns what another released.
     pub(super) fn acquire(&mut self, thread: usize, what: &Knowledge) {
-        let count = self.own.len();
-        for (&block, known) in &what.0 {
-            if block != self.block {
-                continue;
-            }
+        if let Some(known) = what.0.get(&self.block) {
             self.need_details();
-            let row = &mut self.known[thread * count..][..count];
-            for (&other, &clock) in &known.threads {
-                let mine = if other == ENGINE { &mut self.engine_known[thread] } else { &mut row[usize::from(other)] };
-                *mine = clock.max(*mine);
-            }
+            let count = self.own.len();
+            advance(&mut self.known[thread * count..][..count], &known.threads);
+            self.engine_known[thread] = self.engine_known[thread].max(known.engine);
         }
-        if what.0.keys().any(|&block| block != self.block) {
-            let mut foreign = self.foreign[thread].as_deref().cloned().unwrap_or_default();
+        if what.knows_others_than(self.block) {
+            let foreign = Rc::make_mut(self.foreign[thread].get_or_insert_default());
             foreign.join(what);
             foreign.0.remove(&self.block);
-            self.foreign[thread] = Some(Rc::new(foreign));
         }
     }
 
@@ -227,18 +266,17 @@ impl Clocks {
 
     /// What the copy engine has done so far, for those who wait for it.
     pub(super) fn engine_release(&mut self) -> Knowledge {
-        let threads = BTreeMap::from([(ENGINE, self.engine)]);
+        let known = Known { engine: self.engine, ..Known::default() };
         self.engine += 1;
         // Later blocks start above it, too.
         self.highest = self.highest.max(self.engine);
-        Knowledge(BTreeMap::from([(self.block, Known { floor: 0, threads })]))
+        Knowledge(BTreeMap::from([(self.block, known)]))
     }
 
     /// `fence.proxy.async`.
     pub(super) fn fence_proxy(&mut self, thread: usize) {
         self.proxied[thread] = self.own[thread];
-        self.highest += 1;
-        self.own[thread] = self.highest;
+        self.tick(thread);
     }
 
     /// Whether copy engine and matrix units see an event: the engine's own do, a thread's do once it has fenced.
@@ -261,9 +299,7 @@ impl Clocks {
 
     /// A relaxed atomic of `thread` read what was released: its next fence acquires it.
     pub(super) fn read_relaxed(&mut self, thread: usize, what: &Knowledge) {
-        let mut all = self.pending[thread].as_deref().cloned().unwrap_or_default();
-        all.join(what);
-        self.pending[thread] = Some(Rc::new(all));
+        Rc::make_mut(self.pending[thread].get_or_insert_default()).join(what);
     }
 }
 

@@ -1,5 +1,5 @@
-// Integers. A number is not converted, which GPUs do at a fraction of their rate, but placed in the upper bits of the mantissa
-// of 1.0: it becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
+// Integers. A number is not converted, which GPUs do at a fraction of their rate, but placed in the upper bits of the
+// mantissa of 1.0: it becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
 
 fn begin(thread: u32) {}
 

@@ -15,7 +15,8 @@ fn affine(rows: Rows, sub: u32) -> Affine {
 fn quad(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<u32> {
     var codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(((1u << LOW_BITS) - 1u) * 0x01010101u);
     if (HIGH_BITS > 0u) {
-        codes |= ((high >> vec4<u32>(high_bit)) & vec4<u32>(((1u << HIGH_BITS) - 1u) * 0x01010101u)) << vec4<u32>(LOW_BITS);
+        let upper = (high >> vec4<u32>(high_bit)) & vec4<u32>(((1u << HIGH_BITS) - 1u) * 0x01010101u);
+        codes |= upper << vec4<u32>(LOW_BITS);
     }
     if (CODE_BITS == 8u) {
         codes ^= vec4<u32>(0x80808080u);

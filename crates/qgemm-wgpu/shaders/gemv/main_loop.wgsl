@@ -1,6 +1,7 @@
-// Few tokens: a workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES of them side by side
-// have all, and every SLICES-th unit of UNIT columns of those rows. X is in workgroup memory, CHUNK_UNITS units at a time, as
-// `x_*.wgsl` brings it. The sums of the slices are added by `reduce_*.wgsl`, always in the same order.
+// Few tokens: a workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES of them
+// side by side have all, and every SLICES-th unit of UNIT columns of those rows. X is in workgroup memory, CHUNK_UNITS
+// units at a time, as `x_*.wgsl` brings it. The sums of the slices are added by `reduce_*.wgsl`, always in the same
+// order.
 
 const LANES: u32 = TILE_N / 4u;
 const SLICES: u32 = THREADS / LANES;
@@ -9,7 +10,7 @@ const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 // Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then of (SLICES, TILE_M, LANES) of sums.
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
-fn tokens(m0: u32, n0: u32, thread: u32) {
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;
     let rows = rows_of_lane(n0, lane);
@@ -41,15 +42,16 @@ fn tokens(m0: u32, n0: u32, thread: u32) {
     }
 }
 
-// Adds the sums of all parts in `tile`, of which there are a power of two up to SLICES; invocations that lead have written those of
-// `part` from `at` on. All invocations of the workgroup call it.
+// Adds the sums of all parts in `tile`, of which there are a power of two up to SLICES; invocations that lead have
+// written those of `part` from `at` on. All invocations of the workgroup call it.
 fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     workgroupBarrier();
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
         if (leads && half < parts && part < half) {
             for (var t = 0u; t < TILE_M; t++) {
-                let other = tile[at + (half * TILE_M + t) * LANES];
-                tile[at + t * LANES] = bitcast<vec4<u32>>(bitcast<vec4<f32>>(tile[at + t * LANES]) + bitcast<vec4<f32>>(other));
+                let own = bitcast<vec4<f32>>(tile[at + t * LANES]);
+                let other = bitcast<vec4<f32>>(tile[at + (half * TILE_M + t) * LANES]);
+                tile[at + t * LANES] = bitcast<vec4<u32>>(own + other);
             }
         }
         workgroupBarrier();

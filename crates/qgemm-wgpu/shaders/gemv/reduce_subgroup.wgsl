@@ -45,5 +45,5 @@ fn main(
         thread = subgroup * subgroup_size + lane;
     }
     begin(thread);
-    tokens(group.y * TILE_M, n0, thread);
+    tile_of_d(n0, group.y * TILE_M, thread);
 }

@@ -8,17 +8,3 @@ fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
     #end
     add_parts(at, slice, SLICES, true);
 }
-
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
-        return;
-    }
-    begin(thread);
-    tokens(group.y * TILE_M, n0, thread);
-}

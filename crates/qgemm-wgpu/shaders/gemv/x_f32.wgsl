@@ -1,4 +1,5 @@
-// X in f32. A unit of a token is followed by a vector that is not used, so that units which are read at once lie in different banks.
+// X in f32. A unit of a token is followed by a vector that is not used, so that units which are read at once lie in
+// different banks.
 
 const UNIT_PITCH: u32 = UNIT / 4u + 1u;
 

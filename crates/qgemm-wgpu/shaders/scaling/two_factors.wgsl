@@ -1,5 +1,5 @@
-// Formats whose scales are powers of two that may be no normal f32, which adapters may take for 0. They are applied in two
-// factors, which the fields of `Affine` hold.
+// Formats whose scales are powers of two that may be no normal f32, which adapters may take for 0. They are applied in
+// two factors, which the fields of `Affine` hold.
 
 fn affine(rows: Rows, sub: u32) -> Affine {
     return sub_scale(rows, sub);

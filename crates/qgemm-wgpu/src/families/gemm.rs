@@ -7,7 +7,7 @@ use qgemm_hal::{
     Unsupported,
 };
 
-use crate::shader::{Codes, FourRows, Part, table_bytes};
+use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 
 /// Name of the family.
 const NAME: &str = "gemm";
@@ -19,8 +19,8 @@ const TILE_K: u32 = 16;
 /// Outputs of an invocation along N.
 const THREAD_N: u32 = 8;
 
-/// From the most reuse of what was decoded to the least waste for few tokens. Efficiencies as measured on an H200 with 512
-/// tokens, 14336x4096 of Q4_0.
+/// From the most reuse of what was decoded to the least waste for few tokens. Efficiencies as measured on an H200 with
+/// 512 tokens, 14336x4096 of Q4_0.
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config(128, 128, 8, (420, 500)),
     config(128, 64, 8, (460, 500)),
@@ -59,7 +59,13 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: vec![QUADS, MAIN_LOOP], constants }
+    Part {
+        extensions: "",
+        rows: FourRows::Beside,
+        codes: Codes::Numbers,
+        sources: vec![QUADS, MAIN_LOOP, ENTRY],
+        constants,
+    }
 }
 
 /// The configurations that an adapter's workgroup memory allows.

@@ -1,5 +1,5 @@
-//! `gemm_int8`: any number of tokens, quantized to eight bits. An invocation has four neighbouring rows of W, which it reads from memory,
-//! for several tokens; every workgroup quantizes X for itself.
+//! `gemm_int8`: any number of tokens, quantized to eight bits. An invocation has four neighbouring rows of W, which it
+//! reads from memory, for several tokens; every workgroup quantizes X for itself.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use qgemm_hal::{
 
 use super::gemv::UNITS;
 use super::gemv_int8::{UNIT_BYTES, X_INT8, check_integers};
-use crate::shader::{Codes, FourRows, Part};
+use crate::shader::{Codes, ENTRY, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemm_int8";
@@ -22,7 +22,8 @@ const TILE_M: u32 = 32;
 /// Units of X in workgroup memory: the longest block of columns that share a factor.
 const CHUNK_UNITS: u32 = 8;
 
-/// From many rows to few. Efficiencies and workgroups of a unit as measured on an H200 with 64 and 512 tokens of Q4_0, 14336x4096.
+/// From many rows to few. Efficiencies and workgroups of a unit as measured on an H200 with 64 and 512 tokens of Q4_0,
+/// 14336x4096.
 pub(crate) static CONFIGS: &[TileConfig] =
     &[config(256, 256, 2, 480), config(128, 128, 4, 430), config(64, 128, 4, 280)];
 
@@ -62,7 +63,7 @@ pub(crate) fn part(config: &TileConfig, format: Format) -> Part {
         ("CHUNK_UNITS", CHUNK_UNITS),
         ("TILE_VECTORS", config.shared_bytes / 16),
     ];
-    let sources = vec![UNITS, X_INT8, MAIN_LOOP];
+    let sources = vec![UNITS, X_INT8, MAIN_LOOP, ENTRY];
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 

@@ -35,8 +35,8 @@ pub(crate) struct Tile {
     part: (u32, u32),
 }
 
-/// From many tokens to few. Efficiencies, and how many workgroups a unit has at once, as 16 to 2048 tokens of Q4_0, 14336x4096, took on
-/// an H200.
+/// From many tokens to few. Efficiencies, and how many workgroups a unit has at once, as 16 to 2048 tokens of Q4_0,
+/// 14336x4096, took on an H200.
 pub(crate) static TILES: &[Tile] = &[
     tile((128, 128, 32), (64, 64), 1, 2, 335),
     tile((128, 128, 32), (64, 32), 2, 1, 305),

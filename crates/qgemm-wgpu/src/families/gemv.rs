@@ -1,5 +1,5 @@
-//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a workgroup
-//! share K.
+//! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a
+//! workgroup share K.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use qgemm_hal::{
 };
 
 use crate::adapter::WIDE_WORKGROUPS;
-use crate::shader::{Codes, FourRows, Part, table_bytes};
+use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
 /// Name of the family.
@@ -95,8 +95,12 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.
 pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
     let [x, multiply] = own;
-    let reduce = if subgroups { REDUCE_SUBGROUP } else { REDUCE_WORKGROUP };
-    vec!["alias Sums = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply, reduce]
+    let mut sources = vec!["alias Sums = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply];
+    match subgroups {
+        true => sources.push(REDUCE_SUBGROUP),
+        false => sources.extend([REDUCE_WORKGROUP, ENTRY]),
+    }
+    sources
 }
 
 /// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.

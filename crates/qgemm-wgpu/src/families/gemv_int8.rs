@@ -1,5 +1,5 @@
-//! `gemv_int8`: few tokens, quantized to eight bits. An invocation has four neighbouring rows of W, and slices of a workgroup share
-//! K; every workgroup quantizes X for itself.
+//! `gemv_int8`: few tokens, quantized to eight bits. An invocation has four neighbouring rows of W, and slices of a
+//! workgroup share K; every workgroup quantizes X for itself.
 
 use std::sync::Arc;
 
@@ -20,7 +20,8 @@ const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 pub(super) const UNIT_BYTES: u32 = 48;
 
-/// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0, 28672x8192.
+/// For 1, 2, 4 and 8 tokens; tiles of 64 rows for weights of few rows. Efficiencies as measured on an H200 with Q4_0,
+/// 28672x8192.
 pub(crate) static CONFIGS: &[TileConfig] = &[
     config(128, 1, WIDE, LARGE),
     config(128, 1, 256, LARGE),
@@ -71,8 +72,8 @@ pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part
     Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
 }
 
-/// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by one, which
-/// costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
+/// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by
+/// one, which costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
 pub(crate) fn holds_bytes(format: Format) -> bool {
     matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
 }

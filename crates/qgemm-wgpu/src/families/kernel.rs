@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use qgemm_formats::DType;
 use qgemm_hal::abi::{
     FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16,
     FLAG_X_FACTOR, GemmShape, activation_code, dtype_code,
@@ -9,7 +10,7 @@ use qgemm_hal::abi::{
 use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, Kernel, LaunchPlan, Stream};
 
 use super::launches::{Extents, Launch, TILE_ROWS};
-use super::operands::{bind, bind_vectors};
+use super::operands::Operand;
 use super::staging::Staging;
 use super::{MAX_GROUPS, Params};
 use crate::bind_groups::{Bindings, bind_group};
@@ -18,8 +19,8 @@ use crate::memory::VECTOR;
 use crate::shared::Shared;
 use crate::weight_code::WeightCode;
 
-/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates a
-/// command buffer on the host, and the first launch with its operands a bind group.
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates
+/// a command buffer on the host, and the first launch with its operands a bind group.
 #[derive(Debug)]
 pub(super) struct GemmKernel {
     name: String,
@@ -92,27 +93,31 @@ impl GemmKernel {
     /// The bindings of a part, and its parameters.
     fn bindings<'a>(&'a self, part: &Part, args: &'a GemmArgs<'a>) -> Result<(Bindings<'a>, Params), HalError> {
         let Part { extents, before, .. } = part;
-        let (shared, mut p) = (&self.shared, part.params);
-        let width = |dense: Option<Dense>| dense.unwrap_or(self.op.d).dtype.bytes();
-        let bias_width = self.op.bias.unwrap_or(self.op.d.dtype).bytes();
+        let (shared, op, mut p) = (&self.shared, &self.op, part.params);
         let copy = args.workspace.as_ref().map(|workspace| workspace.as_ref());
         let (x_view, order_view) = match &self.staging {
             Some(_) => (copy, copy),
             None => (Some(args.x), args.w.k_order),
         };
+        let operand = |what, view, of: fn(&Extents) -> usize, width| {
+            let first = of(before);
+            Operand { what, view, touched: first..first + of(extents), width }
+        };
+        // Where an operand is absent, its width is that of any.
+        let width = |dtype: Option<DType>| dtype.unwrap_or(op.d.dtype).bytes();
+        let dense = |dense: Option<Dense>| width(dense.map(|dense| dense.dtype));
         let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
-        (x, p.x_base) = bind_vectors(shared, x_view, "X", before.x, extents.x, width(Some(self.op.x)))?;
-        (w, p.w_base) = bind_vectors(shared, Some(args.w.data), "W", before.w, extents.w, VECTOR as usize)?;
-        (row_scale, p.row_scale_base) = bind(shared, args.w.row_scale, "the row scales", 0, extents.row_scale, 4)?;
-        (k_order, p.k_order_base) = bind(shared, order_view, "the column order", before.k_order, extents.k_order, 4)?;
-        (c, p.c_base) = bind(shared, args.c, "C", before.c, extents.c, width(self.op.c))?;
-        (bias, p.bias_base) = bind(shared, args.bias, "the bias", 0, extents.bias, bias_width)?;
+        (x, p.x_base) = operand("X", x_view, |e| e.x, dense(Some(op.x))).bind_vectors(shared)?;
+        (w, p.w_base) = operand("W", Some(args.w.data), |e| e.w, VECTOR as usize).bind_vectors(shared)?;
+        (row_scale, p.row_scale_base) = operand("the row scales", args.w.row_scale, |e| e.row_scale, 4).bind(shared)?;
+        (k_order, p.k_order_base) = operand("the column order", order_view, |e| e.k_order, 4).bind(shared)?;
+        (c, p.c_base) = operand("C", args.c, |e| e.c, dense(op.c)).bind(shared)?;
+        (bias, p.bias_base) = operand("the bias", args.bias, |e| e.bias, width(op.bias)).bind(shared)?;
         (token_scale, p.token_scale_base) =
-            bind(shared, args.token_scale, "the token scales", before.token_scale, extents.token_scale, 4)?;
-        let residual_width = width(self.op.residual);
+            operand("the token scales", args.token_scale, |e| e.token_scale, 4).bind(shared)?;
         (residual, p.residual_base) =
-            bind(shared, args.residual, "the residual", before.residual, extents.residual, residual_width)?;
-        (d, p.d_base) = bind(shared, Some(args.d.as_ref()), "D", before.d, extents.d, width(Some(self.op.d)))?;
+            operand("the residual", args.residual, |e| e.residual, dense(op.residual)).bind(shared)?;
+        (d, p.d_base) = operand("D", Some(args.d.as_ref()), |e| e.d, dense(Some(op.d))).bind(shared)?;
         Ok(([x, w, row_scale, k_order, c, bias, token_scale, residual, d], p))
     }
 }

@@ -1,4 +1,5 @@
-//! Cutting an operation into launches: kernels index in 32 bits, and see only so much of a buffer and of a grid at once.
+//! Cutting an operation into launches: kernels index in 32 bits, and see only so much of a buffer and of a grid at
+//! once.
 
 use std::ops::Range;
 

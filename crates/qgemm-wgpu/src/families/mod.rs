@@ -83,7 +83,8 @@ fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
-/// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything a launch needs.
+/// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything a
+/// launch needs.
 fn prepare(
     device: &dyn Device,
     op: &CheckedGemm,

@@ -1,6 +1,7 @@
-//! Activations that matrix instructions cannot read as they lie: which operations want a copy of them, and the dispatches that make
-//! it in the workspace before the product's.
+//! Activations that matrix instructions cannot read as they lie: which operations want a copy of them, and the
+//! dispatches that make it in the workspace before the product's.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
@@ -11,7 +12,7 @@ use qgemm_hal::{
 
 use super::kernel::Dispatch;
 use super::launches::{Extents, Launch, MARGIN};
-use super::operands::{bind, bind_vectors};
+use super::operands::Operand;
 use super::{MAX_GROUPS, Params, kernel};
 use crate::bind_groups::bind_group;
 use crate::memory::VECTOR;
@@ -47,8 +48,8 @@ pub(super) fn check(op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupport
     Ok(())
 }
 
-/// The copy of X that a kernel of `config` takes where X itself will not do: its type is another, or its rows are not whole steps of
-/// neighbouring columns in the order of W's.
+/// The copy of X that a kernel of `config` takes where X itself will not do: its type is another, or its rows are not
+/// whole steps of neighbouring columns in the order of W's.
 pub(super) fn staged_x(op: &CheckedGemm, config: &TileConfig) -> Option<StagedX> {
     let scaled = op.x.dtype != DType::F16;
     let whole_steps = op.stored_k.is_multiple_of(config.tile_k as usize);
@@ -79,9 +80,10 @@ pub(super) struct Staging {
 struct Part {
     /// All but the `*_base` fields.
     params: Params,
-    extents: Extents,
-    /// Bytes of X before the part's.
-    before: usize,
+    /// Bytes of X that it reads.
+    x: Range<usize>,
+    /// Bytes of the column order that it reads.
+    k_order: Range<usize>,
     first_token: usize,
     grid: [u32; 3],
 }
@@ -105,10 +107,11 @@ impl Staging {
             }
             let tokens = launch.m.len() as u32;
             let columns = tokens.min(MAX_GROUPS);
+            let (extents, before) = (Extents::of(op, code, launch), kernel::before(op, code, launch));
             Part {
                 params,
-                extents: Extents::of(op, code, launch),
-                before: kernel::before(op, code, launch).x,
+                x: before.x..before.x + extents.x,
+                k_order: before.k_order..before.k_order + extents.k_order,
                 first_token: launch.m.start,
                 grid: [columns, tokens.div_ceil(columns), 1],
             }
@@ -122,14 +125,16 @@ impl Staging {
         let workspace = args.workspace.as_ref().map(|workspace| workspace.as_ref());
         let StagedLayout { x: first, factors, rows, columns } = self.layout;
         let factor_bytes = if self.scaled { rows * 4 } else { 0 };
-        let bytes = factors - first + factor_bytes;
+        let copy_end = factors + factor_bytes;
         let dispatch = |part: &Part| {
             let mut p = part.params;
             let absent = || shared.absent.as_entire_buffer_binding();
+            let operand = |what, view, touched, width| Operand { what, view, touched, width };
             let (x, order, copy, copy_base);
-            (x, p.x_base) = bind_vectors(shared, Some(args.x), "X", part.before, part.extents.x, self.x_width)?;
-            (order, p.k_order_base) = bind(shared, args.w.k_order, "the column order", 0, part.extents.k_order, 4)?;
-            (copy, copy_base) = bind(shared, workspace, "the workspace", first, bytes, VECTOR as usize)?;
+            (x, p.x_base) = operand("X", Some(args.x), part.x.clone(), self.x_width).bind_vectors(shared)?;
+            (order, p.k_order_base) =
+                operand("the column order", args.w.k_order, part.k_order.clone(), 4).bind(shared)?;
+            (copy, copy_base) = operand("the workspace", workspace, first..copy_end, VECTOR as usize).bind(shared)?;
             p.d_base = copy_base * 8 + (part.first_token * columns) as u32;
             p.token_scale_base = copy_base * 4 + ((factors - first) / 4 + part.first_token) as u32;
             let bindings = [x, absent(), absent(), order, absent(), absent(), absent(), absent(), copy];

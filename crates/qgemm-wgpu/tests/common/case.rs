@@ -228,8 +228,8 @@ impl Case {
         })
     }
 
-    /// Runs a configuration of every family that serves the case: they take turns, for each takes a software adapter a while
-    /// to compile.
+    /// Runs a configuration of every family that serves the case: they take turns, for each takes a software adapter a
+    /// while to compile.
     pub fn check(&self, device: &dyn Device, turn: usize, exact: bool) {
         (0..device.families().len()).for_each(|family| self.check_family(device, family, turn, exact));
     }

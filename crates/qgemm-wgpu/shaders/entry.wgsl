@@ -1,0 +1,16 @@
+// The entry point of kernels whose invocations know their place by one number. `tile_of_d(n0, m0, thread)`, of the
+// family, computes what the workgroup has of D: rows of W from `n0` on for tokens from `m0` on.
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let n0 = first_row(group, groups);
+    if (n0 >= p.shape.n) {
+        return;
+    }
+    begin(thread);
+    tile_of_d(n0, group.y * TILE_M, thread);
+}
