@@ -115,17 +115,52 @@ impl<'a> Job<'a> {
     /// [`Job::row_columns`].
     pub fn load_tokens(&self, tokens: Range<usize>, out: &mut [f32]) {
         let columns = self.row_columns();
-        self.for_each_token(tokens, columns, out, |token, out| self.load_token(token, out));
+        self.for_each_token(tokens, columns, out, |token, out| self.load_token(token, 0, out));
     }
 
-    /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`].
-    pub fn quantize_tokens(&self, how: &Quantization, tokens: Range<usize>, out: &mut [u32]) {
-        let columns = self.row_columns();
-        self.for_each_token(tokens, how.row(columns).words, out, |token, out| {
-            arena::with_tile(columns, |values| {
-                self.load_token(token, values);
-                self.simd.quantize(how, values, out);
+    /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`]: `step` columns of all
+    /// tokens, then the next ones, each in groups of tokens whose words lie side by side ([`Simd::token_groups`]).
+    pub fn quantize_tokens(
+        &self,
+        how: &Quantization,
+        tokens: Range<usize>,
+        step: usize,
+        unpacked: bool,
+        out: &mut [u32],
+    ) {
+        let (columns, most) = (self.row_columns(), self.simd.quantized_tokens(unpacked));
+        let alone = ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS;
+        let at_least = if alone { usize::MAX } else { 1 };
+        let steps = out.par_chunks_mut(tokens.len() * how.row(step).words).with_min_len(at_least);
+        steps.enumerate().for_each(|(i, out)| {
+            let part = i * step..columns.min((i + 1) * step);
+            let row = how.row(part.len());
+            out.par_chunks_mut(most * row.words).with_min_len(at_least).enumerate().for_each(|(i, mut out)| {
+                let mut first = tokens.start + i * most;
+                for count in self.simd.token_groups(unpacked, out.len() / row.words) {
+                    let group = out.split_off_mut(..count * row.words).unwrap_or_default();
+                    self.quantize_group(how, first..first + count, part.clone(), group);
+                    first += count;
+                }
             });
+        });
+    }
+
+    /// Quantizes columns `part` of a group of tokens.
+    fn quantize_group(&self, how: &Quantization, tokens: Range<usize>, part: Range<usize>, out: &mut [u32]) {
+        let (words, count) = (how.row(part.len()).words, tokens.len());
+        arena::with_tile(part.len() + words, |scratch| {
+            let (values, words) = scratch.split_at_mut(part.len());
+            let words: &mut [u32] = bytemuck::cast_slice_mut(words);
+            for (i, token) in tokens.enumerate() {
+                self.load_token(token, part.start, values);
+                if count == 1 {
+                    self.simd.quantize(how, values, out);
+                } else {
+                    self.simd.quantize(how, values, words);
+                    out[i..].iter_mut().step_by(count).zip(&*words).for_each(|(to, &word)| *to = word);
+                }
+            }
         });
     }
 
@@ -145,12 +180,14 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn load_token(&self, token: usize, out: &mut [f32]) {
-        let (values, padding) = out.split_at_mut(self.op.stored_k);
+    /// The columns of a token from `first` on, zeros beyond the last one.
+    fn load_token(&self, token: usize, first: usize, out: &mut [f32]) {
+        let (values, padding) = out.split_at_mut(out.len().min(self.op.stored_k.saturating_sub(first)));
         padding.fill(0.0);
         match self.k_order {
-            None => self.x.row(self.simd, token, values),
+            None => self.x.part(self.simd, token, first, values),
             Some(order) => {
+                let order = &order[4 * first..];
                 for (value, column) in values.iter_mut().zip(order.chunks_exact(4)) {
                     // A column that no input feature feeds has zero weights; 0 keeps NaN out of the product.
                     *value = match u32::from_le_bytes([column[0], column[1], column[2], column[3]]) {

@@ -37,11 +37,6 @@ impl<'a> Input<'a> {
         self.layout.dtype.read(self.bytes, element(&self.layout, row, column))
     }
 
-    /// The first `out.len()` values of `row`.
-    pub fn row(&self, simd: &Simd, row: usize, out: &mut [f32]) {
-        self.part(simd, row, 0, out);
-    }
-
     /// `out.len()` values of `row` from column `first` on.
     pub fn part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
         if self.layout.col_stride == 1 {
@@ -157,9 +152,9 @@ mod tests {
         let rows = Input::new(&bytes, layout(DType::F16, 5, 1), [2, 4], "X").expect("fits");
         let columns = Input::new(&bytes, layout(DType::F16, 1, 3), [3, 4], "X").expect("fits");
         let mut out = [0.0; 4];
-        rows.row(Simd::best(), 1, &mut out);
+        rows.part(Simd::best(), 1, 0, &mut out);
         assert_eq!(out, [5.0, 6.0, 7.0, 8.0]);
-        columns.row(Simd::best(), 2, &mut out);
+        columns.part(Simd::best(), 2, 0, &mut out);
         assert_eq!((out, columns.at(1, 3)), ([2.0, 5.0, 8.0, 11.0], 10.0));
     }
 

@@ -38,12 +38,11 @@ impl<'a> Packed<'a> {
         2 * scaled_sub_blocks(self.layout) * LANES
     }
 
-    /// `count` slabs of tile `tile` from `slab` on, and where those `ahead` slabs later begin.
-    pub fn slabs(&self, tile: usize, [slab, count, ahead]: [usize; 3]) -> (&'a [u8], Ahead) {
+    /// `count` slabs of tile `tile` from `slab` on.
+    pub fn slabs(&self, tile: usize, slab: usize, count: usize) -> &'a [u8] {
         let slab_bytes = self.layout.slab_bytes;
         let first = (tile * self.k_slabs + slab) * slab_bytes;
-        let later = self.bytes.as_ptr().wrapping_add(first + ahead * slab_bytes);
-        (&self.bytes[first..first + count * slab_bytes], Ahead::new(later))
+        &self.bytes[first..first + count * slab_bytes]
     }
 
     /// Slab `slab` of tile `tile`, with the scales and minima of its sub-blocks in memory of the caller's.
@@ -55,7 +54,8 @@ impl<'a> Packed<'a> {
         scales: &'s mut [f32],
         mins: &'s mut [f32],
     ) -> Slab<'s> {
-        let (bytes, ahead) = self.slabs(tile, [slab, 1, AHEAD]);
+        let bytes = self.slabs(tile, slab, 1);
+        let ahead = Ahead::new(bytes.as_ptr()).skip(AHEAD * self.layout.slab_bytes);
         simd.unpack_scales(self.layout, self.scales, bytes, scales, mins);
         Slab { layout: self.layout, bytes, ahead, scales, mins }
     }

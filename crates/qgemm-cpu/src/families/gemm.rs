@@ -16,6 +16,10 @@ use crate::simd::{BLOCK_ROWS, LANES, TILES};
 /// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
 const STEP: usize = 64;
 
+/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
+/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
+const PANEL_TOKENS: [usize; 2] = [128, 32];
+
 /// The family `gemm`.
 pub static GEMM: GemmFamily = GemmFamily;
 
@@ -33,7 +37,7 @@ impl KernelFamily for GemmFamily {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::FmaF32, op, info)
+        candidates(self.name(), Math::FmaF32, PANEL_TOKENS, op, info)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {

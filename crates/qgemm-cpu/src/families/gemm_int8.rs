@@ -1,5 +1,6 @@
 //! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread multiplies
-//! its packed rows of W with the whole panel, some slabs at a time while they are in the nearest cache.
+//! its packed rows of W with the whole panel, some slabs at a time while they are in the nearest cache. Where tokens are more than
+//! are multiplied at once, it unpacks their codes before, once for all.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,11 @@ use qgemm_hal::{
 use super::{CpuKernel, candidates, check_supported};
 use crate::arena;
 use crate::job::Job;
-use crate::simd::{BLOCK_ROWS, LANES, Operands, Quantization, Row, TILES};
+use crate::simd::{Ahead, BLOCK_ROWS, LANES, Operands, Quantization, TILES, Tile};
+
+/// Tokens of a panel: enough that unpacking a weight costs little, and few enough that the panel stays in the second cache. Fewer
+/// suit small caches, which measuring finds out.
+const PANEL_TOKENS: [usize; 2] = [256, 32];
 
 /// Columns of a step, at least a slab: scales are unpacked and kernels called a step at a time.
 const STEP: usize = 256;
@@ -21,8 +26,8 @@ const STEP: usize = 256;
 /// products of 256 columns.
 const LONG_STEP: usize = 1024;
 
-/// Columns that are brought from memory ahead, of all tiles that are worked on together: some 18 KB of four-bit codes. From 512
-/// to 4096 make little difference; with 256 a token takes half as long again.
+/// Columns that are brought from memory ahead of packed codes: some 18 KB of four bits. From 512 to 4096 make little difference; with
+/// 256 a token takes half as long again.
 const COLUMNS_AHEAD: usize = 2048;
 
 /// The family `gemm_int8`.
@@ -46,7 +51,7 @@ impl KernelFamily for GemmInt8Family {
     }
 
     fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::DotI8, op, info)
+        candidates(self.name(), Math::DotI8, PANEL_TOKENS, op, info)
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
@@ -67,44 +72,98 @@ fn quantization(op: &CheckedGemm) -> Result<Quantization, Unsupported> {
 
 pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
     let m = job.op().m;
-    let row = how.row(job.row_columns());
-    arena::with_activations(m.min(panel_tokens) * row.words, |x| {
+    let words = how.row(job.row_columns()).words;
+    arena::with_activations(m.min(panel_tokens) * words, |x| {
         for first in (0..m).step_by(panel_tokens) {
             let tokens = first..m.min(first + panel_tokens);
-            let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * row.words]);
-            job.quantize_tokens(how, tokens.clone(), x);
+            let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * words]);
+            let schedule = Schedule::new(job, tokens.len());
+            let step = schedule.step_slabs * job.weight().layout().slab_k;
+            job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks, x);
             let x = &*x;
-            job.for_each_block(tokens.len(), |first_row| block(job, how, row, x, tokens.clone(), first_row));
+            job.for_each_block(tokens.len(), |first_row| block(job, how, schedule, x, tokens.clone(), first_row));
         }
     });
 }
 
+/// In which order a thread multiplies a block of rows with a panel.
+#[derive(Clone, Copy)]
+struct Schedule {
+    /// Slabs of a step.
+    step_slabs: usize,
+    /// Tiles that take a step together.
+    tiles: usize,
+    /// Whether codes are unpacked first, which serves all groups of tokens.
+    unpacks: bool,
+}
+
+impl Schedule {
+    fn new(job: &Job<'_>, tokens: usize) -> Self {
+        let slab_k = job.weight().layout().slab_k;
+        if tokens <= job.simd().quantized_tokens(false) {
+            // W is read once, from one end to the other.
+            Self { step_slabs: (LONG_STEP / slab_k).max(1), tiles: 1, unpacks: false }
+        } else {
+            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: true }
+        }
+    }
+}
+
 /// Computes the block of rows from `first_row` on for the panel `tokens`, which `x` holds.
-fn block(job: &Job<'_>, how: &Quantization, row: Row, x: &[u32], tokens: Range<usize>, first_row: usize) {
+fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
-    let few = tokens.len() <= simd.quantized_tokens();
-    let step_slabs = (if few { LONG_STEP } else { STEP } / layout.slab_k).max(1);
-    let subs = LANES * step_slabs * layout.slab_k / how.sub_block;
+    let Schedule { step_slabs, tiles: at_once, unpacks } = schedule;
+    let step = step_slabs * layout.slab_k;
+    let codes = if unpacks { LANES * step } else { 0 };
+    let subs = LANES * step / how.sub_block;
     let min_subs = if how.offset.is_some() { 0 } else { subs };
-    arena::with_tile(subs + min_subs + tokens.len() * BLOCK_ROWS, |scratch| {
-        let (scales, rest) = scratch.split_at_mut(subs);
-        let (mins, sums) = rest.split_at_mut(min_subs);
+    arena::with_tile(at_once * (codes / 4 + subs + min_subs) + tokens.len() * BLOCK_ROWS, |scratch| {
+        let (unpacked, rest) = scratch.split_at_mut(at_once * codes / 4);
+        let (scales, rest) = rest.split_at_mut(at_once * subs);
+        let (mins, sums) = rest.split_at_mut(at_once * min_subs);
+        let unpacked: &mut [u8] = bytemuck::cast_slice_mut(unpacked);
         sums.fill(0.0);
         let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
-        // W is read once for so few tokens, from one end to the other.
-        let at_once = if few { 1 } else { TILES };
-        let slabs_ahead = (COLUMNS_AHEAD / layout.slab_k / at_once).max(1);
         for first_tile in (0..tiles).step_by(at_once) {
             for slab in (0..weight.k_slabs()).step_by(step_slabs) {
                 let count = step_slabs.min(weight.k_slabs() - slab);
-                for tile in first_tile..tiles.min(first_tile + at_once) {
-                    let (slabs, ahead) = weight.slabs(first_row / LANES + tile, [slab, count, slabs_ahead]);
-                    weight.unpack_scales(simd, slabs, scales, mins);
-                    let first = slab * layout.slab_k;
-                    let at = Operands { how, layout, slabs, ahead, scales, mins, x, row, first };
-                    simd.multiply_codes(tokens.len(), &at, &mut sums[tile * LANES..]);
+                let group = at_once.min(tiles - first_tile);
+                let slabs = |tile: usize| weight.slabs(first_row / LANES + first_tile + tile, slab, count);
+                for tile in 0..group {
+                    let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
+                    weight.unpack_scales(simd, slabs(tile), scales, mins);
+                    if unpacks {
+                        simd.unpack_codes(how, layout, slabs(tile), &mut unpacked[tile * codes..]);
+                    }
                 }
+                let slabs_ahead = match unpacks {
+                    false => (COLUMNS_AHEAD / layout.slab_k).max(1),
+                    true if slab + count < weight.k_slabs() => count,
+                    // The first step of the next block.
+                    true => TILES * weight.k_slabs() - slab,
+                };
+                let of_tile = |tile: usize| Tile {
+                    codes: match unpacks {
+                        true => &unpacked[tile * codes..][..count * layout.slab_k * LANES],
+                        false => slabs(tile),
+                    },
+                    ahead: Ahead::new(slabs(tile).as_ptr()).skip(slabs_ahead * layout.slab_bytes),
+                    scales: &scales[tile * subs..],
+                    mins: &mins[tile * min_subs..],
+                };
+                let mut of_tiles = [Tile::default(); TILES];
+                of_tiles.iter_mut().enumerate().take(group).for_each(|(tile, to)| *to = of_tile(tile));
+                let at = Operands {
+                    how,
+                    layout,
+                    unpacked: unpacks,
+                    tiles: &of_tiles[..group],
+                    ahead_bytes: step_slabs * layout.slab_bytes,
+                    x: &x[tokens.len() * how.row(slab * layout.slab_k).words..],
+                    row: how.row(count * layout.slab_k),
+                };
+                simd.multiply_codes(tokens.len(), &at, &mut sums[first_tile * LANES..]);
             }
         }
         // SAFETY: blocks share no rows, so only this thread stores these.

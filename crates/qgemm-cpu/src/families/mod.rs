@@ -23,10 +23,6 @@ pub use gemm_int8::{GEMM_INT8, GemmInt8Family};
 /// What the CPU offers.
 pub static FAMILIES: [&dyn KernelFamily; 2] = [&GEMM, &GEMM_INT8];
 
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
-/// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
-const PANEL_TOKENS: [usize; 2] = [128, 32];
-
 /// What every family needs: weights packed for vectors.
 fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.class == PackClass::R {
@@ -35,8 +31,14 @@ fn check_supported(op: &CheckedGemm) -> Result<(), Unsupported> {
     Err(Unsupported::new(format!("reads weights packed as {:?}, and these are packed as {:?}", PackClass::R, op.class)))
 }
 
-/// The configurations of a family, one for each size of panel; K is never cut.
-fn candidates(family: &'static str, math: Math, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+/// The configurations of a family, one for each size of panel, in tokens; K is never cut.
+fn candidates(
+    family: &'static str,
+    math: Math,
+    panels: [usize; 2],
+    op: &CheckedGemm,
+    info: &DeviceInfo,
+) -> Vec<TileConfig> {
     let config = |tile_m| TileConfig {
         family,
         math,
@@ -53,7 +55,7 @@ fn candidates(family: &'static str, math: Math, op: &CheckedGemm, info: &DeviceI
         rounded_weights: None,
         efficiency: (efficiency(tile_m, math, info), 1000),
     };
-    let mut panels = PANEL_TOKENS.map(|tokens| op.m.clamp(1, tokens)).to_vec();
+    let mut panels = panels.map(|tokens| op.m.clamp(1, tokens)).to_vec();
     panels.dedup();
     panels.into_iter().map(config).collect()
 }

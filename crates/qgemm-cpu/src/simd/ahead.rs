@@ -7,6 +7,12 @@ use qgemm_formats::prepack::PackedLayout;
 #[derive(Clone, Copy, Debug)]
 pub struct Ahead(*const u8);
 
+impl Default for Ahead {
+    fn default() -> Self {
+        Self(std::ptr::null())
+    }
+}
+
 impl Ahead {
     /// `at`, or what lies behind it.
     pub fn new(at: *const u8) -> Self {

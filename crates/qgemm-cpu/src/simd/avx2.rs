@@ -12,7 +12,7 @@ struct Avx2;
 
 level!(
     KERNELS, SimdLevel::Avx2, Avx2, Widened, "avx2,fma,f16c",
-    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 4]
+    [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1]
 );
 
 /// The level with 8-bit dot products.
@@ -21,7 +21,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::AvxVnni, Avx2, Vnni, "avx2,fma,f16c,avxvnni",
-        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], [1, 2, 4]
+        [1 => 4, 2 => 2, 3 => 2, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 4], unpacked [1 => 1, 2 => 1, 4 => 1]
     );
 }
 
@@ -61,6 +61,14 @@ impl Vector for Avx2 {
     unsafe fn load_words(from: *const u8) -> [__m256i; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())] }
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, [a, b]: [__m256i; 2]) {
+        // SAFETY: as above.
+        unsafe {
+            _mm256_storeu_si256(to.cast(), a);
+            _mm256_storeu_si256(to.add(32).cast(), b);
+        }
     }
     #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> [__m256i; 2] {
@@ -176,7 +184,7 @@ impl Dot<Avx2> for Vnni {
     }
 }
 
-/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate.
+/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate where some are above 128.
 struct Widened;
 
 impl Dot<Avx2> for Widened {
@@ -190,6 +198,15 @@ impl Dot<Avx2> for Widened {
             );
             let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(unsigned[i]), _mm256_srai_epi16::<8>(signed[i]));
             _mm256_add_epi32(sums[i], _mm256_add_epi32(even, odd))
+        };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn dot_below_128(sums: [__m256i; 2], unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe {
+            let pairs = _mm256_maddubs_epi16(unsigned[i], signed[i]);
+            _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         };
         [half(0), half(1)]
     }

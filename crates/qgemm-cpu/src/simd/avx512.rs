@@ -12,7 +12,7 @@ struct Avx512;
 
 level!(
     KERNELS, SimdLevel::Avx512, Avx512, Widened, "avx512f,avx512bw,avx512dq,avx512vl",
-    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1, 2, 4]
+    [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4], unpacked [1 => 2, 2 => 2, 4 => 2]
 );
 
 /// The level with 8-bit dot products.
@@ -21,7 +21,7 @@ pub mod vnni {
 
     level!(
         KERNELS, SimdLevel::Avx512Vnni, Avx512, Vnni, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni",
-        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], [1, 2, 4, 8]
+        [1 => 4, 2 => 4, 3 => 4, 4 => 4, 5 => 4, 6 => 4], packed [1, 2, 4, 8], unpacked [1 => 2, 2 => 2, 4 => 2, 6 => 2]
     );
 }
 
@@ -58,6 +58,11 @@ impl Vector for Avx512 {
     unsafe fn load_words(from: *const u8) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, words: __m512i) {
+        // SAFETY: as above.
+        unsafe { _mm512_storeu_si512(to.cast(), words) }
     }
     #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> __m512i {
@@ -142,7 +147,7 @@ impl Dot<Avx512> for Vnni {
     }
 }
 
-/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate.
+/// Without it, the even and the odd bytes as 16-bit numbers: adding products of bytes in pairs would saturate where some are above 128.
 struct Widened;
 
 impl Dot<Avx512> for Widened {
@@ -156,6 +161,14 @@ impl Dot<Avx512> for Widened {
             );
             let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(unsigned), _mm512_srai_epi16::<8>(signed));
             _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_below_128(sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let pairs = _mm512_maddubs_epi16(unsigned, signed);
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
         }
     }
 }

@@ -1,4 +1,5 @@
 //! [`CodeShape`]: codes of up to eight bits, from the planes of a packed slab to unsigned bytes, four columns of sixteen rows a vector.
+//! Products take them as they are decoded, or as [`unpack`] has stored them for many tokens.
 
 use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
@@ -9,6 +10,17 @@ use super::vector::Vector;
 
 /// Columns whose codes are decoded together: whole words of every plane.
 pub const UNIT: usize = 32;
+
+/// Does `$body` for each of these numbers, as a constant: compilers do not unroll loops of so many instructions.
+macro_rules! each {
+    ($name:ident in $($number:literal)* => $body:block) => {{
+        $({
+            const $name: usize = $number;
+            $body
+        })*
+    }};
+}
+pub(super) use each;
 
 /// What codes of tables are offset by, so that they are unsigned.
 pub const TABLE_OFFSET: i32 = 128;
@@ -26,11 +38,17 @@ pub struct CodeShape {
     pub wide: bool,
     /// Whether sub-blocks have minima. Elsewhere codes have an offset.
     pub minima: bool,
+    /// Whether codes, or what tables make of them, are signed bytes, too.
+    pub below_128: bool,
+    /// Whether they are the bytes that [`unpack`] stores.
+    pub unpacked: bool,
 }
 
 impl CodeShape {
-    /// Those of all formats.
-    pub const ALL: [Self; 16] = [
+    /// How many of [`CodeShape::ALL`], the first ones, are of packed codes.
+    pub const PACKED: usize = 16;
+    /// Those of all formats, then those of their unpacked codes.
+    pub const ALL: [Self; 25] = [
         Self::of_integers([2, 0], 16, true, true),
         Self::of_integers([2, 0], 32, false, true),
         Self::of_integers([2, 1], 16, true, false),
@@ -44,18 +62,40 @@ impl CodeShape {
         Self::of_integers([4, 2], 16, true, false),
         Self::of_integers([8, 0], 32, false, false),
         Self::of_integers([8, 0], 32, false, true),
-        Self { table: true, ..Self::of_integers([4, 0], 32, false, false) },
-        Self { table: true, ..Self::of_integers([4, 0], 32, true, false) },
-        Self { table: true, ..Self::of_integers([4, 0], 16, true, false) },
+        Self::of_table(32, false),
+        Self::of_table(32, true),
+        Self::of_table(16, true),
+        Self::of_integers([4, 0], 32, false, false).unpacked(),
+        Self::of_integers([4, 0], 32, false, true).unpacked(),
+        Self::of_integers([4, 0], 32, true, true).unpacked(),
+        Self::of_integers([2, 0], 16, true, true).unpacked(),
+        Self::of_integers([4, 2], 16, true, false).unpacked(),
+        Self::of_integers([8, 0], 32, false, false).unpacked(),
+        Self::of_integers([8, 0], 32, false, true).unpacked(),
+        Self::of_table(32, true).unpacked(),
+        Self::of_table(16, true).unpacked(),
     ];
 
     const fn of_integers(planes: [usize; 2], span: usize, wide: bool, minima: bool) -> Self {
-        Self { planes, table: false, span, wide, minima }
+        let below_128 = planes[0] + planes[1] < 8;
+        Self { planes, table: false, span, wide, minima, below_128, unpacked: false }
     }
 
-    /// Whether codes, or what tables make of them, are signed bytes, too.
-    pub const fn is_below_128(self) -> bool {
-        !self.table && self.planes[0] + self.planes[1] < 8
+    const fn of_table(span: usize, wide: bool) -> Self {
+        Self { table: true, below_128: false, ..Self::of_integers([4, 0], span, wide, false) }
+    }
+
+    /// That of codes of weights with this `encoding`, of planes of so many bits.
+    pub fn new(encoding: Encoding, planes: [usize; 2], span: usize, wide: bool) -> Self {
+        match encoding {
+            Encoding::Codebook(_) => Self::of_table(span, wide),
+            _ => Self::of_integers(planes, span, wide, matches!(encoding, Encoding::IntAffine | Encoding::IntZero)),
+        }
+    }
+
+    /// The same of unpacked codes.
+    pub const fn unpacked(self) -> Self {
+        Self { planes: [8, 0], table: false, unpacked: true, ..self }
     }
 
     /// The number of this one among all, if there are kernels for it.
@@ -72,8 +112,9 @@ pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
     }
 }
 
-/// The code planes of a slab at the columns that are decoded next.
-pub struct Planes<V: Vector> {
+/// The code planes of a slab at the columns that are decoded next; `SHAPE` is the number of their [`CodeShape`]. Packed codes are
+/// asked for ahead if `ASKS`.
+pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
     low: *const u8,
     high: *const u8,
     /// Where the counterparts of both are that are brought from memory meanwhile, each line when the one here is decoded: a core
@@ -85,15 +126,17 @@ pub struct Planes<V: Vector> {
     high_word: V::Words,
 }
 
-impl<V: Vector> Planes<V> {
+impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
+    const SHAPE_OF_CODES: CodeShape = CodeShape::ALL[SHAPE];
+
     /// Those of `slab`, at its first column.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions; `slab` is one of `layout`.
+    /// As of [`Vector`]'s functions; `slab` is one of `layout`, with codes of the shape.
     #[inline(always)]
     pub unsafe fn new(layout: &PackedLayout, slab: &[u8], ahead: Ahead) -> Self {
-        let low = layout.codes[0].offset;
-        let high = layout.codes.get(1).map_or(low, |plane| plane.offset);
+        let low = if Self::SHAPE_OF_CODES.unpacked { 0 } else { layout.codes[0].offset };
+        let high = if Self::SHAPE_OF_CODES.planes[1] > 0 { layout.codes[1].offset } else { low };
         // SAFETY: the caller's promise.
         unsafe {
             Self {
@@ -107,25 +150,25 @@ impl<V: Vector> Planes<V> {
         }
     }
 
-    /// The unsigned codes of quad `quad` of a unit, a byte each. Quads are asked for in order, each with a constant for its number.
+    /// The unsigned codes of quad `QUAD` of a unit, a byte each. Quads are asked for in order.
     ///
     /// # Safety
     /// As of [`Vector`]'s functions; the unit lies in the slab.
     #[inline(always)]
-    pub unsafe fn quad(&mut self, shape: CodeShape, table: &[u8; 16], quad: usize) -> V::Words {
-        let [low, high] = shape.planes;
+    pub unsafe fn quad<const QUAD: usize>(&mut self, table: &[u8; 16]) -> V::Words {
+        let [low, high] = Self::SHAPE_OF_CODES.planes;
         let mask = |bits: usize| ((1u32 << bits) - 1) * 0x0101_0101;
         // SAFETY: the caller's promise.
         unsafe {
-            let (begins_word, shift) = place(quad, low);
+            let (begins_word, shift) = place(QUAD, low);
             if begins_word {
-                self.low_word = next_word::<V>(&mut self.low, &mut self.low_ahead);
+                self.low_word = Self::next_word(&mut self.low, &mut self.low_ahead);
             }
             let mut codes = V::and(V::shift_right(self.low_word, shift as u32), mask(low));
             if high > 0 {
-                let (begins_word, shift) = place(quad, high);
+                let (begins_word, shift) = place(QUAD, high);
                 if begins_word {
-                    self.high_word = next_word::<V>(&mut self.high, &mut self.high_ahead);
+                    self.high_word = Self::next_word(&mut self.high, &mut self.high_ahead);
                 }
                 let upper = if shift < low {
                     V::shift_left(self.high_word, (low - shift) as u32)
@@ -134,7 +177,23 @@ impl<V: Vector> Planes<V> {
                 };
                 codes = V::or(codes, V::and(upper, mask(high) << low));
             }
-            if shape.table { V::lookup_bytes(table, codes) } else { codes }
+            if Self::SHAPE_OF_CODES.table { V::lookup_bytes(table, codes) } else { codes }
+        }
+    }
+
+    /// # Safety
+    /// As of [`Planes::quad`].
+    #[inline(always)]
+    unsafe fn next_word(at: &mut *const u8, ahead: &mut Ahead) -> V::Words {
+        if ASKS && !Self::SHAPE_OF_CODES.unpacked {
+            ahead.fetch(WORDS);
+            *ahead = ahead.skip(WORDS);
+        }
+        // SAFETY: the caller's promise.
+        unsafe {
+            let word = V::load_words(*at);
+            *at = at.add(WORDS);
+            word
         }
     }
 }
@@ -146,16 +205,25 @@ fn place(quad: usize, bits: usize) -> (bool, usize) {
     (quad.is_multiple_of(quads), quad % quads * bits)
 }
 
+/// The unsigned codes of packed slabs of `layout`, to `[quad][lane]`, a byte each; `SHAPE` is the number of the format's
+/// [`CodeShape`].
+///
 /// # Safety
-/// As of [`Planes::quad`].
+/// As of [`Vector`]'s functions; the slabs are whole, and `out` has room.
 #[inline(always)]
-unsafe fn next_word<V: Vector>(at: &mut *const u8, ahead: &mut Ahead) -> V::Words {
-    ahead.fetch(WORDS);
-    *ahead = ahead.skip(WORDS);
-    // SAFETY: the caller's promise.
-    unsafe {
-        let word = V::load_words(*at);
-        *at = at.add(WORDS);
-        word
+pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, slabs: &[u8], out: &mut [u8]) {
+    let table = unsigned_table(layout.format().encoding);
+    let mut out = out.as_mut_ptr();
+    for slab in slabs.chunks_exact(layout.slab_bytes) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut planes = Planes::<V, SHAPE, false>::new(layout, slab, Ahead::default());
+            for _ in 0..layout.slab_k / UNIT {
+                each!(QUAD in 0 1 2 3 4 5 6 7 => {
+                    V::store_words(out, planes.quad::<QUAD>(&table));
+                    out = out.add(WORDS);
+                });
+            }
+        }
     }
 }

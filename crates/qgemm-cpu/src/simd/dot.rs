@@ -1,4 +1,4 @@
-//! Dot products of a packed tile with a few quantized tokens.
+//! Dot products of tiles, packed or unpacked, with a few quantized tokens.
 //!
 //! Products of codes are added up exactly, a span of columns at a time; what scales make of such sums is one chain of f32
 //! operations over the spans in ascending order. So bits depend neither on what is computed beside them nor on the level, but
@@ -6,42 +6,76 @@
 
 use qgemm_formats::prepack::PackedLayout;
 
-use super::codes::{CodeShape, Planes, UNIT, unsigned_table};
+use super::codes::{CodeShape, Planes, UNIT, each, unsigned_table};
 use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
 use super::{Ahead, BLOCK_ROWS};
 
-/// The operands of a product: consecutive slabs of a tile, and rows of quantized tokens.
+/// The operands of a product: consecutive slabs of some tiles, and the same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
     /// How the tokens are quantized.
     pub how: &'a Quantization,
     /// The layout of the slabs, of class R.
     pub layout: &'a PackedLayout,
-    /// The slabs.
-    pub slabs: &'a [u8],
-    /// Where as many bytes begin that are brought from memory meanwhile.
+    /// Whether codes are unpacked.
+    pub unpacked: bool,
+    /// The tiles.
+    pub tiles: &'a [Tile<'a>],
+    /// Bytes of every tile that are brought from memory meanwhile: of packed slabs, as many as they have.
+    pub ahead_bytes: usize,
+    /// The tokens' columns, as [`Row`] says.
+    pub x: &'a [u32],
+    /// Where the parts of each are.
+    pub row: Row,
+}
+
+/// Consecutive slabs of a tile.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tile<'a> {
+    /// Packed slabs, or their unpacked codes.
+    pub codes: &'a [u8],
+    /// Where those begin that are brought from memory meanwhile.
     pub ahead: Ahead,
     /// Scales of the slabs, `[sub-block][lane]`.
     pub scales: &'a [f32],
     /// The same of the minima; none where codes have an offset.
     pub mins: &'a [f32],
-    /// The tokens, of the first one of this product on.
-    pub x: &'a [u32],
-    /// Where their parts are.
-    pub row: Row,
-    /// The slabs' first column.
-    pub first: usize,
 }
 
-/// `sums[token][row] += Σ w[column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart; `SHAPE` is the
-/// number of the format's [`CodeShape`].
+/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart, and up
+/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`].
 ///
 /// # Safety
 /// As of [`Vector`]'s functions; the operands hold their slabs, scales and `T` tokens, and `sums` has room.
 #[inline(always)]
-pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: usize>(
+pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
+    sums: &mut [f32],
+) {
+    let (together, rest) = at.tiles.as_chunks();
+    // SAFETY: the caller's promise.
+    unsafe {
+        for (i, tiles) in together.iter().enumerate() {
+            multiply_tiles::<V, D, SHAPE, P, T>(at, tiles, &mut sums[i * P * LANES..]);
+        }
+        if P > 1 {
+            for (i, tile) in rest.iter().enumerate() {
+                let first = (together.len() * P + i) * LANES;
+                multiply_tiles::<V, D, SHAPE, 1, T>(at, std::array::from_ref(tile), &mut sums[first..]);
+            }
+        }
+    }
+}
+
+/// The same for `P` tiles.
+///
+/// # Safety
+/// As of [`multiply_codes`].
+#[inline(always)]
+unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
+    at: &Operands<'_>,
+    tiles: &[Tile<'_>; P],
     sums: &mut [f32],
 ) {
     let shape = const { CodeShape::ALL[SHAPE] };
@@ -49,69 +83,119 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const T: 
     let table = unsigned_table(layout.format().encoding);
     // Shifts, for divisions take as long as several vectors.
     let (block_shift, sub_shift) = (at.how.block.trailing_zeros(), at.how.sub_block.trailing_zeros());
-    let mut column = at.first;
+    let mut column = 0;
     // SAFETY: the caller's promise.
     unsafe {
-        let x_at = |token: usize, word: usize| at.x.as_ptr().add(token * at.row.words + word);
-        let mut totals: [V::Floats; T] = std::array::from_fn(|token| V::load(sums.as_ptr().add(token * BLOCK_ROWS)));
-        // Where a factor is for several spans, their sums.
-        let mut of_block = [V::splat(0.0); T];
-        for (i, slab) in at.slabs.chunks_exact(layout.slab_bytes).enumerate() {
-            let ahead = at.ahead.skip(i * layout.slab_bytes);
-            let mut planes = Planes::<V>::new(layout, slab, ahead);
+        let sums = sums.as_mut_ptr();
+        // The same word of all tokens of a group are neighbours.
+        let x_at = |token: usize, word: usize| at.x.as_ptr().add(word * T + token);
+        let sum_at = |token: usize, tile: usize| sums.add(token * BLOCK_ROWS + tile * LANES);
+        // Of a block where a factor is for several spans, else of all columns.
+        let mut totals = [[V::splat(0.0); P]; T];
+        if !shape.wide {
+            for (token, totals) in totals.iter_mut().enumerate() {
+                *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
+            }
+        }
+        let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
+        for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
+            let slabs: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
+            let ahead = tiles.map(|tile| tile.ahead.skip(first_byte));
+            let mut planes: [Planes<V, SHAPE, true>; P] =
+                std::array::from_fn(|tile| Planes::new(layout, slabs[tile], ahead[tile]));
             for _ in 0..layout.slab_k / UNIT {
                 let factor = |token: usize| {
                     V::splat(f32::from_bits(x_at(token, at.row.factors + (column >> block_shift)).read()))
                 };
-                for part in 0..UNIT / shape.span {
-                    let span = column / shape.span + part;
-                    let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
-                    let mut products: [V::Words; T] =
-                        std::array::from_fn(|token| V::splat_word(if shape.minima { 0 } else { sum_of(token) }));
-                    for i in 0..shape.span / 4 {
-                        let quad = part * (shape.span / 4) + i;
-                        let codes = planes.quad(shape, &table, quad);
-                        for (token, product) in products.iter_mut().enumerate() {
-                            let x = V::splat_word(x_at(token, column / 4 + quad).read());
-                            *product = if shape.is_below_128() {
-                                D::dot_below_128(*product, codes, x)
-                            } else {
-                                D::dot(*product, codes, x)
-                            };
+                each!(PART in 0 1 => {
+                    if PART < UNIT / shape.span {
+                        let span = column / shape.span + PART;
+                        let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
+                        let first = |token: usize| if shape.minima { 0 } else { sum_of(token) };
+                        let mut products: [[V::Words; P]; T] =
+                            std::array::from_fn(|token| [V::splat_word(first(token)); P]);
+                        let x = x_at(0, column / 4);
+                        each!(Q in 0 1 2 3 4 5 6 7 => {
+                            if Q * 4 / shape.span == PART {
+                                add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut products);
+                            }
+                        });
+                        let sub = ((column + PART * shape.span) >> sub_shift) * LANES;
+                        for (tile, of_tile) in tiles.iter().enumerate() {
+                            let scale = V::load(of_tile.scales.as_ptr().add(sub));
+                            for (token, totals) in totals.iter_mut().enumerate() {
+                                let product = V::to_floats(products[token][tile]);
+                                totals[tile] = if shape.wide {
+                                    V::multiply_add(product, scale, totals[tile])
+                                } else {
+                                    V::multiply_add(V::multiply(product, scale), factor(token), totals[tile])
+                                };
+                            }
+                        }
+                        if shape.minima {
+                            for (tile, of_tile) in tiles.iter().enumerate() {
+                                let min = V::load(of_tile.mins.as_ptr().add(sub));
+                                for (token, totals) in totals.iter_mut().enumerate() {
+                                    let sum = V::splat(f32::from_bits(sum_of(token)));
+                                    totals[tile] = V::multiply_add(min, sum, totals[tile]);
+                                }
+                            }
                         }
                     }
-                    let sub = ((column - at.first + part * shape.span) >> sub_shift) * LANES;
-                    let scale = V::load(at.scales.as_ptr().add(sub));
-                    let acc = if shape.wide { &mut of_block } else { &mut totals };
-                    for (token, acc) in acc.iter_mut().enumerate() {
-                        let product = V::to_floats(products[token]);
-                        *acc = if shape.wide {
-                            V::multiply_add(product, scale, *acc)
-                        } else {
-                            V::multiply_add(V::multiply(product, scale), factor(token), *acc)
-                        };
-                    }
-                    if shape.minima {
-                        let min = V::load(at.mins.as_ptr().add(sub));
-                        for (token, acc) in acc.iter_mut().enumerate() {
-                            *acc = V::multiply_add(min, V::splat(f32::from_bits(sum_of(token))), *acc);
-                        }
-                    }
-                }
+                });
                 let last_of_block = (column + UNIT) & (at.how.block - 1) == 0;
                 if shape.wide && last_of_block {
-                    for (token, total) in totals.iter_mut().enumerate() {
-                        *total = V::multiply_add(of_block[token], factor(token), *total);
+                    for (token, totals) in totals.iter_mut().enumerate() {
+                        for (tile, total) in totals.iter_mut().enumerate() {
+                            let sum = sum_at(token, tile);
+                            V::store(sum, V::multiply_add(*total, factor(token), V::load(sum)));
+                            *total = V::splat(0.0);
+                        }
                     }
-                    of_block = [V::splat(0.0); T];
                 }
                 column += UNIT;
             }
             // Records lie behind codes. Memory that is asked for in another order than it lies comes more slowly.
-            ahead.fetch_records(layout);
+            if !shape.unpacked {
+                ahead.iter().for_each(|ahead| ahead.fetch_records(layout));
+            }
         }
-        for (token, total) in totals.into_iter().enumerate() {
-            V::store(sums.as_mut_ptr().add(token * BLOCK_ROWS), total);
+        if !shape.wide {
+            for (token, totals) in totals.into_iter().enumerate() {
+                for (tile, total) in totals.into_iter().enumerate() {
+                    V::store(sum_at(token, tile), total);
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, to `products[token][tile]`.
+///
+/// # Safety
+/// As of [`multiply_codes`].
+#[inline(always)]
+unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, const P: usize, const T: usize>(
+    planes: &mut [Planes<V, SHAPE, true>; P],
+    table: &[u8; 16],
+    x: *const u32,
+    products: &mut [[V::Words; P]; T],
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        // Not `each_mut` and `map`, with which compilers keep all planes in memory.
+        let mut codes = [V::splat_word(0); P];
+        for (planes, codes) in planes.iter_mut().zip(&mut codes) {
+            *codes = planes.quad::<Q>(table);
+        }
+        for (token, products) in products.iter_mut().enumerate() {
+            let x = V::splat_word(x.add(Q * T + token).read());
+            for (product, codes) in products.iter_mut().zip(codes) {
+                *product = match CodeShape::ALL[SHAPE].below_128 {
+                    true => D::dot_below_128(*product, codes, x),
+                    false => D::dot(*product, codes, x),
+                };
+            }
         }
     }
 }

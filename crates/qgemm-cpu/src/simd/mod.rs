@@ -25,8 +25,8 @@ use qgemm_hal::SimdLevel;
 use codes::{CodeShape, UNIT};
 
 pub use ahead::Ahead;
-pub use dot::Operands;
-pub use quantize::{Quantization, Row};
+pub use dot::{Operands, Tile};
+pub use quantize::Quantization;
 pub use scales::Scales;
 pub use vector::LANES;
 
@@ -61,6 +61,8 @@ type ToF32 = unsafe fn(dtype: DType, bytes: &[u8], out: &mut [f32]);
 type Quantize = unsafe fn(how: &Quantization, values: &[f32], out: &mut [u32]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
+/// [`codes::unpack`] of a level, for a shape of packed codes.
+type UnpackCodes = unsafe fn(layout: &PackedLayout, slabs: &[u8], out: &mut [u8]);
 /// [`dot::multiply_codes`] of a level, for a fixed number of tokens and shape of codes.
 type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
@@ -74,15 +76,18 @@ pub struct Simd {
     quantize: Quantize,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
-    /// For some numbers of quantized tokens, ascending from one: each with kernels for every shape of codes.
-    multiply_codes: &'static [(usize, [MultiplyCodes; CodeShape::ALL.len()])],
+    /// For every shape of packed codes.
+    unpack_codes: [UnpackCodes; CodeShape::PACKED],
+    /// Of packed codes and of unpacked ones: for some numbers of quantized tokens, ascending from one, kernels for every shape.
+    multiply_codes: [&'static [(usize, &'static [MultiplyCodes])]; 2],
 }
 
 /// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all sums are in registers;
-/// of codes, for how many tokens there are some.
+/// of packed codes, for how many tokens there are some; of unpacked codes, with how many they take how many tiles.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
-     [$($tokens:literal => $tiles:literal),*], [$($quantized_tokens:literal),*]) => {
+     [$($tokens:literal => $tiles:literal),*], packed [$($packed:literal),*],
+     unpacked [$($unpacked:literal => $unpacked_tiles:literal),*]) => {
         pub static $name: Simd = Simd {
             level: $level,
             decode,
@@ -90,16 +95,15 @@ macro_rules! level {
             to_f32,
             quantize,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
-            multiply_codes: &[$(($quantized_tokens, [
-                multiply_codes::<0, $quantized_tokens>, multiply_codes::<1, $quantized_tokens>,
-                multiply_codes::<2, $quantized_tokens>, multiply_codes::<3, $quantized_tokens>,
-                multiply_codes::<4, $quantized_tokens>, multiply_codes::<5, $quantized_tokens>,
-                multiply_codes::<6, $quantized_tokens>, multiply_codes::<7, $quantized_tokens>,
-                multiply_codes::<8, $quantized_tokens>, multiply_codes::<9, $quantized_tokens>,
-                multiply_codes::<10, $quantized_tokens>, multiply_codes::<11, $quantized_tokens>,
-                multiply_codes::<12, $quantized_tokens>, multiply_codes::<13, $quantized_tokens>,
-                multiply_codes::<14, $quantized_tokens>, multiply_codes::<15, $quantized_tokens>,
-            ])),*],
+            unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
+            multiply_codes: [
+                &[$(($packed, &crate::simd::of_shapes!(
+                    multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+                ))),*],
+                &[$(($unpacked, &crate::simd::of_shapes!(
+                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24
+                ))),*],
+            ],
         };
 
         /// # Safety
@@ -154,18 +158,39 @@ macro_rules! level {
         }
 
         /// # Safety
+        /// As of `codes::unpack`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn unpack_codes<const SHAPE: usize>(
+            layout: &qgemm_formats::prepack::PackedLayout,
+            slabs: &[u8],
+            out: &mut [u8],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::codes::unpack::<$vector, SHAPE>(layout, slabs, out) }
+        }
+
+        /// # Safety
         /// As of `dot::multiply_codes`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn multiply_codes<const SHAPE: usize, const T: usize>(
+        unsafe fn multiply_codes<const SHAPE: usize, const P: usize, const T: usize>(
             at: &crate::simd::Operands<'_>,
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, T>(at, sums) }
+            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, sums) }
         }
     };
 }
 use level;
+
+/// A kernel for each of these shapes of codes, and for so many tiles and tokens.
+macro_rules! of_shapes {
+    ($kernel:ident []; $($shape:literal)*) => { [$($kernel::<$shape>),*] };
+    ($kernel:ident [$tiles:literal, $tokens:literal]; $($shape:literal)*) => {
+        [$($kernel::<$shape, $tiles, $tokens>),*]
+    };
+}
+use of_shapes;
 
 impl Simd {
     /// The kernels for `level`, or `None` when this processor does not have it.
@@ -206,9 +231,9 @@ impl Simd {
         self.multiply.len()
     }
 
-    /// Most quantized tokens that are multiplied at once.
-    pub fn quantized_tokens(&self) -> usize {
-        self.multiply_codes.last().map_or(0, |&(tokens, _)| tokens)
+    /// Most quantized tokens that are multiplied at once, with packed codes or with unpacked ones.
+    pub fn quantized_tokens(&self, unpacked: bool) -> usize {
+        self.multiply_codes[usize::from(unpacked)].last().map_or(0, |&(tokens, _)| tokens)
     }
 
     /// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
@@ -271,43 +296,76 @@ impl Simd {
         unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
     }
 
-    /// `sums[token][row] += Σ w[column][row] · x[token][column]` for `tokens` quantized tokens and a tile; sums of a token are
-    /// [`BLOCK_ROWS`] apart.
+    /// Of `tokens` quantized tokens, how many are multiplied at once, with packed codes or with unpacked ones: the words of these
+    /// lie side by side.
+    pub fn token_groups(&self, unpacked: bool, tokens: usize) -> impl Iterator<Item = usize> {
+        self.kernels_of_groups(unpacked, tokens).map(|&(group, _)| group)
+    }
+
+    /// The largest groups first.
+    fn kernels_of_groups(
+        &self,
+        unpacked: bool,
+        tokens: usize,
+    ) -> impl Iterator<Item = &(usize, &'static [MultiplyCodes])> {
+        let mut left = tokens;
+        self.multiply_codes[usize::from(unpacked)].iter().rev().flat_map(move |kernels| {
+            let groups = left / kernels.0;
+            left -= groups * kernels.0;
+            std::iter::repeat_n(kernels, groups)
+        })
+    }
+
+    /// The codes of packed slabs of `layout`, for which `how` is, as bytes, [`LANES`] a column.
+    pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, slabs: &[u8], out: &mut [u8]) {
+        let columns = check_slabs(how, layout, slabs.len(), layout.slab_bytes);
+        assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.unpack_codes[how.shapes[0]])(layout, slabs, out) }
+    }
+
+    /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `tokens` quantized tokens, which lie in groups as
+    /// [`Simd::token_groups`] says; sums of a token are [`BLOCK_ROWS`] apart.
     pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
-        let Quantization { block, span, sub_block, offset, shape, .. } = *at.how;
-        let layout = at.layout;
-        assert!(at.how.format() == layout.format(), "tokens are quantized for the layout's format");
-        assert!(layout.class == PackClass::R && at.slabs.len().is_multiple_of(layout.slab_bytes), "slabs are whole");
-        assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
-        assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
-        assert!(sub_block.is_power_of_two(), "sub-blocks are found by shifts");
-        let columns = at.slabs.len() / layout.slab_bytes * layout.slab_k;
+        let Quantization { sub_block, offset, shapes, .. } = *at.how;
+        let slab_bytes = if at.unpacked { at.layout.slab_k * LANES } else { at.layout.slab_bytes };
+        let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
+        let columns = check_slabs(at.how, at.layout, bytes, slab_bytes);
         let scales = columns / sub_block * LANES;
-        assert!(scales <= at.scales.len(), "every sub-block has its scale");
-        assert!(offset.is_some() || scales <= at.mins.len(), "every sub-block has its minimum");
-        assert!(
-            at.first.is_multiple_of(block) && at.how.row(at.row.factors * 4) == at.row,
-            "rows are as they are read"
-        );
-        assert!(at.first + columns <= at.row.factors * 4, "the slabs lie in the rows");
-        assert!(tokens * at.row.words <= at.x.len(), "tokens lie in their scratch memory");
-        assert!((tokens - 1) * BLOCK_ROWS + LANES <= sums.len(), "sums lie in their scratch memory");
-        let (mut at, mut sums, mut left) = (*at, sums, tokens);
-        for (tokens, kernels) in self.multiply_codes.iter().rev() {
-            while left >= *tokens {
-                // SAFETY: as in `decode`.
-                unsafe { (kernels[shape])(&at, sums) };
-                left -= tokens;
-                if left == 0 {
-                    return;
-                }
-                at.x = &at.x[tokens * at.row.words..];
-                sums = &mut sums[tokens * BLOCK_ROWS..];
-                // It is on its way.
-                at.ahead = Ahead::new(at.slabs.as_ptr());
+        for tile in at.tiles {
+            assert!(tile.codes.len() == bytes, "tiles have the same columns");
+            assert!(scales <= tile.scales.len(), "every sub-block has its scale");
+            assert!(offset.is_some() || scales <= tile.mins.len(), "every sub-block has its minimum");
+        }
+        let row = at.how.row(columns);
+        assert!(row == at.row && tokens * row.words <= at.x.len(), "tokens lie in their scratch memory");
+        assert!((tokens - 1) * BLOCK_ROWS + at.tiles.len() * LANES <= sums.len(), "sums lie in their scratch memory");
+        let shape = shapes[usize::from(at.unpacked)];
+        let mut first = 0;
+        for (group, kernels) in self.kernels_of_groups(at.unpacked, tokens) {
+            if at.unpacked {
+                // Parts of it, since a core that asks for much at once has to wait.
+                let asked = first * at.ahead_bytes / tokens;
+                let bytes = (first + group) * at.ahead_bytes / tokens - asked;
+                at.tiles.iter().for_each(|tile| tile.ahead.skip(asked).fetch(bytes));
             }
+            let x = &at.x[first * row.words..];
+            // SAFETY: as in `decode`.
+            unsafe { (kernels[shape])(&Operands { x, ..*at }, &mut sums[first * BLOCK_ROWS..]) };
+            first += group;
         }
     }
+}
+
+/// Columns of whole slabs of `layout` in `bytes` bytes, each of `slab_bytes`, when products with them can be computed.
+fn check_slabs(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_bytes: usize) -> usize {
+    let Quantization { block, span, sub_block, .. } = *how;
+    assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");
+    assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "slabs are whole");
+    assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
+    assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
+    assert!(sub_block.is_power_of_two(), "sub-blocks are found by shifts");
+    bytes / slab_bytes * layout.slab_k
 }
 
 /// Sub-blocks of a slab that have scales: none of plain types.
@@ -479,60 +537,89 @@ mod tests {
         }
     }
 
+    /// Values of tokens, quantized in groups.
+    fn quantized(simd: &Simd, how: &Quantization, values: &[f32], columns: usize, unpacked: bool) -> Vec<u32> {
+        let row = how.row(columns);
+        let mut x = Vec::new();
+        let mut rows = values.chunks_exact(columns).map(|values| {
+            let mut words = vec![0; row.words];
+            simd.quantize(how, values, &mut words);
+            words
+        });
+        for group in simd.token_groups(unpacked, values.len() / columns) {
+            let group: Vec<_> = rows.by_ref().take(group).collect();
+            x.extend((0..row.words).flat_map(|word| group.iter().map(move |row| row[word])));
+        }
+        x
+    }
+
     #[test]
     fn products_of_codes_are_those_of_their_values() {
-        const TOKENS: usize = 11;
+        const TOKENS: usize = 27;
         const SLABS: usize = 2;
+        const TILES_AT_ONCE: usize = 3;
         for (layout, how) in integer_formats() {
             let (encoding, columns) = (layout.format().encoding, SLABS * layout.slab_k);
-            let row = how.row(2 * columns);
             let mut word = words(21);
-            let slabs: Vec<u8> = (0..SLABS * layout.slab_bytes).map(|_| word() as u8).collect();
+            let slabs = [(); TILES_AT_ONCE]
+                .map(|()| -> Vec<u8> { (0..SLABS * layout.slab_bytes).map(|_| word() as u8).collect() });
             let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
-            let (scales, mins, values) = (numbers(subs), numbers(subs), numbers(TOKENS * 2 * columns));
+            let [scales, mins] = [(); 2].map(|()| [(); TILES_AT_ONCE].map(|()| numbers(subs)));
+            let values = numbers(TOKENS * columns);
             for simd in levels() {
-                let mut x = vec![0; TOKENS * row.words];
-                for (values, x) in values.chunks_exact(2 * columns).zip(x.chunks_exact_mut(row.words)) {
-                    simd.quantize(&how, values, x);
-                }
-                let at = |first_token: usize| Operands {
-                    how: &how,
-                    layout: &layout,
-                    slabs: &slabs,
-                    ahead: Ahead::new(slabs.as_ptr()),
-                    scales: &scales,
-                    mins: &mins,
-                    x: &x[first_token * row.words..],
-                    row,
-                    first: columns,
-                };
-                let mut single = vec![1.0; TOKENS * BLOCK_ROWS];
-                for (token, sums) in single.chunks_exact_mut(BLOCK_ROWS).enumerate() {
-                    simd.multiply_codes(1, &at(token), sums);
-                }
-                for tokens in 1..=TOKENS {
+                let unpacked = slabs.each_ref().map(|slabs| {
+                    let mut codes = vec![0; columns * LANES];
+                    simd.unpack_codes(&how, &layout, slabs, &mut codes);
+                    codes
+                });
+                let sums_of = |values: &[f32], unpacks: bool| {
+                    let x = quantized(simd, &how, values, columns, unpacks);
+                    let tiles = std::array::from_fn::<_, TILES_AT_ONCE, _>(|tile| Tile {
+                        codes: if unpacks { &unpacked[tile] } else { &slabs[tile] },
+                        ahead: Ahead::default(),
+                        scales: &scales[tile],
+                        mins: &mins[tile],
+                    });
+                    let at = Operands {
+                        how: &how,
+                        layout: &layout,
+                        unpacked: unpacks,
+                        tiles: &tiles,
+                        ahead_bytes: 0,
+                        x: &x,
+                        row: how.row(columns),
+                    };
+                    let tokens = values.len() / columns;
                     let mut sums = vec![1.0; tokens * BLOCK_ROWS];
-                    simd.multiply_codes(tokens, &at(0), &mut sums);
-                    assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{:?}, {tokens} tokens", simd.level());
+                    simd.multiply_codes(tokens, &at, &mut sums);
+                    sums
+                };
+                let single: Vec<f32> = values.chunks_exact(columns).flat_map(|values| sums_of(values, false)).collect();
+                for tokens in 1..=TOKENS {
+                    for unpacks in [false, true] {
+                        let sums = sums_of(&values[..tokens * columns], unpacks);
+                        let what = format!("{:?}, {tokens} tokens, unpacks: {unpacks}", simd.level());
+                        assert_eq!(sums, single[..tokens * BLOCK_ROWS], "{} {what}", layout.format());
+                    }
                 }
                 for (i, &got) in single.iter().enumerate() {
-                    let (token, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS);
-                    if lane >= LANES {
-                        assert_eq!(got, 1.0, "only the tile's sums are written");
+                    let (token, tile, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS / LANES, i % LANES);
+                    if tile >= slabs.len() {
+                        assert_eq!(got, 1.0, "only the tiles' sums are written");
                         continue;
                     }
-                    let values = &values[token * 2 * columns..][columns..2 * columns];
+                    let values = &values[token * columns..][..columns];
                     let values = QuantizedActivations::new(values, how.block, how.block).dequantize(columns);
                     let product = |column: usize| {
-                        let number = encoding.number(layout.code_at(&slabs, SLABS, lane, column));
+                        let number = encoding.number(layout.code_at(&slabs[tile], SLABS, lane, column));
                         let offset = match encoding {
                             Encoding::IntOffset { offset } => offset as f32,
                             _ => 0.0,
                         };
                         let sub = column / how.sub_block * LANES + lane;
-                        let min = if how.offset.is_some() { 0.0 } else { mins[sub] };
-                        let weight = f64::from(scales[sub]) * f64::from(number - offset) + f64::from(min);
+                        let min = if how.offset.is_some() { 0.0 } else { mins[tile][sub] };
+                        let weight = f64::from(scales[tile][sub]) * f64::from(number - offset) + f64::from(min);
                         weight * f64::from(values[column])
                     };
                     let (sum, size) = (0..columns).map(product).fold((1.0, 1.0), |(s, a), p| (s + p, a + p.abs()));

@@ -14,7 +14,7 @@ struct Neon;
 
 level!(
     KERNELS, SimdLevel::Neon, Neon, Widened, "neon",
-    [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], [1, 2]
+    [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1]
 );
 
 /// The level with 8-bit dot products.
@@ -23,7 +23,7 @@ pub mod dotprod {
 
     level!(
         KERNELS, SimdLevel::NeonDotprod, Neon, Sdot, "neon,dotprod",
-        [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], [1, 2, 3]
+        [1 => 4, 2 => 2, 3 => 1, 4 => 1, 5 => 1, 6 => 1], packed [1, 2, 3], unpacked [1 => 1, 2 => 1, 3 => 1]
     );
 }
 
@@ -62,6 +62,13 @@ impl Vector for Neon {
     unsafe fn load_words(from: *const u8) -> [uint32x4_t; 4] {
         // SAFETY: as above; loads of bytes need no alignment.
         from_fn(|i| unsafe { vreinterpretq_u32_u8(vld1q_u8(from.add(16 * i))) })
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, words: [uint32x4_t; 4]) {
+        for (i, words) in words.into_iter().enumerate() {
+            // SAFETY: as above; stores of bytes need no alignment.
+            unsafe { vst1q_u8(to.add(16 * i), vreinterpretq_u8_u32(words)) }
+        }
     }
     #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> [uint32x4_t; 4] {

@@ -11,7 +11,7 @@ struct Portable;
 
 level!(
     KERNELS, SimdLevel::Scalar, Portable, Bytes,
-    [1 => 2, 2 => 1, 3 => 1, 4 => 1], [1, 2]
+    [1 => 2, 2 => 1, 3 => 1, 4 => 1], packed [1, 2], unpacked [1 => 1, 2 => 1]
 );
 
 impl Vector for Portable {
@@ -47,6 +47,11 @@ impl Vector for Portable {
         // SAFETY: the caller's promise.
         let words = unsafe { from.cast::<[u32; LANES]>().read_unaligned() };
         words.map(u32::from_le)
+    }
+    #[inline(always)]
+    unsafe fn store_words(to: *mut u8, words: [u32; LANES]) {
+        // SAFETY: the caller's promise.
+        unsafe { to.cast::<[u32; LANES]>().write_unaligned(words.map(u32::to_le)) }
     }
     #[inline(always)]
     unsafe fn load_halves(from: *const u8) -> [u32; LANES] {

@@ -16,8 +16,8 @@ pub struct Quantization {
     pub sub_block: usize,
     /// What is subtracted from every unsigned code of W; `None` where sub-blocks have minima instead.
     pub offset: Option<i32>,
-    /// Number of W's [`CodeShape`].
-    pub shape: usize,
+    /// Numbers of the [`CodeShape`] of W's codes, among those of packed codes and among those of unpacked ones.
+    pub shapes: [usize; 2],
     format: Format,
 }
 
@@ -36,14 +36,10 @@ impl Quantization {
         let sub_block = format.sub_block;
         let span = sub_block.min(Self::MOST_SPAN);
         let block = format.activation_block();
-        let shape = CodeShape {
-            planes: [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into())),
-            table: matches!(format.encoding, Encoding::Codebook(_)),
-            span,
-            wide: block > span,
-            minima: offset.is_none(),
-        };
-        Some(Self { block, span, sub_block, offset, shape: shape.number()?, format })
+        let planes = [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into()));
+        let shape = CodeShape::new(format.encoding, planes, span, block > span);
+        let shapes = [shape.number()?, shape.unpacked().number()? - CodeShape::PACKED];
+        Some(Self { block, span, sub_block, offset, shapes, format })
     }
 
     /// The weights' format.
@@ -61,7 +57,7 @@ impl Quantization {
 
 /// A quantized token in memory of 32-bit words: its codes, quads of columns in the order of packed weights, then the factor of
 /// every block, then for every span `−offset · Σ codes` as an integer, or, where W has minima, `Σ codes` as f32 (times the factor
-/// where that is of no longer blocks).
+/// where that is of no longer blocks). The same words of tokens that are multiplied at once lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Word at which the factors begin.

@@ -26,6 +26,8 @@ pub trait Vector: Copy {
 
     /// Loads words from anywhere.
     unsafe fn load_words(from: *const u8) -> Self::Words;
+    /// Stores words anywhere.
+    unsafe fn store_words(to: *mut u8, words: Self::Words);
     /// Loads sixteen 16-bit words from anywhere.
     unsafe fn load_halves(from: *const u8) -> Self::Words;
     /// Loads sixteen bytes from anywhere.
