@@ -104,7 +104,9 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Mma, ..=64, _) => 7,
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,
         (Engine::Mma, ..=128, _) => 5,
-        // For Turing and Blackwell the compiler takes a few registers more, and minimums do everywhere.
+        // For Turing and Blackwell the compiler takes a few registers more, for Ampere and Ada with scales per 16 columns.
+        (Engine::Mma, _, 1) if matches!(variant, Variant::Sm80 | Variant::Sm89) && format.sub_block == 16 => 3,
+        (Engine::Mma, _, 2..) if has_block_offsets(format) && format.sub_block == 16 => 2,
         (Engine::Mma, _, 1) if variant >= Variant::Sm80 && variant < Variant::Sm120 => 4,
         (Engine::Mma, ..) => 3,
     }

@@ -58,14 +58,14 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
             let fewest = if x == DType::F16 && block == BLOCKS[0] { STAGES.1 + 1 } else { STAGES.1 };
             (fewest..=STAGES.0).rev().map(|stages| shaped(block, stages)).find(fits)
         };
-        BLOCKS.into_iter().filter(|block| !spills(layout, x, tile_m, block)).find_map(of_block)
+        BLOCKS.into_iter().filter(|block| !spills(layout, x, variant, tile_m, block)).find_map(of_block)
     };
     let tiles: &[_] = if layout.slab_k > 128 { &LONG_SLAB_TILES } else { &TILES };
     tiles.iter().filter_map(|&(tile_m, efficiency)| instance(tile_m, efficiency)).collect()
 }
 
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
-fn spills(layout: &PackedLayout, x: DType, tile_m: u32, block: &Block) -> bool {
+fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block: &Block) -> bool {
     let format = layout.format();
     let integers = matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero);
     // Q2_K has scales and minimums for every 16 columns.
@@ -73,7 +73,7 @@ fn spills(layout: &PackedLayout, x: DType, tile_m: u32, block: &Block) -> bool {
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
         (4, 2) => tile_m == 16 && integers && !format.scale_planes.is_empty(),
-        (2, 2) => has_many_scales && x == DType::BF16,
+        (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
     }
