@@ -95,7 +95,7 @@ fn exhausted_memory_is_an_error_that_passes() {
 fn a_write_outside_a_buffer_is_found() {
     let Some(device) = device_or_skip("a_write_outside_a_buffer_is_found") else { return };
     if !cfg!(debug_assertions) {
-        eprintln!("skipped a_write_outside_a_buffer_is_found: no guard bands in release builds");
+        eprintln!("skipped: a_write_outside_a_buffer_is_found: no guard bands in release builds");
         return;
     }
     let stream = device.default_stream();

@@ -133,7 +133,7 @@ mod tests {
         let test = "kernels_compile_for_their_chip_without_spills";
         let Some(nvrtc) = nvrtc_or_skip(test) else { return };
         if !nvrtc.supported().contains(&120) {
-            eprintln!("skipped {test}: NVRTC {} does not know sm_120", nvrtc.version());
+            eprintln!("skipped: {test}: NVRTC {} does not know sm_120", nvrtc.version());
             return;
         }
         for spec in Format::all().filter_map(block_scaled_spec) {

@@ -56,6 +56,12 @@ pub(crate) fn has_minimums(format: Format) -> bool {
     format.encoding == Encoding::IntAffine
 }
 
+/// Whether codes are integers with a scale.
+pub(crate) fn is_scaled_integers(format: Format) -> bool {
+    matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
+        && !format.scale_planes.is_empty()
+}
+
 /// The layout class that kernels of `variant` read.
 pub fn class(variant: Variant) -> PackClass {
     if variant == Variant::Sm70 { PackClass::V } else { PackClass::T }
@@ -230,14 +236,10 @@ impl Instance {
     /// the type of X holds, in kernels whose scales act on sums.
     pub(crate) fn takes_raw_codes(&self) -> bool {
         let mantissa_bits = if self.x == DType::F16 { 10 } else { 7 };
-        let integers =
-            matches!(self.format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero);
-        let scaled = !self.format.scale_planes.is_empty();
         // Offsets of sums as short as this cost as much as those of codes (measured on an H200); bf16 operands cost more.
         let short = self.format.encoding == Encoding::IntZero && self.format.sub_block <= 32 && self.x == DType::F16;
         matches!(self.shape, Shape::SlicedK { .. })
-            && integers
-            && scaled
+            && is_scaled_integers(self.format)
             && !short
             && self.format.code_bits() <= mantissa_bits
     }

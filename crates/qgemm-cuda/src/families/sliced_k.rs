@@ -1,11 +1,11 @@
 //! The `gemm` kernels for a few tokens on Ampere and newer: a block is few rows, whose K dimension its warps share.
 
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, Shape, has_minimums};
+use super::instance::{Engine, Instance, Shape, has_minimums, is_scaled_integers};
 
 /// Tokens of a tile, and the shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
 const TILES: [(u32, (u32, u32)); 2] = [(8, (250, 920)), (16, (160, 765))];
@@ -67,12 +67,11 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
 fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block: &Block) -> bool {
     let format = layout.format();
-    let integers = matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero);
     // Q2_K has scales and minimums for every 16 columns.
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
-        (4, 2) => tile_m == 16 && integers && !format.scale_planes.is_empty(),
+        (4, 2) => tile_m == 16 && is_scaled_integers(format),
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
