@@ -229,6 +229,23 @@ fn f16_pairs_are_rounded_once() {
 }
 
 #[test]
+fn f32_products_and_sums_are_rounded_once() {
+    let expression = "f32_to_bits(fma_f32(bits_to_f32(in.x), bits_to_f32(in.y), bits_to_f32(in.z)))";
+    let mut triples = random_words(20_000, 7);
+    // What nested scales are made of: 2^23 + byte, times a factor, less 2^23 times it.
+    for [byte, factor, _] in random_words(20_000, 8) {
+        let d = f16::from_bits(factor as u16).to_f32();
+        let biased = 8_388_608.0 + (byte % 256) as f32;
+        triples.push([biased.to_bits(), d.to_bits(), (-8_388_608.0 * d).to_bits()]);
+    }
+    check(expression, &triples, |words| {
+        let [a, b, c] = words.map(f32::from_bits);
+        let sum = a.mul_add(b, c);
+        if sum.is_nan() { 0x7fff_ffff } else { sum.to_bits() }
+    });
+}
+
+#[test]
 fn integers() {
     let words = random_words(20_000, 6);
     check("prmt(in.x, in.y, in.z)", &words, |[a, b, selector]| {
