@@ -30,13 +30,16 @@ fn kernels_are_counted_in_all_and_by_place() {
     let Some(text) = verify_emulated("kernels_are_counted_in_all_and_by_place", &["--json"]) else { return };
     let both: Value = serde_json::from_str(&text).expect("JSON");
     let (cases, kernels) = (both["cases"].as_array().expect("cases"), both["kernels"].as_array().expect("kernels"));
-    // f32, f16 and bf16 activations, each by a kernel of its own, run again where it has a workspace; and one packs their weights.
+    // f32, f16 and bf16 activations, each by a kernel of its own; and one packs their weights.
     let (packing, kernels): (Vec<&Value>, Vec<&Value>) =
         kernels.iter().partition(|k| k["kernel"].as_str().is_some_and(|name| name.starts_with("repack_")));
     assert_eq!((cases.len(), kernels.len(), packing.len()), (3, 3, 1));
     assert!(cases.iter().all(|case| case["verdict"] == "pass"));
     for kernel in &kernels {
-        assert!(number(kernel, "launches") >= 1 && number(kernel, "blocks") >= number(kernel, "launches"), "{kernel}");
+        // Those that cut K have a workspace, with which they run twice.
+        let launches = if kernel["kernel"] == "gemv_nt_q8_0_f16_m8" { 1 } else { 2 };
+        assert_eq!(number(kernel, "launches"), launches, "{kernel}");
+        assert!(number(kernel, "blocks") >= launches, "{kernel}");
         assert!(number(kernel, "barriers") > 0, "{kernel}");
         let sites = kernel["sites"].as_array().expect("sites");
         for memory in ["shared", "global"] {

@@ -113,6 +113,11 @@ pub enum Encoding {
 }
 
 impl Encoding {
+    /// Whether codes are unsigned integers that scales, and offsets, zero points or minima act on.
+    pub const fn is_integer(self) -> bool {
+        matches!(self, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
+    }
+
     /// What scales act on: the unsigned code as a number, or what the table, FP8 or the type makes of it. Offsets, zero points
     /// and minima are not part of it but of [`SubScale::min`](crate::SubScale::min).
     pub fn number(self, code: u32) -> f32 {

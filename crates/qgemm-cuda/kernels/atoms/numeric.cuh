@@ -57,7 +57,6 @@ QG_DEVICE u32 f32_to_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(f));
     return bits;
 }
-
 QG_DEVICE float bits_to_f32(u32 bits) {
     return __uint_as_float(bits);
 }

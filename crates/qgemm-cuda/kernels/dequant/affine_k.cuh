@@ -10,20 +10,22 @@ struct AffineK {
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
         return integer_pair_f16(s, quad, pair, offset_of(MIDDLE_CODE));
     }
-    // Six bits each, eight scales and eight minimums in the twelve bytes that follow d and dmin: the first four of both in
-    // the low bits of four bytes, the others' nibbles in the last four, their upper bits above the first.
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        const u32 first = Slab::Scales0::full(s.scales0, row, 4), nibbles = Slab::Scales0::full(s.scales0, row, 12);
-        const u32 bytes = sub < 4 ? first & FIRST_FOUR : and_or(first >> 2, UPPER_BITS, nibbles & LOW_NIBBLES);
-        return scaled_byte(bytes, sub % 4, f16_to_f32(Slab::Scales0::half(s.scales0, row, 0)));
+        const float d = f16_to_f32(Slab::Scales0::half(s.scales0, row, 0));
+        return scaled_byte(six_bits(s, row, sub, 4, 0), sub % 4, d);
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        const u32 first = Slab::Scales0::full(s.scales0, row, 8), nibbles = Slab::Scales0::full(s.scales0, row, 12);
-        const u32 bytes = sub < 4 ? first & FIRST_FOUR : and_or(first >> 2, UPPER_BITS, nibbles >> 4 & LOW_NIBBLES);
         const float dmin = f16_to_f32(Slab::Scales0::half(s.scales0, row, 2));
-        return centered_min(scaled_byte(bytes, sub % 4, -dmin), scale(s, row, sub));
+        return centered_min(scaled_byte(six_bits(s, row, sub, 8, 4), sub % 4, -dmin), scale(s, row, sub));
     }
 
-    static constexpr u32 FIRST_FOUR = 0x3f3f3f3fu, UPPER_BITS = 0x30303030u, LOW_NIBBLES = 0x0f0f0f0fu;
+    // The four scales or minimums that number `sub` is among, six bits each. Eight of both are in the twelve bytes that follow
+    // d and dmin: the first four in the low bits of the bytes at `first`, the others' upper bits above them and their nibbles
+    // in the last four bytes, from bit `nibble` on.
+    QG_DEVICE u32 six_bits(const Slab& s, u32 row, u32 sub, u32 first, u32 nibble) {
+        const u32 bytes = Slab::Scales0::full(s.scales0, row, first);
+        if (sub < 4) return bytes & 0x3f3f3f3fu;
+        return and_or(bytes >> 2, 0x30303030u, Slab::Scales0::full(s.scales0, row, 12) >> nibble & 0x0f0f0f0fu);
+    }
 };

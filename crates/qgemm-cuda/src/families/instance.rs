@@ -58,8 +58,7 @@ pub(crate) fn has_minimums(format: Format) -> bool {
 
 /// Whether codes are integers with a scale.
 pub(crate) fn is_scaled_integers(format: Format) -> bool {
-    matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
-        && !format.scale_planes.is_empty()
+    format.encoding.is_integer() && !format.scale_planes.is_empty()
 }
 
 /// The layout class that kernels of `variant` read.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use qgemm_formats::{Encoding, Format};
+use qgemm_formats::Format;
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
     XRounding,
@@ -75,7 +75,7 @@ pub(crate) fn part(config: &TileConfig, format: Format, subgroups: bool) -> Part
 /// Whether weights of `format` are integers of up to eight bits. Numbers of a table would have to be looked up one by
 /// one, which costs as much as multiplying them in f32 (on an H200 with IQ4_NL).
 pub(crate) fn holds_bytes(format: Format) -> bool {
-    matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero)
+    format.encoding.is_integer()
 }
 
 /// Whether integers may be multiplied instead of activations and weights.
