@@ -86,12 +86,12 @@ fn no_order_of_the_blocks_changes_a_bit() {
 fn faults_name_the_line_of_a_template_or_an_included_file() {
     // The operand that is shorter than the kernel was told, and where it shows.
     let cases = [
-        ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16(XStage::at(to.chunk"),
-        ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + i * 16, w.tile"),
+        ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16(target, source)"),
+        ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + rt"),
         ("gemm", 2, "d", "epilogue/operands.cuh", "st_global_u"),
         ("gemv", 1, "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),
         ("gemv", 1, "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
-        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&sums.value[slice]"),
+        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&sums.value[token"),
     ];
     for (family, m, short, file, text) in cases {
         let test = "faults_name_the_line_of_a_template_or_an_included_file";

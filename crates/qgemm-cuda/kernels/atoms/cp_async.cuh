@@ -24,10 +24,16 @@ QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
                  "r"(source_bytes)
                  : "memory");
 }
+// To an address in shared memory.
+QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes) : "memory");
+}
+QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 // The same for memory that is read from end to end: L2 fetches whole lines, which come faster from memory.
-QG_DEVICE void cp_async_16_stream(u8* shared, const u8* global) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared_address(shared)), "l"(global)
-                 : "memory");
+QG_DEVICE void cp_async_16_stream(u32 shared, const u8* global) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
 // Ends the group of the copies issued since the last one ended.

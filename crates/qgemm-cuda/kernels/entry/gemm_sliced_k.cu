@@ -7,15 +7,14 @@
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 
-struct Rings {
-    XSliceRing x[SLICES];
-    WWarpRing w[QG_THREADS / 32];
+// A warp's slabs of W, and afterwards its sums.
+union WarpMemory {
+    WWarpRing ring;
+    WarpSums sums;
 };
 struct SharedStorage {
-    union {
-        Rings rings;
-        SliceSums sums;
-    };
+    XSliceRing x[SLICES];
+    WarpMemory w[QG_THREADS / 32];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -30,45 +29,48 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
     const TileWork work = TileWork::of_grid(p);
-    XSliceRing& x_ring = shared.rings.x[slice];
-    WWarpRing& w_ring = shared.rings.w[thread / 32];
+    XSliceRing& x_ring = shared.x[slice];
+    WWarpRing& w_ring = shared.w[thread / 32].ring;
 
     griddepcontrol_launch_dependents();
     u32 slab = work.begin + slice;
-    WSource w = WSource::of(p, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, slab, lane);
+    WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, slab, lane);
     // Weights first: they come from memory while X, which all blocks share, comes from L2.
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) WSource::copy(w, w_ring.slabs[i], SLICES, slab + i * SLICES < work.end, lane);
+    for (u32 i = 0; i < AHEAD; i++)
+        if (slab + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
     griddepcontrol_wait();
-    const XSliceSource x = XSliceSource::of(p, work.m_tile * QG_TILE_M, slice_thread);
+    XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, slab, slice_thread);
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
-        XSliceSource::copy(x, x_ring.slab[i], p, slab + i * SLICES, slab + i * SLICES < work.end, slice_thread);
+        const u32 ahead = slab + i * SLICES;
+        if (ahead < work.end) XSliceSource::copy(x, p, ahead, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
 
     const XCursor cursor = slab_cursor(lane);
     Sums sums = {};
-    u32 at = 0;
+    u32 at = 0, free = AHEAD;
 #pragma unroll 1
     for (; slab < work.end; slab += SLICES) {
         cp_async_wait_group<AHEAD - 1>();
         slice_barrier(slice);
         // Into the place of the slab before this one.
-        const u32 ahead = slab + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
-        WSource::copy(w, w_ring.slabs[free], SLICES, ahead < work.end, lane);
-        XSliceSource::copy(x, x_ring.slab[free], p, ahead, ahead < work.end, slice_thread);
+        const u32 ahead = slab + AHEAD * SLICES;
+        if (ahead < work.end) {
+            WSource::copy(w, free, SLICES, lane);
+            XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
+        }
         cp_async_commit_group();
         multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, lane);
+        free = at;
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
-    // Sums lie where the rings lay.
-    cp_async_wait_group<0>();
+    // Sums lie where the warp's own slabs lay, all of which have come and been read.
+    warp_barrier();
+    WarpSums& own = shared.w[thread / 32].sums;
+    for_each_sum(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(own, row, token, value); });
     block_barrier();
-    for_each_sum(sums, lane, [&](u32 row, u32 token, float value) {
-        SliceSums::put(shared.sums, slice, warp * ROW_TILES * QG_TILE_ROWS + row, token, value);
-    });
-    block_barrier();
-    store_sliced_k(shared.sums, p, work, &shared.last, thread);
+    store_sliced_k(p, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.w[i].sums; });
 }

@@ -14,7 +14,7 @@ using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     Tile x;
-    SliceSums sums;
+    WarpSums sums[SLICES];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -108,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     }
 
     Loop::reduce_lanes(sums);
-    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { SliceSums::put(shared.sums, warp, row, token, value); });
+    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(shared.sums[warp], row, token, value); });
     block_barrier();
-    store_sliced_k(shared.sums, p, work, &shared.last, thread);
+    store_sliced_k(p, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.sums[i]; });
 }

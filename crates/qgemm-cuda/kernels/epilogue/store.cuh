@@ -66,80 +66,118 @@ QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float
     }
 }
 
-// `linear_output` of a run of rows that begins at a multiple of eight, of which `count` lie inside.
-QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_index, u32 count, float (&v)[RUN]) {
+// `linear_output` of a run of rows, of which `count` lie inside.
+template <u32 WIDTH>
+QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_index, u32 count, float (&v)[WIDTH]) {
     const u32 flags = p.shape.flags;
     const float factor = token_factor(p, token), inverse = x_factor(p, token);
-    float operand[RUN];
+    float operand[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < RUN; i++) v[i] = factor * (inverse * v[i]);
+    for (u32 i = 0; i < WIDTH; i++) v[i] = factor * (inverse * v[i]);
     if (flags & QG_FLAG_ROW_SCALE) {
         // The weight's own memory, which is aligned.
         load_dense_run(operand, DTYPE_F32, p.at.row_scale, row, true, count);
 #pragma unroll
-        for (u32 i = 0; i < RUN; i++) v[i] *= operand[i];
+        for (u32 i = 0; i < WIDTH; i++) v[i] *= operand[i];
     }
     if (flags & QG_FLAG_C) {
         load_dense_run(operand, p.shape.c_dtype, p.at.c, token * p.at.c_row + row, flags & QG_FLAG_C_ALIGNED16, count);
 #pragma unroll
-        for (u32 i = 0; i < RUN; i++) v[i] += p.shape.beta * operand[i];
+        for (u32 i = 0; i < WIDTH; i++) v[i] += p.shape.beta * operand[i];
     }
     if (flags & QG_FLAG_BIAS) {
         load_dense_run(operand, p.shape.bias_dtype, p.at.bias, bias_index, flags & QG_FLAG_BIAS_ALIGNED16, count);
 #pragma unroll
-        for (u32 i = 0; i < RUN; i++) v[i] += operand[i];
+        for (u32 i = 0; i < WIDTH; i++) v[i] += operand[i];
     }
 }
 
 // In turns, so that the functions stand in the code once.
-QG_DEVICE void activate_run(u32 activation, float (&v)[RUN]) {
+template <u32 WIDTH>
+QG_DEVICE void activate_run(u32 activation, float (&v)[WIDTH]) {
     if (activation == QG_ACTIVATION_IDENTITY) return;
 #pragma unroll 1
-    for (u32 turn = 0; turn < RUN; turn++) {
+    for (u32 turn = 0; turn < WIDTH; turn++) {
         const float value = activate(activation, v[0]);
 #pragma unroll
-        for (u32 i = 0; i + 1 < RUN; i++) v[i] = v[i + 1];
-        v[RUN - 1] = value;
+        for (u32 i = 0; i + 1 < WIDTH; i++) v[i] = v[i + 1];
+        v[WIDTH - 1] = value;
     }
 }
 
-QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 count, float (&v)[RUN]) {
+template <u32 WIDTH>
+QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 count, float (&v)[WIDTH]) {
     const u32 flags = p.shape.flags;
     if (flags & QG_FLAG_RESIDUAL) {
-        float residual[RUN];
+        float residual[WIDTH];
         load_dense_run(residual, p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature,
                        flags & QG_FLAG_RESIDUAL_ALIGNED16, count);
 #pragma unroll
-        for (u32 i = 0; i < RUN; i++) v[i] += residual[i];
+        for (u32 i = 0; i < WIDTH; i++) v[i] += residual[i];
     }
     store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
 }
 
-// Eight outputs of one token, of a weight that is no gated pair, from `first_row` on, a multiple of eight.
-QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&sum)[RUN]) {
+// A run of outputs of one token, of a weight that is no gated pair, from `first_row` on, a multiple of the run.
+template <u32 WIDTH>
+QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&sum)[WIDTH]) {
     if (token >= p.shape.m || first_row >= p.shape.features) return;
-    const u32 left = p.shape.features - first_row, count = left < RUN ? left : RUN;
-    float v[RUN];
+    const u32 left = p.shape.features - first_row, count = left < WIDTH ? left : WIDTH;
+    float v[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < RUN; i++) v[i] = sum[i];
+    for (u32 i = 0; i < WIDTH; i++) v[i] = sum[i];
     linear_run(p, token, first_row, first_row, count, v);
     activate_run(p.shape.activation, v);
     store_features(p, token, first_row, count, v);
 }
 
-// Eight outputs of one token, of a gated pair, from the sums of the 16 rows from `first_row` on, a multiple of 16.
-QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_sum)[RUN],
-                               const float (&up_sum)[RUN]) {
+// The same of a gated pair, from the sums of a run of the gate's rows and of the rows eight further, which are the up's.
+template <u32 WIDTH>
+QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_sum)[WIDTH],
+                               const float (&up_sum)[WIDTH]) {
     const u32 feature = feature_of_gate(first_row);
     if (token >= p.shape.m || feature >= p.shape.features) return;
-    const u32 left = p.shape.features - feature, count = left < RUN ? left : RUN;
-    float gate[RUN], up[RUN];
+    const u32 left = p.shape.features - feature, count = left < WIDTH ? left : WIDTH;
+    float gate[WIDTH], up[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < RUN; i++) gate[i] = gate_sum[i], up[i] = up_sum[i];
+    for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_sum[i], up[i] = up_sum[i];
     linear_run(p, token, first_row, feature, count, gate);
     activate_run(p.shape.activation, gate);
     linear_run(p, token, first_row + 8, p.shape.features + feature, count, up);
 #pragma unroll
-    for (u32 i = 0; i < RUN; i++) gate[i] *= up[i];
+    for (u32 i = 0; i < WIDTH; i++) gate[i] *= up[i];
     store_features(p, token, feature, count, gate);
+}
+
+// Whether an output is a sum times a factor of its row, plus a bias, in the type of X, and rows of D are aligned.
+QG_DEVICE bool is_plain(const GemmParams& p) {
+    constexpr u32 OTHERS = QG_FLAG_C | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE | QG_FLAG_X_FACTOR | QG_FLAG_GATED;
+    return !(p.shape.flags & OTHERS) && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE &&
+           p.shape.activation == QG_ACTIVATION_IDENTITY;
+}
+
+// The outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, by THREADS threads, each of which stores runs of WIDTH.
+// `take(token, row, sums)` gives the sums of a run of rows.
+template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>
+QG_DEVICE void store_runs(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, Take take) {
+    constexpr u32 RUNS = ROWS / WIDTH;
+    if (p.shape.flags & QG_FLAG_GATED) {
+        constexpr u32 OF_EIGHT = 8 / WIDTH;
+#pragma unroll 1
+        for (u32 i = thread; i < TOKENS * (RUNS / 2); i += THREADS) {
+            const u32 token = i / (RUNS / 2), pair = i % (RUNS / 2), row = pair / OF_EIGHT * 16 + pair % OF_EIGHT * WIDTH;
+            float gate[WIDTH], up[WIDTH];
+            take(token, row, gate);
+            take(token, row + 8, up);
+            store_gated_run(p, first_token + token, first_row + row, gate, up);
+        }
+    } else {
+#pragma unroll 1
+        for (u32 i = thread; i < TOKENS * RUNS; i += THREADS) {
+            const u32 token = i / RUNS, row = i % RUNS * WIDTH;
+            float values[WIDTH];
+            take(token, row, values);
+            store_run(p, first_token + token, first_row + row, values);
+        }
+    }
 }

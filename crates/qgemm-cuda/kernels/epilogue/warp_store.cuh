@@ -61,33 +61,9 @@ struct WarpStaging {
 static_assert(WARP_ROWS <= 32, "a lane loads the operands of a row");
 
 QG_DEVICE void store_staged(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
-    if (p.shape.flags & QG_FLAG_GATED) {
-#pragma unroll 1
-        for (u32 i = lane; i < STAGED * MMA_TOKENS * (WARP_RUNS / 2); i += 32) {
-            const u32 token = i / (WARP_RUNS / 2), pair = i % (WARP_RUNS / 2);
-            float gate[RUN], up[RUN];
-            WarpStaging::take_run(staging, token, pair * 2, gate);
-            WarpStaging::take_run(staging, token, pair * 2 + 1, up);
-            store_gated_run(p, first_token + token, first_row + pair * 2 * RUN, gate, up);
-        }
-    } else {
-#pragma unroll 1
-        for (u32 i = lane; i < STAGED * MMA_TOKENS * WARP_RUNS; i += 32) {
-            const u32 token = i / WARP_RUNS, run = i % WARP_RUNS;
-            float values[RUN];
-            WarpStaging::take_run(staging, token, run, values);
-            store_run(p, first_token + token, first_row + run * RUN, values);
-        }
-    }
-}
-
-// Whether an output is a sum times a factor of its row, plus a bias, in 16 bits, with all rows and tokens of the tile inside
-// and aligned.
-QG_DEVICE bool is_plain(const GemmParams& p, u32 first_row) {
-    constexpr u32 OTHERS = QG_FLAG_C | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE | QG_FLAG_X_FACTOR | QG_FLAG_GATED;
-    const bool alone = !(p.shape.flags & OTHERS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
-    const bool wide = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
-    return alone && wide && first_row + WARP_ROWS <= p.shape.n;
+    store_runs<STAGED * MMA_TOKENS, WARP_ROWS, 32, RUN>(
+        p, first_token, first_row, lane,
+        [&](u32 token, u32 row, float (&values)[RUN]) { WarpStaging::take_run(staging, token, row / RUN, values); });
 }
 
 QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
@@ -112,7 +88,7 @@ QG_DEVICE void store_tile(Sums& sums, const GemmParams& p, const TileWork& work,
     const u32 first_token = work.m_tile * QG_TILE_M;
     // No barrier stands in a branch: of what follows one, the compiler no longer knows what is the same for all lanes, and the
     // main loop pays for it (128 tokens: 27.0 us for 24.2 on an H200).
-    const bool plain = is_plain(p, first_row);
+    const bool plain = is_plain(p) && first_row + WARP_ROWS <= p.shape.features;
     // The rows' operands of the tile before have been read.
     warp_barrier();
     if (plain) WarpStaging::load_row_operands(staging, p, first_row, lane);

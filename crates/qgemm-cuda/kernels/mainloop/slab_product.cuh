@@ -100,7 +100,7 @@ QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES]
     }
 }
 
-// Calls `visit(row in the block's rows, token, value)` for every sum that this lane holds.
+// Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
 template <class Visit>
 QG_DEVICE void for_each_sum(const Sums& sums, u32 lane, Visit visit) {
 #pragma unroll

@@ -29,40 +29,59 @@ QG_DEVICE void slice_barrier(u32 slice) {
         barrier_sync(1 + slice, SLICE_THREADS);
 }
 
-// What thread `thread` of a slice copies: the same 16 bytes of the rows of every SLICE_X_ROWS-th token.
+// What thread `thread` of a slice copies: the same 16 bytes of the rows of every SLICE_X_ROWS-th token. Tokens that are not
+// there are the last token once more, whose sums nobody stores.
 struct XSliceSource {
-    const u8* row;
-    // Bytes from one of the thread's tokens to its next.
-    u64 pitch;
-    u32 token, column;
+    // In the columns of the next slab.
+    const u8* row[SLICE_X_COPIES];
+    // The first row's place in the first slab of the ring.
+    u32 target;
 
-    QG_DEVICE XSliceSource of(const GemmParams& p, u32 first_token, u32 thread) {
+    QG_DEVICE XSliceSource of(const GemmParams& p, XSliceRing& ring, u32 first_token, u32 slab, u32 thread) {
         XSliceSource s;
-        s.token = first_token + thread / X_ROW_CHUNKS;
-        s.column = thread % X_ROW_CHUNKS * GROUP;
-        s.row = reinterpret_cast<const u8*>(p.at.x) + (s.token * p.at.x_row + s.column) * 2;
-        s.pitch = SLICE_X_ROWS * p.at.x_row * 2;
+        const u32 first = thread / X_ROW_CHUNKS, group = thread % X_ROW_CHUNKS;
+#pragma unroll
+        for (u32 i = 0; i < SLICE_X_COPIES; i++) {
+            const u32 token = first_token + first + i * SLICE_X_ROWS;
+            s.row[i] = reinterpret_cast<const u8*>(p.at.x) +
+                       ((token < p.shape.m ? token : p.shape.m - 1) * p.at.x_row + slab * QG_SLAB_K + group * GROUP) * 2;
+        }
+        s.target = kept_shared_address(XStage::at(ring.slab[0].chunk[0], first, group));
         return s;
     }
 
-    // Starts copying the columns of slab `slab`. What lies outside X becomes zero.
-    QG_DEVICE void copy(const XSliceSource& s, XSlab& to, const GemmParams& p, u32 slab, bool present, u32 thread) {
-        if (!present) return;
-        const u32 slab_column = slab * QG_SLAB_K;
-        const u8* source = s.row + slab_column * 2;
+    // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies beyond X
+    // becomes zero.
+    QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 slab, u32 stage, u32 slabs, u32 thread) {
+        if ((slab + 1) * QG_SLAB_K <= p.shape.k)
+            copy_columns<true>(s, stage, 0, thread);
+        else
+            copy_columns<false>(s, stage, p.shape.k - slab * QG_SLAB_K, thread);
 #pragma unroll
-        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
-            const u32 column = slab_column + chunk * CHUNK_K + s.column;
-            const u32 inside = column < p.shape.k ? (p.shape.k - column) * 2 : 0;
-            const u32 bytes = inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES;
+        for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += slabs * QG_SLAB_K * 2;
+    }
+
+    // Of all columns of a slab, or of its first `columns`.
+    template <bool ALL>
+    QG_DEVICE void copy_columns(const XSliceSource& s, u32 stage, u32 columns, u32 thread) {
 #pragma unroll
-            for (u32 i = 0; i < SLICE_X_COPIES; i++) {
-                const u32 row = thread / X_ROW_CHUNKS + i * SLICE_X_ROWS;
-                if (QG_TILE_M % SLICE_X_ROWS != 0 && row >= QG_TILE_M) continue;
-                cp_async_16(XStage::at(to.chunk[chunk], row, thread % X_ROW_CHUNKS),
-                            source + chunk * X_ROW_BYTES + i * s.pitch,
-                            s.token + i * SLICE_X_ROWS < p.shape.m ? bytes : 0);
+        for (u32 i = 0; i < SLICE_X_COPIES; i++) {
+            if (QG_TILE_M % SLICE_X_ROWS != 0 && thread / X_ROW_CHUNKS + i * SLICE_X_ROWS >= QG_TILE_M) continue;
+            // Four tokens on, the other half of a row's chunks changes places (`XStage`).
+            const u32 first = SLICE_X_ROWS % 8 == 0 ? s.target : s.target ^ i % 2 * 4 * X_CHUNK_BYTES;
+#pragma unroll
+            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+                const u32 target = first + stage * sizeof(XSlab) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
+                const u8* source = s.row[i] + chunk * X_ROW_BYTES;
+                if constexpr (ALL) {
+                    cp_async_16(target, source);
+                } else {
+                    const u32 column = chunk * CHUNK_K + thread % X_ROW_CHUNKS * GROUP;
+                    const u32 inside = column < columns ? (columns - column) * 2 : 0;
+                    cp_async_16(target, source, inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES);
+                }
             }
         }
     }
 };
+static_assert(SLICE_X_ROWS % 4 == 0, "places of rows that are copied together");

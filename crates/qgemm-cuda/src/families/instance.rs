@@ -263,15 +263,15 @@ impl Instance {
         const BARRIER: u32 = 8;
         let row = |chunks: u32| chunks * (self.chunk_k() + self.chunk_padding()) * self.engine.x_bytes() + X_PADDING;
         let bytes = match self.shape {
-            Shape::Gemv { x_slabs, .. } => {
+            Shape::Gemv { x_slabs, row_tiles, .. } => {
                 let x = self.tile_m * row(x_slabs * self.layout.slab_k as u32 / self.chunk_k());
-                x.next_multiple_of(SHARED_ALIGN) + self.slice_sums_bytes(self.threads / 32) + FLAG
+                x.next_multiple_of(SHARED_ALIGN) + self.threads / 32 * self.warp_sums_bytes(row_tiles) + FLAG
             }
             Shape::SlicedK { row_tiles, warps, stages, .. } => {
-                let slices = self.threads / 32 / warps;
                 let x = self.tile_m * self.layout.slab_k as u32 * self.engine.x_bytes();
-                let w = warps * row_tiles * self.layout.slab_bytes as u32;
-                (slices * stages * (x + w)).max(self.slice_sums_bytes(slices)) + FLAG
+                let w = row_tiles * self.layout.slab_bytes as u32;
+                let of_warp = (stages * w).max(self.warp_sums_bytes(row_tiles));
+                self.threads / 32 * (stages * x / warps + of_warp) + FLAG
             }
             Shape::Gemm { .. } => {
                 // Activations of two chunks, and afterwards the sums in the same place.
@@ -313,10 +313,10 @@ impl Instance {
         warps * (staged * (rows + SUM_PADDING) + 2 * rows) * 4
     }
 
-    /// `sizeof(SliceSums)` in `epilogue/sliced_k.cuh`.
-    fn slice_sums_bytes(&self, slices: u32) -> u32 {
+    /// `sizeof(WarpSums)` in `epilogue/sliced_k.cuh`.
+    fn warp_sums_bytes(&self, row_tiles: u32) -> u32 {
         let padding = if self.tile_m < MMA_TOKENS { 0 } else { SUM_PADDING };
-        slices * self.tile_m * (self.tile_n() + padding) * 4
+        self.tile_m * (row_tiles * self.tile_rows() + padding) * 4
     }
 
     /// `sizeof(Stage)` of `gemm_sync_copy`: activations, their sums, and scales and minima of the block's rows.

@@ -1,6 +1,6 @@
 // Copies from global to shared memory that arrive when they are waited for, not before.
 #pragma once
-#include "atoms/types.cuh"
+#include "atoms/shared_address.cuh"
 
 #if QG_VARIANT >= 80
 QG_DEVICE void cp_async_4(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
@@ -12,8 +12,14 @@ QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes, QG_AT)
 QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes, QG_AT) {
     emu->cp_async(shared, global, 16, source_bytes, file, line);
 }
-QG_DEVICE void cp_async_16_stream(u8* shared, const u8* global, QG_AT) {
-    emu->cp_async(shared, global, 16, 16, file, line);
+QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes, QG_AT) {
+    emu->cp_async(emu->place()->shared + shared, global, 16, source_bytes, file, line);
+}
+QG_DEVICE void cp_async_16(u32 shared, const u8* global, QG_AT) {
+    emu->cp_async(emu->place()->shared + shared, global, 16, 16, file, line);
+}
+QG_DEVICE void cp_async_16_stream(u32 shared, const u8* global, QG_AT) {
+    emu->cp_async(emu->place()->shared + shared, global, 16, 16, file, line);
 }
 QG_DEVICE void cp_async_commit_group() { emu->cp_async_commit(); }
 template <u32 N>

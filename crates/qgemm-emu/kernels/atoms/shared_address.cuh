@@ -5,3 +5,4 @@
 QG_DEVICE u32 shared_address(const void* generic) {
     return (u32)(static_cast<const u8*>(generic) - emu->place()->shared);
 }
+QG_DEVICE u32 kept_shared_address(const void* generic) { return shared_address(generic); }
