@@ -86,7 +86,7 @@ fn no_order_of_the_blocks_changes_a_bit() {
 fn faults_name_the_line_of_a_template_or_an_included_file() {
     // The operand that is shorter than the kernel was told, and where it shows.
     let cases = [
-        ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16(target, source)"),
+        ("gemm", 2, "x", "mainloop/x_slice_ring.cuh", "cp_async_16_or_zeros(i < s.rows, target, source)"),
         ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + rt"),
         ("gemm", 2, "d", "epilogue/operands.cuh", "st_global_u"),
         ("gemv", 1, "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),

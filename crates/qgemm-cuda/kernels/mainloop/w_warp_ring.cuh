@@ -2,6 +2,7 @@
 // are on their way that take no registers.
 #pragma once
 #include "atoms/cp_async.cuh"
+#include "atoms/kept.cuh"
 #include "mainloop/row_tiles.cuh"
 
 // One slab of each of the warp's tiles of rows.
@@ -26,7 +27,7 @@ struct WSource {
         WSource w;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) w.tile[rt] = row_tile(p, first_tile + rt, slab) + lane * 16;
-        w.target = kept_shared_address(ring.slabs[0].tile[0] + lane * 16);
+        w.target = kept(shared_address(ring.slabs[0].tile[0] + lane * 16));
         return w;
     }
 

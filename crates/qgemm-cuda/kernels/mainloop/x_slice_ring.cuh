@@ -3,6 +3,7 @@
 // in the order of `XStage`. Rows of X begin at multiples of 16 bytes, and columns follow one another.
 #pragma once
 #include "atoms/cp_async.cuh"
+#include "atoms/kept.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/x_ring.cuh"
@@ -29,28 +30,31 @@ QG_DEVICE void slice_barrier(u32 slice) {
         barrier_sync(1 + slice, SLICE_THREADS);
 }
 
-// What thread `thread` of a slice copies: the same 16 bytes of the rows of every SLICE_X_ROWS-th token. Tokens that are not
-// there are the last token once more, whose sums nobody stores.
+// What thread `thread` of a slice copies: the same 16 bytes of the rows of every SLICE_X_ROWS-th token.
 struct XSliceSource {
     // In the columns of the next slab.
     const u8* row[SLICE_X_COPIES];
+    // Of these so many are there.
+    u32 rows;
     // The first row's place in the first slab of the ring.
     u32 target;
 
     QG_DEVICE XSliceSource of(const GemmParams& p, XSliceRing& ring, u32 first_token, u32 slab, u32 thread) {
         XSliceSource s;
         const u32 first = thread / X_ROW_CHUNKS, group = thread % X_ROW_CHUNKS;
+        s.rows = 0;
 #pragma unroll
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
-            s.row[i] = reinterpret_cast<const u8*>(p.at.x) +
-                       ((token < p.shape.m ? token : p.shape.m - 1) * p.at.x_row + slab * QG_SLAB_K + group * GROUP) * 2;
+            if ((QG_TILE_M % SLICE_X_ROWS == 0 || first + i * SLICE_X_ROWS < QG_TILE_M) && token < p.shape.m) s.rows = i + 1;
+            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * GROUP) * 2;
         }
-        s.target = kept_shared_address(XStage::at(ring.slab[0].chunk[0], first, group));
+        s.rows = kept(s.rows);
+        s.target = kept(shared_address(XStage::at(ring.slab[0].chunk[0], first, group)));
         return s;
     }
 
-    // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies beyond X
+    // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies outside X
     // becomes zero.
     QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 slab, u32 stage, u32 slabs, u32 thread) {
         if ((slab + 1) * QG_SLAB_K <= p.shape.k)
@@ -66,7 +70,6 @@ struct XSliceSource {
     QG_DEVICE void copy_columns(const XSliceSource& s, u32 stage, u32 columns, u32 thread) {
 #pragma unroll
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
-            if (QG_TILE_M % SLICE_X_ROWS != 0 && thread / X_ROW_CHUNKS + i * SLICE_X_ROWS >= QG_TILE_M) continue;
             // Four tokens on, the other half of a row's chunks changes places (`XStage`).
             const u32 first = SLICE_X_ROWS % 8 == 0 ? s.target : s.target ^ i % 2 * 4 * X_CHUNK_BYTES;
 #pragma unroll
@@ -74,10 +77,10 @@ struct XSliceSource {
                 const u32 target = first + stage * sizeof(XSlab) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
                 const u8* source = s.row[i] + chunk * X_ROW_BYTES;
                 if constexpr (ALL) {
-                    cp_async_16(target, source);
+                    cp_async_16_or_zeros(i < s.rows, target, source);
                 } else {
                     const u32 column = chunk * CHUNK_K + thread % X_ROW_CHUNKS * GROUP;
-                    const u32 inside = column < columns ? (columns - column) * 2 : 0;
+                    const u32 inside = i < s.rows && column < columns ? (columns - column) * 2 : 0;
                     cp_async_16(target, source, inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES);
                 }
             }

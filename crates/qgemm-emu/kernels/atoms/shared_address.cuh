@@ -5,4 +5,3 @@
 QG_DEVICE u32 shared_address(const void* generic) {
     return (u32)(static_cast<const u8*>(generic) - emu->place()->shared);
 }
-QG_DEVICE u32 kept_shared_address(const void* generic) { return shared_address(generic); }
