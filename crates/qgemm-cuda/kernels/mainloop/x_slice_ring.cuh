@@ -46,7 +46,7 @@ struct XSliceSource {
 #pragma unroll
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
-            if ((QG_TILE_M % SLICE_X_ROWS == 0 || first + i * SLICE_X_ROWS < QG_TILE_M) && token < p.shape.m) s.rows = i + 1;
+            if (token < p.shape.m) s.rows = i + 1;
             s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * GROUP) * 2;
         }
         s.rows = kept(s.rows);
@@ -88,3 +88,4 @@ struct XSliceSource {
     }
 };
 static_assert(SLICE_X_ROWS % 4 == 0, "places of rows that are copied together");
+static_assert(QG_TILE_M % SLICE_X_ROWS == 0, "all threads copy as many rows");

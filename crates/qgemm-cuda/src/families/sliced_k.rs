@@ -7,12 +7,6 @@ use qgemm_hal::Variant;
 use super::gemm::most_shared;
 use super::instance::{Engine, Instance, Shape, has_minimums, is_scaled_integers};
 
-/// Tokens of a tile, and the shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
-const TILES: [(u32, (u32, u32)); 2] = [(8, (250, 920)), (16, (160, 765))];
-/// The same for slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are
-/// no faster here than elsewhere.
-const LONG_SLAB_TILES: [(u32, (u32, u32)); 1] = [(8, (100, 850))];
-
 /// How a block divides its work.
 #[derive(Clone, Copy, PartialEq)]
 struct Block {
@@ -31,6 +25,29 @@ const fn block(row_tiles: u32, warps: u32, slices: u32, blocks_per_sm: u32) -> B
 /// more rows share the activations that a block reads.
 const BLOCKS: [Block; 5] =
     [block(4, 1, 8, 2), block(2, 2, 4, 2), block(1, 2, 4, 2), block(4, 1, 8, 1), block(2, 2, 4, 1)];
+/// Twice as many rows, for weights that have so many that there are two such blocks for every SM. Six warps have registers for 16
+/// tokens.
+const WIDE_BLOCKS: [Block; 1] = [block(4, 2, 3, 2)];
+
+/// A tile of tokens, and the blocks that may serve it.
+struct Tile {
+    tile_m: u32,
+    blocks: &'static [Block],
+    /// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
+    efficiency: (u32, u32),
+}
+
+const fn tile(tile_m: u32, blocks: &'static [Block], efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, blocks, efficiency }
+}
+
+const TILES: [Tile; 2] = [tile(8, &BLOCKS, (250, 920)), tile(16, &BLOCKS, (205, 790))];
+/// For weights of up to six bits, of which a block reads no more than of activations: 28672 x 8192 with 16 tokens took an H200
+/// 40.1 µs for 43.8, but with eight bits 64.5 for 62.4.
+const WIDE_TILE: Tile = tile(16, &WIDE_BLOCKS, (205, 880));
+/// For slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are no faster here
+/// than elsewhere.
+const LONG_SLAB_TILES: [Tile; 1] = [tile(8, &BLOCKS, (140, 900))];
 
 /// Slabs in the rings: most, and fewest. As many as there is room for, also because a block more on an SM than was meant is
 /// slower: the next kernel's blocks, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -38,30 +55,33 @@ const STAGES: (u32, u32) = (8, 2);
 
 /// The kernels for these types.
 pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
-    let instance = |tile_m: u32, efficiency: (u32, u32)| {
-        let shaped = |block: Block, stages: u32| Instance {
-            format,
-            x,
-            variant,
-            engine: Engine::Mma,
-            tile_m,
-            threads: block.warps * block.slices * 32,
-            blocks_per_sm: block.blocks_per_sm,
-            shape: Shape::SlicedK { row_tiles: block.row_tiles, warps: block.warps, stages },
-            layout: layout.clone(),
-            efficiency,
-        };
-        // A block's memory counts with the 1 KiB that the system keeps of it.
-        let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
-        let of_block = |block| {
-            // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
-            let fewest = if x == DType::F16 && block == BLOCKS[0] { STAGES.1 + 1 } else { STAGES.1 };
-            (fewest..=STAGES.0).rev().map(|stages| shaped(block, stages)).find(fits)
-        };
-        BLOCKS.into_iter().filter(|block| !spills(layout, x, variant, tile_m, block)).find_map(of_block)
+    let shaped = |tile: &Tile, block: &Block, stages: u32| Instance {
+        format,
+        x,
+        variant,
+        engine: Engine::Mma,
+        tile_m: tile.tile_m,
+        threads: block.warps * block.slices * 32,
+        blocks_per_sm: block.blocks_per_sm,
+        shape: Shape::SlicedK { row_tiles: block.row_tiles, warps: block.warps, stages },
+        layout: layout.clone(),
+        efficiency: tile.efficiency,
     };
-    let tiles: &[_] = if layout.slab_k > 128 { &LONG_SLAB_TILES } else { &TILES };
-    tiles.iter().filter_map(|&(tile_m, efficiency)| instance(tile_m, efficiency)).collect()
+    // A block's memory counts with the 1 KiB that the system keeps of it.
+    let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
+    let of_block = |tile: &Tile, block: &Block| {
+        // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
+        let fewest = if x == DType::F16 && *block == BLOCKS[0] { STAGES.1 + 1 } else { STAGES.1 };
+        (fewest..=STAGES.0).rev().map(|stages| shaped(tile, block, stages)).find(fits)
+    };
+    let instance = |tile: &Tile| {
+        let blocks = tile.blocks.iter().filter(|block| !spills(layout, x, variant, tile.tile_m, block));
+        blocks.into_iter().find_map(|block| of_block(tile, block))
+    };
+    let is_long = layout.slab_k > 128;
+    let tiles: &[_] = if is_long { &LONG_SLAB_TILES } else { &TILES };
+    let is_narrow = layout.slab_bytes * 8 < 7 * layout.tile_rows * layout.slab_k;
+    tiles.iter().chain((!is_long && is_narrow).then_some(&WIDE_TILE)).filter_map(instance).collect()
 }
 
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
@@ -71,7 +91,7 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
-        (4, 2) => tile_m == 16 && is_scaled_integers(format),
+        (4, 2) if block.slices > 3 => tile_m == 16 && is_scaled_integers(format),
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
