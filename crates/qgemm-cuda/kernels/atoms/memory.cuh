@@ -38,11 +38,6 @@ QG_DEVICE u32x4 ld_global_v4(const u8* address) {
                  : "l"(address));
     return v;
 }
-QG_DEVICE u32x2 ld_global_v2(const u8* address) {
-    u32x2 v;
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
-    return v;
-}
 QG_DEVICE u32 ld_global_u32(const u8* address) {
     u32 v;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
@@ -84,9 +79,6 @@ QG_DEVICE void st_global_v4(u8* address, u32x4 value) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(value.x), "r"(value.y), "r"(value.z),
                  "r"(value.w)
                  : "memory");
-}
-QG_DEVICE void st_global_v2(u8* address, u32x2 value) {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(address), "r"(value.x), "r"(value.y) : "memory");
 }
 QG_DEVICE void st_global_u32(u8* address, u32 value) {
     asm volatile("st.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");

@@ -30,36 +30,26 @@ QG_DEVICE void store_dense(u32 dtype, u64 base, u64 index, float value) {
         st_global_u16(array + index * 2, f32_to_half(dtype, value));
 }
 
-// WORDS words from a multiple of their bytes, or of 16.
 template <u32 WORDS>
 QG_DEVICE void load_words(u32 (&words)[WORDS], const u8* address) {
+    static_assert(WORDS == 1 || WORDS == 4, "an access");
     if constexpr (WORDS == 1) {
         words[0] = ld_global_u32(address);
-    } else if constexpr (WORDS == 2) {
-        const u32x2 v = ld_global_v2(address);
-        words[0] = v.x, words[1] = v.y;
     } else {
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i += 4) {
-            const u32x4 v = ld_global_v4(address + i * 4);
-            words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
-        }
+        const u32x4 v = ld_global_v4(address);
+        words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
     }
 }
 template <u32 WORDS>
 QG_DEVICE void store_words(u8* address, const u32 (&words)[WORDS]) {
-    if constexpr (WORDS == 1) {
+    static_assert(WORDS == 1 || WORDS == 4, "an access");
+    if constexpr (WORDS == 1)
         st_global_u32(address, words[0]);
-    } else if constexpr (WORDS == 2) {
-        st_global_v2(address, u32x2{words[0], words[1]});
-    } else {
-#pragma unroll
-        for (u32 i = 0; i < WORDS; i += 4)
-            st_global_v4(address + i * 4, u32x4{words[i], words[i + 1], words[i + 2], words[i + 3]});
-    }
+    else
+        st_global_v4(address, u32x4{words[0], words[1], words[2], words[3]});
 }
 
-// The first `count` elements of a run of 2, 4 or 8 that begins at a multiple of as many; `wide` says that its row begins at a
+// The first `count` elements of a run of two or eight that begins at a multiple of as many; `wide` says that its row begins at a
 // multiple of 16 bytes. The others are 0.
 template <u32 WIDTH>
 QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index, bool wide, u32 count) {
@@ -69,18 +59,21 @@ QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index,
         return;
     }
     const u8* address = reinterpret_cast<const u8*>(base) + index * dense_bytes(dtype);
+    u32 low[WIDTH / 2];
+    load_words(low, address);
     if (dtype == DTYPE_F32) {
-        u32 words[WIDTH];
-        load_words(words, address);
-#pragma unroll
-        for (u32 i = 0; i < WIDTH; i++) v[i] = bits_to_f32(words[i]);
-    } else {
-        u32 words[WIDTH / 2];
-        load_words(words, address);
+        u32 high[WIDTH / 2];
+        load_words(high, address + WIDTH * 2);
 #pragma unroll
         for (u32 i = 0; i < WIDTH / 2; i++) {
-            v[2 * i] = half_to_f32(dtype, words[i] & 0xffffu);
-            v[2 * i + 1] = half_to_f32(dtype, words[i] >> 16);
+            v[i] = bits_to_f32(low[i]);
+            v[i + WIDTH / 2] = bits_to_f32(high[i]);
+        }
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < WIDTH / 2; i++) {
+            v[2 * i] = half_to_f32(dtype, low[i] & 0xffffu);
+            v[2 * i + 1] = half_to_f32(dtype, low[i] >> 16);
         }
     }
 }
@@ -94,13 +87,15 @@ QG_DEVICE void store_dense_run(u32 dtype, u64 base, u64 index, bool wide, u32 co
         return;
     }
     u8* address = reinterpret_cast<u8*>(base) + index * dense_bytes(dtype);
+    u32 words[WIDTH / 2];
     if (dtype == DTYPE_F32) {
-        u32 words[WIDTH];
 #pragma unroll
-        for (u32 i = 0; i < WIDTH; i++) words[i] = f32_to_bits(v[i]);
-        store_words(address, words);
+        for (u32 half = 0; half < 2; half++) {
+#pragma unroll
+            for (u32 i = 0; i < WIDTH / 2; i++) words[i] = f32_to_bits(v[half * (WIDTH / 2) + i]);
+            store_words(address + half * WIDTH * 2, words);
+        }
     } else {
-        u32 words[WIDTH / 2];
 #pragma unroll
         for (u32 i = 0; i < WIDTH / 2; i++)
             words[i] = f32_to_half(dtype, v[2 * i]) | f32_to_half(dtype, v[2 * i + 1]) << 16;

@@ -77,7 +77,8 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, SumsOf s
         if (!arrive_and_check_last(p, work, flag)) return;
     }
     store_runs<QG_TILE_M, BLOCK_ROWS, QG_THREADS, WIDTH>(
-        p, work.m_tile * QG_TILE_M, work.n_tile * BLOCK_ROWS, thread, [&](u32 token, u32 row, float (&sum)[WIDTH]) {
+        p, work.m_tile * QG_TILE_M, work.n_tile * BLOCK_ROWS, thread, [&](u32 token, u32 run, float (&sum)[WIDTH]) {
+            const u32 row = run * WIDTH;
             if (p.shape.splits == 1) {
                 add_up_slices(sum, token, row, sums_of);
                 return;
@@ -92,7 +93,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, SumsOf s
 
 // By the whole block, after a barrier behind the last `put`. `flag` is a word of shared memory. Products alone have code of their
 // own, as little as possible and in one piece, because no other work hides how long it takes to fetch: of a block with 64 rows the
-// way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.4 and 0.6 so, on an H200).
+// way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.5 and 0.9 so, on an H200).
 template <class SumsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, u32* flag, u32 thread, SumsOf sums_of) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);

@@ -152,32 +152,33 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
 // Whether an output is a sum times a factor of its row, plus a bias, in the type of X, and rows of D are aligned.
 QG_DEVICE bool is_plain(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_C | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE | QG_FLAG_X_FACTOR | QG_FLAG_GATED;
-    return !(p.shape.flags & OTHERS) && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE &&
-           p.shape.activation == QG_ACTIVATION_IDENTITY;
+    const bool alone = !(p.shape.flags & OTHERS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
+    const bool wide = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
+    return alone && wide;
 }
 
 // The outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, by THREADS threads, each of which stores runs of WIDTH.
-// `take(token, row, sums)` gives the sums of a run of rows.
+// `take(token, run, sums)` gives the sums of a run of rows.
 template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>
 QG_DEVICE void store_runs(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, Take take) {
-    constexpr u32 RUNS = ROWS / WIDTH;
+    constexpr u32 RUNS = ROWS / WIDTH, OF_EIGHT = 8 / WIDTH;
     if (p.shape.flags & QG_FLAG_GATED) {
-        constexpr u32 OF_EIGHT = 8 / WIDTH;
 #pragma unroll 1
         for (u32 i = thread; i < TOKENS * (RUNS / 2); i += THREADS) {
-            const u32 token = i / (RUNS / 2), pair = i % (RUNS / 2), row = pair / OF_EIGHT * 16 + pair % OF_EIGHT * WIDTH;
+            const u32 token = i / (RUNS / 2), pair = i % (RUNS / 2);
+            const u32 run = pair / OF_EIGHT * 2 * OF_EIGHT + pair % OF_EIGHT;
             float gate[WIDTH], up[WIDTH];
-            take(token, row, gate);
-            take(token, row + 8, up);
-            store_gated_run(p, first_token + token, first_row + row, gate, up);
+            take(token, run, gate);
+            take(token, run + OF_EIGHT, up);
+            store_gated_run(p, first_token + token, first_row + run * WIDTH, gate, up);
         }
     } else {
 #pragma unroll 1
         for (u32 i = thread; i < TOKENS * RUNS; i += THREADS) {
-            const u32 token = i / RUNS, row = i % RUNS * WIDTH;
+            const u32 token = i / RUNS, run = i % RUNS;
             float values[WIDTH];
-            take(token, row, values);
-            store_run(p, first_token + token, first_row + row, values);
+            take(token, run, values);
+            store_run(p, first_token + token, first_row + run * WIDTH, values);
         }
     }
 }

@@ -63,7 +63,7 @@ static_assert(WARP_ROWS <= 32, "a lane loads the operands of a row");
 QG_DEVICE void store_staged(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
     store_runs<STAGED * MMA_TOKENS, WARP_ROWS, 32, RUN>(
         p, first_token, first_row, lane,
-        [&](u32 token, u32 row, float (&values)[RUN]) { WarpStaging::take_run(staging, token, row / RUN, values); });
+        [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take_run(staging, token, run, values); });
 }
 
 QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
@@ -88,7 +88,7 @@ QG_DEVICE void store_tile(Sums& sums, const GemmParams& p, const TileWork& work,
     const u32 first_token = work.m_tile * QG_TILE_M;
     // No barrier stands in a branch: of what follows one, the compiler no longer knows what is the same for all lanes, and the
     // main loop pays for it (128 tokens: 27.0 us for 24.2 on an H200).
-    const bool plain = is_plain(p) && first_row + WARP_ROWS <= p.shape.features;
+    const bool plain = is_plain(p) && first_row + WARP_ROWS <= p.shape.n;
     // The rows' operands of the tile before have been read.
     warp_barrier();
     if (plain) WarpStaging::load_row_operands(staging, p, first_row, lane);

@@ -91,7 +91,7 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
-        (4, 2) if block.slices > 3 => tile_m == 16 && is_scaled_integers(format),
+        (4, 2) if block.slices > 3 => tile_m == 16 && (is_scaled_integers(format) || format.sub_block == 16),
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,

@@ -15,7 +15,6 @@ QG_DEVICE u32 ld_global_stream_u32(const u8* address, QG_AT) { return emu_load_g
 QG_DEVICE u32 ld_global_u16(const u8* address, QG_AT) { return emu_load_global<u16>(address, 1, file, line); }
 QG_DEVICE u32 ld_global_u8(const u8* address, QG_AT) { return emu_load_global<u8>(address, 1, file, line); }
 QG_DEVICE u32x4 ld_global_v4(const u8* address, QG_AT) { return emu_load_global<u32x4>(address, 0, file, line); }
-QG_DEVICE u32x2 ld_global_v2(const u8* address, QG_AT) { return emu_load_global<u32x2>(address, 0, file, line); }
 QG_DEVICE u32 ld_global_u32(const u8* address, QG_AT) { return emu_load_global<u32>(address, 0, file, line); }
 QG_DEVICE float ld_global_cg_f32(const float* address, QG_AT) { return emu_load_global<float>(address, 0, file, line); }
 QG_DEVICE f32x4 ld_global_cg_f32x4(const f32x4* address, QG_AT) {
@@ -29,7 +28,6 @@ QG_DEVICE void st_global_f32x4(f32x4* address, f32x4 value, QG_AT) {
     emu->store_global(address, 16, &value, file, line);
 }
 QG_DEVICE void st_global_v4(u8* address, u32x4 value, QG_AT) { emu->store_global(address, 16, &value, file, line); }
-QG_DEVICE void st_global_v2(u8* address, u32x2 value, QG_AT) { emu->store_global(address, 8, &value, file, line); }
 QG_DEVICE void st_global_u32(u8* address, u32 value, QG_AT) { emu->store_global(address, 4, &value, file, line); }
 QG_DEVICE void st_global_u16(u8* address, u32 value, QG_AT) {
     const u16 half = (u16)value;
