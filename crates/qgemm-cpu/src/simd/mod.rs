@@ -101,7 +101,7 @@ macro_rules! level {
                     multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
                 ))),*],
                 &[$(($unpacked, &crate::simd::of_shapes!(
-                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24
+                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24 25 26 27 28
                 ))),*],
             ],
         };
@@ -636,7 +636,12 @@ mod tests {
                 Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2 => false,
                 Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero | Encoding::Codebook(_) => true,
             };
-            assert_eq!(Quantization::new(format).is_some(), integers, "{format}");
+            let quantization = Quantization::new(format);
+            assert_eq!(quantization.is_some(), integers, "{format}");
+            if let Some(how) = quantization {
+                let shapes = [CodeShape::ALL[how.shapes[0]], CodeShape::ALL[CodeShape::PACKED + how.shapes[1]]];
+                assert_eq!(shapes.map(CodeShape::is_centered), [how.offset == Some(128); 2], "{format}");
+            }
         }
     }
 
