@@ -1,5 +1,6 @@
 //! AVX2 with FMA and F16C: a vector is two registers.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
@@ -225,6 +226,12 @@ impl Dot<Avx2> for Widened {
         [half(0), half(1)]
     }
 
+    #[inline(always)]
+    unsafe fn now(sums: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { in_order(sums) }
+    }
+
     /// Two products of magnitudes of 128 and 127 fit 16 bits, so signs go to the other factor: four instructions instead of nine.
     const CENTERS: bool = true;
     #[inline(always)]
@@ -249,4 +256,18 @@ impl Dot<Avx2> for Widened {
         };
         [half(0), half(1)]
     }
+}
+
+/// The same words, as far as compilers know made here.
+///
+/// # Safety
+/// As of [`Vector`]'s functions.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn in_order([mut a, mut b]: [__m256i; 2]) -> [__m256i; 2] {
+    // SAFETY: there is no instruction.
+    unsafe {
+        asm!("/* {0} {1} */", inout(ymm_reg) a, inout(ymm_reg) b, options(nomem, nostack, preserves_flags));
+    }
+    [a, b]
 }

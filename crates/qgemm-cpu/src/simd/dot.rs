@@ -227,6 +227,10 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
                 }
                 if quads > 0 && (Q + 1).is_multiple_of(quads) {
                     *product = D::end_run(*product, *run);
+                } else if quads > 0 && T > 1 {
+                    *run = D::now(*run);
+                } else if centers && T > 1 {
+                    *product = D::now(*product);
                 }
             }
         }

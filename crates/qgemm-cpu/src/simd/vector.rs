@@ -91,6 +91,13 @@ pub trait Dot<V: Vector> {
         unsafe { V::add(sums, run) }
     }
 
+    /// The same sums, computed before what is computed from later ones: else compilers finish one token before the next, with the codes of
+    /// all quads on the stack, where registers are few.
+    #[inline(always)]
+    unsafe fn now(sums: V::Words) -> V::Words {
+        sums
+    }
+
     /// Whether [`Dot::dot_centered`] takes fewer instructions than [`Dot::dot`].
     const CENTERS: bool = false;
     /// What [`Dot::dot_centered`] takes of unsigned bytes: on some levels their distances from 128, and what has the signs of these.
