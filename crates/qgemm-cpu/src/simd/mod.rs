@@ -561,12 +561,15 @@ mod tests {
         for (layout, how) in integer_formats() {
             let (encoding, columns) = (layout.format().encoding, SLABS * layout.slab_k);
             let mut word = words(21);
-            let slabs = [(); TILES_AT_ONCE]
-                .map(|()| -> Vec<u8> { (0..SLABS * layout.slab_bytes).map(|_| word() as u8).collect() });
+            // The largest codes and the smallest ones, for sums in 16 bits have room for no more.
+            let bytes = SLABS * layout.slab_bytes;
+            let slabs = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
             let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
             let [scales, mins] = [(); 2].map(|()| [(); TILES_AT_ONCE].map(|()| numbers(subs)));
-            let values = numbers(TOKENS * columns);
+            let mut values = numbers(TOKENS * columns);
+            values[..columns].fill(1.0);
+            values[columns..2 * columns].fill(-1.0);
             for simd in levels() {
                 let unpacked = slabs.each_ref().map(|slabs| {
                     let mut codes = vec![0; columns * LANES];
