@@ -113,7 +113,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
                         // Runs, which need the registers, end before the offsets of codes are added.
                         let offsets_last = runs::<V, D>(shape) > 1;
-                        let has_offset = !shape.minima && !(D::CENTERS && shape.is_centered());
+                        let centers = D::CENTERS && shape.is_centered();
+                        let has_offset = !shape.minima && !centers;
                         let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
                         let mut products: [[V::Words; P]; T] =
                             std::array::from_fn(|token| [V::splat_word(first(token)); P]);
