@@ -24,11 +24,11 @@ const STEP: usize = 256;
 
 /// The same where tokens are so few that more of their columns stay in the nearest cache: a step costs about as much as the
 /// products of 256 columns, and since it reads its scales first, processors' own prefetching follows short ones better (a token of
-/// Q4_0, 4096 x 4096, two cores of an EPYC with AVX-512 VNNI: 0.40 ms with 1024 columns, 0.33 with 512, 0.34 to 0.37 with 256).
+/// Q4_0, 4096 x 4096, two cores of an EPYC with AVX-512 VNNI: 0.40 ms with 1024 columns, 0.33 with 512, 0.33 to 0.46 with 256).
 const LONG_STEP: usize = 512;
 
 /// Columns that are brought from memory ahead of packed codes: some 9 KB of four bits. From 512 to 4096 make little difference, there
-/// 2048 take 2 to 8 % longer; with 256 a token takes half as long again.
+/// 2048 take up to 10 % longer; with 256 a token takes half as long again.
 const COLUMNS_AHEAD: usize = 1024;
 
 /// Most tokens whose products are straight from packed codes, where they are two groups: a second group decodes again what is in the
