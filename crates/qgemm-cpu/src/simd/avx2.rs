@@ -1,5 +1,6 @@
 //! AVX2 with FMA and F16C: a vector is two registers.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
@@ -201,13 +202,72 @@ impl Dot<Avx2> for Widened {
         };
         [half(0), half(1)]
     }
+    /// Sums of pairs in 16 bits.
     #[inline(always)]
-    unsafe fn dot_below_128(sums: [__m256i; 2], unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+    fn longest_run(largest: usize) -> usize {
+        i16::MAX as usize / (2 * 127 * largest)
+    }
+    #[inline(always)]
+    unsafe fn begin_run(unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe { _mm256_maddubs_epi16(unsigned[i], signed[i]) };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn extend_run(run: [__m256i; 2], unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe { _mm256_add_epi16(run[i], _mm256_maddubs_epi16(unsigned[i], signed[i])) };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn end_run(sums: [__m256i; 2], run: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        let half = |i: usize| unsafe { _mm256_add_epi32(sums[i], _mm256_madd_epi16(run[i], _mm256_set1_epi16(1))) };
+        [half(0), half(1)]
+    }
+
+    #[inline(always)]
+    unsafe fn now(sums: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { in_order(sums) }
+    }
+
+    /// Two products of magnitudes of 128 and 127 fit 16 bits, so signs go to the other factor: four instructions instead of nine.
+    const CENTERS: bool = true;
+    #[inline(always)]
+    unsafe fn center(unsigned: [__m256i; 2]) -> [[__m256i; 2]; 2] {
+        // SAFETY: as above.
+        unsafe {
+            let offset = _mm256_set1_epi8(i8::MIN);
+            let [a, b] = [_mm256_xor_si256(unsigned[0], offset), _mm256_xor_si256(unsigned[1], offset)];
+            [[_mm256_abs_epi8(a), _mm256_abs_epi8(b)], [a, b]]
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_centered(
+        sums: [__m256i; 2],
+        [magnitudes, signs]: [[__m256i; 2]; 2],
+        signed: [__m256i; 2],
+    ) -> [__m256i; 2] {
         // SAFETY: as above.
         let half = |i: usize| unsafe {
-            let pairs = _mm256_maddubs_epi16(unsigned[i], signed[i]);
+            let pairs = _mm256_maddubs_epi16(magnitudes[i], _mm256_sign_epi8(signed[i], signs[i]));
             _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         };
         [half(0), half(1)]
     }
+}
+
+/// The same words, as far as compilers know made here.
+///
+/// # Safety
+/// As of [`Vector`]'s functions.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn in_order([mut a, mut b]: [__m256i; 2]) -> [__m256i; 2] {
+    // SAFETY: there is no instruction.
+    unsafe {
+        asm!("/* {0} {1} */", inout(ymm_reg) a, inout(ymm_reg) b, options(nomem, nostack, preserves_flags));
+    }
+    [a, b]
 }

@@ -163,12 +163,24 @@ impl Dot<Avx512> for Widened {
             _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
         }
     }
+    /// Sums of pairs in 16 bits.
     #[inline(always)]
-    unsafe fn dot_below_128(sums: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+    fn longest_run(largest: usize) -> usize {
+        i16::MAX as usize / (2 * 127 * largest)
+    }
+    #[inline(always)]
+    unsafe fn begin_run(unsigned: __m512i, signed: __m512i) -> __m512i {
         // SAFETY: as above.
-        unsafe {
-            let pairs = _mm512_maddubs_epi16(unsigned, signed);
-            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
-        }
+        unsafe { _mm512_maddubs_epi16(unsigned, signed) }
+    }
+    #[inline(always)]
+    unsafe fn extend_run(run: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi16(run, _mm512_maddubs_epi16(unsigned, signed)) }
+    }
+    #[inline(always)]
+    unsafe fn end_run(sums: __m512i, run: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_add_epi32(sums, _mm512_madd_epi16(run, _mm512_set1_epi16(1))) }
     }
 }

@@ -38,8 +38,8 @@ pub struct CodeShape {
     pub wide: bool,
     /// Whether sub-blocks have minima. Elsewhere codes have an offset.
     pub minima: bool,
-    /// Whether codes, or what tables make of them, are signed bytes, too.
-    pub below_128: bool,
+    /// Bits of the codes, or of what tables make of them. Unpacked ones have at least four.
+    pub bits: usize,
     /// Whether they are the bytes that [`unpack`] stores.
     pub unpacked: bool,
 }
@@ -48,7 +48,7 @@ impl CodeShape {
     /// How many of [`CodeShape::ALL`], the first ones, are of packed codes.
     pub const PACKED: usize = 16;
     /// Those of all formats, then those of their unpacked codes.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 29] = [
         Self::of_integers([2, 0], 16, true, true),
         Self::of_integers([2, 0], 32, false, true),
         Self::of_integers([2, 1], 16, true, false),
@@ -68,7 +68,11 @@ impl CodeShape {
         Self::of_integers([4, 0], 32, false, false).unpacked(),
         Self::of_integers([4, 0], 32, false, true).unpacked(),
         Self::of_integers([4, 0], 32, true, true).unpacked(),
+        Self::of_integers([4, 1], 32, false, false).unpacked(),
+        Self::of_integers([4, 1], 32, false, true).unpacked(),
+        Self::of_integers([4, 1], 32, true, true).unpacked(),
         Self::of_integers([2, 0], 16, true, true).unpacked(),
+        Self::of_integers([2, 1], 16, true, false).unpacked(),
         Self::of_integers([4, 2], 16, true, false).unpacked(),
         Self::of_integers([8, 0], 32, false, false).unpacked(),
         Self::of_integers([8, 0], 32, false, true).unpacked(),
@@ -77,12 +81,11 @@ impl CodeShape {
     ];
 
     const fn of_integers(planes: [usize; 2], span: usize, wide: bool, minima: bool) -> Self {
-        let below_128 = planes[0] + planes[1] < 8;
-        Self { planes, table: false, span, wide, minima, below_128, unpacked: false }
+        Self { planes, table: false, span, wide, minima, bits: planes[0] + planes[1], unpacked: false }
     }
 
     const fn of_table(span: usize, wide: bool) -> Self {
-        Self { table: true, below_128: false, ..Self::of_integers([4, 0], span, wide, false) }
+        Self { table: true, bits: 8, ..Self::of_integers([4, 0], span, wide, false) }
     }
 
     /// That of codes of weights with this `encoding`, of planes of so many bits.
@@ -95,7 +98,13 @@ impl CodeShape {
 
     /// The same of unpacked codes.
     pub const fn unpacked(self) -> Self {
-        Self { planes: [8, 0], table: false, unpacked: true, ..self }
+        let bits = if self.bits < 4 { 4 } else { self.bits };
+        Self { planes: [8, 0], table: false, bits, unpacked: true, ..self }
+    }
+
+    /// Whether codes are offset by 128.
+    pub const fn is_centered(self) -> bool {
+        self.bits == 8 && !self.minima
     }
 
     /// The number of this one among all, if there are kernels for it.

@@ -111,15 +111,28 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                     if PART < UNIT / shape.span {
                         let span = column / shape.span + PART;
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
-                        let first = |token: usize| if shape.minima { 0 } else { sum_of(token) };
+                        // Runs, which need the registers, end before the offsets of codes are added.
+                        let offsets_last = runs::<V, D>(shape) > 1;
+                        let centers = D::CENTERS && shape.is_centered();
+                        let has_offset = !shape.minima && !centers;
+                        let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
                         let mut products: [[V::Words; P]; T] =
                             std::array::from_fn(|token| [V::splat_word(first(token)); P]);
+                        let mut run = [[V::splat_word(0); P]; T];
                         let x = x_at(0, column / 4);
                         each!(Q in 0 1 2 3 4 5 6 7 => {
                             if Q * 4 / shape.span == PART {
-                                add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut products);
+                                add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut run, &mut products);
                             }
                         });
+                        if has_offset && offsets_last {
+                            for (token, products) in products.iter_mut().enumerate() {
+                                let offset = V::splat_word(sum_of(token));
+                                for product in products {
+                                    *product = V::add(*product, offset);
+                                }
+                            }
+                        }
                         let sub = ((column + PART * shape.span) >> sub_shift) * LANES;
                         for (tile, of_tile) in tiles.iter().enumerate() {
                             let scale = V::load(of_tile.scales.as_ptr().add(sub));
@@ -170,7 +183,17 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     }
 }
 
-/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, to `products[token][tile]`.
+/// Quads whose products are added up together before they are added to those of their span; 0 where each is added at once.
+#[inline(always)]
+fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
+    match D::longest_run((1 << shape.bits) - 1).min(shape.span / 4) {
+        0 => 0,
+        longest => 1 << longest.ilog2(),
+    }
+}
+
+/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, to `run[token][tile]` or to
+/// `products[token][tile]`, to which it adds runs that end.
 ///
 /// # Safety
 /// As of [`multiply_codes`].
@@ -179,22 +202,37 @@ unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, con
     planes: &mut [Planes<V, SHAPE, true>; P],
     table: &[u8; 16],
     x: *const u32,
+    run: &mut [[V::Words; P]; T],
     products: &mut [[V::Words; P]; T],
 ) {
+    let shape = const { CodeShape::ALL[SHAPE] };
+    let quads = runs::<V, D>(shape);
+    let centers = D::CENTERS && shape.is_centered();
     // SAFETY: the caller's promise.
     unsafe {
         // Not `each_mut` and `map`, with which compilers keep all planes in memory.
-        let mut codes = [V::splat_word(0); P];
+        let mut codes = [[V::splat_word(0); 2]; P];
         for (planes, codes) in planes.iter_mut().zip(&mut codes) {
-            *codes = planes.quad::<Q>(table);
+            let unsigned = planes.quad::<Q>(table);
+            *codes = if centers { D::center(unsigned) } else { [unsigned; 2] };
         }
-        for (token, products) in products.iter_mut().enumerate() {
+        for token in 0..T {
             let x = V::splat_word(x.add(Q * T + token).read());
-            for (product, codes) in products.iter_mut().zip(codes) {
-                *product = match CodeShape::ALL[SHAPE].below_128 {
-                    true => D::dot_below_128(*product, codes, x),
-                    false => D::dot(*product, codes, x),
-                };
+            for (tile, &codes) in codes.iter().enumerate() {
+                let (run, product) = (&mut run[token][tile], &mut products[token][tile]);
+                match quads {
+                    0 if centers => *product = D::dot_centered(*product, codes, x),
+                    0 => *product = D::dot(*product, codes[0], x),
+                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes[0], x),
+                    _ => *run = D::extend_run(*run, codes[0], x),
+                }
+                if quads > 0 && (Q + 1).is_multiple_of(quads) {
+                    *product = D::end_run(*product, *run);
+                } else if quads > 0 && T > 1 {
+                    *run = D::now(*run);
+                } else if centers && T > 1 {
+                    *product = D::now(*product);
+                }
             }
         }
     }

@@ -101,7 +101,7 @@ macro_rules! level {
                     multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
                 ))),*],
                 &[$(($unpacked, &crate::simd::of_shapes!(
-                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24
+                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24 25 26 27 28
                 ))),*],
             ],
         };
@@ -561,12 +561,15 @@ mod tests {
         for (layout, how) in integer_formats() {
             let (encoding, columns) = (layout.format().encoding, SLABS * layout.slab_k);
             let mut word = words(21);
-            let slabs = [(); TILES_AT_ONCE]
-                .map(|()| -> Vec<u8> { (0..SLABS * layout.slab_bytes).map(|_| word() as u8).collect() });
+            // The largest codes and the smallest ones, for sums in 16 bits have room for no more.
+            let bytes = SLABS * layout.slab_bytes;
+            let slabs = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
             let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
             let [scales, mins] = [(); 2].map(|()| [(); TILES_AT_ONCE].map(|()| numbers(subs)));
-            let values = numbers(TOKENS * columns);
+            let mut values = numbers(TOKENS * columns);
+            values[..columns].fill(1.0);
+            values[columns..2 * columns].fill(-1.0);
             for simd in levels() {
                 let unpacked = slabs.each_ref().map(|slabs| {
                     let mut codes = vec![0; columns * LANES];
@@ -636,7 +639,12 @@ mod tests {
                 Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2 => false,
                 Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero | Encoding::Codebook(_) => true,
             };
-            assert_eq!(Quantization::new(format).is_some(), integers, "{format}");
+            let quantization = Quantization::new(format);
+            assert_eq!(quantization.is_some(), integers, "{format}");
+            if let Some(how) = quantization {
+                let shapes = [CodeShape::ALL[how.shapes[0]], CodeShape::ALL[CodeShape::PACKED + how.shapes[1]]];
+                assert_eq!(shapes.map(CodeShape::is_centered), [how.offset == Some(128); 2], "{format}");
+            }
         }
     }
 

@@ -193,14 +193,20 @@ impl Dot<Neon> for Sdot {
             sdot(sdot(sum, half, signed[i]), half, signed[i])
         })
     }
+    /// Sums in 32 bits, of bytes that are signed ones, too.
     #[inline(always)]
-    unsafe fn dot_below_128(
-        sums: [uint32x4_t; 4],
-        unsigned: [uint32x4_t; 4],
-        signed: [uint32x4_t; 4],
-    ) -> [uint32x4_t; 4] {
+    fn longest_run(largest: usize) -> usize {
+        if largest < 128 { usize::MAX } else { 0 }
+    }
+    #[inline(always)]
+    unsafe fn begin_run(unsigned: [uint32x4_t; 4], signed: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
         // SAFETY: as above.
-        from_fn(|i| unsafe { sdot(sums[i], unsigned[i], signed[i]) })
+        from_fn(|i| unsafe { sdot(vdupq_n_u32(0), unsigned[i], signed[i]) })
+    }
+    #[inline(always)]
+    unsafe fn extend_run(run: [uint32x4_t; 4], unsigned: [uint32x4_t; 4], signed: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+        // SAFETY: as above.
+        from_fn(|i| unsafe { sdot(run[i], unsigned[i], signed[i]) })
     }
 }
 

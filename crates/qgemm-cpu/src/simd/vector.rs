@@ -65,10 +65,54 @@ pub trait Vector: Copy {
 pub trait Dot<V: Vector> {
     /// `sums + unsigned · signed`, of every lane.
     unsafe fn dot(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words;
-    /// The same of unsigned bytes below 128, which instructions for signed bytes take.
+
+    /// Most quads of unsigned codes up to `largest` whose products [`Dot::begin_run`] and [`Dot::extend_run`] add up exactly; with 0,
+    /// there is nothing to gain by that over [`Dot::dot`].
     #[inline(always)]
-    unsafe fn dot_below_128(sums: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words {
+    fn longest_run(_largest: usize) -> usize {
+        0
+    }
+    /// The products of one quad, as lanes of some width.
+    #[inline(always)]
+    unsafe fn begin_run(unsigned: V::Words, signed: V::Words) -> V::Words {
         // SAFETY: the caller's promise.
-        unsafe { Self::dot(sums, unsigned, signed) }
+        unsafe { Self::dot(V::splat_word(0), unsigned, signed) }
+    }
+    /// Those of one more.
+    #[inline(always)]
+    unsafe fn extend_run(run: V::Words, unsigned: V::Words, signed: V::Words) -> V::Words {
+        // SAFETY: the caller's promise.
+        unsafe { Self::dot(run, unsigned, signed) }
+    }
+    /// `sums + run`, of every lane.
+    #[inline(always)]
+    unsafe fn end_run(sums: V::Words, run: V::Words) -> V::Words {
+        // SAFETY: the caller's promise.
+        unsafe { V::add(sums, run) }
+    }
+
+    /// The same sums, computed before what is computed from later ones: else compilers finish one token before the next, with the codes of
+    /// all quads on the stack, where registers are few.
+    #[inline(always)]
+    unsafe fn now(sums: V::Words) -> V::Words {
+        sums
+    }
+
+    /// Whether [`Dot::dot_centered`] takes fewer instructions than [`Dot::dot`].
+    const CENTERS: bool = false;
+    /// What [`Dot::dot_centered`] takes of unsigned bytes: on some levels their distances from 128, and what has the signs of these.
+    #[inline(always)]
+    unsafe fn center(unsigned: V::Words) -> [V::Words; 2] {
+        [unsigned; 2]
+    }
+    /// `sums + (unsigned − 128) · signed`, of every lane; no signed byte is −128.
+    #[inline(always)]
+    unsafe fn dot_centered(sums: V::Words, [unsigned, _]: [V::Words; 2], signed: V::Words) -> V::Words {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let offset = Self::dot(V::splat_word(0), V::splat_word(0x8080_8080), signed);
+            let minus_offset = V::add(V::xor(offset, V::splat_word(!0)), V::splat_word(1));
+            V::add(Self::dot(sums, unsigned, signed), minus_offset)
+        }
     }
 }
