@@ -50,20 +50,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
 
     const XCursor cursor = slab_cursor(lane);
     Sums sums = {};
-    u32 at = 0, free = AHEAD;
+    u32 at = 0;
 #pragma unroll 1
     for (; slab < work.end; slab += SLICES) {
         cp_async_wait_group<AHEAD - 1>();
         slice_barrier(slice);
         // Into the place of the slab before this one.
-        const u32 ahead = slab + AHEAD * SLICES;
+        const u32 ahead = slab + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
         if (ahead < work.end) {
             WSource::copy(w, free, SLICES, lane);
             XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
         multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, lane);
-        free = at;
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
