@@ -57,10 +57,12 @@ struct XSliceSource {
     // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies outside X
     // becomes zero.
     QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 slab, u32 stage, u32 slabs, u32 thread) {
-        if ((slab + 1) * QG_SLAB_K <= p.shape.k)
+        const u32 first = slab * QG_SLAB_K;
+        if (first + QG_SLAB_K <= p.shape.k)
             copy_columns<true>(s, stage, 0, thread);
         else
-            copy_columns<false>(s, stage, p.shape.k - slab * QG_SLAB_K, thread);
+            // Groups that are longer than a slab may leave slabs behind the last column.
+            copy_columns<false>(s, stage, first < p.shape.k ? p.shape.k - first : 0, thread);
 #pragma unroll
         for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += slabs * QG_SLAB_K * 2;
     }
