@@ -3,6 +3,7 @@
 #pragma once
 #include "atoms/sync.cuh"
 #include "dequant/operand.cuh"
+#include "epilogue/plain.cuh"
 #include "epilogue/store.cuh"
 #include "sched/split.cuh"
 

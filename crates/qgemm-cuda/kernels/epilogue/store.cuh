@@ -149,14 +149,6 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
     store_features(p, token, feature, count, gate);
 }
 
-// Whether an output is a sum times a factor of its row, plus a bias, in the type of X, and rows of D are aligned.
-QG_DEVICE bool is_plain(const GemmParams& p) {
-    constexpr u32 OTHERS = QG_FLAG_C | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE | QG_FLAG_X_FACTOR | QG_FLAG_GATED;
-    const bool alone = !(p.shape.flags & OTHERS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
-    const bool wide = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
-    return alone && wide;
-}
-
 // The outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, by THREADS threads, each of which stores runs of WIDTH.
 // `take(token, run, sums)` gives the sums of a run of rows.
 template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>

@@ -3,6 +3,7 @@
 #pragma once
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
+#include "epilogue/plain.cuh"
 #include "epilogue/store.cuh"
 #include "mainloop/warp_tile.cuh"
 #include "sched/split.cuh"

@@ -100,6 +100,7 @@ fn blocks_per_sm(format: Format, engine: Engine, variant: Variant, slab_k: usize
         (Engine::Fma, ..=128, _) => 3,
         (Engine::Fma, ..) => 2,
         (Engine::Mma, ..=128, 8..) => 3,
+        (Engine::Mma, ..=64, 1) if heavy && format.code_planes == [4] && variant == Variant::Sm120 => 4,
         (Engine::Mma, ..=64, _) if heavy => 5,
         (Engine::Mma, ..=64, _) => 7,
         (Engine::Mma, ..=128, _) if format.code_planes == [4] => 7,

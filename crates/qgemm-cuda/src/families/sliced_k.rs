@@ -71,7 +71,8 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
     let of_block = |tile: &Tile, block: &Block| {
         // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
-        let fewest = if x == DType::F16 && *block == BLOCKS[0] { STAGES.1 + 1 } else { STAGES.1 };
+        let needs_long = *block == WIDE_BLOCKS[0] || x == DType::F16 && *block == BLOCKS[0];
+        let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
         (fewest..=STAGES.0).rev().map(|stages| shaped(tile, block, stages)).find(fits)
     };
     let instance = |tile: &Tile| {
@@ -91,7 +92,10 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
-        (4, 2) if block.slices > 3 => tile_m == 16 && (is_scaled_integers(format) || format.sub_block == 16),
+        (4, 2) if block.slices > 3 => {
+            let has_tight_scales = format.sub_block == 16 || x == DType::BF16 && format.sub_block == 32;
+            tile_m == 16 && (is_scaled_integers(format) || has_tight_scales && !layout.scales.is_empty())
+        }
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
