@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++)
         if (slab + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
-    griddepcontrol_wait();
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, slab, slice_thread);
+    griddepcontrol_wait();
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
         const u32 ahead = slab + i * SLICES;
@@ -70,6 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     warp_barrier();
     WarpSums& own = shared.w[thread / 32].sums;
     for_each_sum(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(own, row, token, value); });
+    const bool products = are_products(p);
     block_barrier();
-    store_sliced_k(p, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.w[i].sums; });
+    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.w[i].sums; });
 }

@@ -109,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
 
     Loop::reduce_lanes(sums);
     Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(shared.sums[warp], row, token, value); });
+    const bool products = are_products(p);
     block_barrier();
-    store_sliced_k(p, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.sums[i]; });
+    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.sums[i]; });
 }

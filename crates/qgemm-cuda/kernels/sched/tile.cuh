@@ -19,13 +19,23 @@ struct TileWork {
         TileWork w;
         w.n_tile = block.x;
         w.m_tile = block.y;
-        w.begin = (u32)((u64)block.z * p.shape.k_slabs / p.shape.splits);
-        w.end = (u32)((u64)(block.z + 1) * p.shape.k_slabs / p.shape.splits);
+        w.begin = 0, w.end = p.shape.k_slabs;
+        // Weights are asked for only when this is known, so that tiles which are not split do not wait for divisions.
+        if (p.shape.splits > 1) {
+            w.begin = first_slab(p, block.z);
+            w.end = first_slab(p, block.z + 1);
+        }
         w.contributors = p.shape.splits;
         w.index = block.z;
         w.tile = block.y * grid_blocks().x + block.x;
         w.first_slot = w.tile * p.shape.splits;
         return w;
+    }
+
+    // split * k_slabs / splits, in 32 bits.
+    QG_DEVICE u32 first_slab(const GemmParams& p, u32 split) {
+        const u32 whole = p.shape.k_slabs / p.shape.splits, rest = p.shape.k_slabs % p.shape.splits;
+        return split * whole + split * rest / p.shape.splits;
     }
 
     // Tile number `tile` in raster order: groups of `raster_group` tiles along N, within each all tiles along M, and

@@ -25,9 +25,13 @@ const fn block(row_tiles: u32, warps: u32, slices: u32, blocks_per_sm: u32) -> B
 /// more rows share the activations that a block reads.
 const BLOCKS: [Block; 5] =
     [block(4, 1, 8, 2), block(2, 2, 4, 2), block(1, 2, 4, 2), block(4, 1, 8, 1), block(2, 2, 4, 1)];
-/// Twice as many rows, for weights that have so many that there are two such blocks for every SM. Six warps have registers for 16
-/// tokens.
-const WIDE_BLOCKS: [Block; 1] = [block(4, 2, 3, 2)];
+/// The same for 16 tokens, of which activations are half of what is copied, and half of the arithmetic is done for all rows
+/// alike: first a warp alone with more rows, which waits for no other.
+const BLOCKS_16: [Block; 6] = [LONE_WARPS, BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4]];
+const LONE_WARPS: Block = block(4, 1, 4, 2);
+/// More rows, for weights that have so many that there are two such blocks for every SM. There are registers for four warps that
+/// have 112 rows each, and for six of 64.
+const WIDE_BLOCKS: [Block; 2] = [block(7, 1, 4, 2), block(4, 2, 3, 2)];
 
 /// A tile of tokens, and the blocks that may serve it.
 struct Tile {
@@ -41,12 +45,12 @@ const fn tile(tile_m: u32, blocks: &'static [Block], efficiency: (u32, u32)) -> 
     Tile { tile_m, blocks, efficiency }
 }
 
-const TILES: [Tile; 2] = [tile(8, &BLOCKS, (250, 920)), tile(16, &BLOCKS, (205, 790))];
-/// For weights of up to six bits, of which a block reads no more than of activations: 28672 x 8192 with 16 tokens took an H200
-/// 40.1 µs for 43.8, but with eight bits 64.5 for 62.4.
-const WIDE_TILE: Tile = tile(16, &WIDE_BLOCKS, (205, 880));
+const TILES: [Tile; 2] = [tile(8, &BLOCKS, (200, 920)), tile(16, &BLOCKS_16, (180, 840))];
+/// For weights of up to six bits, of which a block reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
+/// for 36.3 with 8 tokens, 37.1 for 41.0 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
+const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (180, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
 /// For slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are no faster here
-/// than elsewhere.
+/// than elsewhere (Q4_K of 14336 x 4096: 19.5 for 17.4 µs).
 const LONG_SLAB_TILES: [Tile; 1] = [tile(8, &BLOCKS, (140, 900))];
 
 /// Slabs in the rings: most, and fewest. As many as there is room for, also because a block more on an SM than was meant is
@@ -71,7 +75,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
     let of_block = |tile: &Tile, block: &Block| {
         // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
-        let needs_long = *block == WIDE_BLOCKS[0] || x == DType::F16 && *block == BLOCKS[0];
+        let needs_long = [LONE_WARPS, WIDE_BLOCKS[1]].contains(block) || x == DType::F16 && *block == BLOCKS[0];
         let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
         (fewest..=STAGES.0).rev().map(|stages| shaped(tile, block, stages)).find(fits)
     };
@@ -82,7 +86,8 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     let is_long = layout.slab_k > 128;
     let tiles: &[_] = if is_long { &LONG_SLAB_TILES } else { &TILES };
     let is_narrow = layout.slab_bytes * 8 < 7 * layout.tile_rows * layout.slab_k;
-    tiles.iter().chain((!is_long && is_narrow).then_some(&WIDE_TILE)).filter_map(instance).collect()
+    let wide: &[_] = if is_narrow && !is_long { &WIDE_TILES } else { &[] };
+    tiles.iter().chain(wide).filter_map(instance).collect()
 }
 
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
@@ -90,6 +95,10 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let format = layout.format();
     // Q2_K has scales and minimums for every 16 columns.
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
+    // Eight warps on an SM have all the registers that instructions can name.
+    if block.warps * block.slices * block.blocks_per_sm <= 8 {
+        return false;
+    }
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
         (4, 2) if block.slices > 3 => {
