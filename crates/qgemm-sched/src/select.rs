@@ -9,6 +9,8 @@ use crate::tuned::TunedTable;
 
 /// The M for which batch-invariant operations are planned, whatever their own M is.
 pub const INVARIANT_M: usize = 64;
+/// Where weights are rounded before they are multiplied, this share of the time must be expected to be saved.
+const EXACTNESS: f64 = 0.05;
 /// A batch-invariant operation takes only families that serve all of these.
 const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
 
@@ -25,7 +27,8 @@ pub struct Preferences {
 }
 
 /// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the
-/// operation, else by the cost model. Among equals, earlier families and configurations win.
+/// operation, else by the cost model. Among equals, earlier families and configurations win, and kernels that round
+/// weights must be expected to be a little faster than those that do not.
 ///
 /// With `op.batch_invariant`, family and configuration are those for [`INVARIANT_M`] tokens, taken among the
 /// families that serve any M, and K is not split (the workspace of a split grows with M, so no split serves
@@ -106,8 +109,16 @@ impl Offer {
         match (self.measured, other.measured) {
             (true, false) => true,
             (false, true) => false,
-            _ => self.seconds < other.seconds,
+            (true, true) => self.seconds < other.seconds,
+            (false, false) => self.rank() < other.rank(),
         }
+    }
+
+    /// Expected seconds, plus what the accuracy is worth that is lost where weights are rounded. Small operations take the same time
+    /// whatever they are multiplied with, and their few values would show each rounding.
+    fn rank(&self) -> f64 {
+        let rounds = self.plan.config.rounded_weights.is_some();
+        self.seconds * if rounds { 1.0 + EXACTNESS } else { 1.0 }
     }
 }
 
@@ -335,6 +346,21 @@ pub(crate) mod tests {
         assert_eq!(pick_freely(&op(1, 28672, 8192)).config.family, "gemv");
         assert_eq!(pick_freely(&op(8, 28672, 8192)).config.tile_m, 16);
         assert_eq!(pick_freely(&op(4096, 28672, 8192)).config.tile_m, 128);
+    }
+
+    #[test]
+    fn weights_are_rounded_only_where_that_is_worth_it() {
+        let exact = config("gemm");
+        let rounds = |(arithmetic, bandwidth): (u32, u32)| {
+            let efficiency = (exact.efficiency.0 + arithmetic, exact.efficiency.1 + bandwidth);
+            let rounding = TileConfig { rounded_weights: Some(DType::BF16), efficiency, ..exact };
+            let family = Family { name: "gemm", max_m: usize::MAX, configs: vec![rounding, exact] };
+            let chosen = choose(&op(512, 4096, 4096), &info(), &[&family], &Preferences::default(), &TunedTable::new());
+            chosen.expect("serves everything").1.config.rounded_weights.is_some()
+        };
+        assert!(!rounds((0, 0)), "as fast, and named first");
+        assert!(!rounds((20, 20)), "3 % faster");
+        assert!(rounds((200, 90)), "a quarter faster");
     }
 
     #[test]

@@ -1,14 +1,13 @@
-// MXFP4: 2^(e - 128) * table[q]; the table holds twice the fp4 values.
+// MXFP4: 2^(e - 128) * twice the fp4 value.
 #pragma once
-#include "dequant/codebook.cuh"
+#include "dequant/fp4.cuh"
 
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        constexpr Codebook table = {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}};
-        return codebook_pair_f16(table, s, quad, pair);
+        return fp4_pair_f16(s, quad, pair);
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
         const u32 e = Slab::Scales0::byte(s.scales0, row, sub);

@@ -1,16 +1,28 @@
-// NVFP4: e4m3 / 2 * table[q]; the table holds twice the fp4 values. The tensor scale is a row scale.
+// NVFP4: e4m3 / 2 * twice the fp4 value. The tensor scale is a row scale.
 #pragma once
-#include "dequant/codebook.cuh"
+#include "dequant/fp4.cuh"
+
+// Units of the f16 numbers below that make 1.
+constexpr float E4M3_UNITS = 256.0f;
+
+// Scales of sub-blocks 2 `pair` and the next of a row, exactly: as a pair of f16, whose exponent bias is 8 larger.
+QG_DEVICE u32 e4m3_scales_f16(const Slab& s, u32 row, u32 pair) {
+    static_assert(Slab::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
+    const u32 first = row * Slab::Scales0::ROW_BYTES + pair * 2, from = first % 4;
+    // In the upper byte of an f16 the sign is in place; the rest moves down by one bit.
+    const u32 upper = prmt(s.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12);
+    return and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u);
+}
 
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
     QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        constexpr Codebook table = {{0x83828180u, 0x8c888684u, 0x7d7e7f80u, 0x74787a7cu}};
-        return codebook_pair_f16(table, s, quad, pair);
+        return fp4_pair_f16(s, quad, pair);
     }
     QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return e4m3_to_f32(Slab::Scales0::byte(s.scales0, row, sub)) * 0.5f;
+        const u32 pair = e4m3_scales_f16(s, row, sub / 2);
+        return f16_to_f32(sub % 2 == 0 ? pair & 0xffffu : pair >> 16) * (E4M3_UNITS / 2);
     }
 };
