@@ -45,10 +45,10 @@ const fn tile(tile_m: u32, blocks: &'static [Block], efficiency: (u32, u32)) -> 
     Tile { tile_m, blocks, efficiency }
 }
 
-const TILES: [Tile; 2] = [tile(8, &BLOCKS, (200, 920)), tile(16, &BLOCKS_16, (180, 840))];
+const TILES: [Tile; 2] = [tile(8, &BLOCKS, (180, 920)), tile(16, &BLOCKS_16, (180, 840))];
 /// For weights of up to six bits, of which a block reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
-/// for 36.3 with 8 tokens, 37.1 for 41.0 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
-const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (180, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
+/// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
+const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (160, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
 /// For slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are no faster here
 /// than elsewhere (Q4_K of 14336 x 4096: 19.5 for 17.4 µs).
 const LONG_SLAB_TILES: [Tile; 1] = [tile(8, &BLOCKS, (140, 900))];
