@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, Vector};
+use super::vector::{Dot, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -202,10 +202,9 @@ impl Dot<Avx2> for Widened {
         };
         [half(0), half(1)]
     }
-    /// Sums of pairs in 16 bits.
     #[inline(always)]
     fn longest_run(largest: usize) -> usize {
-        i16::MAX as usize / (2 * 127 * largest)
+        pairs_in_16_bits(largest)
     }
     #[inline(always)]
     unsafe fn begin_run(unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {

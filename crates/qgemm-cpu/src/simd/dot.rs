@@ -9,7 +9,7 @@ use qgemm_formats::prepack::PackedLayout;
 use super::codes::{CodeShape, Planes, UNIT, each, unsigned_table};
 use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
-use super::{Ahead, BLOCK_ROWS};
+use super::{Ahead, BLOCK_ROWS, Scales, Unpack};
 
 /// The operands of a product: consecutive slabs of some tiles, and the same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,9 @@ pub struct Operands<'a> {
     pub tiles: &'a [Tile<'a>],
     /// Bytes of every tile that are brought from memory meanwhile: of packed slabs, as many as they have.
     pub ahead_bytes: usize,
+    /// Where scales are in the slabs, if kernels unpack those of packed slabs as they go, so that memory is read in its order; else the
+    /// tiles have them.
+    pub records: Option<&'a Scales>,
     /// The tokens' columns, as [`Row`] says.
     pub x: &'a [u32],
     /// Where the parts of each are.
@@ -37,32 +40,41 @@ pub struct Tile<'a> {
     pub codes: &'a [u8],
     /// Where those begin that are brought from memory meanwhile.
     pub ahead: Ahead,
-    /// Scales of the slabs, `[sub-block][lane]`.
+    /// Scales of the slabs, `[sub-block][lane]`, if kernels do not unpack them.
     pub scales: &'a [f32],
     /// The same of the minima; none where codes have an offset.
     pub mins: &'a [f32],
 }
 
+/// Columns whose scales kernels unpack at once, at least a slab. (64 or 128 columns of Q4_0 take up to 9 % longer.)
+pub const SCALED_COLUMNS: usize = 256;
+/// Columns of the shortest sub-blocks.
+pub const LEAST_SUB_BLOCK: usize = 16;
+/// Their scales or minima.
+const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
+
 /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart, and up
-/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`].
+/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`]. `unpack`
+/// is [`super::scales::unpack`] of the level.
 ///
 /// # Safety
 /// As of [`Vector`]'s functions; the operands hold their slabs, scales and `T` tokens, and `sums` has room.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
+    unpack: Unpack,
     sums: &mut [f32],
 ) {
     let (together, rest) = at.tiles.as_chunks();
     // SAFETY: the caller's promise.
     unsafe {
         for (i, tiles) in together.iter().enumerate() {
-            multiply_tiles::<V, D, SHAPE, P, T>(at, tiles, &mut sums[i * P * LANES..]);
+            multiply_tiles::<V, D, SHAPE, P, T>(at, unpack, tiles, &mut sums[i * P * LANES..]);
         }
         if P > 1 {
             for (i, tile) in rest.iter().enumerate() {
                 let first = (together.len() * P + i) * LANES;
-                multiply_tiles::<V, D, SHAPE, 1, T>(at, std::array::from_ref(tile), &mut sums[first..]);
+                multiply_tiles::<V, D, SHAPE, 1, T>(at, unpack, std::array::from_ref(tile), &mut sums[first..]);
             }
         }
     }
@@ -75,6 +87,7 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
 #[inline(always)]
 unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
+    unpack: Unpack,
     tiles: &[Tile<'_>; P],
     sums: &mut [f32],
 ) {
@@ -83,7 +96,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     let table = unsigned_table(layout.format().encoding);
     // Shifts, for divisions take as long as several vectors.
     let (block_shift, sub_shift) = (at.how.block.trailing_zeros(), at.how.sub_block.trailing_zeros());
-    let mut column = 0;
+    let mut column = 0usize;
     // SAFETY: the caller's promise.
     unsafe {
         let sums = sums.as_mut_ptr();
@@ -97,9 +110,25 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
+        // Scales and minima of the sub-blocks from column `scaled_from` on.
+        let mut own = [[[0.0; SCALES]; 2]; P];
+        let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
+        let mut scaled_from = 0;
+        let min_floats = if shape.minima { SCALES } else { 0 };
         let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
         for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
             let slabs: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
+            if let Some(records) = at.records
+                && !shape.unpacked
+                && column.is_multiple_of(SCALED_COLUMNS)
+            {
+                for ((slabs, [scales, mins]), scales_at) in slabs.iter().zip(&mut own).zip(&mut scales_at) {
+                    let bytes = slabs.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
+                    unpack(records, layout, slabs.get_unchecked(..bytes), scales, mins.get_unchecked_mut(..min_floats));
+                    *scales_at = [scales.as_ptr(), mins.as_ptr()];
+                }
+                scaled_from = column;
+            }
             let ahead = tiles.map(|tile| tile.ahead.skip(first_byte));
             let mut planes: [Planes<V, SHAPE, true>; P] =
                 std::array::from_fn(|tile| Planes::new(layout, slabs[tile], ahead[tile]));
@@ -133,9 +162,9 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                                 }
                             }
                         }
-                        let sub = ((column + PART * shape.span) >> sub_shift) * LANES;
-                        for (tile, of_tile) in tiles.iter().enumerate() {
-                            let scale = V::load(of_tile.scales.as_ptr().add(sub));
+                        let sub = ((column - scaled_from + PART * shape.span) >> sub_shift) * LANES;
+                        for (tile, [scales, _]) in scales_at.iter().enumerate() {
+                            let scale = V::load(scales.add(sub));
                             for (token, totals) in totals.iter_mut().enumerate() {
                                 let product = V::to_floats(products[token][tile]);
                                 totals[tile] = if shape.wide {
@@ -146,8 +175,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                             }
                         }
                         if shape.minima {
-                            for (tile, of_tile) in tiles.iter().enumerate() {
-                                let min = V::load(of_tile.mins.as_ptr().add(sub));
+                            for (tile, [_, mins]) in scales_at.iter().enumerate() {
+                                let min = V::load(mins.add(sub));
                                 for (token, totals) in totals.iter_mut().enumerate() {
                                     let sum = V::splat(f32::from_bits(sum_of(token)));
                                     totals[tile] = V::multiply_add(min, sum, totals[tile]);

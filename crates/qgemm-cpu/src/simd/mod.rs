@@ -23,6 +23,7 @@ use qgemm_formats::{DType, Encoding};
 use qgemm_hal::SimdLevel;
 
 use codes::{CodeShape, UNIT};
+use dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
 
 pub use ahead::Ahead;
 pub use dot::{Operands, Tile};
@@ -177,7 +178,7 @@ macro_rules! level {
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, sums) }
+            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, unpack, sums) }
         }
     };
 }
@@ -332,8 +333,14 @@ impl Simd {
         let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
         let columns = check_slabs(at.how, at.layout, bytes, slab_bytes);
         let scales = columns / sub_block * LANES;
+        if let Some(records) = at.records {
+            assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed slabs of the layout");
+        }
         for tile in at.tiles {
             assert!(tile.codes.len() == bytes, "tiles have the same columns");
+            if at.records.is_some() {
+                continue;
+            }
             assert!(scales <= tile.scales.len(), "every sub-block has its scale");
             assert!(offset.is_some() || scales <= tile.mins.len(), "every sub-block has its minimum");
         }
@@ -364,7 +371,8 @@ fn check_slabs(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_byt
     assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "slabs are whole");
     assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
     assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
-    assert!(sub_block.is_power_of_two(), "sub-blocks are found by shifts");
+    assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");
+    assert!(SCALED_COLUMNS.is_multiple_of(layout.slab_k), "scales of whole slabs are unpacked at once");
     bytes / slab_bytes * layout.slab_k
 }
 
@@ -590,6 +598,7 @@ mod tests {
                         unpacked: unpacks,
                         tiles: &tiles,
                         ahead_bytes: 0,
+                        records: None,
                         x: &x,
                         row: how.row(columns),
                     };
@@ -628,6 +637,39 @@ mod tests {
                     let (sum, size) = (0..columns).map(product).fold((1.0, 1.0), |(s, a), p| (s + p, a + p.abs()));
                     assert!((f64::from(got) - sum).abs() <= 1e-6 * size, "{} {got} for {sum}", layout.format());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_unpack_scales_as_is_done_before_them() {
+        for (layout, how) in integer_formats() {
+            // Not a multiple of what is unpacked at once.
+            let slabs = SCALED_COLUMNS / layout.slab_k + 1;
+            let columns = slabs * layout.slab_k;
+            let mut word = words(17);
+            let tile: Vec<u8> = (0..slabs * layout.slab_bytes).map(|_| word() as u8).collect();
+            let values: Vec<f32> = (0..3 * columns).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect();
+            let records = Scales::new(&layout);
+            let subs = columns / how.sub_block * LANES;
+            for simd in levels() {
+                let (mut scales, mut mins) = (vec![0.0; subs], vec![0.0; subs]);
+                simd.unpack_scales(&layout, &records, &tile, &mut scales, &mut mins);
+                let x = quantized(simd, &how, &values, columns, false);
+                let sums_of = |records, scales, mins| {
+                    let tiles = [Tile { codes: &tile, ahead: Ahead::default(), scales, mins }];
+                    let row = how.row(columns);
+                    let (how, layout) = (&how, &layout);
+                    let at =
+                        Operands { how, layout, unpacked: false, tiles: &tiles, ahead_bytes: 0, records, x: &x, row };
+                    let mut sums = vec![1.0; 3 * BLOCK_ROWS];
+                    simd.multiply_codes(3, &at, &mut sums);
+                    // Records of any bits hold NaN, too.
+                    sums.into_iter().map(|sum| if sum.is_nan() { 0 } else { sum.to_bits() }).collect::<Vec<_>>()
+                };
+                let (before, within) = (sums_of(None, &scales, &mins), sums_of(Some(&records), &[], &[]));
+                assert_eq!(before, within, "{} {:?}", layout.format(), simd.level());
+                assert!(before.iter().any(|&sum| sum != 0), "{} has sums", layout.format());
             }
         }
     }

@@ -58,6 +58,11 @@ pub trait Vector: Copy {
     unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
 }
 
+/// How many sums of two products, of unsigned codes up to `largest` and signed bytes, fit 16 bits together.
+pub fn pairs_in_16_bits(largest: usize) -> usize {
+    i16::MAX as usize / (2 * 127 * largest)
+}
+
 /// Dot products of the four bytes of every lane, exact: `Σ unsigned · signed` is added to the lane.
 ///
 /// # Safety
