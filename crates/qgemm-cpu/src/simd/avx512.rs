@@ -182,4 +182,15 @@ impl Dot<Avx512> for Widened {
         // SAFETY: as above.
         unsafe { _mm512_add_epi32(sums, _mm512_madd_epi16(run, _mm512_set1_epi16(1))) }
     }
+
+    /// As with AVX2.
+    const MAGNITUDES: bool = true;
+    #[inline(always)]
+    unsafe fn dot_magnitudes(sums: __m512i, unsigned: __m512i, magnitudes: __m512i, flips: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let pairs = _mm512_maddubs_epi16(magnitudes, _mm512_xor_si512(unsigned, flips));
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
+    }
 }

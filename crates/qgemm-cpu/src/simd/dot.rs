@@ -111,18 +111,18 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
             }
         }
         // Scales and minima of the sub-blocks from column `scaled_from` on.
-        let mut own = [[[0.0; SCALES]; 2]; P];
+        let mut own = at.records.map(|_| [[[0.0; SCALES]; 2]; P]);
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
         let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
         for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
             let slabs: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
-            if let Some(records) = at.records
+            if let (Some(records), Some(own)) = (at.records, &mut own)
                 && !shape.unpacked
                 && column.is_multiple_of(SCALED_COLUMNS)
             {
-                for ((slabs, [scales, mins]), scales_at) in slabs.iter().zip(&mut own).zip(&mut scales_at) {
+                for ((slabs, [scales, mins]), scales_at) in slabs.iter().zip(own).zip(&mut scales_at) {
                     let bytes = slabs.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
                     unpack(records, layout, slabs.get_unchecked(..bytes), scales, mins.get_unchecked_mut(..min_floats));
                     *scales_at = [scales.as_ptr(), mins.as_ptr()];
@@ -142,13 +142,12 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
                         // Runs, which need the registers, end before the offsets of codes are added.
                         let offsets_last = runs::<V, D>(shape) > 1;
-                        let centers = D::CENTERS && shape.is_centered();
-                        let has_offset = !shape.minima && !centers;
+                        let has_offset = !shape.minima;
                         let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
                         let mut products: [[V::Words; P]; T] =
                             std::array::from_fn(|token| [V::splat_word(first(token)); P]);
                         let mut run = [[V::splat_word(0); P]; T];
-                        let x = x_at(0, column / 4);
+                        let x = [0, at.row.flips].map(|first| x_at(0, first + column / 4));
                         each!(Q in 0 1 2 3 4 5 6 7 => {
                             if Q * 4 / shape.span == PART {
                                 add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut run, &mut products);
@@ -221,7 +220,7 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     }
 }
 
-/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, to `run[token][tile]` or to
+/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, and their flips, to `run[token][tile]` or to
 /// `products[token][tile]`, to which it adds runs that end.
 ///
 /// # Safety
@@ -230,36 +229,36 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
 unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, const P: usize, const T: usize>(
     planes: &mut [Planes<V, SHAPE, true>; P],
     table: &[u8; 16],
-    x: *const u32,
+    x: [*const u32; 2],
     run: &mut [[V::Words; P]; T],
     products: &mut [[V::Words; P]; T],
 ) {
     let shape = const { CodeShape::ALL[SHAPE] };
     let quads = runs::<V, D>(shape);
-    let centers = D::CENTERS && shape.is_centered();
+    let magnitudes = D::MAGNITUDES && shape.is_centered();
     // SAFETY: the caller's promise.
     unsafe {
         // Not `each_mut` and `map`, with which compilers keep all planes in memory.
-        let mut codes = [[V::splat_word(0); 2]; P];
+        let mut codes = [V::splat_word(0); P];
         for (planes, codes) in planes.iter_mut().zip(&mut codes) {
-            let unsigned = planes.quad::<Q>(table);
-            *codes = if centers { D::center(unsigned) } else { [unsigned; 2] };
+            *codes = planes.quad::<Q>(table);
         }
         for token in 0..T {
-            let x = V::splat_word(x.add(Q * T + token).read());
+            let [x, flips] = x.map(|x| x.add(Q * T + token));
+            let x = V::splat_word(x.read());
             for (tile, &codes) in codes.iter().enumerate() {
                 let (run, product) = (&mut run[token][tile], &mut products[token][tile]);
                 match quads {
-                    0 if centers => *product = D::dot_centered(*product, codes, x),
-                    0 => *product = D::dot(*product, codes[0], x),
-                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes[0], x),
-                    _ => *run = D::extend_run(*run, codes[0], x),
+                    0 if magnitudes => *product = D::dot_magnitudes(*product, codes, x, V::splat_word(flips.read())),
+                    0 => *product = D::dot(*product, codes, x),
+                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes, x),
+                    _ => *run = D::extend_run(*run, codes, x),
                 }
                 if quads > 0 && (Q + 1).is_multiple_of(quads) {
                     *product = D::end_run(*product, *run);
                 } else if quads > 0 && T > 1 {
                     *run = D::now(*run);
-                } else if centers && T > 1 {
+                } else if magnitudes && T > 1 {
                     *product = D::now(*product);
                 }
             }

@@ -71,6 +71,8 @@ type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
+    /// Whether products of codes with an offset of 128 take magnitudes of tokens.
+    magnitudes: bool,
     decode: Decode,
     unpack: Unpack,
     to_f32: ToF32,
@@ -91,6 +93,7 @@ macro_rules! level {
      unpacked [$($unpacked:literal => $unpacked_tiles:literal),*]) => {
         pub static $name: Simd = Simd {
             level: $level,
+            magnitudes: <$dot as crate::simd::vector::Dot<$vector>>::MAGNITUDES,
             decode,
             unpack,
             to_f32,
@@ -227,6 +230,11 @@ impl Simd {
         self.level
     }
 
+    /// How tokens are quantized for these kernels where `how` is for some level.
+    pub fn quantization(&self, how: Quantization) -> Quantization {
+        how.with_magnitudes(self.magnitudes)
+    }
+
     /// Most tokens that are multiplied at once.
     pub fn tokens(&self) -> usize {
         self.multiply.len()
@@ -345,6 +353,7 @@ impl Simd {
             assert!(offset.is_some() || scales <= tile.mins.len(), "every sub-block has its minimum");
         }
         let row = at.how.row(columns);
+        assert!(self.quantization(*at.how) == *at.how, "tokens are quantized for the level");
         assert!(row == at.row && tokens * row.words <= at.x.len(), "tokens lie in their scratch memory");
         assert!((tokens - 1) * BLOCK_ROWS + at.tiles.len() * LANES <= sums.len(), "sums lie in their scratch memory");
         let shape = shapes[usize::from(at.unpacked)];
@@ -511,10 +520,11 @@ mod tests {
     fn every_level_quantizes_as_the_model_does() {
         for (layout, how) in integer_formats() {
             let columns = 512;
-            let row = how.row(columns);
             for (token, values) in tokens(columns).chunks_exact(columns).enumerate() {
                 let model = QuantizedActivations::new(values, how.block, how.span);
                 for simd in levels() {
+                    let how = simd.quantization(how);
+                    let row = how.row(columns);
                     let mut out = vec![0; row.words];
                     simd.quantize(&how, values, &mut out);
                     for block in 0..columns / how.block {
@@ -526,13 +536,23 @@ mod tests {
                         }
                         for column in block * how.block..(block + 1) * how.block {
                             let byte = kernel::VALUE_BYTE[column % 4];
-                            let code = (out[column / 4] >> (8 * byte)) as i8;
+                            let byte_of = |first: usize| (out[first + column / 4] >> (8 * byte)) as u8;
+                            let code = match (how.magnitudes, byte_of(0)) {
+                                (false, code) => code as i8,
+                                (true, magnitude) if byte_of(row.flips) == 0x80 => magnitude as i8,
+                                (true, magnitude) => {
+                                    assert_eq!(byte_of(row.flips), 0x7f, "{} token {token}", layout.format());
+                                    -(magnitude as i8)
+                                }
+                            };
                             assert_eq!(code, model.codes[column], "{} token {token} {column}", layout.format());
                         }
                         for span in block * how.block / how.span..(block + 1) * how.block / how.span {
                             let codes = &model.codes[span * how.span..(span + 1) * how.span];
                             let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                            let negative: i32 = codes.iter().map(|&code| i32::from(code).min(0)).sum();
                             let expected = match how.offset {
+                                _ if how.magnitudes => -negative as u32,
                                 Some(offset) => (-offset * sum) as u32,
                                 None if how.block > how.span => (sum as f32).to_bits(),
                                 None => model.sums[span].to_bits(),
@@ -579,6 +599,7 @@ mod tests {
             values[..columns].fill(1.0);
             values[columns..2 * columns].fill(-1.0);
             for simd in levels() {
+                let how = simd.quantization(how);
                 let unpacked = slabs.each_ref().map(|slabs| {
                     let mut codes = vec![0; columns * LANES];
                     simd.unpack_codes(&how, &layout, slabs, &mut codes);
@@ -653,6 +674,7 @@ mod tests {
             let records = Scales::new(&layout);
             let subs = columns / how.sub_block * LANES;
             for simd in levels() {
+                let how = simd.quantization(how);
                 let (mut scales, mut mins) = (vec![0.0; subs], vec![0.0; subs]);
                 simd.unpack_scales(&layout, &records, &tile, &mut scales, &mut mins);
                 let x = quantized(simd, &how, &values, columns, false);
