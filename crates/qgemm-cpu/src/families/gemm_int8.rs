@@ -29,8 +29,9 @@ const LONG_STEP: usize = 4096;
 /// The same where there are two groups, which read codes and scales from the nearest cache.
 const TWO_GROUPS_STEP: usize = 512;
 
-/// Bytes of packed codes that are brought from memory ahead. A token of Q8_0 takes 4 % longer with 9 KiB, of Q6_K and Q4_0 half as long
-/// again with 5 KiB (4096 x 4096, two cores of an EPYC with AVX-512 VNNI).
+/// Bytes of packed codes that are brought from memory ahead. With 4.6 KB a token of Q4_0 or Q4_K takes 26 to 38 % longer with AVX2, with
+/// AVX-512 VNNI one of Q8_0 8 % with 9 KB and one of Q6_K 8 % with 10 (4096 x 4096, two cores of an EPYC); on a Xeon 10 to 17 KB are no
+/// better.
 const BYTES_AHEAD: usize = 7 << 10;
 
 /// Most tokens whose products are straight from packed codes, where they are two groups: a second group decodes again what is in the
@@ -87,7 +88,7 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
             let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * words]);
             let schedule = Schedule::new(job, tokens.len());
             let step = schedule.step_slabs * job.weight().layout().slab_k;
-            job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks[0], x);
+            job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks, x);
             let x = &*x;
             job.for_each_block(tokens.len(), |first_row| block(job, how, schedule, x, tokens.clone(), first_row));
         }
@@ -101,8 +102,10 @@ struct Schedule {
     step_slabs: usize,
     /// Tiles that take a step together.
     tiles: usize,
-    /// Whether codes and scales are unpacked first, which serves all groups of tokens.
-    unpacks: [bool; 2],
+    /// Whether codes are unpacked first, which serves all groups of tokens.
+    unpacks: bool,
+    /// The same of scales; else kernels unpack them.
+    unpacks_scales: bool,
 }
 
 impl Schedule {
@@ -113,9 +116,9 @@ impl Schedule {
             // W is read once, from one end to the other.
             let one_group = tokens <= at_once;
             let step = if one_group { LONG_STEP } else { TWO_GROUPS_STEP };
-            Self { step_slabs: (step / slab_k).max(1), tiles: 1, unpacks: [false, !one_group] }
+            Self { step_slabs: (step / slab_k).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
         } else {
-            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: [true; 2] }
+            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
     }
 }
@@ -124,7 +127,7 @@ impl Schedule {
 fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
-    let Schedule { step_slabs, tiles: at_once, unpacks: [unpacks, unpacks_scales] } = schedule;
+    let Schedule { step_slabs, tiles: at_once, unpacks, unpacks_scales } = schedule;
     let step = step_slabs * layout.slab_k;
     let codes = if unpacks { LANES * step } else { 0 };
     let subs = if unpacks_scales { LANES * step / how.sub_block } else { 0 };

@@ -46,7 +46,7 @@ pub struct Tile<'a> {
     pub mins: &'a [f32],
 }
 
-/// Columns whose scales kernels unpack at once, at least a slab. (64 or 128 columns of Q4_0 take up to 9 % longer.)
+/// Columns whose scales kernels unpack at once, whole slabs. With 64, a token of Q4_0 takes up to 9 % longer.
 pub const SCALED_COLUMNS: usize = 256;
 /// Columns of the shortest sub-blocks.
 pub const LEAST_SUB_BLOCK: usize = 16;
@@ -54,8 +54,7 @@ pub const LEAST_SUB_BLOCK: usize = 16;
 const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
 
 /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart, and up
-/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`]. `unpack`
-/// is [`super::scales::unpack`] of the level.
+/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`], `unpack` [`super::scales::unpack`] of the level.
 ///
 /// # Safety
 /// As of [`Vector`]'s functions; the operands hold their slabs, scales and `T` tokens, and `sums` has room.

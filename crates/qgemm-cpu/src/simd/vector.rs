@@ -59,6 +59,7 @@ pub trait Vector: Copy {
 }
 
 /// How many sums of two products, of unsigned codes up to `largest` and signed bytes, fit 16 bits together.
+#[cfg(target_arch = "x86_64")]
 pub fn pairs_in_16_bits(largest: usize) -> usize {
     i16::MAX as usize / (2 * 127 * largest)
 }
