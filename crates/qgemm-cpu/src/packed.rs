@@ -28,6 +28,11 @@ impl<'a> Packed<'a> {
         self.layout
     }
 
+    /// Where scales are in its slabs.
+    pub fn scales(&self) -> &'a Scales {
+        self.scales
+    }
+
     /// Slabs of a row.
     pub fn k_slabs(&self) -> usize {
         self.k_slabs

@@ -22,14 +22,17 @@ const PANEL_TOKENS: [usize; 2] = [256, 32];
 /// Columns of a step, at least a slab: scales are unpacked and kernels called a step at a time.
 const STEP: usize = 256;
 
-/// The same where tokens are so few that more of their columns stay in the nearest cache: a step costs about as much as the
-/// products of 256 columns, and since it reads its scales first, processors' own prefetching follows short ones better (a token of
-/// Q4_0, 4096 x 4096, two cores of an EPYC with AVX-512 VNNI: 0.40 ms with 1024 columns, 0.33 with 512, 0.33 to 0.46 with 256).
-const LONG_STEP: usize = 512;
+/// The same where one group of tokens is multiplied straight from packed codes. Its kernel unpacks scales itself, so that memory is read
+/// in its order.
+const LONG_STEP: usize = 4096;
 
-/// Columns that are brought from memory ahead of packed codes: some 9 KB of four bits. From 512 to 4096 make little difference, there
-/// 2048 take up to 10 % longer; with 256 a token takes half as long again.
-const COLUMNS_AHEAD: usize = 1024;
+/// The same where there are two groups, which read codes and scales from the nearest cache.
+const TWO_GROUPS_STEP: usize = 512;
+
+/// Bytes of packed codes that are brought from memory ahead. With 4.6 KB a token of Q4_0 or Q4_K takes 26 to 38 % longer with AVX2, with
+/// AVX-512 VNNI one of Q8_0 8 % with 9 KB and one of Q6_K 8 % with 10 (4096 x 4096, two cores of an EPYC); on a Xeon 10 to 17 KB are no
+/// better.
+const BYTES_AHEAD: usize = 7 << 10;
 
 /// Most tokens whose products are straight from packed codes, where they are two groups: a second group decodes again what is in the
 /// nearest cache by then. Eight tokens of Q4_0, Q8_0, Q4_K and Q6_K with AVX2, 4096 x 4096, two cores of an EPYC: 0.9, 1.5, 0.8 and 1.3 ms,
@@ -101,6 +104,8 @@ struct Schedule {
     tiles: usize,
     /// Whether codes are unpacked first, which serves all groups of tokens.
     unpacks: bool,
+    /// The same of scales; else kernels unpack them.
+    unpacks_scales: bool,
 }
 
 impl Schedule {
@@ -109,9 +114,11 @@ impl Schedule {
         let at_once = job.simd().quantized_tokens(false);
         if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
             // W is read once, from one end to the other.
-            Self { step_slabs: (LONG_STEP / slab_k).max(1), tiles: 1, unpacks: false }
+            let one_group = tokens <= at_once;
+            let step = if one_group { LONG_STEP } else { TWO_GROUPS_STEP };
+            Self { step_slabs: (step / slab_k).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
         } else {
-            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: true }
+            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
     }
 }
@@ -120,10 +127,10 @@ impl Schedule {
 fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
-    let Schedule { step_slabs, tiles: at_once, unpacks } = schedule;
+    let Schedule { step_slabs, tiles: at_once, unpacks, unpacks_scales } = schedule;
     let step = step_slabs * layout.slab_k;
     let codes = if unpacks { LANES * step } else { 0 };
-    let subs = LANES * step / how.sub_block;
+    let subs = if unpacks_scales { LANES * step / how.sub_block } else { 0 };
     let min_subs = if how.offset.is_some() { 0 } else { subs };
     arena::with_tile(at_once * (codes / 4 + subs + min_subs) + tokens.len() * BLOCK_ROWS, |scratch| {
         let (unpacked, rest) = scratch.split_at_mut(at_once * codes / 4);
@@ -139,13 +146,15 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
                 let slabs = |tile: usize| weight.slabs(first_row / LANES + first_tile + tile, slab, count);
                 for tile in 0..group {
                     let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
-                    weight.unpack_scales(simd, slabs(tile), scales, mins);
+                    if unpacks_scales {
+                        weight.unpack_scales(simd, slabs(tile), scales, mins);
+                    }
                     if unpacks {
                         simd.unpack_codes(how, layout, slabs(tile), &mut unpacked[tile * codes..]);
                     }
                 }
                 let slabs_ahead = match unpacks {
-                    false => (COLUMNS_AHEAD / layout.slab_k).max(1),
+                    false => (BYTES_AHEAD / layout.slab_bytes).max(1),
                     true if slab + count < weight.k_slabs() => count,
                     // The first step of the next block.
                     true => TILES * weight.k_slabs() - slab,
@@ -167,6 +176,7 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
                     unpacked: unpacks,
                     tiles: &of_tiles[..group],
                     ahead_bytes: step_slabs * layout.slab_bytes,
+                    records: (!unpacks_scales).then(|| weight.scales()),
                     x: &x[tokens.len() * how.row(slab * layout.slab_k).words..],
                     row: how.row(count * layout.slab_k),
                 };

@@ -110,6 +110,7 @@ impl CpuKernel {
             why: format!("the weight is packed as {:?}", op.class),
         })?;
         let panel_tokens = config.tile_m as usize;
+        let quantization = quantization.map(|how| cpu.simd().quantization(how));
         let columns = row_columns(&layout, op.stored_k);
         arena::reserve_activations(panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).words));
         Ok(Arc::new(Self {

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, Vector};
+use super::vector::{Dot, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -202,10 +202,9 @@ impl Dot<Avx2> for Widened {
         };
         [half(0), half(1)]
     }
-    /// Sums of pairs in 16 bits.
     #[inline(always)]
     fn longest_run(largest: usize) -> usize {
-        i16::MAX as usize / (2 * 127 * largest)
+        pairs_in_16_bits(largest)
     }
     #[inline(always)]
     unsafe fn begin_run(unsigned: [__m256i; 2], signed: [__m256i; 2]) -> [__m256i; 2] {
@@ -232,26 +231,18 @@ impl Dot<Avx2> for Widened {
         unsafe { in_order(sums) }
     }
 
-    /// Two products of magnitudes of 128 and 127 fit 16 bits, so signs go to the other factor: four instructions instead of nine.
-    const CENTERS: bool = true;
+    /// Two products of 127 and 128 fit 16 bits: four instructions instead of nine.
+    const MAGNITUDES: bool = true;
     #[inline(always)]
-    unsafe fn center(unsigned: [__m256i; 2]) -> [[__m256i; 2]; 2] {
-        // SAFETY: as above.
-        unsafe {
-            let offset = _mm256_set1_epi8(i8::MIN);
-            let [a, b] = [_mm256_xor_si256(unsigned[0], offset), _mm256_xor_si256(unsigned[1], offset)];
-            [[_mm256_abs_epi8(a), _mm256_abs_epi8(b)], [a, b]]
-        }
-    }
-    #[inline(always)]
-    unsafe fn dot_centered(
+    unsafe fn dot_magnitudes(
         sums: [__m256i; 2],
-        [magnitudes, signs]: [[__m256i; 2]; 2],
-        signed: [__m256i; 2],
+        unsigned: [__m256i; 2],
+        magnitudes: [__m256i; 2],
+        flips: [__m256i; 2],
     ) -> [__m256i; 2] {
         // SAFETY: as above.
         let half = |i: usize| unsafe {
-            let pairs = _mm256_maddubs_epi16(magnitudes[i], _mm256_sign_epi8(signed[i], signs[i]));
+            let pairs = _mm256_maddubs_epi16(magnitudes[i], _mm256_xor_si256(unsigned[i], flips[i]));
             _mm256_add_epi32(sums[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         };
         [half(0), half(1)]

@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, Vector};
+use super::vector::{Dot, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -163,10 +163,9 @@ impl Dot<Avx512> for Widened {
             _mm512_add_epi32(sums, _mm512_add_epi32(even, odd))
         }
     }
-    /// Sums of pairs in 16 bits.
     #[inline(always)]
     fn longest_run(largest: usize) -> usize {
-        i16::MAX as usize / (2 * 127 * largest)
+        pairs_in_16_bits(largest)
     }
     #[inline(always)]
     unsafe fn begin_run(unsigned: __m512i, signed: __m512i) -> __m512i {
@@ -182,5 +181,16 @@ impl Dot<Avx512> for Widened {
     unsafe fn end_run(sums: __m512i, run: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_add_epi32(sums, _mm512_madd_epi16(run, _mm512_set1_epi16(1))) }
+    }
+
+    /// As with AVX2.
+    const MAGNITUDES: bool = true;
+    #[inline(always)]
+    unsafe fn dot_magnitudes(sums: __m512i, unsigned: __m512i, magnitudes: __m512i, flips: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let pairs = _mm512_maddubs_epi16(magnitudes, _mm512_xor_si512(unsigned, flips));
+            _mm512_add_epi32(sums, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+        }
     }
 }

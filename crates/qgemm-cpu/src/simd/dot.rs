@@ -9,7 +9,7 @@ use qgemm_formats::prepack::PackedLayout;
 use super::codes::{CodeShape, Planes, UNIT, each, unsigned_table};
 use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
-use super::{Ahead, BLOCK_ROWS};
+use super::{Ahead, BLOCK_ROWS, Scales, Unpack};
 
 /// The operands of a product: consecutive slabs of some tiles, and the same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +24,9 @@ pub struct Operands<'a> {
     pub tiles: &'a [Tile<'a>],
     /// Bytes of every tile that are brought from memory meanwhile: of packed slabs, as many as they have.
     pub ahead_bytes: usize,
+    /// Where scales are in the slabs, if kernels unpack those of packed slabs as they go, so that memory is read in its order; else the
+    /// tiles have them.
+    pub records: Option<&'a Scales>,
     /// The tokens' columns, as [`Row`] says.
     pub x: &'a [u32],
     /// Where the parts of each are.
@@ -37,32 +40,40 @@ pub struct Tile<'a> {
     pub codes: &'a [u8],
     /// Where those begin that are brought from memory meanwhile.
     pub ahead: Ahead,
-    /// Scales of the slabs, `[sub-block][lane]`.
+    /// Scales of the slabs, `[sub-block][lane]`, if kernels do not unpack them.
     pub scales: &'a [f32],
     /// The same of the minima; none where codes have an offset.
     pub mins: &'a [f32],
 }
 
+/// Columns whose scales kernels unpack at once, whole slabs. With 64, a token of Q4_0 takes up to 9 % longer.
+pub const SCALED_COLUMNS: usize = 256;
+/// Columns of the shortest sub-blocks.
+pub const LEAST_SUB_BLOCK: usize = 16;
+/// Their scales or minima.
+const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
+
 /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart, and up
-/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`].
+/// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`], `unpack` [`super::scales::unpack`] of the level.
 ///
 /// # Safety
 /// As of [`Vector`]'s functions; the operands hold their slabs, scales and `T` tokens, and `sums` has room.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
+    unpack: Unpack,
     sums: &mut [f32],
 ) {
     let (together, rest) = at.tiles.as_chunks();
     // SAFETY: the caller's promise.
     unsafe {
         for (i, tiles) in together.iter().enumerate() {
-            multiply_tiles::<V, D, SHAPE, P, T>(at, tiles, &mut sums[i * P * LANES..]);
+            multiply_tiles::<V, D, SHAPE, P, T>(at, unpack, tiles, &mut sums[i * P * LANES..]);
         }
         if P > 1 {
             for (i, tile) in rest.iter().enumerate() {
                 let first = (together.len() * P + i) * LANES;
-                multiply_tiles::<V, D, SHAPE, 1, T>(at, std::array::from_ref(tile), &mut sums[first..]);
+                multiply_tiles::<V, D, SHAPE, 1, T>(at, unpack, std::array::from_ref(tile), &mut sums[first..]);
             }
         }
     }
@@ -75,6 +86,7 @@ pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: 
 #[inline(always)]
 unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
+    unpack: Unpack,
     tiles: &[Tile<'_>; P],
     sums: &mut [f32],
 ) {
@@ -83,7 +95,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
     let table = unsigned_table(layout.format().encoding);
     // Shifts, for divisions take as long as several vectors.
     let (block_shift, sub_shift) = (at.how.block.trailing_zeros(), at.how.sub_block.trailing_zeros());
-    let mut column = 0;
+    let mut column = 0usize;
     // SAFETY: the caller's promise.
     unsafe {
         let sums = sums.as_mut_ptr();
@@ -97,9 +109,25 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                 *totals = std::array::from_fn(|tile| V::load(sum_at(token, tile)));
             }
         }
+        // Scales and minima of the sub-blocks from column `scaled_from` on.
+        let mut own = at.records.map(|_| [[[0.0; SCALES]; 2]; P]);
+        let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
+        let mut scaled_from = 0;
+        let min_floats = if shape.minima { SCALES } else { 0 };
         let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
         for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
             let slabs: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
+            if let (Some(records), Some(own)) = (at.records, &mut own)
+                && !shape.unpacked
+                && column.is_multiple_of(SCALED_COLUMNS)
+            {
+                for ((slabs, [scales, mins]), scales_at) in slabs.iter().zip(own).zip(&mut scales_at) {
+                    let bytes = slabs.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
+                    unpack(records, layout, slabs.get_unchecked(..bytes), scales, mins.get_unchecked_mut(..min_floats));
+                    *scales_at = [scales.as_ptr(), mins.as_ptr()];
+                }
+                scaled_from = column;
+            }
             let ahead = tiles.map(|tile| tile.ahead.skip(first_byte));
             let mut planes: [Planes<V, SHAPE, true>; P] =
                 std::array::from_fn(|tile| Planes::new(layout, slabs[tile], ahead[tile]));
@@ -113,13 +141,12 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                         let sum_of = |token: usize| x_at(token, at.row.sums + span).read();
                         // Runs, which need the registers, end before the offsets of codes are added.
                         let offsets_last = runs::<V, D>(shape) > 1;
-                        let centers = D::CENTERS && shape.is_centered();
-                        let has_offset = !shape.minima && !centers;
+                        let has_offset = !shape.minima;
                         let first = |token: usize| if has_offset && !offsets_last { sum_of(token) } else { 0 };
                         let mut products: [[V::Words; P]; T] =
                             std::array::from_fn(|token| [V::splat_word(first(token)); P]);
                         let mut run = [[V::splat_word(0); P]; T];
-                        let x = x_at(0, column / 4);
+                        let x = [0, at.row.flips].map(|first| x_at(0, first + column / 4));
                         each!(Q in 0 1 2 3 4 5 6 7 => {
                             if Q * 4 / shape.span == PART {
                                 add_quad::<V, D, SHAPE, Q, P, T>(&mut planes, &table, x, &mut run, &mut products);
@@ -133,9 +160,9 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                                 }
                             }
                         }
-                        let sub = ((column + PART * shape.span) >> sub_shift) * LANES;
-                        for (tile, of_tile) in tiles.iter().enumerate() {
-                            let scale = V::load(of_tile.scales.as_ptr().add(sub));
+                        let sub = ((column - scaled_from + PART * shape.span) >> sub_shift) * LANES;
+                        for (tile, [scales, _]) in scales_at.iter().enumerate() {
+                            let scale = V::load(scales.add(sub));
                             for (token, totals) in totals.iter_mut().enumerate() {
                                 let product = V::to_floats(products[token][tile]);
                                 totals[tile] = if shape.wide {
@@ -146,8 +173,8 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
                             }
                         }
                         if shape.minima {
-                            for (tile, of_tile) in tiles.iter().enumerate() {
-                                let min = V::load(of_tile.mins.as_ptr().add(sub));
+                            for (tile, [_, mins]) in scales_at.iter().enumerate() {
+                                let min = V::load(mins.add(sub));
                                 for (token, totals) in totals.iter_mut().enumerate() {
                                     let sum = V::splat(f32::from_bits(sum_of(token)));
                                     totals[tile] = V::multiply_add(min, sum, totals[tile]);
@@ -192,7 +219,7 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
     }
 }
 
-/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, to `run[token][tile]` or to
+/// Adds the products of quad `Q` of a unit, whose codes of tokens begin at `x`, and their flips, to `run[token][tile]` or to
 /// `products[token][tile]`, to which it adds runs that end.
 ///
 /// # Safety
@@ -201,36 +228,36 @@ fn runs<V: Vector, D: Dot<V>>(shape: CodeShape) -> usize {
 unsafe fn add_quad<V: Vector, D: Dot<V>, const SHAPE: usize, const Q: usize, const P: usize, const T: usize>(
     planes: &mut [Planes<V, SHAPE, true>; P],
     table: &[u8; 16],
-    x: *const u32,
+    x: [*const u32; 2],
     run: &mut [[V::Words; P]; T],
     products: &mut [[V::Words; P]; T],
 ) {
     let shape = const { CodeShape::ALL[SHAPE] };
     let quads = runs::<V, D>(shape);
-    let centers = D::CENTERS && shape.is_centered();
+    let magnitudes = D::MAGNITUDES && shape.is_centered();
     // SAFETY: the caller's promise.
     unsafe {
         // Not `each_mut` and `map`, with which compilers keep all planes in memory.
-        let mut codes = [[V::splat_word(0); 2]; P];
+        let mut codes = [V::splat_word(0); P];
         for (planes, codes) in planes.iter_mut().zip(&mut codes) {
-            let unsigned = planes.quad::<Q>(table);
-            *codes = if centers { D::center(unsigned) } else { [unsigned; 2] };
+            *codes = planes.quad::<Q>(table);
         }
         for token in 0..T {
-            let x = V::splat_word(x.add(Q * T + token).read());
+            let [x, flips] = x.map(|x| x.add(Q * T + token));
+            let x = V::splat_word(x.read());
             for (tile, &codes) in codes.iter().enumerate() {
                 let (run, product) = (&mut run[token][tile], &mut products[token][tile]);
                 match quads {
-                    0 if centers => *product = D::dot_centered(*product, codes, x),
-                    0 => *product = D::dot(*product, codes[0], x),
-                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes[0], x),
-                    _ => *run = D::extend_run(*run, codes[0], x),
+                    0 if magnitudes => *product = D::dot_magnitudes(*product, codes, x, V::splat_word(flips.read())),
+                    0 => *product = D::dot(*product, codes, x),
+                    _ if Q.is_multiple_of(quads) => *run = D::begin_run(codes, x),
+                    _ => *run = D::extend_run(*run, codes, x),
                 }
                 if quads > 0 && (Q + 1).is_multiple_of(quads) {
                     *product = D::end_run(*product, *run);
                 } else if quads > 0 && T > 1 {
                     *run = D::now(*run);
-                } else if centers && T > 1 {
+                } else if magnitudes && T > 1 {
                     *product = D::now(*product);
                 }
             }

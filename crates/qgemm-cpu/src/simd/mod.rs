@@ -23,6 +23,7 @@ use qgemm_formats::{DType, Encoding};
 use qgemm_hal::SimdLevel;
 
 use codes::{CodeShape, UNIT};
+use dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
 
 pub use ahead::Ahead;
 pub use dot::{Operands, Tile};
@@ -70,6 +71,8 @@ type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 #[derive(Debug)]
 pub struct Simd {
     level: SimdLevel,
+    /// Whether products of codes with an offset of 128 take magnitudes of tokens.
+    magnitudes: bool,
     decode: Decode,
     unpack: Unpack,
     to_f32: ToF32,
@@ -90,6 +93,7 @@ macro_rules! level {
      unpacked [$($unpacked:literal => $unpacked_tiles:literal),*]) => {
         pub static $name: Simd = Simd {
             level: $level,
+            magnitudes: <$dot as crate::simd::vector::Dot<$vector>>::MAGNITUDES,
             decode,
             unpack,
             to_f32,
@@ -177,7 +181,7 @@ macro_rules! level {
             sums: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, sums) }
+            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, unpack, sums) }
         }
     };
 }
@@ -224,6 +228,11 @@ impl Simd {
     /// The level they are written for.
     pub fn level(&self) -> SimdLevel {
         self.level
+    }
+
+    /// How tokens are quantized for these kernels where `how` is for some level.
+    pub fn quantization(&self, how: Quantization) -> Quantization {
+        how.with_magnitudes(self.magnitudes)
     }
 
     /// Most tokens that are multiplied at once.
@@ -332,12 +341,19 @@ impl Simd {
         let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
         let columns = check_slabs(at.how, at.layout, bytes, slab_bytes);
         let scales = columns / sub_block * LANES;
+        if let Some(records) = at.records {
+            assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed slabs of the layout");
+        }
         for tile in at.tiles {
             assert!(tile.codes.len() == bytes, "tiles have the same columns");
+            if at.records.is_some() {
+                continue;
+            }
             assert!(scales <= tile.scales.len(), "every sub-block has its scale");
             assert!(offset.is_some() || scales <= tile.mins.len(), "every sub-block has its minimum");
         }
         let row = at.how.row(columns);
+        assert!(self.quantization(*at.how) == *at.how, "tokens are quantized for the level");
         assert!(row == at.row && tokens * row.words <= at.x.len(), "tokens lie in their scratch memory");
         assert!((tokens - 1) * BLOCK_ROWS + at.tiles.len() * LANES <= sums.len(), "sums lie in their scratch memory");
         let shape = shapes[usize::from(at.unpacked)];
@@ -364,7 +380,8 @@ fn check_slabs(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_byt
     assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "slabs are whole");
     assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
     assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
-    assert!(sub_block.is_power_of_two(), "sub-blocks are found by shifts");
+    assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");
+    assert!(SCALED_COLUMNS.is_multiple_of(layout.slab_k), "scales of whole slabs are unpacked at once");
     bytes / slab_bytes * layout.slab_k
 }
 
@@ -503,10 +520,11 @@ mod tests {
     fn every_level_quantizes_as_the_model_does() {
         for (layout, how) in integer_formats() {
             let columns = 512;
-            let row = how.row(columns);
             for (token, values) in tokens(columns).chunks_exact(columns).enumerate() {
                 let model = QuantizedActivations::new(values, how.block, how.span);
                 for simd in levels() {
+                    let how = simd.quantization(how);
+                    let row = how.row(columns);
                     let mut out = vec![0; row.words];
                     simd.quantize(&how, values, &mut out);
                     for block in 0..columns / how.block {
@@ -518,13 +536,23 @@ mod tests {
                         }
                         for column in block * how.block..(block + 1) * how.block {
                             let byte = kernel::VALUE_BYTE[column % 4];
-                            let code = (out[column / 4] >> (8 * byte)) as i8;
+                            let byte_of = |first: usize| (out[first + column / 4] >> (8 * byte)) as u8;
+                            let code = match (how.magnitudes, byte_of(0)) {
+                                (false, code) => code as i8,
+                                (true, magnitude) if byte_of(row.flips) == 0x80 => magnitude as i8,
+                                (true, magnitude) => {
+                                    assert_eq!(byte_of(row.flips), 0x7f, "{} token {token}", layout.format());
+                                    -(magnitude as i8)
+                                }
+                            };
                             assert_eq!(code, model.codes[column], "{} token {token} {column}", layout.format());
                         }
                         for span in block * how.block / how.span..(block + 1) * how.block / how.span {
                             let codes = &model.codes[span * how.span..(span + 1) * how.span];
                             let sum: i32 = codes.iter().map(|&code| i32::from(code)).sum();
+                            let negative: i32 = codes.iter().map(|&code| i32::from(code).min(0)).sum();
                             let expected = match how.offset {
+                                _ if how.magnitudes => -negative as u32,
                                 Some(offset) => (-offset * sum) as u32,
                                 None if how.block > how.span => (sum as f32).to_bits(),
                                 None => model.sums[span].to_bits(),
@@ -571,6 +599,7 @@ mod tests {
             values[..columns].fill(1.0);
             values[columns..2 * columns].fill(-1.0);
             for simd in levels() {
+                let how = simd.quantization(how);
                 let unpacked = slabs.each_ref().map(|slabs| {
                     let mut codes = vec![0; columns * LANES];
                     simd.unpack_codes(&how, &layout, slabs, &mut codes);
@@ -590,6 +619,7 @@ mod tests {
                         unpacked: unpacks,
                         tiles: &tiles,
                         ahead_bytes: 0,
+                        records: None,
                         x: &x,
                         row: how.row(columns),
                     };
@@ -628,6 +658,40 @@ mod tests {
                     let (sum, size) = (0..columns).map(product).fold((1.0, 1.0), |(s, a), p| (s + p, a + p.abs()));
                     assert!((f64::from(got) - sum).abs() <= 1e-6 * size, "{} {got} for {sum}", layout.format());
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn kernels_unpack_scales_as_is_done_before_them() {
+        for (layout, how) in integer_formats() {
+            // Not a multiple of what is unpacked at once.
+            let slabs = SCALED_COLUMNS / layout.slab_k + 1;
+            let columns = slabs * layout.slab_k;
+            let mut word = words(17);
+            let tile: Vec<u8> = (0..slabs * layout.slab_bytes).map(|_| word() as u8).collect();
+            let values: Vec<f32> = (0..3 * columns).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect();
+            let records = Scales::new(&layout);
+            let subs = columns / how.sub_block * LANES;
+            for simd in levels() {
+                let how = simd.quantization(how);
+                let (mut scales, mut mins) = (vec![0.0; subs], vec![0.0; subs]);
+                simd.unpack_scales(&layout, &records, &tile, &mut scales, &mut mins);
+                let x = quantized(simd, &how, &values, columns, false);
+                let sums_of = |records, scales, mins| {
+                    let tiles = [Tile { codes: &tile, ahead: Ahead::default(), scales, mins }];
+                    let row = how.row(columns);
+                    let (how, layout) = (&how, &layout);
+                    let at =
+                        Operands { how, layout, unpacked: false, tiles: &tiles, ahead_bytes: 0, records, x: &x, row };
+                    let mut sums = vec![1.0; 3 * BLOCK_ROWS];
+                    simd.multiply_codes(3, &at, &mut sums);
+                    // Records of any bits hold NaN, too.
+                    sums.into_iter().map(|sum| if sum.is_nan() { 0 } else { sum.to_bits() }).collect::<Vec<_>>()
+                };
+                let (before, within) = (sums_of(None, &scales, &mins), sums_of(Some(&records), &[], &[]));
+                assert_eq!(before, within, "{} {:?}", layout.format(), simd.level());
+                assert!(before.iter().any(|&sum| sum != 0), "{} has sums", layout.format());
             }
         }
     }

@@ -16,6 +16,8 @@ pub struct Quantization {
     pub sub_block: usize,
     /// What is subtracted from every unsigned code of W; `None` where sub-blocks have minima instead.
     pub offset: Option<i32>,
+    /// Whether tokens are magnitudes and signs, as some levels' products want them where the offset is 128.
+    pub magnitudes: bool,
     /// Numbers of the [`CodeShape`] of W's codes, among those of packed codes and among those of unpacked ones.
     pub shapes: [usize; 2],
     format: Format,
@@ -39,7 +41,12 @@ impl Quantization {
         let planes = [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into()));
         let shape = CodeShape::new(format.encoding, planes, span, block > span);
         let shapes = [shape.number()?, shape.unpacked().number()? - CodeShape::PACKED];
-        Some(Self { block, span, sub_block, offset, shapes, format })
+        Some(Self { block, span, sub_block, offset, magnitudes: false, shapes, format })
+    }
+
+    /// The same for a level whose products take `magnitudes` where the offset is 128.
+    pub fn with_magnitudes(self, magnitudes: bool) -> Self {
+        Self { magnitudes: magnitudes && self.offset == Some(TABLE_OFFSET), ..self }
     }
 
     /// The weights' format.
@@ -49,17 +56,21 @@ impl Quantization {
 
     /// Where the parts of a row of `columns` columns are.
     pub fn row(&self, columns: usize) -> Row {
-        let factors = columns / 4;
+        let flips = columns / 4;
+        let factors = if self.magnitudes { 2 * flips } else { flips };
         let sums = factors + columns / self.block;
-        Row { factors, sums, words: sums + columns / self.span }
+        Row { flips, factors, sums, words: sums + columns / self.span }
     }
 }
 
 /// A quantized token in memory of 32-bit words: its codes, quads of columns in the order of packed weights, then the factor of
 /// every block, then for every span `−offset · Σ codes` as an integer, or, where W has minima, `Σ codes` as f32 (times the factor
-/// where that is of no longer blocks). The same words of tokens that are multiplied at once lie side by side.
+/// where that is of no longer blocks). With [`Quantization::magnitudes`], codes are magnitudes, the factors come behind as many words
+/// of flips, bytes of 0x80 and for negative codes 0x7f, and the integer is the sum of the magnitudes of these. The same words of tokens that are multiplied at once lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
+    /// Word at which the flips begin, if there are any.
+    pub flips: usize,
     /// Word at which the factors begin.
     pub factors: usize,
     /// Word at which the sums begin.
@@ -75,11 +86,12 @@ pub struct Row {
 #[inline(always)]
 pub fn quantize(how: &Quantization, values: &[f32], out: &mut [u32]) {
     let row = how.row(values.len());
-    let (codes, rest) = out[..row.words].split_at_mut(row.factors);
+    let (codes, rest) = out[..row.words].split_at_mut(row.flips);
+    let (flips, rest) = rest.split_at_mut(row.factors - row.flips);
     let (factors, sums) = rest.split_at_mut(row.sums - row.factors);
     let blocks = values.chunks_exact(how.block).zip(codes.chunks_exact_mut(how.block / 4));
-    let sums = sums.chunks_exact_mut(how.block / how.span);
-    for (((values, codes), factor), sums) in blocks.zip(factors).zip(sums) {
+    let sums_of_blocks = sums.chunks_exact_mut(how.block / how.span);
+    for (((values, codes), factor), sums) in blocks.zip(factors).zip(sums_of_blocks) {
         // Magnitudes are in the order of their bits.
         let largest = values.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
         let mut d = (f32::from_bits(largest) / 127.0).max(f32::MIN_POSITIVE);
@@ -100,6 +112,26 @@ pub fn quantize(how: &Quantization, values: &[f32], out: &mut [u32]) {
             };
         }
     }
+    if how.magnitudes {
+        let quads = how.span / 4;
+        for ((codes, flips), sum) in codes.chunks_exact_mut(quads).zip(flips.chunks_exact_mut(quads)).zip(sums) {
+            *sum = take_signs(codes, flips);
+        }
+    }
+}
+
+/// Makes codes magnitudes, whose signs are kept as flips; returns the sum of those of negative codes.
+#[inline(always)]
+fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
+    let mut sum = 0;
+    for (codes, flips) in codes.iter_mut().zip(flips) {
+        let ones = *codes >> 7 & 0x0101_0101;
+        let negative = ones * 0xff;
+        *codes = (*codes ^ negative) + ones;
+        *flips = negative ^ 0x8080_8080;
+        sum += (*codes & negative).to_le_bytes().iter().map(|&magnitude| u32::from(magnitude)).sum::<u32>();
+    }
+    sum
 }
 
 /// The codes of sixteen values.

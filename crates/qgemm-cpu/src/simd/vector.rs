@@ -58,6 +58,12 @@ pub trait Vector: Copy {
     unsafe fn lookup_bytes(table: &[u8; 16], words: Self::Words) -> Self::Words;
 }
 
+/// How many sums of two products, of unsigned codes up to `largest` and signed bytes, fit 16 bits together.
+#[cfg(target_arch = "x86_64")]
+pub fn pairs_in_16_bits(largest: usize) -> usize {
+    i16::MAX as usize / (2 * 127 * largest)
+}
+
 /// Dot products of the four bytes of every lane, exact: `Σ unsigned · signed` is added to the lane.
 ///
 /// # Safety
@@ -98,21 +104,18 @@ pub trait Dot<V: Vector> {
         sums
     }
 
-    /// Whether [`Dot::dot_centered`] takes fewer instructions than [`Dot::dot`].
-    const CENTERS: bool = false;
-    /// What [`Dot::dot_centered`] takes of unsigned bytes: on some levels their distances from 128, and what has the signs of these.
+    /// Whether [`Dot::dot_magnitudes`] takes fewer instructions than [`Dot::dot`] for codes with an offset of 128.
+    const MAGNITUDES: bool = false;
+    /// `sums + Σ magnitude · (unsigned ^ flip)` of every lane, the second factor signed. Where `flip` is 0x80, the factor is the code less 128;
+    /// where it is 0x7f, which is for negative bytes, its complement: one less than what a magnitude should be multiplied with.
+    /// Magnitudes are 127 at most.
     #[inline(always)]
-    unsafe fn center(unsigned: V::Words) -> [V::Words; 2] {
-        [unsigned; 2]
-    }
-    /// `sums + (unsigned − 128) · signed`, of every lane; no signed byte is −128.
-    #[inline(always)]
-    unsafe fn dot_centered(sums: V::Words, [unsigned, _]: [V::Words; 2], signed: V::Words) -> V::Words {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let offset = Self::dot(V::splat_word(0), V::splat_word(0x8080_8080), signed);
-            let minus_offset = V::add(V::xor(offset, V::splat_word(!0)), V::splat_word(1));
-            V::add(Self::dot(sums, unsigned, signed), minus_offset)
-        }
+    unsafe fn dot_magnitudes(
+        _sums: V::Words,
+        _unsigned: V::Words,
+        _magnitudes: V::Words,
+        _flips: V::Words,
+    ) -> V::Words {
+        unreachable!("asked for where `MAGNITUDES` says so")
     }
 }
