@@ -49,9 +49,14 @@ const TILES: [Tile; 2] = [tile(8, &BLOCKS, (180, 920)), tile(16, &BLOCKS_16, (18
 /// For weights of up to six bits, of which a block reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
 /// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
 const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (160, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
-/// For slabs of 256 columns, whose nested scales take as many instructions as their codes; 16 tokens of these are no faster here
-/// than elsewhere (Q4_K of 14336 x 4096: 19.5 for 17.4 µs).
-const LONG_SLAB_TILES: [Tile; 1] = [tile(8, &BLOCKS, (140, 900))];
+/// For slabs of 256 columns, whose nested scales take as many instructions as their codes, and registers: eight warps an SM
+/// before sixteen (14336 x 4096, 8 tokens, on an H200: Q4_K 11.5 for 12.7 µs, Q6_K 16.7 for 17.7; 16 tokens, for kernels of larger
+/// tiles, Q4_K 14.9 for 17.4, Q6_K 19.9 for 21.7).
+const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (140, 900)), tile(16, &LONG_BLOCKS_16, (200, 900))];
+const LONG_BLOCKS: [Block; 7] = [LONE_WARPS, block(2, 1, 4, 2), BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4]];
+const LONG_BLOCKS_16: [Block; 2] = [block(2, 2, 3, 2), block(2, 2, 2, 2)];
+/// Three blocks an SM, for weights that have many more rows (28672 x 8192, 8 tokens, Q4_K: 37.3 for 41.0 µs).
+const WIDE_LONG_SLAB_TILES: [Tile; 1] = [tile(8, &[block(2, 1, 4, 3)], (200, 950))];
 
 /// Slabs in the rings: most, and fewest. As many as there is room for, also because a block more on an SM than was meant is
 /// slower: the next kernel's blocks, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -73,9 +78,11 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     };
     // A block's memory counts with the 1 KiB that the system keeps of it.
     let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
+    let is_long = layout.slab_k > 128;
     let of_block = |tile: &Tile, block: &Block| {
         // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
-        let needs_long = [LONE_WARPS, WIDE_BLOCKS[1]].contains(block) || x == DType::F16 && *block == BLOCKS[0];
+        let needs_long =
+            !is_long && [LONE_WARPS, WIDE_BLOCKS[1]].contains(block) || x == DType::F16 && *block == BLOCKS[0];
         let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
         (fewest..=STAGES.0).rev().map(|stages| shaped(tile, block, stages)).find(fits)
     };
@@ -83,10 +90,12 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
         let blocks = tile.blocks.iter().filter(|block| !spills(layout, x, variant, tile.tile_m, block));
         blocks.into_iter().find_map(|block| of_block(tile, block))
     };
-    let is_long = layout.slab_k > 128;
-    let tiles: &[_] = if is_long { &LONG_SLAB_TILES } else { &TILES };
     let is_narrow = layout.slab_bytes * 8 < 7 * layout.tile_rows * layout.slab_k;
-    let wide: &[_] = if is_narrow && !is_long { &WIDE_TILES } else { &[] };
+    let (tiles, wide): (&[_], &[_]) = match (is_long, is_narrow) {
+        (true, _) => (&LONG_SLAB_TILES, &WIDE_LONG_SLAB_TILES),
+        (false, true) => (&TILES, &WIDE_TILES),
+        (false, false) => (&TILES, &[]),
+    };
     tiles.iter().chain(wide).filter_map(instance).collect()
 }
 
@@ -97,7 +106,7 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     // Eight warps on an SM have all the registers that instructions can name.
     if block.warps * block.slices * block.blocks_per_sm <= 8 {
-        return false;
+        return tile_m == 16 && has_many_scales && x == DType::BF16;
     }
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
@@ -105,6 +114,7 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
             let has_tight_scales = format.sub_block == 16 || x == DType::BF16 && format.sub_block == 32;
             tile_m == 16 && (is_scaled_integers(format) || has_tight_scales && !layout.scales.is_empty())
         }
+        (2, 2) if block.slices == 3 => tile_m == 16 && format.sub_block == 16,
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
