@@ -53,8 +53,11 @@ struct OperandsOf {
 };
 #if QG_RAW_CODES
 using Operands = OperandsOf<Raw<Dequant>>;
+// Units of sums of operands that make 1.
+constexpr float FROM_UNITS = RAW_UNITS;
 #else
 using Operands = OperandsOf<Dequant>;
+constexpr float FROM_UNITS = 1.0f;
 #endif
 
 // Columns over which the main loop sums codes before it applies a scale: a sub-block, but never more than a chunk.

@@ -100,7 +100,7 @@ QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES]
     }
 }
 
-// Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
+// Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds, in units of the operands.
 template <class Visit>
 QG_DEVICE void for_each_sum(const Sums& sums, u32 lane, Visit visit) {
 #pragma unroll
@@ -110,5 +110,5 @@ QG_DEVICE void for_each_sum(const Sums& sums, u32 lane, Visit visit) {
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
                 visit(rt * QG_TILE_ROWS + lane / 4 + i / 2 * 8, tt * MMA_TOKENS + lane % 4 * 2 + i % 2,
-                      sums.value[rt][tt][i] * FROM_UNITS);
+                      sums.value[rt][tt][i]);
 }

@@ -23,7 +23,6 @@ QG_DEVICE void load_operand(u32 (&a)[4], const Slab& slab, u32 span, u32 step) {
 constexpr u32 PARTS = 2;
 QG_DEVICE constexpr u32 part_of(u32 step) { return raw_lift(step % STEPS) / LIFT; }
 constexpr float PART_FACTOR[PARTS] = {1.0f, LIFTED};
-constexpr float FROM_UNITS = RAW_UNITS;
 // Codes' common offset times Σx is what the sums begin with.
 constexpr bool SUMS_BEGIN_WITH_X = !Operands::HAS_MIN;
 QG_DEVICE constexpr u32 constant_pair(u32 first_step) {
@@ -33,7 +32,6 @@ QG_DEVICE constexpr u32 constant_pair(u32 first_step) {
 constexpr u32 PARTS = 1;
 QG_DEVICE constexpr u32 part_of(u32) { return 0; }
 constexpr float PART_FACTOR[PARTS] = {1.0f};
-constexpr float FROM_UNITS = 1.0f;
 constexpr bool SUMS_BEGIN_WITH_X = false;
 QG_DEVICE constexpr u32 constant_pair(u32) { return ONE_PAIR; }
 #endif

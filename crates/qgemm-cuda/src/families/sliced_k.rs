@@ -52,7 +52,7 @@ const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (160, 950)), tile(16, &WIDE
 /// For slabs of 256 columns, whose nested scales take as many instructions as their codes, and registers: eight warps an SM
 /// before sixteen (14336 x 4096, 8 tokens, on an H200: Q4_K 11.5 for 12.7 µs, Q6_K 16.7 for 17.7; 16 tokens, for kernels of larger
 /// tiles, Q4_K 14.9 for 17.4, Q6_K 19.9 for 21.7).
-const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (140, 900)), tile(16, &LONG_BLOCKS_16, (200, 900))];
+const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (140, 900)), tile(16, &LONG_BLOCKS_16, (140, 800))];
 const LONG_BLOCKS: [Block; 7] = [LONE_WARPS, block(2, 1, 4, 2), BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4]];
 const LONG_BLOCKS_16: [Block; 2] = [block(2, 2, 3, 2), block(2, 2, 2, 2)];
 /// Three blocks an SM, for weights that have many more rows (28672 x 8192, 8 tokens, Q4_K: 37.3 for 41.0 µs).
