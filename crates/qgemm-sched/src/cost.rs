@@ -8,9 +8,11 @@ use crate::partition::{Partition, Phase};
 /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
 /// blocks than slots still draw the full bandwidth.
 const SATURATING_SHARE: f64 = 0.5;
-/// With n times fewer blocks than a unit has room for, it multiplies n to this power times more slowly (measured on an H200: 128
-/// blocks of eight warps, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
-const LONELINESS: f64 = 0.75;
+/// With n times fewer blocks than a unit has room for, it multiplies n to this power times more slowly.
+const LONELINESS: f64 = 0.5;
+/// The same for grids that are not persistent, whose blocks begin and end together (measured on an H200: 128 blocks of eight warps, of
+/// which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
+const GRID_LONELINESS: f64 = 0.75;
 /// Cost of beginning and ending a tile, as a share of a launch.
 const TILE_LAUNCHES: f64 = 0.15;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
@@ -69,7 +71,11 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let room = f64::from(config.blocks_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
-    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(LONELINESS) } else { 0.0 };
+    let loneliness = match config.schedule {
+        Schedule::StreamK => LONELINESS,
+        Schedule::Grid => GRID_LONELINESS,
+    };
+    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(loneliness) } else { 0.0 };
     blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }
 
