@@ -115,6 +115,10 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
             tile_m == 16 && (is_scaled_integers(format) || has_tight_scales && !layout.scales.is_empty())
         }
         (2, 2) if block.slices == 3 => tile_m == 16 && format.sub_block == 16,
+        // For Blackwell the compiler takes a few registers more.
+        (2, 2) if format.code_planes.len() > 1 && has_minimums(format) && variant == Variant::Sm120 => {
+            tile_m == 16 && x == DType::BF16
+        }
         (2, 2) => has_many_scales && (x == DType::BF16 || variant == Variant::Sm80),
         (4, _) => has_many_scales,
         _ => false,
