@@ -1,7 +1,7 @@
 //! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
 //! begin tiles and to add up those that are cut.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Schedule, TileConfig};
 
 use crate::partition::{Partition, Phase};
 
@@ -10,9 +10,11 @@ use crate::partition::{Partition, Phase};
 const SATURATING_SHARE: f64 = 0.5;
 /// With n times fewer blocks than a unit has room for, it multiplies n to this power times more slowly.
 const LONELINESS: f64 = 0.5;
-/// The same for grids that are not persistent, whose blocks begin and end together (measured on an H200: 128 blocks of eight warps, of
-/// which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
-const GRID_LONELINESS: f64 = 0.75;
+/// The same for a few tokens on matrix instructions, whose blocks are bound by how long one product waits for another (measured on an
+/// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
+const FEW_TOKENS_LONELINESS: f64 = 0.75;
+/// Most tokens of such a tile.
+const FEW_TOKENS: u32 = 16;
 /// Cost of beginning and ending a tile, as a share of a launch.
 const TILE_LAUNCHES: f64 = 0.15;
 /// Cost of meeting at a split tile's counter, as a share of a launch.
@@ -71,10 +73,8 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let room = f64::from(config.blocks_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
-    let loneliness = match config.schedule {
-        Schedule::StreamK => LONELINESS,
-        Schedule::Grid => GRID_LONELINESS,
-    };
+    let few = config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid;
+    let loneliness = if few { FEW_TOKENS_LONELINESS } else { LONELINESS };
     let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(loneliness) } else { 0.0 };
     blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }

@@ -9,10 +9,10 @@ use crate::tuned::TunedTable;
 
 /// The M for which batch-invariant operations are planned, whatever their own M is.
 pub const INVARIANT_M: usize = 64;
-/// Where weights are rounded before they are multiplied, this share of the time must be expected to be saved.
-const EXACTNESS: f64 = 0.05;
 /// A batch-invariant operation takes only families that serve all of these.
 const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
+/// Where weights are rounded before they are multiplied, this share of the time must be expected to be saved.
+const EXACTNESS: f64 = 0.05;
 
 /// What the user wants of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
