@@ -37,6 +37,8 @@ const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, effici
 
 /// Tokens up to which the kernels with rings don't round weights.
 const MOST_EXACT: usize = 16;
+/// Rows of W from which on weights may be rounded.
+const LEAST_ROUNDED_ROWS: usize = 32;
 
 /// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. 128 tokens' sums would leave no registers
 /// for the copies.
@@ -137,11 +139,12 @@ fn fma_tiles(slab_k: usize) -> &'static [(u32, u32)] {
 
 /// Whether the kernel computes the weight within its limits. Few tokens, whose time the weight's bytes decide, get exact
 /// weights where these are no slower: one token always, and more before Hopper, whose warpgroups take 32 tokens of some formats
-/// in less time than others take two. F16 has no room for every weight.
+/// in less time than others take two. Nor are there many values in a narrow output for roundings to cancel out. F16 has no room for every
+/// weight.
 fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
     let most_exact = if matches!(instance.shape, Shape::Warpgroup(_)) { 1 } else { MOST_EXACT };
     let in_f16 = op.weight_fits_f16 || instance.x != DType::F16;
-    !instance.rounds_weights() || (in_f16 && op.m > most_exact)
+    !instance.rounds_weights() || (in_f16 && op.m > most_exact && op.n >= LEAST_ROUNDED_ROWS)
 }
 
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
