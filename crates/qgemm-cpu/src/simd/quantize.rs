@@ -66,7 +66,8 @@ impl Quantization {
 /// A quantized token in memory of 32-bit words: its codes, quads of columns in the order of packed weights, then the factor of
 /// every block, then for every span `−offset · Σ codes` as an integer, or, where W has minima, `Σ codes` as f32 (times the factor
 /// where that is of no longer blocks). With [`Quantization::magnitudes`], codes are magnitudes, the factors come behind as many words
-/// of flips, bytes of 0x80 and for negative codes 0x7f, and the integer is the sum of the magnitudes of these. The same words of tokens that are multiplied at once lie side by side.
+/// of flips, bytes of 0x80 and for negative codes 0x7f, and the integer is the sum of the magnitudes of these. The same words of
+/// tokens that are multiplied at once lie side by side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Word at which the flips begin, if there are any.

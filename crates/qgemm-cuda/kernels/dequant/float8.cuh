@@ -3,6 +3,12 @@
 #include "atoms/fp8.cuh"
 #include "dequant/slab.cuh"
 
+// The numbers in the upper bytes of two halves, times 2^-8, exactly (biases 7 and 15): the sign is in place; the rest moves down
+// by one bit into exponent and mantissa.
+QG_DEVICE u32 e4m3_upper_bytes_f16(u32 upper) {
+    return and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u);
+}
+
 #if QG_VARIANT >= 89
 // Pair `pair` of quad `quad`, by the chip's own conversion. NaN stays NaN.
 QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
@@ -10,11 +16,9 @@ QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
     return cvt_f16x2_e4m3x2(prmt(word, 0, pair == 0 ? 0x4420 : 0x4431));
 }
 #else
-// Pair `pair` of quad `quad`. In the upper byte of an f16 the sign is in place; the rest moves down by one bit into
-// exponent and mantissa, and is 2^8 too small (biases 15 and 7). The two NaN codes come out as +-480.
+// Pair `pair` of quad `quad`. The two NaN codes come out as +-480.
 QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
     const u32 word = Slab::Codes0::word_of(s.codes0, quad);
-    const u32 upper = pair == 0 ? word << 8 : word;
-    return mul_f16x2(and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u), 0x5c005c00u);
+    return mul_f16x2(e4m3_upper_bytes_f16(pair == 0 ? word << 8 : word), 0x5c005c00u);
 }
 #endif

@@ -1,17 +1,16 @@
 // NVFP4: e4m3 / 2 * twice the fp4 value. The tensor scale is a row scale.
 #pragma once
+#include "dequant/float8.cuh"
 #include "dequant/fp4.cuh"
 
 // Units of the f16 numbers below that make 1.
 constexpr float E4M3_UNITS = 256.0f;
 
-// Scales of sub-blocks 2 `pair` and the next of a row, exactly: as a pair of f16, whose exponent bias is 8 larger.
+// Scales of sub-blocks 2 `pair` and the next of a row.
 QG_DEVICE u32 e4m3_scales_f16(const Slab& s, u32 row, u32 pair) {
     static_assert(Slab::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
     const u32 first = row * Slab::Scales0::ROW_BYTES + pair * 2, from = first % 4;
-    // In the upper byte of an f16 the sign is in place; the rest moves down by one bit.
-    const u32 upper = prmt(s.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12);
-    return and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u);
+    return e4m3_upper_bytes_f16(prmt(s.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12));
 }
 
 struct Dequant {

@@ -101,16 +101,17 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, SumsOf s
         });
 }
 
-// By the whole block, after a barrier behind the last `put`. `flag` is a word of shared memory. Products alone have code of their
-// own, as little as possible and in one piece, because no other work hides how long it takes to fetch: of a block with 64 rows the
-// way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.5 and 0.9 so, on an H200).
-//
-// Whether they are is asked before that barrier, where the answer is not waited for.
+// Whether nothing but a factor is to be done with the block's sums. Asked before the barrier behind the last `put`, where the
+// answer is not waited for.
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
     const bool inside = (block_index().x + 1) * BLOCK_ROWS <= p.shape.features;
     return is_plain(p) && !(p.shape.flags & OTHERS) && p.shape.splits == 1 && inside;
 }
+
+// By the whole block, after a barrier behind the last `put`. `flag` is a word of shared memory. Products alone have code of their
+// own, as little as possible and in one piece, because no other work hides how long it takes to fetch: of a block with 64 rows the
+// way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.5 and 0.9 so, on an H200).
 template <class SumsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread, SumsOf sums_of) {
     if (products)
