@@ -28,6 +28,9 @@ QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
 QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes) : "memory");
 }
+QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
 // All of it, or, where it is not `wanted`, zeros, for which nothing is read (PTX ISA, "cp.async", ignore-src).
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared), "l"(global),

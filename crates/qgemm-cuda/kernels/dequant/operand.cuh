@@ -16,6 +16,18 @@ struct OperandsOf {
     }
 
 #if QG_VARIANT >= 80
+    // The scale, rounded to f16, in both halves of a word: as it is stored, where the format has such a function.
+    QG_DEVICE u32 scale_f16x2(const Slab& s, u32 row, u32 sub) { return stored_f16x2<D>(s, row, sub, 0); }
+    template <class F>
+    QG_DEVICE auto stored_f16x2(const Slab& s, u32 row, u32 sub, int) -> decltype(F::scale_f16x2(s, row, sub)) {
+        return F::scale_f16x2(s, row, sub);
+    }
+    template <class F>
+    QG_DEVICE u32 stored_f16x2(const Slab& s, u32 row, u32 sub, long) {
+        const float rounded = scale(s, row, sub);
+        return f32_to_f16x2(rounded, rounded);
+    }
+
     QG_DEVICE u32 pair_bf16(const Slab& s, u32 quad, u32 pair) {
         if constexpr (QG_PLAIN_DTYPE == DTYPE_BF16) {
             return D::pair_bf16(s, quad, pair);

@@ -142,6 +142,11 @@ struct ScalePlane {
         const u32 at = row * ROW_BYTES + byte_index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffffu;
     }
+    // The same in both halves of a word.
+    QG_DEVICE u32 half_twice(const ScalePlane& plane, u32 row, u32 byte_index) {
+        const u32 at = row * ROW_BYTES + byte_index;
+        return prmt(plane.word[at / 4], 0, at % 4 == 0 ? 0x1010u : 0x3232u);
+    }
     // Byte offsets of 32-bit fields are multiples of 4.
     QG_DEVICE u32 full(const ScalePlane& plane, u32 row, u32 byte_index) {
         return plane.word[(row * ROW_BYTES + byte_index) / 4];

@@ -25,7 +25,7 @@ QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab
     for (u32 rt = 0; rt < ROW_TILES; rt++) {
         const u8* slab = w.slab[warp * ROW_TILES + rt];
         Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
-        Slab::load_scales<FromShared>(slabs[rt], slab, lane);
+        if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
     }
     if constexpr (QG_EXACT)
         accumulate_exact(sums, slabs, chunk, x, cursor, between);
@@ -44,17 +44,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 
-    Feeder feeder = Feeder::start(p, thread);
+    Feeder feeder = Feeder::start(p, pipeline, thread);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++)
-#pragma unroll
-        for (u32 step = 0; step < STEPS; step++) Feeder::part(feeder, pipeline, params, i % CHUNKS, step, thread);
+    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, params, i % CHUNKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
     TileWork work;
     WorkList list = WorkList::of_block(p);
     Position at = {};
-    u32 chunks = 0;
     while (WorkList::next(list, p, work)) {
         Sums sums = {};
 #pragma unroll 1
@@ -63,10 +60,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
 #pragma unroll
             for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                // The feeder's stage was multiplied two chunks ago.
-                if (chunks++ >= 2 && feeder.slabs > 0) mbarrier_wait(&pipeline.empty[feeder.at.x], feeder.at.parity ^ 1);
                 accumulate(sums, pipeline.w[at.w], warp, chunk, slabs, pipeline.x[at.x], cursor, lane, [&](u32 step) {
-                    Feeder::part(feeder, pipeline, params, (chunk + AHEAD) % CHUNKS, step, thread);
+                    // In one piece: compilers move nothing across a branch, and matrix instructions wait for what stands there.
+                    if (step != 0) return;
+                    const XPosition free = Position::two_chunks_ago(at);
+                    mbarrier_wait(&pipeline.empty[free.x], free.parity);
+                    Feeder::copy(feeder, pipeline, params, (chunk + AHEAD) % CHUNKS, free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);

@@ -1,6 +1,9 @@
-// Fills the rings with asynchronous copies of the threads (cp.async): Ampere and Ada.
+// Fills the rings with asynchronous copies of the threads (cp.async): Ampere and Ada. Instructions that the matrix units do
+// not execute are what the main loop loses its time to, so the copies of whole tiles have code of their own, and what
+// they need of addresses stays in registers.
 #pragma once
 #include "atoms/cp_async.cuh"
+#include "atoms/kept.cuh"
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
 
@@ -14,57 +17,79 @@ constexpr u32 W_UNITS = QG_SLAB_BYTES / 16;
 // Tokens of which the block copies a chunk at once, and how often it does so for a stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
 constexpr u32 X_COPIES = (QG_TILE_M + X_COPY_ROWS - 1) / X_COPY_ROWS;
+static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same place of the swizzle");
 
-// Where a thread's chunks lie in X, in the columns that it copies next: the same chunk of every X_COPY_ROWS-th token.
+// What a thread copies of X: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
 struct XSource {
+    // In the next chunk's columns.
     const u8* row;
-    // Its first token, and how many bytes of its chunk lie inside X.
-    u32 token, column, bytes;
+    // How many of the tokens there are, and columns from the next chunk on.
+    u32 tokens, columns;
+    // Whether all tokens of the tile are there.
+    bool whole;
+    // The first row's place in the first stage.
+    u32 target;
 
-    QG_DEVICE XSource of(const GemmParams& p, u32 first_token, u32 first_column, u32 thread) {
-        XSource source;
-        source.token = first_token + thread / X_ROW_CHUNKS;
-        source.column = first_column + thread % X_ROW_CHUNKS * (X_CHUNK_BYTES / 2);
-        source.row = reinterpret_cast<const u8*>(p.at.x) + (source.token * p.at.x_row + source.column) * 2;
-        measure(source, p);
-        return source;
+    QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
+        const u32 token = first_token + thread / X_ROW_CHUNKS;
+        s.row = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 + thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
+        s.tokens = token < p.shape.m ? (p.shape.m - token + X_COPY_ROWS - 1) / X_COPY_ROWS : 0;
+        s.columns = column < p.shape.k ? p.shape.k - column : 0;
+        s.whole = first_token + QG_TILE_M <= p.shape.m;
     }
 
-    QG_DEVICE void measure(XSource& source, const GemmParams& p) {
-        const u32 inside = source.column < p.shape.k ? (p.shape.k - source.column) * 2 : 0;
-        source.bytes = inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES;
+    // Starts copying the next chunk to stage `stage`; what lies outside X becomes zero.
+    QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
+        const u32 target = s.target + stage * X_STAGE_BYTES;
+        if (QG_TILE_M % X_COPY_ROWS == 0 || thread / X_ROW_CHUNKS < QG_TILE_M) {
+            if (s.whole && s.columns >= CHUNK_K)
+                copy_rows<true>(s, p, target, X_CHUNK_BYTES);
+            else
+                copy_rows<false>(s, p, target, bytes_inside(s, thread));
+        }
+        s.row += X_ROW_BYTES;
+        s.columns = s.columns < CHUNK_K ? 0 : s.columns - CHUNK_K;
     }
 
-    QG_DEVICE void next_stage(XSource& source, const GemmParams& p) {
-        source.column += CHUNK_K;
-        source.row += X_ROW_BYTES;
-        measure(source, p);
+    // Bytes of the thread's part of the next chunk that lie in X.
+    QG_DEVICE u32 bytes_inside(const XSource& s, u32 thread) {
+        const u32 bytes = s.columns * 2, begin = thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
+        const u32 inside = begin < bytes ? bytes - begin : 0;
+        return inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES;
     }
 
-    // Starts copying chunk `i` of the thread's; what lies outside X becomes zero.
-    QG_DEVICE void copy(const XSource& source, XStage& stage, const GemmParams& p, u32 i, u32 thread) {
-        const u32 row = thread / X_ROW_CHUNKS + i * X_COPY_ROWS, chunk = thread % X_ROW_CHUNKS;
-        if (QG_TILE_M % X_COPY_ROWS != 0 && row >= QG_TILE_M) return;
-        cp_async_16(XStage::at(stage, row, chunk), source.row + i * X_COPY_ROWS * p.at.x_row * 2,
-                    source.token + i * X_COPY_ROWS < p.shape.m ? source.bytes : 0);
+    template <bool WHOLE>
+    QG_DEVICE void copy_rows(const XSource& s, const GemmParams& p, u32 target, u32 bytes) {
+        const u8* row = s.row;
+#pragma unroll
+        for (u32 i = 0; i < X_COPIES; i++, row += p.at.x_row * (X_COPY_ROWS * 2)) {
+            if constexpr (WHOLE)
+                cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row);
+            else
+                cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row, i < s.tokens ? bytes : 0);
+        }
     }
 };
+static_assert(QG_TILE_M % X_COPY_ROWS == 0 || X_COPIES == 1, "all threads that copy rows copy as many");
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.
 struct Feeder {
     WorkList list;
-    Position at;
     // Slabs of the present tile that are still to be copied; none when there is no more work.
     u32 slabs;
+    // The next stage of W, and the lane's place in the first.
+    u32 w_at, w_target;
     // The lane's part of the warp's row tiles at the next slab.
     const u8* w[ROW_TILES];
     XSource x;
 
-    QG_DEVICE Feeder start(const GemmParams& p, u32 thread) {
+    QG_DEVICE Feeder start(const GemmParams& p, Pipeline& pipeline, u32 thread) {
         Feeder f;
         f.list = WorkList::of_block(p);
-        f.at = {};
+        f.w_at = 0;
+        f.w_target = kept(shared_address(pipeline.w[0].slab[thread / 32 * ROW_TILES]) + thread % 32 * 16);
+        f.x.target = kept(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
         next_tile(f, p, thread);
         return f;
     }
@@ -77,45 +102,29 @@ struct Feeder {
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) f.w[rt] = row_tile(p, first + rt, work.begin) + thread % 32 * 16;
-        f.x = XSource::of(p, work.m_tile * QG_TILE_M, work.begin * QG_SLAB_K, thread);
+        XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_SLAB_K, thread);
     }
 
-    // The next chunk is the `chunk`-th of its slab. Its copies are issued in STEPS parts, so that they don't keep the
-    // warp from issuing matrix instructions for long.
-    QG_DEVICE void part(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 step, u32 thread) {
+    // Starts copying the next chunk, the `chunk`-th of its slab, to stage `stage` of X.
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 stage, u32 thread) {
         const GemmParams& p = params.gemm;
         if (f.slabs == 0) return;
-        if (chunk == 0) part_of_w(f, pipeline, step, thread);
-        const bool aligned = (p.shape.flags & QG_FLAG_X_ALIGNED16) && !(p.shape.flags & QG_FLAG_K_ORDER);
-        if (aligned) {
-#pragma unroll
-            for (u32 i = step; i < X_COPIES; i += STEPS) XSource::copy(f.x, pipeline.x[f.at.x], p, i, thread);
-        }
-        if (step + 1 < STEPS) return;
-        if (aligned) {
-            cp_async_mbarrier_arrive(&pipeline.full[f.at.x]);
-        } else {
-            XStage::copy_any(pipeline.x[f.at.x], p, f.x.token - thread / X_ROW_CHUNKS,
-                             f.x.column - thread % X_ROW_CHUNKS * (X_CHUNK_BYTES / 2), thread);
-            cp_async_commit_group();
-            cp_async_wait_group<0>();
-            mbarrier_arrive(&pipeline.full[f.at.x]);
-        }
-        if (chunk == 0) Position::next_slab(f.at);
-        Position::next_chunk(f.at);
-        XSource::next_stage(f.x, p);
+        if (chunk == 0) copy_w(f, thread % 32);
+        XSource::copy(f.x, p, stage, thread);
+        cp_async_mbarrier_arrive(&pipeline.full[stage]);
         if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, p, thread);
     }
 
-    QG_DEVICE void part_of_w(Feeder& f, Pipeline& pipeline, u32 step, u32 thread) {
-        const u32 lane = thread % 32;
+    QG_DEVICE void copy_w(Feeder& f, u32 lane) {
+        const u32 target = f.w_target + f.w_at * (u32)sizeof(WStage);
 #pragma unroll
-        for (u32 rt = step; rt < ROW_TILES; rt += STEPS) {
-            u8* target = pipeline.w[f.at.w].slab[thread / 32 * ROW_TILES + rt] + lane * 16;
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
             for (u32 i = 0; i < W_UNITS; i += 32)
-                if (i + 32 <= W_UNITS || i + lane < W_UNITS) cp_async_16(target + i * 16, f.w[rt] + i * 16, 16);
+                if (i + 32 <= W_UNITS || i + lane < W_UNITS)
+                    cp_async_16(target + rt * QG_SLAB_BYTES + i * 16, f.w[rt] + i * 16);
             f.w[rt] += QG_SLAB_BYTES;
         }
+        if (++f.w_at == QG_W_STAGES) f.w_at = 0;
     }
 };

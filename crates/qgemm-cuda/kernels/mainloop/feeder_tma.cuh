@@ -2,7 +2,6 @@
 // one of the block for its X.
 #pragma once
 #include "atoms/tma.cuh"
-#include "atoms/warp.cuh"
 #include "mainloop/fed_params.cuh"
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
@@ -11,17 +10,18 @@
 // first chunks arrive while the tile before it is being stored.
 struct Feeder {
     WorkList list;
-    Position at;
     // Slabs of the present tile that are still to be copied; none when there is no more work.
     u32 slabs;
+    // The next stage of W.
+    u32 w_at;
     // The warp's row tiles at the next slab, and the block's first token and next column.
     const u8* w[ROW_TILES];
     u32 token, column;
 
-    QG_DEVICE Feeder start(const GemmParams& p, u32 thread) {
+    QG_DEVICE Feeder start(const GemmParams& p, Pipeline&, u32 thread) {
         Feeder f;
         f.list = WorkList::of_block(p);
-        f.at = {};
+        f.w_at = 0;
         next_tile(f, p, thread);
         return f;
     }
@@ -38,36 +38,28 @@ struct Feeder {
         for (u32 rt = 0; rt < ROW_TILES; rt++) f.w[rt] = row_tile(p, first + rt, work.begin);
     }
 
-    // The next chunk is the `chunk`-th of its slab. All of it is asked for after the first step.
-    QG_DEVICE void part(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 step, u32 thread) {
-        const GemmParams& p = params.gemm;
-        if (step != 0 || f.slabs == 0) return;
-        const bool from_map = (p.shape.flags & QG_FLAG_X_ALIGNED16) && !(p.shape.flags & QG_FLAG_K_ORDER);
-        if (!from_map) {
-            XStage::copy_any(pipeline.x[f.at.x], p, f.token, f.column, thread);
-            // One lane arrives for all.
-            warp_barrier();
-        }
+    // Asks for the next chunk, the `chunk`-th of its slab, for stage `stage` of X.
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 stage, u32 thread) {
+        if (f.slabs == 0) return;
         if (thread % 32 == 0) {
-            u64* full = &pipeline.full[f.at.x];
-            const u32 x_bytes = from_map && thread == 0 ? X_STAGE_BYTES : 0;
+            u64* full = &pipeline.full[stage];
+            const u32 x_bytes = thread == 0 ? X_STAGE_BYTES : 0;
             mbarrier_arrive_expect_tx(full, x_bytes + (chunk == 0 ? ROW_TILES * QG_SLAB_BYTES : 0));
-            if (x_bytes > 0) cp_async_bulk_tensor_2d(pipeline.x[f.at.x].bytes, &params.x_map, f.column, f.token, full);
+            if (x_bytes > 0) cp_async_bulk_tensor_2d(pipeline.x[stage].bytes, &params.x_map, f.column, f.token, full);
             if (chunk == 0) copy_w(f, pipeline, full, thread);
         }
         if (chunk == 0) {
-            Position::next_slab(f.at);
+            if (++f.w_at == QG_W_STAGES) f.w_at = 0;
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) f.w[rt] += QG_SLAB_BYTES;
         }
-        Position::next_chunk(f.at);
         f.column += CHUNK_K;
-        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, p, thread);
+        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, params.gemm, thread);
     }
 
     QG_DEVICE void copy_w(const Feeder& f, Pipeline& pipeline, u64* full, u32 thread) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
-            cp_async_bulk(pipeline.w[f.at.w].slab[thread / 32 * ROW_TILES + rt], f.w[rt], QG_SLAB_BYTES, full);
+            cp_async_bulk(pipeline.w[f.w_at].slab[thread / 32 * ROW_TILES + rt], f.w[rt], QG_SLAB_BYTES, full);
     }
 };

@@ -36,11 +36,22 @@ struct Pipeline {
     }
 };
 
+// A stage of X, and how often the ring has gone round, modulo 2.
+struct XPosition {
+    u32 x, parity;
+};
+
 // A place in the rings.
 struct Position {
     u32 x, w;
-    // How often X's ring has gone round, modulo 2.
     u32 parity;
+
+    // Where the chunk before the last one was multiplied: the stage that is filled next. The parity is that of the phase of
+    // `empty` in which it was; the first time round nobody waits.
+    QG_DEVICE XPosition two_chunks_ago(const Position& at) {
+        const bool wraps = at.x < 2;
+        return {wraps ? at.x + AHEAD : at.x - 2, wraps ? at.parity ^ 1 : at.parity};
+    }
 
     QG_DEVICE void next_chunk(Position& at) {
         if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;

@@ -24,8 +24,8 @@ struct RowFactor {
     u32 scale, min;
 
     QG_DEVICE RowFactor of(const Slab& slab, u32 row, u32 sub) {
-        const float scale = Operands::scale(slab, row, sub), min = Operands::min(slab, row, sub);
-        return {f32_to_f16x2(scale, scale), f32_to_f16x2(min, min)};
+        const float min = Operands::min(slab, row, sub);
+        return {Operands::scale_f16x2(slab, row, sub), f32_to_f16x2(min, min)};
     }
     QG_DEVICE u32 weights(const RowFactor& f, const Slab& slab, u32 quad, u32 pair) {
         const u32 codes = Operands::pair_f16(slab, quad, pair);

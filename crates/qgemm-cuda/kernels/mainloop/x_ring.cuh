@@ -4,11 +4,11 @@
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "mainloop/mma_operand.cuh"
-#include "mainloop/x_group.cuh"
 
 // Bytes of a token's row in a stage, and of a chunk of it.
 constexpr u32 X_ROW_BYTES = CHUNK_K * 2;
 constexpr u32 X_CHUNK_BYTES = 16;
+constexpr u32 X_CHUNK_K = X_CHUNK_BYTES / 2;
 constexpr u32 X_ROW_CHUNKS = X_ROW_BYTES / X_CHUNK_BYTES;
 constexpr u32 X_STAGE_BYTES = QG_TILE_M * X_ROW_BYTES;
 
@@ -18,17 +18,6 @@ struct XStage {
 
     QG_DEVICE u8* at(XStage& stage, u32 token, u32 chunk) {
         return stage.bytes + token * X_ROW_BYTES + (chunk ^ token % 8) * X_CHUNK_BYTES;
-    }
-
-    // The block copies columns [column, column + 64) of the tokens from `first_token` through registers, however X lies.
-    QG_DEVICE void copy_any(XStage& stage, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
-#pragma unroll 1
-        for (u32 i = thread; i < QG_TILE_M * X_ROW_CHUNKS; i += QG_THREADS) {
-            const u32 row = i / X_ROW_CHUNKS, chunk = i % X_ROW_CHUNKS;
-            const XGroup x = load_x_group(p, first_token + row, column + chunk * GROUP);
-            st_shared(reinterpret_cast<u32x4*>(at(stage, row, chunk)),
-                      u32x4{x.word[0], x.word[1], x.word[2], x.word[3]});
-        }
     }
 };
 

@@ -51,7 +51,7 @@ struct XSliceSource {
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
             if (token < p.shape.m) s.rows = i + 1;
-            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * GROUP) * 2;
+            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * X_CHUNK_K) * 2;
         }
         s.rows = kept(s.rows);
         s.target = kept(shared_address(XStage::at(ring.slab[0].chunk[0], first, group)));
@@ -88,7 +88,7 @@ struct XSliceSource {
                     else
                         cp_async_16_or_zeros(i < s.rows, target, source);
                 } else {
-                    const u32 column = chunk * CHUNK_K + thread % X_ROW_CHUNKS * GROUP;
+                    const u32 column = chunk * CHUNK_K + thread % X_ROW_CHUNKS * X_CHUNK_K;
                     const u32 inside = i < s.rows && column < columns ? (columns - column) * 2 : 0;
                     cp_async_16(target, source, inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES);
                 }

@@ -24,7 +24,7 @@ struct Tile {
     tile_m: u32,
     ring: Ring,
     blocks_per_sm: u32,
-    /// Shares of the arithmetic and bandwidth that an H200 reaches with it, per mille.
+    /// Shares of what `mma.sync` reaches on an H200, of the tensor rate on Hopper's own kernels, and of bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
@@ -40,19 +40,20 @@ const MOST_EXACT: usize = 16;
 /// Rows of W from which on weights may be rounded.
 const LEAST_ROUNDED_ROWS: usize = 32;
 
-/// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. 128 tokens' sums would leave no registers
-/// for the copies.
+/// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. What a warp does beside matrix
+/// instructions costs as many cycles as it has instructions, so tiles have as many tokens as registers hold sums of.
 const TILES: &[Tile] = &[
-    tile(8, 8, 6, 2, (64, 600)),
-    tile(16, 8, 6, 2, (110, 580)),
-    tile(32, 8, 6, 1, (205, 560)),
-    tile(64, 8, 5, 1, (325, 500)),
+    tile(8, 8, 6, 2, (98, 600)),
+    tile(16, 8, 6, 2, (170, 580)),
+    tile(32, 8, 6, 1, (345, 560)),
+    tile(64, 8, 4, 1, (545, 500)),
+    tile(128, 8, 4, 1, (685, 450)),
 ];
-/// For X on Hopper that warpgroups cannot take.
-const HOPPER_TILES: &[Tile] = &[tile(16, 8, 6, 2, (110, 580)), tile(64, 8, 5, 1, (325, 500))];
+/// What newer chips run with their copy engine, on one that can be had; warpgroups are faster there.
+const HOPPER_TILES: &[Tile] = &[tile(128, 8, 4, 1, (450, 450))];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
 const SMALL_TILES: &[Tile] =
-    &[tile(8, 4, 5, 2, (40, 550)), tile(16, 4, 5, 2, (80, 530)), tile(64, 4, 3, 1, (200, 400))];
+    &[tile(8, 4, 5, 2, (60, 550)), tile(16, 4, 5, 2, (120, 530)), tile(64, 4, 3, 1, (330, 400))];
 
 /// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) fn most_shared(variant: Variant) -> u32 {
@@ -180,7 +181,8 @@ fn serving(
     info: &DeviceInfo,
 ) -> Result<Vec<TileConfig>, Unsupported> {
     let mut all = instances(op.format, x, variant);
-    all.retain(|i| is_in_range(i, op) && (in_order || !matches!(i.shape, Shape::SlicedK { .. } | Shape::Warpgroup(_))));
+    let copies = |i: &Instance| matches!(i.shape, Shape::SlicedK { .. } | Shape::Ring(_) | Shape::Warpgroup(_));
+    all.retain(|i| is_in_range(i, op) && (in_order || !copies(i)));
     // A persistent grid has one dimension.
     let rows = |i: &Instance| if matches!(i.shape, Shape::Ring(_)) { usize::MAX } else { MAX_GRID_Y };
     let most = all.iter().map(|i| (i.tile_m as usize).saturating_mul(rows(i))).max().unwrap_or(0);

@@ -28,7 +28,8 @@ const TURN_SHARED_BYTES: u32 =
     TURN_TOKENS * (TURN_THREADS / TURN_TOKENS * GROUP + 8) * 2 + TURN_THREADS / 32 * TURN_TOKENS * 4;
 
 /// The copy of X that matrix instructions of `variant` take where X itself will not do: its type is another, its columns
-/// are not neighbours, or W's are permuted. `None` where X can be read as it lies, or no matrix instruction helps.
+/// are not neighbours, W's are permuted, or it is to be copied asynchronously and its rows do not begin at multiples of 16
+/// bytes. `None` where X can be read as it lies, or no matrix instruction helps.
 pub(super) fn staged_x(op: &CheckedGemm, variant: Variant) -> Option<StagedX> {
     let takes = |dtype| Engine::of(op.format, dtype, variant) == Engine::Mma;
     let dtype = match (op.x.dtype, op.x_rounding) {
@@ -37,7 +38,7 @@ pub(super) fn staged_x(op: &CheckedGemm, variant: Variant) -> Option<StagedX> {
         (DType::F32, XRounding::BF16) => DType::BF16,
         (DType::F32 | DType::BF16, _) => DType::F16,
     };
-    let as_it_lies = dtype == op.x.dtype && !gathers(op);
+    let as_it_lies = dtype == op.x.dtype && !gathers(op) && (op.x.aligned16 || variant < Variant::Sm80);
     let scaled = dtype == DType::F16 && op.x.dtype != DType::F16;
     (takes(dtype) && !as_it_lies).then_some(StagedX { dtype, scaled })
 }

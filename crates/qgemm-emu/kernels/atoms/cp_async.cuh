@@ -15,6 +15,9 @@ QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes, QG_AT
 QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes, QG_AT) {
     emu->cp_async(emu->place()->shared + shared, global, 16, source_bytes, file, line);
 }
+QG_DEVICE void cp_async_16(u32 shared, const u8* global, QG_AT) {
+    emu->cp_async(emu->place()->shared + shared, global, 16, 16, file, line);
+}
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global, QG_AT) {
     emu->cp_async(emu->place()->shared + shared, global, 16, wanted ? 16 : 0, file, line);
 }
