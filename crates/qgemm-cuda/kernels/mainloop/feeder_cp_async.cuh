@@ -23,29 +23,26 @@ static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same p
 struct XSource {
     // In the next chunk's columns.
     const u8* row;
-    // How many of the tokens there are, and columns from the next chunk on.
+    // Tokens from the tile's first on, and columns from the next chunk on.
     u32 tokens, columns;
-    // Whether all tokens of the tile are there.
-    bool whole;
     // The first row's place in the first stage.
     u32 target;
 
     QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
         const u32 token = first_token + thread / X_ROW_CHUNKS;
         s.row = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 + thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
-        s.tokens = token < p.shape.m ? (p.shape.m - token + X_COPY_ROWS - 1) / X_COPY_ROWS : 0;
+        s.tokens = p.shape.m - first_token;
         s.columns = column < p.shape.k ? p.shape.k - column : 0;
-        s.whole = first_token + QG_TILE_M <= p.shape.m;
     }
 
     // Starts copying the next chunk to stage `stage`; what lies outside X becomes zero.
     QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
         const u32 target = s.target + stage * X_STAGE_BYTES;
         if (QG_TILE_M % X_COPY_ROWS == 0 || thread / X_ROW_CHUNKS < QG_TILE_M) {
-            if (s.whole && s.columns >= CHUNK_K)
-                copy_rows<true>(s, p, target, X_CHUNK_BYTES);
+            if (s.tokens >= QG_TILE_M && s.columns >= CHUNK_K)
+                copy_rows<true>(s, p, target, thread);
             else
-                copy_rows<false>(s, p, target, bytes_inside(s, thread));
+                copy_rows<false>(s, p, target, thread);
         }
         s.row += X_ROW_BYTES;
         s.columns = s.columns < CHUNK_K ? 0 : s.columns - CHUNK_K;
@@ -59,18 +56,21 @@ struct XSource {
     }
 
     template <bool WHOLE>
-    QG_DEVICE void copy_rows(const XSource& s, const GemmParams& p, u32 target, u32 bytes) {
+    QG_DEVICE void copy_rows(const XSource& s, const GemmParams& p, u32 target, u32 thread) {
+        const u32 bytes = WHOLE ? X_CHUNK_BYTES : bytes_inside(s, thread);
         const u8* row = s.row;
 #pragma unroll
         for (u32 i = 0; i < X_COPIES; i++, row += p.at.x_row * (X_COPY_ROWS * 2)) {
             if constexpr (WHOLE)
                 cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row);
             else
-                cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row, i < s.tokens ? bytes : 0);
+                cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row,
+                            thread / X_ROW_CHUNKS + i * X_COPY_ROWS < s.tokens ? bytes : 0);
         }
     }
 };
 static_assert(QG_TILE_M % X_COPY_ROWS == 0 || X_COPIES == 1, "all threads that copy rows copy as many");
+static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.
@@ -80,8 +80,10 @@ struct Feeder {
     u32 slabs;
     // The next stage of W, and the lane's place in the first.
     u32 w_at, w_target;
-    // The lane's part of the warp's row tiles at the next slab.
-    const u8* w[ROW_TILES];
+    // The lane's part of the warp's first tile of rows at the next slab, and bytes from there to the second, if there is one: a register for the
+    // two of an address, which many formats do not have (128 tokens of Q4_0 spilled 404 bytes on sm_80).
+    const u8* w;
+    u32 w_pitch;
     XSource x;
 
     QG_DEVICE Feeder start(const GemmParams& p, Pipeline& pipeline, u32 thread) {
@@ -100,8 +102,8 @@ struct Feeder {
         if (!WorkList::next(f.list, p, work)) return;
         f.slabs = work.end - work.begin;
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
-#pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) f.w[rt] = row_tile(p, first + rt, work.begin) + thread % 32 * 16;
+        f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
+        f.w = row_tile(p, first, work.begin) + thread % 32 * 16;
         XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_SLAB_K, thread);
     }
 
@@ -119,12 +121,13 @@ struct Feeder {
         const u32 target = f.w_target + f.w_at * (u32)sizeof(WStage);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            const u8* source = rt == 0 ? f.w : f.w + f.w_pitch;
 #pragma unroll
             for (u32 i = 0; i < W_UNITS; i += 32)
                 if (i + 32 <= W_UNITS || i + lane < W_UNITS)
-                    cp_async_16(target + rt * QG_SLAB_BYTES + i * 16, f.w[rt] + i * 16);
-            f.w[rt] += QG_SLAB_BYTES;
+                    cp_async_16(target + rt * QG_SLAB_BYTES + i * 16, source + i * 16);
         }
+        f.w += QG_SLAB_BYTES;
         if (++f.w_at == QG_W_STAGES) f.w_at = 0;
     }
 };

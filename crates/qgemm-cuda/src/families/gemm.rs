@@ -148,6 +148,13 @@ fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
     !instance.rounds_weights() || (in_f16 && op.m > most_exact && op.n >= LEAST_ROUNDED_ROWS)
 }
 
+/// Whether the kernel can address the weight: those with rings reckon in 32 bits from a tile of rows to the next.
+fn reaches(instance: &Instance, op: &CheckedGemm) -> bool {
+    let slabs = op.stored_k.div_ceil(instance.layout.slab_k);
+    let tile_bytes = slabs.saturating_mul(instance.layout.slab_bytes);
+    !matches!(instance.shape, Shape::Ring(_)) || u32::try_from(tile_bytes).is_ok()
+}
+
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 const MAX_GRID_Y: usize = 65_535;
 
@@ -182,7 +189,7 @@ fn serving(
 ) -> Result<Vec<TileConfig>, Unsupported> {
     let mut all = instances(op.format, x, variant);
     let copies = |i: &Instance| matches!(i.shape, Shape::SlicedK { .. } | Shape::Ring(_) | Shape::Warpgroup(_));
-    all.retain(|i| is_in_range(i, op) && (in_order || !copies(i)));
+    all.retain(|i| is_in_range(i, op) && reaches(i, op) && (in_order || !copies(i)));
     // A persistent grid has one dimension.
     let rows = |i: &Instance| if matches!(i.shape, Shape::Ring(_)) { usize::MAX } else { MAX_GRID_Y };
     let most = all.iter().map(|i| (i.tile_m as usize).saturating_mul(rows(i))).max().unwrap_or(0);
