@@ -20,6 +20,15 @@ struct AffineK {
         return centered_min(scaled_byte(six_bits(s, row, sub, 8, 4), sub % 4, -dmin), scale(s, row, sub));
     }
 
+    QG_DEVICE float unit(const Slab& s, u32 row, Nested kind) {
+        const float unit = f16_to_f32(Slab::Scales0::half(s.scales0, row, kind == Nested::SCALES ? 0 : 2));
+        return kind == Nested::SCALES ? unit : -unit;
+    }
+    QG_DEVICE u32 integers(const Slab& s, u32 row, u32, u32 pair, Nested kind) {
+        const u32 first = kind == Nested::SCALES ? 4 : 8, nibble = kind == Nested::SCALES ? 0 : 4;
+        return byte_pair(six_bits(s, row, 0, first, nibble), six_bits(s, row, 4, first, nibble), pair);
+    }
+
     // The four scales or minimums that number `sub` is among, six bits each. Eight of both are in the twelve bytes that follow
     // d and dmin: the first four in the low bits of the bytes at `first`, the others' upper bits above them and their nibbles
     // in the last four bytes, from bit `nibble` on.

@@ -2,6 +2,13 @@
 #pragma once
 #include "dequant/slab.cuh"
 
+// Scales and minimums that are integers times a unit of the super-block: formats give `unit(slab, row, kind)`, and
+// `integers(slab, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
+enum class Nested { SCALES, MINS };
+
+// Bytes 2 `pair` and the next of eight.
+QG_DEVICE u32 byte_pair(u32 low, u32 high, u32 pair) { return prmt(low, high, 0x10u + 0x22u * pair); }
+
 // An f32 of this size has a last bit that is worth 1.
 constexpr float BIASED_BYTE = 8388608.0f;
 

@@ -21,5 +21,15 @@ struct Dequant {
         return centered_min(scaled_byte(bytes, sub % 4, -dmin), scale(s, row, sub));
     }
 
+    QG_DEVICE float unit(const Slab& s, u32 row, Nested kind) {
+        const float unit = f16_to_f32(Slab::Scales1::half(s.scales1, row, kind == Nested::SCALES ? 0 : 2));
+        return kind == Nested::SCALES ? unit : -unit;
+    }
+    QG_DEVICE u32 integers(const Slab& s, u32 row, u32 half, u32 pair, Nested kind) {
+        const u32 first = Slab::Scales0::full(s.scales0, row, half * 8), last = Slab::Scales0::full(s.scales0, row, half * 8 + 4);
+        const u32 bytes = byte_pair(first, last, pair);
+        return (kind == Nested::SCALES ? bytes : bytes >> 4) & LOW_NIBBLES;
+    }
+
     static constexpr u32 LOW_NIBBLES = 0x0f0f0f0fu;
 };

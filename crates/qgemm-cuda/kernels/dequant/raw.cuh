@@ -28,7 +28,11 @@ constexpr u32 MANTISSA_BITS = 7;
 // not pay where both are in a sum of two steps.
 constexpr u32 LIFT = 4;
 constexpr float LIFTED = 1.0f / (1 << LIFT);
-constexpr bool LIFTS = RAW_BIAS == 0 && code_bits<Slab>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / STEP_K != 2;
+// Whether both pairs of a quad are put together at once, a code in each byte: for the second plane that saves shifts, more than the
+// bytes take to come apart.
+constexpr bool PUTS_BYTES_TOGETHER = QG_CODE_PLANES > 1 && Slab::Codes0::BITS == 4;
+constexpr bool LIFTS =
+    RAW_BIAS == 0 && !PUTS_BYTES_TOGETHER && code_bits<Slab>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / STEP_K != 2;
 QG_DEVICE constexpr u32 raw_lift(u32 step) {
     return LIFTS ? Slab::Codes0::shift(step, 0) / LIFT * LIFT : 0;
 }
@@ -36,23 +40,40 @@ QG_DEVICE constexpr u32 raw_lift(u32 step) {
 template <class S>
 QG_DEVICE u32 raw_pair(const S& s, u32 quad, u32 pair) {
     using Low = typename S::Codes0;
-    const u32 word = Low::word_of(s.codes0, quad), lift = raw_lift(quad % STEPS);
+    u32 word = Low::word_of(s.codes0, quad);
+    if constexpr (!PUTS_BYTES_TOGETHER && Low::BITS < 8) {
+        const u32 lift = raw_lift(quad % STEPS);
+        const u32 codes = and_or(word >> (Low::shift(quad, pair) - lift), Low::MASK << lift, RAW_EXPONENT);
+        if constexpr (QG_CODE_PLANES > 1) return or_upper_bits(codes, s, quad, pair, lift);
+        return codes;
+    }
+    if constexpr (PUTS_BYTES_TOGETHER) {
+        using High = typename S::Codes1;
+        constexpr u32 BYTES = 0x01010101u, LOW = ((1u << Low::BITS) - 1) * BYTES, HIGH = ((1u << High::BITS) - 1 << Low::BITS) * BYTES;
+        const u32 high = High::word_of(s.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
+        word = and_or(from >= to ? high >> (from - to) : high << (to - from), HIGH, word >> Low::shift(quad, 0) & LOW);
+    }
     // Bytes 0 and 2 of a word, or 1 and 3.
-    if constexpr (Low::BITS == 8) return prmt(word, 0, pair == 0 ? 0x4240u : 0x4341u);
-    const u32 codes = and_or(word >> (Low::shift(quad, pair) - lift), Low::MASK << lift, RAW_EXPONENT);
-    if constexpr (QG_CODE_PLANES > 1) return or_upper_bits(codes, s, quad, pair, lift);
-    return codes;
+    return prmt(word, RAW_EXPONENT, pair == 0 ? 0x5250u : 0x5351u);
 }
+
+template <class D>
+QG_DEVICE constexpr auto has_nested_mins(int) -> decltype(&D::unit, true) { return D::HAS_MIN; }
+template <class D>
+QG_DEVICE constexpr bool has_nested_mins(long) { return false; }
 
 // Format D, of which codes are taken raw: offsets that rows have of their own are part of the minimum. One that all codes
 // share is what sums begin with, as -offset * Σx is the same for all rows.
 template <class D>
 struct Raw : D {
-    static constexpr bool HAS_MIN = D::HAS_MIN || QG_ZERO_POINTS;
+    // Minimums that are integers times a unit, and offsets beside them, act on the sums of X of a whole slab
+    // (`mainloop/nested_offsets.cuh`).
+    static constexpr bool NESTED_OFFSETS = has_nested_mins<D>(0);
+    static constexpr bool HAS_MIN = D::HAS_MIN && !NESTED_OFFSETS || QG_ZERO_POINTS;
 
     QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
         float min = 0.0f;
-        if constexpr (D::HAS_MIN) min = D::min(s, row, sub);
+        if constexpr (D::HAS_MIN && !NESTED_OFFSETS) min = D::min(s, row, sub);
         if constexpr (QG_ZERO_POINTS)
             min -= (float)(RAW_BIAS + D::zero_point(s, row, sub)) * D::scale(s, row, sub);
         else if constexpr (RAW_BIAS != 0)
@@ -63,7 +84,7 @@ struct Raw : D {
     // Operands whose product with X is that beginning, for sums whose codes are lifted by `lift`; or, where there is a
     // minimum, Σx.
     QG_DEVICE constexpr u32 constant_pair(u32 lift) {
-        if constexpr (HAS_MIN) return RAW_ONE;
+        if constexpr (HAS_MIN || NESTED_OFFSETS) return RAW_ONE;
         else return raw_minus(D::OFFSET << lift);
     }
 };

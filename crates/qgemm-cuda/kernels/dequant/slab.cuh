@@ -125,7 +125,12 @@ struct ScalePlane {
     // The records of row `row` of the tile, whoever holds its codes, as those of the lane's first row.
     QG_DEVICE void load_row(ScalePlane& plane, const u8* slab, u32 row) {
         const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_CLASS_V ? row : row % 8 * 2 + row / 8;
-        load_record<ROW_BYTES, FromGlobal>(slab + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
+        load_one<FromGlobal>(plane, slab, record);
+    }
+    // The same of record `record`, in the order in which they are stored.
+    template <class From>
+    QG_DEVICE void load_one(ScalePlane& plane, const u8* slab, u32 record) {
+        load_record<ROW_BYTES, From>(slab + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
     }
 
     // Leaves the first `bytes` out of a record of at most four.
@@ -160,6 +165,8 @@ struct NoPlane {
     QG_DEVICE void load_row(T&&...) {}
     template <class... T>
     QG_DEVICE void skip(T&&...) {}
+    template <class From, class... T>
+    QG_DEVICE void load_one(T&&...) {}
     template <class From, class... T>
     QG_DEVICE void load_scales(T&&...) {}
     template <class From, class... T>

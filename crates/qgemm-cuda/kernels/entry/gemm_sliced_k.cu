@@ -7,11 +7,14 @@
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 
-// A warp's slabs of W, and afterwards its sums.
-union WarpMemory {
-    WWarpRing ring;
-    WarpSums sums;
+// A warp's slabs of W, and afterwards its sums; and its scales.
+struct SlabsOrSums {
+    union {
+        WWarpRing ring;
+        WarpSums sums;
+    };
 };
+struct WarpMemory : SlabsOrSums, ScaleTableOfWarp {};
 struct SharedStorage {
     XSliceRing x[SLICES];
     WarpMemory w[QG_THREADS / 32];
@@ -48,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
         cp_async_commit_group();
     }
 
-    const XCursor cursor = slab_cursor(lane);
+    const XCursor cursor = XCursor::of_lane_in_steps(lane);
+    const Constants constants = Constants::make(lane);
     Sums sums = {};
     u32 at = 0;
 #pragma unroll 1
@@ -62,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
             XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, lane);
+        multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, constants, shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 

@@ -1,6 +1,7 @@
 // Sums over a sub-block (no more than a slab) on matrix instructions, and what the sub-block's scale and minimum make of
 // them: acc += scale * (codes · X) + min * Σx, all in units of the operands (`FROM_UNITS`).
 #pragma once
+#include "atoms/warp.cuh"
 #include "mainloop/mma_operand.cuh"
 
 // A span is the chunks whose operands are at hand together: those of a sub-block, at least one.
@@ -22,33 +23,56 @@ QG_DEVICE void load_operand(u32 (&a)[4], const Slab& slab, u32 span, u32 step) {
 // Sums of raw codes are kept apart by their lift.
 constexpr u32 PARTS = 2;
 QG_DEVICE constexpr u32 part_of(u32 step) { return raw_lift(step % STEPS) / LIFT; }
-constexpr float PART_FACTOR[PARTS] = {1.0f, LIFTED};
+QG_DEVICE constexpr float part_factor(u32 part) { return part == 0 ? 1.0f : LIFTED; }
+constexpr bool NESTED_OFFSETS = Operands::Format::NESTED_OFFSETS;
+constexpr float CODE_BIAS = RAW_BIAS;
 // Codes' common offset times Σx is what the sums begin with.
-constexpr bool SUMS_BEGIN_WITH_X = !Operands::HAS_MIN;
+constexpr bool SUMS_BEGIN_WITH_X = !Operands::HAS_MIN && !NESTED_OFFSETS;
 QG_DEVICE constexpr u32 constant_pair(u32 first_step) {
     return Operands::Format::constant_pair(raw_lift(first_step % STEPS));
 }
 #else
 constexpr u32 PARTS = 1;
 QG_DEVICE constexpr u32 part_of(u32) { return 0; }
-constexpr float PART_FACTOR[PARTS] = {1.0f};
-constexpr bool SUMS_BEGIN_WITH_X = false;
+QG_DEVICE constexpr float part_factor(u32) { return 1.0f; }
+constexpr float CODE_BIAS = 0;
+constexpr bool NESTED_OFFSETS = false, SUMS_BEGIN_WITH_X = false;
 QG_DEVICE constexpr u32 constant_pair(u32) { return ONE_PAIR; }
 #endif
 
 constexpr bool TAKES_SUMS_OF_X = Operands::HAS_MIN || SUMS_BEGIN_WITH_X;
+
+// Operands of constants, one for each part. The compiler must not see that they are constants: it would make their four registers
+// anew for every instruction.
+struct Constants {
+    u32 a[PARTS][4];
+
+    QG_DEVICE Constants make(u32 lane) {
+        Constants c = {};
+        if constexpr (!TAKES_SUMS_OF_X) return c;
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) c.a[part_of(step)][i] = constant_pair(step);
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) c.a[part][i] ^= shfl_idx_u32(lane, part * 4 + i) ^ (part * 4 + i);
+        return c;
+    }
+};
 
 // Each token's Σx over the columns of a sum, times a constant, as the D registers of one instruction (all rows alike).
 struct SumOfX {
     float value[4];
 
     // `b` are the B operands of the span's steps.
-    QG_DEVICE SumOfX of(const u32 (&b)[SPAN_STEPS][2], u32 sum) {
+    QG_DEVICE SumOfX of(const Constants& constants, const u32 (&b)[SPAN_STEPS][2], u32 sum) {
         SumOfX x = {};
         if constexpr (!TAKES_SUMS_OF_X) return x;
-        const u32 one = constant_pair(sum * SUM_STEPS), ones[4] = {one, one, one, one};
 #pragma unroll
-        for (u32 i = 0; i < SUM_STEPS; i++) mma_step(x.value, ones, b[sum * SUM_STEPS + i]);
+        for (u32 i = 0; i < SUM_STEPS; i++)
+            mma_step(x.value, constants.a[part_of(sum * SUM_STEPS)], b[sum * SUM_STEPS + i]);
         return x;
     }
 };
@@ -64,9 +88,19 @@ struct SumFactors {
         for (u32 row = 0; row < 2; row++) {
             const float scale = Operands::scale(slab, row, sub);
 #pragma unroll
-            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = part == 0 ? scale : scale * PART_FACTOR[part];
+            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = part == 0 ? scale : scale * part_factor(part);
             f.min[row] = Operands::min(slab, row, sub);
         }
+        return f;
+    }
+
+    // Of a sum of which all codes are lifted alike, where `scale` makes up for that.
+    QG_DEVICE SumFactors of_scales(const float (&scale)[2]) {
+        SumFactors f = {};
+#pragma unroll
+        for (u32 row = 0; row < 2; row++)
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = scale[row];
         return f;
     }
 };

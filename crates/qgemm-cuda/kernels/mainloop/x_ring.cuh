@@ -46,10 +46,10 @@ struct XCursor {
         ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
-    // The B operands of steps `step` and `step` + 1 for token tile 0, of a cursor of steps.
-    QG_DEVICE void load_two_steps(const XCursor& cursor, const XStage& stage, u32 step, u32 (&b)[2][2]) {
+    // The B operands of steps `step` and `step` + 1 for token tile `tt`, of a cursor of steps.
+    QG_DEVICE void load_two_steps(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2][2]) {
         u32 words[4];
-        ldmatrix_x4(words, row_of(cursor, stage, step));
+        ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
     // The same for token tile `tt` alone.

@@ -270,7 +270,7 @@ impl Instance {
             Shape::SlicedK { row_tiles, warps, stages, .. } => {
                 let x = self.tile_m * self.layout.slab_k as u32 * self.engine.x_bytes();
                 let w = row_tiles * self.layout.slab_bytes as u32;
-                let of_warp = (stages * w).max(self.warp_sums_bytes(row_tiles));
+                let of_warp = (stages * w).max(self.warp_sums_bytes(row_tiles)) + self.scale_table_bytes(row_tiles);
                 self.threads / 32 * (stages * x / warps + of_warp) + FLAG
             }
             Shape::Gemm { .. } => {
@@ -311,6 +311,12 @@ impl Instance {
         let rows = row_tiles * self.tile_rows();
         // Sums of the tokens, and a factor and a bias of each row.
         warps * (staged * (rows + SUM_PADDING) + 2 * rows) * 4
+    }
+
+    /// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`.
+    fn scale_table_bytes(&self, row_tiles: u32) -> u32 {
+        let slab_k = self.layout.slab_k as u32;
+        if slab_k > 128 { row_tiles * self.tile_rows() * (slab_k / self.format.sub_block as u32) * 4 } else { 0 }
     }
 
     /// `sizeof(WarpSums)` in `epilogue/sliced_k.cuh`.

@@ -49,14 +49,15 @@ const TILES: [Tile; 2] = [tile(8, &BLOCKS, (180, 920)), tile(16, &BLOCKS_16, (18
 /// For weights of up to six bits, of which a block reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
 /// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
 const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (160, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
-/// For slabs of 256 columns, whose nested scales take as many instructions as their codes, and registers: eight warps an SM
-/// before sixteen (14336 x 4096, 8 tokens, on an H200: Q4_K 11.5 for 12.7 µs, Q6_K 16.7 for 17.7; 16 tokens, for kernels of larger
-/// tiles, Q4_K 14.9 for 17.4, Q6_K 19.9 for 21.7).
-const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (140, 900)), tile(16, &LONG_BLOCKS_16, (140, 800))];
+/// For slabs of 256 columns, whose nested scales take instructions and registers beside their codes: eight warps an SM before
+/// sixteen. The shares are Q4_K's; others have `long_slab_share` of them.
+const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (165, 920)), tile(16, &LONG_BLOCKS_16, (185, 800))];
 const LONG_BLOCKS: [Block; 7] = [LONE_WARPS, block(2, 1, 4, 2), BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4]];
 const LONG_BLOCKS_16: [Block; 2] = [block(2, 2, 3, 2), block(2, 2, 2, 2)];
-/// Three blocks an SM, for weights that have many more rows (28672 x 8192, 8 tokens, Q4_K: 37.3 for 41.0 µs).
-const WIDE_LONG_SLAB_TILES: [Tile; 1] = [tile(8, &[block(2, 1, 4, 3)], (200, 950))];
+/// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three blocks an SM for 8 tokens, and for 16 blocks of 128
+/// rows, which read half of the activations (43 for 50 µs).
+const WIDE_LONG_SLAB_TILES: [Tile; 2] =
+    [tile(8, &[block(2, 1, 4, 3)], (175, 950)), tile(16, &[block(4, 2, 2, 2)], (210, 900))];
 
 /// Slabs in the rings: most, and fewest. As many as there is room for, also because a block more on an SM than was meant is
 /// slower: the next kernel's blocks, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
@@ -74,7 +75,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
         blocks_per_sm: block.blocks_per_sm,
         shape: Shape::SlicedK { row_tiles: block.row_tiles, warps: block.warps, stages },
         layout: layout.clone(),
-        efficiency: tile.efficiency,
+        efficiency: (tile.efficiency.0 * long_slab_share(layout) / 100, tile.efficiency.1),
     };
     // A block's memory counts with the 1 KiB that the system keeps of it.
     let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
@@ -99,6 +100,18 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     tiles.iter().chain(wide).filter_map(instance).collect()
 }
 
+/// What kernels of long slabs reach of Q4_K's arithmetic, per cent: codes of two planes or looked up, and twice the scales, take
+/// more instructions (measured on an H200).
+fn long_slab_share(layout: &PackedLayout) -> u32 {
+    let format = layout.format();
+    match () {
+        () if layout.slab_k <= 128 => 100,
+        () if !format.encoding.is_integer() => 60,
+        () if format.code_planes.len() > 1 || format.sub_block == 16 => 85,
+        () => 100,
+    }
+}
+
 /// Whether the kernel has more values at hand than registers (`kernels.lock` shows no spills of the others).
 fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block: &Block) -> bool {
     let format = layout.format();
@@ -106,7 +119,12 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     // Eight warps on an SM have all the registers that instructions can name.
     if block.warps * block.slices * block.blocks_per_sm <= 8 {
-        return tile_m == 16 && has_many_scales && x == DType::BF16;
+        let is_long_of_16 = layout.slab_k > 128 && format.sub_block == 16;
+        let one_too_many = match (format.code_bits(), variant, x) {
+            (2, Variant::Sm80, DType::BF16) | (3, Variant::Sm80, DType::F16) | (3, Variant::Sm90, DType::BF16) => true,
+            _ => block.row_tiles == 4,
+        };
+        return tile_m == 16 && is_long_of_16 && one_too_many;
     }
     match (block.row_tiles, block.blocks_per_sm) {
         // Sums of X stand beside those of the codes.
@@ -114,7 +132,9 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
             let has_tight_scales = format.sub_block == 16 || x == DType::BF16 && format.sub_block == 32;
             tile_m == 16 && (is_scaled_integers(format) || has_tight_scales && !layout.scales.is_empty())
         }
-        (2, 2) if block.slices == 3 => tile_m == 16 && format.sub_block == 16,
+        (2, 2) if block.slices == 3 => {
+            tile_m == 16 && (format.sub_block == 16 || x == DType::BF16 && has_minimums(format) && layout.slab_k > 128)
+        }
         // For Blackwell the compiler takes a few registers more.
         (2, 2) if format.code_planes.len() > 1 && has_minimums(format) && variant == Variant::Sm120 => {
             tile_m == 16 && x == DType::BF16

@@ -1,0 +1,78 @@
+// Scales of a warp's rows in f32, in shared memory, of formats that nest them. One lane makes those of a row, where the four
+// that hold its codes would each make all.
+#pragma once
+#include "mainloop/row_tiles.cuh"
+#include "mainloop/sub_block_sum.cuh"
+
+// Formats with slabs of 256 columns nest their scales.
+constexpr bool HAS_SCALE_TABLE = QG_SLAB_K > 128;
+
+// A row has units of four scales.
+template <u32 UNITS>
+struct ScaleTable {
+    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in slabs of 256");
+    // Rows stand in the order of their records. Units of neighbouring rows change places, so that those that are read or written
+    // together lie in different banks.
+    f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
+
+    QG_DEVICE constexpr u32 place(u32 record, u32 unit) { return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS); }
+
+    // By all lanes of a warp; they see it after a barrier.
+    QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES], u32 lane) {
+        constexpr u32 TILES_AT_ONCE = 32 / QG_TILE_ROWS;
+        const u32 record = lane % QG_TILE_ROWS;
+#pragma unroll
+        for (u32 first = 0; first < ROW_TILES; first += TILES_AT_ONCE) {
+            const u32 row_tile = first + lane / QG_TILE_ROWS;
+            if (first + TILES_AT_ONCE > ROW_TILES && row_tile >= ROW_TILES) break;
+            Slab slab;
+            Slab::Scales0::load_one<FromShared>(slab.scales0, w[row_tile], record);
+            Slab::Scales1::load_one<FromShared>(slab.scales1, w[row_tile], record);
+#pragma unroll
+            for (u32 unit = 0; unit < UNITS; unit++) {
+                float v[4];
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) v[i] = scale_of_sum(slab, unit * 4 + i);
+                st_shared(&table.scale[row_tile][place(record, unit)], {v[0], v[1], v[2], v[3]});
+            }
+        }
+    }
+
+    // A sub-block's scale for the sum of its raw codes, all of which are lifted alike.
+    QG_DEVICE float scale_of_sum(const Slab& slab, u32 sub) {
+        return Operands::scale(slab, 0, sub) * part_factor(part_of(sub * SUM_STEPS));
+    }
+};
+
+struct NoScaleTable {
+    template <class... T>
+    QG_DEVICE void make(T&&...) {}
+};
+template <bool PRESENT>
+struct ScaleTableOrNone {
+    using type = NoScaleTable;
+};
+template <>
+struct ScaleTableOrNone<true> {
+    using type = ScaleTable<QG_SLAB_K / QG_SUB_BLOCK / 4>;
+};
+using ScaleTableOfWarp = ScaleTableOrNone<HAS_SCALE_TABLE>::type;
+
+// Scales of a lane's two rows of each tile, four sub-blocks at a time.
+struct ScaleUnit {
+    float value[ROW_TILES][2][4];
+
+    template <u32 UNITS>
+    QG_DEVICE void load(ScaleUnit& scales, const ScaleTable<UNITS>& table, u32 unit, u32 lane) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 row = 0; row < 2; row++) {
+                const f32x4 v = ld_shared(&table.scale[rt][ScaleTable<UNITS>::place(lane / 4 * 2 + row, unit)]);
+                const float four[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) scales.value[rt][row][i] = four[i];
+            }
+    }
+    QG_DEVICE void load(ScaleUnit&, const NoScaleTable&, u32, u32) {}
+};
