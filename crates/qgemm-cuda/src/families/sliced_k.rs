@@ -57,7 +57,7 @@ const LONG_BLOCKS_16: [Block; 2] = [block(2, 2, 3, 2), block(2, 2, 2, 2)];
 /// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three blocks an SM for 8 tokens, and for 16 blocks of 128
 /// rows, which read half of the activations (43 for 50 µs).
 const WIDE_LONG_SLAB_TILES: [Tile; 2] =
-    [tile(8, &[block(2, 1, 4, 3)], (175, 950)), tile(16, &[block(4, 2, 2, 2)], (210, 900))];
+    [tile(8, &[block(2, 1, 4, 3)], (183, 950)), tile(16, &[block(4, 2, 2, 2)], (210, 900))];
 
 /// Slabs in the rings: most, and fewest. As many as there is room for, also because a block more on an SM than was meant is
 /// slower: the next kernel's blocks, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
