@@ -13,6 +13,9 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
+#if QG_KEEPS_WORK
+    KeptWork work[QG_WARPS_N];
+#endif
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -44,18 +47,22 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 
-    Feeder feeder = Feeder::start(p, pipeline, thread);
+#if QG_KEEPS_WORK
+    KeptWork& kept = shared.work[warp];
+#else
+    KeptWork kept;
+#endif
+    Feeder feeder = Feeder::start(p, pipeline, kept.ahead, thread);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, params, i % CHUNKS, i, thread);
+    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, params, i % CHUNKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
-    TileWork work;
-    WorkList list = WorkList::of_block(p);
+    Kept<WorkList>::put(kept.list, WorkList::of_block(p), lane);
     Position at = {};
-    while (WorkList::next(list, p, work)) {
+    while (KeptWork::next(kept, p, lane)) {
         Sums sums = {};
 #pragma unroll 1
-        for (u32 slab = work.end - work.begin; slab > 0; slab--) {
+        for (u32 slab = KeptWork::slabs(kept); slab > 0; slab--) {
             Slab slabs[ROW_TILES];
 #pragma unroll
             for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
@@ -65,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
                     if (step != 0) return;
                     const XPosition free = Position::two_chunks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
-                    Feeder::copy(feeder, pipeline, params, (chunk + AHEAD) % CHUNKS, free.x, thread);
+                    Feeder::copy(feeder, pipeline, kept.ahead, params, (chunk + AHEAD) % CHUNKS, free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
@@ -73,6 +80,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
             }
             Position::next_slab(at);
         }
+        const TileWork work = Kept<TileWork>::take(kept.tile);
         if (work.contributors > 1 && !add_partial_sums(sums, p, work, thread, &shared.last)) continue;
         store_tile(sums, p, work, shared.staging[warp], warp, lane);
     }

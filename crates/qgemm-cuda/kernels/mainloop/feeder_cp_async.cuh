@@ -4,6 +4,7 @@
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/kept.cuh"
+#include "mainloop/kept_work.cuh"
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
 
@@ -75,7 +76,6 @@ static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.
 struct Feeder {
-    WorkList list;
     // Slabs of the present tile that are still to be copied; none when there is no more work.
     u32 slabs;
     // The next stage of W, and the lane's place in the first.
@@ -86,20 +86,23 @@ struct Feeder {
     u32 w_pitch;
     XSource x;
 
-    QG_DEVICE Feeder start(const GemmParams& p, Pipeline& pipeline, u32 thread) {
+    QG_DEVICE Feeder start(const GemmParams& p, Pipeline& pipeline, Kept<WorkList>& ahead, u32 thread) {
         Feeder f;
-        f.list = WorkList::of_block(p);
+        Kept<WorkList>::put(ahead, WorkList::of_block(p), thread % 32);
         f.w_at = 0;
         f.w_target = kept(shared_address(pipeline.w[0].slab[thread / 32 * ROW_TILES]) + thread % 32 * 16);
         f.x.target = kept(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
-        next_tile(f, p, thread);
+        next_tile(f, p, ahead, thread);
         return f;
     }
 
-    QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, u32 thread) {
+    // `ahead` is what follows the present tile.
+    QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, Kept<WorkList>& ahead, u32 thread) {
+        WorkList list = Kept<WorkList>::take(ahead);
         TileWork work;
         f.slabs = 0;
-        if (!WorkList::next(f.list, p, work)) return;
+        if (!WorkList::next(list, p, work)) return;
+        Kept<WorkList>::put(ahead, list, thread % 32);
         f.slabs = work.end - work.begin;
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
         f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
@@ -108,13 +111,14 @@ struct Feeder {
     }
 
     // Starts copying the next chunk, the `chunk`-th of its slab, to stage `stage` of X.
-    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 stage, u32 thread) {
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const FedGemmParams& params, u32 chunk, u32 stage,
+                        u32 thread) {
         const GemmParams& p = params.gemm;
         if (f.slabs == 0) return;
         if (chunk == 0) copy_w(f, thread % 32);
         XSource::copy(f.x, p, stage, thread);
         cp_async_mbarrier_arrive(&pipeline.full[stage]);
-        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, p, thread);
+        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, p, ahead, thread);
     }
 
     QG_DEVICE void copy_w(Feeder& f, u32 lane) {

@@ -3,13 +3,13 @@
 #pragma once
 #include "atoms/tma.cuh"
 #include "mainloop/fed_params.cuh"
+#include "mainloop/kept_work.cuh"
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.
 struct Feeder {
-    WorkList list;
     // Slabs of the present tile that are still to be copied; none when there is no more work.
     u32 slabs;
     // The next stage of W.
@@ -18,18 +18,21 @@ struct Feeder {
     const u8* w[ROW_TILES];
     u32 token, column;
 
-    QG_DEVICE Feeder start(const GemmParams& p, Pipeline&, u32 thread) {
+    QG_DEVICE Feeder start(const GemmParams& p, Pipeline&, Kept<WorkList>& ahead, u32 thread) {
         Feeder f;
-        f.list = WorkList::of_block(p);
+        Kept<WorkList>::put(ahead, WorkList::of_block(p), thread % 32);
         f.w_at = 0;
-        next_tile(f, p, thread);
+        next_tile(f, p, ahead, thread);
         return f;
     }
 
-    QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, u32 thread) {
+    // `ahead` is what follows the present tile.
+    QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, Kept<WorkList>& ahead, u32 thread) {
+        WorkList list = Kept<WorkList>::take(ahead);
         TileWork work;
         f.slabs = 0;
-        if (!WorkList::next(f.list, p, work)) return;
+        if (!WorkList::next(list, p, work)) return;
+        Kept<WorkList>::put(ahead, list, thread % 32);
         f.slabs = work.end - work.begin;
         f.token = work.m_tile * QG_TILE_M;
         f.column = work.begin * QG_SLAB_K;
@@ -39,7 +42,8 @@ struct Feeder {
     }
 
     // Asks for the next chunk, the `chunk`-th of its slab, for stage `stage` of X.
-    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, const FedGemmParams& params, u32 chunk, u32 stage, u32 thread) {
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const FedGemmParams& params, u32 chunk, u32 stage,
+                        u32 thread) {
         if (f.slabs == 0) return;
         if (thread % 32 == 0) {
             u64* full = &pipeline.full[stage];
@@ -54,7 +58,7 @@ struct Feeder {
             for (u32 rt = 0; rt < ROW_TILES; rt++) f.w[rt] += QG_SLAB_BYTES;
         }
         f.column += CHUNK_K;
-        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, params.gemm, thread);
+        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, params.gemm, ahead, thread);
     }
 
     QG_DEVICE void copy_w(const Feeder& f, Pipeline& pipeline, u64* full, u32 thread) {

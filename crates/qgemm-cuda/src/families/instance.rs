@@ -243,6 +243,15 @@ impl Instance {
             && self.format.code_bits() <= mantissa_bits
     }
 
+    /// Whether what warps work on is kept in shared memory (`mainloop/kept_work.cuh`): kernels of 128 tokens that have too few
+    /// registers for it on Ampere.
+    pub(crate) fn keeps_work(&self) -> bool {
+        const ALWAYS: &[&str] = &["int2_g64", "int3_g32", "int3_g64", "int8_g32", "q8_0"];
+        const WITH_F16: &[&str] = &["int2_g32", "int4_g32", "iq4_nl", "q4_0", "q5_0"];
+        let needs = ALWAYS.contains(&self.format.name) || self.x == DType::F16 && WITH_F16.contains(&self.format.name);
+        matches!(self.shape, Shape::Ring(_)) && self.variant == Variant::Sm80 && self.tile_m >= 128 && needs
+    }
+
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
     /// `mainloop/fed_params.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {
@@ -261,6 +270,8 @@ impl Instance {
     pub(crate) fn shared_bytes(&self) -> u32 {
         const FLAG: u32 = 4;
         const BARRIER: u32 = 8;
+        // A tile and two lists.
+        const KEPT_WORK: u32 = 32 + 2 * 16;
         let row = |chunks: u32| chunks * (self.chunk_k() + self.chunk_padding()) * self.engine.x_bytes() + X_PADDING;
         let bytes = match self.shape {
             Shape::Gemv { x_slabs, row_tiles, .. } => {
@@ -286,7 +297,8 @@ impl Instance {
                 let x = ring.x_stages * self.x_stage_bytes();
                 let w = ring.w_stages(&self.layout) * ring.warps * ring.row_tiles * self.layout.slab_bytes as u32;
                 let barriers = ring.x_stages * 2 * BARRIER;
-                x + w + barriers + self.staging_bytes(ring.warps, ring.row_tiles) + FLAG
+                let kept = if self.keeps_work() { ring.warps * KEPT_WORK } else { 0 };
+                x + w + barriers + self.staging_bytes(ring.warps, ring.row_tiles) + kept + FLAG
             }
             Shape::Warpgroup(shape) => {
                 let x = shape.stages * shape.stage_chunks * self.x_stage_bytes();

@@ -27,6 +27,7 @@ pub(super) fn print(instance: &Instance) -> String {
         ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
         ("QG_USE_MMA", u32::from(instance.engine == Engine::Mma)),
         ("QG_RAW_CODES", u32::from(instance.takes_raw_codes())),
+        ("QG_KEEPS_WORK", u32::from(instance.keeps_work())),
         ("QG_X_DTYPE", dtype_code(instance.x)),
         ("QG_PLAIN_DTYPE", plain),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
