@@ -136,6 +136,8 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
 fn spills(instance: &Instance) -> bool {
     const ALWAYS: &[&str] = &["int3_g128", "q2_k", "q3_k"];
     const WITH_F16: &[&str] = &["iq4_xs", "q4_1", "q4_k", "q5_1"];
+    // Ada and Blackwell have room for few kernels of 128 tokens.
+    const LESS_SHARED: &[&str] = &["int2_g64"];
     const HOPPER_ALWAYS: &[&str] = &["int3_g32", "int4_g32", "q2_k", "q4_k", "q5_k"];
     const HOPPER_F16: &[&str] =
         &["int8_g32", "mxfp4", "q4_1", "q5_0", "q5_1", "fp8_e4m3_block128", "fp8_e5m2_block128"];
@@ -149,8 +151,10 @@ fn spills(instance: &Instance) -> bool {
         let of_type = if is_f16 { HOPPER_F16 } else { HOPPER_BF16 };
         return HOPPER_ALWAYS.contains(&name) || of_type.contains(&name);
     }
-    let on_others = ALWAYS.contains(&name) || name.ends_with("_block128") || is_f16 && WITH_F16.contains(&name);
-    on_others || instance.variant != Variant::Sm80 && name == "int2_g64"
+    ALWAYS.contains(&name)
+        || name.ends_with("_block128")
+        || is_f16 && WITH_F16.contains(&name)
+        || instance.variant != Variant::Sm80 && LESS_SHARED.contains(&name)
 }
 
 /// (tokens, row tiles a warp) of the kernels without matrix instructions: the largest that keep all sums in registers
