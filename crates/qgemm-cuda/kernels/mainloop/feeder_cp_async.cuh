@@ -98,11 +98,9 @@ struct Feeder {
 
     // `ahead` is what follows the present tile.
     QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, Kept<WorkList>& ahead, u32 thread) {
-        WorkList list = Kept<WorkList>::take(ahead);
         TileWork work;
         f.slabs = 0;
-        if (!WorkList::next(list, p, work)) return;
-        Kept<WorkList>::put(ahead, list, thread % 32);
+        if (!take_next(ahead, p, work, thread % 32)) return;
         f.slabs = work.end - work.begin;
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
         f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));

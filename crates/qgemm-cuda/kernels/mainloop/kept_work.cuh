@@ -50,6 +50,14 @@ struct Kept {
 };
 #endif
 
+// Takes the next piece of work off `kept`; false when there is none.
+QG_DEVICE bool take_next(Kept<WorkList>& kept, const GemmParams& p, TileWork& work, u32 lane) {
+    WorkList list = Kept<WorkList>::take(kept);
+    if (!WorkList::next(list, p, work)) return false;
+    Kept<WorkList>::put(kept, list, lane);
+    return true;
+}
+
 // A warp's own.
 struct KeptWork {
     Kept<TileWork> tile;
@@ -58,10 +66,8 @@ struct KeptWork {
 
     // Goes on to the next tile; false when there is none.
     QG_DEVICE bool next(KeptWork& kept, const GemmParams& p, u32 lane) {
-        WorkList list = Kept<WorkList>::take(kept.list);
         TileWork work;
-        if (!WorkList::next(list, p, work)) return false;
-        Kept<WorkList>::put(kept.list, list, lane);
+        if (!take_next(kept.list, p, work, lane)) return false;
         Kept<TileWork>::put(kept.tile, work, lane);
         return true;
     }

@@ -7,7 +7,7 @@
 // Formats with slabs of 256 columns nest their scales.
 constexpr bool HAS_SCALE_TABLE = QG_SLAB_K > 128;
 
-// A row has units of four scales.
+// A row has units of four scales; none where there is no table.
 template <u32 UNITS>
 struct ScaleTable {
     static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in slabs of 256");
@@ -44,19 +44,12 @@ struct ScaleTable {
     }
 };
 
-struct NoScaleTable {
+template <>
+struct ScaleTable<0> {
     template <class... T>
     QG_DEVICE void make(T&&...) {}
 };
-template <bool PRESENT>
-struct ScaleTableOrNone {
-    using type = NoScaleTable;
-};
-template <>
-struct ScaleTableOrNone<true> {
-    using type = ScaleTable<QG_SLAB_K / QG_SUB_BLOCK / 4>;
-};
-using ScaleTableOfWarp = ScaleTableOrNone<HAS_SCALE_TABLE>::type;
+using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_SLAB_K / QG_SUB_BLOCK / 4 : 0>;
 
 // Scales of a lane's two rows of each tile, four sub-blocks at a time.
 struct ScaleUnit {
@@ -74,5 +67,5 @@ struct ScaleUnit {
                 for (u32 i = 0; i < 4; i++) scales.value[rt][row][i] = four[i];
             }
     }
-    QG_DEVICE void load(ScaleUnit&, const NoScaleTable&, u32, u32) {}
+    QG_DEVICE void load(ScaleUnit&, const ScaleTable<0>&, u32, u32) {}
 };

@@ -88,7 +88,7 @@ struct SumFactors {
         for (u32 row = 0; row < 2; row++) {
             const float scale = Operands::scale(slab, row, sub);
 #pragma unroll
-            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = part == 0 ? scale : scale * part_factor(part);
+            for (u32 part = 0; part < PARTS; part++) f.scale[row][part] = scale * part_factor(part);
             f.min[row] = Operands::min(slab, row, sub);
         }
         return f;

@@ -8,7 +8,7 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Ring, Shape, class, has_minimums};
+use super::instance::{Engine, Instance, Ring, Shape, class, has_long_slabs, has_minimums};
 use super::{kernel, sliced_k, staging, sync_copy, warpgroup};
 
 /// The family.
@@ -113,7 +113,7 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
             engine: Engine::Mma,
             tile_m: tile.tile_m,
             threads: tile.ring.warps * 32,
-            blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || layout.slab_k > 128 {
+            blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || has_long_slabs(layout) {
                 1
             } else {
                 tile.blocks_per_sm

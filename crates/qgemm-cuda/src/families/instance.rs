@@ -61,6 +61,11 @@ pub(crate) fn is_scaled_integers(format: Format) -> bool {
     format.encoding.is_integer() && !format.scale_planes.is_empty()
 }
 
+/// Whether slabs have 256 columns: those of formats that nest their scales.
+pub(crate) fn has_long_slabs(layout: &PackedLayout) -> bool {
+    layout.slab_k > 128
+}
+
 /// The layout class that kernels of `variant` read.
 pub fn class(variant: Variant) -> PackClass {
     if variant == Variant::Sm70 { PackClass::V } else { PackClass::T }
@@ -327,8 +332,10 @@ impl Instance {
 
     /// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`.
     fn scale_table_bytes(&self, row_tiles: u32) -> u32 {
-        let slab_k = self.layout.slab_k as u32;
-        if slab_k > 128 { row_tiles * self.tile_rows() * (slab_k / self.format.sub_block as u32) * 4 } else { 0 }
+        if !has_long_slabs(&self.layout) {
+            return 0;
+        }
+        row_tiles * self.tile_rows() * (self.layout.slab_k / self.format.sub_block) as u32 * 4
     }
 
     /// `sizeof(WarpSums)` in `epilogue/sliced_k.cuh`.

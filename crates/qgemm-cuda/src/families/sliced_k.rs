@@ -5,7 +5,7 @@ use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, Shape, has_minimums, is_scaled_integers};
+use super::instance::{Engine, Instance, Shape, has_long_slabs, has_minimums, is_scaled_integers};
 
 /// How a block divides its work.
 #[derive(Clone, Copy, PartialEq)]
@@ -79,7 +79,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
     };
     // A block's memory counts with the 1 KiB that the system keeps of it.
     let fits = |i: &Instance| (i.shared_bytes() + 1024) * i.blocks_per_sm <= most_shared(variant) + 1024;
-    let is_long = layout.slab_k > 128;
+    let is_long = has_long_slabs(layout);
     let of_block = |tile: &Tile, block: &Block| {
         // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
         let needs_long =
@@ -105,7 +105,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
 fn long_slab_share(layout: &PackedLayout) -> u32 {
     let format = layout.format();
     match () {
-        () if layout.slab_k <= 128 => 100,
+        () if !has_long_slabs(layout) => 100,
         () if !format.encoding.is_integer() => 60,
         () if format.code_planes.len() > 1 || format.sub_block == 16 => 85,
         () => 100,
@@ -119,7 +119,7 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     let has_many_scales = has_minimums(format) && format.sub_block == 16;
     // Eight warps on an SM have all the registers that instructions can name.
     if block.warps * block.slices * block.blocks_per_sm <= 8 {
-        let is_long_of_16 = layout.slab_k > 128 && format.sub_block == 16;
+        let is_long_of_16 = has_long_slabs(layout) && format.sub_block == 16;
         let one_too_many = match (format.code_bits(), variant, x) {
             (2, Variant::Sm80, DType::BF16) | (3, Variant::Sm80, DType::F16) | (3, Variant::Sm90, DType::BF16) => true,
             _ => block.row_tiles == 4,
@@ -133,7 +133,8 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
             tile_m == 16 && (is_scaled_integers(format) || has_tight_scales && !layout.scales.is_empty())
         }
         (2, 2) if block.slices == 3 => {
-            tile_m == 16 && (format.sub_block == 16 || x == DType::BF16 && has_minimums(format) && layout.slab_k > 128)
+            tile_m == 16
+                && (format.sub_block == 16 || x == DType::BF16 && has_minimums(format) && has_long_slabs(layout))
         }
         // For Blackwell the compiler takes a few registers more.
         (2, 2) if format.code_planes.len() > 1 && has_minimums(format) && variant == Variant::Sm120 => {

@@ -6,7 +6,7 @@ use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::Variant;
 
 use super::gemm::most_shared;
-use super::instance::{Engine, Instance, Shape, Warpgroups};
+use super::instance::{Engine, Instance, Shape, Warpgroups, has_long_slabs};
 
 /// A tile: its tokens, how warps share its 128 rows and its K, and the shares of the arithmetic and bandwidth that an H200
 /// reaches with it, per mille.
@@ -73,7 +73,7 @@ pub(super) fn instances(format: Format, x: DType, layout: &PackedLayout) -> Vec<
     let shaped = |tile: &Tile, stages: u32| {
         let Division { row_tiles, warps, k_groups, stage_chunks } = best_division(tile, x, layout);
         let shape = Warpgroups { row_tiles, warps, k_groups, stage_chunks, stages };
-        let share = if layout.slab_k > 128 && tile.tile_m <= LONG_SLABS.0 { LONG_SLABS.1 } else { 100 };
+        let share = if has_long_slabs(layout) && tile.tile_m <= LONG_SLABS.0 { LONG_SLABS.1 } else { 100 };
         Instance {
             format,
             x,
