@@ -29,17 +29,6 @@ QG_DEVICE void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-// setmaxnreg, by all warps of a warpgroup: how many registers each of their threads has from here on. Multiples of 8 from 24
-// to 256; more must have been given back by others of the block, and are waited for.
-template <u32 COUNT>
-QG_DEVICE void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <u32 COUNT>
-QG_DEVICE void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): columns of 128 bytes along k (64
 // values of 16 bits), 1024 bytes from one group of eight columns to the next, in the 128-byte swizzle that TMA writes:
 // the 16-byte unit u of column c stands at u ^ (c % 8). The matrix starts at a multiple of 1024 bytes; steps along k

@@ -1,13 +1,9 @@
-// D[m, n] for any number of tokens on matrix instructions, Ampere and newer: W and X pass through rings of shared memory
+// D[m, n] for any number of tokens on matrix instructions, Ampere and Ada: W and X pass through rings of shared memory
 // that asynchronous copies fill; weights are made from their codes in registers, on the way to the instruction.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
-#if QG_VARIANT >= 90
-#include "mainloop/feeder_tma.cuh"
-#else
 #include "mainloop/feeder_cp_async.cuh"
-#endif
 #include "mainloop/warp_tile.cuh"
 
 struct SharedStorage {
@@ -37,15 +33,12 @@ QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm(const __grid_constant__ FedGemmParams params) {
-    const GemmParams& p = params.gemm;
+    qg_gemm(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     Pipeline& pipeline = shared.pipeline;
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     if (thread == 0) Pipeline::init(pipeline);
     block_barrier();
-    griddepcontrol_launch_dependents();
-    griddepcontrol_wait();
 
 #if QG_KEEPS_WORK
     KeptWork& kept = shared.work[warp];
@@ -54,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
 #endif
     Feeder feeder = Feeder::start(p, pipeline, kept.ahead, thread);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, params, i % CHUNKS, i, thread);
+    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, p, i % CHUNKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
     Kept<WorkList>::put(kept.list, WorkList::of_block(p), lane);
@@ -72,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
                     if (step != 0) return;
                     const XPosition free = Position::two_chunks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
-                    Feeder::copy(feeder, pipeline, kept.ahead, params, (chunk + AHEAD) % CHUNKS, free.x, thread);
+                    Feeder::copy(feeder, pipeline, kept.ahead, p, (chunk + AHEAD) % CHUNKS, free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);

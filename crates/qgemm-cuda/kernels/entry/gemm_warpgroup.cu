@@ -18,13 +18,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
-constexpr u32 FIRST_FEEDER = QG_CONSUMERS * QG_K_GROUPS;
-static_assert(QG_THREADS == FIRST_FEEDER + 128, "registers pass between whole warpgroups");
-
-// Registers of a feeding thread and of one that multiplies: together as many as the block starts with.
-constexpr u32 START_REGISTERS = 65536 / QG_BLOCKS_PER_SM / QG_THREADS / 8 * 8;
-constexpr u32 FEEDER_REGISTERS = 32;
-constexpr u32 CONSUMER_REGISTERS = (START_REGISTERS * QG_THREADS - FEEDER_REGISTERS * 128) / FIRST_FEEDER / 8 * 8;
+static_assert(FIRST_FEEDER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
 // All that warps of group GROUP do. It is no variable, so that their place in the ring is the same for all threads that execute
 // the code, and the compiler keeps it and the instructions' descriptors in uniform registers.
@@ -60,21 +54,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     if (thread == 0) Pipeline::init(shared.pipeline);
     block_barrier();
     griddepcontrol_launch_dependents();
+    using Registers = RegistersOf<32>;
     // By a shuffle, so that the compiler knows it to be the same for the whole warp.
     const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
     if (role < QG_K_GROUPS) {
-        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        Registers::take();
         griddepcontrol_wait();
         if (role == 0)
             consume<0>(shared, params.gemm, thread);
         else
             consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
     } else {
-        setmaxnreg_dec<FEEDER_REGISTERS>();
-        const u32 feeder = (thread - FIRST_FEEDER) / 32, lane = thread % 32;
-        if (feeder > 0)
-            feed_w(shared.pipeline, params.gemm, feeder - 1, lane);
-        else if (lane == 0)
-            feed_x(shared.pipeline, params);
+        Registers::give();
+        feed(shared.pipeline, params, thread - FIRST_FEEDER);
     }
 }

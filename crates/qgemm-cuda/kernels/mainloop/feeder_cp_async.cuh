@@ -8,11 +8,6 @@
 #include "mainloop/pipeline.cuh"
 #include "sched/split.cuh"
 
-// The kernel's parameter.
-struct FedGemmParams {
-    GemmParams gemm;
-};
-
 // 16-byte units of a slab.
 constexpr u32 W_UNITS = QG_SLAB_BYTES / 16;
 // Tokens of which the block copies a chunk at once, and how often it does so for a stage.
@@ -109,9 +104,8 @@ struct Feeder {
     }
 
     // Starts copying the next chunk, the `chunk`-th of its slab, to stage `stage` of X.
-    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const FedGemmParams& params, u32 chunk, u32 stage,
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const GemmParams& p, u32 chunk, u32 stage,
                         u32 thread) {
-        const GemmParams& p = params.gemm;
         if (f.slabs == 0) return;
         if (chunk == 0) copy_w(f, thread % 32);
         XSource::copy(f.x, p, stage, thread);

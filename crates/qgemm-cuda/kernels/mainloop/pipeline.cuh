@@ -13,10 +13,6 @@ static_assert(QG_X_STAGES >= 3, "a stage ahead");
 // Slabs of W are a warp's own: the one in use and those of all chunks on their way.
 static_assert(QG_W_STAGES == 1 + (AHEAD + CHUNKS - 1) / CHUNKS, "slabs for the chunks on their way");
 
-// Who arrives on a full stage: every thread with its own asynchronous copies; on Hopper and newer every warp, which has
-// told the barrier how many bytes the copy engine brings.
-constexpr u32 FEEDERS = QG_VARIANT >= 90 ? QG_THREADS / 32 : QG_THREADS;
-
 struct Pipeline {
     XStage x[QG_X_STAGES];
     WStage w[QG_W_STAGES];
@@ -27,12 +23,10 @@ struct Pipeline {
     QG_DEVICE void init(Pipeline& pipeline) {
 #pragma unroll
         for (u32 i = 0; i < QG_X_STAGES; i++) {
-            mbarrier_init(&pipeline.full[i], FEEDERS);
+            // Every thread arrives with its own asynchronous copies.
+            mbarrier_init(&pipeline.full[i], QG_THREADS);
             mbarrier_init(&pipeline.empty[i], QG_THREADS / 32);
         }
-#if QG_VARIANT >= 90
-        fence_mbarrier_init();
-#endif
     }
 };
 

@@ -1,7 +1,7 @@
 // A tile's product in one warp of a warpgroup: run by run through the ring, with weights of one chunk made while another is
 // multiplied.
 #pragma once
-#include "mainloop/warpgroup_pipeline.cuh"
+#include "mainloop/fed_pipeline.cuh"
 #include "mainloop/warpgroup_tile.cuh"
 
 // Chunks of tiles of rows whose instructions are under way at once: while those of one run, the weights of the next are made, in
@@ -67,7 +67,7 @@ struct Product {
                 if (chunk == 0) Slab::load_scales<FromShared>(slab[rt], bytes, lane);
                 if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
                 wgmma_wait_group<UNDER_WAY - 1>();
-                Pipeline::release(pipeline, product.read[turn], lane);
+                release(product, pipeline, turn, lane);
                 if constexpr (CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
                 start_chunk(product.sums.value[rt], product.operands[turn], slab[rt], chunk, pipeline.x[at.x][of_stage]);
                 const bool ends_chunk = rt == ROW_TILES - 1;
@@ -85,8 +85,13 @@ struct Product {
         wgmma_wait_group<0>();
 #pragma unroll
         for (u32 turn = 0; turn < UNDER_WAY; turn++) {
-            Pipeline::release(pipeline, product.read[turn], lane);
+            release(product, pipeline, turn, lane);
             product.read[turn] = QG_X_STAGES;
         }
+    }
+
+    // The instructions on the operands of turn `turn` are done. Beyond the last stage there is none.
+    QG_DEVICE void release(Product& product, Pipeline& pipeline, u32 turn, u32 lane) {
+        if (product.read[turn] < QG_X_STAGES) Pipeline::release(pipeline, product.read[turn], lane);
     }
 };

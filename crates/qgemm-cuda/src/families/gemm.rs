@@ -8,7 +8,7 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Ring, Shape, class, has_long_slabs, has_minimums};
+use super::instance::{Engine, Instance, Ring, STAGED, Shape, class, has_long_slabs, has_minimums};
 use super::{kernel, sliced_k, staging, sync_copy, warpgroup};
 
 /// The family.
@@ -24,15 +24,34 @@ struct Tile {
     tile_m: u32,
     ring: Ring,
     blocks_per_sm: u32,
-    /// Shares of what `mma.sync` reaches on an H200, of the tensor rate on Hopper's own kernels, and of bandwidth, per mille.
+    /// Shares of what `mma.sync` reaches on an H200, of the tensor rate on Hopper, and of bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
 const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
     // There, scales on f32 sums cost no more than scales on weights.
     let exact = tile_m as usize <= MOST_EXACT;
-    let ring = Ring { row_tiles: 2, warps, x_stages, exact };
+    let ring = Ring { row_tiles: 2, warps, x_stages, exact, staged: STAGED, fed: false };
     Tile { tile_m, ring, blocks_per_sm, efficiency }
+}
+
+const fn fed_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
+    let ring = Ring { row_tiles: 2, warps, x_stages: FED_STAGES.1, exact: false, staged: STAGED, fed: true };
+    Tile { tile_m, ring, blocks_per_sm: 1, efficiency }
+}
+
+/// Stages of fed rings: fewest, and most, of which as many are taken as there is room for.
+const FED_STAGES: (u32, u32) = (3, 6);
+
+impl Tile {
+    /// The rings that the tile may have, the best first.
+    fn rings(&self) -> Vec<Ring> {
+        if !self.ring.fed {
+            return vec![self.ring];
+        }
+        let with_stages = (FED_STAGES.0..=FED_STAGES.1).rev().map(|x_stages| Ring { x_stages, ..self.ring });
+        with_stages.chain([Ring { x_stages: FED_STAGES.0, staged: 1, ..self.ring }]).collect()
+    }
 }
 
 /// Tokens up to which the kernels with rings don't round weights.
@@ -49,11 +68,19 @@ const TILES: &[Tile] = &[
     tile(64, 8, 4, 1, (545, 500)),
     tile(128, 8, 4, 1, (685, 450)),
 ];
-/// What newer chips run with their copy engine, on one that can be had; warpgroups are faster there.
-const HOPPER_TILES: &[Tile] = &[tile(128, 8, 4, 1, (450, 450))];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
 const SMALL_TILES: &[Tile] =
     &[tile(8, 4, 5, 2, (60, 550)), tile(16, 4, 5, 2, (120, 530)), tile(64, 4, 3, 1, (330, 400))];
+/// Consumer Blackwell's, which has 100 KiB, too: eight warps where they fit. Up to 16 tokens are `gemm_sliced_k`'s.
+const FED_TILES: &[Tile] = &[
+    fed_tile(32, 8, (400, 560)),
+    fed_tile(64, 8, (640, 500)),
+    fed_tile(64, 4, (510, 450)),
+    fed_tile(128, 8, (745, 450)),
+    fed_tile(128, 4, (620, 450)),
+];
+/// One of them, on a chip that can be had; warpgroups are faster there.
+const HOPPER_TILES: &[Tile] = &[fed_tile(128, 8, (490, 450))];
 
 /// Most dynamic shared memory of a block (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 pub(super) fn most_shared(variant: Variant) -> u32 {
@@ -101,28 +128,34 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 
 /// The kernels with rings that fit the variant's shared memory.
 fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
-    // An A100 has room for the large tiles; other chips of its variant have not.
-    let (tiles, small) = if variant == Variant::Sm90 { (HOPPER_TILES, [].as_slice()) } else { (TILES, SMALL_TILES) };
+    let (tiles, small) = match variant {
+        Variant::Sm90 => (HOPPER_TILES, [].as_slice()),
+        Variant::Sm120 => (FED_TILES, [].as_slice()),
+        // An A100 has room for the large tiles; other chips of its variant have not.
+        _ => (TILES, SMALL_TILES),
+    };
+    let shaped = |tile: &Tile, ring: Ring| Instance {
+        format,
+        x,
+        variant,
+        engine: Engine::Mma,
+        tile_m: tile.tile_m,
+        threads: ring.threads(),
+        blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || has_long_slabs(layout) {
+            1
+        } else {
+            tile.blocks_per_sm
+        },
+        shape: Shape::Ring(ring),
+        layout: layout.clone(),
+        efficiency: tile.efficiency,
+    };
+    let fits = |instance: &Instance| instance.shared_bytes() <= most_shared(variant);
     tiles
         .iter()
         .chain(small)
-        .map(|tile| Instance {
-            format,
-            x,
-            variant,
-            engine: Engine::Mma,
-            tile_m: tile.tile_m,
-            threads: tile.ring.warps * 32,
-            blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || has_long_slabs(layout) {
-                1
-            } else {
-                tile.blocks_per_sm
-            },
-            shape: Shape::Ring(tile.ring),
-            layout: layout.clone(),
-            efficiency: tile.efficiency,
-        })
-        .filter(|instance| instance.shared_bytes() <= most_shared(variant) && !spills(instance))
+        .filter_map(|tile| tile.rings().into_iter().map(|ring| shaped(tile, ring)).find(fits))
+        .filter(|instance| !spills(instance))
         .map(|instance| {
             // So many have room beside each other; a block's memory counts with the 1 KiB that the system keeps of it.
             let beside = most_shared(variant) / (instance.shared_bytes() + 1024);
@@ -138,23 +171,25 @@ fn spills(instance: &Instance) -> bool {
     const WITH_F16: &[&str] = &["iq4_xs", "q4_1", "q4_k", "q5_1"];
     // Ada and Blackwell have room for few kernels of 128 tokens.
     const LESS_SHARED: &[&str] = &["int2_g64"];
-    const HOPPER_ALWAYS: &[&str] = &["int3_g32", "int4_g32", "q2_k", "q4_k", "q5_k"];
-    const HOPPER_F16: &[&str] =
-        &["int8_g32", "mxfp4", "q4_1", "q5_0", "q5_1", "fp8_e4m3_block128", "fp8_e5m2_block128"];
-    const HOPPER_BF16: &[&str] = &["int2_g32", "int4_g128", "nvfp4", "q4_0"];
+    const HOPPER_ALWAYS: &[&str] = &["int3_g32", "int3_g64", "int3_g128"];
+    const HOPPER_F16: &[&str] = &["q5_1"];
+    const HOPPER_BF16: &[&str] = &["int8_g128"];
     if instance.tile_m < 128 {
         return false;
     }
     let name = instance.format.name;
     let is_f16 = instance.x == DType::F16;
-    if instance.variant == Variant::Sm90 {
-        let of_type = if is_f16 { HOPPER_F16 } else { HOPPER_BF16 };
-        return HOPPER_ALWAYS.contains(&name) || of_type.contains(&name);
+    match instance.variant {
+        // The feeding warpgroup's registers suffice.
+        Variant::Sm120 => false,
+        Variant::Sm90 => HOPPER_ALWAYS.contains(&name) || if is_f16 { HOPPER_F16 } else { HOPPER_BF16 }.contains(&name),
+        variant => {
+            ALWAYS.contains(&name)
+                || name.ends_with("_block128")
+                || is_f16 && WITH_F16.contains(&name)
+                || variant != Variant::Sm80 && LESS_SHARED.contains(&name)
+        }
     }
-    ALWAYS.contains(&name)
-        || name.ends_with("_block128")
-        || is_f16 && WITH_F16.contains(&name)
-        || instance.variant != Variant::Sm80 && LESS_SHARED.contains(&name)
 }
 
 /// (tokens, row tiles a warp) of the kernels without matrix instructions: the largest that keep all sums in registers
@@ -174,11 +209,11 @@ fn is_in_range(instance: &Instance, op: &CheckedGemm) -> bool {
     !instance.rounds_weights() || (in_f16 && op.m > most_exact && op.n >= LEAST_ROUNDED_ROWS)
 }
 
-/// Whether the kernel can address the weight: those with rings reckon in 32 bits from a tile of rows to the next.
+/// Whether the kernel can address the weight: threads that copy reckon in 32 bits from a tile of rows to the next.
 fn reaches(instance: &Instance, op: &CheckedGemm) -> bool {
     let slabs = op.stored_k.div_ceil(instance.layout.slab_k);
     let tile_bytes = slabs.saturating_mul(instance.layout.slab_bytes);
-    !matches!(instance.shape, Shape::Ring(_)) || u32::try_from(tile_bytes).is_ok()
+    !matches!(instance.shape, Shape::Ring(Ring { fed: false, .. })) || u32::try_from(tile_bytes).is_ok()
 }
 
 /// Most blocks along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").

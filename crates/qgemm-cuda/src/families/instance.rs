@@ -105,7 +105,7 @@ pub(crate) enum Shape {
     },
     /// W and X pass through rings in shared memory to matrix instructions: Ampere and newer.
     Ring(Ring),
-    /// The same to warpgroups' matrix instructions, with a warpgroup of its own that fills the rings: Hopper.
+    /// The same to warpgroups' matrix instructions, with a warpgroup of its own that feeds them: Hopper.
     Warpgroup(Warpgroups),
 }
 
@@ -127,7 +127,7 @@ pub(crate) struct Warpgroups {
 impl Warpgroups {
     /// Threads of a block: the groups', and those that feed them.
     pub(super) fn threads(&self) -> u32 {
-        (self.warps * self.k_groups + 4) * 32
+        (self.warps * self.k_groups + FEEDING_WARPS) * 32
     }
 
     /// Runs of slabs of W that a block holds (`QG_W_STAGES`).
@@ -153,15 +153,29 @@ pub(crate) struct Ring {
     pub x_stages: u32,
     /// Whether scales act on f32 sums, so that no weight is rounded.
     pub exact: bool,
+    /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
+    pub staged: u32,
+    /// Whether a warpgroup of its own feeds the rings by the copy engine, Hopper and newer; the threads' own copies otherwise.
+    pub fed: bool,
 }
 
 impl Ring {
-    /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`).
+    /// Threads of a block: those that multiply, and those that feed them.
+    pub(super) fn threads(&self) -> u32 {
+        (self.warps + if self.fed { FEEDING_WARPS } else { 0 }) * 32
+    }
+
+    /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`). Threads that copy
+    /// leave a stage to the slowest of them.
     pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
         let chunks = (layout.slab_k / RING_CHUNK_K) as u32;
-        1 + (self.x_stages - 2).div_ceil(chunks)
+        let on_their_way = if self.fed { self.x_stages - 1 } else { self.x_stages - 2 };
+        1 + on_their_way.div_ceil(chunks)
     }
 }
+
+/// Warps of a warpgroup that feeds the others of its block.
+const FEEDING_WARPS: u32 = 4;
 
 /// Columns of a stage of X.
 pub(super) const RING_CHUNK_K: usize = 64;
@@ -193,8 +207,8 @@ const STAGE_K: u32 = 64;
 const SUM_PADDING: u32 = 4;
 /// Tokens of a matrix instruction.
 const MMA_TOKENS: u32 = 8;
-/// Tiles of so many tokens that pass through shared memory together on their way to D (`STAGED`).
-const STAGED: u32 = 2;
+/// Tiles of so many tokens that pass through shared memory together on their way to D, where there is room (`QG_STAGED`).
+pub(super) const STAGED: u32 = 2;
 
 impl Instance {
     pub(crate) fn family(&self) -> &'static str {
@@ -254,18 +268,31 @@ impl Instance {
         const ALWAYS: &[&str] = &["int2_g64", "int3_g32", "int3_g64", "int8_g32", "q8_0"];
         const WITH_F16: &[&str] = &["int2_g32", "int4_g32", "iq4_nl", "q4_0", "q5_0"];
         let needs = ALWAYS.contains(&self.format.name) || self.x == DType::F16 && WITH_F16.contains(&self.format.name);
-        matches!(self.shape, Shape::Ring(_)) && self.variant == Variant::Sm80 && self.tile_m >= 128 && needs
+        match self.shape {
+            Shape::Ring(ring) => ring.fed || self.variant == Variant::Sm80 && self.tile_m >= 128 && needs,
+            _ => false,
+        }
     }
 
     /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
     /// `mainloop/fed_params.cuh`).
     pub(crate) fn takes_x_map(&self) -> bool {
-        matches!(self.shape, Shape::Ring(_) | Shape::Warpgroup(_)) && self.variant >= Variant::Sm90
+        self.has_feeders()
+    }
+
+    /// Whether a warpgroup of the block feeds the others.
+    fn has_feeders(&self) -> bool {
+        match self.shape {
+            Shape::Ring(ring) => ring.fed,
+            Shape::Warpgroup(_) => true,
+            _ => false,
+        }
     }
 
     /// Threads that hold the sums of a tile in the end.
     pub(super) fn consumers(&self) -> u32 {
         match self.shape {
+            Shape::Ring(ring) => ring.warps * 32,
             Shape::Warpgroup(shape) => shape.warps * 32,
             _ => self.threads,
         }
@@ -303,7 +330,7 @@ impl Instance {
                 let w = ring.w_stages(&self.layout) * ring.warps * ring.row_tiles * self.layout.slab_bytes as u32;
                 let barriers = ring.x_stages * 2 * BARRIER;
                 let kept = if self.keeps_work() { ring.warps * KEPT_WORK } else { 0 };
-                x + w + barriers + self.staging_bytes(ring.warps, ring.row_tiles) + kept + FLAG
+                x + w + barriers + self.staging_bytes(ring.warps, ring.row_tiles, ring.staged) + kept + FLAG
             }
             Shape::Warpgroup(shape) => {
                 let x = shape.stages * shape.stage_chunks * self.x_stage_bytes();
@@ -311,7 +338,7 @@ impl Instance {
                 let w = shape.w_stages(&self.layout) * shape.warps * shape.row_tiles * run;
                 let barriers = shape.stages * 2 * BARRIER;
                 let exchange = (shape.k_groups - 1) * self.tile_m * self.tile_n() * 4;
-                x + w + barriers + self.staging_bytes(shape.warps, shape.row_tiles) + exchange + FLAG
+                x + w + barriers + self.staging_bytes(shape.warps, shape.row_tiles, STAGED) + exchange + FLAG
             }
         };
         bytes.next_multiple_of(SHARED_ALIGN)
@@ -323,8 +350,8 @@ impl Instance {
     }
 
     /// Bytes of `WarpStaging` of all warps.
-    fn staging_bytes(&self, warps: u32, row_tiles: u32) -> u32 {
-        let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(STAGED);
+    fn staging_bytes(&self, warps: u32, row_tiles: u32, staged: u32) -> u32 {
+        let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(staged);
         let rows = row_tiles * self.tile_rows();
         // Sums of the tokens, and a factor and a bias of each row.
         warps * (staged * (rows + SUM_PADDING) + 2 * rows) * 4
@@ -412,6 +439,9 @@ impl Instance {
                 let slices = self.threads / 32 / warps;
                 ("entry/gemm_sliced_k.cu", "qg_gemm_sliced_k", format!("_r{row_tiles}_w{warps}_k{slices}"))
             }
+            Shape::Ring(Ring { row_tiles, warps, fed: true, .. }) => {
+                ("entry/gemm_fed.cu", "qg_gemm_fed", format!("_r{row_tiles}_w{warps}_fed"))
+            }
             Shape::Ring(Ring { row_tiles, warps, exact, .. }) => {
                 let exact = if exact { "_exact" } else { "" };
                 ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
@@ -428,7 +458,7 @@ impl Instance {
             text: source::entry(entry),
             symbol,
             prelude: prelude::print(self),
-            arch_specific: matches!(self.shape, Shape::Warpgroup(_)),
+            arch_specific: self.has_feeders(),
         }
     }
 }

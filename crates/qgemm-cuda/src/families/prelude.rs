@@ -7,7 +7,7 @@ use qgemm_formats::Encoding;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_hal::abi::dtype_code;
 
-use super::instance::{Engine, Instance, Shape};
+use super::instance::{Engine, Instance, STAGED, Shape};
 
 /// Stands for "codes are not plain numbers" where an element type is expected.
 const NOT_PLAIN: u32 = 255;
@@ -68,7 +68,12 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_WARPS_N", ring.warps);
             constant("QG_X_STAGES", ring.x_stages);
             constant("QG_W_STAGES", ring.w_stages(layout));
-            constant("QG_EXACT", ring.exact.into());
+            constant("QG_STAGED", ring.staged);
+            if ring.fed {
+                constant("QG_STAGE_CHUNKS", 1);
+            } else {
+                constant("QG_EXACT", ring.exact.into());
+            }
         }
         Shape::Warpgroup(shape) => {
             constant("QG_ROW_TILES", shape.row_tiles);
@@ -77,6 +82,7 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_STAGE_CHUNKS", shape.stage_chunks);
             constant("QG_X_STAGES", shape.stages);
             constant("QG_W_STAGES", shape.w_stages(layout));
+            constant("QG_STAGED", STAGED);
         }
     }
     out

@@ -50,10 +50,12 @@ const TILES: [Tile; 2] = [tile(8, &BLOCKS, (180, 920)), tile(16, &BLOCKS_16, (18
 /// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
 const WIDE_TILES: [Tile; 2] = [tile(8, &WIDE_BLOCKS, (160, 950)), tile(16, &WIDE_BLOCKS, (170, 920))];
 /// For slabs of 256 columns, whose nested scales take instructions and registers beside their codes: eight warps an SM before
-/// sixteen. The shares are Q4_K's; others have `long_slab_share` of them.
+/// sixteen, and four where shared memory has room for no more (100 KiB: Ada, consumer Blackwell). The shares are Q4_K's; others
+/// have `long_slab_share` of them.
 const LONG_SLAB_TILES: [Tile; 2] = [tile(8, &LONG_BLOCKS, (165, 920)), tile(16, &LONG_BLOCKS_16, (185, 800))];
-const LONG_BLOCKS: [Block; 7] = [LONE_WARPS, block(2, 1, 4, 2), BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4]];
-const LONG_BLOCKS_16: [Block; 2] = [block(2, 2, 3, 2), block(2, 2, 2, 2)];
+const LONG_BLOCKS: [Block; 8] =
+    [LONE_WARPS, block(2, 1, 4, 2), BLOCKS[0], BLOCKS[1], BLOCKS[2], BLOCKS[3], BLOCKS[4], block(2, 1, 4, 1)];
+const LONG_BLOCKS_16: [Block; 4] = [block(2, 2, 3, 2), block(2, 2, 2, 2), block(2, 2, 2, 1), block(1, 4, 2, 1)];
 /// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three blocks an SM for 8 tokens, and for 16 blocks of 128
 /// rows, which read half of the activations (43 for 50 µs).
 const WIDE_LONG_SLAB_TILES: [Tile; 2] =
@@ -121,7 +123,9 @@ fn spills(layout: &PackedLayout, x: DType, variant: Variant, tile_m: u32, block:
     if block.warps * block.slices * block.blocks_per_sm <= 8 {
         let is_long_of_16 = has_long_slabs(layout) && format.sub_block == 16;
         let one_too_many = match (format.code_bits(), variant, x) {
-            (2, Variant::Sm80, DType::BF16) | (3, Variant::Sm80, DType::F16) | (3, Variant::Sm90, DType::BF16) => true,
+            _ if block.row_tiles == 1 => false,
+            (_, Variant::Sm120, _) | (3, Variant::Sm90, DType::BF16) => true,
+            (2, Variant::Sm80 | Variant::Sm89, DType::BF16) | (3, Variant::Sm80 | Variant::Sm89, DType::F16) => true,
             _ => block.row_tiles == 4,
         };
         return tile_m == 16 && is_long_of_16 && one_too_many;

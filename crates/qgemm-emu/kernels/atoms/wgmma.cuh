@@ -11,12 +11,6 @@ QG_DEVICE void wgmma_wait_group(QG_AT) {
     emu->wgmma_wait(N, file, line);
 }
 
-// Threads here have all registers that they want.
-template <u32 COUNT>
-QG_DEVICE void setmaxnreg_inc() {}
-template <u32 COUNT>
-QG_DEVICE void setmaxnreg_dec() {}
-
 QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
     const u64 leading = 1, stride = 1024 >> 4, swizzle_128 = 1;

@@ -2,7 +2,7 @@
 
 use super::block::{Block, Wait};
 use super::clock::Knowledge;
-use super::shared::Refused;
+use super::shared::{NO_NUMBER, Refused};
 use super::warpgroup::LaneShare;
 use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
@@ -176,7 +176,8 @@ impl Block<'_> {
     }
 
     /// `ldmatrix`: matrix i has its rows at the addresses of lanes 8 i to 8 i + 7; lane l gets the two elements of
-    /// row l / 4 from column 2 (l % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix").
+    /// row l / 4 from column 2 (l % 4) on, or of the transposed matrix (PTX ISA, "ldmatrix"). A row that nobody has written
+    /// is no numbers: as a token's, it spoils the sums of that token, which a kernel need not use.
     fn load_matrices(&mut self, warp: usize, count: usize, transposed: bool, site: Site) -> Result<(), Refused> {
         let caller = self.current;
         for matrix in 0..count {
@@ -186,8 +187,14 @@ impl Block<'_> {
                 let address = self.warps[warp].rows[lane];
                 self.current = warp * 32 + lane;
                 let offset = self.grid.shared.offset(address, 16, "ldmatrix reads")?;
-                self.grid.shared.read(offset, 16, self.current, &self.clocks)?;
                 self.note_shared(Doing::LoadsRows, site, self.current, offset, 16);
+                match self.grid.shared.read(offset, 16, self.current, &self.clocks) {
+                    Err((FaultKind::Unwritten, _)) => {
+                        row.fill(NO_NUMBER);
+                        continue;
+                    }
+                    result => result?,
+                }
                 let bytes = self.grid.shared.get(offset, 16);
                 for (element, pair) in row.iter_mut().zip(bytes.chunks_exact(2)) {
                     *element = u16::from_le_bytes([pair[0], pair[1]]);

@@ -13,6 +13,9 @@ const ALIGNMENT: usize = 1024;
 
 const WORD: usize = 4;
 
+/// What matrix instructions get where nobody has written: a NaN, in f16 as in bf16.
+pub(super) const NO_NUMBER: u16 = 0x7fff;
+
 /// More than one thread has read a cell.
 const MANY: u16 = u16::MAX;
 

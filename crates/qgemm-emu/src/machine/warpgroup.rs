@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::block::Block;
-use super::shared::Refused;
+use super::shared::{NO_NUMBER, Refused};
 use super::tensor_copy::Swizzle;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, NO_WORDS};
@@ -16,8 +16,8 @@ const K: usize = 16;
 const PART: usize = 4;
 /// What accumulators hold meanwhile.
 const POISON: f32 = f32::NAN;
-/// Two NaNs, in f16 as in bf16.
-const NO_NUMBERS: u32 = 0x7fff_7fff;
+/// Two of them.
+const NO_NUMBERS: u32 = (NO_NUMBER as u32) << 16 | NO_NUMBER as u32;
 
 /// One lane's share of an instruction.
 #[derive(Clone, Copy, Debug)]

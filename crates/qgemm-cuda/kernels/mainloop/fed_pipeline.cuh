@@ -1,7 +1,8 @@
-// The ring of a block that a warpgroup of its own feeds, on Hopper: as soon as a stage is free, the copy engine is asked for
-// its columns of X, and for the slabs of W that begin with it. The warpgroups that multiply wait for nothing but data.
+// The ring of a block that a warpgroup of its own feeds, on Hopper and newer: as soon as a stage is free, the copy engine is asked
+// for its columns of X, and for the slabs of W that begin with it. The warps that multiply wait for nothing but data.
 #pragma once
 #include "atoms/mbarrier.cuh"
+#include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
@@ -18,6 +19,25 @@ constexpr u32 RUN_SLABS = STAGE_CHUNKS > CHUNKS ? STAGE_CHUNKS / CHUNKS : 1;
 static_assert(SLAB_STAGES * STAGE_CHUNKS == RUN_SLABS * CHUNKS, "runs of slabs are whole stages");
 // A run is overwritten when the first stage of a later one is filled: by then its own last stage is done with.
 static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + SLAB_STAGES - 1) / SLAB_STAGES, "runs for all stages of X");
+
+// The first thread of the warpgroup that feeds.
+constexpr u32 FIRST_FEEDER = QG_THREADS - 128;
+
+// A feeding thread gives all registers but these to the threads that multiply.
+template <u32 FEEDER>
+struct RegistersOf {
+    static constexpr u32 START = 65536 / QG_BLOCKS_PER_SM / QG_THREADS / 8 * 8;
+    static constexpr u32 CONSUMER = (START * QG_THREADS - FEEDER * 128) / FIRST_FEEDER / 8 * 8;
+    // Few threads begin with as many as a thread can have.
+    static constexpr bool PASS = START < 248;
+
+    QG_DEVICE void take() {
+        if constexpr (PASS) setmaxnreg_inc<CONSUMER>();
+    }
+    QG_DEVICE void give() {
+        if constexpr (PASS) setmaxnreg_dec<FEEDER>();
+    }
+};
 
 struct WRuns {
     alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_SLABS * QG_SLAB_BYTES];
@@ -38,9 +58,8 @@ struct Pipeline {
         }
         fence_mbarrier_init();
     }
-    // A warp has read all that it wants of a stage. Beyond the last stage there is none.
+    // A warp has read all that it wants of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
-        if (stage >= QG_X_STAGES) return;
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
     }
@@ -153,4 +172,13 @@ QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lan
             w += RUN_SLABS * QG_SLAB_BYTES;
         }
     }
+}
+
+// All that the feeding warpgroup does; `thread` is the number in it.
+QG_DEVICE void feed(Pipeline& pipeline, const FedGemmParams& params, u32 thread) {
+    const u32 warp = thread / 32, lane = thread % 32;
+    if (warp > 0)
+        feed_w(pipeline, params.gemm, warp - 1, lane);
+    else if (lane == 0)
+        feed_x(pipeline, params);
 }

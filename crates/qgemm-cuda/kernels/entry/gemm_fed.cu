@@ -1,0 +1,76 @@
+// D[m, n] for more than a few tokens on chips with a copy engine (Hopper, consumer Blackwell), on matrix instructions of single
+// warps: a warpgroup of its own keeps W and X coming, so that the others do nothing but make weights and multiply them.
+#include "atoms/kept.cuh"
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/warp_store.cuh"
+#include "mainloop/fed_pipeline.cuh"
+#include "mainloop/kept_work.cuh"
+#include "mainloop/warp_tile.cuh"
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_WARPS_N];
+    KeptWork work[QG_WARPS_N];
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
+static_assert(STAGE_CHUNKS == 1, "a stage is multiplied as a whole");
+
+// sums += W · X over the next slab.
+QG_DEVICE void multiply_slab(Sums& sums, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
+    Slab slabs[ROW_TILES];
+#pragma unroll
+    for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+        mbarrier_wait(&pipeline.full[at.x], at.parity);
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            const u8* slab = pipeline.w[at.w].tile[rt] + first;
+            Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
+            if (chunk == 0 || CHUNKS > 2) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
+        }
+        accumulate_rounded(sums, slabs, chunk, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
+        Pipeline::release(pipeline, at.x, lane);
+        Position::next_stage(at);
+    }
+    Position::next_run(at);
+}
+
+QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
+    const u32 lane = thread % 32, warp = thread / 32;
+    const XCursor cursor = {kept(XCursor::of_lane(lane).offset)};
+    const u32 first = kept(warp * ROW_TILES * QG_SLAB_BYTES);
+    KeptWork& work = shared.work[warp];
+    Kept<WorkList>::put(work.list, WorkList::of_block(p), lane);
+    Position at = {};
+    while (KeptWork::next(work, p, lane)) {
+        Sums sums = {};
+#pragma unroll 1
+        for (u32 slabs = KeptWork::slabs(work); slabs > 0; slabs--)
+            multiply_slab(sums, shared.pipeline, at, cursor, first, lane);
+        const TileWork tile = Kept<TileWork>::take(work.tile);
+        if (tile.contributors > 1 && !add_partial_sums(sums, p, tile, thread, &shared.last)) continue;
+        // Once more, for the sums of others leave no registers for it.
+        store_tile(sums, p, Kept<TileWork>::take(work.tile), shared.staging[warp], warp, lane);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+    qg_gemm_fed(const __grid_constant__ FedGemmParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    block_barrier();
+    griddepcontrol_launch_dependents();
+    using Registers = RegistersOf<24>;
+    // By a shuffle, so that the compiler knows it to be the same for the whole warp.
+    if (shfl_idx_u32(thread / FIRST_FEEDER, 0) == 0) {
+        Registers::take();
+        griddepcontrol_wait();
+        consume(shared, params.gemm, thread);
+    } else {
+        Registers::give();
+        feed(shared.pipeline, params, thread - FIRST_FEEDER);
+    }
+}
