@@ -35,6 +35,11 @@ const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, effici
     Tile { tile_m, ring, blocks_per_sm, efficiency }
 }
 
+const fn tight_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
+    let ring = Ring { row_tiles: 2, warps, x_stages: 3, exact: false, staged: 1, fed: false };
+    Tile { tile_m, ring, blocks_per_sm: 1, efficiency }
+}
+
 const fn fed_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
     let ring = Ring { row_tiles: 2, warps, x_stages: FED_STAGES.1, exact: false, staged: STAGED, fed: true };
     Tile { tile_m, ring, blocks_per_sm: 1, efficiency }
@@ -68,6 +73,9 @@ const TILES: &[Tile] = &[
     tile(64, 8, 4, 1, (545, 500)),
     tile(128, 8, 4, 1, (685, 450)),
 ];
+/// Large tiles with what rings and staging need at least, for formats whose others don't fit in 100 KiB (an RTX 3090, an RTX 4090),
+/// or need more registers.
+const TIGHT_TILES: &[Tile] = &[tight_tile(64, 8, (440, 450)), tight_tile(128, 8, (670, 420))];
 /// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
 const SMALL_TILES: &[Tile] =
     &[tile(8, 4, 5, 2, (60, 550)), tile(16, 4, 5, 2, (120, 530)), tile(64, 4, 3, 1, (330, 400))];
@@ -128,12 +136,6 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 
 /// The kernels with rings that fit the variant's shared memory.
 fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
-    let (tiles, small) = match variant {
-        Variant::Sm90 => (HOPPER_TILES, [].as_slice()),
-        Variant::Sm120 => (FED_TILES, [].as_slice()),
-        // An A100 has room for the large tiles; other chips of its variant have not.
-        _ => (TILES, SMALL_TILES),
-    };
     let shaped = |tile: &Tile, ring: Ring| Instance {
         format,
         x,
@@ -151,9 +153,22 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
         efficiency: tile.efficiency,
     };
     let fits = |instance: &Instance| instance.shared_bytes() <= most_shared(variant);
+    let tiles: Vec<&Tile> = match variant {
+        Variant::Sm90 => HOPPER_TILES.iter().collect(),
+        Variant::Sm120 => FED_TILES.iter().collect(),
+        // An A100 has room for the large tiles; other chips of its variant have not.
+        _ => {
+            let shaped = |tile: &Tile| shaped(tile, tile.ring);
+            let has_room = |instance: &Instance| instance.shared_bytes() <= most_shared(Variant::Sm89);
+            let replaces = |tight: &Tile, large: &Instance| {
+                large.tile_m == tight.tile_m && !has_room(large) && (has_room(&shaped(tight)) || spills(large))
+            };
+            let tight = TIGHT_TILES.iter().filter(|tight| TILES.iter().any(|tile| replaces(tight, &shaped(tile))));
+            TILES.iter().chain(tight).chain(SMALL_TILES).collect()
+        }
+    };
     tiles
-        .iter()
-        .chain(small)
+        .into_iter()
         .filter_map(|tile| tile.rings().into_iter().map(|ring| shaped(tile, ring)).find(fits))
         .filter(|instance| !spills(instance))
         .map(|instance| {
@@ -169,8 +184,6 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
 fn spills(instance: &Instance) -> bool {
     const ALWAYS: &[&str] = &["int3_g128", "q2_k", "q3_k"];
     const WITH_F16: &[&str] = &["iq4_xs", "q4_1", "q4_k", "q5_1"];
-    // Ada and Blackwell have room for few kernels of 128 tokens.
-    const LESS_SHARED: &[&str] = &["int2_g64"];
     const HOPPER_ALWAYS: &[&str] = &["int3_g32", "int3_g64", "int3_g128"];
     const HOPPER_F16: &[&str] = &["q5_1"];
     const HOPPER_BF16: &[&str] = &["int8_g128"];
@@ -183,12 +196,8 @@ fn spills(instance: &Instance) -> bool {
         // The feeding warpgroup's registers suffice.
         Variant::Sm120 => false,
         Variant::Sm90 => HOPPER_ALWAYS.contains(&name) || if is_f16 { HOPPER_F16 } else { HOPPER_BF16 }.contains(&name),
-        variant => {
-            ALWAYS.contains(&name)
-                || name.ends_with("_block128")
-                || is_f16 && WITH_F16.contains(&name)
-                || variant != Variant::Sm80 && LESS_SHARED.contains(&name)
-        }
+        _ if matches!(instance.shape, Shape::Ring(Ring { staged: 1, .. })) => false,
+        _ => ALWAYS.contains(&name) || name.ends_with("_block128") || is_f16 && WITH_F16.contains(&name),
     }
 }
 

@@ -263,13 +263,13 @@ impl Instance {
     }
 
     /// Whether what warps work on is kept in shared memory (`mainloop/kept_work.cuh`): kernels of 128 tokens that have too few
-    /// registers for it on Ampere.
+    /// registers for it, and fed ones, whose registers are fewer.
     pub(crate) fn keeps_work(&self) -> bool {
         const ALWAYS: &[&str] = &["int2_g64", "int3_g32", "int3_g64", "int8_g32", "q8_0"];
         const WITH_F16: &[&str] = &["int2_g32", "int4_g32", "iq4_nl", "q4_0", "q5_0"];
         let needs = ALWAYS.contains(&self.format.name) || self.x == DType::F16 && WITH_F16.contains(&self.format.name);
         match self.shape {
-            Shape::Ring(ring) => ring.fed || self.variant == Variant::Sm80 && self.tile_m >= 128 && needs,
+            Shape::Ring(ring) => ring.fed || self.tile_m >= 128 && (needs || ring.staged < STAGED),
             _ => false,
         }
     }
@@ -442,9 +442,13 @@ impl Instance {
             Shape::Ring(Ring { row_tiles, warps, fed: true, .. }) => {
                 ("entry/gemm_fed.cu", "qg_gemm_fed", format!("_r{row_tiles}_w{warps}_fed"))
             }
-            Shape::Ring(Ring { row_tiles, warps, exact, .. }) => {
-                let exact = if exact { "_exact" } else { "" };
-                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{exact}"))
+            Shape::Ring(Ring { row_tiles, warps, exact, staged, .. }) => {
+                let kind = match () {
+                    () if exact => "_exact",
+                    () if staged < STAGED => "_tight",
+                    () => "",
+                };
+                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{kind}"))
             }
             Shape::Warpgroup(Warpgroups { row_tiles, warps, k_groups, .. }) => {
                 let groups = warps / 4;
