@@ -159,12 +159,13 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
         // An A100 has room for the large tiles; other chips of its variant have not.
         _ => {
             let shaped = |tile: &Tile| shaped(tile, tile.ring);
-            let has_room = |instance: &Instance| instance.shared_bytes() <= most_shared(Variant::Sm89);
+            let fits_all = |instance: &Instance| instance.shared_bytes() <= most_shared(Variant::Sm89);
             let replaces = |tight: &Tile, large: &Instance| {
-                large.tile_m == tight.tile_m && !has_room(large) && (has_room(&shaped(tight)) || spills(large))
+                !fits(large) || spills(large) || !fits_all(large) && fits_all(&shaped(tight))
             };
-            let tight = TIGHT_TILES.iter().filter(|tight| TILES.iter().any(|tile| replaces(tight, &shaped(tile))));
-            TILES.iter().chain(tight).chain(SMALL_TILES).collect()
+            let serves =
+                |tight: &&Tile| TILES.iter().any(|tile| tile.tile_m == tight.tile_m && replaces(tight, &shaped(tile)));
+            TILES.iter().chain(TIGHT_TILES.iter().filter(serves)).chain(SMALL_TILES).collect()
         }
     };
     tiles
