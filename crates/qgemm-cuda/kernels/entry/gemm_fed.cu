@@ -18,7 +18,8 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
 static_assert(STAGE_CHUNKS == 1, "a stage is multiplied as a whole");
 
-// sums += W · X over the next slab.
+// sums += W · X over the next slab. `first` is where the warp's rows begin in a stage of W. The barrier after a step keeps the compiler
+// from loading X for all steps at once, for which it has no registers (33 of 64 kernels spilled for sm_90).
 QG_DEVICE void multiply_slab(Sums& sums, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
     Slab slabs[ROW_TILES];
 #pragma unroll
@@ -28,6 +29,7 @@ QG_DEVICE void multiply_slab(Sums& sums, Pipeline& pipeline, Position& at, const
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* slab = pipeline.w[at.w].tile[rt] + first;
             Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
+            // Records of long slabs are loaded anew for each chunk: kept, they take registers that codes need (Q4_K spilled 124 bytes).
             if (chunk == 0 || CHUNKS > 2) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
         }
         accumulate_rounded(sums, slabs, chunk, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
