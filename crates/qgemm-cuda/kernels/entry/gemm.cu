@@ -26,10 +26,7 @@ QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab
         Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
         if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
     }
-    if constexpr (QG_EXACT)
-        accumulate_exact(sums, slabs, chunk, x, cursor, between);
-    else
-        accumulate_rounded(sums, slabs, chunk, x, cursor, between);
+    accumulate_rounded(sums, slabs, chunk, x, cursor, between);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)

@@ -1,9 +1,7 @@
 // The product of a warp: ROW_TILES x 16 rows of W and all tokens of the block, 64 columns at a time, both from shared memory.
 //
-// Two ways with scales. Exact: codes are the operands and scales act on the f32 sums of each sub-block, which takes a
-// second set of sums and some f32 work for every sub-block and token. Rounded: scale and minimum act on the codes in
-// registers, each weight is rounded once to the type of X, and one set of sums suffices; the cost does not grow with the
-// tokens, which is why large tiles take it.
+// Scale and minimum act on the codes in registers, each weight is rounded once to the type of X, and one set of sums suffices; the
+// cost does not grow with the tokens.
 #pragma once
 #include "atoms/float.cuh"
 #include "mainloop/mma_operand.cuh"
@@ -95,50 +93,5 @@ QG_DEVICE void accumulate_rounded(Sums& sums, const Slab (&slabs)[ROW_TILES], u3
         for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], slabs[rt], chunk, step);
         multiply_step(sums.value, a, x, cursor, step);
         between(step);
-    }
-}
-
-// The same with exact weights: sums += scale · Σ code·x + min · Σx for every sub-block.
-template <class Between>
-QG_DEVICE void accumulate_exact(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const XStage& x,
-                                const XCursor& cursor, Between between) {
-    if constexpr (!Operands::HAS_SCALE) {
-        accumulate_rounded(sums, slabs, chunk, x, cursor, between);
-        return;
-    }
-#pragma unroll
-    for (u32 sum = 0; sum < SUMS; sum++) {
-        // A matrix of ones under the rows of W yields Σx, where the minimum needs it.
-        constexpr u32 OPERANDS = ROW_TILES + (Operands::HAS_MIN ? 1 : 0);
-        float part[OPERANDS][TOKEN_TILES][4] = {};
-#pragma unroll
-        for (u32 i = 0; i < STEPS_PER_SUM; i++) {
-            const u32 step = sum * STEPS_PER_SUM + i;
-            u32 a[OPERANDS][4];
-#pragma unroll
-            for (u32 r = 0; r < 4; r++) {
-#pragma unroll
-                for (u32 rt = 0; rt < ROW_TILES; rt++)
-                    a[rt][r] = operand_pair(slabs[rt], quad_of(chunk, r % 2, step), r / 2);
-                if constexpr (Operands::HAS_MIN) a[ROW_TILES][r] = ONE_PAIR;
-            }
-            multiply_step(part, a, x, cursor, step);
-            between(step);
-        }
-#pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++)
-#pragma unroll
-            for (u32 row = 0; row < 2; row++) {
-                const float scale = Operands::scale(slabs[rt], row, sub_block_of(chunk, sum));
-                const float min = Operands::min(slabs[rt], row, sub_block_of(chunk, sum));
-#pragma unroll
-                for (u32 tt = 0; tt < TOKEN_TILES; tt++)
-#pragma unroll
-                    for (u32 i = row * 2; i < row * 2 + 2; i++) {
-                        float& acc = sums.value[rt][tt][i];
-                        acc += scale * part[rt][tt][i];
-                        if constexpr (Operands::HAS_MIN) acc += min * part[ROW_TILES][tt][i];
-                    }
-            }
     }
 }

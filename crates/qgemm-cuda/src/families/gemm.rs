@@ -8,7 +8,7 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported, Variant,
 };
 
-use super::instance::{Engine, Instance, Ring, STAGED, Shape, class, has_long_slabs, has_minimums};
+use super::instance::{Engine, Instance, Ring, STAGED, Shape, class};
 use super::{kernel, sliced_k, staging, sync_copy, warpgroup};
 
 /// The family.
@@ -23,26 +23,20 @@ const THREADS: u32 = 128;
 struct Tile {
     tile_m: u32,
     ring: Ring,
-    blocks_per_sm: u32,
     /// Shares of what `mma.sync` reaches on an H200, of the tensor rate on Hopper, and of bandwidth, per mille.
     efficiency: (u32, u32),
 }
 
-const fn tile(tile_m: u32, warps: u32, x_stages: u32, blocks_per_sm: u32, efficiency: (u32, u32)) -> Tile {
-    // There, scales on f32 sums cost no more than scales on weights.
-    let exact = tile_m as usize <= MOST_EXACT;
-    let ring = Ring { row_tiles: 2, warps, x_stages, exact, staged: STAGED, fed: false };
-    Tile { tile_m, ring, blocks_per_sm, efficiency }
+const fn tile(tile_m: u32, warps: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, ring: Ring { row_tiles: 2, warps, x_stages, staged: STAGED, fed: false }, efficiency }
 }
 
 const fn tight_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
-    let ring = Ring { row_tiles: 2, warps, x_stages: 3, exact: false, staged: 1, fed: false };
-    Tile { tile_m, ring, blocks_per_sm: 1, efficiency }
+    Tile { tile_m, ring: Ring { row_tiles: 2, warps, x_stages: 3, staged: 1, fed: false }, efficiency }
 }
 
 const fn fed_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
-    let ring = Ring { row_tiles: 2, warps, x_stages: FED_STAGES.1, exact: false, staged: STAGED, fed: true };
-    Tile { tile_m, ring, blocks_per_sm: 1, efficiency }
+    Tile { tile_m, ring: Ring { row_tiles: 2, warps, x_stages: FED_STAGES.1, staged: STAGED, fed: true }, efficiency }
 }
 
 /// Stages of fed rings: fewest, and most, of which as many are taken as there is room for.
@@ -59,26 +53,19 @@ impl Tile {
     }
 }
 
-/// Tokens up to which the kernels with rings don't round weights.
+/// Tokens up to which weights are not rounded: those of `gemm_sliced_k`.
 const MOST_EXACT: usize = 16;
 /// Rows of W from which on weights may be rounded.
 const LEAST_ROUNDED_ROWS: usize = 32;
 
 /// Eight warps with 32 rows each: every byte of X that a block copies meets 256 rows. What a warp does beside matrix
 /// instructions costs as many cycles as it has instructions, so tiles have as many tokens as registers hold sums of.
-const TILES: &[Tile] = &[
-    tile(8, 8, 6, 2, (98, 600)),
-    tile(16, 8, 6, 2, (170, 580)),
-    tile(32, 8, 6, 1, (345, 560)),
-    tile(64, 8, 4, 1, (545, 500)),
-    tile(128, 8, 4, 1, (685, 450)),
-];
+const TILES: &[Tile] = &[tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)), tile(128, 8, 4, (685, 450))];
 /// Large tiles with what rings and staging need at least, for formats whose others don't fit in 100 KiB (an RTX 3090, an RTX 4090),
 /// or need more registers.
 const TIGHT_TILES: &[Tile] = &[tight_tile(64, 8, (440, 450)), tight_tile(128, 8, (670, 420))];
-/// For chips with 100 KiB of shared memory a block, where the others of some formats don't fit, and for few features.
-const SMALL_TILES: &[Tile] =
-    &[tile(8, 4, 5, 2, (60, 550)), tile(16, 4, 5, 2, (120, 530)), tile(64, 4, 3, 1, (330, 400))];
+/// For few features, and for formats whose others don't fit in 100 KiB.
+const SMALL_TILES: &[Tile] = &[tile(64, 4, 3, (330, 400))];
 /// Consumer Blackwell's, which has 100 KiB, too: eight warps where they fit. Up to 16 tokens are `gemm_sliced_k`'s.
 const FED_TILES: &[Tile] = &[
     fed_tile(32, 8, (460, 560)),
@@ -136,8 +123,6 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant) -> Vec<Insta
 
 /// The kernels with rings that fit the variant's shared memory.
 fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> Vec<Instance> {
-    // Scales on sums take nested ones longer (16 tokens of Q3_K and Q2_K 14336x4096 on an H200: 27.5 and 29.4 us, where 23 were expected).
-    let share = |ring: Ring| if ring.exact { sliced_k::long_slab_share(layout) } else { 100 };
     let shaped = |tile: &Tile, ring: Ring| Instance {
         format,
         x,
@@ -145,14 +130,10 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
         engine: Engine::Mma,
         tile_m: tile.tile_m,
         threads: ring.threads(),
-        blocks_per_sm: if has_minimums(format) || format.sub_block == 16 || has_long_slabs(layout) {
-            1
-        } else {
-            tile.blocks_per_sm
-        },
+        blocks_per_sm: 1,
         shape: Shape::Ring(ring),
         layout: layout.clone(),
-        efficiency: (tile.efficiency.0 * share(ring) / 100, tile.efficiency.1),
+        efficiency: tile.efficiency,
     };
     let fits = |instance: &Instance| instance.shared_bytes() <= most_shared(variant);
     let tiles: Vec<&Tile> = match variant {
@@ -174,11 +155,6 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
         .into_iter()
         .filter_map(|tile| tile.rings().into_iter().map(|ring| shaped(tile, ring)).find(fits))
         .filter(|instance| !spills(instance))
-        .map(|instance| {
-            // So many have room beside each other; a block's memory counts with the 1 KiB that the system keeps of it.
-            let beside = most_shared(variant) / (instance.shared_bytes() + 1024);
-            Instance { blocks_per_sm: instance.blocks_per_sm.min(beside.max(1)), ..instance }
-        })
         .collect()
 }
 
@@ -187,6 +163,7 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
 fn spills(instance: &Instance) -> bool {
     const ALWAYS: &[&str] = &["int3_g128", "q2_k", "q3_k"];
     const WITH_F16: &[&str] = &["iq4_xs", "q4_1", "q4_k", "q5_1"];
+    const TIGHT_F16: &[&str] = &["q4_k"];
     const HOPPER_ALWAYS: &[&str] = &["int3_g32", "int3_g64", "int3_g128"];
     const HOPPER_F16: &[&str] = &["q5_1"];
     const HOPPER_BF16: &[&str] = &["int8_g128"];
@@ -199,7 +176,7 @@ fn spills(instance: &Instance) -> bool {
         // The feeding warpgroup's registers suffice.
         Variant::Sm120 => false,
         Variant::Sm90 => HOPPER_ALWAYS.contains(&name) || if is_f16 { HOPPER_F16 } else { HOPPER_BF16 }.contains(&name),
-        _ if matches!(instance.shape, Shape::Ring(Ring { staged: 1, .. })) => false,
+        _ if matches!(instance.shape, Shape::Ring(Ring { staged: 1, .. })) => is_f16 && TIGHT_F16.contains(&name),
         _ => ALWAYS.contains(&name) || name.ends_with("_block128") || is_f16 && WITH_F16.contains(&name),
     }
 }

@@ -151,8 +151,6 @@ pub(crate) struct Ring {
     pub warps: u32,
     /// Stages of 64 columns of X.
     pub x_stages: u32,
-    /// Whether scales act on f32 sums, so that no weight is rounded.
-    pub exact: bool,
     /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
     pub staged: u32,
     /// Whether a warpgroup of its own feeds the rings by the copy engine, Hopper and newer; the threads' own copies otherwise.
@@ -242,12 +240,7 @@ impl Instance {
 
     /// Whether the kernel rounds weights to the type of X, before it multiplies them.
     pub(crate) fn rounds_weights(&self) -> bool {
-        let rounds = match self.shape {
-            Shape::Ring(ring) => !ring.exact,
-            Shape::Warpgroup(_) => true,
-            _ => false,
-        };
-        rounds && !self.format.scale_planes.is_empty()
+        matches!(self.shape, Shape::Ring(_) | Shape::Warpgroup(_)) && !self.format.scale_planes.is_empty()
     }
 
     /// Whether codes become operands as they are, and offsets act on sums (`dequant/raw.cuh`): integers that the mantissa of
@@ -442,13 +435,9 @@ impl Instance {
             Shape::Ring(Ring { row_tiles, warps, fed: true, .. }) => {
                 ("entry/gemm_fed.cu", "qg_gemm_fed", format!("_r{row_tiles}_w{warps}_fed"))
             }
-            Shape::Ring(Ring { row_tiles, warps, exact, staged, .. }) => {
-                let kind = match () {
-                    () if exact => "_exact",
-                    () if staged < STAGED => "_tight",
-                    () => "",
-                };
-                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{kind}"))
+            Shape::Ring(Ring { row_tiles, warps, staged, .. }) => {
+                let tight = if staged < STAGED { "_tight" } else { "" };
+                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{tight}"))
             }
             Shape::Warpgroup(Warpgroups { row_tiles, warps, k_groups, .. }) => {
                 let groups = warps / 4;

@@ -71,8 +71,6 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_STAGED", ring.staged);
             if ring.fed {
                 constant("QG_STAGE_CHUNKS", 1);
-            } else {
-                constant("QG_EXACT", ring.exact.into());
             }
         }
         Shape::Warpgroup(shape) => {

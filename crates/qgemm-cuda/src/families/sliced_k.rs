@@ -104,7 +104,7 @@ pub(super) fn instances(format: Format, x: DType, variant: Variant, layout: &Pac
 
 /// What kernels of long slabs reach of Q4_K's arithmetic, per cent: codes of two planes or looked up, and twice the scales, take
 /// more instructions (measured on an H200).
-pub(super) fn long_slab_share(layout: &PackedLayout) -> u32 {
+fn long_slab_share(layout: &PackedLayout) -> u32 {
     let format = layout.format();
     match () {
         () if !has_long_slabs(layout) => 100,
