@@ -16,7 +16,7 @@ pub struct KernelSpec {
     pub symbol: &'static str,
     /// C++ text put before the source: the variant and the tile configuration as constants.
     pub prelude: String,
-    /// Whether it uses instructions that only one chip has (`wgmma`, block-scaled `mma`), so that it is
+    /// Whether it uses instructions that only one chip has (`wgmma`, `setmaxnreg`, block-scaled `mma`), so that it is
     /// compiled for `sm_90a` where another would be for `sm_90`.
     pub arch_specific: bool,
 }

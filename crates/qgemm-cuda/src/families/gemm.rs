@@ -176,7 +176,7 @@ fn spills(instance: &Instance) -> bool {
         // The feeding warpgroup's registers suffice.
         Variant::Sm120 => false,
         Variant::Sm90 => HOPPER_ALWAYS.contains(&name) || if is_f16 { HOPPER_F16 } else { HOPPER_BF16 }.contains(&name),
-        _ if matches!(instance.shape, Shape::Ring(Ring { staged: 1, .. })) => is_f16 && TIGHT_F16.contains(&name),
+        _ if matches!(instance.shape, Shape::Ring(ring) if ring.is_tight()) => is_f16 && TIGHT_F16.contains(&name),
         _ => ALWAYS.contains(&name) || name.ends_with("_block128") || is_f16 && WITH_F16.contains(&name),
     }
 }

@@ -163,6 +163,11 @@ impl Ring {
         (self.warps + if self.fed { FEEDING_WARPS } else { 0 }) * 32
     }
 
+    /// Whether staging and, with it, all else takes as little room as it can.
+    pub(super) fn is_tight(&self) -> bool {
+        !self.fed && self.staged < STAGED
+    }
+
     /// Slabs of W that a block holds: the one in use and those of all chunks on their way (`QG_W_STAGES`). Threads that copy
     /// leave a stage to the slowest of them.
     pub(super) fn w_stages(&self, layout: &PackedLayout) -> u32 {
@@ -262,7 +267,7 @@ impl Instance {
         const WITH_F16: &[&str] = &["int2_g32", "int4_g32", "iq4_nl", "q4_0", "q5_0"];
         let needs = ALWAYS.contains(&self.format.name) || self.x == DType::F16 && WITH_F16.contains(&self.format.name);
         match self.shape {
-            Shape::Ring(ring) => ring.fed || self.tile_m >= 128 && (needs || ring.staged < STAGED),
+            Shape::Ring(ring) => ring.fed || self.tile_m >= 128 && (needs || ring.is_tight()),
             _ => false,
         }
     }
@@ -435,9 +440,9 @@ impl Instance {
             Shape::Ring(Ring { row_tiles, warps, fed: true, .. }) => {
                 ("entry/gemm_fed.cu", "qg_gemm_fed", format!("_r{row_tiles}_w{warps}_fed"))
             }
-            Shape::Ring(Ring { row_tiles, warps, staged, .. }) => {
-                let tight = if staged < STAGED { "_tight" } else { "" };
-                ("entry/gemm.cu", "qg_gemm", format!("_r{row_tiles}_w{warps}{tight}"))
+            Shape::Ring(ring) => {
+                let tight = if ring.is_tight() { "_tight" } else { "" };
+                ("entry/gemm.cu", "qg_gemm", format!("_r{}_w{}{tight}", ring.row_tiles, ring.warps))
             }
             Shape::Warpgroup(Warpgroups { row_tiles, warps, k_groups, .. }) => {
                 let groups = warps / 4;
