@@ -66,7 +66,7 @@ const TILES: &[Tile] = &[tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)),
 const TIGHT_TILES: &[Tile] = &[tight_tile(64, 8, (440, 450)), tight_tile(128, 8, (670, 420))];
 /// For few features, and for formats whose others don't fit in 100 KiB.
 const SMALL_TILES: &[Tile] = &[tile(64, 4, 3, (330, 400))];
-/// Consumer Blackwell's, which has 100 KiB, too: eight warps where they fit. Up to 16 tokens are `gemm_sliced_k`'s.
+/// Consumer Blackwell's, which has 100 KiB, too: of as many tokens the first that fits. Up to 16 tokens are `gemm_sliced_k`'s.
 const FED_TILES: &[Tile] = &[
     fed_tile(32, 8, (460, 560)),
     fed_tile(64, 8, (640, 500)),
@@ -151,11 +151,12 @@ fn rings(format: Format, x: DType, variant: Variant, layout: &PackedLayout) -> V
             TILES.iter().chain(TIGHT_TILES.iter().filter(serves)).chain(SMALL_TILES).collect()
         }
     };
-    tiles
-        .into_iter()
-        .filter_map(|tile| tile.rings().into_iter().map(|ring| shaped(tile, ring)).find(fits))
-        .filter(|instance| !spills(instance))
-        .collect()
+    let best = |tile: &Tile| tile.rings().into_iter().map(|ring| shaped(tile, ring)).find(fits);
+    let mut all: Vec<_> = tiles.into_iter().filter_map(best).filter(|instance| !spills(instance)).collect();
+    if variant == Variant::Sm120 {
+        all.dedup_by_key(|instance| instance.tile_m);
+    }
+    all
 }
 
 /// Whether sums of 128 tokens leave too few registers for what the kernel makes weights of (`kernels.lock` shows no spills of the
