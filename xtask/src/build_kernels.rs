@@ -186,11 +186,13 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels share that differ in their tiles: the entry, and the name as far as the activations' type.
+/// What kernels share that differ in their tiles: the entry, whether fed by warps of its own or not, and the name as far as the
+/// activations' type.
 fn kind(spec: &KernelSpec) -> (&str, &str) {
+    let entry = spec.entry.trim_end_matches(".cu").trim_end_matches("_fed");
     let is_tile = |at: &usize| spec.name[at + 2..].starts_with(|c: char| c.is_ascii_digit());
     let tile = spec.name.match_indices("_m").map(|(at, _)| at).find(is_tile);
-    (spec.entry, &spec.name[..tile.unwrap_or(spec.name.len())])
+    (entry, &spec.name[..tile.unwrap_or(spec.name.len())])
 }
 
 impl Args {
@@ -422,7 +424,7 @@ mod tests {
             let kinds = |jobs: &[Job]| jobs.iter().map(|j| format!("{:?}", kind(&j.spec))).collect::<BTreeSet<_>>();
             assert_eq!(kinds(&chosen), kinds(&all));
             assert_eq!(chosen.len(), kinds(&all).len());
-            assert!(kinds(&all).contains("(\"entry/gemv.cu\", \"gemv_nt_q4_k_f16\")"), "a kind has no tile");
+            assert!(kinds(&all).contains("(\"entry/gemv\", \"gemv_nt_q4_k_f16\")"), "a kind has no tile");
             for &target in &targets {
                 let of_chip = chosen.iter().filter(|j| j.target == target);
                 let activations: BTreeSet<&str> = of_chip
