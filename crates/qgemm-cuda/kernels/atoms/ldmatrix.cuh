@@ -20,12 +20,6 @@ QG_DEVICE void ldmatrix_x2(u32 (&d)[2], const u8* row) {
                  : "memory");
 }
 // Of an address in the form of `shared_address`, so that constants added to it become part of the instruction.
-QG_DEVICE void ldmatrix_x2(u32 (&d)[2], u32 row) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-                 : "=r"(d[0]), "=r"(d[1])
-                 : "r"(row)
-                 : "memory");
-}
 QG_DEVICE void ldmatrix_x4(u32 (&d)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

@@ -12,7 +12,7 @@ constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 WARP_RUNS = WARP_ROWS / RUN;
 constexpr u32 THREAD_SUMS = sizeof(Sums) / 4;
 // Token tiles that pass at once, and the rounds in which all do.
-constexpr u32 STAGED = TOKEN_TILES < QG_STAGED ? TOKEN_TILES : QG_STAGED;
+constexpr u32 STAGED = QG_STAGED;
 constexpr u32 ROUND_TOKENS = STAGED * MMA_TOKENS;
 constexpr u32 ROUNDS = TOKEN_TILES / STAGED;
 // A quarter at once: a block that has one tile fetches all of the code for it (64 tokens, four rounds at once: 21.9 for 20.8 us on

@@ -12,7 +12,8 @@
 constexpr u32 W_UNITS = QG_SLAB_BYTES / 16;
 // Tokens of which the block copies a chunk at once, and how often it does so for a stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
-constexpr u32 X_COPIES = (QG_TILE_M + X_COPY_ROWS - 1) / X_COPY_ROWS;
+constexpr u32 X_COPIES = QG_TILE_M / X_COPY_ROWS;
+static_assert(X_COPIES * X_COPY_ROWS == QG_TILE_M, "all threads copy as many rows");
 static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same place of the swizzle");
 
 // What a thread copies of X: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
@@ -34,12 +35,10 @@ struct XSource {
     // Starts copying the next chunk to stage `stage`; what lies outside X becomes zero.
     QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
         const u32 target = s.target + stage * X_STAGE_BYTES;
-        if (QG_TILE_M % X_COPY_ROWS == 0 || thread / X_ROW_CHUNKS < QG_TILE_M) {
-            if (s.tokens >= QG_TILE_M && s.columns >= CHUNK_K)
-                copy_rows<true>(s, p, target, thread);
-            else
-                copy_rows<false>(s, p, target, thread);
-        }
+        if (s.tokens >= QG_TILE_M && s.columns >= CHUNK_K)
+            copy_rows<true>(s, p, target, thread);
+        else
+            copy_rows<false>(s, p, target, thread);
         s.row += X_ROW_BYTES;
         s.columns = s.columns < CHUNK_K ? 0 : s.columns - CHUNK_K;
     }
@@ -65,7 +64,6 @@ struct XSource {
         }
     }
 };
-static_assert(QG_TILE_M % X_COPY_ROWS == 0 || X_COPIES == 1, "all threads that copy rows copy as many");
 static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's

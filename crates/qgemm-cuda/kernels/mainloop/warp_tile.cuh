@@ -9,7 +9,7 @@
 #include "mainloop/x_ring.cuh"
 
 constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
-static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M, "tokens fill instructions");
+static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M && TOKEN_TILES % 2 == 0, "tokens fill instructions, two at a time");
 
 // value[rt][tt] are the D registers of one instruction.
 struct Sums {
@@ -43,25 +43,17 @@ struct RowFactor {
 #endif
 };
 
-// sums[i] += a[i] · X over the columns of step `step`.
-template <u32 COUNT>
-QG_DEVICE void multiply_step(float (&sums)[COUNT][TOKEN_TILES][4], const u32 (&a)[COUNT][4], const XStage& x,
-                             const XCursor& cursor, u32 step) {
+// sums += a · X over the columns of step `step`.
+QG_DEVICE void multiply_step(Sums& sums, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor, u32 step) {
 #pragma unroll
-    for (u32 tt = 0; tt + 1 < TOKEN_TILES; tt += 2) {
+    for (u32 tt = 0; tt < TOKEN_TILES; tt += 2) {
         u32 b[2][2];
         XCursor::load_two_tiles(cursor, x, step, tt, b);
 #pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            mma_step(sums[i][tt], a[i], b[0]);
-            mma_step(sums[i][tt + 1], a[i], b[1]);
+        for (u32 rt = 0; rt < ROW_TILES; rt++) {
+            mma_step(sums.value[rt][tt], a[rt], b[0]);
+            mma_step(sums.value[rt][tt + 1], a[rt], b[1]);
         }
-    }
-    if constexpr (TOKEN_TILES % 2 == 1) {
-        u32 b[2];
-        XCursor::load_tile(cursor, x, step, TOKEN_TILES - 1, b);
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) mma_step(sums[i][TOKEN_TILES - 1], a[i], b);
     }
 }
 
@@ -91,7 +83,7 @@ QG_DEVICE void accumulate_rounded(Sums& sums, const Slab (&slabs)[ROW_TILES], u3
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], slabs[rt], chunk, step);
-        multiply_step(sums.value, a, x, cursor, step);
+        multiply_step(sums, a, x, cursor, step);
         between(step);
     }
 }

@@ -52,8 +52,4 @@ struct XCursor {
         ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
-    // The same for token tile `tt` alone.
-    QG_DEVICE void load_tile(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2]) {
-        ldmatrix_x2(b, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
-    }
 };

@@ -272,14 +272,9 @@ impl Instance {
         }
     }
 
-    /// Whether the kernel reads X through a tensor map, which its parameter then ends with (`FedGemmParams` in
-    /// `mainloop/fed_params.cuh`).
-    pub(crate) fn takes_x_map(&self) -> bool {
-        self.has_feeders()
-    }
-
-    /// Whether a warpgroup of the block feeds the others.
-    fn has_feeders(&self) -> bool {
+    /// Whether a warpgroup of the block feeds the others: the kernel then reads X through a tensor map, which its parameter ends
+    /// with (`FedGemmParams` in `mainloop/fed_params.cuh`).
+    pub(crate) fn has_feeders(&self) -> bool {
         match self.shape {
             Shape::Ring(ring) => ring.fed,
             Shape::Warpgroup(_) => true,
@@ -349,10 +344,9 @@ impl Instance {
 
     /// Bytes of `WarpStaging` of all warps.
     fn staging_bytes(&self, warps: u32, row_tiles: u32, staged: u32) -> u32 {
-        let staged = MMA_TOKENS * (self.tile_m / MMA_TOKENS).min(staged);
         let rows = row_tiles * self.tile_rows();
         // Sums of the tokens, and a factor and a bias of each row.
-        warps * (staged * (rows + SUM_PADDING) + 2 * rows) * 4
+        warps * (staged * MMA_TOKENS * (rows + SUM_PADDING) + 2 * rows) * 4
     }
 
     /// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`.

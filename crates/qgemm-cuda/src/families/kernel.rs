@@ -93,7 +93,7 @@ impl GemmLaunch {
             workspace: (layout.bytes > 0).then_some(layout),
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.features * dtype.bytes()) as u64,
             params: params(op, plan),
-            takes_x_map: instance.takes_x_map(),
+            takes_x_map: instance.has_feeders(),
             x_dtype: instance.x,
             staging,
         })
