@@ -44,6 +44,17 @@ pub enum ScaleType {
     E8M0,
 }
 
+impl ScaleType {
+    /// Bytes of a scale.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ScaleType::F32 => 4,
+            ScaleType::F16 => 2,
+            ScaleType::E4M3 | ScaleType::E8M0 => 1,
+        }
+    }
+}
+
 /// A floating-point scale (or minimum) within a block, for checking that it is finite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FloatScale {

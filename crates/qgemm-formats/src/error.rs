@@ -14,6 +14,12 @@ pub enum FormatError {
         /// The name asked for.
         name: String,
     },
+    /// No format of activations has this name.
+    #[error("no format of activations is called `{name}`: expected one of {}", crate::XFormat::ALL.map(crate::XFormat::name).join(", "))]
+    UnknownXFormat {
+        /// The name asked for.
+        name: String,
+    },
     /// No element type has this name.
     #[error("no element type is called `{name}`: expected f32, f16 or bf16")]
     UnknownDType {

@@ -18,6 +18,7 @@ mod quantize;
 pub mod repack;
 mod sub_scale;
 mod weight;
+mod x_format;
 
 pub use activation::{ActivationFormat, QuantizedActivations};
 pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
@@ -27,3 +28,4 @@ pub use gated::PAIR_ROWS;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};
 pub use sub_scale::{BitField, Minimum, SubCodes, SubScale, SubScales};
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};
+pub use x_format::{ScaleSpan, XFormat, XFormatDesc};

@@ -3,7 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::op::Activation;
+use crate::op::gemm::Activation;
 
 /// A field of an ABI struct, as the generators see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +27,6 @@ pub struct AbiStruct {
     pub fields: &'static [AbiField],
     /// Size in bytes.
     pub size: usize,
-}
-
-impl AbiStruct {
-    /// Whether WGSL can express it (no 64-bit fields).
-    pub fn is_portable(&self) -> bool {
-        self.fields.iter().all(|f| f.ty != "u64")
-    }
 }
 
 macro_rules! abi_struct {
@@ -60,38 +53,45 @@ macro_rules! abi_struct {
 }
 
 abi_struct! {
-    /// Shape, partition and scalars of one GEMM: the part that every backend's kernels share.
+    /// Shape and scalars of one product: what the kernels of every backend need.
     pub struct GemmShape {
         /// Tokens.
         pub m: u32,
-        /// Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
-        pub n: u32,
+        /// Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+        pub stored_rows: u32,
         /// Input features.
         pub k: u32,
         /// Stored columns of W.
         pub stored_k: u32,
-        /// Slabs of W along K.
-        pub k_slabs: u32,
-        /// Blocks that share one tile's K dimension.
-        pub splits: u32,
         /// Optional operands: see the `FLAG_` constants.
         pub flags: u32,
+        /// Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
+        pub out_features: u32,
+        /// Factor of the product.
+        pub alpha: f32,
+        /// Factor of C.
+        pub beta: f32,
+    }
+}
+
+abi_struct! {
+    /// What CUDA kernels of a product branch on beside its flags: K partition, activation, element types (0 = f32, 1 = f16,
+    /// 2 = bf16). wgpu's have it in one word, or derive it.
+    pub struct GemmModes {
+        /// Packed k-tiles of W along K.
+        pub k_tiles: u32,
+        /// CTAs that share one tile's K dimension.
+        pub splits: u32,
         /// Function applied to what has been added up: see the `ACTIVATION_` constants.
         pub activation: u32,
-        /// Element type of D: 0 = f32, 1 = f16, 2 = bf16.
+        /// Element type of X, for kernels not specialised on it.
+        pub x_dtype: u32,
+        /// Element type of D.
         pub d_dtype: u32,
         /// Element type of C.
         pub c_dtype: u32,
         /// Element type of the bias.
         pub bias_dtype: u32,
-        /// Element type of X, for kernels not specialised on it.
-        pub x_dtype: u32,
-        /// Factor of the product.
-        pub alpha: f32,
-        /// Factor of C.
-        pub beta: f32,
-        /// Columns of D: `n`, or, of a gated pair, the rows of each weight.
-        pub features: u32,
         /// Element type of the residual.
         pub residual_dtype: u32,
     }
@@ -118,7 +118,7 @@ abi_struct! {
         pub residual: u64,
         /// D.
         pub d: u64,
-        /// Partial sums.
+        /// Partial accumulators.
         pub partials: u64,
         /// Arrival counters of split tiles.
         pub counters: u64,
@@ -138,28 +138,36 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// A copy of X for matrix instructions: shape, addresses and 64-bit strides (in elements). CUDA only.
-    pub struct StageX {
-        /// Tokens.
-        pub m: u32,
-        /// Input features.
-        pub k: u32,
-        /// Columns of the copy, a multiple of 8.
+    /// Shape of one `convert`: what the kernels of every backend need.
+    pub struct ConvertShape {
+        /// Rows of X and D.
+        pub rows: u32,
+        /// Columns of X.
         pub columns: u32,
-        /// `K_ORDER` and `X_ALIGNED16` of the `FLAG_` constants, and `ROW_IN_SHARED`.
+        /// Columns of D.
+        pub d_columns: u32,
+        /// `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
         pub flags: u32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses and 64-bit strides (in elements) of one `convert`: CUDA only.
+    pub struct ConvertPointers {
         /// X.
         pub x: u64,
-        /// Column of the copy → input feature: as many entries as the copy has columns.
-        pub k_order: u64,
-        /// The copy.
-        pub staged: u64,
-        /// What each token's sums are to be multiplied with, in f32.
-        pub factors: u64,
+        /// Column of D → column of X: as many entries as D has columns.
+        pub order: u64,
+        /// D.
+        pub d: u64,
+        /// What each row of D is to be multiplied with, in f32.
+        pub row_factors: u64,
         /// Elements from one row of X to the next.
         pub x_row: u64,
         /// Elements from one column of X to the next.
         pub x_col: u64,
+        /// Elements from one row of D to the next.
+        pub d_row: u64,
     }
 }
 
@@ -174,29 +182,29 @@ abi_struct! {
         pub n: u32,
         /// Blocks of a row.
         pub blocks: u32,
-        /// Slabs along K.
-        pub k_slabs: u32,
+        /// Packed k-tiles along K.
+        pub k_tiles: u32,
         /// Unused, zero.
         pub reserved: u32,
     }
 }
 
 abi_struct! {
-    /// How blocks share the tiles of one GEMM: CUDA only, for kernels with a persistent grid. The K dimension of the
-    /// first `cut_tiles` tiles is cut into `cut_blocks` equal ranges; the other tiles are whole.
+    /// How CTAs share the tiles of one GEMM: CUDA only, for kernels with a persistent grid. The K dimension of the
+    /// first `cut_tiles` tiles is cut into `cut_ctas` equal ranges; the other tiles are whole.
     pub struct TileSchedule {
         /// Tiles along N.
         pub n_tiles: u32,
         /// Tiles along M.
         pub m_tiles: u32,
         /// Tiles along N that are worked through together, for all tokens, before the next so many.
-        pub raster_group: u32,
-        /// Tiles, first in raster order, whose K dimension is cut.
+        pub swizzle_group: u32,
+        /// Tiles, first in the order of the swizzle, whose K dimension is cut.
         pub cut_tiles: u32,
-        /// Blocks, the first of the grid, that share the cut tiles.
-        pub cut_blocks: u32,
-        /// Slabs between the places of a tile where it may be cut.
-        pub cut_slabs: u32,
+        /// CTAs, the first of the grid, that share the cut tiles.
+        pub cut_ctas: u32,
+        /// Packed k-tiles between the places of a tile where it may be cut.
+        pub cut_k_tiles: u32,
     }
 }
 
@@ -224,9 +232,9 @@ pub const FLAG_C_ALIGNED16: u32 = 512;
 pub const FLAG_RESIDUAL_ALIGNED16: u32 = 1024;
 /// [`GemmShape::flags`]: the bias, of a gated pair both, begins at a multiple of 16 bytes.
 pub const FLAG_BIAS_ALIGNED16: u32 = 2048;
-/// [`GemmShape::flags`]: tokens have a factor each.
+/// [`GemmShape::flags`]: tokens have a factor each; of `convert`, rows get one.
 pub const FLAG_X_FACTOR: u32 = 4096;
-/// [`StageX::flags`]: a block keeps its row of X in shared memory.
+/// [`ConvertShape::flags`]: a CTA keeps its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
 /// Every flag with its name, for the generators.
@@ -247,7 +255,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("ROW_IN_SHARED", FLAG_ROW_IN_SHARED),
 ];
 
-/// [`GemmShape::activation`]: every function with its name and number, for the generators.
+/// [`GemmModes::activation`]: every function with its name and number, for the generators.
 pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("IDENTITY", Activation::Identity),
     ("RELU", Activation::Relu),
@@ -267,9 +275,19 @@ pub const fn activation_code(activation: Activation) -> u32 {
     }
 }
 
-/// Every struct, for the generators.
-pub const STRUCTS: &[AbiStruct] =
-    &[GemmShape::ABI, GemmPointers::ABI, TileSchedule::ABI, StageX::ABI, RepackParams::ABI];
+/// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
+pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI];
+
+/// Every struct, for CUDA.
+pub const STRUCTS: &[AbiStruct] = &[
+    GemmShape::ABI,
+    GemmModes::ABI,
+    GemmPointers::ABI,
+    TileSchedule::ABI,
+    ConvertShape::ABI,
+    ConvertPointers::ABI,
+    RepackParams::ABI,
+];
 
 /// The number by which kernels know an element type.
 pub const fn dtype_code(dtype: qgemm_formats::DType) -> u32 {

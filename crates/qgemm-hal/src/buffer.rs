@@ -121,6 +121,15 @@ impl<'a> BufferRef<'a> {
         self.raw.device()
     }
 
+    /// The bytes `range` of the view.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn slice(self, range: Range<usize>) -> Result<BufferRef<'a>, HalError> {
+        check_range("view", &range, self.len)?;
+        Ok(BufferRef { raw: self.raw, offset: self.offset + range.start, len: range.len() })
+    }
+
     /// The largest power of two in bytes that the view's first byte is known to be a multiple of.
     pub fn alignment(&self) -> usize {
         let base = self.raw.alignment();
@@ -144,6 +153,16 @@ impl<'a> BufferMut<'a> {
     /// The same bytes, for reading.
     pub fn as_ref(&self) -> BufferRef<'_> {
         self.view
+    }
+
+    /// The bytes, to be made a [`BufferMut`] of again.
+    pub(crate) fn into_ref(self) -> BufferRef<'a> {
+        self.view
+    }
+
+    /// A writable view of bytes that came from a [`BufferMut`], of which no other view is in use.
+    pub(crate) fn of_exclusive(view: BufferRef<'a>) -> Self {
+        Self { view }
     }
 }
 

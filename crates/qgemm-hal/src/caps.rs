@@ -134,6 +134,7 @@ impl FromStr for Variant {
 
 /// The arithmetic that a kernel's inner loop runs on; the cost model looks up its rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Math {
     /// f32 fused multiply-add on the ordinary units.
     FmaF32,
@@ -141,6 +142,26 @@ pub enum Math {
     TensorF16,
     /// 8-bit integer dot products (`dp4a`, VNNI).
     DotI8,
+    /// 8-bit integer matrix instructions with s32 accumulation.
+    TensorS8,
+    /// E4M3 and E5M2 matrix instructions with f32 accumulation.
+    TensorFp8,
+    /// Matrix instructions that scale blocks of E4M3 or E2M1 operands themselves, with f32 accumulation.
+    TensorBlockScaled,
+}
+
+impl Math {
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Math::FmaF32 => "fma",
+            Math::TensorF16 => "tensor",
+            Math::DotI8 => "dot",
+            Math::TensorS8 => "tensor_s8",
+            Math::TensorFp8 => "tensor_fp8",
+            Math::TensorBlockScaled => "tensor_block_scaled",
+        }
+    }
 }
 
 /// What a device is and can do. Filled in once when the device is opened.
@@ -154,6 +175,8 @@ pub struct DeviceInfo {
     pub arch: String,
     /// The kernel variant used on it (CUDA only). `QGEMM_VARIANT` lowers it.
     pub variant: Option<Variant>,
+    /// Version of the driver or of what compiles kernels; empty where there is none. What was measured with another is not believed.
+    pub driver: String,
     /// Streaming multiprocessors, compute units or cores.
     pub units: u32,
     /// Memory in bytes.

@@ -11,7 +11,7 @@ use qgemm_formats::{Format, HostWeight};
 use crate::buffer::{Buffer, BufferMut, BufferRef};
 use crate::caps::{DeviceId, DeviceInfo};
 use crate::error::HalError;
-use crate::family::KernelFamily;
+use crate::family::Catalog;
 
 /// An opened device.
 pub trait Device: Any + Send + Sync + fmt::Debug {
@@ -85,8 +85,8 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
         Ok(buffer)
     }
 
-    /// The kernel families, which `qgemm-sched` chooses from.
-    fn families(&self) -> &'static [&'static dyn KernelFamily];
+    /// What it offers of each operation, which `qgemm-sched` chooses from.
+    fn catalog(&self) -> Catalog;
 
     /// The concrete type, for the backend that made it.
     fn as_any(&self) -> &dyn Any;

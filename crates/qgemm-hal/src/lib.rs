@@ -16,23 +16,32 @@ mod family;
 mod host;
 mod host_memory;
 mod host_stream;
+mod kernel_id;
 mod mapped_file;
 pub mod noop;
-mod op;
+pub mod op;
+mod operands;
+mod pack_spec;
 mod pool;
-mod work;
-mod workspace_layout;
+mod sequence;
 
 pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, Schedule, StagedX, StreamK, TileConfig, WeightArgs};
+pub use family::{Catalog, ConvertFamilies, Family, GemmFamilies};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::HostMemory;
 pub use host_stream::{HostEvent, HostStream};
+pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::MappedFile;
-pub use op::{Activation, CheckedGemm, Dense, XRounding};
+pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+pub use op::gemm::{
+    Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
+    XPrecision, XPrologue, XRegion,
+};
+pub use op::{Access, CheckedConvert, CheckedGemm, Dense, Operand, OperandDesc, Operation};
+pub use operands::{MAX_OPERANDS, Operands};
+pub use pack_spec::{PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
-pub use work::Piece;
-pub use workspace_layout::{StagedLayout, WorkspaceLayout};
+pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};

@@ -14,10 +14,15 @@ use crate::buffer::{Buffer, BufferMut, BufferRef};
 use crate::caps::{DeviceId, DeviceInfo, DeviceKind, Math};
 use crate::device::{Device, Event, Stream};
 use crate::error::{HalError, Unsupported};
-use crate::family::{GemmArgs, Kernel, KernelFamily, LaunchPlan, Schedule, TileConfig};
+use crate::family::{Catalog, Family};
 use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
-use crate::op::CheckedGemm;
+use crate::kernel_id::{KernelId, Spec};
+use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
+use crate::op::{CheckedConvert, CheckedGemm, Operand, OperandDesc};
+use crate::operands::Operands;
+use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
 const ID: DeviceId = DeviceId { kind: DeviceKind::Noop, ordinal: 0 };
 
@@ -52,6 +57,7 @@ impl NoopDevice {
             name: "no-op device".into(),
             arch: "none".into(),
             variant: None,
+            driver: String::new(),
             units: 4,
             memory_bytes: 0,
             bandwidth: 1e9,
@@ -120,8 +126,8 @@ impl Device for NoopDevice {
         PackClass::Canonical
     }
 
-    fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        &[&NoopFamily]
+    fn catalog(&self) -> Catalog {
+        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily] }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -129,22 +135,35 @@ impl Device for NoopDevice {
     }
 }
 
-/// The family `noop`. Its configuration may be split along K, so that plans have a workspace at times.
+/// The family `noop` of every operation. Its configuration of `gemm` may be split along K, so that plans have a workspace at
+/// times.
 #[derive(Debug)]
 struct NoopFamily;
 
-impl KernelFamily for NoopFamily {
+impl NoopFamily {
+    /// A sequence of one step that reads nothing and writes nothing.
+    fn sequence<O: Operand>(device: &dyn Device, name: String, id: KernelId) -> Result<LaunchSequence, HalError> {
+        let device = device
+            .as_any()
+            .downcast_ref::<NoopDevice>()
+            .ok_or(HalError::WrongDevice { device: device.info().id, what: "the family `noop`" })?;
+        let kernel = NoopKernel { operands: O::ALL, launches: device.launches.clone() };
+        let geometry = Geometry { grid: [1, 1, 1], threads: 1, shared_bytes: 0 };
+        let step = LaunchStep::new::<O>(id, geometry, Arc::new(kernel)).of_operation();
+        Ok(LaunchSequence::new::<O>(name, vec![step]))
+    }
+}
+
+impl Family<CheckedGemm> for NoopFamily {
     fn name(&self) -> &'static str {
         "noop"
     }
 
-    fn supports(&self, _op: &CheckedGemm, _info: &DeviceInfo) -> Result<(), Unsupported> {
-        Ok(())
-    }
-
-    fn candidates(&self, _op: &CheckedGemm, _info: &DeviceInfo) -> Vec<TileConfig> {
-        vec![TileConfig {
+    fn configs(&self, op: &CheckedGemm, _info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        let config = TileConfig {
             family: "noop",
+            main_loop: "noop",
+            variant: None,
             math: Math::FmaF32,
             tile_n: 64,
             tile_m: 64,
@@ -153,39 +172,58 @@ impl KernelFamily for NoopFamily {
             blocks_per_unit: 1,
             schedule: Schedule::Grid,
             max_splits: 4,
+            warps_n: 1,
+            k_groups: 1,
             stages: 1,
             shared_bytes: 0,
-            staged_x: None,
+            x_format: op.plain_x()?.dtype.into(),
+            x_prologue: None,
             rounded_weights: None,
             efficiency: (1000, 1000),
-        }]
+        };
+        Ok(vec![config])
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, _: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        let device = device
-            .as_any()
-            .downcast_ref::<NoopDevice>()
-            .ok_or(HalError::WrongDevice { device: device.info().id, what: "the family `noop`" })?;
-        Ok(Arc::new(NoopKernel { name: op.kernel_name("noop"), launches: device.launches.clone() }))
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<GemmOperand>(device, op.kernel_name("noop"), plan.config.kernel_id(op.format))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedConvert> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedConvert, _info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
+        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1 };
+        Ok(vec![ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }])
+    }
+
+    fn prepare(&self, device: &dyn Device, _: &CheckedConvert, plan: &ConvertPlan) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<ConvertOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &ConvertConfig) -> u64 {
+        0
     }
 }
 
 #[derive(Debug)]
 struct NoopKernel {
-    name: String,
+    operands: &'static [OperandDesc],
     launches: Arc<AtomicU64>,
 }
 
 impl Kernel for NoopKernel {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn launch(&self, stream: &Stream, args: GemmArgs<'_>) -> Result<(), HalError> {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(ID, stream)?;
-        HostMemory::of_device(ID, args.x, "X")?;
-        HostMemory::of_device(ID, args.w.data, "W")?;
-        HostMemory::of_device_mut(ID, args.d, "D")?;
+        for (slot, desc) in self.operands.iter().enumerate() {
+            operands.at(slot).map(|view| HostMemory::of_device(ID, view, desc.name)).transpose()?;
+        }
         self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -39,7 +39,9 @@ pub enum TunedError {
     #[error("no table of tuned configurations: {0}")]
     Json(#[from] serde_json::Error),
     /// Another version wrote it.
-    #[error("a table of tuned configurations of version {got}: expected version {expected}")]
+    #[error(
+        "a table of tuned configurations of version {got}, which names kernels in another way than version {expected}: measure again"
+    )]
     Version {
         /// The version that is read.
         expected: u32,

@@ -1,19 +1,14 @@
 //! The scheduler: picks a kernel family and configuration for an operation, cuts the work into tiles and
 //! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
 //!
-//! [`choose`] is the entry point: tuned configurations ([`TunedTable`]) first, then the cost model.
+//! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
+//! [`convert::choose`] the family that moves the bytes in the least time.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-mod cost;
+pub mod convert;
 mod error;
-mod partition;
-mod select;
-mod tuned;
+pub mod gemm;
 
-pub use cost::estimate;
 pub use error::{Refusal, SchedError, TunedError};
-pub use partition::{Cut, Partition};
-pub use qgemm_hal::WorkspaceLayout;
-pub use select::{INVARIANT_M, Preferences, candidates, choose};
-pub use tuned::TunedTable;
+pub use gemm::{Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};

@@ -4,39 +4,43 @@
 
 struct GemmShape {
     u32 m;  // Tokens.
-    u32 n;  // Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+    u32 stored_rows;  // Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
     u32 k;  // Input features.
     u32 stored_k;  // Stored columns of W.
-    u32 k_slabs;  // Slabs of W along K.
-    u32 splits;  // Blocks that share one tile's K dimension.
     u32 flags;  // Optional operands: see the `FLAG_` constants.
-    u32 activation;  // Function applied to what has been added up: see the `ACTIVATION_` constants.
-    u32 d_dtype;  // Element type of D: 0 = f32, 1 = f16, 2 = bf16.
-    u32 c_dtype;  // Element type of C.
-    u32 bias_dtype;  // Element type of the bias.
-    u32 x_dtype;  // Element type of X, for kernels not specialised on it.
+    u32 out_features;  // Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C.
-    u32 features;  // Columns of D: `n`, or, of a gated pair, the rows of each weight.
-    u32 residual_dtype;  // Element type of the residual.
 };
 static_assert(QG_OFFSET_OF(GemmShape, m) == 0, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, n) == 4, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, stored_rows) == 4, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(GemmShape, stored_k) == 12, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, k_slabs) == 16, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, splits) == 20, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, flags) == 24, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, activation) == 28, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, d_dtype) == 32, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, c_dtype) == 36, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, bias_dtype) == 40, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, x_dtype) == 44, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, alpha) == 48, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, beta) == 52, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, features) == 56, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, residual_dtype) == 60, "layout");
-static_assert(sizeof(GemmShape) == 64, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, flags) == 16, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, out_features) == 20, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, alpha) == 24, "layout");
+static_assert(QG_OFFSET_OF(GemmShape, beta) == 28, "layout");
+static_assert(sizeof(GemmShape) == 32, "layout");
+
+struct GemmModes {
+    u32 k_tiles;  // Packed k-tiles of W along K.
+    u32 splits;  // CTAs that share one tile's K dimension.
+    u32 activation;  // Function applied to what has been added up: see the `ACTIVATION_` constants.
+    u32 x_dtype;  // Element type of X, for kernels not specialised on it.
+    u32 d_dtype;  // Element type of D.
+    u32 c_dtype;  // Element type of C.
+    u32 bias_dtype;  // Element type of the bias.
+    u32 residual_dtype;  // Element type of the residual.
+};
+static_assert(QG_OFFSET_OF(GemmModes, k_tiles) == 0, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, splits) == 4, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, activation) == 8, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, x_dtype) == 12, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, d_dtype) == 16, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, c_dtype) == 20, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, bias_dtype) == 24, "layout");
+static_assert(QG_OFFSET_OF(GemmModes, residual_dtype) == 28, "layout");
+static_assert(sizeof(GemmModes) == 32, "layout");
 
 struct GemmPointers {
     u64 x;  // X.
@@ -48,7 +52,7 @@ struct GemmPointers {
     u64 token_scale;  // Factor of every token, f32.
     u64 residual;  // Residual.
     u64 d;  // D.
-    u64 partials;  // Partial sums.
+    u64 partials;  // Partial accumulators.
     u64 counters;  // Arrival counters of split tiles.
     u64 x_row;  // Elements from one row of X to the next.
     u64 x_col;  // Elements from one column of X to the next.
@@ -79,56 +83,62 @@ static_assert(sizeof(GemmPointers) == 136, "layout");
 struct TileSchedule {
     u32 n_tiles;  // Tiles along N.
     u32 m_tiles;  // Tiles along M.
-    u32 raster_group;  // Tiles along N that are worked through together, for all tokens, before the next so many.
-    u32 cut_tiles;  // Tiles, first in raster order, whose K dimension is cut.
-    u32 cut_blocks;  // Blocks, the first of the grid, that share the cut tiles.
-    u32 cut_slabs;  // Slabs between the places of a tile where it may be cut.
+    u32 swizzle_group;  // Tiles along N that are worked through together, for all tokens, before the next so many.
+    u32 cut_tiles;  // Tiles, first in the order of the swizzle, whose K dimension is cut.
+    u32 cut_ctas;  // CTAs, the first of the grid, that share the cut tiles.
+    u32 cut_k_tiles;  // Packed k-tiles between the places of a tile where it may be cut.
 };
 static_assert(QG_OFFSET_OF(TileSchedule, n_tiles) == 0, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, m_tiles) == 4, "layout");
-static_assert(QG_OFFSET_OF(TileSchedule, raster_group) == 8, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, swizzle_group) == 8, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_tiles) == 12, "layout");
-static_assert(QG_OFFSET_OF(TileSchedule, cut_blocks) == 16, "layout");
-static_assert(QG_OFFSET_OF(TileSchedule, cut_slabs) == 20, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, cut_ctas) == 16, "layout");
+static_assert(QG_OFFSET_OF(TileSchedule, cut_k_tiles) == 20, "layout");
 static_assert(sizeof(TileSchedule) == 24, "layout");
 
-struct StageX {
-    u32 m;  // Tokens.
-    u32 k;  // Input features.
-    u32 columns;  // Columns of the copy, a multiple of 8.
-    u32 flags;  // `K_ORDER` and `X_ALIGNED16` of the `FLAG_` constants, and `ROW_IN_SHARED`.
+struct ConvertShape {
+    u32 rows;  // Rows of X and D.
+    u32 columns;  // Columns of X.
+    u32 d_columns;  // Columns of D.
+    u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
+};
+static_assert(QG_OFFSET_OF(ConvertShape, rows) == 0, "layout");
+static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");
+static_assert(QG_OFFSET_OF(ConvertShape, d_columns) == 8, "layout");
+static_assert(QG_OFFSET_OF(ConvertShape, flags) == 12, "layout");
+static_assert(sizeof(ConvertShape) == 16, "layout");
+
+struct ConvertPointers {
     u64 x;  // X.
-    u64 k_order;  // Column of the copy → input feature: as many entries as the copy has columns.
-    u64 staged;  // The copy.
-    u64 factors;  // What each token's sums are to be multiplied with, in f32.
+    u64 order;  // Column of D → column of X: as many entries as D has columns.
+    u64 d;  // D.
+    u64 row_factors;  // What each row of D is to be multiplied with, in f32.
     u64 x_row;  // Elements from one row of X to the next.
     u64 x_col;  // Elements from one column of X to the next.
+    u64 d_row;  // Elements from one row of D to the next.
 };
-static_assert(QG_OFFSET_OF(StageX, m) == 0, "layout");
-static_assert(QG_OFFSET_OF(StageX, k) == 4, "layout");
-static_assert(QG_OFFSET_OF(StageX, columns) == 8, "layout");
-static_assert(QG_OFFSET_OF(StageX, flags) == 12, "layout");
-static_assert(QG_OFFSET_OF(StageX, x) == 16, "layout");
-static_assert(QG_OFFSET_OF(StageX, k_order) == 24, "layout");
-static_assert(QG_OFFSET_OF(StageX, staged) == 32, "layout");
-static_assert(QG_OFFSET_OF(StageX, factors) == 40, "layout");
-static_assert(QG_OFFSET_OF(StageX, x_row) == 48, "layout");
-static_assert(QG_OFFSET_OF(StageX, x_col) == 56, "layout");
-static_assert(sizeof(StageX) == 64, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, x) == 0, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, order) == 8, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, d) == 16, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, row_factors) == 24, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, x_row) == 32, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, x_col) == 40, "layout");
+static_assert(QG_OFFSET_OF(ConvertPointers, d_row) == 48, "layout");
+static_assert(sizeof(ConvertPointers) == 56, "layout");
 
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
     u32 n;  // Rows.
     u32 blocks;  // Blocks of a row.
-    u32 k_slabs;  // Slabs along K.
+    u32 k_tiles;  // Packed k-tiles along K.
     u32 reserved;  // Unused, zero.
 };
 static_assert(QG_OFFSET_OF(RepackParams, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, packed) == 8, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, n) == 16, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
-static_assert(QG_OFFSET_OF(RepackParams, k_slabs) == 24, "layout");
+static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
 static_assert(sizeof(RepackParams) == 32, "layout");
 

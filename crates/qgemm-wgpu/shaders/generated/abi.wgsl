@@ -2,30 +2,20 @@
 
 struct GemmShape {
     m: u32, // Tokens.
-    n: u32, // Rows of W: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+    stored_rows: u32, // Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
     k: u32, // Input features.
     stored_k: u32, // Stored columns of W.
-    k_slabs: u32, // Slabs of W along K.
-    splits: u32, // Blocks that share one tile's K dimension.
     flags: u32, // Optional operands: see the `FLAG_` constants.
-    activation: u32, // Function applied to what has been added up: see the `ACTIVATION_` constants.
-    d_dtype: u32, // Element type of D: 0 = f32, 1 = f16, 2 = bf16.
-    c_dtype: u32, // Element type of C.
-    bias_dtype: u32, // Element type of the bias.
-    x_dtype: u32, // Element type of X, for kernels not specialised on it.
+    out_features: u32, // Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
     alpha: f32, // Factor of the product.
     beta: f32, // Factor of C.
-    features: u32, // Columns of D: `n`, or, of a gated pair, the rows of each weight.
-    residual_dtype: u32, // Element type of the residual.
 }
 
-struct TileSchedule {
-    n_tiles: u32, // Tiles along N.
-    m_tiles: u32, // Tiles along M.
-    raster_group: u32, // Tiles along N that are worked through together, for all tokens, before the next so many.
-    cut_tiles: u32, // Tiles, first in raster order, whose K dimension is cut.
-    cut_blocks: u32, // Blocks, the first of the grid, that share the cut tiles.
-    cut_slabs: u32, // Slabs between the places of a tile where it may be cut.
+struct ConvertShape {
+    rows: u32, // Rows of X and D.
+    columns: u32, // Columns of X.
+    d_columns: u32, // Columns of D.
+    flags: u32, // `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
 }
 
 const FLAG_ROW_SCALE: u32 = 1u;

@@ -1,11 +1,11 @@
 //! Choosing family, configuration and K partition for an operation.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan, Math, TileConfig, Unsupported};
 
-use crate::cost::estimate;
+use super::cost::estimate;
+use super::partition::{Cut, Partition};
+use super::tuned::TunedTable;
 use crate::error::{Refusal, SchedError};
-use crate::partition::{Cut, Partition};
-use crate::tuned::TunedTable;
 
 /// The M for which batch-invariant operations are planned, whatever their own M is.
 pub const INVARIANT_M: usize = 64;
@@ -39,13 +39,13 @@ pub struct Preferences {
 pub fn choose<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,
-    families: &[&'f dyn KernelFamily],
+    families: &[&'f dyn Family<CheckedGemm>],
     prefs: &Preferences,
     tuned: &TunedTable,
-) -> Result<(&'f dyn KernelFamily, LaunchPlan), SchedError> {
+) -> Result<(&'f dyn Family<CheckedGemm>, LaunchPlan), SchedError> {
     let search = Search { op, ranked: ranked(op), info, prefs, tuned };
     let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn KernelFamily, Offer)> = None;
+    let mut best: Option<(&'f dyn Family<CheckedGemm>, Offer)> = None;
     for family in search.wanted(families)? {
         match search.best_of(family) {
             Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
@@ -65,9 +65,9 @@ pub fn choose<'f>(
 pub fn candidates<'f>(
     op: &CheckedGemm,
     info: &DeviceInfo,
-    families: &[&'f dyn KernelFamily],
+    families: &[&'f dyn Family<CheckedGemm>],
     prefs: &Preferences,
-) -> Result<Vec<(&'f dyn KernelFamily, LaunchPlan)>, SchedError> {
+) -> Result<Vec<(&'f dyn Family<CheckedGemm>, LaunchPlan)>, SchedError> {
     let search = Search { op, ranked: ranked(op), info, prefs, tuned: &TunedTable::new() };
     let mut refusals = Vec::new();
     let mut all = Vec::new();
@@ -93,8 +93,14 @@ fn ranked(op: &CheckedGemm) -> CheckedGemm {
 }
 
 fn describe(op: &CheckedGemm) -> String {
-    let CheckedGemm { m, n, k, format, x, d, class, .. } = op;
-    format!("{m} x {n} x {k} with {format} weights (layout {class:?}), {} activations, {} output", x.dtype, d.dtype)
+    let CheckedGemm { m, stored_rows, k, format, x, d, class, .. } = op;
+    let x = x.format;
+    format!("{m} x {stored_rows} x {k} with {format} weights (layout {class:?}), {x} activations, {} output", d.dtype)
+}
+
+/// The refusal of a batch-invariant plan by a family that does not serve every M.
+fn not_any_m(reason: Unsupported) -> Unsupported {
+    Unsupported::new(format!("{}, and a batch-invariant plan must serve any M", reason.why))
 }
 
 /// A plan with its standing: measured times are believed before estimates.
@@ -132,7 +138,10 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// The families to ask.
-    fn wanted<'f>(&self, families: &[&'f dyn KernelFamily]) -> Result<Vec<&'f dyn KernelFamily>, SchedError> {
+    fn wanted<'f>(
+        &self,
+        families: &[&'f dyn Family<CheckedGemm>],
+    ) -> Result<Vec<&'f dyn Family<CheckedGemm>>, SchedError> {
         let Some(wanted) = &self.prefs.family else { return Ok(families.to_vec()) };
         match families.iter().find(|f| f.name() == wanted) {
             Some(&family) => Ok(vec![family]),
@@ -148,7 +157,7 @@ impl Search<'_> {
         SchedError::NoFamily { device: self.info.name.clone(), operation: describe(self.op), refusals }
     }
 
-    fn best_of(&self, family: &dyn KernelFamily) -> Result<Offer, Unsupported> {
+    fn best_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Offer, Unsupported> {
         let configs = self.configs_of(family)?;
         if let Some(offer) = self.tuned_offer(family, &configs) {
             return Ok(offer);
@@ -160,25 +169,27 @@ impl Search<'_> {
     }
 
     /// The configurations that a family offers for the operation.
-    fn configs_of(&self, family: &dyn KernelFamily) -> Result<Vec<TileConfig>, Unsupported> {
-        family.supports(self.op, self.info)?;
+    fn configs_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Vec<TileConfig>, Unsupported> {
         if self.op.batch_invariant {
-            for m in INVARIANT_PROBES {
+            for m in INVARIANT_PROBES.into_iter().filter(|&m| m != INVARIANT_M) {
                 let probe = CheckedGemm { m, ..self.op.clone() };
-                family.supports(&probe, self.info).map_err(|reason| {
-                    Unsupported::new(format!("{}, and a batch-invariant plan must serve any M", reason.why))
-                })?;
+                family.configs(&probe, self.info).map_err(not_any_m)?;
             }
+            family.configs(self.op, self.info)?;
         }
-        let mut candidates = family.candidates(&self.ranked, self.info);
-        candidates.retain(|config| self.prefs.math.is_none_or(|math| config.math == math));
-        Ok(candidates)
+        let configs = family.configs(&self.ranked, self.info);
+        let mut configs = if self.op.batch_invariant { configs.map_err(not_any_m) } else { configs }?;
+        configs.retain(|config| self.prefs.math.is_none_or(|math| config.math == math));
+        Ok(configs)
     }
 
-    /// The measured configuration, if the family still has it.
-    fn tuned_offer(&self, family: &dyn KernelFamily, configs: &[TileConfig]) -> Option<Offer> {
+    /// The measured configuration, if the family still has it and its sources are those that were measured.
+    fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
-        let config = configs.iter().find(|config| tuned.is_of(config))?;
+        let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;
+        if family.source_hash(config) != tuned.source_hash {
+            return None;
+        }
         let partition = self.partition(config, tuned.cut)?;
         Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, measured: true })
     }
@@ -189,9 +200,14 @@ impl Search<'_> {
         let ranges = [0, 1].map(|full_waves| Cut::Ranges { full_waves });
         parts.chain(ranges).filter_map(move |cut| {
             let partition = self.partition(config, cut)?;
-            let ranked = Partition::new(&self.ranked, config, cut, self.slots(config))?;
-            let seconds = estimate(&self.ranked, self.info, config, &ranked)?;
             let own = estimate(self.op, self.info, config, &partition)?;
+            let seconds = match self.op.batch_invariant {
+                false => own,
+                true => {
+                    let ranked = Partition::new(&self.ranked, config, cut, self.slots(config))?;
+                    estimate(&self.ranked, self.info, config, &ranked)?
+                }
+            };
             Some(Offer { plan: partition.plan(own), seconds, measured: false })
         })
     }
@@ -201,8 +217,8 @@ impl Search<'_> {
         if cut != Cut::NONE && self.op.batch_invariant {
             return None;
         }
-        // Staged activations take room that grows with M: under a limit, large batches would take another configuration.
-        if config.staged_x.is_some() && self.op.batch_invariant && self.prefs.max_workspace.is_some() {
+        // Converted X takes room that grows with M: under a limit, large batches would take another configuration.
+        if config.x_prologue.is_some() && self.op.batch_invariant && self.prefs.max_workspace.is_some() {
             return None;
         }
         let partition = Partition::new(self.op, config, cut, self.slots(config))?;
@@ -218,11 +234,9 @@ impl Search<'_> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::Arc;
-
-    use qgemm_formats::DType;
     use qgemm_formats::prepack::PackClass;
-    use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, Kernel, Schedule, StagedX, XRounding};
+    use qgemm_formats::{DType, XFormat};
+    use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, LaunchSequence, Schedule, XPrecision, XPrologue};
 
     use super::*;
 
@@ -231,8 +245,8 @@ pub(crate) mod tests {
         let dense = |columns| Dense { dtype: DType::F16, row_stride: columns as u64, col_stride: 1, aligned16: false };
         CheckedGemm {
             m,
-            n,
-            features: n,
+            stored_rows: n,
+            out_features: n,
             gated: false,
             k,
             stored_k: k,
@@ -241,8 +255,8 @@ pub(crate) mod tests {
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,
-            x: dense(k),
-            x_rounding: XRounding::default(),
+            x: dense(k).into(),
+            x_precision: XPrecision::default(),
             d: dense(n),
             c: None,
             bias: None,
@@ -262,6 +276,7 @@ pub(crate) mod tests {
             name: "test GPU".into(),
             arch: "sm_90".into(),
             variant: None,
+            driver: "1.0".into(),
             units: 132,
             memory_bytes: 0,
             bandwidth: 4e12,
@@ -277,6 +292,8 @@ pub(crate) mod tests {
     pub(crate) fn config(family: &'static str) -> TileConfig {
         TileConfig {
             family,
+            main_loop: "main_loop",
+            variant: None,
             math: Math::TensorF16,
             tile_n: 64,
             tile_m: 16,
@@ -285,48 +302,54 @@ pub(crate) mod tests {
             blocks_per_unit: 2,
             schedule: Schedule::Grid,
             max_splits: 1,
+            warps_n: 4,
+            k_groups: 1,
             stages: 3,
             shared_bytes: 0,
-            staged_x: None,
+            x_format: XFormat::Plain(DType::F16),
+            x_prologue: None,
             rounded_weights: None,
             efficiency: (700, 900),
         }
     }
 
     #[derive(Debug)]
-    struct Family {
+    struct TestFamily {
         name: &'static str,
         max_m: usize,
         configs: Vec<TileConfig>,
     }
 
-    impl KernelFamily for Family {
+    impl Family<CheckedGemm> for TestFamily {
         fn name(&self) -> &'static str {
             self.name
         }
-        fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
+        fn configs(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
             if op.m > self.max_m {
                 return Err(Unsupported::new(format!("serves at most {} tokens", self.max_m)));
             }
-            Ok(())
+            Ok(self.configs.clone())
         }
-        fn candidates(&self, _: &CheckedGemm, _: &DeviceInfo) -> Vec<TileConfig> {
-            self.configs.clone()
-        }
-        fn prepare(&self, device: &dyn Device, _: &CheckedGemm, _: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+        fn prepare(&self, device: &dyn Device, _: &CheckedGemm, _: &LaunchPlan) -> Result<LaunchSequence, HalError> {
             Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
         }
+        fn source_hash(&self, _: &TileConfig) -> u64 {
+            SOURCES
+        }
     }
 
-    fn gemv() -> Family {
+    /// Hash of the test families' sources.
+    const SOURCES: u64 = 7;
+
+    fn gemv() -> TestFamily {
         let config = TileConfig { tile_m: 2, tile_n: 16, math: Math::FmaF32, ..config("gemv") };
-        Family { name: "gemv", max_m: 2, configs: vec![config] }
+        TestFamily { name: "gemv", max_m: 2, configs: vec![config] }
     }
 
-    fn gemm() -> Family {
+    fn gemm() -> TestFamily {
         let small = TileConfig { max_splits: 8, efficiency: (350, 900), ..config("gemm") };
         let large = TileConfig { tile_m: 128, tile_n: 128, max_splits: 8, ..config("gemm") };
-        Family { name: "gemm", max_m: usize::MAX, configs: vec![small, large] }
+        TestFamily { name: "gemm", max_m: usize::MAX, configs: vec![small, large] }
     }
 
     fn pick(op: &CheckedGemm, prefs: &Preferences, tuned: &TunedTable) -> Result<LaunchPlan, SchedError> {
@@ -354,7 +377,7 @@ pub(crate) mod tests {
         let rounds = |(arithmetic, bandwidth): (u32, u32)| {
             let efficiency = (exact.efficiency.0 + arithmetic, exact.efficiency.1 + bandwidth);
             let rounding = TileConfig { rounded_weights: Some(DType::BF16), efficiency, ..exact };
-            let family = Family { name: "gemm", max_m: usize::MAX, configs: vec![rounding, exact] };
+            let family = TestFamily { name: "gemm", max_m: usize::MAX, configs: vec![rounding, exact] };
             let chosen = choose(&op(512, 4096, 4096), &info(), &[&family], &Preferences::default(), &TunedTable::new());
             chosen.expect("serves everything").1.config.rounded_weights.is_some()
         };
@@ -367,13 +390,13 @@ pub(crate) mod tests {
     fn a_narrow_problem_is_split_and_a_limit_prevents_it() {
         let narrow = op(16, 512, 16384);
         let plan = pick_freely(&narrow);
-        assert!(plan.splits > 1 && plan.workspace_bytes > 0, "{plan:?}");
+        assert!(plan.splits > 1 && plan.workspace.bytes > 0, "{plan:?}");
         assert_eq!(plan.grid, [plan.n_tiles, plan.m_tiles, plan.splits]);
         let none = Preferences { max_workspace: Some(0), ..Default::default() };
-        assert_eq!(pick(&narrow, &none, &TunedTable::new()).expect("unsplit").workspace_bytes, 0);
-        let some = Preferences { max_workspace: Some(plan.workspace_bytes - 1), ..Default::default() };
+        assert_eq!(pick(&narrow, &none, &TunedTable::new()).expect("unsplit").workspace.bytes, 0);
+        let some = Preferences { max_workspace: Some(plan.workspace.bytes - 1), ..Default::default() };
         let within = pick(&narrow, &some, &TunedTable::new()).expect("fewer splits");
-        assert!(within.workspace_bytes < plan.workspace_bytes);
+        assert!(within.workspace.bytes < plan.workspace.bytes);
     }
 
     #[test]
@@ -390,7 +413,7 @@ pub(crate) mod tests {
     #[test]
     fn an_absent_arithmetic_is_a_refusal() {
         let config = TileConfig { math: Math::DotI8, ..config("mmq") };
-        let mmq = Family { name: "mmq", max_m: usize::MAX, configs: vec![config] };
+        let mmq = TestFamily { name: "mmq", max_m: usize::MAX, configs: vec![config] };
         let error = choose(&op(1, 64, 64), &info(), &[&mmq], &Preferences::default(), &TunedTable::new());
         assert!(matches!(error, Err(SchedError::NoFamily { refusals, .. }) if refusals.len() == 1));
     }
@@ -412,27 +435,26 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn staged_activations_need_room_and_no_limit_where_the_batch_must_not_matter() {
+    fn converted_activations_need_room_and_no_limit_where_the_batch_must_not_matter() {
         let direct = TileConfig { efficiency: (10, 100), ..config("gemm") };
-        let staged = StagedX { dtype: DType::F16, scaled: true };
-        let family = Family {
+        let prologue = XPrologue::Convert { row_factors: true };
+        let family = TestFamily {
             name: "gemm",
             max_m: usize::MAX,
-            configs: vec![direct, TileConfig { staged_x: Some(staged), ..config("gemm") }],
+            configs: vec![direct, TileConfig { x_prologue: Some(prologue), ..config("gemm") }],
         };
-        let staged_with = |op: &CheckedGemm, max_workspace| {
+        let converts_with = |op: &CheckedGemm, max_workspace| {
             let prefs = Preferences { max_workspace, ..Default::default() };
             let (_, plan) = choose(op, &info(), &[&family], &prefs, &TunedTable::new()).expect("serves everything");
-            assert!(plan.workspace_bytes <= max_workspace.unwrap_or(usize::MAX));
-            assert_eq!(plan.workspace_layout().map(|l| l.bytes), Some(plan.workspace_bytes));
-            plan.config.staged_x.is_some()
+            assert!(plan.workspace.bytes <= max_workspace.unwrap_or(usize::MAX));
+            plan.config.x_prologue.is_some()
         };
         let plain = op(512, 4096, 4096);
-        assert!(staged_with(&plain, None) && staged_with(&plain, Some(1 << 23)));
-        assert!(!staged_with(&plain, Some(1 << 22)));
+        assert!(converts_with(&plain, None) && converts_with(&plain, Some(1 << 23)));
+        assert!(!converts_with(&plain, Some(1 << 22)));
         for m in [1, 512] {
             let invariant = CheckedGemm { batch_invariant: true, ..op(m, 4096, 4096) };
-            assert!(staged_with(&invariant, None) && !staged_with(&invariant, Some(1 << 23)));
+            assert!(converts_with(&invariant, None) && !converts_with(&invariant, Some(1 << 23)));
         }
     }
 
@@ -442,7 +464,7 @@ pub(crate) mod tests {
         let [small, _] = gemm().configs[..] else { unreachable!("two configurations") };
         let measured = |config: TileConfig, parts: u32, seconds: f64, table: &mut TunedTable| {
             let plan = Partition::new(&problem, &config, Cut::Parts(parts), 264).expect("small").plan(0.0);
-            table.record(&info(), &problem, &plan, seconds)
+            table.record(&info(), &problem, &plan, SOURCES, seconds)
         };
         let mut tuned = TunedTable::new();
         assert!(measured(small, 2, 1e-3, &mut tuned));
@@ -456,5 +478,10 @@ pub(crate) mod tests {
         let gone = TileConfig { tile_m: 24, ..small };
         assert!(measured(gone, 1, 1e-9, &mut stale));
         assert_eq!(pick(&problem, &Preferences::default(), &stale).expect("serves it").config.tile_m, 128);
+
+        let mut of_other_sources = TunedTable::new();
+        let plan = Partition::new(&problem, &small, Cut::Parts(2), 264).expect("small").plan(0.0);
+        assert!(of_other_sources.record(&info(), &problem, &plan, SOURCES + 1, 1e-9));
+        assert_eq!(pick(&problem, &Preferences::default(), &of_other_sources).expect("serves it").config.tile_m, 128);
     }
 }

@@ -1,18 +1,18 @@
 //! The cost model: what blocks do one after another, each phase bound by arithmetic or by memory, and what it costs to
 //! begin tiles and to add up those that are cut.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig};
 
-use crate::partition::{Partition, Phase};
+use super::partition::{Partition, Phase};
 
 /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
 /// blocks than slots still draw the full bandwidth.
 const SATURATING_SHARE: f64 = 0.5;
-/// With n times fewer blocks than a unit has room for, it multiplies n to this power times more slowly.
-const LONELINESS: f64 = 0.5;
+/// Underfill exponent: with n times fewer CTAs than a unit has room for, it multiplies n to this power times more slowly.
+const UNDERFILL: f64 = 0.5;
 /// The same for a few tokens on matrix instructions, whose blocks are bound by how long one product waits for another (measured on an
 /// H200, tiles of 64 × 8: 128 blocks, of which an SM has room for two, took 15.0 µs, twice as many with half the work each 12.3).
-const FEW_TOKENS_LONELINESS: f64 = 0.75;
+const FEW_TOKENS_UNDERFILL: f64 = 0.75;
 /// Most tokens of such a tile.
 const FEW_TOKENS: u32 = 16;
 /// Cost of beginning and ending a tile, as a share of a launch.
@@ -24,10 +24,10 @@ const FIXUP_LAUNCHES: f64 = 0.5;
 const RESTART_LAUNCHES: f64 = 0.6;
 /// How much faster partial sums pass between blocks than data comes from memory: they stay in the last-level cache.
 const CACHE_FACTOR: f64 = 1.5;
-/// How sharp the bend of the roofline is: where arithmetic and memory take the same time, they take `2^(1/4)` of it
-/// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without one the choice
+/// The roofline's p-norm: where arithmetic and memory take the same time, they take `2^(1/4)` of it
+/// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without the norm the choice
 /// jumps to and fro where two configurations cross.
-const BEND: f64 = 4.0;
+const ROOFLINE_P: f64 = 4.0;
 
 /// Seconds that `partition` of `op` is expected to take on a device, or `None` when the device lacks the
 /// configuration's arithmetic.
@@ -37,7 +37,7 @@ pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partit
     let steps: f64 = phases.iter().map(Phase::steps).sum();
     // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
     // traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
-    let all_bytes = op.bytes() + op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
+    let all_bytes = op.traffic() + op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
     let time: f64 = phases
         .iter()
         .map(|phase| {
@@ -45,10 +45,10 @@ pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partit
             let bytes = all_bytes * phase.steps() / steps;
             let busy = arithmetic(info, config, phase, &waves, rate) + tiles(info, config, phase, &waves);
             let memory = memory(bytes, info, config, &waves);
-            (busy.powf(BEND) + memory.powf(BEND)).powf(1.0 / BEND)
+            (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
         })
         .sum();
-    Some(time + fixup(info, config, partition) + staging(op, info, partition) + info.launch_seconds)
+    Some(time + fixup(info, config, partition) + x_prologue(op, info, partition) + info.launch_seconds)
 }
 
 /// How blocks fill the device: `full` waves of `slots` blocks, then `rest` blocks.
@@ -74,8 +74,8 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let room = f64::from(config.blocks_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
     let few = config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid;
-    let loneliness = if few { FEW_TOKENS_LONELINESS } else { LONELINESS };
-    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(loneliness) } else { 0.0 };
+    let underfill = if few { FEW_TOKENS_UNDERFILL } else { UNDERFILL };
+    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(underfill) } else { 0.0 };
     blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }
 
@@ -96,8 +96,8 @@ fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -
 /// Time of writing, meeting at and adding up the partial sums of a split tile. All are added up at the same time, each
 /// by one block, which reads those of the others.
 fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
-    let contributors = partition.contributors();
-    if contributors < 2 {
+    let peers = partition.peers();
+    if peers < 2 {
         return 0.0;
     }
     let tile_bytes = f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
@@ -108,15 +108,15 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
     let meeting = FIXUP_LAUNCHES + RESTART_LAUNCHES * restarts;
-    f64::from(contributors) * tile_bytes / block_rate + meeting * info.launch_seconds
+    f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds
 }
 
-/// Time of the launch that prepares activations: X is read, the copy written.
-fn staging(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64 {
+/// Time of the launch that converts X: X is read, the padded copy written.
+fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64 {
     let layout = partition.workspace_layout();
-    let Some(staged) = layout.staged_x else { return 0.0 };
-    let read = op.m as f64 * op.k as f64 * op.x.dtype.bytes() as f64;
-    info.launch_seconds + (read + (layout.bytes - staged.x) as f64) / info.bandwidth
+    let Some(region) = layout.x else { return 0.0 };
+    let read = op.m as f64 * op.x_row_bytes();
+    info.launch_seconds + (read + (layout.bytes - region.x) as f64) / info.bandwidth
 }
 
 fn efficiency(per_mille: u32) -> f64 {
@@ -125,12 +125,11 @@ fn efficiency(per_mille: u32) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::DType;
-    use qgemm_hal::StagedX;
+    use qgemm_hal::XPrologue;
 
     use super::*;
-    use crate::partition::Cut;
-    use crate::select::tests::{config, info, op};
+    use crate::gemm::Cut;
+    use crate::gemm::select::tests::{config, info, op};
 
     fn seconds(m: usize, n: usize, k: usize, config: &TileConfig, splits: u32) -> f64 {
         let op = op(m, n, k);
@@ -149,7 +148,7 @@ mod tests {
     #[test]
     fn a_single_token_is_bound_by_memory() {
         let c = TileConfig { tile_m: 1, tile_n: 8, ..config("gemv") };
-        let expected = op(1, 8192, 4096).bytes() / info().bandwidth;
+        let expected = op(1, 8192, 4096).traffic() / info().bandwidth;
         let got = seconds(1, 8192, 4096, &c, 1) - info().launch_seconds;
         assert!((0.9..1.2).contains(&(got / expected)), "{got} {expected}");
     }
@@ -162,10 +161,10 @@ mod tests {
     }
 
     #[test]
-    fn staging_costs_a_launch_and_its_traffic() {
+    fn a_prologue_costs_a_launch_and_its_traffic() {
         let direct = config("gemm");
-        let staged = TileConfig { staged_x: Some(StagedX { dtype: DType::F16, scaled: true }), ..direct };
-        let more = seconds(4096, 4096, 4096, &staged, 1) - seconds(4096, 4096, 4096, &direct, 1);
+        let converts = TileConfig { x_prologue: Some(XPrologue::Convert { row_factors: true }), ..direct };
+        let more = seconds(4096, 4096, 4096, &converts, 1) - seconds(4096, 4096, 4096, &direct, 1);
         let traffic = 4096.0 * (4096.0 * 4.0 + 4.0) / info().bandwidth;
         assert!((more / (info().launch_seconds + traffic) - 1.0).abs() < 1e-9, "{more}");
     }

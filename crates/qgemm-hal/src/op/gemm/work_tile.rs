@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use crate::family::{LaunchPlan, StreamK};
+use super::plan::{LaunchPlan, StreamK};
 
-/// What a block computes of one tile.
+/// What a CTA computes of one tile.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct WorkTile {
     /// The tile: place in the order in which tiles are worked through, index of its counter.
     pub tile: u32,
     /// Place of the tile along N.
@@ -17,32 +17,32 @@ pub struct Piece {
     /// Steps along K.
     pub k_steps: Range<u32>,
     /// Blocks that share the tile.
-    pub contributors: u32,
+    pub peers: u32,
     /// This block's place among them, in the order of their steps.
     pub index: u32,
-    /// Slot of this block's partial sums, when there are several contributors. Those of a tile follow one another.
+    /// Slot of this block's partial sums, when there are several peers. Those of a tile follow one another.
     pub slot: u32,
 }
 
 impl LaunchPlan {
     /// What the block at `place` of the grid works on, in order.
-    pub fn pieces(&self, place: [u32; 3]) -> Vec<Piece> {
+    pub fn work_tiles(&self, place: [u32; 3]) -> Vec<WorkTile> {
         match &self.stream_k {
             None => vec![self.part(place)],
             Some(cut) => self.range(cut, place[0]).chain(self.whole_tiles(cut, place[0])).collect(),
         }
     }
 
-    /// The one piece of a block whose grid has a part of a tile for each.
-    fn part(&self, [n_tile, m_tile, part]: [u32; 3]) -> Piece {
+    /// The one work tile of a block whose grid has a part of a tile for each.
+    fn part(&self, [n_tile, m_tile, part]: [u32; 3]) -> WorkTile {
         let bound = |s: u32| (u64::from(s) * u64::from(self.k_steps) / u64::from(self.splits)) as u32;
         let tile = m_tile * self.n_tiles + n_tile;
         let k_steps = bound(part)..bound(part + 1);
-        Piece { tile, n_tile, m_tile, k_steps, contributors: self.splits, index: part, slot: tile * self.splits + part }
+        WorkTile { tile, n_tile, m_tile, k_steps, peers: self.splits, index: part, slot: tile * self.splits + part }
     }
 
     /// The parts of cut tiles in a block's range.
-    fn range(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = Piece> {
+    fn range(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = WorkTile> {
         let units = cut.units(self.k_steps);
         let range = cut.range(units, block);
         let tiles = if range.is_empty() { 0..0 } else { range.start / units..range.end.div_ceil(units) };
@@ -52,9 +52,9 @@ impl LaunchPlan {
             let end = range.end.min(first_unit + units) - first_unit;
             let first_block = cut.owner(units, first_unit);
             let index = block - first_block;
-            Piece {
+            WorkTile {
                 k_steps: begin * cut.cut_steps..(end * cut.cut_steps).min(self.k_steps),
-                contributors: cut.owner(units, first_unit + units - 1) - first_block + 1,
+                peers: cut.owner(units, first_unit + units - 1) - first_block + 1,
                 index,
                 // So many tiles were cut before this one at most.
                 slot: first_block + tile.min(first_block) + index,
@@ -64,22 +64,22 @@ impl LaunchPlan {
     }
 
     /// A block's whole tiles.
-    fn whole_tiles(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = Piece> {
+    fn whole_tiles(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = WorkTile> {
         let tiles = cut.cut_tiles + block..self.n_tiles * self.m_tiles;
         tiles.step_by(self.grid[0] as usize).map(|tile| self.whole_tile(cut, tile))
     }
 
-    /// All of the tile at a place in raster order.
-    fn whole_tile(&self, cut: &StreamK, tile: u32) -> Piece {
-        let first = tile / (cut.raster_group * self.m_tiles) * cut.raster_group;
-        let width = cut.raster_group.min(self.n_tiles - first);
+    /// All of the tile at a place in the order of the swizzle.
+    fn whole_tile(&self, cut: &StreamK, tile: u32) -> WorkTile {
+        let first = tile / (cut.swizzle_group * self.m_tiles) * cut.swizzle_group;
+        let width = cut.swizzle_group.min(self.n_tiles - first);
         let rest = tile - first * self.m_tiles;
-        Piece {
+        WorkTile {
             tile,
             n_tile: first + rest % width,
             m_tile: rest / width,
             k_steps: 0..self.k_steps,
-            contributors: 1,
+            peers: 1,
             index: 0,
             slot: 0,
         }
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_range_is_held_by_its_owner() {
-        let cut = StreamK { cut_tiles: 5, cut_blocks: 7, cut_steps: 2, raster_group: 1 };
+        let cut = StreamK { cut_tiles: 5, cut_blocks: 7, cut_steps: 2, swizzle_group: 1 };
         let units = cut.units(13);
         assert_eq!(units, 7);
         for unit in 0..5 * units {

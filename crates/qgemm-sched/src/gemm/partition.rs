@@ -14,7 +14,7 @@ pub enum Cut {
     /// 1) of those waves, is cut into equal ranges, one for every block that the device runs at once.
     Ranges {
         /// Whole waves that are cut, too. With one, no range is shorter than a tile, so that no tile has more than two
-        /// contributors.
+        /// peers.
         full_waves: u32,
     },
 }
@@ -79,7 +79,7 @@ impl Partition {
     /// when the configuration cannot be cut so, or a count of tiles or the size of the workspace overflows.
     pub fn new(op: &CheckedGemm, config: &TileConfig, cut: Cut, slots: u32) -> Option<Self> {
         let tiles = |len: usize, tile: u32| u32::try_from(len.div_ceil(tile as usize)).ok();
-        let n_tiles = tiles(op.n, config.tile_n)?;
+        let n_tiles = tiles(op.stored_rows, config.tile_n)?;
         let m_tiles = tiles(op.m, config.tile_m)?;
         let k_steps = tiles(op.stored_k, config.tile_k)?;
         let tiles = u64::from(n_tiles) * u64::from(m_tiles);
@@ -107,21 +107,14 @@ impl Partition {
                 let cut = Cutter { config, tiles, k_steps, slots }.cut(cut)?;
                 let blocks = if cut.cut_tiles < tiles { slots.min(tiles) } else { cut.cut_blocks };
                 let blocks = blocks.max(cut.cut_blocks);
-                let raster_group = raster_group(op, config, n_tiles, blocks);
+                let swizzle_group = swizzle_group(op, config, n_tiles, blocks);
                 let workspace = WorkspaceLayout::stream_k(&cut, tile_values)?;
-                let stream_k = Some(StreamK { raster_group, ..cut });
+                let stream_k = Some(StreamK { swizzle_group, ..cut });
                 Some(Self { stream_k, grid: [blocks, 1, 1], workspace, ..fixed })
             }
         }?;
-        partition.with_staged_x()
-    }
-
-    /// With room for the copy of X that the configuration asks for.
-    fn with_staged_x(self) -> Option<Self> {
-        let Some(staged) = self.config.staged_x else { return Some(self) };
-        let rows = u64::from(self.m_tiles) * u64::from(self.config.tile_m);
-        let columns = u64::from(self.k_steps) * u64::from(self.config.tile_k);
-        Some(Self { workspace: self.workspace.with_staged_x(staged, rows, columns)?, ..self })
+        let workspace = partition.workspace.with_x(config, m_tiles, k_steps)?;
+        Some(Self { workspace, ..partition })
     }
 
     /// The grid, x fastest.
@@ -139,13 +132,13 @@ impl Partition {
         self.m_tiles
     }
 
-    /// Offsets of counters, partial sums and staged activations.
+    /// Offsets of counters, partial accumulators and converted X.
     pub fn workspace_layout(&self) -> WorkspaceLayout {
         self.workspace
     }
 
     /// Most blocks that share a tile.
-    pub(crate) fn contributors(&self) -> u32 {
+    pub(crate) fn peers(&self) -> u32 {
         match &self.stream_k {
             None => self.splits,
             Some(cut) if cut.cut_blocks == 0 => 1,
@@ -187,7 +180,7 @@ impl Partition {
             splits: self.splits,
             stream_k: self.stream_k,
             grid: self.grid,
-            workspace_bytes: self.workspace.bytes,
+            workspace: self.workspace,
             estimate,
         }
     }
@@ -215,7 +208,7 @@ impl Cutter<'_> {
                 let rest = self.tiles % self.slots;
                 let cut_tiles = u64::from(rest) + u64::from(full_waves) * u64::from(self.slots);
                 let cut_tiles = u32::try_from(cut_tiles).ok().filter(|&cut| cut <= self.tiles && rest > 0)?;
-                // A tile has at most two contributors more than whole ranges fit into it.
+                // A tile has at most two peers more than whole ranges fit into it.
                 let most = match self.config.max_splits {
                     0..=1 => return None,
                     2 => u64::from(cut_tiles),
@@ -236,9 +229,9 @@ impl Cutter<'_> {
 
 /// Tiles along N that are worked through together, so that `blocks` blocks at work at once read the fewest different
 /// bytes: `g` tiles of W and `blocks / g` of X.
-fn raster_group(op: &CheckedGemm, config: &TileConfig, n_tiles: u32, blocks: u32) -> u32 {
+fn swizzle_group(op: &CheckedGemm, config: &TileConfig, n_tiles: u32, blocks: u32) -> u32 {
     let w_tile = f64::from(config.tile_n) * op.format.row_bytes(op.stored_k) as f64;
-    let x_tile = f64::from(config.tile_m) * op.k as f64 * op.x.dtype.bytes() as f64;
+    let x_tile = f64::from(config.tile_m) * op.x_row_bytes();
     let best = (f64::from(blocks) * x_tile / w_tile.max(1.0)).sqrt();
     (best.round() as u32).clamp(1, n_tiles.max(1))
 }
@@ -249,10 +242,10 @@ mod tests {
     use std::ops::Range;
 
     use proptest::prelude::*;
-    use qgemm_hal::Piece;
+    use qgemm_hal::WorkTile;
 
     use super::*;
-    use crate::select::tests::{config, op};
+    use crate::gemm::select::tests::{config, op};
 
     fn cuts() -> impl Strategy<Value = Cut> {
         prop_oneof![(1u32..9).prop_map(Cut::Parts), (0u32..2).prop_map(|full_waves| Cut::Ranges { full_waves })]
@@ -263,11 +256,11 @@ mod tests {
     }
 
     /// Every piece of every block.
-    fn all_pieces(partition: &Partition) -> Vec<Piece> {
+    fn all_work_tiles(partition: &Partition) -> Vec<WorkTile> {
         let [gx, gy, gz] = partition.grid();
         let places = (0..gz).flat_map(|z| (0..gy).flat_map(move |y| (0..gx).map(move |x| [x, y, z])));
         let plan = partition.plan(0.0);
-        places.flat_map(|place| plan.pieces(place)).collect()
+        places.flat_map(|place| plan.work_tiles(place)).collect()
     }
 
     /// The rows or columns of `tile`, of which there are `end`.
@@ -278,7 +271,7 @@ mod tests {
 
     /// Place along N and along M of every tile, in raster order.
     fn raster(partition: &Partition) -> Vec<(u32, u32)> {
-        let mut pieces = all_pieces(partition);
+        let mut pieces = all_work_tiles(partition);
         pieces.sort_by_key(|p| p.tile);
         pieces.dedup_by_key(|p| p.tile);
         pieces.into_iter().map(|p| (p.n_tile, p.m_tile)).collect()
@@ -296,7 +289,7 @@ mod tests {
             let Some(partition) = Partition::new(&op, &config, cut, slots) else { return Ok(()) };
             let steps = partition.k_steps() as usize;
             let mut visits = vec![0u8; m * n * steps];
-            for piece in all_pieces(&partition) {
+            for piece in all_work_tiles(&partition) {
                 prop_assert!(!piece.k_steps.is_empty(), "no piece is empty");
                 for i in outputs(piece.m_tile, tile_m, m) {
                     for j in outputs(piece.n_tile, tile_n, n) {
@@ -311,7 +304,7 @@ mod tests {
         }
 
         #[test]
-        fn contributors_follow_one_another_and_have_a_slot_each(
+        fn peers_follow_one_another_and_have_a_slot_each(
             (m, n, blocks) in (1usize..900, 1usize..900, 1usize..300),
             (schedule, cut, slots) in (schedules(), cuts(), 1u32..200),
         ) {
@@ -321,13 +314,12 @@ mod tests {
             let again = Partition::new(&op(m, n, blocks * 32), &config, Cut::of(&plan), slots);
             prop_assert_eq!(again, Some(partition), "{:?} is read back as {:?}", cut, Cut::of(&plan));
             let layout = partition.workspace_layout();
-            prop_assert_eq!(plan.workspace_layout(), Some(layout));
-            prop_assert_eq!(plan.workspace_bytes, layout.bytes);
+            prop_assert_eq!(plan.workspace, layout);
             let slots_there = layout.partial_bytes / (16 * 64 * 4);
             let mut taken = vec![false; slots_there];
-            let mut tiles: HashMap<u32, Vec<Piece>> = HashMap::new();
-            for piece in all_pieces(&partition) {
-                if piece.contributors > 1 {
+            let mut tiles: HashMap<u32, Vec<WorkTile>> = HashMap::new();
+            for piece in all_work_tiles(&partition) {
+                if piece.peers > 1 {
                     prop_assert!(u64::from(piece.tile) < plan.shared_tiles());
                     prop_assert!(layout.counters + piece.tile as usize * 4 + 4 <= layout.partials);
                     prop_assert!(!std::mem::replace(&mut taken[piece.slot as usize], true), "one piece a slot");
@@ -338,7 +330,7 @@ mod tests {
                 pieces.sort_by_key(|p| p.k_steps.start);
                 prop_assert!(pieces.len() <= config.max_splits as usize);
                 for (index, piece) in pieces.iter().enumerate() {
-                    prop_assert_eq!((piece.index as usize, piece.contributors as usize), (index, pieces.len()));
+                    prop_assert_eq!((piece.index as usize, piece.peers as usize), (index, pieces.len()));
                     prop_assert_eq!((piece.n_tile, piece.m_tile), (pieces[0].n_tile, pieces[0].m_tile));
                     prop_assert_eq!(piece.slot, pieces[0].slot + piece.index);
                 }
@@ -357,7 +349,7 @@ mod tests {
             let (least, most) = (lengths.iter().min().expect("blocks"), lengths.iter().max().expect("blocks"));
             prop_assert!(*least >= RANGE_UNITS as u32 && most - least <= 1, "{} to {}", least, most);
             let plan = partition.plan(0.0);
-            let whole = |block| plan.pieces([block, 0, 0]).iter().filter(|p| p.tile >= cut.cut_tiles).count();
+            let whole = |block| plan.work_tiles([block, 0, 0]).iter().filter(|p| p.tile >= cut.cut_tiles).count();
             prop_assert!((1..plan.grid[0]).all(|block| whole(block) == whole(0)), "whole tiles fill whole waves");
         }
 
@@ -380,7 +372,7 @@ mod tests {
         let config = TileConfig { max_splits: 4, tile_k: 64, schedule: Schedule::StreamK, ..config("gemm") };
         let bounds = |m, n| {
             let partition = Partition::new(&op(m, n, 7 * 256), &config, Cut::Parts(3), 132).expect("small");
-            let mut bounds: Vec<_> = all_pieces(&partition).into_iter().map(|p| (p.index, p.k_steps)).collect();
+            let mut bounds: Vec<_> = all_work_tiles(&partition).into_iter().map(|p| (p.index, p.k_steps)).collect();
             bounds.sort_by_key(|(index, steps)| (*index, steps.start, steps.end));
             bounds.dedup();
             bounds
@@ -402,7 +394,7 @@ mod tests {
         let config = TileConfig { schedule: Schedule::StreamK, ..config("gemm") };
         let partition = Partition::new(&op(16 * 70_000, 64, 64), &config, Cut::NONE, 132).expect("fits");
         assert_eq!(partition.grid(), [132, 1, 1]);
-        assert_eq!(partition.plan(0.0).pieces([131, 0, 0]).len(), (70_000 - 131usize).div_ceil(132));
+        assert_eq!(partition.plan(0.0).work_tiles([131, 0, 0]).len(), (70_000 - 131usize).div_ceil(132));
     }
 
     #[test]

@@ -2,35 +2,47 @@
 
 use std::collections::BTreeMap;
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, LaunchPlan, TileConfig};
+use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, LaunchPlan};
 use serde::{Deserialize, Serialize};
 
+use super::partition::Cut;
 use crate::error::TunedError;
-use crate::partition::Cut;
 
-/// The best configuration measured for each device (by name), kernel ([`CheckedGemm::kernel_name`]) and shape.
+/// The best configuration measured for each device (name and driver), problem and family.
 ///
 /// A measurement stands for a range of tokens, of which it was taken at the last: 1, 2, 4, 8, then up to every multiple
-/// of 8 to 64, of 32 to 256, and every power of two. Plans of shapes without one are left to the cost model.
+/// of 8 to 64, of 32 to 256, and every power of two. Plans of shapes without one are left to the cost model, as are those
+/// whose kernel no longer exists, or was measured when its sources were others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
-    best: BTreeMap<Key, Tuned>,
+    best: BTreeMap<(Key, String), Tuned>,
 }
 
 /// What a measurement stands for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Key {
     device: String,
-    kernel: String,
+    driver: String,
+    /// Format of W.
+    w: String,
+    /// Format of X in memory.
+    x: String,
     m: usize,
-    n: usize,
+    stored_rows: usize,
     k: usize,
 }
 
 impl Key {
-    fn of(info: &DeviceInfo, op: &CheckedGemm, family: &str) -> Self {
-        let device = info.name.clone();
-        Self { device, kernel: op.kernel_name(family), m: last_of_range(op.m), n: op.n, k: op.k }
+    fn of(info: &DeviceInfo, op: &CheckedGemm) -> Self {
+        Self {
+            device: info.name.clone(),
+            driver: info.driver.clone(),
+            w: op.format.name.to_owned(),
+            x: op.x.format.name().to_owned(),
+            m: last_of_range(op.m),
+            stored_rows: op.stored_rows,
+            k: op.k,
+        }
     }
 }
 
@@ -47,36 +59,28 @@ fn last_of_range(m: usize) -> usize {
 /// A measured configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tuned {
-    tile: Tile,
+    /// The kernel.
+    #[serde(with = "as_text")]
+    pub kernel: KernelId,
+    /// Of its sources ([`Family::source_hash`](qgemm_hal::Family::source_hash)).
+    pub source_hash: u64,
     /// How K was cut.
     pub cut: Cut,
     /// The time measured.
     pub seconds: f64,
 }
 
-impl Tuned {
-    /// Whether `config` is the one that was measured. What it is expected to reach may have changed since.
-    pub fn is_of(&self, config: &TileConfig) -> bool {
-        self.tile == Tile::of(config)
+/// Identities as JSON strings.
+mod as_text {
+    use qgemm_hal::KernelId;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(id: &KernelId, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(id)
     }
-}
 
-/// What tells the configurations of a family apart.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Tile {
-    tile_n: u32,
-    tile_m: u32,
-    tile_k: u32,
-    threads: u32,
-    blocks_per_unit: u32,
-    stages: u32,
-    shared_bytes: u32,
-}
-
-impl Tile {
-    fn of(config: &TileConfig) -> Self {
-        let &TileConfig { tile_n, tile_m, tile_k, threads, blocks_per_unit, stages, shared_bytes, .. } = config;
-        Self { tile_n, tile_m, tile_k, threads, blocks_per_unit, stages, shared_bytes }
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<KernelId, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -96,8 +100,14 @@ struct File {
     tuned: Vec<Record>,
 }
 
-/// Version of the file's format.
-const VERSION: u32 = 1;
+/// What every version of the file has.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+/// Version of the file's format. Version 1 named kernels by seven numbers in place of an identity.
+const VERSION: u32 = 2;
 
 impl TunedTable {
     /// An empty table.
@@ -105,15 +115,24 @@ impl TunedTable {
         Self::default()
     }
 
-    /// Records that a launch of `plan` for `op` took `seconds` on a device like `info`. Dropped, with `false`, when a
-    /// faster one is known, or when `op` has fewer tokens than the last of the range that it would stand for.
-    pub fn record(&mut self, info: &DeviceInfo, op: &CheckedGemm, plan: &LaunchPlan, seconds: f64) -> bool {
-        let key = Key::of(info, op, plan.config.family);
-        let known = self.best.get(&key);
-        if key.m != op.m || known.is_some_and(|known| known.seconds <= seconds) {
+    /// Records that a launch of `plan` for `op`, of a kernel whose sources have this hash, took `seconds` on a device like
+    /// `info`. Dropped, with `false`, when a faster one is known of the same sources, or when `op` has fewer tokens than the
+    /// last of the range that it would stand for.
+    pub fn record(
+        &mut self,
+        info: &DeviceInfo,
+        op: &CheckedGemm,
+        plan: &LaunchPlan,
+        source_hash: u64,
+        seconds: f64,
+    ) -> bool {
+        let key = (Key::of(info, op), plan.config.family.to_owned());
+        let is_faster = |known: &Tuned| known.source_hash == source_hash && known.seconds <= seconds;
+        if key.0.m != op.m || self.best.get(&key).is_some_and(is_faster) {
             return false;
         }
-        self.best.insert(key, Tuned { tile: Tile::of(&plan.config), cut: Cut::of(plan), seconds });
+        let kernel = plan.config.kernel_id(op.format);
+        self.best.insert(key, Tuned { kernel, source_hash, cut: Cut::of(plan), seconds });
         true
     }
 
@@ -123,7 +142,7 @@ impl TunedTable {
         if self.is_empty() {
             return None;
         }
-        self.best.get(&Key::of(info, op, family))
+        self.best.get(&(Key::of(info, op), family.to_owned()))
     }
 
     /// Measurements in the table.
@@ -141,7 +160,7 @@ impl TunedTable {
     /// # Errors
     /// [`TunedError::Json`] when a time is not finite.
     pub fn to_json(&self) -> Result<String, TunedError> {
-        let record = |(key, tuned): (&Key, &Tuned)| Record { key: key.clone(), tuned: *tuned };
+        let record = |((key, _), tuned): (&(Key, String), &Tuned)| Record { key: key.clone(), tuned: *tuned };
         let file = File { version: VERSION, tuned: self.best.iter().map(record).collect() };
         Ok(serde_json::to_string_pretty(&file)?)
     }
@@ -151,19 +170,24 @@ impl TunedTable {
     /// # Errors
     /// [`TunedError::Json`] when it is something else, [`TunedError::Version`] when another version wrote it.
     pub fn from_json(text: &str) -> Result<Self, TunedError> {
-        let File { version, tuned } = serde_json::from_str(text)?;
+        // The version first: what else other versions hold is not known.
+        let Versioned { version } = serde_json::from_str(text)?;
         if version != VERSION {
             return Err(TunedError::Version { expected: VERSION, got: version });
         }
-        Ok(Self { best: tuned.into_iter().map(|record| (record.key, record.tuned)).collect() })
+        let File { tuned, .. } = serde_json::from_str(text)?;
+        let of_family = |record: Record| ((record.key, record.tuned.kernel.family.to_string()), record.tuned);
+        Ok(Self { best: tuned.into_iter().map(of_family).collect() })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use qgemm_hal::TileConfig;
+
     use super::*;
-    use crate::partition::Partition;
-    use crate::select::tests::{config, info, op};
+    use crate::gemm::partition::Partition;
+    use crate::gemm::select::tests::{config, info, op};
 
     fn table() -> TunedTable {
         let mut table = TunedTable::new();
@@ -171,7 +195,7 @@ mod tests {
         for (m, parts, seconds) in [(8, 2, 2e-6), (8, 3, 1e-6), (8, 1, 3e-6), (512, 1, 4e-6)] {
             let op = op(m, 256, 1024);
             let plan = Partition::new(&op, &tuned, Cut::Parts(parts), 132).expect("small").plan(0.0);
-            assert_eq!(table.record(&info(), &op, &plan, seconds), seconds < 3e-6 || m == 512);
+            assert_eq!(table.record(&info(), &op, &plan, 7, seconds), seconds < 3e-6 || m == 512);
         }
         table
     }
@@ -181,7 +205,8 @@ mod tests {
         let table = table();
         assert_eq!(table.len(), 2);
         for m in [5, 8, 300, 512] {
-            assert!(table.find(&info(), &op(m, 256, 1024), "gemm").is_some_and(|t| t.is_of(&config("gemm"))), "{m}");
+            let (op, id) = (op(m, 256, 1024), config("gemm").kernel_id(op(m, 256, 1024).format));
+            assert!(table.find(&info(), &op, "gemm").is_some_and(|t| t.kernel == id), "{m}");
         }
         assert_eq!(table.find(&info(), &op(6, 256, 1024), "gemm").map(|t| t.cut), Some(Cut::Parts(3)));
         for (m, n, family) in [(4, 256, "gemm"), (9, 256, "gemm"), (8, 128, "gemm"), (8, 256, "gemv")] {
@@ -189,7 +214,7 @@ mod tests {
         }
         let mut table = table;
         let plan = Partition::new(&op(7, 256, 1024), &config("gemm"), Cut::NONE, 132).expect("small").plan(0.0);
-        assert!(!table.record(&info(), &op(7, 256, 1024), &plan, 1e-9), "7 tokens don't stand for 8");
+        assert!(!table.record(&info(), &op(7, 256, 1024), &plan, 7, 1e-9), "7 tokens don't stand for 8");
     }
 
     #[test]
@@ -197,8 +222,12 @@ mod tests {
         let table = table();
         let json = table.to_json().expect("finite");
         assert_eq!(TunedTable::from_json(&json).expect("as written"), table);
-        let newer = json.replace("\"version\": 1", "\"version\": 2");
-        assert!(matches!(TunedTable::from_json(&newer), Err(TunedError::Version { expected: 1, got: 2 })));
+        let newer = json.replace("\"version\": 2", "\"version\": 3");
+        assert!(matches!(TunedTable::from_json(&newer), Err(TunedError::Version { expected: 2, got: 3 })));
+        // A table as it was written before kernels had identities.
+        let old = r#"{"version": 1, "tuned": [{"device": "x", "kernel": "gemm_nt_q4_0_f16", "m": 1, "n": 1, "k": 32, "tile": {}}]}"#;
+        let error = TunedTable::from_json(old).expect_err("version 1");
+        assert!(error.to_string().contains("measure again"), "{error}");
         assert!(matches!(TunedTable::from_json("[]"), Err(TunedError::Json(_))));
     }
 

@@ -1,0 +1,205 @@
+//! [`XFormat`]: how activations are stored when they are multiplied, described beside the formats of weights.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::activation::{Q8_BLOCK, Q8_K_BLOCK};
+use crate::desc::{Encoding, ScaleType};
+use crate::dtype::DType;
+use crate::error::FormatError;
+use crate::float8::E2M1_DOUBLED;
+
+/// Values of an MX block (OCP Microscaling Formats 1.0).
+const MX_BLOCK: usize = 32;
+/// Values of an NVFP4 block.
+const NVFP4_BLOCK: usize = 16;
+/// Values of DeepSeek's 1×128 blocks.
+const E4M3_BLOCK: usize = 128;
+/// Values that one of Q8_1's sums covers: minimums of Q2_K span 16.
+const Q8_1_SUM_SPAN: usize = 16;
+
+/// A format of activations: element type or codes, and what shares a scale.
+///
+/// ```
+/// use qgemm_formats::{DType, ScaleSpan, XFormat};
+/// assert_eq!("bf16".parse::<XFormat>()?, XFormat::Plain(DType::BF16));
+/// assert_eq!(XFormat::Q8 { block: 32 }.name(), "q8_0");
+/// assert_eq!("q8_256".parse::<XFormat>()?.desc().scale_span, ScaleSpan::Block(256));
+/// # Ok::<(), qgemm_formats::FormatError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum XFormat {
+    /// Numbers as they are.
+    Plain(DType),
+    /// Signed bytes with an f32 scale for every `block` (32 or 256) columns and no sums. Blocks of 32 hold the numbers of Q8_0.
+    Q8 {
+        /// Columns that share a scale.
+        block: usize,
+    },
+    /// Signed bytes with an f32 scale for every 32 columns and a sum, scale included, for every 16.
+    Q8_1,
+    /// Signed bytes with one f32 scale a token.
+    Int8Token,
+    /// E4M3 numbers with one f32 scale a token.
+    E4M3Token,
+    /// E4M3 numbers with an f32 scale for every 128 columns.
+    E4M3Block,
+    /// E4M3 numbers with one f32 scale for all of X, which the caller gives.
+    E4M3Tensor,
+    /// E4M3 numbers with an E8M0 scale for every 32 columns.
+    MxFp8,
+    /// E2M1 numbers with an E8M0 scale for every 32 columns.
+    MxFp4,
+    /// E2M1 numbers with an E4M3 scale for every 16 columns, and one f32 scale beside.
+    NvFp4,
+}
+
+/// What shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScaleSpan {
+    /// Nothing: there are no scales.
+    None,
+    /// So many columns of a token.
+    Block(usize),
+    /// All columns of a token.
+    Token,
+    /// All of X.
+    Tensor,
+}
+
+/// What there is to know of a format of activations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct XFormatDesc {
+    /// Bits of an element or code.
+    pub bits: u32,
+    /// How codes become numbers, before their scale. Codes of signed bytes are stored with an offset of 128 in this description
+    /// alone: kernels read two's complement.
+    pub encoding: Encoding,
+    /// What shares a scale.
+    pub scale_span: ScaleSpan,
+    /// How scales are stored, where there are any.
+    pub scale: Option<ScaleType>,
+    /// Columns that a sum of codes covers, where sums are kept.
+    pub sum_span: Option<usize>,
+}
+
+/// Signed bytes.
+const S8: Encoding = Encoding::IntOffset { offset: 128 };
+
+impl XFormat {
+    /// Every format, in the order of tables.
+    pub const ALL: [XFormat; 13] = [
+        XFormat::Plain(DType::F32),
+        XFormat::Plain(DType::F16),
+        XFormat::Plain(DType::BF16),
+        XFormat::Q8 { block: Q8_BLOCK },
+        XFormat::Q8 { block: Q8_K_BLOCK },
+        XFormat::Q8_1,
+        XFormat::Int8Token,
+        XFormat::E4M3Token,
+        XFormat::E4M3Block,
+        XFormat::E4M3Tensor,
+        XFormat::MxFp8,
+        XFormat::MxFp4,
+        XFormat::NvFp4,
+    ];
+
+    /// Lower-case name, as it stands in kernel names and options.
+    pub const fn name(self) -> &'static str {
+        match self {
+            XFormat::Plain(dtype) => dtype.name(),
+            XFormat::Q8 { block: Q8_K_BLOCK } => "q8_256",
+            XFormat::Q8 { .. } => "q8_0",
+            XFormat::Q8_1 => "q8_1",
+            XFormat::Int8Token => "int8_token",
+            XFormat::E4M3Token => "e4m3_token",
+            XFormat::E4M3Block => "e4m3_1x128",
+            XFormat::E4M3Tensor => "e4m3_tensor",
+            XFormat::MxFp8 => "mxfp8",
+            XFormat::MxFp4 => "mxfp4",
+            XFormat::NvFp4 => "nvfp4",
+        }
+    }
+
+    /// The description.
+    pub const fn desc(self) -> XFormatDesc {
+        match self {
+            XFormat::Plain(dtype) => described(dtype.bytes() as u32 * 8, Encoding::Plain(dtype), ScaleSpan::None, None),
+            XFormat::Q8 { block } => described(8, S8, ScaleSpan::Block(block), Some(ScaleType::F32)),
+            XFormat::Q8_1 => XFormatDesc {
+                sum_span: Some(Q8_1_SUM_SPAN),
+                ..described(8, S8, ScaleSpan::Block(Q8_BLOCK), Some(ScaleType::F32))
+            },
+            XFormat::Int8Token => described(8, S8, ScaleSpan::Token, Some(ScaleType::F32)),
+            XFormat::E4M3Token => described(8, Encoding::E4M3, ScaleSpan::Token, Some(ScaleType::F32)),
+            XFormat::E4M3Block => described(8, Encoding::E4M3, ScaleSpan::Block(E4M3_BLOCK), Some(ScaleType::F32)),
+            XFormat::E4M3Tensor => described(8, Encoding::E4M3, ScaleSpan::Tensor, Some(ScaleType::F32)),
+            XFormat::MxFp8 => described(8, Encoding::E4M3, ScaleSpan::Block(MX_BLOCK), Some(ScaleType::E8M0)),
+            XFormat::MxFp4 => described(4, E2M1, ScaleSpan::Block(MX_BLOCK), Some(ScaleType::E8M0)),
+            XFormat::NvFp4 => described(4, E2M1, ScaleSpan::Block(NVFP4_BLOCK), Some(ScaleType::E4M3)),
+        }
+    }
+
+    /// The element type, where numbers are stored as they are.
+    pub const fn plain(self) -> Option<DType> {
+        match self {
+            XFormat::Plain(dtype) => Some(dtype),
+            _ => None,
+        }
+    }
+}
+
+/// E2M1 numbers; the table holds twice the number, as weights' does.
+const E2M1: Encoding = Encoding::Codebook(&E2M1_DOUBLED);
+
+const fn described(bits: u32, encoding: Encoding, scale_span: ScaleSpan, scale: Option<ScaleType>) -> XFormatDesc {
+    XFormatDesc { bits, encoding, scale_span, scale, sum_span: None }
+}
+
+impl fmt::Display for XFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl From<DType> for XFormat {
+    fn from(dtype: DType) -> Self {
+        XFormat::Plain(dtype)
+    }
+}
+
+impl FromStr for XFormat {
+    type Err = FormatError;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let named = |format: &XFormat| format.name().eq_ignore_ascii_case(s);
+        XFormat::ALL.into_iter().find(named).ok_or_else(|| FormatError::UnknownXFormat { name: s.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_parse() {
+        for format in XFormat::ALL {
+            assert_eq!(format.name().parse::<XFormat>().expect("a name"), format);
+        }
+        let error = "q8_2".parse::<XFormat>().expect_err("no such format").to_string();
+        assert!(error.contains("q8_2") && error.contains("e4m3_1x128"), "{error}");
+    }
+
+    #[test]
+    fn descriptions_hold_together() {
+        for format in XFormat::ALL {
+            let desc = format.desc();
+            assert_eq!(desc.scale.is_some(), desc.scale_span != ScaleSpan::None, "{format}");
+            assert_eq!(format.plain().is_some(), matches!(desc.encoding, Encoding::Plain(_)), "{format}");
+            if let (Some(span), ScaleSpan::Block(block)) = (desc.sum_span, desc.scale_span) {
+                assert_eq!(block % span, 0, "{format}");
+            }
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! [`KernelId`]: what a kernel is, in a form that programs compare and people read.
+//!
+//! An identity names operation, family, variant and the operation's own keys. It stands behind preludes, the kernel cache,
+//! `kernels.lock`, tuned tables and emulated objects. Its text is `gemm:gemv:sm80:loop=gemv,w=q4_0,x=f16,…`; families that
+//! have no variants have `-` in its place.
+
+use std::fmt::{self, Write};
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::caps::Variant;
+use crate::op::convert::ConvertSpec;
+use crate::op::gemm::GemmSpec;
+use crate::pack_spec::{PackSpec, ProbeSpec};
+
+/// What a kernel is.
+///
+/// ```
+/// use qgemm_hal::KernelId;
+/// let text = "convert:convert:sm80:x=f32,d=f16,transposed=false";
+/// let id: KernelId = text.parse()?;
+/// assert_eq!((id.operation(), id.to_string().as_str()), ("convert", text));
+/// # Ok::<(), qgemm_hal::KernelIdError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelId {
+    /// The family that offers it.
+    pub family: Name,
+    /// The generation of instructions, where the backend has several.
+    pub variant: Option<Variant>,
+    /// The operation's own keys.
+    pub spec: Spec,
+}
+
+/// The keys of an operation's kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Spec {
+    /// A product of activations and a weight.
+    Gemm(GemmSpec),
+    /// A matrix in another element type and order.
+    Convert(ConvertSpec),
+    /// Rows of blocks in the order of a packed layout: what loading a weight runs.
+    Pack(PackSpec),
+    /// A measurement of the device.
+    Probe(ProbeSpec),
+}
+
+/// A text that is no kernel identity.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{text}` is no kernel identity: {why}")]
+pub struct KernelIdError {
+    /// The text.
+    pub text: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+impl KernelId {
+    /// An identity. Names longer than [`Name::MAX`] are a bug.
+    pub const fn new(family: &'static str, variant: Option<Variant>, spec: Spec) -> Self {
+        Self { family: Name::new(family), variant, spec }
+    }
+
+    /// Name of the operation.
+    pub const fn operation(&self) -> &'static str {
+        match self.spec {
+            Spec::Gemm(_) => "gemm",
+            Spec::Convert(_) => "convert",
+            Spec::Pack(_) => "pack",
+            Spec::Probe(_) => "probe",
+        }
+    }
+
+    /// The keys of a product's kernel.
+    pub const fn gemm(&self) -> Option<&GemmSpec> {
+        match &self.spec {
+            Spec::Gemm(spec) => Some(spec),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for KernelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:", self.operation(), self.family)?;
+        match self.variant {
+            Some(variant) => write!(f, "{variant}:")?,
+            None => f.write_str("-:")?,
+        }
+        match &self.spec {
+            Spec::Gemm(spec) => spec.fmt(f),
+            Spec::Convert(spec) => spec.fmt(f),
+            Spec::Pack(spec) => spec.fmt(f),
+            Spec::Probe(spec) => spec.fmt(f),
+        }
+    }
+}
+
+impl FromStr for KernelId {
+    type Err = KernelIdError;
+
+    fn from_str(text: &str) -> Result<Self, KernelIdError> {
+        let wrong = |why: String| KernelIdError { text: text.to_owned(), why };
+        let mut parts = text.splitn(4, ':');
+        let mut next = |what: &str| parts.next().ok_or_else(|| wrong(format!("it has no {what}")));
+        let (operation, family, variant, keys) = (next("operation")?, next("family")?, next("variant")?, next("keys")?);
+        let spec = match operation {
+            "gemm" => keys.parse().map(Spec::Gemm),
+            "convert" => keys.parse().map(Spec::Convert),
+            "pack" => keys.parse().map(Spec::Pack),
+            "probe" => keys.parse().map(Spec::Probe),
+            other => Err(format!("no operation is called `{other}`")),
+        };
+        let variant = match variant {
+            "-" => None,
+            name => Some(name.parse::<Variant>().map_err(|_| wrong(format!("no variant is called `{name}`")))?),
+        };
+        Ok(Self { family: family.parse().map_err(wrong)?, variant, spec: spec.map_err(wrong)? })
+    }
+}
+
+/// A short name, kept in place so that identities are cheap to copy.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Name {
+    len: u8,
+    bytes: [u8; Name::MAX],
+}
+
+impl Name {
+    /// Most bytes of a name.
+    pub const MAX: usize = 23;
+
+    /// The name `text`.
+    ///
+    /// # Panics
+    /// When it is longer than [`Name::MAX`]: names that are not constants are parsed.
+    pub const fn new(text: &str) -> Self {
+        assert!(text.len() <= Self::MAX, "a name is too long");
+        let mut bytes = [0; Self::MAX];
+        let mut i = 0;
+        while i < text.len() {
+            bytes[i] = text.as_bytes()[i];
+            i += 1;
+        }
+        Self { len: text.len() as u8, bytes }
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        // Only ever made from a whole `str`.
+        std::str::from_utf8(&self.bytes[..usize::from(self.len)]).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self.as_str(), f)
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        if text.is_empty() || text.len() > Self::MAX || !text.chars().all(is_plain) {
+            return Err(format!("`{text}` is no name of at most {} letters, digits and underscores", Self::MAX));
+        }
+        Ok(Self::new(text))
+    }
+}
+
+/// Writes `key=value`, with a comma before it unless it is the first.
+pub(crate) fn write_key(out: &mut String, key: &str, value: &dyn fmt::Display) {
+    let comma = if out.is_empty() { "" } else { "," };
+    // Writing to a String cannot fail.
+    let _ = write!(out, "{comma}{key}={value}");
+}
+
+/// The value of the next of `keys`, which must be called `key`.
+pub(crate) fn read_key<'t, T: FromStr>(keys: &mut impl Iterator<Item = &'t str>, key: &str) -> Result<T, String> {
+    let pair = keys.next().ok_or_else(|| format!("it ends before `{key}`"))?;
+    let value = pair.strip_prefix(key).and_then(|rest| rest.strip_prefix('='));
+    let value = value.ok_or_else(|| format!("expected `{key}=…`, and `{pair}` came"))?;
+    value.parse().map_err(|_| format!("`{value}` is no value of `{key}`"))
+}
+
+/// Defines the keys of an operation's kernels: a struct whose text is `key=value,…` in the order of its fields.
+macro_rules! spec {
+    ($(#[doc = $doc:literal])* pub struct $name:ident { $($(#[doc = $fdoc:literal])+ $field:ident: $ty:ty,)* }) => {
+        $(#[doc = $doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub struct $name { $($(#[doc = $fdoc])+ pub $field: $ty,)* }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let mut out = String::new();
+                $($crate::kernel_id::write_key(&mut out, stringify!($field), &self.$field);)*
+                f.write_str(&out)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let mut keys = text.split(',');
+                let spec = Self { $($field: $crate::kernel_id::read_key(&mut keys, stringify!($field))?,)* };
+                match keys.next() {
+                    None => Ok(spec),
+                    Some(rest) => Err(format!("`{rest}` follows its last key")),
+                }
+            }
+        }
+    };
+}
+pub(crate) use spec;
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::{DType, Format, XFormat};
+
+    use super::*;
+
+    fn gemm(weights: Format, x: XFormat) -> KernelId {
+        let spec = GemmSpec {
+            main_loop: Name::new("sm90_wgmma_ws"),
+            w: weights,
+            x,
+            n: 128,
+            m: 256,
+            k: 64,
+            threads: 384,
+            warps_n: 8,
+            k_groups: 1,
+            ctas: 1,
+            stages: 4,
+        };
+        KernelId::new("gemm", Some(Variant::Sm90), Spec::Gemm(spec))
+    }
+
+    #[test]
+    fn identities_survive_their_text() {
+        let mut ids: Vec<KernelId> = Vec::new();
+        for format in Format::all() {
+            ids.extend(XFormat::ALL.map(|x| gemm(format, x)));
+            let pack = PackSpec { w: format, fragments: Name::new("m16") };
+            ids.push(KernelId::new("pack", None, Spec::Pack(pack)));
+        }
+        for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
+            let spec = ConvertSpec { x, d, transposed: x == d };
+            ids.extend(Variant::ALL.map(|v| KernelId::new("convert", Some(v), Spec::Convert(spec))));
+        }
+        ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
+        for id in ids {
+            assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));
+        }
+    }
+
+    #[test]
+    fn what_is_no_identity_says_why() {
+        let good = gemm("q4_0".parse().expect("a format"), XFormat::Plain(DType::F16)).to_string();
+        let cases = [
+            ("gemm", "no family"),
+            ("conv:a:-:x", "no operation is called `conv`"),
+            ("convert:convert:sm81:x=f32,d=f16,transposed=false", "no variant is called `sm81`"),
+            ("convert:convert:-:x=f32,d=f16", "it ends before `transposed`"),
+            ("convert:convert:-:d=f16", "expected `x=…`, and `d=f16` came"),
+            ("convert:convert:-:x=f8,d=f16,transposed=false", "`f8` is no value of `x`"),
+            ("convert:convert:-:x=f32,d=f16,transposed=false,y=1", "`y=1` follows its last key"),
+            ("convert:a-very-long-name-that-no-family-has:-:x=f32,d=f16,transposed=false", "is no name"),
+            (&good.replace("q4_0", "q4_z"), "`q4_z` is no value of `w`"),
+        ];
+        for (text, why) in cases {
+            let error = text.parse::<KernelId>().expect_err(text).to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! `convert`: a matrix in another element type, with its rows in order: what products ask of X that they cannot read in
+//! place, and an operation of its own.
+
+use qgemm_formats::DType;
+
+use super::dense::Dense;
+use super::{Operation, operands};
+use crate::kernel_id::{KernelId, spec};
+
+/// `D[r, c] = X[r, order[c]] · 2^e(r)`, rounded to nearest even; validated by the API.
+///
+/// Without an order, D's columns beyond X's are 0, as are those whose entry of the order is
+/// [`NO_COLUMN`](qgemm_formats::NO_COLUMN). `e` is 0 unless [`CheckedConvert::row_factors`] asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CheckedConvert {
+    /// Rows of X and D; at least 1.
+    pub rows: usize,
+    /// Columns of X; at least 1.
+    pub columns: usize,
+    /// Columns of D; at least 1. As many as the order has entries.
+    pub d_columns: usize,
+    /// X, with any strides.
+    pub x: Dense,
+    /// D, row-major.
+    pub d: Dense,
+    /// Whether an order says which column of X each column of D is.
+    pub gathers: bool,
+    /// Whether each row is multiplied by a power of two so that its largest finite value lies in [2¹⁴, 2¹⁵), which f16 holds
+    /// whatever the row's magnitude was; the inverse is written to [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are
+    /// multiplied by 2¹²⁶.
+    pub row_factors: bool,
+}
+
+operands! {
+    /// What `convert` reads and writes.
+    pub enum ConvertOperand {
+        /// The matrix.
+        X: "x" Read,
+        /// Column of D → column of X, a `u32` each.
+        Order: "the column order" Constant,
+        /// The result.
+        D: "d" Write,
+        /// What every row of D is to be multiplied with, in f32.
+        RowFactors: "the row factors" Write,
+    }
+}
+
+spec! {
+    /// What tells the kernels of `convert` apart.
+    pub struct ConvertSpec {
+        /// Element type of X.
+        x: DType,
+        /// Element type of D.
+        d: DType,
+        /// Whether the kernel reads columns of X and writes rows.
+        transposed: bool,
+    }
+}
+
+/// A kernel of a family, as the scheduler sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvertConfig {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// Share of the device's bandwidth that it reaches, per mille.
+    pub efficiency: u32,
+}
+
+/// A configuration with what the scheduler expects of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvertPlan {
+    /// The configuration.
+    pub config: ConvertConfig,
+    /// Seconds that it is expected to take.
+    pub estimate: f64,
+}
+
+impl CheckedConvert {
+    /// Bytes of X that are read.
+    fn x_bytes(&self) -> f64 {
+        self.rows as f64 * self.columns.min(self.d_columns) as f64 * self.x.dtype.bytes() as f64
+    }
+}
+
+impl Operation for CheckedConvert {
+    const NAME: &'static str = "convert";
+    type Operand = ConvertOperand;
+    type Config = ConvertConfig;
+    type Plan = ConvertPlan;
+
+    fn traffic(&self) -> f64 {
+        let d = self.rows as f64 * self.d_columns as f64 * self.d.dtype.bytes() as f64;
+        let order = if self.gathers { self.d_columns as f64 * 4.0 } else { 0.0 };
+        let factors = if self.row_factors { self.rows as f64 * 4.0 } else { 0.0 };
+        self.x_bytes() + d + order + factors
+    }
+
+    fn macs(&self) -> f64 {
+        0.0
+    }
+}

@@ -1,0 +1,51 @@
+//! Dense matrices as operations describe them.
+
+use qgemm_formats::DType;
+
+/// A dense matrix operand: element type, strides in elements, and the alignment of its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Dense {
+    /// Element type.
+    pub dtype: DType,
+    /// Elements from one row to the next.
+    pub row_stride: u64,
+    /// Elements from one column to the next: 1 for row-major.
+    pub col_stride: u64,
+    /// Whether every row begins at a multiple of 16 bytes (and columns are contiguous), so that kernels may
+    /// use 16-byte accesses.
+    pub aligned16: bool,
+}
+
+/// What kernels may access at once, in bytes.
+const WIDE_ACCESS: u64 = 16;
+
+impl Dense {
+    /// A row-major matrix of `columns` columns without gaps, whose first byte lies at a multiple of 16.
+    pub fn rows_of(dtype: DType, columns: usize) -> Self {
+        let row_bytes = (columns as u64).saturating_mul(dtype.bytes() as u64);
+        Self { dtype, row_stride: columns as u64, col_stride: 1, aligned16: row_bytes.is_multiple_of(WIDE_ACCESS) }
+    }
+
+    /// Elements from the first to the last one of `rows × columns`, or `None` when the count overflows.
+    pub fn extent(&self, rows: usize, columns: usize) -> Option<u64> {
+        if rows == 0 || columns == 0 {
+            return Some(0);
+        }
+        let rows = (rows as u64 - 1).checked_mul(self.row_stride)?;
+        let columns = (columns as u64 - 1).checked_mul(self.col_stride)?;
+        rows.checked_add(columns)?.checked_add(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_follow_strides() {
+        let dense = Dense { row_stride: 10, col_stride: 2, ..Dense::rows_of(DType::F16, 4) };
+        assert_eq!((dense.extent(3, 4), dense.extent(0, 4)), (Some(20 + 6 + 1), Some(0)));
+        assert_eq!(Dense { row_stride: u64::MAX / 2, ..dense }.extent(4, 1), None);
+        assert!(Dense::rows_of(DType::F16, 8).aligned16 && !Dense::rows_of(DType::F16, 4).aligned16);
+    }
+}

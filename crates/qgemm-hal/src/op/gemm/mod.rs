@@ -1,0 +1,251 @@
+//! `gemm`: products of activations and a weight, which may be quantized.
+
+mod activation;
+mod plan;
+mod work_tile;
+mod workspace;
+mod x_precision;
+
+use std::hash::{Hash, Hasher};
+
+use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{DType, Format, ScaleSpan, XFormat};
+
+pub use activation::Activation;
+pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
+pub use work_tile::WorkTile;
+pub use workspace::{WorkspaceLayout, XRegion};
+pub use x_precision::XPrecision;
+
+use super::convert::CheckedConvert;
+use super::dense::Dense;
+use super::{Operation, operands};
+use crate::error::Unsupported;
+use crate::kernel_id::{Name, spec};
+
+operands! {
+    /// What `gemm` reads and writes.
+    pub enum GemmOperand {
+        /// Activations.
+        X: "x" Read,
+        /// Codes and scales of the weight in the device's layout.
+        W: "the weight" Constant,
+        /// A factor for every stored row of W, in f32.
+        RowScale: "the row scales" Constant,
+        /// Stored column of W → input feature, `u32` each, padded with `NO_COLUMN` to whole k-tiles.
+        KOrder: "the column order" Constant,
+        /// C.
+        C: "c" Read,
+        /// Bias.
+        Bias: "the bias" Read,
+        /// Factors of the tokens, in f32.
+        TokenScale: "the token scales" Read,
+        /// Residual.
+        Residual: "the residual" Read,
+        /// Output.
+        D: "d" Write,
+        /// Memory for what one step leaves for the next; zeroed before the first launch.
+        Workspace: "the workspace" Accumulate,
+        /// What each token's accumulators are to be multiplied with, in f32: a part of the workspace.
+        XFactor: "the tokens' factors" Read,
+        /// Partial accumulators of tiles that are cut along K: a part of the workspace.
+        Partials: "the partial accumulators" Write,
+        /// Arrival counters of such tiles: a part of the workspace.
+        Counters: "the counters" Accumulate,
+    }
+}
+
+spec! {
+    /// What tells the kernels of `gemm` apart.
+    pub struct GemmSpec {
+        /// The main loop: generation and mechanism, such as `sm90_wgmma_ws`.
+        main_loop: Name,
+        /// Format of W.
+        w: Format,
+        /// Format in which X is multiplied.
+        x: XFormat,
+        /// Stored rows of W that a CTA computes.
+        n: u32,
+        /// Tokens that a CTA computes.
+        m: u32,
+        /// Values along K of a k-tile.
+        k: u32,
+        /// Threads of a CTA.
+        threads: u32,
+        /// Warps along N.
+        warps_n: u32,
+        /// Groups of warps that share K.
+        k_groups: u32,
+        /// CTAs that one unit (SM, core) runs at once.
+        ctas: u32,
+        /// Stages of the copy pipeline.
+        stages: u32,
+    }
+}
+
+/// X: its format, strides in elements, and the alignment of its first byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct XOperand {
+    /// Format in memory.
+    pub format: XFormat,
+    /// Elements from one token to the next.
+    pub row_stride: u64,
+    /// Elements from one column to the next: 1 for row-major.
+    pub col_stride: u64,
+    /// Whether every token begins at a multiple of 16 bytes (and columns are contiguous).
+    pub aligned16: bool,
+}
+
+impl From<Dense> for XOperand {
+    fn from(Dense { dtype, row_stride, col_stride, aligned16 }: Dense) -> Self {
+        Self { format: XFormat::Plain(dtype), row_stride, col_stride, aligned16 }
+    }
+}
+
+/// `D[M, out_features] = activation(v) + residual` with `v = alpha · token_scale · X·Wᵀ + beta · C + bias`, or, of a gated
+/// pair, `activation(v of the gate) · v of the up + residual`; validated by the API.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedGemm {
+    /// Tokens (rows of X); at least 1.
+    pub m: usize,
+    /// Rows of W as stored, at least 1: the output features, or, of a gated pair, a multiple of 16 (see
+    /// [`HostWeight::gated_pair`](qgemm_formats::HostWeight::gated_pair)).
+    pub stored_rows: usize,
+    /// Output features (columns of D): the stored rows, or, of a gated pair, the rows of each weight.
+    pub out_features: usize,
+    /// Whether W is a gated pair.
+    pub gated: bool,
+    /// Input features (columns of X); at least 1.
+    pub k: usize,
+    /// Length of a stored row of W (differs from `k` only with act-order padding).
+    pub stored_k: usize,
+    /// Format of W.
+    pub format: Format,
+    /// Layout of W.
+    pub class: PackClass,
+    /// Whether W has a factor per row.
+    pub row_scale: bool,
+    /// Whether W's columns are permuted (act-order).
+    pub k_order: bool,
+    /// Whether W's values can be rounded to f16 ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
+    pub weight_fits_f16: bool,
+    /// X.
+    pub x: XOperand,
+    /// How far X may be rounded.
+    pub x_precision: XPrecision,
+    /// D.
+    pub d: Dense,
+    /// C, read only when present; `beta` is 0 otherwise.
+    pub c: Option<Dense>,
+    /// Element type of the bias: contiguous, one element a feature; of a gated pair the gate's bias, then the up's.
+    pub bias: Option<DType>,
+    /// Whether every token has a factor in f32.
+    pub token_scale: bool,
+    /// The residual, added last.
+    pub residual: Option<Dense>,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of C.
+    pub beta: f32,
+    /// Function applied before the residual is added; of a gated pair, to the gate.
+    pub activation: Activation,
+    /// Pins family and K partition whatever M is, so that a row's bits do not depend on its batch.
+    pub batch_invariant: bool,
+}
+
+impl CheckedGemm {
+    /// Elements of the bias, where there is one.
+    pub fn bias_len(&self) -> usize {
+        if self.gated { 2 * self.out_features } else { self.out_features }
+    }
+
+    /// Name of a product of `family` in tables and messages: `gemm_nt_q4_k_f16`.
+    pub fn kernel_name(&self, family: &str) -> String {
+        format!("{family}_nt_{}_{}", self.format.name, self.x.format)
+    }
+
+    /// X as a matrix of plain numbers.
+    ///
+    /// # Errors
+    /// The reason for kernels that read nothing else, when X is quantized.
+    pub fn plain_x(&self) -> Result<Dense, Unsupported> {
+        let XOperand { format, row_stride, col_stride, aligned16 } = self.x;
+        match format.plain() {
+            Some(dtype) => Ok(Dense { dtype, row_stride, col_stride, aligned16 }),
+            None => Err(Unsupported::new(format!("multiplies X in f32, f16 or bf16, and this one is in {format}"))),
+        }
+    }
+
+    /// Bytes of W.
+    pub fn weight_bytes(&self) -> f64 {
+        self.stored_rows as f64 * self.format.row_bytes(self.stored_k) as f64
+    }
+
+    /// Bytes of a token of X.
+    pub fn x_row_bytes(&self) -> f64 {
+        let (desc, k) = (self.x.format.desc(), self.k as f64);
+        let scale_bits = match (desc.scale_span, desc.scale) {
+            (_, None) | (ScaleSpan::None | ScaleSpan::Tensor, _) => 0.0,
+            (ScaleSpan::Token, Some(scale)) => scale.bytes() as f64 * 8.0,
+            (ScaleSpan::Block(columns), Some(scale)) => (k / columns as f64).ceil() * scale.bytes() as f64 * 8.0,
+        };
+        let sum_bits = desc.sum_span.map_or(0.0, |span| (k / span as f64).ceil() * 32.0);
+        (k * f64::from(desc.bits) + scale_bits + sum_bits) / 8.0
+    }
+
+    /// The conversion of X that `plan` begins with; `None` where its kernel reads X in place.
+    ///
+    /// D of the conversion has a row for each token of the operation and whole k-tiles of columns, in the order in which W
+    /// stores them; [`WorkspaceLayout::x`] says where it lies.
+    pub fn x_prologue(&self, plan: &LaunchPlan) -> Option<CheckedConvert> {
+        let XPrologue::Convert { row_factors } = plan.config.x_prologue?;
+        let (x, dtype) = (self.plain_x().ok()?, plan.config.x_format.plain()?);
+        let d_columns = plan.workspace.x?.columns;
+        Some(CheckedConvert {
+            rows: self.m,
+            columns: self.k,
+            d_columns,
+            x,
+            d: Dense::rows_of(dtype, d_columns),
+            gathers: self.k_order,
+            row_factors,
+        })
+    }
+
+    /// The operation as the kernel behind `prologue` sees it: X is what that wrote.
+    pub fn after(&self, prologue: &CheckedConvert) -> Self {
+        let columns = prologue.d_columns;
+        Self { k: columns, stored_k: columns, k_order: false, x: prologue.d.into(), ..self.clone() }
+    }
+}
+
+impl Operation for CheckedGemm {
+    const NAME: &'static str = "gemm";
+    type Operand = GemmOperand;
+    type Config = TileConfig;
+    type Plan = LaunchPlan;
+
+    /// W, X, D, C and the residual once each.
+    fn traffic(&self) -> f64 {
+        let output = |dense: &Dense| self.m as f64 * self.out_features as f64 * dense.dtype.bytes() as f64;
+        let read: f64 = self.c.iter().chain(&self.residual).map(output).sum();
+        self.weight_bytes() + self.m as f64 * self.x_row_bytes() + output(&self.d) + read
+    }
+
+    fn macs(&self) -> f64 {
+        self.m as f64 * self.stored_rows as f64 * self.k as f64
+    }
+}
+
+/// A factor that is no number equals itself here: descriptions are keys of plans.
+impl Eq for CheckedGemm {}
+
+impl Hash for CheckedGemm {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let sizes = (self.m, self.stored_rows, self.out_features, self.k, self.stored_k);
+        let weight = (self.format, self.class, self.gated, self.row_scale, self.k_order, self.weight_fits_f16);
+        let dense = (self.x, self.x_precision, self.d, self.c, self.residual);
+        (sizes, weight, dense, self.bias, self.token_scale, self.activation, self.batch_invariant).hash(state);
+        (self.alpha.to_bits(), self.beta.to_bits()).hash(state);
+    }
+}

@@ -1,0 +1,235 @@
+//! Where a plan's counters, partial accumulators and converted X lie in its workspace: agreed between scheduler and
+//! kernels.
+
+use std::ops::Range;
+
+use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
+
+/// Tiles that a plan may split along K: more fill every device without a split.
+const MAX_SPLIT_TILES: u64 = 1 << 14;
+/// Bytes at the start of every workspace that only counters lie in.
+const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
+/// What parts of a workspace are aligned to.
+const ALIGNMENT: u64 = 256;
+/// Bytes of a token's factor.
+const FACTOR_BYTES: usize = 4;
+
+/// Byte offsets in the workspace of a plan.
+///
+/// First comes one `u32` arrival counter a tile that is split, zero between launches; then partial accumulators: slots of
+/// `tile_m · tile_n` f32 each, in the kernel's own order; then converted X. Plans of different shapes share a
+/// workspace, so the room for counters is the same in every plan: none finds what another left of its partial accumulators there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkspaceLayout {
+    /// Offset of the partial accumulators, a multiple of 256.
+    pub partials: usize,
+    /// Bytes of the partial accumulators; 0 when tiles are not split.
+    pub partial_bytes: usize,
+    /// Offset of the counters.
+    pub counters: usize,
+    /// X as the prologue writes it.
+    pub x: Option<XRegion>,
+    /// Size of the workspace; 0 when nothing is kept in it.
+    pub bytes: usize,
+}
+
+/// Where an X prologue writes: `rows` rows of `columns` elements without gaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XRegion {
+    /// Offset of the first row, a multiple of 256.
+    pub x: usize,
+    /// Offset of the f32 that each token's accumulators are multiplied with, a multiple of 256, where there are such factors.
+    pub factors: Option<usize>,
+    /// Rows that there is room for: whole tiles.
+    pub rows: usize,
+    /// Columns of a row: whole k-tiles.
+    pub columns: usize,
+    /// Bytes of a row.
+    pub row_bytes: usize,
+}
+
+impl XRegion {
+    /// The bytes of the first `tokens` rows.
+    pub fn x_of(&self, tokens: usize) -> Range<usize> {
+        self.x..self.x + tokens.min(self.rows) * self.row_bytes
+    }
+
+    /// The bytes of the factors of the first `tokens` rows, where there are any.
+    pub fn factors_of(&self, tokens: usize) -> Option<Range<usize>> {
+        self.factors.map(|first| first..first + tokens.min(self.rows) * FACTOR_BYTES)
+    }
+}
+
+impl WorkspaceLayout {
+    /// The layout for `tiles` tiles of `tile_values` outputs whose K is cut into `splits` parts each, or `None` when
+    /// there are more tiles than counters or the size overflows.
+    pub fn split(splits: u32, tiles: u64, tile_values: u64) -> Option<Self> {
+        match splits {
+            0 | 1 => Self::of_slots(0, 0, tile_values),
+            _ => Self::of_slots(u64::from(splits).checked_mul(tiles)?, tiles, tile_values),
+        }
+    }
+
+    /// The layout for what `cut` cuts of tiles with `tile_values` outputs; `None` as for [`WorkspaceLayout::split`].
+    ///
+    /// A tile's slots follow one another, in the order of its peers. Its first is the index of the first CTA
+    /// that has a part of it, plus the tiles cut before it: at most as many as their number, and as that of the CTAs
+    /// before, of which each begins at most one tile that it does not end.
+    pub fn stream_k(cut: &StreamK, tile_values: u64) -> Option<Self> {
+        match (cut.cut_tiles, cut.cut_blocks) {
+            (0, _) | (_, 0) => Self::of_slots(0, 0, tile_values),
+            (tiles, blocks) => {
+                let slots = u64::from(blocks) + u64::from(tiles.min(blocks)) - 1;
+                Self::of_slots(slots, tiles.into(), tile_values)
+            }
+        }
+    }
+
+    fn of_slots(slots: u64, tiles: u64, tile_values: u64) -> Option<Self> {
+        if slots == 0 {
+            return Some(Self { partials: 0, partial_bytes: 0, counters: 0, x: None, bytes: 0 });
+        }
+        if tiles > MAX_SPLIT_TILES {
+            return None;
+        }
+        let partial_bytes = slots.checked_mul(tile_values)?.checked_mul(4)?;
+        let bytes = COUNTER_BYTES.checked_add(partial_bytes)?;
+        Some(Self {
+            partials: COUNTER_BYTES.try_into().ok()?,
+            partial_bytes: partial_bytes.try_into().ok()?,
+            counters: 0,
+            x: None,
+            bytes: bytes.try_into().ok()?,
+        })
+    }
+
+    /// The layout with room for what the prologue of `config` writes for `m_tiles` tiles of tokens and `k_steps` k-tiles, or
+    /// `None` when the size overflows. Without a prologue it is the same.
+    pub fn with_x(self, config: &TileConfig, m_tiles: u32, k_steps: u32) -> Option<Self> {
+        let Some(XPrologue::Convert { row_factors }) = config.x_prologue else { return Some(self) };
+        let after = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT);
+        let rows = u64::from(m_tiles) * u64::from(config.tile_m);
+        let columns = u64::from(k_steps) * u64::from(config.tile_k);
+        let row_bytes = columns.checked_mul(u64::from(config.x_format.desc().bits))? / 8;
+        let x = after((self.bytes as u64).max(COUNTER_BYTES))?;
+        let factors = after(x.checked_add(rows.checked_mul(row_bytes)?)?)?;
+        let factor_bytes = if row_factors { rows.checked_mul(FACTOR_BYTES as u64)? } else { 0 };
+        Some(Self {
+            x: Some(XRegion {
+                x: x.try_into().ok()?,
+                factors: if row_factors { Some(factors.try_into().ok()?) } else { None },
+                rows: rows.try_into().ok()?,
+                columns: columns.try_into().ok()?,
+                row_bytes: row_bytes.try_into().ok()?,
+            }),
+            bytes: factors.checked_add(factor_bytes)?.try_into().ok()?,
+            ..self
+        })
+    }
+}
+
+impl LaunchPlan {
+    /// Output tiles.
+    fn tiles(&self) -> u64 {
+        u64::from(self.n_tiles) * u64::from(self.m_tiles)
+    }
+
+    /// Tiles that several CTAs may share: so many counters are in use.
+    pub fn shared_tiles(&self) -> u64 {
+        match &self.stream_k {
+            Some(cut) => cut.cut_tiles.into(),
+            None if self.splits > 1 => self.tiles(),
+            None => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::{DType, XFormat};
+
+    use super::*;
+    use crate::caps::Math;
+    use crate::op::gemm::Schedule;
+
+    #[test]
+    fn unsplit_plans_need_nothing() {
+        assert_eq!(WorkspaceLayout::split(1, 7, 64).expect("small").bytes, 0);
+    }
+
+    #[test]
+    fn partials_follow_the_counters_aligned() {
+        let layout = WorkspaceLayout::split(3, 5, 6).expect("small");
+        let expected =
+            WorkspaceLayout { partials: 1 << 16, partial_bytes: 360, counters: 0, x: None, bytes: (1 << 16) + 360 };
+        assert_eq!(layout, expected);
+        assert_eq!(layout.partials % 256, 0);
+        assert_eq!(WorkspaceLayout::split(2, MAX_SPLIT_TILES + 1, 64), None);
+        assert_eq!(WorkspaceLayout::split(2, 1 << 10, u64::MAX / 8), None);
+    }
+
+    #[test]
+    fn ranges_of_blocks_have_their_slots() {
+        let layout = |cut_tiles, cut_blocks| {
+            let cut = StreamK { cut_tiles, cut_blocks, ..StreamK::default() };
+            WorkspaceLayout::stream_k(&cut, 8).expect("small")
+        };
+        assert_eq!(layout(0, 0).bytes, 0);
+        assert_eq!(layout(3, 7).partial_bytes, (7 + 3 - 1) * 32);
+        assert_eq!(layout(9, 4).partial_bytes, (4 + 4 - 1) * 32);
+    }
+
+    fn config(tile_m: u32, tile_k: u32, row_factors: bool) -> TileConfig {
+        TileConfig {
+            family: "gemm",
+            main_loop: "main_loop",
+            variant: None,
+            math: Math::TensorF16,
+            tile_n: 64,
+            tile_m,
+            tile_k,
+            threads: 128,
+            blocks_per_unit: 1,
+            schedule: Schedule::Grid,
+            max_splits: 1,
+            warps_n: 4,
+            k_groups: 1,
+            stages: 1,
+            shared_bytes: 0,
+            x_format: XFormat::Plain(DType::F16),
+            x_prologue: Some(XPrologue::Convert { row_factors }),
+            rounded_weights: None,
+            efficiency: (1, 1),
+        }
+    }
+
+    #[test]
+    fn converted_activations_follow_the_partials_and_leave_the_counters_alone() {
+        for splits in [1, 3] {
+            let plain = WorkspaceLayout::split(splits, 5, 6).expect("small");
+            let layout = plain.with_x(&config(16, 64, true), 1, 3).expect("small");
+            let at = layout.x.expect("asked for");
+            assert_eq!((at.rows, at.columns, at.row_bytes), (16, 192, 384));
+            assert!(at.x >= plain.bytes && at.x as u64 >= COUNTER_BYTES, "{layout:?}");
+            let factors = at.factors.expect("asked for");
+            assert!(factors >= at.x + 16 * 192 * 2 && layout.bytes == factors + 16 * 4, "{layout:?}");
+            assert_eq!((at.x % 256, factors % 256), (0, 0));
+            assert_eq!((at.x_of(3), at.factors_of(3)), (at.x..at.x + 3 * 384, Some(factors..factors + 12)));
+            let unscaled = plain.with_x(&config(16, 64, false), 1, 3).expect("small");
+            assert_eq!((unscaled.bytes, unscaled.x.and_then(|x| x.factors)), (factors, None));
+            assert_eq!(plain.with_x(&config(u32::MAX, u32::MAX, true), u32::MAX, u32::MAX), None);
+            assert_eq!(plain.with_x(&TileConfig { x_prologue: None, ..config(16, 64, false) }, 1, 3), Some(plain));
+        }
+    }
+
+    #[test]
+    fn no_plan_keeps_partials_where_another_counts() {
+        let plans = [(2, 1, 64), (8, 3, 4096), (2, MAX_SPLIT_TILES, 1024)];
+        for (splits, tiles, tile_values) in plans {
+            let layout = WorkspaceLayout::split(splits, tiles, tile_values).expect("small");
+            for (_, other_tiles, _) in plans {
+                assert!(layout.counters + other_tiles as usize * 4 <= layout.partials);
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Operations: what each computes, its operands, and what it must move and multiply. One file or folder an operation.
+//!
+//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`]): the API has validated it, backends trust it. Its
+//! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
+
+pub mod convert;
+mod dense;
+pub mod gemm;
+mod operand;
+
+use std::fmt;
+
+pub use convert::CheckedConvert;
+pub use dense::Dense;
+pub use gemm::CheckedGemm;
+pub(crate) use operand::operands;
+pub use operand::{Access, Operand, OperandDesc};
+
+/// An operation's checked description.
+pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
+    /// Name in kernel identities, tables and options: `gemm`.
+    const NAME: &'static str;
+
+    /// What it reads and writes.
+    type Operand: Operand;
+
+    /// What families offer of it: a kernel with what the scheduler must know to rank it.
+    type Config: Clone + fmt::Debug + Send + Sync;
+
+    /// A configuration with launch geometry and workspace: what the scheduler decides.
+    type Plan: Clone + fmt::Debug + Send + Sync;
+
+    /// Bytes that it must move at least.
+    fn traffic(&self) -> f64;
+
+    /// Multiply-adds.
+    fn macs(&self) -> f64;
+}

@@ -1,0 +1,104 @@
+//! [`Operands`]: the memory that a launch reads and writes, by the names that its operation gives.
+
+use crate::buffer::{BufferMut, BufferRef};
+use crate::op::Operand;
+
+/// Most operands of an operation.
+pub const MAX_OPERANDS: usize = 16;
+
+/// Views of memory for the operands of one operation. Those that are not given are absent.
+///
+/// ```
+/// use qgemm_hal::{ConvertOperand, Operands, noop};
+/// let device = noop::open("noop".parse()?)?;
+/// let (x, mut d) = (device.allocate(16, "x")?, device.allocate(16, "d")?);
+/// let mut operands = Operands::new();
+/// operands.read(ConvertOperand::X, (&x).into());
+/// operands.write(ConvertOperand::D, (&mut d).into());
+/// assert!(operands.get(ConvertOperand::Order).is_none());
+/// # Ok::<(), qgemm_hal::HalError>(())
+/// ```
+#[derive(Debug, Default)]
+pub struct Operands<'a> {
+    views: [Option<View<'a>>; MAX_OPERANDS],
+}
+
+#[derive(Clone, Copy, Debug)]
+struct View<'a> {
+    bytes: BufferRef<'a>,
+    /// Whether it was given as writable.
+    writable: bool,
+}
+
+impl<'a> Operands<'a> {
+    /// No operand is given.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Gives an operand that is read.
+    pub fn read(&mut self, operand: impl Operand, view: BufferRef<'a>) {
+        self.views[operand.slot()] = Some(View { bytes: view, writable: false });
+    }
+
+    /// Gives an operand that is read, where there is one.
+    pub fn read_if_any(&mut self, operand: impl Operand, view: Option<BufferRef<'a>>) {
+        self.views[operand.slot()] = view.map(|bytes| View { bytes, writable: false });
+    }
+
+    /// Gives an operand that is written.
+    pub fn write(&mut self, operand: impl Operand, view: BufferMut<'a>) {
+        self.views[operand.slot()] = Some(View { bytes: view.into_ref(), writable: true });
+    }
+
+    /// The view of an operand.
+    pub fn get(&self, operand: impl Operand) -> Option<BufferRef<'_>> {
+        self.at(operand.slot())
+    }
+
+    /// The view of the operand at a place.
+    pub fn at(&self, slot: usize) -> Option<BufferRef<'_>> {
+        self.views[slot].map(|view| view.bytes)
+    }
+
+    /// The view of an operand that is read, for as long as the operands' memory is borrowed.
+    pub fn take(&mut self, operand: impl Operand) -> Option<BufferRef<'a>> {
+        self.views[operand.slot()].take().map(|view| view.bytes)
+    }
+
+    /// The view of an operand that is written; absent if it was given to be read, or has been taken.
+    pub fn take_mut(&mut self, operand: impl Operand) -> Option<BufferMut<'a>> {
+        let view = self.views[operand.slot()].take_if(|view| view.writable)?;
+        Some(BufferMut::of_exclusive(view.bytes))
+    }
+
+    /// Gives the operand at a place a view, which may be written only where nothing else is lent of the same bytes.
+    pub(crate) fn lend(&mut self, slot: usize, bytes: BufferRef<'a>, writable: bool) {
+        self.views[slot] = Some(View { bytes, writable });
+    }
+
+    /// The view at a place, and whether it may be written.
+    pub(crate) fn view_at(&self, slot: usize) -> Option<(BufferRef<'a>, bool)> {
+        self.views[slot].map(|view| (view.bytes, view.writable))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noop;
+    use crate::op::convert::ConvertOperand as O;
+
+    #[test]
+    fn what_is_given_to_be_read_is_not_written() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let (x, mut d) = (device.allocate(16, "x").expect("memory"), device.allocate(8, "d").expect("memory"));
+        let mut operands = Operands::new();
+        operands.read(O::X, (&x).into());
+        operands.write(O::D, (&mut d).into());
+        assert!(operands.take_mut(O::X).is_none() && operands.take_mut(O::Order).is_none());
+        assert_eq!(operands.get(O::X).map(|view| view.len()), Some(16));
+        assert_eq!(operands.take_mut(O::D).map(|view| view.as_ref().len()), Some(8));
+        assert!(operands.take_mut(O::D).is_none() && operands.get(O::D).is_none());
+    }
+}

@@ -1,0 +1,272 @@
+//! [`LaunchSequence`]: the kernels of one plan, in order, with what each reads and writes.
+//!
+//! Every backend runs its plans as such a sequence: a prologue that converts X, the product, and what may follow. A step
+//! sees operands of its own kernel; each is an operand of the whole operation, or a part of its workspace. The sequence
+//! finds them, so that kernels neither know who launched them nor what else runs.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::device::Stream;
+use crate::error::HalError;
+use crate::kernel_id::KernelId;
+use crate::op::{Operand, OperandDesc};
+use crate::operands::{MAX_OPERANDS, Operands};
+
+/// A kernel that is ready to launch.
+pub trait Kernel: Send + Sync + fmt::Debug {
+    /// Submits it to `stream` with the operands of its operation. Allocates nothing, waits for nothing, takes no lock.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`] or a driver error.
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError>;
+}
+
+/// How many threads a launch has, and the shared memory of each CTA.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// CTAs (workgroups, or blocks of rows on a processor) along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a CTA.
+    pub threads: u32,
+    /// Bytes of dynamic shared memory of a CTA.
+    pub shared_bytes: u32,
+}
+
+/// Where a step finds one of its operands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Binding {
+    /// Place among the step's operands.
+    slot: usize,
+    /// Place among the operation's.
+    operand: usize,
+    /// The bytes of that which the step sees; all where there is no range.
+    range: Option<Range<usize>>,
+}
+
+/// One kernel of a sequence.
+#[derive(Clone, Debug)]
+pub struct LaunchStep {
+    kernel_id: KernelId,
+    geometry: Geometry,
+    kernel: Arc<dyn Kernel>,
+    slots: &'static [OperandDesc],
+    bindings: Vec<Binding>,
+}
+
+impl LaunchStep {
+    /// A kernel of an operation whose operands are of type `S`; none is bound yet.
+    pub fn new<S: Operand>(kernel_id: KernelId, geometry: Geometry, kernel: Arc<dyn Kernel>) -> Self {
+        const { assert!(S::ALL.len() <= MAX_OPERANDS, "an operation has too many operands") };
+        Self { kernel_id, geometry, kernel, slots: S::ALL, bindings: Vec::new() }
+    }
+
+    /// With every operand bound to the operation's of the same name: the kernel is one of the operation itself.
+    pub fn of_operation(mut self) -> Self {
+        let all = 0..self.slots.len();
+        self.bindings = all.map(|slot| Binding { slot, operand: slot, range: None }).collect();
+        self
+    }
+
+    /// With the step's operand `slot` bound to `operand` of the operation.
+    pub fn bind(self, slot: impl Operand, operand: impl Operand) -> Self {
+        self.bound(Binding { slot: slot.slot(), operand: operand.slot(), range: None })
+    }
+
+    /// With the step's operand `slot` bound to the bytes `range` of `operand` of the operation.
+    pub fn bind_part(self, slot: impl Operand, operand: impl Operand, range: Range<usize>) -> Self {
+        self.bound(Binding { slot: slot.slot(), operand: operand.slot(), range: Some(range) })
+    }
+
+    /// With the step's operand `slot` absent.
+    pub fn unbind(mut self, slot: impl Operand) -> Self {
+        self.bindings.retain(|binding| binding.slot != slot.slot());
+        self
+    }
+
+    fn bound(mut self, binding: Binding) -> Self {
+        self.bindings.retain(|other| other.slot != binding.slot);
+        self.bindings.push(binding);
+        self.bindings.sort_by_key(|binding| binding.slot);
+        self
+    }
+
+    /// The kernel's identity.
+    pub fn kernel_id(&self) -> &KernelId {
+        &self.kernel_id
+    }
+
+    /// Its launch geometry.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// Whether the kernel writes none of the bytes that it sees under another name, too.
+    fn is_exclusive(&self) -> bool {
+        let overlap = |a: &Binding, b: &Binding| match (&a.range, &b.range) {
+            (Some(a), Some(b)) => a.start < b.end && b.start < a.end,
+            _ => true,
+        };
+        let writes = |binding: &Binding| self.slots[binding.slot].access.writes();
+        self.bindings.iter().enumerate().all(|(i, a)| {
+            let others = self.bindings[i + 1..].iter().filter(|b| b.operand == a.operand && (writes(a) || writes(b)));
+            others.into_iter().all(|b| !overlap(a, b))
+        })
+    }
+
+    /// The step's operands among those of the operation.
+    fn operands<'s>(&self, of_operation: &'s mut Operands<'_>) -> Result<Operands<'s>, HalError> {
+        let mut own = Operands::new();
+        for Binding { slot, operand, range } in &self.bindings {
+            let Some((view, writable)) = of_operation.view_at(*operand) else { continue };
+            let view = match range {
+                Some(range) => view.slice(range.clone())?,
+                None => view,
+            };
+            own.lend(*slot, view, writable && self.slots[*slot].access.writes());
+        }
+        Ok(own)
+    }
+}
+
+/// The kernels of one plan.
+#[derive(Clone, Debug)]
+pub struct LaunchSequence {
+    /// Name of the plan's kernel in tables and messages: `gemm_nt_q4_k_f16`.
+    name: String,
+    operands: &'static [OperandDesc],
+    steps: Vec<LaunchStep>,
+}
+
+impl LaunchSequence {
+    /// The sequence of `steps` for an operation whose operands are of type `O`. The last step is the one that `name` names.
+    ///
+    /// # Panics
+    /// When a step would write bytes that it also sees under another name: a bug of the backend.
+    pub fn new<O: Operand>(name: impl Into<String>, steps: Vec<LaunchStep>) -> Self {
+        assert!(steps.iter().all(LaunchStep::is_exclusive), "a step writes what it reads under another name");
+        Self { name: name.into(), operands: O::ALL, steps }
+    }
+
+    /// Name in tables and messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The steps in order.
+    pub fn steps(&self) -> &[LaunchStep] {
+        &self.steps
+    }
+
+    /// Submits every step to `stream`. Allocates nothing, waits for nothing, takes no lock.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, or a driver error.
+    pub fn run(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
+        for step in &self.steps {
+            step.kernel.launch(stream, step.operands(&mut operands)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A line a step: identity, geometry, and its operands with what it does with them.
+impl fmt::Display for LaunchSequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.steps.iter().enumerate() {
+            let Geometry { grid: [x, y, z], threads, shared_bytes } = step.geometry;
+            write!(
+                f,
+                "{}{} <<<({x}, {y}, {z}), {threads}, {shared_bytes}>>>",
+                if i > 0 { "\n" } else { "" },
+                step.kernel_id
+            )?;
+            for Binding { slot, operand, range } in &step.bindings {
+                let OperandDesc { name, access } = step.slots[*slot];
+                write!(f, "\n  {} {name}", access.name())?;
+                match range {
+                    Some(range) => write!(f, " = {}[{}..{}]", self.operands[*operand].name, range.start, range.end)?,
+                    None if self.operands[*operand].name != name => write!(f, " = {}", self.operands[*operand].name)?,
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use qgemm_formats::DType;
+
+    use super::*;
+    use crate::kernel_id::Spec;
+    use crate::noop;
+    use crate::op::convert::{ConvertOperand, ConvertSpec};
+    use crate::op::gemm::GemmOperand;
+
+    /// Notes which operands it saw, and their lengths.
+    #[derive(Debug, Default)]
+    struct Witness(Mutex<Vec<(usize, usize, bool)>>);
+
+    impl Kernel for Witness {
+        fn launch(&self, _: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+            let mut seen = self.0.lock().expect("no test panics with it");
+            for slot in 0..MAX_OPERANDS {
+                seen.extend(operands.view_at(slot).map(|(view, writable)| (slot, view.len(), writable)));
+            }
+            Ok(())
+        }
+    }
+
+    fn step(kernel: &Arc<Witness>) -> LaunchStep {
+        let spec = ConvertSpec { x: DType::F32, d: DType::F16, transposed: false };
+        let geometry = Geometry { grid: [1, 2, 3], threads: 32, shared_bytes: 0 };
+        LaunchStep::new::<ConvertOperand>(KernelId::new("convert", None, Spec::Convert(spec)), geometry, kernel.clone())
+    }
+
+    #[test]
+    fn a_step_sees_its_part_of_the_operands() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let (x, mut workspace) = (device.allocate(16, "x").expect("memory"), device.allocate(64, "").expect("memory"));
+        let kernel = Arc::new(Witness::default());
+        let prologue =
+            step(&kernel).bind(ConvertOperand::X, GemmOperand::X).bind(ConvertOperand::Order, GemmOperand::KOrder);
+        let prologue = prologue.bind_part(ConvertOperand::D, GemmOperand::Workspace, 8..40);
+        let sequence = LaunchSequence::new::<GemmOperand>("gemm_nt_f16_f16", vec![prologue]);
+        let mut operands = Operands::new();
+        operands.read(GemmOperand::X, (&x).into());
+        operands.write(GemmOperand::Workspace, (&mut workspace).into());
+        sequence.run(&device.default_stream(), operands).expect("fits");
+        let (x_at, d_at) = (ConvertOperand::X.slot(), ConvertOperand::D.slot());
+        assert_eq!(*kernel.0.lock().expect("not poisoned"), [(x_at, 16, false), (d_at, 32, true)]);
+        let text = sequence.to_string();
+        assert!(text.starts_with("convert:convert:-:x=f32,d=f16,transposed=false <<<(1, 2, 3), 32, 0>>>"), "{text}");
+        assert!(text.contains("read x\n") && text.contains("write d = the workspace[8..40]"), "{text}");
+    }
+
+    #[test]
+    fn a_part_beyond_the_workspace_is_refused() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let mut workspace = device.allocate(16, "").expect("memory");
+        let step = step(&Arc::default()).bind_part(ConvertOperand::D, GemmOperand::Workspace, 8..40);
+        let mut operands = Operands::new();
+        operands.write(GemmOperand::Workspace, (&mut workspace).into());
+        let run = LaunchSequence::new::<GemmOperand>("x", vec![step]).run(&device.default_stream(), operands);
+        assert!(matches!(run, Err(HalError::OutOfBounds { end: 40, len: 16, .. })), "{run:?}");
+    }
+
+    #[test]
+    fn a_step_that_writes_what_it_reads_is_found() {
+        let step = step(&Arc::default());
+        let parts = |x, d| {
+            let step = step.clone().bind_part(ConvertOperand::X, GemmOperand::Workspace, x);
+            step.bind_part(ConvertOperand::D, GemmOperand::Workspace, d).is_exclusive()
+        };
+        assert!(parts(0..8, 8..16) && !parts(0..9, 8..16));
+        assert!(step.of_operation().is_exclusive());
+    }
+}

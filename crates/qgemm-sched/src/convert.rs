@@ -1,0 +1,89 @@
+//! `convert`: which kernel.
+
+use qgemm_hal::{CheckedConvert, ConvertPlan, DeviceInfo, Family, Operation};
+
+use crate::error::{Refusal, SchedError};
+
+/// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
+/// equals, earlier ones win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedConvert,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedConvert>],
+) -> Result<(&'f dyn Family<CheckedConvert>, ConvertPlan), SchedError> {
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn Family<CheckedConvert>, ConvertPlan)> = None;
+    for &family in families {
+        match family.configs(op, info) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                for config in configs {
+                    let share = f64::from(config.efficiency.max(1)) / 1000.0;
+                    let estimate = info.launch_seconds + op.traffic() / (info.bandwidth * share);
+                    if best.as_ref().is_none_or(|(_, plan)| estimate < plan.estimate) {
+                        best = Some((family, ConvertPlan { config, estimate }));
+                    }
+                }
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let CheckedConvert { rows, columns, x, d, .. } = op;
+        let operation = format!("convert of {rows} x {columns} from {} to {}", x.dtype, d.dtype);
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::{ConvertConfig, ConvertSpec, Dense, Device, HalError, KernelId, LaunchSequence, Spec, Unsupported};
+
+    use super::*;
+    use crate::gemm::tests::info;
+
+    #[derive(Debug)]
+    struct TestFamily(&'static str, Option<u32>);
+
+    impl Family<CheckedConvert> for TestFamily {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn configs(&self, op: &CheckedConvert, _: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
+            let efficiency = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
+            let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: false };
+            Ok(vec![ConvertConfig { kernel: KernelId::new(self.0, None, Spec::Convert(spec)), efficiency }])
+        }
+        fn prepare(
+            &self,
+            device: &dyn Device,
+            _: &CheckedConvert,
+            _: &ConvertPlan,
+        ) -> Result<LaunchSequence, HalError> {
+            Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
+        }
+        fn source_hash(&self, _: &ConvertConfig) -> u64 {
+            0
+        }
+    }
+
+    fn op() -> CheckedConvert {
+        let (x, d) = (Dense::rows_of(DType::F32, 64), Dense::rows_of(DType::F16, 64));
+        CheckedConvert { rows: 8, columns: 64, d_columns: 64, x, d, gathers: false, row_factors: false }
+    }
+
+    #[test]
+    fn the_fastest_family_is_chosen_and_refusals_are_listed() {
+        let (slow, fast, never) =
+            (TestFamily("slow", Some(100)), TestFamily("fast", Some(900)), TestFamily("never", None));
+        let (family, plan) = choose(&op(), &info(), &[&never, &slow, &fast]).expect("two serve it");
+        assert_eq!((family.name(), plan.config.efficiency), ("fast", 900));
+        let expected = info().launch_seconds + 8.0 * 64.0 * 6.0 / (info().bandwidth * 0.9);
+        assert!((plan.estimate / expected - 1.0).abs() < 1e-9, "{plan:?}");
+        let error = choose(&op(), &info(), &[&never]).expect_err("serves nothing").to_string();
+        assert!(error.contains("convert of 8 x 64 from f32 to f16: never serves nothing"), "{error}");
+    }
+}
