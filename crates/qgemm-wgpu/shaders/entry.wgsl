@@ -8,7 +8,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
+    if (n0 >= p.shape.stored_rows) {
         return;
     }
     begin(thread);

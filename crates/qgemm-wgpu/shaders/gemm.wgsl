@@ -19,10 +19,10 @@ fn load_w(n0: u32, s0: u32, thread: u32) {
     for (var i = thread; i < W_VECTORS * (TILE_K / 4u); i += THREADS) {
         let group = i % W_VECTORS;
         let column = i / W_VECTORS * 4u;
-        let rows = rows_of(n0 + group * 4u, s0 / SLAB_K);
-        let in_slab = s0 % SLAB_K + column;
-        let numbers = numbers_of(quad_words(rows, in_slab / 4u));
-        let affine = affine(rows, in_slab / SUB_BLOCK);
+        let rows = rows_of(n0 + group * 4u, s0 / PACKED_K);
+        let in_tile = s0 % PACKED_K + column;
+        let numbers = numbers_of(quad_words(rows, in_tile / 4u));
+        let affine = affine(rows, in_tile / SUB_BLOCK);
         let at = column * W_VECTORS + group % 4u / 2u * W_HALF + group / 4u * 2u + group % 2u;
         w_tile[at] = scaled(numbers.a, 1.0, affine);
         w_tile[at + W_VECTORS] = scaled(numbers.b, 1.0, affine);
@@ -76,7 +76,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     }
 
     let row = n0 + tn / 2u * 16u + tn % 2u * 4u;
-    if (row >= p.shape.n) {
+    if (row >= p.shape.stored_rows) {
         return;
     }
     // Through an array, so that what finishes a sum stands in the program once and not for every token.

@@ -1,6 +1,6 @@
 // Many tokens with matrix instructions: a workgroup computes a TILE_N x TILE_M tile of D, a subgroup NS x MS matrices
 // of SIDE x SIDE sums of it, W on the left. Every step along K decodes a TILE_N x TILE_K tile of W to f16 and copies a
-// TILE_M x TILE_K tile of X, both into workgroup memory; those of the next step are on their way from memory meanwhile.
+// TILE_M x TILE_K tile of X, both into workgroup memory; those of the next step are in flight from memory meanwhile.
 // Nothing returns early: wgpu wants all invocations at matrix instructions.
 
 // X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is
@@ -58,8 +58,8 @@ fn step_of(n0: u32, m0: u32, s0: u32, thread: u32) -> Step {
 }
 
 fn w_piece(n0: u32, s0: u32, i: u32) -> WPiece {
-    let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / SLAB_K);
-    let column = s0 % SLAB_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
+    let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / PACKED_K);
+    let column = s0 % PACKED_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
     var piece: WPiece;
     #for q PIECE_QUADS
     piece.quad$q = quad_words(rows, column / 4u + $qu);
@@ -111,7 +111,7 @@ fn main(
 
     #for j MS
     #for i NS
-    var sums$i_$j: Sums;
+    var sums$i_$j: Accumulators;
     #end
     #end
     var next = step_of(n0, m0, 0u, thread);
@@ -181,7 +181,7 @@ fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
         let m = m0 + i / 2u;
         let row = n + i % 2u * 4u;
         let at = subgroup * SUMS + i / 2u * 4u + i % 2u;
-        if (m < p.shape.m && row < p.shape.n) {
+        if (m < p.shape.m && row < p.shape.stored_rows) {
             let factor = x_factor(m);
             store8(m, row, sums[at] * factor, sums[at + 2u] * factor);
         }

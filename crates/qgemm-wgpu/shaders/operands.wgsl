@@ -4,12 +4,12 @@
 // nothing.
 fn x8(m: u32, s: u32) -> Eight {
     let row = p.x_base + m * p.x_row;
-    if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {
+    if (p.x_col == 1u && s + 8u <= x_columns() && !has(FLAG_K_ORDER)) {
         return x_eight(row + s);
     }
     // One by one, in a loop that drivers cannot write out eight times.
     var values = Eight();
-    for (var i = 0u; i < min(8u, max(p.shape.stored_k, s) - s); i++) {
+    for (var i = 0u; i < min(8u, max(x_columns(), s) - s); i++) {
         let value = vec4<f32>(x_at(row, s + i));
         values.lo = select(values.lo, value, vec4<u32>(i) == vec4<u32>(0u, 1u, 2u, 3u));
         values.hi = select(values.hi, value, vec4<u32>(i) == vec4<u32>(4u, 5u, 6u, 7u));
@@ -26,5 +26,5 @@ fn x_at(row: u32, s: u32) -> f32 {
         }
     }
     let index = row + column * p.x_col;
-    return element(x_word(word_of(index, p.shape.x_dtype)), index, p.shape.x_dtype);
+    return element(x_word(word_of(index, x_dtype())), index, x_dtype());
 }

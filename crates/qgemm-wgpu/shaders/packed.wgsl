@@ -1,4 +1,4 @@
-// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation
+// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into packed k-tiles of PACKED_K columns. An invocation
 // decodes four rows at a time, which `rows_*.wgsl` before this says.
 
 const TILE_ROWS: u32 = 16u;
@@ -8,7 +8,7 @@ fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return p.n_first + (group.x + group.z * groups.x) * TILE_N;
 }
 
-// Where the records of a scale plane stand in a slab.
+// Where the records of a scale plane stand in a k-tile.
 struct Plane {
     at: u32,     // first byte
     row: u32,    // bytes of a row's records

@@ -17,7 +17,7 @@ struct QuadWords {
     d: vec4<u32>,
 }
 
-// The words of quad `quad` of a slab.
+// The words of quad `quad` of a k-tile.
 fn quad_words(rows: Rows, quad: u32) -> QuadWords {
     var words: QuadWords;
     if (LOW_BITS == 32u) {

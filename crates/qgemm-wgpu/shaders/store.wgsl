@@ -7,7 +7,7 @@
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
     let first = p.d_base + m * p.d_row + feature;
-    if (p.shape.d_dtype == F32) {
+    if (d_dtype() == F32) {
         for (var i = 0u; i < count; i++) {
             atomicStore(&d[first + i], bitcast<u32>(v[i]));
         }
@@ -32,11 +32,4 @@ fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
             i += 1u;
         }
     }
-}
-
-fn to_half(value: f32) -> u32 {
-    if (p.shape.d_dtype == F16) {
-        return f32_to_f16(value);
-    }
-    return f32_to_bf16(value);
 }

@@ -14,17 +14,17 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;
     let rows = rows_of_lane(n0, lane);
-    let units = p.shape.k_slabs * SLAB_UNITS;
-    var sums: Sums;
+    let units = k_tiles() * PACKED_UNITS;
+    var sums: Accumulators;
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
         load_x(m0, first * UNIT, end, thread);
         workgroupBarrier();
         for (var unit = slice; unit < end; unit += SLICES) {
-            // Counted along all slabs.
+            // Counted along all k-tiles.
             let at = first + unit;
-            multiply(unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS), unit * UNIT_PITCH, &sums);
+            multiply(unit_of(in_k_tile(rows, at / PACKED_UNITS), at % PACKED_UNITS), unit * UNIT_PITCH, &sums);
         }
     }
     workgroupBarrier();
@@ -36,7 +36,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         let tile_of_n = thread / 2u % (TILE_N / TILE_ROWS);
         let first = thread % 2u * 4u;
         let first_row = n0 + tile_of_n * TILE_ROWS + first;
-        if (m0 + m < p.shape.m && first_row < p.shape.n) {
+        if (m0 + m < p.shape.m && first_row < p.shape.stored_rows) {
             store8(m0 + m, first_row, finished(m, tile_of_n, first), finished(m, tile_of_n, first + 8u));
         }
     }

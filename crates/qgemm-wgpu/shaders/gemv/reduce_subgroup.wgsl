@@ -4,7 +4,7 @@
 var<private> lanes: u32 = 1u;
 
 // Leaves the sums of all slices in `tile`: (TILE_M, LANES).
-fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
+fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     // A subgroup holds that many slices of the same rows, LANES apart.
     let together = max(lanes / LANES, 1u);
     for (var apart = LANES; apart < lanes; apart *= 2u) {
@@ -35,7 +35,7 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
+    if (n0 >= p.shape.stored_rows) {
         return;
     }
     var thread = index;

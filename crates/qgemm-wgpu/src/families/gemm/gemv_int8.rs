@@ -1,21 +1,22 @@
 //! `gemv_int8`: few tokens, quantized to eight bits. An invocation has four neighbouring rows of W, and slices of a
 //! workgroup share K; every workgroup quantizes X for itself.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
-use qgemm_formats::Format;
+use qgemm_formats::{Format, XFormat};
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
-    XRounding,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    XPrecision,
 };
 
-use super::gemv::{self, LARGE, SMALL, WIDE};
+use super::gemv::{self, LARGE, SMALL, WIDE, slices};
 use crate::shader::{Codes, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemv_int8";
-pub(super) const X_INT8: &str = include_str!("../../shaders/x_int8.wgsl");
-const INTEGER: &str = include_str!("../../shaders/gemv/integer.wgsl");
+pub(super) const X_INT8: &str = include_str!("../../../shaders/x_int8.wgsl");
+const INTEGER: &str = include_str!("../../../shaders/gemv/integer.wgsl");
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| gemv::source_hash(&[X_INT8, INTEGER]));
 
 /// Bytes of a unit of X in workgroup memory: 32 codes, their factor and their sums.
 pub(super) const UNIT_BYTES: u32 = 48;
@@ -42,8 +43,10 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
 const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
+        main_loop: NAME,
         math: Math::DotI8,
         tile_n,
+        k_groups: slices(tile_n, threads),
         efficiency: match (tile_n, tokens) {
             (128, 8) => (350, 780),
             (128, _) => (230, 780),
@@ -78,39 +81,46 @@ pub(crate) fn holds_bytes(format: Format) -> bool {
     format.encoding.is_integer()
 }
 
-/// Whether integers may be multiplied instead of activations and weights.
-pub(super) fn check_integers(op: &CheckedGemm) -> Result<(), Unsupported> {
-    if op.x_rounding != XRounding::Int8 {
+/// `configs` for X that kernels quantize themselves.
+///
+/// # Errors
+/// Why integers may not be multiplied instead of activations and weights.
+pub(super) fn of_quantized_x(
+    op: &CheckedGemm,
+    configs: impl Iterator<Item = TileConfig>,
+) -> Result<impl Iterator<Item = TileConfig>, Unsupported> {
+    op.plain_x()?;
+    if op.x_precision != XPrecision::Int8 {
         return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
     }
     if !holds_bytes(op.format) {
         return Err(Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format)));
     }
-    Ok(())
+    let x_format = XFormat::Q8 { block: op.format.activation_block() };
+    Ok(configs.map(move |config| TileConfig { x_format, ..config }))
 }
 
 /// The family.
 #[derive(Debug)]
 pub(crate) struct GemvInt8;
 
-impl KernelFamily for GemvInt8 {
+impl Family<CheckedGemm> for GemvInt8 {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         gemv::check_tokens(op)?;
-        check_integers(op)?;
-        super::check(op, info, gemv::fitting(CONFIGS, op, info).next())
+        super::served(op, info, of_quantized_x(op, gemv::fitting(CONFIGS, op, info))?)
     }
 
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        gemv::fitting(CONFIGS, op, info).collect()
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
         let subgroups = device.info().features.contains("subgroups");
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format, subgroups)))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        *SOURCE_HASH
     }
 }
 

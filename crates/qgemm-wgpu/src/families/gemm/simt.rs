@@ -1,18 +1,20 @@
 //! `gemm`: any number of tokens, tiles of W and X decoded into workgroup memory.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
-    Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
 };
 
+use super::CONFIG;
 use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 
 /// Name of the family.
 const NAME: &str = "gemm";
-const QUADS: &str = include_str!("../../shaders/quads.wgsl");
-const MAIN_LOOP: &str = include_str!("../../shaders/gemm.wgsl");
+const QUADS: &str = include_str!("../../../shaders/quads.wgsl");
+const MAIN_LOOP: &str = include_str!("../../../shaders/gemm.wgsl");
+const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
 
 /// Such that an unrolled step fits the instruction caches: 32 takes 1.5 times as long on an H200.
 const TILE_K: u32 = 16;
@@ -33,19 +35,15 @@ const fn config(tile_n: u32, tile_m: u32, thread_m: u32, efficiency: (u32, u32))
     let threads = (tile_n / THREAD_N) * (tile_m / thread_m);
     TileConfig {
         family: NAME,
-        math: Math::FmaF32,
+        main_loop: NAME,
         tile_n,
         tile_m,
         tile_k: TILE_K,
         threads,
         blocks_per_unit: 512 / threads,
-        schedule: Schedule::Grid,
-        max_splits: 1,
-        stages: 1,
         shared_bytes: TILE_K * (tile_n + tile_m) * 4,
-        staged_x: None,
-        rounded_weights: None,
         efficiency,
+        ..CONFIG
     }
 }
 
@@ -59,13 +57,7 @@ pub(crate) fn part(config: &TileConfig) -> Part {
         ("THREADS", config.threads),
         ("THREAD_M_VECTORS", thread_m / 4),
     ];
-    Part {
-        extensions: "",
-        rows: FourRows::Beside,
-        codes: Codes::Numbers,
-        sources: vec![QUADS, MAIN_LOOP, ENTRY],
-        constants,
-    }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Numbers, sources: SOURCES.to_vec(), constants }
 }
 
 /// The configurations that an adapter's workgroup memory allows.
@@ -78,20 +70,20 @@ fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConf
 #[derive(Debug)]
 pub(crate) struct Gemm;
 
-impl KernelFamily for Gemm {
+impl Family<CheckedGemm> for Gemm {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        super::check(op, info, fitting(op, info).last())
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        super::served(op, info, super::of_plain_x(op, fitting(op, info))?)
     }
 
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        fitting(op, info).collect()
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config)))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        *SOURCE_HASH
     }
 }

@@ -1,21 +1,23 @@
 //! `gemm_int8`: any number of tokens, quantized to eight bits. An invocation has four neighbouring rows of W, which it
 //! reads from memory, for several tokens; every workgroup quantizes X for itself.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
 use qgemm_formats::Format;
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
-    Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
 
+use super::CONFIG;
 use super::gemv::UNITS;
-use super::gemv_int8::{UNIT_BYTES, X_INT8, check_integers};
+use super::gemv_int8::{UNIT_BYTES, X_INT8, of_quantized_x};
 use crate::shader::{Codes, ENTRY, FourRows, Part};
 
 /// Name of the family.
 const NAME: &str = "gemm_int8";
-const MAIN_LOOP: &str = include_str!("../../shaders/gemm_int8.wgsl");
+const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_int8.wgsl");
+const SOURCES: [&str; 4] = [UNITS, X_INT8, MAIN_LOOP, ENTRY];
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
 
 /// Tokens of a workgroup.
 const TILE_M: u32 = 32;
@@ -30,19 +32,16 @@ pub(crate) static CONFIGS: &[TileConfig] =
 const fn config(tile_n: u32, threads: u32, blocks_per_unit: u32, efficiency: u32) -> TileConfig {
     TileConfig {
         family: NAME,
+        main_loop: NAME,
         math: Math::DotI8,
         tile_n,
         tile_m: TILE_M,
         tile_k: 64,
         threads,
         blocks_per_unit,
-        schedule: Schedule::Grid,
-        max_splits: 1,
-        stages: 1,
         shared_bytes: TILE_M * CHUNK_UNITS * UNIT_BYTES,
-        staged_x: None,
-        rounded_weights: None,
         efficiency: (efficiency, 500),
+        ..CONFIG
     }
 }
 
@@ -63,8 +62,7 @@ pub(crate) fn part(config: &TileConfig, format: Format) -> Part {
         ("CHUNK_UNITS", CHUNK_UNITS),
         ("TILE_VECTORS", config.shared_bytes / 16),
     ];
-    let sources = vec![UNITS, X_INT8, MAIN_LOOP, ENTRY];
-    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources, constants }
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources: SOURCES.to_vec(), constants }
 }
 
 /// The configurations that an adapter's workgroup memory allows.
@@ -79,22 +77,21 @@ fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
 #[derive(Debug)]
 pub(crate) struct GemmInt8;
 
-impl KernelFamily for GemmInt8 {
+impl Family<CheckedGemm> for GemmInt8 {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
-        check_integers(op)?;
-        super::check(op, info, fitting(info).last())
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        super::served(op, info, of_quantized_x(op, fitting(info))?)
     }
 
-    fn candidates(&self, _op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        fitting(info).collect()
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format)))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        *SOURCE_HASH
     }
 }
 

@@ -1,26 +1,28 @@
 //! `gemv`: few tokens. An invocation has a row of four tiles of W, those beside it the next rows, and slices of a
 //! workgroup share K.
 
-use std::sync::Arc;
+use std::sync::LazyLock;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, Schedule, TileConfig,
-    Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
 };
 
+use super::CONFIG;
 use crate::adapter::WIDE_WORKGROUPS;
 use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 use crate::weight_code::WeightCode;
 
 /// Name of the family.
 const NAME: &str = "gemv";
-pub(super) const UNITS: &str = include_str!("../../shaders/units.wgsl");
-const MAIN_LOOP: &str = include_str!("../../shaders/gemv/main_loop.wgsl");
-const FACTORED: &str = include_str!("../../shaders/gemv/factored.wgsl");
-const X_F32: &str = include_str!("../../shaders/gemv/x_f32.wgsl");
-const DECODED: &str = include_str!("../../shaders/gemv/decoded.wgsl");
-const REDUCE_WORKGROUP: &str = include_str!("../../shaders/gemv/reduce_workgroup.wgsl");
-const REDUCE_SUBGROUP: &str = include_str!("../../shaders/gemv/reduce_subgroup.wgsl");
+pub(super) const UNITS: &str = include_str!("../../../shaders/units.wgsl");
+const MAIN_LOOP: &str = include_str!("../../../shaders/gemv/main_loop.wgsl");
+const FACTORED: &str = include_str!("../../../shaders/gemv/factored.wgsl");
+const X_F32: &str = include_str!("../../../shaders/gemv/x_f32.wgsl");
+const DECODED: &str = include_str!("../../../shaders/gemv/decoded.wgsl");
+const REDUCE_WORKGROUP: &str = include_str!("../../../shaders/gemv/reduce_workgroup.wgsl");
+const REDUCE_SUBGROUP: &str = include_str!("../../../shaders/gemv/reduce_subgroup.wgsl");
+
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| source_hash(&[X_F32, FACTORED, DECODED]));
 
 /// Outputs of a workgroup: four tiles of W.
 const TILE_N: u32 = 64;
@@ -52,20 +54,22 @@ pub(crate) static CONFIGS: &[TileConfig] = &[
 pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> TileConfig {
     TileConfig {
         family: NAME,
-        math: Math::FmaF32,
+        main_loop: if tokens <= FACTORED_TOKENS { "gemv_factored" } else { "gemv_decoded" },
         tile_n: TILE_N,
         tile_m: tokens,
         tile_k: 64,
         threads,
         blocks_per_unit: 1024 / threads,
-        schedule: Schedule::Grid,
-        max_splits: 1,
-        stages: 1,
+        k_groups: slices(TILE_N, threads),
         shared_bytes,
-        staged_x: None,
-        rounded_weights: None,
         efficiency: if threads == WIDE { (220, 480) } else { (220, 500) },
+        ..CONFIG
     }
+}
+
+/// Slices of K that a workgroup has: four rows of W to an invocation.
+pub(super) const fn slices(tile_n: u32, threads: u32) -> u32 {
+    threads * 4 / tile_n
 }
 
 /// The sources and constants of a configuration.
@@ -95,12 +99,17 @@ pub(crate) fn part(config: &TileConfig, code: &WeightCode, subgroups: bool) -> P
 /// The sources of a shader for few tokens that brings X and multiplies as `own` do.
 pub(super) fn sources(own: [&'static str; 2], subgroups: bool) -> Vec<&'static str> {
     let [x, multiply] = own;
-    let mut sources = vec!["alias Sums = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply];
+    let mut sources = vec!["alias Accumulators = array<vec4<f32>, TILE_M>;", UNITS, MAIN_LOOP, x, multiply];
     match subgroups {
         true => sources.push(REDUCE_SUBGROUP),
         false => sources.extend([REDUCE_WORKGROUP, ENTRY]),
     }
     sources
+}
+
+/// Hash of the texts that a family composes for few tokens, with or without subgroups, of `own`.
+pub(super) fn source_hash(own: &[&'static str]) -> u64 {
+    super::source_hash(&[own, &[UNITS, MAIN_LOOP, REDUCE_WORKGROUP, REDUCE_SUBGROUP, ENTRY]].concat())
 }
 
 /// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.
@@ -134,22 +143,22 @@ pub(super) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
 #[derive(Debug)]
 pub(crate) struct Gemv;
 
-impl KernelFamily for Gemv {
+impl Family<CheckedGemm> for Gemv {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn supports(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<(), Unsupported> {
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_tokens(op)?;
-        super::check(op, info, fitting(CONFIGS, op, info).next())
+        super::served(op, info, super::of_plain_x(op, fitting(CONFIGS, op, info))?)
     }
 
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        fitting(CONFIGS, op, info).collect()
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
         let subgroups = device.info().features.contains("subgroups");
         super::prepare(device, op, plan, |code, _| Some(part(&plan.config, code, subgroups)))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        *SOURCE_HASH
     }
 }

@@ -1,30 +1,41 @@
-//! Cutting an operation into launches: kernels index in 32 bits, and see only so much of a buffer and of a grid at
+//! Cutting an operation into dispatches: kernels index in 32 bits, and see only so much of a buffer and of a grid at
 //! once.
 
 use std::ops::Range;
 
 use qgemm_formats::prepack::SHARED_ROWS;
-use qgemm_hal::{CheckedGemm, Dense, TileConfig};
+use qgemm_hal::{CheckedGemm, Dense, TileConfig, Unsupported};
 
-use super::MAX_GROUPS;
+use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
 
-/// Rows of W that may begin a launch: whole tiles of its layout.
+/// Rows of W that may begin a dispatch: whole tiles of its layout.
 pub(super) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
-/// What a view may begin behind the adapter's offset alignment.
-pub(super) const MARGIN: u64 = 1 << 8;
+/// A product as kernels see it: where X is converted first, its X is the result.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub op: &'a CheckedGemm,
+    pub code: &'a WeightCode,
+    pub x: Dense,
+}
 
-/// The part of an operation that one launch computes.
+impl<'a> Product<'a> {
+    pub fn new(op: &'a CheckedGemm, code: &'a WeightCode) -> Result<Self, Unsupported> {
+        Ok(Self { op, code, x: op.plain_x()? })
+    }
+}
+
+/// The part of an operation that one dispatch computes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Launch {
     /// Tokens.
     pub m: Range<usize>,
-    /// Rows of W.
-    pub n: Range<usize>,
+    /// Stored rows of W.
+    pub rows: Range<usize>,
 }
 
-/// Bytes from the first to the last element that a launch touches; 0 for operands that are absent.
+/// Bytes from the first to the last element that a dispatch touches; 0 for operands that are absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Extents {
     pub x: usize,
@@ -40,58 +51,79 @@ pub(super) struct Extents {
 
 impl Extents {
     /// Of `launch`, whose operands have been found to fit.
-    pub fn of(op: &CheckedGemm, code: &WeightCode, launch: &Launch) -> Self {
+    pub fn of(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
         let m = launch.m.len();
         let dense = |dense: &Dense, columns: usize| {
             let last = (m - 1) as u64 * dense.row_stride + (columns - 1) as u64 * dense.col_stride;
             (last as usize + 1) * dense.dtype.bytes()
         };
         Self {
-            x: dense(&op.x, op.k),
-            w: launch.n.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
-            c: op.c.as_ref().map_or(0, |c| dense(c, op.features)),
-            residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.features)),
-            d: dense(&op.d, op.features),
+            x: dense(&x, op.k),
+            w: launch.rows.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
+            c: op.c.as_ref().map_or(0, |c| dense(c, op.out_features)),
+            residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.out_features)),
+            d: dense(&op.d, op.out_features),
             ..Self::of_vectors(op, m)
         }
     }
 
-    /// Of what has one dimension, for `m` tokens: a launch sees all of it, whatever its rows are.
+    /// Of what has one dimension, for `m` tokens: a dispatch sees all of it, whatever its rows are.
     fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
         Self {
-            row_scale: if op.row_scale { op.n * 4 } else { 0 },
+            row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
             k_order: if op.k_order { op.stored_k * 4 } else { 0 },
             bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
             token_scale: if op.token_scale { m * 4 } else { 0 },
             ..Self::default()
         }
     }
+
+    /// What stands before a dispatch's tokens and rows.
+    pub fn before(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
+        let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
+        Self {
+            x: tokens(x),
+            w: launch.rows.start / TILE_ROWS * code.row_of_tiles_bytes(op.stored_k),
+            c: op.c.map_or(0, tokens),
+            token_scale: launch.m.start * 4,
+            residual: op.residual.map_or(0, tokens),
+            d: tokens(op.d),
+            ..Self::default()
+        }
+    }
 }
 
 impl Launch {
-    /// The launches that compute `op` with tiles of `config`, where a binding sees at most `limit` bytes.
+    /// The dispatches that compute `product` with tiles of `config`, where a binding sees at most `limit` bytes.
     ///
     /// # Errors
     /// Names what no cut makes small enough, and the limit.
-    pub fn of(op: &CheckedGemm, code: &WeightCode, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, String> {
-        for (name, size) in [("M", op.m), ("N", op.n), ("K", op.k.max(op.stored_k))] {
+    pub fn of(product: &Product<'_>, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, Unsupported> {
+        let op = product.op;
+        let sizes = [("M", op.m), ("the number of stored rows", op.stored_rows), ("K", op.k.max(op.stored_k))];
+        for (name, size) in sizes {
             if size >= 1 << 31 {
-                return Err(format!("{name} is {size}, and kernels count in 31 bits"));
+                return Err(Unsupported::new(format!("{name} is {size}, and kernels count in 31 bits")));
             }
         }
-        let rows = rows_a_launch(op, code, config, limit)?;
-        let tokens = tokens_a_launch(op, config, limit)?;
+        let rows = rows_a_launch(product, config, limit)?;
+        let tokens = tokens_a_launch(product, config, limit)?;
         let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
-        Ok(ranges(op.n, rows).flat_map(|n| ranges(op.m, tokens).map(move |m| Launch { m, n: n.clone() })).collect())
+        let of_rows = |rows: Range<usize>| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone() });
+        Ok(ranges(op.stored_rows, rows).flat_map(of_rows).collect())
     }
 }
 
 /// Rows of W that one binding holds: all, or whole tiles.
-fn rows_a_launch(op: &CheckedGemm, code: &WeightCode, config: &TileConfig, limit: u64) -> Result<usize, String> {
+fn rows_a_launch(
+    &Product { op, code, .. }: &Product<'_>,
+    config: &TileConfig,
+    limit: u64,
+) -> Result<usize, Unsupported> {
     let bytes = code.row_of_tiles_bytes(op.stored_k) as u64;
     let tiles = limit.saturating_sub(MARGIN) / bytes;
-    if op.n.div_ceil(TILE_ROWS) as u64 <= tiles {
-        return Ok(op.n);
+    if op.stored_rows.div_ceil(TILE_ROWS) as u64 <= tiles {
+        return Ok(op.stored_rows);
     }
     let rows = tiles as usize * TILE_ROWS;
     // Workgroups whose tile is cut would idle.
@@ -103,24 +135,22 @@ fn rows_a_launch(op: &CheckedGemm, code: &WeightCode, config: &TileConfig, limit
 }
 
 /// Tokens whose rows of X, C, residual and D fit a binding each, and whose tiles fit the grid.
-fn tokens_a_launch(op: &CheckedGemm, config: &TileConfig, limit: u64) -> Result<usize, String> {
+fn tokens_a_launch(
+    &Product { op, x, .. }: &Product<'_>,
+    config: &TileConfig,
+    limit: u64,
+) -> Result<usize, Unsupported> {
     let tile = config.tile_m as usize;
     let mut tokens = MAX_GROUPS as usize * tile;
-    let d_like = |dense| (dense, op.features);
+    let d_like = |dense| (dense, op.out_features);
     let dense = [
-        ("X", Some((op.x, op.k))),
+        ("X", Some((x, op.k))),
         ("C", op.c.map(d_like)),
         ("the residual", op.residual.map(d_like)),
         ("D", Some(d_like(op.d))),
     ];
     for (name, (dense, columns)) in dense.into_iter().filter_map(|(name, dense)| Some((name, dense?))) {
-        let width = dense.dtype.bytes() as u64;
-        let row = (columns as u64 - 1).checked_mul(dense.col_stride).and_then(|last| (last + 1).checked_mul(width));
-        let row = row.ok_or_else(|| format!("the extent of {name} overflows"))?;
-        let room = limit.saturating_sub(MARGIN).checked_sub(row);
-        let room = room.ok_or_else(|| too_large(&format!("a row of {name}"), row, limit))?;
-        let stride = dense.row_stride.saturating_mul(width).max(1);
-        tokens = tokens.min(usize::try_from(room / stride).unwrap_or(usize::MAX).saturating_add(1));
+        tokens = tokens.min(rows_that_fit(name, &dense, columns, limit)?);
     }
     let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
     let whole = [
@@ -137,24 +167,20 @@ fn tokens_a_launch(op: &CheckedGemm, config: &TileConfig, limit: u64) -> Result<
     Ok(if tokens < op.m && tokens > tile { tokens / tile * tile } else { tokens.min(op.m) })
 }
 
-fn too_large(what: &str, bytes: u64, limit: u64) -> String {
-    format!("{what} takes {bytes} bytes, and the adapter's max_storage_buffer_binding_size is {limit}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::families::{gemm, gemv};
+    use crate::families::gemm::{gemv, simt};
     use crate::weight_code::CLASS;
     use qgemm_formats::{DType, Format};
-    use qgemm_hal::{Activation, XRounding};
+    use qgemm_hal::{Activation, XPrecision};
 
     fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
         let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
         CheckedGemm {
             m,
-            n,
-            features: n,
+            stored_rows: n,
+            out_features: n,
             gated: false,
             k,
             stored_k: k,
@@ -163,8 +189,8 @@ mod tests {
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,
-            x: dense(DType::F16, k as u64 + 3),
-            x_rounding: XRounding::default(),
+            x: dense(DType::F16, k as u64 + 3).into(),
+            x_precision: XPrecision::default(),
             d: dense(DType::F32, n as u64),
             c: None,
             bias: Some(DType::BF16),
@@ -178,15 +204,17 @@ mod tests {
     }
 
     fn launches(op: &CheckedGemm, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, String> {
-        let launches = Launch::of(op, &WeightCode::new(op.format).expect("q4_0"), config, limit)?;
+        let code = WeightCode::new(op.format).expect("q4_0");
+        let product = Product::new(op, &code).expect("plain");
+        let launches = Launch::of(&product, config, limit).map_err(|reason| reason.why)?;
         for launch in &launches {
-            let extents = Extents::of(op, &WeightCode::new(op.format).expect("q4_0"), launch);
+            let extents = Extents::of(&product, launch);
             for bytes in [extents.x, extents.w, extents.d, extents.bias] {
                 assert!(bytes as u64 + MARGIN <= limit, "{launch:?}: {extents:?}");
             }
         }
         // Every output once.
-        assert_eq!(launches.iter().map(|l| l.m.len() * l.n.len()).sum::<usize>(), op.m * op.n);
+        assert_eq!(launches.iter().map(|l| l.m.len() * l.rows.len()).sum::<usize>(), op.m * op.stored_rows);
         Ok(launches)
     }
 
@@ -194,19 +222,19 @@ mod tests {
     fn extents_count_strides_and_tiles() {
         let op = op(2, 5, 64);
         let code = WeightCode::new(op.format).expect("q4_0");
-        let extents = Extents::of(&op, &code, &Launch { m: 0..2, n: 0..5 });
+        let extents = Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5 });
         let expected = Extents { x: (67 + 64) * 2, w: 16 * 36, bias: 10, d: 40, ..Extents::default() };
         assert_eq!(extents, expected);
     }
 
     #[test]
     fn what_fits_is_one_launch_and_what_does_not_is_cut() {
-        let (gemm, gemv) = (&gemm::CONFIGS[0], &gemv::CONFIGS[0]);
-        assert_eq!(launches(&op(3, 1000, 4096), gemm, 128 << 20), Ok(vec![Launch { m: 0..3, n: 0..1000 }]));
+        let (gemm, gemv) = (&simt::CONFIGS[0], &gemv::CONFIGS[0]);
+        assert_eq!(launches(&op(3, 1000, 4096), gemm, 128 << 20), Ok(vec![Launch { m: 0..3, rows: 0..1000 }]));
         // 2.25 GiB of weights.
         let cut = launches(&op(1, 1 << 20, 4096), gemv, 128 << 20).expect("cut");
         assert_eq!(cut.len(), 19);
-        assert!(cut.iter().all(|l| l.n.start % 64 == 0 && l.m == (0..1)), "{cut:?}");
+        assert!(cut.iter().all(|l| l.rows.start % 64 == 0 && l.m == (0..1)), "{cut:?}");
         // X of 32 MiB, and D of 256 MiB.
         let cut = launches(&op(4096, 1 << 14, 4096), gemm, 64 << 20).expect("cut");
         assert!(cut.len() > 4 && cut.iter().all(|l| l.m.start % 128 == 0), "{cut:?}");
@@ -214,17 +242,17 @@ mod tests {
         assert_eq!(launches(&op(65_536 * 128, 1, 1), gemm, u64::MAX).expect("cut").len(), 2);
         // Less than a workgroup's tile.
         let cut = launches(&op(1, 100, 4096), gemv, 80 << 10).expect("cut");
-        assert_eq!(cut.iter().map(|l| l.n.start).collect::<Vec<_>>(), [0, 32, 64, 96]);
+        assert_eq!(cut.iter().map(|l| l.rows.start).collect::<Vec<_>>(), [0, 32, 64, 96]);
     }
 
     #[test]
     fn what_no_cut_makes_fit_is_named() {
-        let config = &gemm::CONFIGS[0];
+        let config = &simt::CONFIGS[0];
         let why = launches(&op(1, 1 << 20, 4096), config, 1 << 14).expect_err("a tile of W");
         assert!(why.contains("16 rows of W takes 36864 bytes") && why.contains("16384"), "{why}");
         let why = launches(&op(1, 1 << 14, 64), config, 1 << 15).expect_err("a row of D");
         assert!(why.contains("a row of D"), "{why}");
-        assert!(launches(&op(1, 1 << 31, 32), config, u64::MAX).expect_err("31 bits").contains("N is"));
+        assert!(launches(&op(1, 1 << 31, 32), config, u64::MAX).expect_err("31 bits").contains("stored rows is"));
         let mut op = op(3, 1, 32);
         op.x.col_stride = u64::MAX / 2;
         assert!(launches(&op, config, u64::MAX).expect_err("overflows").contains("extent of X"));
