@@ -1,6 +1,6 @@
 // bf16 weights: a code is the number itself.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 struct Dequant {
     static constexpr bool HAS_SCALE = false;

@@ -1,6 +1,6 @@
 // Blocks with one f16 scale, the first scale plane, and nothing else on the sums.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 struct BlockScale {
     static constexpr bool HAS_SCALE = true;

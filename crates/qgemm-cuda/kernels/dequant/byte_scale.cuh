@@ -1,6 +1,6 @@
 // Scales that are integers of one byte times a factor of the super-block.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // Scales and minimums that are integers times a unit of the super-block: formats give `unit(slab, row, kind)`, and
 // `integers(slab, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.

@@ -1,6 +1,6 @@
 // 4-bit codes that index a table of 16 signed bytes, looked up with prmt.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // Table entries 4i..4i+3, each plus 128, as the bytes of a word.
 struct Codebook {

@@ -1,7 +1,7 @@
 // FP8 E4M3 codes made into f16 pairs exactly.
 #pragma once
 #include "atoms/fp8.cuh"
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // The numbers in the upper bytes of two halves, times 2^-8, exactly (biases 7 and 15): the sign is in place; the rest moves down
 // by one bit into exponent and mantissa.

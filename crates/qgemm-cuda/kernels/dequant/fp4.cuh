@@ -1,6 +1,6 @@
 // FP4 (E2M1) codes made into f16 pairs exactly, at twice their value.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // Pair `pair` of quad `quad`. With its sign in place, a code's other three bits become the low bits of an f16's exponent and the
 // highest of its mantissa. That is the number times 2^-14, in f16's subnormals, too: the biases are 1 and 15. (Looked up in a

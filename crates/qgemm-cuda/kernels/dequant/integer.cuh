@@ -1,6 +1,6 @@
 // Codes that are unsigned integers in one or two bit planes, made into f16 pairs exactly.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // 1024 in both halves of an f16 pair. Its last mantissa bit is worth 1, so or'ing a code in adds it.
 constexpr u32 F16X2_1024 = 0x64006400u;

@@ -3,7 +3,7 @@
 #pragma once
 #include QG_DEQUANT_FILE
 #if QG_RAW_CODES
-#include "dequant/raw.cuh"
+#include "dequant/integer_operand.cuh"
 #endif
 
 // A template, so that the branches that a format does not have are not compiled.

@@ -3,7 +3,7 @@
 // memory of its own, so that no slice waits for another before the end. Bound by memory.
 #include "atoms/launch.cuh"
 #include "epilogue/sliced_k.cuh"
-#include "mainloop/slab_product.cuh"
+#include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 

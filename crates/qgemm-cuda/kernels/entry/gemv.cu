@@ -2,9 +2,9 @@
 // weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
 #include "atoms/launch.cuh"
 #if QG_USE_MMA
-#include "mainloop/mma_chunk.cuh"
+#include "mainloop/mma_k_block.cuh"
 #else
-#include "mainloop/fma_chunk.cuh"
+#include "mainloop/simt_k_block.cuh"
 #endif
 #include "epilogue/sliced_k.cuh"
 

@@ -2,7 +2,7 @@
 // that hold its codes would each make all.
 #pragma once
 #include "mainloop/row_tiles.cuh"
-#include "mainloop/sub_block_sum.cuh"
+#include "mainloop/sub_block_accumulators.cuh"
 
 // Formats with slabs of 256 columns nest their scales.
 constexpr bool HAS_SCALE_TABLE = QG_SLAB_K > 128;

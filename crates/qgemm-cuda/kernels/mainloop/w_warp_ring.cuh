@@ -2,7 +2,7 @@
 // are on their way that take no registers.
 #pragma once
 #include "atoms/cp_async.cuh"
-#include "atoms/kept.cuh"
+#include "atoms/opaque_register.cuh"
 #include "mainloop/row_tiles.cuh"
 
 // One slab of each of the warp's tiles of rows.

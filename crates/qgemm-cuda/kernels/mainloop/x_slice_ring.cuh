@@ -3,7 +3,7 @@
 // in the order of `XStage`. Rows of X begin at multiples of 16 bytes, and columns follow one another.
 #pragma once
 #include "atoms/cp_async.cuh"
-#include "atoms/kept.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/x_ring.cuh"

@@ -1,8 +1,8 @@
 // A tile's product in one warp of a warpgroup: run by run through the ring, with weights of one chunk made while another is
 // multiplied.
 #pragma once
-#include "mainloop/fed_pipeline.cuh"
-#include "mainloop/warpgroup_tile.cuh"
+#include "mainloop/tma_pipeline.cuh"
+#include "mainloop/sm90/wgmma_k_block.cuh"
 
 // Chunks of tiles of rows whose instructions are under way at once: while those of one run, the weights of the next are made, in
 // registers of their own.

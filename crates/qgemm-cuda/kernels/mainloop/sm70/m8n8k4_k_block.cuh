@@ -5,7 +5,7 @@
 // has rows 4p..4p+3 and 16+4p.., of which lane l gets the sums of rows r and r + 2 (see `first_row`).
 #pragma once
 #include "atoms/mma.cuh"
-#include "mainloop/w_stream.cuh"
+#include "mainloop/sm70/w_stream.cuh"
 
 static_assert(QG_CLASS_V && QG_X_DTYPE == DTYPE_F16, "m8n8k4 takes f16, a row of W in a lane");
 static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");

@@ -3,9 +3,9 @@
 // shared memory. Both are loaded one stage of 64 columns ahead.
 #include "atoms/launch.cuh"
 #if QG_CLASS_V
-#include "mainloop/m8n8k4_chunk.cuh"
+#include "mainloop/sm70/m8n8k4_k_block.cuh"
 #else
-#include "mainloop/m16n8k8_chunk.cuh"
+#include "mainloop/sm70/m16n8k8_k_block.cuh"
 #endif
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"

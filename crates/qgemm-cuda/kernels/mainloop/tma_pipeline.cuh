@@ -6,7 +6,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/tma.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/fed_params.cuh"
+#include "mainloop/tma_params.cuh"
 #include "mainloop/w_ring.cuh"
 #include "mainloop/x_ring.cuh"
 #include "sched/tile.cuh"

@@ -67,7 +67,7 @@ QG_DEVICE constexpr bool has_nested_mins(long) { return false; }
 template <class D>
 struct Raw : D {
     // Minimums that are integers times a unit, and offsets beside them, act on the sums of X of a whole slab
-    // (`mainloop/nested_offsets.cuh`).
+    // (`mainloop/super_block_minimums.cuh`).
     static constexpr bool NESTED_OFFSETS = has_nested_mins<D>(0);
     static constexpr bool HAS_MIN = D::HAS_MIN && !NESTED_OFFSETS || QG_ZERO_POINTS;
 

@@ -3,7 +3,7 @@
 // goes to shared memory, where it has room, and comes from L1 or L2 the second time elsewhere.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/stage_x.cuh"
+#include "mainloop/convert.cuh"
 
 struct SharedStorage {
     u32 largest[QG_THREADS / 32];

@@ -1,11 +1,11 @@
 // D[m, n] for more than a few tokens on chips with a copy engine (Hopper, consumer Blackwell), on matrix instructions of single
 // warps: a warpgroup of its own keeps W and X coming, so that the others do nothing but make weights and multiply them.
-#include "atoms/kept.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
-#include "mainloop/fed_pipeline.cuh"
-#include "mainloop/kept_work.cuh"
+#include "mainloop/tma_pipeline.cuh"
+#include "mainloop/parked_state.cuh"
 #include "mainloop/warp_tile.cuh"
 
 struct SharedStorage {

@@ -3,9 +3,9 @@
 // groups of warps that share the K dimension of the tile, slab by slab: one's instructions for weights hide the other's waits.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
-#include "epilogue/sum_exchange.cuh"
+#include "epilogue/accumulator_exchange.cuh"
 #include "epilogue/warp_store.cuh"
-#include "mainloop/warpgroup_product.cuh"
+#include "mainloop/sm90/warpgroup_product.cuh"
 
 static_assert(QG_K_GROUPS <= 2, "sums pass once");
 using Exchange = ExchangeOf<QG_K_GROUPS>::type;

@@ -11,7 +11,7 @@
 #include "atoms/mma_block_scaled.cuh"
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 #include "sched/params.cuh"
 
 static_assert(QG_SLAB_K == 64 && QG_TILE_ROWS == 16, "a slab is one instruction");

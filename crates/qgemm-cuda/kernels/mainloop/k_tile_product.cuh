@@ -2,7 +2,7 @@
 // f32 sums of each sub-block, so that no weight is rounded. Registers hold a span of X, as they can for few tokens, and
 // sums of one tile of rows are under way at a time.
 #pragma once
-#include "mainloop/nested_offsets.cuh"
+#include "mainloop/super_block_minimums.cuh"
 #include "mainloop/scale_table.cuh"
 #include "mainloop/x_ring.cuh"
 

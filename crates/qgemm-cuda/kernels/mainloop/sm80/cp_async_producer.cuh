@@ -3,9 +3,9 @@
 // they need of addresses stays in registers.
 #pragma once
 #include "atoms/cp_async.cuh"
-#include "atoms/kept.cuh"
-#include "mainloop/kept_work.cuh"
-#include "mainloop/pipeline.cuh"
+#include "atoms/opaque_register.cuh"
+#include "mainloop/parked_state.cuh"
+#include "mainloop/sm80/pipeline.cuh"
 #include "sched/split.cuh"
 
 // 16-byte units of a slab.

@@ -4,7 +4,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
-#include "mainloop/fp4_slab.cuh"
+#include "mainloop/sm120/fp4_k_tile.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 TILE_N = WARPS * QG_TILE_ROWS;

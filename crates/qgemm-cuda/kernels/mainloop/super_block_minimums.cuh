@@ -4,7 +4,7 @@
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "mainloop/row_tiles.cuh"
-#include "mainloop/sub_block_sum.cuh"
+#include "mainloop/sub_block_accumulators.cuh"
 
 // Tiles of eight sub-blocks.
 constexpr u32 SUB_TILES = NESTED_OFFSETS ? QG_SLAB_K / QG_SUB_BLOCK / 8 : 1;

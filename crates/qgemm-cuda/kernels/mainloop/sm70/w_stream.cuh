@@ -2,7 +2,7 @@
 // memory to the lanes that hold the sums of their rows. They are loaded a stage (64 columns) ahead and taken from there
 // a chunk at a time.
 #pragma once
-#include "mainloop/x_rows.cuh"
+#include "mainloop/sm70/x_rows.cuh"
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;

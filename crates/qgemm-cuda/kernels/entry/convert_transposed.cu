@@ -3,7 +3,7 @@
 // for their largest magnitudes; a tile in shared memory turns columns into rows.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
-#include "mainloop/stage_x.cuh"
+#include "mainloop/convert.cuh"
 
 constexpr u32 TOKENS = 8;
 constexpr u32 WARPS = QG_THREADS / 32;

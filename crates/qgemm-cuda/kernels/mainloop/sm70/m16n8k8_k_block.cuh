@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
-#include "mainloop/w_stream.cuh"
+#include "mainloop/sm70/w_stream.cuh"
 
 static_assert(!QG_CLASS_V && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
 static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");

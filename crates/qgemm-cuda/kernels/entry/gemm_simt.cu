@@ -3,7 +3,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
-#include "mainloop/fma_chunk.cuh"
+#include "mainloop/simt_k_block.cuh"
 #include "sched/split.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;

@@ -3,7 +3,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
-#include "mainloop/feeder_cp_async.cuh"
+#include "mainloop/sm80/cp_async_producer.cuh"
 #include "mainloop/warp_tile.cuh"
 
 struct SharedStorage {
