@@ -1,5 +1,5 @@
 // Raw operands: integer codes from which nothing is taken off, each for the price of a mask. What that leaves out is made up
-// for on the sums: weight = scale * (code - offset) + min. Kernels whose scales act on sums take them (`QG_RAW_CODES`).
+// for on the sums: weight = scale * (code - offset) + min. Kernels whose scales act on sums take them (`QG_INTEGER_OPERANDS`).
 //
 // In f16 codes stay where they lie, in the mantissa of a subnormal: 2^lift * code in units of 2^-24. Matrix instructions
 // take subnormals exactly (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). bf16

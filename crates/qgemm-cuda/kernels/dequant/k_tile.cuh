@@ -6,13 +6,13 @@
 #include "atoms/memory.cuh"
 
 // Rows of the tile that one lane holds: g and g + 8 in class T, its own in class V.
-constexpr u32 LANE_ROWS = QG_CLASS_V ? 1 : 2;
+constexpr u32 LANE_ROWS = QG_MMA_M8N8K4 ? 1 : 2;
 // Quads (four codes of a row) that a lane holds.
-constexpr u32 QUADS = QG_TILE_ROWS * QG_SLAB_K / 128;
+constexpr u32 QUADS = QG_TILE_ROWS * QG_K_TILE / 128;
 // The main loop works on chunks of eight quads. A step is the columns that one quad belongs to: the 16 of a k16
 // fragment in class T, the quad's own 4 in class V.
-constexpr u32 CHUNK_K = QG_CLASS_V ? 32 : 64;
-constexpr u32 CHUNKS = QG_SLAB_K / CHUNK_K;
+constexpr u32 CHUNK_K = QG_MMA_M8N8K4 ? 32 : 64;
+constexpr u32 CHUNKS = QG_K_TILE / CHUNK_K;
 constexpr u32 STEPS = 8 / LANE_ROWS;
 constexpr u32 STEP_K = CHUNK_K / STEPS;
 
@@ -118,13 +118,13 @@ struct ScalePlane {
     // `row_group` is g in class T (whose records stand in the order 0, 8, 1, 9, …) and the lane in class V.
     template <class From>
     QG_DEVICE void load_scales(ScalePlane& plane, const u8* slab, u32 row_group) {
-        const u32 record = !SHARED ? row_group : QG_CLASS_V ? row_group / QgScalePlane<P>::SHARED_BY : 0;
+        const u32 record = !SHARED ? row_group : QG_MMA_M8N8K4 ? row_group / QgScalePlane<P>::SHARED_BY : 0;
         load_record<BYTES, From>(slab + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
     }
 
     // The records of row `row` of the tile, whoever holds its codes, as those of the lane's first row.
     QG_DEVICE void load_row(ScalePlane& plane, const u8* slab, u32 row) {
-        const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_CLASS_V ? row : row % 8 * 2 + row / 8;
+        const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_MMA_M8N8K4 ? row : row % 8 * 2 + row / 8;
         load_one<FromGlobal>(plane, slab, record);
     }
     // The same of record `record`, in the order in which they are stored.
@@ -208,7 +208,7 @@ struct Slab {
 
     template <class From>
     QG_DEVICE void load_scales(Slab& s, const u8* slab, u32 lane) {
-        const u32 row_group = QG_CLASS_V ? lane : lane / 4;
+        const u32 row_group = QG_MMA_M8N8K4 ? lane : lane / 4;
         Scales0::template load_scales<From>(s.scales0, slab, row_group);
         Scales1::template load_scales<From>(s.scales1, slab, row_group);
     }

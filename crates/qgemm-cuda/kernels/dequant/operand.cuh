@@ -2,7 +2,7 @@
 // quantized format are exact in each of them; scales act on the f32 sums.
 #pragma once
 #include QG_DEQUANT_FILE
-#if QG_RAW_CODES
+#if QG_INTEGER_OPERANDS
 #include "dequant/integer_operand.cuh"
 #endif
 
@@ -63,7 +63,7 @@ struct OperandsOf {
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
     static constexpr bool HAS_MIN = D::HAS_MIN;
 };
-#if QG_RAW_CODES
+#if QG_INTEGER_OPERANDS
 using Operands = OperandsOf<Raw<Dequant>>;
 // Units of sums of operands that make 1.
 constexpr float FROM_UNITS = RAW_UNITS;

@@ -103,7 +103,7 @@ QG_DEVICE u32 block_max(u32 value, u32* warps) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_stage_x(const __grid_constant__ StageX p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid_constant__ StageX p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     u8* kept = dynamic_shared() + sizeof(SharedStorage);
     const u32 thread = thread_index(), threads = block_threads(), token = block_index().x;

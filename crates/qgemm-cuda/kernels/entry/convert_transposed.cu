@@ -48,7 +48,7 @@ QG_DEVICE u32 largest_of_token(const StageX& p, u32 token, SharedStorage& shared
     return largest;
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_stage_x_transposed(const __grid_constant__ StageX p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert_transposed(const __grid_constant__ StageX p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), first_token = block_index().x * TOKENS;
     // Reading, neighbouring threads have neighbouring tokens; writing, neighbouring groups of columns.

@@ -48,8 +48,8 @@ QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 th
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm_fma(const __grid_constant__ GemmParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_gemm_simt(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const TileWork work = TileWork::of_grid(p);
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
             // Warps beyond the last tile of rows compute it once more and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             Slab::load(slabs[rt],
-                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + slab) * QG_SLAB_BYTES, lane);
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + slab) * QG_K_TILE_BYTES, lane);
         }
 #pragma unroll
         for (u32 chunk = 0; chunk < CHUNKS; chunk++) {

@@ -26,7 +26,7 @@ static_assert(QG_STAGES >= 2, "a stage ahead");
 // Slabs on their way while one is multiplied.
 constexpr u32 AHEAD = QG_STAGES - 1;
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemm_sliced_k(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;

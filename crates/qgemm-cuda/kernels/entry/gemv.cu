@@ -9,7 +9,7 @@
 #include "epilogue/sliced_k.cuh"
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
-using Tile = XTile<QG_TILE_M, QG_X_SLABS * QG_SLAB_K>;
+using Tile = XTile<QG_TILE_M, QG_X_K_TILES * QG_K_TILE>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
@@ -20,7 +20,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // Bytes between the slabs that a warp takes one after another.
-constexpr u32 STRIDE = SLICES * QG_SLAB_BYTES;
+constexpr u32 STRIDE = SLICES * QG_K_TILE_BYTES;
 // Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
 struct Batch {
     Slab slab[QG_UNROLL][ROW_TILES];
@@ -52,11 +52,11 @@ QG_DEVICE void accumulate_slab(Loop::Sums& sums, const Slab (&slab)[ROW_TILES], 
 // Stages the columns of slabs [begin, begin + count) of all tokens.
 QG_DEVICE void stage_x(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
-        for (u32 column = thread * GROUP; column < count * QG_SLAB_K; column += QG_THREADS * GROUP)
-            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_SLAB_K + column));
+        for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP)
+            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_K_TILE + column));
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemv(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
@@ -67,15 +67,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     griddepcontrol_launch_dependents();
     Loop::Sums sums = {};
     Batch batch;
-    for (u32 begin = work.begin; begin < work.end; begin += QG_X_SLABS) {
-        const u32 count = begin + QG_X_SLABS < work.end ? QG_X_SLABS : work.end - begin;
+    for (u32 begin = work.begin; begin < work.end; begin += QG_X_K_TILES) {
+        const u32 count = begin + QG_X_K_TILES < work.end ? QG_X_K_TILES : work.end - begin;
         Cursor next;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             // Tiles beyond the last are computed once more and not stored.
             const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
-                            ((u64)tile * p.shape.k_slabs + begin + warp) * QG_SLAB_BYTES;
+                            ((u64)tile * p.shape.k_slabs + begin + warp) * QG_K_TILE_BYTES;
         }
         u32 slab = warp;
         // Weights first: they come from memory while X, which all blocks share, comes from L2.

@@ -8,10 +8,10 @@
 #include "generated/abi.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-constexpr u32 SLAB_BLOCKS = QG_SLAB_K / QG_BLOCK_LEN;
+constexpr u32 SLAB_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
 // Bytes of a row that go into one slab, and those that are staged.
 constexpr u32 SLAB_ROW_BYTES = SLAB_BLOCKS * QG_BLOCK_BYTES;
-constexpr u32 STRIP_BYTES = QG_STRIP_SLABS * SLAB_ROW_BYTES;
+constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * SLAB_ROW_BYTES;
 // Loads of one thread in flight.
 constexpr u32 IN_FLIGHT = 4;
 
@@ -125,7 +125,7 @@ QG_DEVICE u32 shifted(u32 word) {
 
 // The rows of the tile that a lane's words are made of.
 QG_DEVICE u32 row_of_lane(u32 lane, u32 row) {
-    return QG_CLASS_V ? lane : lane / 4 + row * 8;
+    return QG_MMA_M8N8K4 ? lane : lane / 4 + row * 8;
 }
 
 template <u32 P, u32 WORDS>
@@ -154,7 +154,7 @@ QG_DEVICE void store_codes(u8* out, const Slab& slab, u32 lane) {
     const auto lane_row = [&](u32 row, u32 lane_bits) {
         return Slab::row(slab, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
     };
-    constexpr u32 words = QG_SLAB_K * QG_TILE_ROWS / 1024;
+    constexpr u32 words = QG_K_TILE * QG_TILE_ROWS / 1024;
     QG_WINDOWS(QG_WINDOW)
     u32 word0[words * QgCodePlane<0>::BITS];
     QG_WORDS_0(QG_WORD0, QG_MOVE)
@@ -172,7 +172,7 @@ QG_DEVICE void store_codes(u8* out, const Slab& slab, u32 lane) {
 template <u32 P>
 QG_DEVICE u32 row_of_record(u32 place) {
     if constexpr (QgScalePlane<P>::SHARED_BY > 1) return place * QgScalePlane<P>::SHARED_BY;
-    return QG_CLASS_V ? place : place % 2 * 8 + place / 2;
+    return QG_MMA_M8N8K4 ? place : place % 2 * 8 + place / 2;
 }
 
 // Four bytes of a scale plane, in as large pieces as records have.
@@ -202,23 +202,23 @@ QG_DEVICE void store_records(u8* out, Slab slab, u32 count, u32 thread) {
     for (u32 i = thread; i < count * padded; i += QG_THREADS) {
         const u32 word = i % padded;
         slab.index = i / padded;
-        st_global_u32(out + slab.index * QG_SLAB_BYTES + QgScalePlane<P>::OFFSET + word * 4,
+        st_global_u32(out + slab.index * QG_K_TILE_BYTES + QgScalePlane<P>::OFFSET + word * 4,
                       word < words ? record_word<P>(slab, word) : 0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_repack(const __grid_constant__ RepackParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
-    const u32 strips = (p.k_slabs + QG_STRIP_SLABS - 1) / QG_STRIP_SLABS;
-    const Strip strip = {block_index().x / strips, block_index().x % strips * QG_STRIP_SLABS,
+    const u32 strips = (p.k_slabs + QG_STRIP_K_TILES - 1) / QG_STRIP_K_TILES;
+    const Strip strip = {block_index().x / strips, block_index().x % strips * QG_STRIP_K_TILES,
                          (u64)p.blocks * QG_BLOCK_BYTES};
     stage(shared, p, strip, thread);
     block_barrier();
 
-    const u32 left = p.k_slabs - strip.first_slab, count = left < QG_STRIP_SLABS ? left : QG_STRIP_SLABS;
-    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_slab) * QG_SLAB_BYTES;
+    const u32 left = p.k_slabs - strip.first_slab, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
+    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_slab) * QG_K_TILE_BYTES;
     Slab slab = {&shared, &strip, 0, p.n, p.blocks};
 #if QG_SCALE_PLANES > 0
     store_records<0>(out, slab, count, thread);
@@ -227,5 +227,5 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     store_records<1>(out, slab, count, thread);
 #endif
     for (slab.index = thread / 32; slab.index < count; slab.index += WARPS)
-        store_codes(out + slab.index * QG_SLAB_BYTES, slab, lane);
+        store_codes(out + slab.index * QG_K_TILE_BYTES, slab, lane);
 }

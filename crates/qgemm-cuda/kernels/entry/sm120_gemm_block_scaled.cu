@@ -12,8 +12,8 @@ constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
 constexpr u32 SUM_PITCH = TILE_N + 4;
-using Tile = Fp4Tile<QG_TILE_M, QG_X_SLABS>;
-static_assert(QG_TILE_M * QG_X_SLABS == QG_THREADS, "every thread moves one token's slab");
+using Tile = Fp4Tile<QG_TILE_M, QG_X_K_TILES>;
+static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's slab");
 
 struct SharedStorage {
     union {
@@ -24,8 +24,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 16, "the host lays out another size");
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm120_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = block_index().y * QG_TILE_M;
@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     // Warps beyond the last tile of rows compute it once more and store nothing.
     const u32 own_tile = block_index().x * WARPS + warp;
     const u32 tile = own_tile < tiles ? own_tile : tiles - 1;
-    const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * slabs * QG_SLAB_BYTES;
-    const u32 x_token = thread / QG_X_SLABS, x_slab = thread % QG_X_SLABS;
+    const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * slabs * QG_K_TILE_BYTES;
+    const u32 x_token = thread / QG_X_K_TILES, x_slab = thread % QG_X_K_TILES;
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
@@ -44,15 +44,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
     Tile::store(shared.x[0], x_token, x_slab, ahead);
     block_barrier();
     u32 stage = 0;
-    for (u32 first = 0; first < slabs; first += QG_X_SLABS) {
-        const bool more = first + QG_X_SLABS < slabs;
-        Slab slab[QG_X_SLABS];
+    for (u32 first = 0; first < slabs; first += QG_X_K_TILES) {
+        const bool more = first + QG_X_K_TILES < slabs;
+        Slab slab[QG_X_K_TILES];
 #pragma unroll
-        for (u32 s = 0; s < QG_X_SLABS; s++)
-            if (first + s < slabs) Slab::load(slab[s], w + (u64)(first + s) * QG_SLAB_BYTES, lane);
-        if (more) ahead = load_x_slab(p, first_token + x_token, first + QG_X_SLABS + x_slab);
+        for (u32 s = 0; s < QG_X_K_TILES; s++)
+            if (first + s < slabs) Slab::load(slab[s], w + (u64)(first + s) * QG_K_TILE_BYTES, lane);
+        if (more) ahead = load_x_slab(p, first_token + x_token, first + QG_X_K_TILES + x_slab);
 #pragma unroll
-        for (u32 s = 0; s < QG_X_SLABS; s++) {
+        for (u32 s = 0; s < QG_X_K_TILES; s++) {
             if (first + s < slabs) {
                 const WOperand operand = w_operand(slab[s], lane);
 #pragma unroll

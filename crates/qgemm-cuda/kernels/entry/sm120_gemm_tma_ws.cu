@@ -42,7 +42,7 @@ QG_DEVICE void multiply_slab(Sums& sums, Pipeline& pipeline, Position& at, const
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32;
     const XCursor cursor = {kept(XCursor::of_lane(lane).offset)};
-    const u32 first = kept(warp * ROW_TILES * QG_SLAB_BYTES);
+    const u32 first = kept(warp * ROW_TILES * QG_K_TILE_BYTES);
     KeptWork& work = shared.work[warp];
     Kept<WorkList>::put(work.list, WorkList::of_block(p), lane);
     Position at = {};
@@ -58,8 +58,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm_fed(const __grid_constant__ FedGemmParams params) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm120_gemm_tma_ws(const __grid_constant__ FedGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);

@@ -2,7 +2,7 @@
 // Each warp owns rows of W, which it reads straight into registers; the tokens' activations pass through registers to
 // shared memory. Both are loaded one stage of 64 columns ahead.
 #include "atoms/launch.cuh"
-#if QG_CLASS_V
+#if QG_MMA_M8N8K4
 #include "mainloop/sm70/m8n8k4_k_block.cuh"
 #else
 #include "mainloop/sm70/m16n8k8_k_block.cuh"
@@ -137,8 +137,8 @@ QG_DEVICE void store(const Sums& sums, SharedStorage& shared, const GemmParams& 
     block_barrier();
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm_sync_copy(const __grid_constant__ GemmParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm70_gemm_two_stage(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();

@@ -9,7 +9,7 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-#if QG_KEEPS_WORK
+#if QG_PARKS_STATE
     KeptWork work[QG_WARPS_N];
 #endif
     u32 last;
@@ -29,15 +29,15 @@ QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab
     accumulate_rounded(sums, slabs, chunk, x, cursor, between);
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm(const __grid_constant__ GemmParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm80_gemm_cp_async(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     Pipeline& pipeline = shared.pipeline;
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     if (thread == 0) Pipeline::init(pipeline);
     block_barrier();
 
-#if QG_KEEPS_WORK
+#if QG_PARKS_STATE
     KeptWork& kept = shared.work[warp];
 #else
     KeptWork kept;

@@ -47,8 +47,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     if constexpr (GROUP > 0) Exchange::end(!is_first);
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
-    qg_gemm_warpgroup(const __grid_constant__ FedGemmParams params) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm90_gemm_wgmma_ws(const __grid_constant__ FedGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);

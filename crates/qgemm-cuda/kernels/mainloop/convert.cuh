@@ -8,7 +8,7 @@
 
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 // Whether tokens are multiplied by powers of two: f16 alone has too few exponents for them.
-constexpr bool SCALED = QG_STAGED_DTYPE == DTYPE_F16 && QG_X_DTYPE != DTYPE_F16;
+constexpr bool SCALED = QG_CONVERTED_DTYPE == DTYPE_F16 && QG_X_DTYPE != DTYPE_F16;
 // Columns of the copy that a thread writes at once, 16 bytes of them.
 constexpr u32 GROUP = 8;
 
@@ -54,7 +54,7 @@ struct TokenScale {
 
 // A value in the type of the copy.
 QG_DEVICE u32 to_staged(float value) {
-    if constexpr (QG_STAGED_DTYPE == DTYPE_F16) return f32_to_f16(value);
+    if constexpr (QG_CONVERTED_DTYPE == DTYPE_F16) return f32_to_f16(value);
     const u32 bits = f32_to_bf16(value);
     // f32's largest numbers would round to infinity: bf16's largest finite one is as near.
     const bool overflows = (bits & 0x7fffu) == INFINITY_BITS >> 16 && (f32_to_bits(value) & 0x7fffffffu) < INFINITY_BITS;

@@ -57,7 +57,7 @@ QG_DEVICE void multiply_sum(float (&acc)[TOKEN_TILES][4], const Slab& slab, u32 
 }
 
 // sums += w · x over a slab, whose columns of X are the chunks from `x` on. `table` is the warp's own memory.
-QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES], const XStage* x,
+QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
                              const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
     ScaleTableOfWarp::make(table, w, lane);
     if (HAS_SCALE_TABLE) warp_barrier();

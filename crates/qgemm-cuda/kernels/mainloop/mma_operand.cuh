@@ -3,7 +3,7 @@
 #include "atoms/mma.cuh"
 #include "dequant/operand.cuh"
 
-static_assert(!QG_CLASS_V, "class V serves m8n8k4, which these loops do not issue");
+static_assert(!QG_MMA_M8N8K4, "class V serves m8n8k4, which these loops do not issue");
 
 // Tokens of an instruction.
 constexpr u32 MMA_TOKENS = 8;
@@ -25,7 +25,7 @@ constexpr u32 ONE_PAIR = 0x3f803f80u;
 #endif
 
 QG_DEVICE u32 operand_pair(const Slab& s, u32 quad, u32 pair) {
-#if QG_RAW_CODES
+#if QG_INTEGER_OPERANDS
     return raw_pair(s, quad, pair);
 #elif QG_X_DTYPE == 1
     return Operands::pair_f16(s, quad, pair);

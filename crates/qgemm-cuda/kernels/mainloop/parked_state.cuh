@@ -1,12 +1,12 @@
 // What a warp is working on, kept while it multiplies: nobody asks for it before the tile ends. In shared memory where sums of 128
-// tokens leave too few registers (`QG_KEEPS_WORK`: Q4_0 with f16 spilled 40 bytes on sm_80), for 142 instead of 140 us with INT4
+// tokens leave too few registers (`QG_PARKS_STATE`: Q4_0 with f16 spilled 40 bytes on sm_80), for 142 instead of 140 us with INT4
 // g128 and 512 tokens on an H200.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
 #include "sched/tile.cuh"
 
-#if QG_KEEPS_WORK
+#if QG_PARKS_STATE
 template <class T>
 struct Kept {
     static_assert(sizeof(T) % 16 == 0, "whole units");

@@ -5,7 +5,7 @@
 #include "mainloop/sub_block_accumulators.cuh"
 
 // Formats with slabs of 256 columns nest their scales.
-constexpr bool HAS_SCALE_TABLE = QG_SLAB_K > 128;
+constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
 
 // A row has units of four scales; none where there is no table.
 template <u32 UNITS>
@@ -18,7 +18,7 @@ struct ScaleTable {
     QG_DEVICE constexpr u32 place(u32 record, u32 unit) { return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS); }
 
     // By all lanes of a warp; they see it after a barrier.
-    QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES], u32 lane) {
+    QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], u32 lane) {
         constexpr u32 TILES_AT_ONCE = 32 / QG_TILE_ROWS;
         const u32 record = lane % QG_TILE_ROWS;
 #pragma unroll
@@ -49,7 +49,7 @@ struct ScaleTable<0> {
     template <class... T>
     QG_DEVICE void make(T&&...) {}
 };
-using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_SLAB_K / QG_SUB_BLOCK / 4 : 0>;
+using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_K_TILE / QG_SUB_BLOCK / 4 : 0>;
 
 // Scales of a lane's two rows of each tile, four sub-blocks at a time.
 struct ScaleUnit {

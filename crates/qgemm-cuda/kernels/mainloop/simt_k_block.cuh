@@ -58,7 +58,7 @@ struct Engine {
 
     // Class T spreads a row's columns over four neighbouring lanes; afterwards all four hold the whole sum.
     QG_DEVICE void reduce_lanes(Sums& sums) {
-        if constexpr (!QG_CLASS_V) {
+        if constexpr (!QG_MMA_M8N8K4) {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
@@ -81,7 +81,7 @@ struct Engine {
             for (u32 row = 0; row < LANE_ROWS; row++)
 #pragma unroll
                 for (u32 token = 0; token < QG_TILE_M; token++) {
-                    if constexpr (QG_CLASS_V) {
+                    if constexpr (QG_MMA_M8N8K4) {
                         visit(rt * 32 + lane, token, sums.value[rt][row][token]);
                     } else {
                         // Of the four lanes that hold it, the one whose turn it is.

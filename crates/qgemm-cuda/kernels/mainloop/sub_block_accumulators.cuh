@@ -6,9 +6,9 @@
 
 // A span is the chunks whose operands are at hand together: those of a sub-block, at least one.
 constexpr u32 SPAN_K = !Operands::HAS_SCALE || QG_SUB_BLOCK < CHUNK_K ? CHUNK_K
-                       : QG_SUB_BLOCK < QG_SLAB_K                     ? QG_SUB_BLOCK
-                                                                      : QG_SLAB_K;
-constexpr u32 SPANS = QG_SLAB_K / SPAN_K, SPAN_CHUNKS = SPAN_K / CHUNK_K, SPAN_STEPS = SPAN_CHUNKS * STEPS;
+                       : QG_SUB_BLOCK < QG_K_TILE                     ? QG_SUB_BLOCK
+                                                                      : QG_K_TILE;
+constexpr u32 SPANS = QG_K_TILE / SPAN_K, SPAN_CHUNKS = SPAN_K / CHUNK_K, SPAN_STEPS = SPAN_CHUNKS * STEPS;
 constexpr u32 SUM_STEPS = Operands::HAS_SCALE && QG_SUB_BLOCK < SPAN_K ? QG_SUB_BLOCK / STEP_K : SPAN_STEPS;
 constexpr u32 SPAN_SUMS = SPAN_STEPS / SUM_STEPS;
 
@@ -19,7 +19,7 @@ QG_DEVICE void load_operand(u32 (&a)[4], const Slab& slab, u32 span, u32 step) {
         a[i] = operand_pair(slab, quad_of(span * SPAN_CHUNKS + step / STEPS, i % 2, step % STEPS), i / 2);
 }
 
-#if QG_RAW_CODES
+#if QG_INTEGER_OPERANDS
 // Sums of raw codes are kept apart by their lift.
 constexpr u32 PARTS = 2;
 QG_DEVICE constexpr u32 part_of(u32 step) { return raw_lift(step % STEPS) / LIFT; }

@@ -7,7 +7,7 @@
 #include "mainloop/sub_block_accumulators.cuh"
 
 // Tiles of eight sub-blocks.
-constexpr u32 SUB_TILES = NESTED_OFFSETS ? QG_SLAB_K / QG_SUB_BLOCK / 8 : 1;
+constexpr u32 SUB_TILES = NESTED_OFFSETS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
 
 // Sums of X over the sub-blocks of a slab: the D registers of an instruction whose A operand is X, two steps of eight tokens.
 // Its upper and lower rows are the two halves of the steps' columns, and column s is sub-block s.

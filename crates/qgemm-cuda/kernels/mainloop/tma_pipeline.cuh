@@ -13,7 +13,7 @@
 
 // A stage is a few chunks: a part of a slab, or several slabs, which lie one after another in W. Either way each slab, or run of
 // slabs, arrives with the first stage that needs it.
-constexpr u32 STAGE_CHUNKS = QG_STAGE_CHUNKS;
+constexpr u32 STAGE_CHUNKS = QG_STAGE_K_BLOCKS;
 constexpr u32 SLAB_STAGES = CHUNKS > STAGE_CHUNKS ? CHUNKS / STAGE_CHUNKS : 1;
 constexpr u32 RUN_SLABS = STAGE_CHUNKS > CHUNKS ? STAGE_CHUNKS / CHUNKS : 1;
 static_assert(SLAB_STAGES * STAGE_CHUNKS == RUN_SLABS * CHUNKS, "runs of slabs are whole stages");
@@ -26,7 +26,7 @@ constexpr u32 FIRST_FEEDER = QG_THREADS - 128;
 // A feeding thread gives all registers but these to the threads that multiply.
 template <u32 FEEDER>
 struct RegistersOf {
-    static constexpr u32 START = 65536 / QG_BLOCKS_PER_SM / QG_THREADS / 8 * 8;
+    static constexpr u32 START = 65536 / QG_CTAS_PER_SM / QG_THREADS / 8 * 8;
     static constexpr u32 CONSUMER = (START * QG_THREADS - FEEDER * 128) / FIRST_FEEDER / 8 * 8;
     // Few threads begin with as many as a thread can have.
     static constexpr bool PASS = START < 248;
@@ -40,7 +40,7 @@ struct RegistersOf {
 };
 
 struct WRuns {
-    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_SLABS * QG_SLAB_BYTES];
+    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_SLABS * QG_K_TILE_BYTES];
 };
 
 struct Pipeline {
@@ -129,7 +129,7 @@ QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
         const u32 token = walk.work.m_tile * QG_TILE_M;
         const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
-        u32 column = walk.work.begin * QG_SLAB_K;
+        u32 column = walk.work.begin * QG_K_TILE;
 #pragma unroll 1
         for (u32 slab = walk.work.begin; slab < walk.work.end; slab += RUN_SLABS) {
             const u32 slabs = FeederWalk::slabs_of_run(walk, slab);
@@ -138,7 +138,7 @@ QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
             for (u32 i = 0; i < SLAB_STAGES; i++) {
                 FeederWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
-                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * slabs * QG_SLAB_BYTES : 0;
+                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * slabs * QG_K_TILE_BYTES : 0;
                 mbarrier_arrive_expect_tx(full, chunks * tokens * X_ROW_BYTES + w_bytes);
 #pragma unroll
                 for (u32 chunk = 0; chunk < STAGE_CHUNKS; chunk++, column += CHUNK_K)
@@ -165,11 +165,11 @@ QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lan
             for (u32 i = 0; i < SLAB_STAGES; i++) {
                 // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
                 FeederWalk::wait_empty(walk, pipeline);
-                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, slabs * QG_SLAB_BYTES, full);
+                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, slabs * QG_K_TILE_BYTES, full);
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);
-            w += RUN_SLABS * QG_SLAB_BYTES;
+            w += RUN_SLABS * QG_K_TILE_BYTES;
         }
     }
 }

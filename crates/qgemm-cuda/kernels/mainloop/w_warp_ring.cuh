@@ -7,7 +7,7 @@
 
 // One slab of each of the warp's tiles of rows.
 struct WSlabs {
-    alignas(16) u8 tile[ROW_TILES][QG_SLAB_BYTES];
+    alignas(16) u8 tile[ROW_TILES][QG_K_TILE_BYTES];
 };
 
 struct WWarpRing {
@@ -15,7 +15,7 @@ struct WWarpRing {
 };
 
 // 16-byte units of a slab.
-constexpr u32 SLAB_UNITS = QG_SLAB_BYTES / 16;
+constexpr u32 SLAB_UNITS = QG_K_TILE_BYTES / 16;
 
 // Where a lane's part of the next slabs lies, and where it goes to in the first slabs of the ring. Addresses are kept, not found
 // anew from the lane's number for every slab: with those of X that took a third of the loop's instructions.
@@ -39,8 +39,8 @@ struct WSource {
 #pragma unroll
             for (u32 i = 0; i < SLAB_UNITS; i += 32)
                 if (i + 32 <= SLAB_UNITS || i + lane < SLAB_UNITS)
-                    cp_async_16_stream(target + rt * QG_SLAB_BYTES + i * 16, w.tile[rt] + i * 16);
-            w.tile[rt] += slabs * QG_SLAB_BYTES;
+                    cp_async_16_stream(target + rt * QG_K_TILE_BYTES + i * 16, w.tile[rt] + i * 16);
+            w.tile[rt] += slabs * QG_K_TILE_BYTES;
         }
     }
 };

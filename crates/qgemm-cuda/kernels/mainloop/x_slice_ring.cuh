@@ -51,7 +51,7 @@ struct XSliceSource {
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
             if (token < p.shape.m) s.rows = i + 1;
-            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * X_CHUNK_K) * 2;
+            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_K_TILE + group * X_CHUNK_K) * 2;
         }
         s.rows = kept(s.rows);
         s.target = kept(shared_address(XStage::at(ring.slab[0].chunk[0], first, group)));
@@ -61,14 +61,14 @@ struct XSliceSource {
     // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies outside X
     // becomes zero.
     QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 slab, u32 stage, u32 slabs, u32 thread) {
-        const u32 first = slab * QG_SLAB_K;
-        if (first + QG_SLAB_K <= p.shape.k)
+        const u32 first = slab * QG_K_TILE;
+        if (first + QG_K_TILE <= p.shape.k)
             copy_columns<true>(s, stage, 0, thread);
         else
             // Groups that are longer than a slab may leave slabs behind the last column.
             copy_columns<false>(s, stage, first < p.shape.k ? p.shape.k - first : 0, thread);
 #pragma unroll
-        for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += slabs * QG_SLAB_K * 2;
+        for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += slabs * QG_K_TILE * 2;
     }
 
     // Of all columns of a slab, or of its first `columns`.

@@ -9,18 +9,18 @@
 template <u32 TOKENS, u32 COLUMNS>
 struct XTile {
     // Padding spreads what a warp stores at once (class T: four chunks) and reads at once (two tokens) over the banks.
-    static constexpr u32 CHUNK_PITCH = CHUNK_K + (QG_CLASS_V ? 0 : 16);
+    static constexpr u32 CHUNK_PITCH = CHUNK_K + (QG_MMA_M8N8K4 ? 0 : 16);
     static constexpr u32 PITCH = COLUMNS / CHUNK_K * CHUNK_PITCH + 16 / sizeof(XElement);
     static constexpr u32 ROW_GROUPS = COLUMNS / GROUP;
     alignas(16) XElement element[TOKENS * PITCH];
 
     QG_DEVICE const XElement* chunk(const XTile& tile, u32 token, u32 chunk_index, u32 lane) {
-        return tile.element + token * PITCH + chunk_index * CHUNK_PITCH + (QG_CLASS_V ? 0 : lane % 4 * 16);
+        return tile.element + token * PITCH + chunk_index * CHUNK_PITCH + (QG_MMA_M8N8K4 ? 0 : lane % 4 * 16);
     }
 
     QG_DEVICE void store(XTile& tile, u32 token, u32 column, const XGroup& x) {
         XElement* chunk = tile.element + token * PITCH + column / CHUNK_K * CHUNK_PITCH;
-        if constexpr (QG_CLASS_V) {
+        if constexpr (QG_MMA_M8N8K4) {
 #pragma unroll
             for (u32 i = 0; i < GROUP_WORDS; i += 4)
                 st_shared(reinterpret_cast<u32x4*>(chunk + column % CHUNK_K + i),

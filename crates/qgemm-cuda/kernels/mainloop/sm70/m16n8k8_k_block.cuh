@@ -4,7 +4,7 @@
 #include "atoms/mma.cuh"
 #include "mainloop/sm70/w_stream.cuh"
 
-static_assert(!QG_CLASS_V && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
+static_assert(!QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
 static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 

@@ -7,7 +7,7 @@
 #include "atoms/mma.cuh"
 #include "mainloop/sm70/w_stream.cuh"
 
-static_assert(QG_CLASS_V && QG_X_DTYPE == DTYPE_F16, "m8n8k4 takes f16, a row of W in a lane");
+static_assert(QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m8n8k4 takes f16, a row of W in a lane");
 static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 

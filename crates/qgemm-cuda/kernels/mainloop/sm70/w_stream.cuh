@@ -6,7 +6,7 @@
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
-constexpr u32 SLAB_STAGES = QG_SLAB_K / STAGE_K;
+constexpr u32 SLAB_STAGES = QG_K_TILE / STAGE_K;
 static_assert(WARP_ROWS % 32 == 0, "every lane decodes the scales of as many rows");
 
 // Scales (and minima) of a warp's rows in the sub-blocks of a stage. The rows of which a lane holds sums lie side by
@@ -17,7 +17,7 @@ struct WScales {
 
     // Place of row `row` of a tile.
     QG_DEVICE u32 place(u32 row) {
-        return QG_CLASS_V ? row - row % 4 + row % 2 * 2 + row % 4 / 2 : row - row % 16 + row % 8 * 2 + row % 16 / 8;
+        return QG_MMA_M8N8K4 ? row - row % 4 + row % 2 * 2 + row % 4 / 2 : row - row % 16 + row % 8 * 2 + row % 16 / 8;
     }
     // Of the row at `place` of tile `rt`, and of its neighbour.
     QG_DEVICE f32x2 pair(const float* values, u32 sub, u32 rt, u32 place) {
@@ -93,12 +93,12 @@ struct WStream {
             // Warps beyond the last tile of rows compute it once more and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             w.slab[rt] =
-                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + first_slab) * QG_SLAB_BYTES;
+                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + first_slab) * QG_K_TILE_BYTES;
         }
     }
     QG_DEVICE void next_slab(WStream& w) {
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) w.slab[rt] += QG_SLAB_BYTES;
+        for (u32 rt = 0; rt < ROW_TILES; rt++) w.slab[rt] += QG_K_TILE_BYTES;
     }
 
     // Loads a stage of the slab; with the first, all that belongs to the slab.
@@ -112,7 +112,7 @@ struct WStream {
         if constexpr (QG_ZERO_POINTS) {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++)
-                Slab::Scales1::template load_scales<FromGlobal>(w.zeros[rt], w.slab[rt], QG_CLASS_V ? lane : lane / 4);
+                Slab::Scales1::template load_scales<FromGlobal>(w.zeros[rt], w.slab[rt], QG_MMA_M8N8K4 ? lane : lane / 4);
         }
         if constexpr (Operands::HAS_SCALE) {
 #pragma unroll
@@ -137,7 +137,7 @@ struct WStream {
             Plane1::take(slabs[rt].codes1, w.codes1[rt], chunk);
             if constexpr (QG_ZERO_POINTS) {
                 slabs[rt].scales1 = w.zeros[rt];
-                if constexpr (QG_SUB_BLOCK < QG_SLAB_K)
+                if constexpr (QG_SUB_BLOCK < QG_K_TILE)
                     Slab::Scales1::skip(slabs[rt].scales1, chunk * CHUNK_K / QG_SUB_BLOCK);
             }
         }

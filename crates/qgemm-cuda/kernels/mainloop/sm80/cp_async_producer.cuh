@@ -9,7 +9,7 @@
 #include "sched/split.cuh"
 
 // 16-byte units of a slab.
-constexpr u32 W_UNITS = QG_SLAB_BYTES / 16;
+constexpr u32 W_UNITS = QG_K_TILE_BYTES / 16;
 // Tokens of which the block copies a chunk at once, and how often it does so for a stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
 constexpr u32 X_COPIES = QG_TILE_M / X_COPY_ROWS;
@@ -98,7 +98,7 @@ struct Feeder {
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
         f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
         f.w = row_tile(p, first, work.begin) + thread % 32 * 16;
-        XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_SLAB_K, thread);
+        XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
     // Starts copying the next chunk, the `chunk`-th of its slab, to stage `stage` of X.
@@ -119,9 +119,9 @@ struct Feeder {
 #pragma unroll
             for (u32 i = 0; i < W_UNITS; i += 32)
                 if (i + 32 <= W_UNITS || i + lane < W_UNITS)
-                    cp_async_16(target + rt * QG_SLAB_BYTES + i * 16, source + i * 16);
+                    cp_async_16(target + rt * QG_K_TILE_BYTES + i * 16, source + i * 16);
         }
-        f.w += QG_SLAB_BYTES;
+        f.w += QG_K_TILE_BYTES;
         if (++f.w_at == QG_W_STAGES) f.w_at = 0;
     }
 };

@@ -62,7 +62,7 @@ struct Product {
             if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / CHUNKS * QG_SLAB_BYTES;
+                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / CHUNKS * QG_K_TILE_BYTES;
                 const u32 turn = (TURN + i * ROW_TILES + rt) % UNDER_WAY;
                 if (chunk == 0) Slab::load_scales<FromShared>(slab[rt], bytes, lane);
                 if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
