@@ -2,8 +2,8 @@
 #pragma once
 #include "dequant/k_tile.cuh"
 
-// Scales and minimums that are integers times a unit of the super-block: formats give `unit(slab, row, kind)`, and
-// `integers(slab, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
+// Scales and minimums that are integers times a unit of the super-block: formats give `unit(k_tile, row, kind)`, and
+// `integers(k_tile, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
 enum class Nested { SCALES, MINS };
 
 // Bytes 2 `pair` and the next of eight.

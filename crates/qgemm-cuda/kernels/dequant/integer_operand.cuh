@@ -24,33 +24,33 @@ constexpr float RAW_UNITS = 1.0f;
 constexpr u32 MANTISSA_BITS = 7;
 #endif
 
-// Bits that codes of step `step` of a chunk lie above their place: 0 or LIFT. Sums of either kind are kept apart, which does
+// Bits that codes of step `k_step` of a chunk lie above their place: 0 or LIFT. Sums of either kind are kept apart, which does
 // not pay where both are in a sum of two steps.
 constexpr u32 LIFT = 4;
 constexpr float LIFTED = 1.0f / (1 << LIFT);
 // Whether both pairs of a quad are put together at once, a code in each byte: for the second plane that saves shifts, more than the
 // bytes take to come apart.
-constexpr bool PUTS_BYTES_TOGETHER = QG_CODE_PLANES > 1 && Slab::Codes0::BITS == 4;
+constexpr bool PUTS_BYTES_TOGETHER = QG_CODE_PLANES > 1 && KTile::Codes0::BITS == 4;
 constexpr bool LIFTS =
-    RAW_BIAS == 0 && !PUTS_BYTES_TOGETHER && code_bits<Slab>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / STEP_K != 2;
-QG_DEVICE constexpr u32 raw_lift(u32 step) {
-    return LIFTS ? Slab::Codes0::shift(step, 0) / LIFT * LIFT : 0;
+    RAW_BIAS == 0 && !PUTS_BYTES_TOGETHER && code_bits<KTile>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / K_STEP != 2;
+QG_DEVICE constexpr u32 raw_lift(u32 k_step) {
+    return LIFTS ? KTile::Codes0::shift(k_step, 0) / LIFT * LIFT : 0;
 }
 
 template <class S>
-QG_DEVICE u32 raw_pair(const S& s, u32 quad, u32 pair) {
+QG_DEVICE u32 raw_pair(const S& kt, u32 quad, u32 pair) {
     using Low = typename S::Codes0;
-    u32 word = Low::word_of(s.codes0, quad);
+    u32 word = Low::word_of(kt.codes0, quad);
     if constexpr (!PUTS_BYTES_TOGETHER && Low::BITS < 8) {
-        const u32 lift = raw_lift(quad % STEPS);
+        const u32 lift = raw_lift(quad % K_STEPS);
         const u32 codes = and_or(word >> (Low::shift(quad, pair) - lift), Low::MASK << lift, RAW_EXPONENT);
-        if constexpr (QG_CODE_PLANES > 1) return or_upper_bits(codes, s, quad, pair, lift);
+        if constexpr (QG_CODE_PLANES > 1) return or_upper_bits(codes, kt, quad, pair, lift);
         return codes;
     }
     if constexpr (PUTS_BYTES_TOGETHER) {
         using High = typename S::Codes1;
         constexpr u32 BYTES = 0x01010101u, LOW = ((1u << Low::BITS) - 1) * BYTES, HIGH = ((1u << High::BITS) - 1 << Low::BITS) * BYTES;
-        const u32 high = High::word_of(s.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
+        const u32 high = High::word_of(kt.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
         word = and_or(from >= to ? high >> (from - to) : high << (to - from), HIGH, word >> Low::shift(quad, 0) & LOW);
     }
     // Bytes 0 and 2 of a word, or 1 and 3.
@@ -71,13 +71,13 @@ struct Raw : D {
     static constexpr bool NESTED_OFFSETS = has_nested_mins<D>(0);
     static constexpr bool HAS_MIN = D::HAS_MIN && !NESTED_OFFSETS || QG_ZERO_POINTS;
 
-    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
+    QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
         float min = 0.0f;
-        if constexpr (D::HAS_MIN && !NESTED_OFFSETS) min = D::min(s, row, sub);
+        if constexpr (D::HAS_MIN && !NESTED_OFFSETS) min = D::min(kt, row, sub);
         if constexpr (QG_ZERO_POINTS)
-            min -= (float)(RAW_BIAS + D::zero_point(s, row, sub)) * D::scale(s, row, sub);
+            min -= (float)(RAW_BIAS + D::zero_point(kt, row, sub)) * D::scale(kt, row, sub);
         else if constexpr (RAW_BIAS != 0)
-            min -= RAW_BIAS * D::scale(s, row, sub);
+            min -= RAW_BIAS * D::scale(kt, row, sub);
         return min;
     }
 

@@ -11,22 +11,22 @@ constexpr u32 LANE_ROWS = QG_MMA_M8N8K4 ? 1 : 2;
 constexpr u32 QUADS = QG_TILE_ROWS * QG_K_TILE / 128;
 // The main loop works on chunks of eight quads. A step is the columns that one quad belongs to: the 16 of a k16
 // fragment in class T, the quad's own 4 in class V.
-constexpr u32 CHUNK_K = QG_MMA_M8N8K4 ? 32 : 64;
-constexpr u32 CHUNKS = QG_K_TILE / CHUNK_K;
-constexpr u32 STEPS = 8 / LANE_ROWS;
-constexpr u32 STEP_K = CHUNK_K / STEPS;
+constexpr u32 K_BLOCK = QG_MMA_M8N8K4 ? 32 : 64;
+constexpr u32 K_BLOCKS = QG_K_TILE / K_BLOCK;
+constexpr u32 K_STEPS = 8 / LANE_ROWS;
+constexpr u32 K_STEP = K_BLOCK / K_STEPS;
 
-// The quad that holds row `row` (of the lane's) in step `step` of chunk `chunk`.
-QG_DEVICE constexpr u32 quad_of(u32 chunk, u32 row, u32 step) {
-    return chunk * 8 + row * STEPS + step;
+// The quad that holds row `row` (of the lane's) in step `k_step` of chunk `k_block`.
+QG_DEVICE constexpr u32 quad_of(u32 k_block, u32 row, u32 k_step) {
+    return k_block * 8 + row * K_STEPS + k_step;
 }
 
 // The inverse: which of the lane's rows a quad belongs to, and the first column of its step in the slab.
 QG_DEVICE constexpr u32 row_of(u32 quad) {
-    return quad % 8 / STEPS;
+    return quad % 8 / K_STEPS;
 }
 QG_DEVICE constexpr u32 column_of(u32 quad) {
-    return quad / 8 * CHUNK_K + quad % STEPS * STEP_K;
+    return quad / 8 * K_BLOCK + quad % K_STEPS * K_STEP;
 }
 
 // Where a slab lies while it is loaded: streamed from global memory, or staged in shared memory before.
@@ -79,21 +79,21 @@ struct CodePlane {
     static constexpr u32 MASK = BITS > 8 ? 0 : ((1u << BITS % 16) - 1u) * 0x00010001u;
     u32 word[WORDS];
 
-    QG_DEVICE void load(CodePlane& plane, const u8* slab, u32 lane) {
+    QG_DEVICE void load(CodePlane& plane, const u8* k_tile, u32 lane) {
         constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
 #pragma unroll
         for (u32 i = 0; i < WORDS * 4 / bytes; i++)
-            load_record<bytes, FromGlobal>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
+            load_record<bytes, FromGlobal>(k_tile + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
                                            plane.word + i * (bytes / 4));
     }
-    // Chunk by chunk: the accesses that `chunk` is the first to need.
+    // Chunk by chunk: the accesses that `k_block` is the first to need.
     template <class From>
-    QG_DEVICE void load_chunk(CodePlane& plane, const u8* slab, u32 chunk, u32 lane) {
+    QG_DEVICE void load_k_block(CodePlane& plane, const u8* k_tile, u32 k_block, u32 lane) {
         constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
 #pragma unroll
         for (u32 i = 0; i < WORDS * 4 / bytes; i++)
-            if (i * (bytes / 4) / BITS == chunk)
-                load_record<bytes, From>(slab + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
+            if (i * (bytes / 4) / BITS == k_block)
+                load_record<bytes, From>(k_tile + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
                                          plane.word + i * (bytes / 4));
     }
 
@@ -117,20 +117,20 @@ struct ScalePlane {
 
     // `row_group` is g in class T (whose records stand in the order 0, 8, 1, 9, …) and the lane in class V.
     template <class From>
-    QG_DEVICE void load_scales(ScalePlane& plane, const u8* slab, u32 row_group) {
+    QG_DEVICE void load_scales(ScalePlane& plane, const u8* k_tile, u32 row_group) {
         const u32 record = !SHARED ? row_group : QG_MMA_M8N8K4 ? row_group / QgScalePlane<P>::SHARED_BY : 0;
-        load_record<BYTES, From>(slab + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
+        load_record<BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
     }
 
     // The records of row `row` of the tile, whoever holds its codes, as those of the lane's first row.
-    QG_DEVICE void load_row(ScalePlane& plane, const u8* slab, u32 row) {
+    QG_DEVICE void load_row(ScalePlane& plane, const u8* k_tile, u32 row) {
         const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_MMA_M8N8K4 ? row : row % 8 * 2 + row / 8;
-        load_one<FromGlobal>(plane, slab, record);
+        load_one<FromGlobal>(plane, k_tile, record);
     }
     // The same of record `record`, in the order in which they are stored.
     template <class From>
-    QG_DEVICE void load_one(ScalePlane& plane, const u8* slab, u32 record) {
-        load_record<ROW_BYTES, From>(slab + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
+    QG_DEVICE void load_one(ScalePlane& plane, const u8* k_tile, u32 record) {
+        load_record<ROW_BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
     }
 
     // Leaves the first `bytes` out of a record of at most four.
@@ -170,7 +170,7 @@ struct NoPlane {
     template <class From, class... T>
     QG_DEVICE void load_scales(T&&...) {}
     template <class From, class... T>
-    QG_DEVICE void load_chunk(T&&...) {}
+    QG_DEVICE void load_k_block(T&&...) {}
 };
 
 template <bool PRESENT, template <u32> class Plane, u32 P>
@@ -182,7 +182,7 @@ struct PlaneOrNone<true, Plane, P> {
     using type = Plane<P>;
 };
 
-struct Slab {
+struct KTile {
     using Codes0 = CodePlane<0>;
     using Codes1 = typename PlaneOrNone<(QG_CODE_PLANES > 1), CodePlane, 1>::type;
     using Scales0 = typename PlaneOrNone<(QG_SCALE_PLANES > 0), ScalePlane, 0>::type;
@@ -193,23 +193,23 @@ struct Slab {
     Scales0 scales0;
     Scales1 scales1;
 
-    QG_DEVICE void load(Slab& s, const u8* slab, u32 lane) {
-        Codes0::load(s.codes0, slab, lane);
-        Codes1::load(s.codes1, slab, lane);
-        load_scales<FromGlobal>(s, slab, lane);
+    QG_DEVICE void load(KTile& kt, const u8* k_tile, u32 lane) {
+        Codes0::load(kt.codes0, k_tile, lane);
+        Codes1::load(kt.codes1, k_tile, lane);
+        load_scales<FromGlobal>(kt, k_tile, lane);
     }
 
-    // The codes that chunk `chunk` needs beyond those that the chunks before it loaded.
+    // The codes that chunk `k_block` needs beyond those that the chunks before it loaded.
     template <class From>
-    QG_DEVICE void load_codes(Slab& s, const u8* slab, u32 chunk, u32 lane) {
-        Codes0::template load_chunk<From>(s.codes0, slab, chunk, lane);
-        Codes1::template load_chunk<From>(s.codes1, slab, chunk, lane);
+    QG_DEVICE void load_codes(KTile& kt, const u8* k_tile, u32 k_block, u32 lane) {
+        Codes0::template load_k_block<From>(kt.codes0, k_tile, k_block, lane);
+        Codes1::template load_k_block<From>(kt.codes1, k_tile, k_block, lane);
     }
 
     template <class From>
-    QG_DEVICE void load_scales(Slab& s, const u8* slab, u32 lane) {
+    QG_DEVICE void load_scales(KTile& kt, const u8* k_tile, u32 lane) {
         const u32 row_group = QG_MMA_M8N8K4 ? lane : lane / 4;
-        Scales0::template load_scales<From>(s.scales0, slab, row_group);
-        Scales1::template load_scales<From>(s.scales1, slab, row_group);
+        Scales0::template load_scales<From>(kt.scales0, k_tile, row_group);
+        Scales1::template load_scales<From>(kt.scales1, k_tile, row_group);
     }
 };

@@ -14,7 +14,7 @@ constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 static_assert(ELEMENTS % QG_THREADS == 0, "whole warps store");
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
 constexpr u32 SUM_PITCH = TILE_N + 4;
-using Tile = XTile<QG_TILE_M, CHUNK_K>;
+using Tile = XTile<QG_TILE_M, K_BLOCK>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
@@ -31,12 +31,12 @@ constexpr u32 ROW_GROUPS = Tile::ROW_GROUPS;
 constexpr u32 GROUPS = QG_TILE_M * ROW_GROUPS;
 constexpr u32 THREAD_GROUPS = (GROUPS + QG_THREADS - 1) / QG_THREADS;
 
-QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 first_token, u32 chunk, u32 thread) {
+QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 first_token, u32 k_block, u32 thread) {
 #pragma unroll
     for (u32 i = 0; i < THREAD_GROUPS; i++) {
         const u32 group = thread + i * QG_THREADS;
         if (group < GROUPS)
-            groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, chunk * CHUNK_K + group % ROW_GROUPS * GROUP);
+            groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, k_block * K_BLOCK + group % ROW_GROUPS * GROUP);
     }
 }
 
@@ -61,24 +61,24 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     griddepcontrol_wait();
     Loop::Sums sums = {};
     XGroup groups[THREAD_GROUPS];
-    load_x(groups, p, first_token, work.begin * CHUNKS, thread);
+    load_x(groups, p, first_token, work.begin * K_BLOCKS, thread);
     store_x(shared.x[0], groups, thread);
     block_barrier();
     u32 stage = 0;
-    for (u32 slab = work.begin; slab < work.end; slab++) {
-        Slab slabs[ROW_TILES];
+    for (u32 k_tile = work.begin; k_tile < work.end; k_tile++) {
+        KTile k_tiles[ROW_TILES];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             // Warps beyond the last tile of rows compute it once more and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
-            Slab::load(slabs[rt],
-                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + slab) * QG_K_TILE_BYTES, lane);
+            KTile::load(k_tiles[rt],
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + k_tile) * QG_K_TILE_BYTES, lane);
         }
 #pragma unroll
-        for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
-            const bool more = chunk + 1 < CHUNKS || slab + 1 < work.end;
-            if (more) load_x(groups, p, first_token, slab * CHUNKS + chunk + 1, thread);
-            Loop::accumulate(sums, slabs, chunk, shared.x[stage], 0, lane);
+        for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
+            const bool more = k_block + 1 < K_BLOCKS || k_tile + 1 < work.end;
+            if (more) load_x(groups, p, first_token, k_tile * K_BLOCKS + k_block + 1, thread);
+            Loop::accumulate(sums, k_tiles, k_block, shared.x[stage], 0, lane);
             if (more) store_x(shared.x[stage ^ 1], groups, thread);
             block_barrier();
             stage ^= 1;

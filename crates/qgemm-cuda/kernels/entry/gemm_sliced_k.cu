@@ -8,13 +8,13 @@
 #include "mainloop/x_slice_ring.cuh"
 
 // A warp's slabs of W, and afterwards its sums; and its scales.
-struct SlabsOrSums {
+struct KTilesOrSums {
     union {
         WWarpRing ring;
         WarpSums sums;
     };
 };
-struct WarpMemory : SlabsOrSums, ScaleTableOfWarp {};
+struct WarpMemory : KTilesOrSums, ScaleTableOfWarp {};
 struct SharedStorage {
     XSliceRing x[SLICES];
     WarpMemory w[QG_THREADS / 32];
@@ -36,37 +36,37 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WWarpRing& w_ring = shared.w[thread / 32].ring;
 
     griddepcontrol_launch_dependents();
-    u32 slab = work.begin + slice;
-    WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, slab, lane);
+    u32 k_tile = work.begin + slice;
+    WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, k_tile, lane);
     // Weights first: they come from memory while X, which all blocks share, comes from L2.
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++)
-        if (slab + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
-    XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, slab, slice_thread);
+        if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
+    XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
 #pragma unroll
     for (u32 i = 0; i < AHEAD; i++) {
-        const u32 ahead = slab + i * SLICES;
+        const u32 ahead = k_tile + i * SLICES;
         if (ahead < work.end) XSliceSource::copy(x, p, ahead, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
 
-    const XCursor cursor = XCursor::of_lane_in_steps(lane);
+    const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
     const Constants constants = Constants::make(lane);
     Sums sums = {};
     u32 at = 0;
 #pragma unroll 1
-    for (; slab < work.end; slab += SLICES) {
+    for (; k_tile < work.end; k_tile += SLICES) {
         cp_async_wait_group<AHEAD - 1>();
         slice_barrier(slice);
         // Into the place of the slab before this one.
-        const u32 ahead = slab + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
+        const u32 ahead = k_tile + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
         if (ahead < work.end) {
             WSource::copy(w, free, SLICES, lane);
             XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, constants, shared.w[thread / 32], lane);
+        multiply_k_tile(sums, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 

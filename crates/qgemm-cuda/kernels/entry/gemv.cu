@@ -23,7 +23,7 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 constexpr u32 STRIDE = SLICES * QG_K_TILE_BYTES;
 // Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
 struct Batch {
-    Slab slab[QG_UNROLL][ROW_TILES];
+    KTile k_tile[QG_UNROLL][ROW_TILES];
 };
 
 // Where this warp's next slab of each tile lies.
@@ -40,13 +40,13 @@ QG_DEVICE void load_batch(Batch& batch, const Cursor& next, u32 lane) {
 #pragma unroll
     for (u32 u = 0; u < QG_UNROLL; u++)
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[u][rt], next.tile[rt] + u * STRIDE, lane);
+        for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[u][rt], next.tile[rt] + u * STRIDE, lane);
 }
 
-QG_DEVICE void accumulate_slab(Loop::Sums& sums, const Slab (&slab)[ROW_TILES], const Tile& x, u32 x_slab, u32 lane) {
+QG_DEVICE void accumulate_k_tile(Loop::Sums& sums, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile, u32 lane) {
 #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; chunk++)
-        Loop::accumulate(sums, slab, chunk, x, x_slab * CHUNKS + chunk, lane);
+    for (u32 k_block = 0; k_block < K_BLOCKS; k_block++)
+        Loop::accumulate(sums, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
 // Stages the columns of slabs [begin, begin + count) of all tokens.
@@ -77,33 +77,33 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
                             ((u64)tile * p.shape.k_slabs + begin + warp) * QG_K_TILE_BYTES;
         }
-        u32 slab = warp;
+        u32 k_tile = warp;
         // Weights first: they come from memory while X, which all blocks share, comes from L2.
-        if (slab + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
+        if (k_tile + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
         if (begin == work.begin)
             griddepcontrol_wait();
         else
             block_barrier();
         stage_x(shared.x, p, first_token, begin, count, thread);
         block_barrier();
-        while (slab + (QG_UNROLL - 1) * SLICES < count) {
+        while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
             // The next batch is on its way while this one is computed.
             Batch ahead;
-            const u32 following = slab + QG_UNROLL * SLICES;
+            const u32 following = k_tile + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);
             if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(ahead, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
-                accumulate_slab(sums, batch.slab[u], shared.x, slab + u * SLICES, lane);
+                accumulate_k_tile(sums, batch.k_tile[u], shared.x, k_tile + u * SLICES, lane);
             batch = ahead;
-            slab = following;
+            k_tile = following;
         }
 #pragma unroll 1
-        for (; slab < count; slab += SLICES) {
+        for (; k_tile < count; k_tile += SLICES) {
 #pragma unroll
-            for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[0][rt], next.tile[rt], lane);
+            for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[0][rt], next.tile[rt], lane);
             Cursor::advance(next, STRIDE);
-            accumulate_slab(sums, batch.slab[0], shared.x, slab, lane);
+            accumulate_k_tile(sums, batch.k_tile[0], shared.x, k_tile, lane);
         }
     }
 

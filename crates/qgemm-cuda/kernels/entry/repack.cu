@@ -8,10 +8,10 @@
 #include "generated/abi.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-constexpr u32 SLAB_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
+constexpr u32 K_TILE_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
 // Bytes of a row that go into one slab, and those that are staged.
-constexpr u32 SLAB_ROW_BYTES = SLAB_BLOCKS * QG_BLOCK_BYTES;
-constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * SLAB_ROW_BYTES;
+constexpr u32 K_TILE_ROW_BYTES = K_TILE_BLOCKS * QG_BLOCK_BYTES;
+constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * K_TILE_ROW_BYTES;
 // Loads of one thread in flight.
 constexpr u32 IN_FLIGHT = 4;
 
@@ -24,7 +24,7 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 // The part of a tile that this block rearranges.
 struct Strip {
     u32 tile;
-    u32 first_slab;
+    u32 first_k_tile;
     u64 row_bytes;
 
     QG_DEVICE u32 row(const Strip& strip, u32 tile_row) {
@@ -32,7 +32,7 @@ struct Strip {
     }
     // Where the strip begins in memory, for a row of the tile.
     QG_DEVICE u64 begin(const Strip& strip, u32 tile_row) {
-        return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_slab * SLAB_ROW_BYTES;
+        return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_k_tile * K_TILE_ROW_BYTES;
     }
     QG_DEVICE u32 misalignment(const Strip& strip, u32 tile_row) {
         return (u32)begin(strip, tile_row) % 16;
@@ -94,7 +94,7 @@ struct Bits {
 };
 
 // One slab of the strip.
-struct Slab {
+struct KTile {
     const SharedStorage* shared;
     const Strip* strip;
     u32 index;
@@ -102,15 +102,15 @@ struct Slab {
     u32 blocks;
 
     // Row `tile_row`, from byte `byte` of the slab and then bit `bit` on.
-    QG_DEVICE Bits row(const Slab& s, u32 tile_row, u32 byte, u32 bit) {
-        const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * SLAB_ROW_BYTES + byte;
+    QG_DEVICE Bits row(const KTile& s, u32 tile_row, u32 byte, u32 bit) {
+        const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * K_TILE_ROW_BYTES + byte;
         return {&s.shared->row[tile_row][0].x, first * 8 + bit};
     }
     // What turns moved bits of a block into codes.
-    QG_DEVICE u32 flip(const Slab& s, u32 tile_row, u32 block) {
+    QG_DEVICE u32 flip(const KTile& s, u32 tile_row, u32 block) {
         if constexpr (QG_ZERO_CODE == 0) return 0;
         const bool is_padding = Strip::row(*s.strip, tile_row) >= s.rows ||
-                                (s.strip->first_slab + s.index) * SLAB_BLOCKS + block >= s.blocks;
+                                (s.strip->first_k_tile + s.index) * K_TILE_BLOCKS + block >= s.blocks;
         return is_padding ? 0 : QG_ZERO_CODE * 0x01010101u;
     }
 };
@@ -129,9 +129,9 @@ QG_DEVICE u32 row_of_lane(u32 lane, u32 row) {
 }
 
 template <u32 P, u32 WORDS>
-QG_DEVICE void store_words(u8* slab, u32 lane, const u32 (&word)[WORDS]) {
+QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
     constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
-    u8* at = slab + QgCodePlane<P>::OFFSET + lane * bytes;
+    u8* at = k_tile + QgCodePlane<P>::OFFSET + lane * bytes;
 #pragma unroll
     for (u32 i = 0; i < WORDS; i += bytes / 4, at += 32 * bytes) {
         if constexpr (bytes == 16) {
@@ -146,13 +146,13 @@ QG_DEVICE void store_words(u8* slab, u32 lane, const u32 (&word)[WORDS]) {
 // The expansion of the prelude's lists: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted from.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
-#define QG_WORD0(index, row, block, moves) word0[index] = (0u moves) ^ Slab::flip(slab, row_of_lane(lane, row), block);
-#define QG_WORD1(index, row, block, moves) word1[index] = (0u moves) ^ Slab::flip(slab, row_of_lane(lane, row), block);
+#define QG_WORD0(index, row, block, moves) word0[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
+#define QG_WORD1(index, row, block, moves) word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
 
 // The words of all planes before the first is stored: planes share windows.
-QG_DEVICE void store_codes(u8* out, const Slab& slab, u32 lane) {
+QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
     const auto lane_row = [&](u32 row, u32 lane_bits) {
-        return Slab::row(slab, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
+        return KTile::row(k_tile, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
     };
     constexpr u32 words = QG_K_TILE * QG_TILE_ROWS / 1024;
     QG_WINDOWS(QG_WINDOW)
@@ -177,14 +177,14 @@ QG_DEVICE u32 row_of_record(u32 place) {
 
 // Four bytes of a scale plane, in as large pieces as records have.
 template <u32 P>
-QG_DEVICE u32 record_word(const Slab& slab, u32 word) {
+QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     constexpr u32 row_bytes = QgScalePlane<P>::ROW_BYTES, part = QgBlockRecords<P>::BYTES;
     constexpr u32 piece = part % 4 == 0 ? 4 : part % 2 == 0 ? 2 : 1;
     u32 value = 0;
 #pragma unroll
     for (u32 i = 0; i < 4; i += piece) {
         const u32 row = row_of_record<P>((word * 4 + i) / row_bytes), at = (word * 4 + i) % row_bytes;
-        const Bits bits = Slab::row(slab, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
+        const Bits bits = KTile::row(k_tile, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
         if constexpr (piece == 1)
             value |= (u32)ld_shared(reinterpret_cast<const u8*>(bits.words) + bits.first / 8) << 8 * i;
         else
@@ -195,15 +195,15 @@ QG_DEVICE u32 record_word(const Slab& slab, u32 word) {
 
 // The records of a plane and the padding after them, of `count` slabs. They are few: all threads of the block share them.
 template <u32 P>
-QG_DEVICE void store_records(u8* out, Slab slab, u32 count, u32 thread) {
+QG_DEVICE void store_records(u8* out, KTile k_tile, u32 count, u32 thread) {
     constexpr u32 bytes = QG_TILE_ROWS / QgScalePlane<P>::SHARED_BY * QgScalePlane<P>::ROW_BYTES;
     constexpr u32 words = bytes / 4, padded = (words + 3) / 4 * 4;
     static_assert(bytes % 4 == 0, "whole words");
     for (u32 i = thread; i < count * padded; i += QG_THREADS) {
         const u32 word = i % padded;
-        slab.index = i / padded;
-        st_global_u32(out + slab.index * QG_K_TILE_BYTES + QgScalePlane<P>::OFFSET + word * 4,
-                      word < words ? record_word<P>(slab, word) : 0);
+        k_tile.index = i / padded;
+        st_global_u32(out + k_tile.index * QG_K_TILE_BYTES + QgScalePlane<P>::OFFSET + word * 4,
+                      word < words ? record_word<P>(k_tile, word) : 0);
     }
 }
 
@@ -217,15 +217,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     stage(shared, p, strip, thread);
     block_barrier();
 
-    const u32 left = p.k_slabs - strip.first_slab, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
-    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_slab) * QG_K_TILE_BYTES;
-    Slab slab = {&shared, &strip, 0, p.n, p.blocks};
+    const u32 left = p.k_slabs - strip.first_k_tile, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
+    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_k_tile) * QG_K_TILE_BYTES;
+    KTile k_tile = {&shared, &strip, 0, p.n, p.blocks};
 #if QG_SCALE_PLANES > 0
-    store_records<0>(out, slab, count, thread);
+    store_records<0>(out, k_tile, count, thread);
 #endif
 #if QG_SCALE_PLANES > 1
-    store_records<1>(out, slab, count, thread);
+    store_records<1>(out, k_tile, count, thread);
 #endif
-    for (slab.index = thread / 32; slab.index < count; slab.index += WARPS)
-        store_codes(out + slab.index * QG_K_TILE_BYTES, slab, lane);
+    for (k_tile.index = thread / 32; k_tile.index < count; k_tile.index += WARPS)
+        store_codes(out + k_tile.index * QG_K_TILE_BYTES, k_tile, lane);
 }

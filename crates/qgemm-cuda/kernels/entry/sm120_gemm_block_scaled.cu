@@ -13,7 +13,7 @@ constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
 constexpr u32 SUM_PITCH = TILE_N + 4;
 using Tile = Fp4Tile<QG_TILE_M, QG_X_K_TILES>;
-static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's slab");
+static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's k_tile");
 
 struct SharedStorage {
     union {
@@ -30,37 +30,37 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = block_index().y * QG_TILE_M;
     const u32 tiles = (p.gemm.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
-    const u32 slabs = p.gemm.shape.k_slabs;
+    const u32 k_tiles = p.gemm.shape.k_slabs;
     // Warps beyond the last tile of rows compute it once more and store nothing.
     const u32 own_tile = block_index().x * WARPS + warp;
     const u32 tile = own_tile < tiles ? own_tile : tiles - 1;
-    const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * slabs * QG_K_TILE_BYTES;
-    const u32 x_token = thread / QG_X_K_TILES, x_slab = thread % QG_X_K_TILES;
+    const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * k_tiles * QG_K_TILE_BYTES;
+    const u32 x_token = thread / QG_X_K_TILES, x_k_tile = thread % QG_X_K_TILES;
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     float sums[TOKEN_TILES][4] = {};
-    XSlab ahead = load_x_slab(p, first_token + x_token, x_slab);
-    Tile::store(shared.x[0], x_token, x_slab, ahead);
+    XKTile ahead = load_x_k_tile(p, first_token + x_token, x_k_tile);
+    Tile::store(shared.x[0], x_token, x_k_tile, ahead);
     block_barrier();
     u32 stage = 0;
-    for (u32 first = 0; first < slabs; first += QG_X_K_TILES) {
-        const bool more = first + QG_X_K_TILES < slabs;
-        Slab slab[QG_X_K_TILES];
+    for (u32 first = 0; first < k_tiles; first += QG_X_K_TILES) {
+        const bool more = first + QG_X_K_TILES < k_tiles;
+        KTile k_tile[QG_X_K_TILES];
 #pragma unroll
         for (u32 s = 0; s < QG_X_K_TILES; s++)
-            if (first + s < slabs) Slab::load(slab[s], w + (u64)(first + s) * QG_K_TILE_BYTES, lane);
-        if (more) ahead = load_x_slab(p, first_token + x_token, first + QG_X_K_TILES + x_slab);
+            if (first + s < k_tiles) KTile::load(k_tile[s], w + (u64)(first + s) * QG_K_TILE_BYTES, lane);
+        if (more) ahead = load_x_k_tile(p, first_token + x_token, first + QG_X_K_TILES + x_k_tile);
 #pragma unroll
         for (u32 s = 0; s < QG_X_K_TILES; s++) {
-            if (first + s < slabs) {
-                const WOperand operand = w_operand(slab[s], lane);
+            if (first + s < k_tiles) {
+                const WOperand operand = w_operand(k_tile[s], lane);
 #pragma unroll
                 for (u32 tt = 0; tt < TOKEN_TILES; tt++)
                     Tile::accumulate(sums[tt], operand, shared.x[stage], tt * 8, s, lane);
             }
         }
-        if (more) Tile::store(shared.x[stage ^ 1], x_token, x_slab, ahead);
+        if (more) Tile::store(shared.x[stage ^ 1], x_token, x_k_tile, ahead);
         block_barrier();
         stage ^= 1;
     }

@@ -16,23 +16,23 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
-static_assert(STAGE_CHUNKS == 1, "a stage is multiplied as a whole");
+static_assert(STAGE_K_BLOCKS == 1, "a stage is multiplied as a whole");
 
 // sums += W · X over the next slab. `first` is where the warp's rows begin in a stage of W. The barrier after a step keeps the compiler
 // from loading X for all steps at once, for which it has no registers (33 of 64 kernels spilled for sm_90).
-QG_DEVICE void multiply_slab(Sums& sums, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
-    Slab slabs[ROW_TILES];
+QG_DEVICE void multiply_k_tile(Sums& sums, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
+    KTile k_tiles[ROW_TILES];
 #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+    for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
         mbarrier_wait(&pipeline.full[at.x], at.parity);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* slab = pipeline.w[at.w].tile[rt] + first;
-            Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
+            const u8* k_tile = pipeline.w[at.w].tile[rt] + first;
+            KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
             // Records of long slabs are loaded anew for each chunk: kept, they take registers that codes need (Q4_K spilled 124 bytes).
-            if (chunk == 0 || CHUNKS > 2) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
+            if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
         }
-        accumulate_rounded(sums, slabs, chunk, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
+        accumulate_rounded(sums, k_tiles, k_block, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
         Pipeline::release(pipeline, at.x, lane);
         Position::next_stage(at);
     }
@@ -49,8 +49,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     while (KeptWork::next(work, p, lane)) {
         Sums sums = {};
 #pragma unroll 1
-        for (u32 slabs = KeptWork::slabs(work); slabs > 0; slabs--)
-            multiply_slab(sums, shared.pipeline, at, cursor, first, lane);
+        for (u32 k_tiles = KeptWork::k_tiles(work); k_tiles > 0; k_tiles--)
+            multiply_k_tile(sums, shared.pipeline, at, cursor, first, lane);
         const TileWork tile = Kept<TileWork>::take(work.tile);
         if (tile.contributors > 1 && !add_partial_sums(sums, p, tile, thread, &shared.last)) continue;
         // Once more, for the sums of others leave no registers for it.

@@ -35,30 +35,30 @@ QG_DEVICE void multiply(Sums& sums, SharedStorage& shared, const GemmParams& p, 
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = work.m_tile * QG_TILE_M;
     WStream w;
-    Slab slabs[ROW_TILES];
+    KTile k_tiles[ROW_TILES];
     XStream x;
-    const u32 first_stage = work.begin * SLAB_STAGES, stages = work.end * SLAB_STAGES - first_stage;
+    const u32 first_stage = work.begin * K_TILE_STAGES, stages = work.end * K_TILE_STAGES - first_stage;
     WStream::begin(w, p, (work.n_tile * WARPS + warp) * ROW_TILES, work.begin);
     WStream::load(w, 0, lane);
     XStream::begin(x, p, first_token, first_stage, thread);
     XStream::load(x, p, first_token, first_stage, thread);
 #pragma unroll 1
-    for (u32 at = 0; at < stages * STAGE_CHUNKS; at++) {
-        const u32 done = at / STAGE_CHUNKS, chunk = at % STAGE_CHUNKS;
+    for (u32 at = 0; at < stages * STAGE_K_BLOCKS; at++) {
+        const u32 done = at / STAGE_K_BLOCKS, k_block = at % STAGE_K_BLOCKS;
         Stage& stage = shared.stage[done % 2];
-        if (chunk == 0) {
+        if (k_block == 0) {
             XStream::store(stage.x, x, thread);
-            WStream::store_scales(stage.w[warp], w, done % SLAB_STAGES, lane);
+            WStream::store_scales(stage.w[warp], w, done % K_TILE_STAGES, lane);
             block_barrier();
         }
-        WStream::take(slabs, w, at % (SLAB_STAGES * STAGE_CHUNKS));
+        WStream::take(k_tiles, w, at % (K_TILE_STAGES * STAGE_K_BLOCKS));
         // With the last codes taken, the next stage can be on its way.
-        if (chunk + 1 == STAGE_CHUNKS && done + 1 < stages) {
-            if ((done + 1) % SLAB_STAGES == 0) WStream::next_slab(w);
-            WStream::load(w, (done + 1) % SLAB_STAGES, lane);
+        if (k_block + 1 == STAGE_K_BLOCKS && done + 1 < stages) {
+            if ((done + 1) % K_TILE_STAGES == 0) WStream::next_k_tile(w);
+            WStream::load(w, (done + 1) % K_TILE_STAGES, lane);
             XStream::load(x, p, first_token, first_stage + done + 1, thread);
         }
-        Engine::accumulate(sums, slabs, stage.x, stage.w[warp], chunk, lane);
+        Engine::accumulate(sums, k_tiles, stage.x, stage.w[warp], k_block, lane);
     }
     block_barrier();
 }

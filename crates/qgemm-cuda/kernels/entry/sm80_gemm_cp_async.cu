@@ -18,15 +18,15 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
 
 template <class Between>
-QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 chunk, Slab (&slabs)[ROW_TILES], const XStage& x,
+QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES], const XStage& x,
                           const XCursor& cursor, u32 lane, Between between) {
 #pragma unroll
     for (u32 rt = 0; rt < ROW_TILES; rt++) {
-        const u8* slab = w.slab[warp * ROW_TILES + rt];
-        Slab::load_codes<FromShared>(slabs[rt], slab, chunk, lane);
-        if (chunk == 0) Slab::load_scales<FromShared>(slabs[rt], slab, lane);
+        const u8* k_tile = w.k_tile[warp * ROW_TILES + rt];
+        KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
+        if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
     }
-    accumulate_rounded(sums, slabs, chunk, x, cursor, between);
+    accumulate_rounded(sums, k_tiles, k_block, x, cursor, between);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
     Feeder feeder = Feeder::start(p, pipeline, kept.ahead, thread);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, p, i % CHUNKS, i, thread);
+    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, p, i % K_BLOCKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
     Kept<WorkList>::put(kept.list, WorkList::of_block(p), lane);
@@ -52,23 +52,23 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     while (KeptWork::next(kept, p, lane)) {
         Sums sums = {};
 #pragma unroll 1
-        for (u32 slab = KeptWork::slabs(kept); slab > 0; slab--) {
-            Slab slabs[ROW_TILES];
+        for (u32 k_tile = KeptWork::k_tiles(kept); k_tile > 0; k_tile--) {
+            KTile k_tiles[ROW_TILES];
 #pragma unroll
-            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
+            for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                accumulate(sums, pipeline.w[at.w], warp, chunk, slabs, pipeline.x[at.x], cursor, lane, [&](u32 step) {
+                accumulate(sums, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane, [&](u32 k_step) {
                     // In one piece: compilers move nothing across a branch, and matrix instructions wait for what stands there.
-                    if (step != 0) return;
-                    const XPosition free = Position::two_chunks_ago(at);
+                    if (k_step != 0) return;
+                    const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
-                    Feeder::copy(feeder, pipeline, kept.ahead, p, (chunk + AHEAD) % CHUNKS, free.x, thread);
+                    Feeder::copy(feeder, pipeline, kept.ahead, p, (k_block + AHEAD) % K_BLOCKS, free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
-                Position::next_chunk(at);
+                Position::next_k_block(at);
             }
-            Position::next_slab(at);
+            Position::next_k_tile(at);
         }
         const TileWork work = Kept<TileWork>::take(kept.tile);
         if (work.contributors > 1 && !add_partial_sums(sums, p, work, thread, &shared.last)) continue;

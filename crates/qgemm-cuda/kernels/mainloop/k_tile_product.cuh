@@ -16,38 +16,38 @@ struct Sums {
 
 // The B operands of a span.
 struct SpanOfX {
-    u32 b[TOKEN_TILES][SPAN_STEPS][2];
+    u32 b[TOKEN_TILES][SPAN_K_STEPS][2];
 
-    QG_DEVICE void load(SpanOfX& x, const XStage* chunks, const XCursor& cursor) {
+    QG_DEVICE void load(SpanOfX& x, const XStage* k_blocks, const XCursor& cursor) {
 #pragma unroll
-        for (u32 step = 0; step < SPAN_STEPS; step += 2)
+        for (u32 k_step = 0; k_step < SPAN_K_STEPS; k_step += 2)
 #pragma unroll
             for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
                 u32 b[2][2];
-                XCursor::load_two_steps(cursor, chunks[step / STEPS], step % STEPS, tt, b);
+                XCursor::load_two_k_steps(cursor, k_blocks[k_step / K_STEPS], k_step % K_STEPS, tt, b);
 #pragma unroll
-                for (u32 i = 0; i < 2; i++) x.b[tt][step + i][0] = b[i][0], x.b[tt][step + i][1] = b[i][1];
+                for (u32 i = 0; i < 2; i++) x.b[tt][k_step + i][0] = b[i][0], x.b[tt][k_step + i][1] = b[i][1];
             }
     }
 };
 
 // acc += slab · x over sum `sum` of span `span`.
-QG_DEVICE void multiply_sum(float (&acc)[TOKEN_TILES][4], const Slab& slab, u32 span, u32 sum, const SpanOfX& x,
+QG_DEVICE void multiply_sum(float (&acc)[TOKEN_TILES][4], const KTile& k_tile, u32 span, u32 sum, const SpanOfX& x,
                             const SumOfX (&x_sums)[TOKEN_TILES], const SumFactors& factors) {
     SubBlockSum part[TOKEN_TILES];
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) part[tt] = SubBlockSum::begin(x_sums[tt], sum);
 #pragma unroll
-    for (u32 i = 0; i < SUM_STEPS; i++) {
-        const u32 step = sum * SUM_STEPS + i;
+    for (u32 i = 0; i < PARTIAL_K_STEPS; i++) {
+        const u32 k_step = sum * PARTIAL_K_STEPS + i;
         u32 a[4];
-        load_operand(a, slab, span, step);
+        load_operand(a, k_tile, span, k_step);
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
             if constexpr (Operands::HAS_SCALE)
-                SubBlockSum::multiply(part[tt], a, x.b[tt][step], step);
+                SubBlockSum::multiply(part[tt], a, x.b[tt][k_step], k_step);
             else
-                mma_step(acc[tt], a, x.b[tt][step]);
+                mma_k_step(acc[tt], a, x.b[tt][k_step]);
         }
     }
     if constexpr (Operands::HAS_SCALE) {
@@ -57,31 +57,31 @@ QG_DEVICE void multiply_sum(float (&acc)[TOKEN_TILES][4], const Slab& slab, u32 
 }
 
 // sums += w · x over a slab, whose columns of X are the chunks from `x` on. `table` is the warp's own memory.
-QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
+QG_DEVICE void multiply_k_tile(Sums& sums, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
                              const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
     ScaleTableOfWarp::make(table, w, lane);
     if (HAS_SCALE_TABLE) warp_barrier();
-    Slab slabs[ROW_TILES];
+    KTile k_tiles[ROW_TILES];
     ScaleUnit scales;
-    SumsOfX x_sums_of_slab[TOKEN_TILES] = {};
+    SumsOfX x_sums_of_k_tile[TOKEN_TILES] = {};
 #pragma unroll
     for (u32 span = 0; span < SPANS; span++) {
         // All loads first: with one block an SM, their latency shows (measured on an H200, 16 tokens: 15.6 for 21.1 us).
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
-            for (u32 i = 0; i < SPAN_CHUNKS; i++)
-                Slab::load_codes<FromShared>(slabs[rt], w[rt], span * SPAN_CHUNKS + i, lane);
-            if (span == 0 && (!HAS_SCALE_TABLE || NESTED_OFFSETS)) Slab::load_scales<FromShared>(slabs[rt], w[rt], lane);
+            for (u32 i = 0; i < SPAN_K_BLOCKS; i++)
+                KTile::load_codes<FromShared>(k_tiles[rt], w[rt], span * SPAN_K_BLOCKS + i, lane);
+            if (span == 0 && (!HAS_SCALE_TABLE || NESTED_OFFSETS)) KTile::load_scales<FromShared>(k_tiles[rt], w[rt], lane);
         }
         SpanOfX operands;
-        SpanOfX::load(operands, x + span * SPAN_CHUNKS, cursor);
+        SpanOfX::load(operands, x + span * SPAN_K_BLOCKS, cursor);
         if constexpr (NESTED_OFFSETS) {
 #pragma unroll
-            for (u32 step = 0; step < SPAN_STEPS; step += 2)
+            for (u32 k_step = 0; k_step < SPAN_K_STEPS; k_step += 2)
 #pragma unroll
                 for (u32 tt = 0; tt < TOKEN_TILES; tt++)
-                    SumsOfX::add(x_sums_of_slab[tt], span * SPAN_STEPS + step, operands.b[tt][step], operands.b[tt][step + 1], lane);
+                    SumsOfX::add(x_sums_of_k_tile[tt], span * SPAN_K_STEPS + k_step, operands.b[tt][k_step], operands.b[tt][k_step + 1], lane);
         }
 #pragma unroll
         for (u32 sum = 0; sum < SPAN_SUMS; sum++) {
@@ -96,12 +96,12 @@ QG_DEVICE void multiply_slab(Sums& sums, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTE
                 if constexpr (HAS_SCALE_TABLE)
                     factors = SumFactors::of_scales({scales.value[rt][0][sub % 4], scales.value[rt][1][sub % 4]});
                 else
-                    factors = SumFactors::of(slabs[rt], span, sum);
-                multiply_sum(sums.value[rt], slabs[rt], span, sum, operands, x_sums, factors);
+                    factors = SumFactors::of(k_tiles[rt], span, sum);
+                multiply_sum(sums.value[rt], k_tiles[rt], span, sum, operands, x_sums, factors);
             }
         }
     }
-    if constexpr (NESTED_OFFSETS) add_offsets<Operands::Format>(sums.value, slabs, x_sums_of_slab, lane);
+    if constexpr (NESTED_OFFSETS) add_offsets<Operands::Format>(sums.value, k_tiles, x_sums_of_k_tile, lane);
 }
 
 // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds, in units of the operands.

@@ -19,24 +19,24 @@ struct Engine {
     using Sums = Sums_<ROW_TILES>;
 
     template <class Tile>
-    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const Tile& x, u32 x_chunk,
+    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
                               u32 lane) {
-        u32 a[ROW_TILES][STEPS][4];
+        u32 a[ROW_TILES][K_STEPS][4];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
-            for (u32 step = 0; step < STEPS; step++)
+            for (u32 k_step = 0; k_step < K_STEPS; k_step++)
 #pragma unroll
                 for (u32 i = 0; i < 4; i++)
-                    a[rt][step][i] = operand_pair(slabs[rt], quad_of(chunk, i % 2, step), i / 2);
+                    a[rt][k_step][i] = operand_pair(k_tiles[rt], quad_of(k_block, i % 2, k_step), i / 2);
 
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
             // Columns of the instruction beyond the tile's tokens repeat its tokens; nobody reads their sums.
             const u32 token = tt * MMA_TOKENS + lane / 4 % (QG_TILE_M < MMA_TOKENS ? QG_TILE_M : MMA_TOKENS);
-            const u32x4* row = reinterpret_cast<const u32x4*>(Tile::chunk(x, token, x_chunk, lane));
+            const u32x4* row = reinterpret_cast<const u32x4*>(Tile::k_block(x, token, x_k_block, lane));
             const u32x4 b[2] = {ld_shared(row), ld_shared(row + 1)};
-            const u32 bs[STEPS][2] = {{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
+            const u32 bs[K_STEPS][2] = {{b[0].x, b[0].y}, {b[0].z, b[0].w}, {b[1].x, b[1].y}, {b[1].z, b[1].w}};
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 // A matrix of ones yields each token's Σx in every row, where the min needs it.
@@ -44,27 +44,27 @@ struct Engine {
                 if constexpr (Operands::HAS_MIN) {
                     const u32 ones[4] = {ONE_PAIR, ONE_PAIR, ONE_PAIR, ONE_PAIR};
 #pragma unroll
-                    for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
-                        mma_step(x_sum, ones, bs[step]);
+                    for (u32 k_step = sum * K_STEPS_PER_PARTIAL; k_step < (sum + 1) * K_STEPS_PER_PARTIAL; k_step++)
+                        mma_k_step(x_sum, ones, bs[k_step]);
                 }
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
                     float(&acc)[4] = sums.value[rt][tt];
                     if constexpr (!Operands::HAS_SCALE) {
 #pragma unroll
-                        for (u32 step = 0; step < STEPS; step++) mma_step(acc, a[rt][step], bs[step]);
+                        for (u32 k_step = 0; k_step < K_STEPS; k_step++) mma_k_step(acc, a[rt][k_step], bs[k_step]);
                     } else {
                         float part[4] = {};
 #pragma unroll
-                        for (u32 step = sum * STEPS_PER_SUM; step < (sum + 1) * STEPS_PER_SUM; step++)
-                            mma_step(part, a[rt][step], bs[step]);
+                        for (u32 k_step = sum * K_STEPS_PER_PARTIAL; k_step < (sum + 1) * K_STEPS_PER_PARTIAL; k_step++)
+                            mma_k_step(part, a[rt][k_step], bs[k_step]);
 #pragma unroll
                         for (u32 row = 0; row < 2; row++) {
-                            const float scale = Operands::scale(slabs[rt], row, sub_block_of(chunk, sum));
+                            const float scale = Operands::scale(k_tiles[rt], row, sub_block_of(k_block, sum));
 #pragma unroll
                             for (u32 i = 0; i < 2; i++) acc[row * 2 + i] += scale * part[row * 2 + i];
                             if constexpr (Operands::HAS_MIN) {
-                                const float min = Operands::min(slabs[rt], row, sub_block_of(chunk, sum));
+                                const float min = Operands::min(k_tiles[rt], row, sub_block_of(k_block, sum));
 #pragma unroll
                                 for (u32 i = 0; i < 2; i++) acc[row * 2 + i] += min * x_sum[i];
                             }

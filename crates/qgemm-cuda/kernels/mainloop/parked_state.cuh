@@ -71,7 +71,7 @@ struct KeptWork {
         Kept<TileWork>::put(kept.tile, work, lane);
         return true;
     }
-    QG_DEVICE u32 slabs(const KeptWork& kept) {
+    QG_DEVICE u32 k_tiles(const KeptWork& kept) {
         const TileWork work = Kept<TileWork>::take(kept.tile);
         return work.end - work.begin;
     }

@@ -10,7 +10,7 @@ constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
 // A row has units of four scales; none where there is no table.
 template <u32 UNITS>
 struct ScaleTable {
-    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in slabs of 256");
+    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k_tiles of 256");
     // Rows stand in the order of their records. Units of neighbouring rows change places, so that those that are read or written
     // together lie in different banks.
     f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
@@ -25,22 +25,22 @@ struct ScaleTable {
         for (u32 first = 0; first < ROW_TILES; first += TILES_AT_ONCE) {
             const u32 row_tile = first + lane / QG_TILE_ROWS;
             if (first + TILES_AT_ONCE > ROW_TILES && row_tile >= ROW_TILES) break;
-            Slab slab;
-            Slab::Scales0::load_one<FromShared>(slab.scales0, w[row_tile], record);
-            Slab::Scales1::load_one<FromShared>(slab.scales1, w[row_tile], record);
+            KTile k_tile;
+            KTile::Scales0::load_one<FromShared>(k_tile.scales0, w[row_tile], record);
+            KTile::Scales1::load_one<FromShared>(k_tile.scales1, w[row_tile], record);
 #pragma unroll
             for (u32 unit = 0; unit < UNITS; unit++) {
                 float v[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) v[i] = scale_of_sum(slab, unit * 4 + i);
+                for (u32 i = 0; i < 4; i++) v[i] = scale_of_sum(k_tile, unit * 4 + i);
                 st_shared(&table.scale[row_tile][place(record, unit)], {v[0], v[1], v[2], v[3]});
             }
         }
     }
 
     // A sub-block's scale for the sum of its raw codes, all of which are lifted alike.
-    QG_DEVICE float scale_of_sum(const Slab& slab, u32 sub) {
-        return Operands::scale(slab, 0, sub) * part_factor(part_of(sub * SUM_STEPS));
+    QG_DEVICE float scale_of_sum(const KTile& k_tile, u32 sub) {
+        return Operands::scale(k_tile, 0, sub) * part_factor(part_of(sub * PARTIAL_K_STEPS));
     }
 };
 

@@ -16,41 +16,41 @@ struct Engine {
     using Sums = Sums_<ROW_TILES>;
 
     template <class Tile>
-    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const Tile& x, u32 x_chunk,
+    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
                               u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
-                float w[LANE_ROWS][STEPS_PER_SUM][4];
+                float w[LANE_ROWS][K_STEPS_PER_PARTIAL][4];
 #pragma unroll
                 for (u32 row = 0; row < LANE_ROWS; row++)
 #pragma unroll
-                    for (u32 step = 0; step < STEPS_PER_SUM; step++)
-                        Operands::quad_f32(slabs[rt], quad_of(chunk, row, sum * STEPS_PER_SUM + step), w[row][step]);
+                    for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++)
+                        Operands::quad_f32(k_tiles[rt], quad_of(k_block, row, sum * K_STEPS_PER_PARTIAL + k_step), w[row][k_step]);
 #pragma unroll
                 for (u32 token = 0; token < QG_TILE_M; token++) {
-                    const f32x4* xs = reinterpret_cast<const f32x4*>(Tile::chunk(x, token, x_chunk, lane));
+                    const f32x4* xs = reinterpret_cast<const f32x4*>(Tile::k_block(x, token, x_k_block, lane));
                     float part[LANE_ROWS] = {};
                     float x_sum = 0;
 #pragma unroll
-                    for (u32 step = 0; step < STEPS_PER_SUM; step++) {
-                        const f32x4 v = ld_shared(xs + sum * STEPS_PER_SUM + step);
+                    for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++) {
+                        const f32x4 v = ld_shared(xs + sum * K_STEPS_PER_PARTIAL + k_step);
 #pragma unroll
                         for (u32 row = 0; row < LANE_ROWS; row++) {
-                            part[row] += w[row][step][0] * v.x;
-                            part[row] += w[row][step][1] * v.y;
-                            part[row] += w[row][step][2] * v.z;
-                            part[row] += w[row][step][3] * v.w;
+                            part[row] += w[row][k_step][0] * v.x;
+                            part[row] += w[row][k_step][1] * v.y;
+                            part[row] += w[row][k_step][2] * v.z;
+                            part[row] += w[row][k_step][3] * v.w;
                         }
                         if constexpr (Operands::HAS_MIN) x_sum += (v.x + v.y) + (v.z + v.w);
                     }
 #pragma unroll
                     for (u32 row = 0; row < LANE_ROWS; row++) {
                         float& acc = sums.value[rt][row][token];
-                        acc += Operands::scale(slabs[rt], row, sub_block_of(chunk, sum)) * part[row];
+                        acc += Operands::scale(k_tiles[rt], row, sub_block_of(k_block, sum)) * part[row];
                         if constexpr (Operands::HAS_MIN)
-                            acc += Operands::min(slabs[rt], row, sub_block_of(chunk, sum)) * x_sum;
+                            acc += Operands::min(k_tiles[rt], row, sub_block_of(k_block, sum)) * x_sum;
                     }
                 }
             }

@@ -14,12 +14,12 @@ constexpr u32 SUB_TILES = NESTED_OFFSETS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
 struct SumsOfX {
     float value[SUB_TILES][4];
 
-    // `first` and `second` are the B operands of steps `step` and `step` + 1 of the slab.
-    QG_DEVICE void add(SumsOfX& sums, u32 step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
+    // `first` and `second` are the B operands of steps `k_step` and `k_step` + 1 of the slab.
+    QG_DEVICE void add(SumsOfX& sums, u32 k_step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
         const u32 a[4] = {first[0], first[1], second[0], second[1]};
-        const u32 sub = step * STEP_K / QG_SUB_BLOCK, next_sub = (step + 1) * STEP_K / QG_SUB_BLOCK;
+        const u32 sub = k_step * K_STEP / QG_SUB_BLOCK, next_sub = (k_step + 1) * K_STEP / QG_SUB_BLOCK;
         const u32 b[2] = {lane / 4 == sub % 8 ? ONE_PAIR : 0, lane / 4 == next_sub % 8 ? ONE_PAIR : 0};
-        mma_step(sums.value[sub / 8], a, b);
+        mma_k_step(sums.value[sub / 8], a, b);
     }
 
     // As B operands, of which a lane has sub-blocks 2t and the next of token g: the largest parts of the sums, what is left of
@@ -42,13 +42,13 @@ template <class Format>
 struct NestedIntegers {
     u32 a[SUB_TILES][2];
 
-    QG_DEVICE NestedIntegers of(const Slab& slab, Nested kind, u32 lane) {
+    QG_DEVICE NestedIntegers of(const KTile& k_tile, Nested kind, u32 lane) {
         NestedIntegers integers;
 #pragma unroll
         for (u32 tile = 0; tile < SUB_TILES; tile++)
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
-                const u32 bytes = Format::integers(slab, row, tile, lane % 4, kind);
+                const u32 bytes = Format::integers(k_tile, row, tile, lane % 4, kind);
                 integers.a[tile][row] = f32_to_bf16x2(biased_byte(bytes, 0) - BIASED_BYTE, biased_byte(bytes, 1) - BIASED_BYTE);
             }
         return integers;
@@ -69,7 +69,7 @@ struct NestedIntegers {
 
 // sums[row tile][token tile] += what the minimums, and the scales times an offset of all codes, make of the sums of X.
 template <class Format, u32 TOKEN_TILES>
-QG_DEVICE void add_offsets(float (&sums)[ROW_TILES][TOKEN_TILES][4], const Slab (&slabs)[ROW_TILES],
+QG_DEVICE void add_offsets(float (&sums)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
                            const SumsOfX (&x_sums)[TOKEN_TILES], u32 lane) {
     u32 parts[TOKEN_TILES][3][SUB_TILES];
 #pragma unroll
@@ -77,8 +77,8 @@ QG_DEVICE void add_offsets(float (&sums)[ROW_TILES][TOKEN_TILES][4], const Slab 
     const auto add = [&](Nested kind, float times) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const auto integers = NestedIntegers<Format>::of(slabs[rt], kind, lane);
-            const float unit[2] = {times * Format::unit(slabs[rt], 0, kind), times * Format::unit(slabs[rt], 1, kind)};
+            const auto integers = NestedIntegers<Format>::of(k_tiles[rt], kind, lane);
+            const float unit[2] = {times * Format::unit(k_tiles[rt], 0, kind), times * Format::unit(k_tiles[rt], 1, kind)};
 #pragma unroll
             for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
                 float d[4] = {};

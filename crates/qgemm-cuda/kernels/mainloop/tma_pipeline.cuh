@@ -13,12 +13,12 @@
 
 // A stage is a few chunks: a part of a slab, or several slabs, which lie one after another in W. Either way each slab, or run of
 // slabs, arrives with the first stage that needs it.
-constexpr u32 STAGE_CHUNKS = QG_STAGE_K_BLOCKS;
-constexpr u32 SLAB_STAGES = CHUNKS > STAGE_CHUNKS ? CHUNKS / STAGE_CHUNKS : 1;
-constexpr u32 RUN_SLABS = STAGE_CHUNKS > CHUNKS ? STAGE_CHUNKS / CHUNKS : 1;
-static_assert(SLAB_STAGES * STAGE_CHUNKS == RUN_SLABS * CHUNKS, "runs of slabs are whole stages");
+constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS;
+constexpr u32 K_TILE_STAGES = K_BLOCKS > STAGE_K_BLOCKS ? K_BLOCKS / STAGE_K_BLOCKS : 1;
+constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
+static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k_tiles are whole stages");
 // A run is overwritten when the first stage of a later one is filled: by then its own last stage is done with.
-static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + SLAB_STAGES - 1) / SLAB_STAGES, "runs for all stages of X");
+static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
 
 // The first thread of the warpgroup that feeds.
 constexpr u32 FIRST_FEEDER = QG_THREADS - 128;
@@ -40,11 +40,11 @@ struct RegistersOf {
 };
 
 struct WRuns {
-    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_SLABS * QG_K_TILE_BYTES];
+    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];
 };
 
 struct Pipeline {
-    XStage x[QG_X_STAGES][STAGE_CHUNKS];
+    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];
     WRuns w[QG_W_STAGES];
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
@@ -82,14 +82,14 @@ struct Position {
     QG_DEVICE void skip(Position& at) {
         if constexpr (COUNT > 0) {
 #pragma unroll
-            for (u32 i = 0; i < SLAB_STAGES; i++) next_stage(at);
+            for (u32 i = 0; i < K_TILE_STAGES; i++) next_stage(at);
             next_run(at);
             skip<COUNT - 1>(at);
         }
     }
     QG_DEVICE void skip_all(Position& at, const TileWork& work) {
-        const u32 runs = (work.end - work.begin + RUN_SLABS - 1) / RUN_SLABS;
-        const u32 x = at.x + runs * SLAB_STAGES;
+        const u32 runs = (work.end - work.begin + RUN_K_TILES - 1) / RUN_K_TILES;
+        const u32 x = at.x + runs * K_TILE_STAGES;
         at.x = x % QG_X_STAGES;
         at.parity ^= x / QG_X_STAGES % 2;
         at.w = (at.w + runs) % QG_W_STAGES;
@@ -112,9 +112,9 @@ struct FeederWalk {
     QG_DEVICE void wait_empty(const FeederWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
     }
-    // Slabs of the run that begins with `slab`.
-    QG_DEVICE u32 slabs_of_run(const FeederWalk& walk, u32 slab) {
-        return walk.work.end - slab < RUN_SLABS ? walk.work.end - slab : RUN_SLABS;
+    // Slabs of the run that begins with `k_tile`.
+    QG_DEVICE u32 k_tiles_of_run(const FeederWalk& walk, u32 k_tile) {
+        return walk.work.end - k_tile < RUN_K_TILES ? walk.work.end - k_tile : RUN_K_TILES;
     }
 };
 
@@ -131,19 +131,19 @@ QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
         u32 column = walk.work.begin * QG_K_TILE;
 #pragma unroll 1
-        for (u32 slab = walk.work.begin; slab < walk.work.end; slab += RUN_SLABS) {
-            const u32 slabs = FeederWalk::slabs_of_run(walk, slab);
-            const u32 chunks = RUN_SLABS > 1 ? slabs * CHUNKS : STAGE_CHUNKS;
+        for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
+            const u32 k_tiles = FeederWalk::k_tiles_of_run(walk, k_tile);
+            const u32 k_blocks = RUN_K_TILES > 1 ? k_tiles * K_BLOCKS : STAGE_K_BLOCKS;
 #pragma unroll
-            for (u32 i = 0; i < SLAB_STAGES; i++) {
+            for (u32 i = 0; i < K_TILE_STAGES; i++) {
                 FeederWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
-                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * slabs * QG_K_TILE_BYTES : 0;
-                mbarrier_arrive_expect_tx(full, chunks * tokens * X_ROW_BYTES + w_bytes);
+                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * k_tiles * QG_K_TILE_BYTES : 0;
+                mbarrier_arrive_expect_tx(full, k_blocks * tokens * X_ROW_BYTES + w_bytes);
 #pragma unroll
-                for (u32 chunk = 0; chunk < STAGE_CHUNKS; chunk++, column += CHUNK_K)
-                    if (chunk == 0 || chunk < chunks)
-                        cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][chunk].bytes, map, column, token, full);
+                for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++, column += K_BLOCK)
+                    if (k_block == 0 || k_block < k_blocks)
+                        cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][k_block].bytes, map, column, token, full);
                 Position::next_stage(walk.at);
             }
         }
@@ -158,18 +158,18 @@ QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lan
     while (FeederWalk::next_tile(walk, p)) {
         const u8* w = row_tile(p, walk.work.n_tile * BLOCK_ROW_TILES + (copies ? tile : 0), walk.work.begin);
 #pragma unroll 1
-        for (u32 slab = walk.work.begin; slab < walk.work.end; slab += RUN_SLABS) {
-            const u32 slabs = FeederWalk::slabs_of_run(walk, slab);
+        for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
+            const u32 k_tiles = FeederWalk::k_tiles_of_run(walk, k_tile);
             u64* full = &pipeline.full[walk.at.x];
 #pragma unroll
-            for (u32 i = 0; i < SLAB_STAGES; i++) {
+            for (u32 i = 0; i < K_TILE_STAGES; i++) {
                 // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
                 FeederWalk::wait_empty(walk, pipeline);
-                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, slabs * QG_K_TILE_BYTES, full);
+                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);
-            w += RUN_SLABS * QG_K_TILE_BYTES;
+            w += RUN_K_TILES * QG_K_TILE_BYTES;
         }
     }
 }

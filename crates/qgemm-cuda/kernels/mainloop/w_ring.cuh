@@ -8,5 +8,5 @@
 constexpr u32 BLOCK_ROW_TILES = QG_WARPS_N * ROW_TILES;
 
 struct WStage {
-    alignas(16) u8 slab[BLOCK_ROW_TILES][QG_K_TILE_BYTES];
+    alignas(16) u8 k_tile[BLOCK_ROW_TILES][QG_K_TILE_BYTES];
 };

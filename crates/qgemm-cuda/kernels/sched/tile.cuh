@@ -22,8 +22,8 @@ struct TileWork {
         w.begin = 0, w.end = p.shape.k_slabs;
         // Weights are asked for only when this is known, so that tiles which are not split do not wait for divisions.
         if (p.shape.splits > 1) {
-            w.begin = first_slab(p, block.z);
-            w.end = first_slab(p, block.z + 1);
+            w.begin = first_k_tile(p, block.z);
+            w.end = first_k_tile(p, block.z + 1);
         }
         w.contributors = p.shape.splits;
         w.index = block.z;
@@ -33,7 +33,7 @@ struct TileWork {
     }
 
     // split * k_slabs / splits, in 32 bits.
-    QG_DEVICE u32 first_slab(const GemmParams& p, u32 split) {
+    QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
         const u32 whole = p.shape.k_slabs / p.shape.splits, rest = p.shape.k_slabs % p.shape.splits;
         return split * whole + split * rest / p.shape.splits;
     }

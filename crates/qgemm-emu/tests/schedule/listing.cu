@@ -21,8 +21,8 @@ extern "C" __global__ void listing(const __grid_constant__ GemmParams p) {
         }
         list += FIELDS * 4;
         float sum = 0;
-        for (u32 slab = work.begin; slab < work.end; slab++)
-            sum += bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(p.at.x) + slab * 4)) + thread;
+        for (u32 k_tile = work.begin; k_tile < work.end; k_tile++)
+            sum += bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(p.at.x) + k_tile * 4)) + thread;
         if (work.contributors > 1) {
             st_global_f32(partial_slot(p, work, work.index, ELEMENTS) + thread, sum);
             if (!arrive_and_check_last(p, work, flag)) continue;

@@ -14,7 +14,7 @@
 #include "dequant/k_tile.cuh"
 #include "sched/params.cuh"
 
-static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a slab is one instruction");
+static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a k_tile is one instruction");
 static_assert(QG_SUB_BLOCK == 32 || QG_SUB_BLOCK == 16, "a scale for 32 columns (UE8M0) or 16 (UE4M3)");
 constexpr bool SCALE_PER_16 = QG_SUB_BLOCK == 16;
 // Scales of a row in a slab: bytes of a word.
@@ -40,43 +40,43 @@ QG_DEVICE u32 exchange_halves(u32 word, u32 lane) {
     return upper ? (word & 0xf0f0f0f0u) | received : (word & 0x0f0f0f0fu) | received << 4;
 }
 
-QG_DEVICE WOperand w_operand(const Slab& slab, u32 lane) {
-    const u32(&word)[4] = slab.codes0.word;
+QG_DEVICE WOperand w_operand(const KTile& k_tile, u32 lane) {
+    const u32(&word)[4] = k_tile.codes0.word;
     // Row g, then row g + 8, in W's layout; the instruction has them side by side.
     WOperand w = {{word[0], word[2], word[1], word[3]}, 0};
     if constexpr (SCALE_PER_16) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) w.code[i] = exchange_halves(w.code[i], lane);
         // Lane t = 0 gives the scales of row g, t = 1 those of row g + 8.
-        w.scale = lane % 2 == 0 ? slab.scales0.word[0] : slab.scales0.word[1];
+        w.scale = lane % 2 == 0 ? k_tile.scales0.word[0] : k_tile.scales0.word[1];
     } else {
-        w.scale = slab.scales0.word[0] >> (16 * (lane % 2));
+        w.scale = k_tile.scales0.word[0] >> (16 * (lane % 2));
     }
     return w;
 }
 
 // 64 columns of one token: codes in the order of columns, then scales.
-struct XSlab {
+struct XKTile {
     u32 code[8];
     u32 scale;
 };
 
 // What lies outside X is zero, codes and scales.
-QG_DEVICE XSlab load_x_slab(const BlockScaledParams& p, u32 token, u32 slab) {
-    XSlab x = {};
+QG_DEVICE XKTile load_x_k_tile(const BlockScaledParams& p, u32 token, u32 k_tile) {
+    XKTile x = {};
     const GemmShape& shape = p.gemm.shape;
     if (token >= shape.m) return x;
     const u8* row = reinterpret_cast<const u8*>(p.gemm.at.x) + token * p.gemm.at.x_row;
     const u8* scales = reinterpret_cast<const u8*>(p.x_scales) + token * p.x_scale_row;
 #pragma unroll
     for (u32 i = 0; i < SCALES; i++) {
-        const u32 block = slab * SCALES + i;
+        const u32 block = k_tile * SCALES + i;
         if (block * QG_SUB_BLOCK < shape.k) x.scale |= ld_global_cached_u8(scales + block) << (8 * i);
     }
-    if ((shape.flags & QG_FLAG_X_ALIGNED16) && slab * 64 + 64 <= shape.k) {
+    if ((shape.flags & QG_FLAG_X_ALIGNED16) && k_tile * 64 + 64 <= shape.k) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            const u32x4 v = ld_global_v4(row + slab * 32 + i * 16);
+            const u32x4 v = ld_global_v4(row + k_tile * 32 + i * 16);
             x.code[i * 4] = v.x, x.code[i * 4 + 1] = v.y, x.code[i * 4 + 2] = v.z, x.code[i * 4 + 3] = v.w;
         }
         return x;
@@ -84,7 +84,7 @@ QG_DEVICE XSlab load_x_slab(const BlockScaledParams& p, u32 token, u32 slab) {
     // One byte at a time, shifted in from the end, so that the loop need not be unrolled to keep codes in registers.
 #pragma unroll 1
     for (u32 i = 0; i < 32; i++) {
-        const u32 column = slab * 64 + i * 2;
+        const u32 column = k_tile * 64 + i * 2;
         u32 pair = column < shape.k ? ld_global_cached_u8(row + column / 2) : 0;
         if (column + 1 == shape.k) pair &= 0x0fu;
 #pragma unroll
@@ -110,29 +110,29 @@ QG_DEVICE u32 x_word(const u32* natural, u32 t) {
 
 // X of some tokens and slabs in shared memory: for each token and slab, the two words of lane t = 0, of t = 1, … Odd
 // tokens have the words of t = 2, 3 first, so that a warp which stores 16 bytes of two tokens reaches all banks.
-template <u32 TOKENS, u32 SLABS>
+template <u32 TOKENS, u32 K_TILES>
 struct Fp4Tile {
     // Eight words of padding put the four tokens that half a warp reads into different banks.
-    static constexpr u32 PITCH = SLABS * 8 + 8;
+    static constexpr u32 PITCH = K_TILES * 8 + 8;
     alignas(16) u32 code[TOKENS * PITCH];
-    u32 scale[TOKENS * SLABS];
+    u32 scale[TOKENS * K_TILES];
 
-    QG_DEVICE void store(Fp4Tile& tile, u32 token, u32 slab, const XSlab& x) {
-        u32x4* words = reinterpret_cast<u32x4*>(tile.code + token * PITCH + slab * 8);
+    QG_DEVICE void store(Fp4Tile& tile, u32 token, u32 k_tile, const XKTile& x) {
+        u32x4* words = reinterpret_cast<u32x4*>(tile.code + token * PITCH + k_tile * 8);
 #pragma unroll
         for (u32 t = 0; t < 4; t += 2)
             st_shared(words + (t / 2 ^ token % 2), u32x4{x_word(x.code, t), x_word(x.code + 4, t),
                                                          x_word(x.code, t + 1), x_word(x.code + 4, t + 1)});
-        st_shared(&tile.scale[token * SLABS + slab], x.scale);
+        st_shared(&tile.scale[token * K_TILES + k_tile], x.scale);
     }
 
     // acc += W · X for the eight tokens from `first_token`.
-    QG_DEVICE void accumulate(float (&acc)[4], const WOperand& w, const Fp4Tile& tile, u32 first_token, u32 slab,
+    QG_DEVICE void accumulate(float (&acc)[4], const WOperand& w, const Fp4Tile& tile, u32 first_token, u32 k_tile,
                               u32 lane) {
         const u32 token = first_token + lane / 4;
         const u32 place = (lane / 2 ^ lane / 4) % 2 * 4 + lane % 2 * 2;
-        const u32x2 x = ld_shared(reinterpret_cast<const u32x2*>(tile.code + token * PITCH + slab * 8 + place));
-        const u32 scale = ld_shared(&tile.scale[token * SLABS + slab]);
+        const u32x2 x = ld_shared(reinterpret_cast<const u32x2*>(tile.code + token * PITCH + k_tile * 8 + place));
+        const u32 scale = ld_shared(&tile.scale[token * K_TILES + k_tile]);
         if constexpr (SCALE_PER_16)
             mma_m16n8k64_nvf4(acc, w.code, {x.x, x.y}, w.scale, scale);
         else

@@ -18,19 +18,19 @@ struct Engine {
     static constexpr u32 HALVES = 2;
 
     // The stage, which is one chunk.
-    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], const XRows& x, const WScales& scales, u32,
+    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales, u32,
                               u32 lane) {
         // Matrix m of an access to X is eight tokens' columns from 8 m.
         const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
-        u32 a[ROW_TILES][STEPS * HALVES][2];
+        u32 a[ROW_TILES][K_STEPS * HALVES][2];
         f32x2 scale[ROW_TILES][SUMS] = {}, min[ROW_TILES][SUMS] = {};
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
-            for (u32 step = 0; step < STEPS * HALVES; step++)
+            for (u32 k_step = 0; k_step < K_STEPS * HALVES; k_step++)
 #pragma unroll
                 for (u32 row = 0; row < 2; row++)
-                    a[rt][step][row] = Operands::pair_f16(slabs[rt], quad_of(0, row, step / HALVES), step % HALVES);
+                    a[rt][k_step][row] = Operands::pair_f16(k_tiles[rt], quad_of(0, row, k_step / HALVES), k_step % HALVES);
 #pragma unroll
             for (u32 sum = 0; sum < SUMS; sum++) {
                 if constexpr (Operands::HAS_SCALE) scale[rt][sum] = WScales::pair(scales.scale, sum, rt, place);
@@ -39,9 +39,9 @@ struct Engine {
         }
 #pragma unroll
         for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
-            u32 b[STEPS * HALVES];
+            u32 b[K_STEPS * HALVES];
 #pragma unroll
-            for (u32 i = 0; i < STEPS * HALVES; i += 4) {
+            for (u32 i = 0; i < K_STEPS * HALVES; i += 4) {
                 u32 four[4];
                 ldmatrix_x4(four, XRows::address(x, x_offset, i, tt));
 #pragma unroll
@@ -51,11 +51,11 @@ struct Engine {
             for (u32 sum = 0; sum < SUMS; sum++) {
                 float part[ROW_TILES][4] = {};
 #pragma unroll
-                for (u32 i = 0; i < STEPS_PER_SUM * HALVES; i++) {
-                    const u32 step = sum * STEPS_PER_SUM * HALVES + i;
+                for (u32 i = 0; i < K_STEPS_PER_PARTIAL * HALVES; i++) {
+                    const u32 k_step = sum * K_STEPS_PER_PARTIAL * HALVES + i;
 #pragma unroll
                     for (u32 rt = 0; rt < ROW_TILES; rt++)
-                        mma_m16n8k8_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][step], b[step]);
+                        mma_m16n8k8_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][k_step], b[k_step]);
                 }
                 f32x2 x_sum = {};
                 if constexpr (Operands::HAS_MIN) x_sum = XRows::sums(x, sum, tt * 8 + lane % 4 * 2);

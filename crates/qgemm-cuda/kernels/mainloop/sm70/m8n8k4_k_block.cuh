@@ -18,7 +18,7 @@ struct Sums {
 
 struct Engine {
     // Columns that one access of X brings, and the instructions that they feed.
-    static constexpr u32 GROUP_STEPS = GROUP / STEP_K;
+    static constexpr u32 GROUP_K_STEPS = GROUP / K_STEP;
 
     QG_DEVICE u32 first_row(u32 lane) {
         return lane % 16 / 4 * 4 + lane % 2 + lane / 16 * 16;
@@ -28,23 +28,23 @@ struct Engine {
         return lane & 2;
     }
 
-    // `chunk` of the stage.
-    QG_DEVICE void accumulate(Sums& sums, const Slab (&slabs)[ROW_TILES], const XRows& x, const WScales& scales,
-                              u32 chunk, u32 lane) {
-        const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ chunk * (CHUNK_K / GROUP * 16);
+    // `k_block` of the stage.
+    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales,
+                              u32 k_block, u32 lane) {
+        const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ k_block * (K_BLOCK / GROUP * 16);
         const u32 place = WScales::place(first_row(lane));
 #pragma unroll
         for (u32 sum = 0; sum < SUMS; sum++) {
-            const u32 first_quad = sum * STEPS_PER_SUM, sub = (chunk * SUMS + sum) * STAGE_SUBS / (STAGE_CHUNKS * SUMS);
-            u32 a[ROW_TILES][STEPS_PER_SUM][2];
+            const u32 first_quad = sum * K_STEPS_PER_PARTIAL, sub = (k_block * SUMS + sum) * STAGE_SUBS / (STAGE_K_BLOCKS * SUMS);
+            u32 a[ROW_TILES][K_STEPS_PER_PARTIAL][2];
             f32x2 scale[ROW_TILES] = {}, min[ROW_TILES] = {};
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
-                for (u32 step = 0; step < STEPS_PER_SUM; step++)
+                for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++)
 #pragma unroll
                     for (u32 pair = 0; pair < 2; pair++)
-                        a[rt][step][pair] = Operands::pair_f16(slabs[rt], first_quad + step, pair);
+                        a[rt][k_step][pair] = Operands::pair_f16(k_tiles[rt], first_quad + k_step, pair);
                 if constexpr (Operands::HAS_SCALE) scale[rt] = WScales::pair(scales.scale, sub, rt, place);
                 if constexpr (Operands::HAS_MIN) min[rt] = WScales::pair(scales.min, sub, rt, place);
             }
@@ -52,15 +52,15 @@ struct Engine {
             for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
                 float part[ROW_TILES][8] = {};
 #pragma unroll
-                for (u32 step = 0; step < STEPS_PER_SUM; step += GROUP_STEPS) {
+                for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step += GROUP_K_STEPS) {
                     const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(
-                        XRows::address(x, x_offset, (first_quad + step) / GROUP_STEPS, tt)));
-                    const u32 b[GROUP_STEPS][2] = {{v.x, v.y}, {v.z, v.w}};
+                        XRows::address(x, x_offset, (first_quad + k_step) / GROUP_K_STEPS, tt)));
+                    const u32 b[GROUP_K_STEPS][2] = {{v.x, v.y}, {v.z, v.w}};
 #pragma unroll
-                    for (u32 i = 0; i < GROUP_STEPS; i++)
+                    for (u32 i = 0; i < GROUP_K_STEPS; i++)
 #pragma unroll
                         for (u32 rt = 0; rt < ROW_TILES; rt++)
-                            mma_m8n8k4_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][step + i], b[i]);
+                            mma_m8n8k4_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][k_step + i], b[i]);
                 }
                 if constexpr (Operands::HAS_SCALE) apply(sums, part, scale, tt);
                 if constexpr (Operands::HAS_MIN) {

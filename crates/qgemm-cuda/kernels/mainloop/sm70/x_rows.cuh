@@ -10,7 +10,7 @@ static_assert(QG_USE_MMA, "rows of f16");
 
 // Columns that the main loop works on between barriers: a cache line of X a token, and whole chunks.
 constexpr u32 STAGE_K = 64;
-constexpr u32 STAGE_CHUNKS = STAGE_K / CHUNK_K;
+constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;
 constexpr u32 STAGE_GROUPS = STAGE_K / GROUP;
 
 // Sub-blocks of these columns; one where a sub-block is longer.

@@ -9,7 +9,7 @@
 #include "sched/split.cuh"
 
 // 16-byte units of a slab.
-constexpr u32 W_UNITS = QG_K_TILE_BYTES / 16;
+constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
 // Tokens of which the block copies a chunk at once, and how often it does so for a stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
 constexpr u32 X_COPIES = QG_TILE_M / X_COPY_ROWS;
@@ -35,12 +35,12 @@ struct XSource {
     // Starts copying the next chunk to stage `stage`; what lies outside X becomes zero.
     QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
         const u32 target = s.target + stage * X_STAGE_BYTES;
-        if (s.tokens >= QG_TILE_M && s.columns >= CHUNK_K)
+        if (s.tokens >= QG_TILE_M && s.columns >= K_BLOCK)
             copy_rows<true>(s, p, target, thread);
         else
             copy_rows<false>(s, p, target, thread);
         s.row += X_ROW_BYTES;
-        s.columns = s.columns < CHUNK_K ? 0 : s.columns - CHUNK_K;
+        s.columns = s.columns < K_BLOCK ? 0 : s.columns - K_BLOCK;
     }
 
     // Bytes of the thread's part of the next chunk that lie in X.
@@ -70,7 +70,7 @@ static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 // first chunks arrive while the tile before it is being stored.
 struct Feeder {
     // Slabs of the present tile that are still to be copied; none when there is no more work.
-    u32 slabs;
+    u32 k_tiles;
     // The next stage of W, and the lane's place in the first.
     u32 w_at, w_target;
     // The lane's part of the warp's first tile of rows at the next slab, and bytes from there to the second, if there is one: a register for the
@@ -83,7 +83,7 @@ struct Feeder {
         Feeder f;
         Kept<WorkList>::put(ahead, WorkList::of_block(p), thread % 32);
         f.w_at = 0;
-        f.w_target = kept(shared_address(pipeline.w[0].slab[thread / 32 * ROW_TILES]) + thread % 32 * 16);
+        f.w_target = kept(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
         f.x.target = kept(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
         next_tile(f, p, ahead, thread);
         return f;
@@ -92,23 +92,23 @@ struct Feeder {
     // `ahead` is what follows the present tile.
     QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, Kept<WorkList>& ahead, u32 thread) {
         TileWork work;
-        f.slabs = 0;
+        f.k_tiles = 0;
         if (!take_next(ahead, p, work, thread % 32)) return;
-        f.slabs = work.end - work.begin;
+        f.k_tiles = work.end - work.begin;
         const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
         f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
         f.w = row_tile(p, first, work.begin) + thread % 32 * 16;
         XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
-    // Starts copying the next chunk, the `chunk`-th of its slab, to stage `stage` of X.
-    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const GemmParams& p, u32 chunk, u32 stage,
+    // Starts copying the next chunk, the `k_block`-th of its slab, to stage `stage` of X.
+    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const GemmParams& p, u32 k_block, u32 stage,
                         u32 thread) {
-        if (f.slabs == 0) return;
-        if (chunk == 0) copy_w(f, thread % 32);
+        if (f.k_tiles == 0) return;
+        if (k_block == 0) copy_w(f, thread % 32);
         XSource::copy(f.x, p, stage, thread);
         cp_async_mbarrier_arrive(&pipeline.full[stage]);
-        if (chunk + 1 == CHUNKS && --f.slabs == 0) next_tile(f, p, ahead, thread);
+        if (k_block + 1 == K_BLOCKS && --f.k_tiles == 0) next_tile(f, p, ahead, thread);
     }
 
     QG_DEVICE void copy_w(Feeder& f, u32 lane) {
@@ -117,8 +117,8 @@ struct Feeder {
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* source = rt == 0 ? f.w : f.w + f.w_pitch;
 #pragma unroll
-            for (u32 i = 0; i < W_UNITS; i += 32)
-                if (i + 32 <= W_UNITS || i + lane < W_UNITS)
+            for (u32 i = 0; i < K_TILE_CHUNKS; i += 32)
+                if (i + 32 <= K_TILE_CHUNKS || i + lane < K_TILE_CHUNKS)
                     cp_async_16(target + rt * QG_K_TILE_BYTES + i * 16, source + i * 16);
         }
         f.w += QG_K_TILE_BYTES;

@@ -11,7 +11,7 @@
 constexpr u32 AHEAD = QG_X_STAGES - 2;
 static_assert(QG_X_STAGES >= 3, "a stage ahead");
 // Slabs of W are a warp's own: the one in use and those of all chunks on their way.
-static_assert(QG_W_STAGES == 1 + (AHEAD + CHUNKS - 1) / CHUNKS, "slabs for the chunks on their way");
+static_assert(QG_W_STAGES == 1 + (AHEAD + K_BLOCKS - 1) / K_BLOCKS, "k_tiles for the k_blocks on their way");
 
 struct Pipeline {
     XStage x[QG_X_STAGES];
@@ -42,15 +42,15 @@ struct Position {
 
     // Where the chunk before the last one was multiplied: the stage that is filled next. The parity is that of the phase of
     // `empty` in which it was; the first time round nobody waits.
-    QG_DEVICE XPosition two_chunks_ago(const Position& at) {
+    QG_DEVICE XPosition two_k_blocks_ago(const Position& at) {
         const bool wraps = at.x < 2;
         return {wraps ? at.x + AHEAD : at.x - 2, wraps ? at.parity ^ 1 : at.parity};
     }
 
-    QG_DEVICE void next_chunk(Position& at) {
+    QG_DEVICE void next_k_block(Position& at) {
         if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;
     }
-    QG_DEVICE void next_slab(Position& at) {
+    QG_DEVICE void next_k_tile(Position& at) {
         if (++at.w == QG_W_STAGES) at.w = 0;
     }
 };

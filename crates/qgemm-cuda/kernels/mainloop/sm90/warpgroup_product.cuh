@@ -9,11 +9,11 @@
 constexpr u32 UNDER_WAY = 2;
 // Runs of slabs in one round of the loop, so that its chunks take turns with the registers. No branch stands among them: the
 // compiler gives registers of operands under way to others where one does (NVRTC 12.9; `build-kernels` looks for it).
-constexpr u32 LOOP_RUNS = RUN_SLABS * CHUNKS * ROW_TILES % UNDER_WAY == 0 ? 1 : UNDER_WAY;
+constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % UNDER_WAY == 0 ? 1 : UNDER_WAY;
 // Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
-constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_SLABS;
-constexpr u32 LOOP_SLABS = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_SLABS;
-static_assert(RUN_SLABS <= 2, "the loop leaves no more than one slab");
+constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
+constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
+static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k_tile");
 
 // Plain weights are loaded into the operands' registers, so not before the instructions that read them are done.
 constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
@@ -21,7 +21,7 @@ constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
 // A tile on its way through a warp.
 struct Product {
     Sums sums;
-    ChunkOperands operands[UNDER_WAY];
+    KBlockOperands operands[UNDER_WAY];
     // The stages that are read no more when the instructions on these operands are done.
     u32 read[UNDER_WAY];
     Position at;
@@ -38,40 +38,40 @@ struct Product {
     // All runs of group GROUP.
     template <u32 GROUP>
     QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const TileWork& work, u32 warp, u32 lane) {
-        u32 slab = work.begin + GROUP * RUN_SLABS;
+        u32 k_tile = work.begin + GROUP * RUN_K_TILES;
 #pragma unroll 1
-        for (; slab + LOOP_SLABS <= work.end; slab += LOOP_RUNS * GROUP_STRIDE) {
-            multiply_run<RUN_SLABS, 0>(product, pipeline, warp, lane);
-            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_SLABS, 1>(product, pipeline, warp, lane);
+        for (; k_tile + LOOP_K_TILES <= work.end; k_tile += LOOP_RUNS * GROUP_STRIDE) {
+            multiply_run<RUN_K_TILES, 0>(product, pipeline, warp, lane);
+            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1>(product, pipeline, warp, lane);
         }
         wait(product, pipeline, lane);
-        if (LOOP_SLABS > 1 && slab < work.end) {
+        if (LOOP_K_TILES > 1 && k_tile < work.end) {
             multiply_run<1, 0>(product, pipeline, warp, lane);
             wait(product, pipeline, lane);
         }
     }
 
     // The next SLABS slabs, all of a run or what is left of one; the first chunk takes the registers of turn TURN.
-    template <u32 SLABS, u32 TURN>
+    template <u32 K_TILES, u32 TURN>
     QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
         Position& at = product.at;
-        Slab slab[ROW_TILES];
+        KTile k_tile[ROW_TILES];
 #pragma unroll
-        for (u32 i = 0; i < SLABS * CHUNKS; i++) {
-            const u32 chunk = i % CHUNKS, of_stage = i % STAGE_CHUNKS;
+        for (u32 i = 0; i < K_TILES * K_BLOCKS; i++) {
+            const u32 k_block = i % K_BLOCKS, of_stage = i % STAGE_K_BLOCKS;
             if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / CHUNKS * QG_K_TILE_BYTES;
+                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;
                 const u32 turn = (TURN + i * ROW_TILES + rt) % UNDER_WAY;
-                if (chunk == 0) Slab::load_scales<FromShared>(slab[rt], bytes, lane);
-                if constexpr (!CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
+                if (k_block == 0) KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
+                if constexpr (!CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
                 wgmma_wait_group<UNDER_WAY - 1>();
                 release(product, pipeline, turn, lane);
-                if constexpr (CODES_ARE_OPERANDS) Slab::load_codes<FromShared>(slab[rt], bytes, chunk, lane);
-                start_chunk(product.sums.value[rt], product.operands[turn], slab[rt], chunk, pipeline.x[at.x][of_stage]);
-                const bool ends_chunk = rt == ROW_TILES - 1;
-                const bool ends_stage = ends_chunk && (of_stage == STAGE_CHUNKS - 1 || i == SLABS * CHUNKS - 1);
+                if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
+                start_k_block(product.sums.value[rt], product.operands[turn], k_tile[rt], k_block, pipeline.x[at.x][of_stage]);
+                const bool ends_k_block = rt == ROW_TILES - 1;
+                const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
                 product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
                 if (ends_stage) Position::next_stage(at);
             }

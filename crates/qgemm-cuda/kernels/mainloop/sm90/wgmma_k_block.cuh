@@ -5,29 +5,29 @@
 #include "mainloop/warp_tile.cuh"
 
 // One tile of rows' operands of a chunk. Their registers belong to the instructions until these are done.
-struct ChunkOperands {
-    u32 a[STEPS][4];
+struct KBlockOperands {
+    u32 a[K_STEPS][4];
 };
 
-// Begins sums += W · X of a tile of rows over chunk `chunk` of the slab. Whoever touches the sums or the operands next waits for
+// Begins sums += W · X of a tile of rows over chunk `k_block` of the slab. Whoever touches the sums or the operands next waits for
 // it.
-QG_DEVICE void start_chunk(float (&sums)[TOKEN_TILES][4], ChunkOperands& operands, const Slab& slab, u32 chunk, const XStage& x) {
+QG_DEVICE void start_k_block(float (&sums)[TOKEN_TILES][4], KBlockOperands& operands, const KTile& k_tile, u32 k_block, const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) {
-        rounded_weights(operands.a[step], factor, slab, chunk, step);
-        wgmma_fence_operand(operands.a[step]);
+    for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
+        rounded_weights(operands.a[k_step], factor, k_tile, k_block, k_step);
+        wgmma_fence_operand(operands.a[k_step]);
     }
     float(&d)[TOKEN_TILES * 4] = reinterpret_cast<float(&)[TOKEN_TILES * 4]>(sums);
     const u64 columns = wgmma_descriptor_128b(x.bytes);
     wgmma_fence();
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) {
-        const u64 at = columns + (step * STEP_K * 2 >> 4);
+    for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
+        const u64 at = columns + (k_step * K_STEP * 2 >> 4);
 #if QG_X_DTYPE == 1
-        wgmma_k16_f16<QG_TILE_M>(d, operands.a[step], at);
+        wgmma_k16_f16<QG_TILE_M>(d, operands.a[k_step], at);
 #else
-        wgmma_k16_bf16<QG_TILE_M>(d, operands.a[step], at);
+        wgmma_k16_bf16<QG_TILE_M>(d, operands.a[k_step], at);
 #endif
     }
     wgmma_commit_group();
