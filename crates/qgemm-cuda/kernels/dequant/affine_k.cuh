@@ -20,12 +20,12 @@ struct AffineK {
         return centered_min(scaled_byte(six_bits(kt, row, sub, 8, 4), sub % 4, -dmin), scale(kt, row, sub));
     }
 
-    QG_DEVICE float unit(const KTile& kt, u32 row, Nested kind) {
-        const float unit = f16_to_f32(KTile::Scales0::half(kt.scales0, row, kind == Nested::SCALES ? 0 : 2));
-        return kind == Nested::SCALES ? unit : -unit;
+    QG_DEVICE float unit(const KTile& kt, u32 row, SuperBlockPart kind) {
+        const float unit = f16_to_f32(KTile::Scales0::half(kt.scales0, row, kind == SuperBlockPart::SCALES ? 0 : 2));
+        return kind == SuperBlockPart::SCALES ? unit : -unit;
     }
-    QG_DEVICE u32 integers(const KTile& kt, u32 row, u32, u32 pair, Nested kind) {
-        const u32 first = kind == Nested::SCALES ? 4 : 8, nibble = kind == Nested::SCALES ? 0 : 4;
+    QG_DEVICE u32 integers(const KTile& kt, u32 row, u32, u32 pair, SuperBlockPart kind) {
+        const u32 first = kind == SuperBlockPart::SCALES ? 4 : 8, nibble = kind == SuperBlockPart::SCALES ? 0 : 4;
         return byte_pair(six_bits(kt, row, 0, first, nibble), six_bits(kt, row, 4, first, nibble), pair);
     }
 

@@ -64,20 +64,20 @@ struct OperandsOf {
     static constexpr bool HAS_MIN = D::HAS_MIN;
 };
 #if QG_INTEGER_OPERANDS
-using Operands = OperandsOf<Raw<Dequant>>;
+using Operands = OperandsOf<IntegerOperands<Dequant>>;
 // Units of sums of operands that make 1.
-constexpr float FROM_UNITS = RAW_UNITS;
+constexpr float FROM_UNITS = INTEGER_UNITS;
 #else
 using Operands = OperandsOf<Dequant>;
 constexpr float FROM_UNITS = 1.0f;
 #endif
 
 // Columns over which the main loop sums codes before it applies a scale: a sub-block, but never more than a chunk.
-constexpr u32 SUM_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > K_BLOCK ? K_BLOCK : QG_SUB_BLOCK;
-constexpr u32 SUMS = K_BLOCK / SUM_K;
-constexpr u32 K_STEPS_PER_PARTIAL = K_STEPS / SUMS;
+constexpr u32 PARTIAL_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > K_BLOCK ? K_BLOCK : QG_SUB_BLOCK;
+constexpr u32 PARTIALS = K_BLOCK / PARTIAL_K;
+constexpr u32 K_STEPS_PER_PARTIAL = K_STEPS / PARTIALS;
 
-// The sub-block of the slab that sum `sum` of chunk `k_block` lies in.
-QG_DEVICE constexpr u32 sub_block_of(u32 k_block, u32 sum) {
-    return (k_block * K_BLOCK + sum * SUM_K) / QG_SUB_BLOCK;
+// The sub-block of the slab that sum `partial` of chunk `k_block` lies in.
+QG_DEVICE constexpr u32 sub_block_of(u32 k_block, u32 partial) {
+    return (k_block * K_BLOCK + partial * PARTIAL_K) / QG_SUB_BLOCK;
 }

@@ -21,14 +21,14 @@ struct Dequant {
         return centered_min(scaled_byte(bytes, sub % 4, -dmin), scale(kt, row, sub));
     }
 
-    QG_DEVICE float unit(const KTile& kt, u32 row, Nested kind) {
-        const float unit = f16_to_f32(KTile::Scales1::half(kt.scales1, row, kind == Nested::SCALES ? 0 : 2));
-        return kind == Nested::SCALES ? unit : -unit;
+    QG_DEVICE float unit(const KTile& kt, u32 row, SuperBlockPart kind) {
+        const float unit = f16_to_f32(KTile::Scales1::half(kt.scales1, row, kind == SuperBlockPart::SCALES ? 0 : 2));
+        return kind == SuperBlockPart::SCALES ? unit : -unit;
     }
-    QG_DEVICE u32 integers(const KTile& kt, u32 row, u32 half, u32 pair, Nested kind) {
+    QG_DEVICE u32 integers(const KTile& kt, u32 row, u32 half, u32 pair, SuperBlockPart kind) {
         const u32 first = KTile::Scales0::full(kt.scales0, row, half * 8), last = KTile::Scales0::full(kt.scales0, row, half * 8 + 4);
         const u32 bytes = byte_pair(first, last, pair);
-        return (kind == Nested::SCALES ? bytes : bytes >> 4) & LOW_NIBBLES;
+        return (kind == SuperBlockPart::SCALES ? bytes : bytes >> 4) & LOW_NIBBLES;
     }
 
     static constexpr u32 LOW_NIBBLES = 0x0f0f0f0fu;

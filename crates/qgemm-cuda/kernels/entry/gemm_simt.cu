@@ -13,14 +13,14 @@ constexpr u32 TILE_N = WARPS * WARP_ROWS;
 constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 static_assert(ELEMENTS % QG_THREADS == 0, "whole warps store");
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
-constexpr u32 SUM_PITCH = TILE_N + 4;
+constexpr u32 ACC_PITCH = TILE_N + 4;
 using Tile = XTile<QG_TILE_M, K_BLOCK>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     union {
         Tile x[2];
-        float sum[QG_TILE_M * SUM_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];
     };
     u32 last;
 };
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    Loop::Sums sums = {};
+    Loop::Accumulators acc = {};
     XGroup groups[THREAD_GROUPS];
     load_x(groups, p, first_token, work.begin * K_BLOCKS, thread);
     store_x(shared.x[0], groups, thread);
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
             const bool more = k_block + 1 < K_BLOCKS || k_tile + 1 < work.end;
             if (more) load_x(groups, p, first_token, k_tile * K_BLOCKS + k_block + 1, thread);
-            Loop::accumulate(sums, k_tiles, k_block, shared.x[stage], 0, lane);
+            Loop::accumulate(acc, k_tiles, k_block, shared.x[stage], 0, lane);
             if (more) store_x(shared.x[stage ^ 1], groups, thread);
             block_barrier();
             stage ^= 1;
@@ -86,28 +86,28 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
 
     // Turn the sums, which lanes hold as [row][token], into rows of D.
-    Loop::reduce_lanes(sums);
-    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-        st_shared(&shared.sum[token * SUM_PITCH + warp * WARP_ROWS + row], value);
+    Loop::reduce_lanes(acc);
+    Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
+        st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);
     });
     block_barrier();
     if (p.shape.splits > 1) {
         float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll 1
         for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
-            st_global_f32(mine + i, ld_shared(&shared.sum[i / TILE_N * SUM_PITCH + i % TILE_N]));
+            st_global_f32(mine + i, ld_shared(&shared.acc[i / TILE_N * ACC_PITCH + i % TILE_N]));
         if (!arrive_and_check_last(p, work, &shared.last)) return;
     }
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
-        float sum;
+        float acc;
         if (p.shape.splits > 1) {
-            sum = 0;
-            for (u32 s = 0; s < p.shape.splits; s++) sum += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
+            acc = 0;
+            for (u32 s = 0; s < p.shape.splits; s++) acc += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
         } else {
-            sum = ld_shared(&shared.sum[token * SUM_PITCH + row]);
+            acc = ld_shared(&shared.acc[token * ACC_PITCH + row]);
         }
-        store_by_lane(p, first_token + token, work.n_tile * TILE_N + row, sum, true);
+        store_by_lane(p, first_token + token, work.n_tile * TILE_N + row, acc, true);
     }
 }

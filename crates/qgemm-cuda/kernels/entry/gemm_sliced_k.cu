@@ -8,13 +8,13 @@
 #include "mainloop/x_slice_ring.cuh"
 
 // A warp's slabs of W, and afterwards its sums; and its scales.
-struct KTilesOrSums {
+struct KTilesOrAccumulators {
     union {
         WWarpRing ring;
-        WarpSums sums;
+        WarpAccumulators acc;
     };
 };
-struct WarpMemory : KTilesOrSums, ScaleTableOfWarp {};
+struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
     XSliceRing x[SLICES];
     WarpMemory w[QG_THREADS / 32];
@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
     const Constants constants = Constants::make(lane);
-    Sums sums = {};
+    Accumulators acc = {};
     u32 at = 0;
 #pragma unroll 1
     for (; k_tile < work.end; k_tile += SLICES) {
@@ -66,15 +66,15 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_k_tile(sums, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32], lane);
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
     // Sums lie where the warp's own slabs lay, all of which have come and been read.
     warp_barrier();
-    WarpSums& own = shared.w[thread / 32].sums;
-    for_each_sum(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(own, row, token, value); });
+    WarpAccumulators& own = shared.w[thread / 32].acc;
+    for_each_accumulator(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(own, row, token, value); });
     const bool products = are_products(p);
     block_barrier();
-    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.w[i].sums; });
+    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.w[i].acc; });
 }

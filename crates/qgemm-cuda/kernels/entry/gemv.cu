@@ -14,7 +14,7 @@ using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     Tile x;
-    WarpSums sums[SLICES];
+    WarpAccumulators acc[SLICES];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -43,10 +43,10 @@ QG_DEVICE void load_batch(Batch& batch, const Cursor& next, u32 lane) {
         for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[u][rt], next.tile[rt] + u * STRIDE, lane);
 }
 
-QG_DEVICE void accumulate_k_tile(Loop::Sums& sums, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile, u32 lane) {
+QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile, u32 lane) {
 #pragma unroll
     for (u32 k_block = 0; k_block < K_BLOCKS; k_block++)
-        Loop::accumulate(sums, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
+        Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
 // Stages the columns of slabs [begin, begin + count) of all tokens.
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 first_token = work.m_tile * QG_TILE_M;
 
     griddepcontrol_launch_dependents();
-    Loop::Sums sums = {};
+    Loop::Accumulators acc = {};
     Batch batch;
     for (u32 begin = work.begin; begin < work.end; begin += QG_X_K_TILES) {
         const u32 count = begin + QG_X_K_TILES < work.end ? QG_X_K_TILES : work.end - begin;
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(ahead, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
-                accumulate_k_tile(sums, batch.k_tile[u], shared.x, k_tile + u * SLICES, lane);
+                accumulate_k_tile(acc, batch.k_tile[u], shared.x, k_tile + u * SLICES, lane);
             batch = ahead;
             k_tile = following;
         }
@@ -103,13 +103,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[0][rt], next.tile[rt], lane);
             Cursor::advance(next, STRIDE);
-            accumulate_k_tile(sums, batch.k_tile[0], shared.x, k_tile, lane);
+            accumulate_k_tile(acc, batch.k_tile[0], shared.x, k_tile, lane);
         }
     }
 
-    Loop::reduce_lanes(sums);
-    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(shared.sums[warp], row, token, value); });
+    Loop::reduce_lanes(acc);
+    Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(shared.acc[warp], row, token, value); });
     const bool products = are_products(p);
     block_barrier();
-    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.sums[i]; });
+    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.acc[i]; });
 }

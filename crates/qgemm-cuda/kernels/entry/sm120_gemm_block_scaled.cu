@@ -11,14 +11,14 @@ constexpr u32 TILE_N = WARPS * QG_TILE_ROWS;
 constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
-constexpr u32 SUM_PITCH = TILE_N + 4;
+constexpr u32 ACC_PITCH = TILE_N + 4;
 using Tile = Fp4Tile<QG_TILE_M, QG_X_K_TILES>;
 static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's k_tile");
 
 struct SharedStorage {
     union {
         Tile x[2];
-        float sum[QG_TILE_M * SUM_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];
     };
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -39,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    float sums[TOKEN_TILES][4] = {};
+    float acc[TOKEN_TILES][4] = {};
     XKTile ahead = load_x_k_tile(p, first_token + x_token, x_k_tile);
     Tile::store(shared.x[0], x_token, x_k_tile, ahead);
     block_barrier();
@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 const WOperand operand = w_operand(k_tile[s], lane);
 #pragma unroll
                 for (u32 tt = 0; tt < TOKEN_TILES; tt++)
-                    Tile::accumulate(sums[tt], operand, shared.x[stage], tt * 8, s, lane);
+                    Tile::accumulate(acc[tt], operand, shared.x[stage], tt * 8, s, lane);
             }
         }
         if (more) Tile::store(shared.x[stage ^ 1], x_token, x_k_tile, ahead);
@@ -71,13 +71,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const u32 token = tt * 8 + lane % 4 * 2 + i % 2, row = warp * QG_TILE_ROWS + lane / 4 + i / 2 * 8;
-            st_shared(&shared.sum[token * SUM_PITCH + row], sums[tt][i]);
+            st_shared(&shared.acc[token * ACC_PITCH + row], acc[tt][i]);
         }
     block_barrier();
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
         store_output(p.gemm, first_token + token, block_index().x * TILE_N + row,
-                     ld_shared(&shared.sum[token * SUM_PITCH + row]));
+                     ld_shared(&shared.acc[token * ACC_PITCH + row]));
     }
 }

@@ -20,7 +20,7 @@ static_assert(STAGE_K_BLOCKS == 1, "a stage is multiplied as a whole");
 
 // sums += W · X over the next slab. `first` is where the warp's rows begin in a stage of W. The barrier after a step keeps the compiler
 // from loading X for all steps at once, for which it has no registers (33 of 64 kernels spilled for sm_90).
-QG_DEVICE void multiply_k_tile(Sums& sums, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
+QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
     KTile k_tiles[ROW_TILES];
 #pragma unroll
     for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
@@ -32,7 +32,7 @@ QG_DEVICE void multiply_k_tile(Sums& sums, Pipeline& pipeline, Position& at, con
             // Records of long slabs are loaded anew for each chunk: kept, they take registers that codes need (Q4_K spilled 124 bytes).
             if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
         }
-        accumulate_rounded(sums, k_tiles, k_block, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
+        accumulate_rounded(acc, k_tiles, k_block, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
         Pipeline::release(pipeline, at.x, lane);
         Position::next_stage(at);
     }
@@ -47,14 +47,14 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Kept<WorkList>::put(work.list, WorkList::of_block(p), lane);
     Position at = {};
     while (KeptWork::next(work, p, lane)) {
-        Sums sums = {};
+        Accumulators acc = {};
 #pragma unroll 1
         for (u32 k_tiles = KeptWork::k_tiles(work); k_tiles > 0; k_tiles--)
-            multiply_k_tile(sums, shared.pipeline, at, cursor, first, lane);
+            multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
         const TileWork tile = Kept<TileWork>::take(work.tile);
-        if (tile.contributors > 1 && !add_partial_sums(sums, p, tile, thread, &shared.last)) continue;
+        if (tile.contributors > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
         // Once more, for the sums of others leave no registers for it.
-        store_tile(sums, p, Kept<TileWork>::take(work.tile), shared.staging[warp], warp, lane);
+        store_tile(acc, p, Kept<TileWork>::take(work.tile), shared.staging[warp], warp, lane);
     }
 }
 

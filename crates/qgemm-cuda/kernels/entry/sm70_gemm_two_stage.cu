@@ -15,7 +15,7 @@ constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 TILE_N = WARPS * WARP_ROWS;
 constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
-constexpr u32 SUM_PITCH = TILE_N + 4;
+constexpr u32 ACC_PITCH = TILE_N + 4;
 
 struct Stage {
     XRows x;
@@ -24,14 +24,14 @@ struct Stage {
 struct SharedStorage {
     union {
         Stage stage[2];
-        float sum[QG_TILE_M * SUM_PITCH];
+        float acc[QG_TILE_M * ACC_PITCH];
     };
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The work's columns: afterwards `sums` are complete, and shared memory is free.
-QG_DEVICE void multiply(Sums& sums, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+// The work's columns: afterwards `acc` are complete, and shared memory is free.
+QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = work.m_tile * QG_TILE_M;
     WStream w;
@@ -58,22 +58,22 @@ QG_DEVICE void multiply(Sums& sums, SharedStorage& shared, const GemmParams& p, 
             WStream::load(w, (done + 1) % K_TILE_STAGES, lane);
             XStream::load(x, p, first_token, first_stage + done + 1, thread);
         }
-        Engine::accumulate(sums, k_tiles, stage.x, stage.w[warp], k_block, lane);
+        Engine::accumulate(acc, k_tiles, stage.x, stage.w[warp], k_block, lane);
     }
     block_barrier();
 }
 
 // Where the sum of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have their
 // words of four rows in other orders, so that lanes which read runs of eight rows side by side reach all banks.
-QG_DEVICE u32 place_of_sum(u32 token, u32 row) {
-    return token * SUM_PITCH + (row ^ row / 32 % 4 * 4);
+QG_DEVICE u32 accumulator_place(u32 token, u32 row) {
+    return token * ACC_PITCH + (row ^ row / 32 % 4 * 4);
 }
 
 // A run of eight rows of one token.
 QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token, u32 row) {
 #pragma unroll
     for (u32 i = 0; i < RUN; i += 4) {
-        const f32x4 four = ld_shared(reinterpret_cast<const f32x4*>(shared.sum + place_of_sum(token, row + i)));
+        const f32x4 four = ld_shared(reinterpret_cast<const f32x4*>(shared.acc + accumulator_place(token, row + i)));
         v[i] = four.x, v[i + 1] = four.y, v[i + 2] = four.z, v[i + 3] = four.w;
     }
 }
@@ -84,13 +84,13 @@ QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const TileWork
     float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
-        st_global_f32(mine + i, ld_shared(&shared.sum[place_of_sum(i / TILE_N, i % TILE_N)]));
+        st_global_f32(mine + i, ld_shared(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)]));
     if (!arrive_and_check_last(p, work, &shared.last)) return false;
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
-        float sum = 0;
-        for (u32 c = 0; c < work.contributors; c++) sum += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
-        st_shared(&shared.sum[place_of_sum(i / TILE_N, i % TILE_N)], sum);
+        float acc = 0;
+        for (u32 c = 0; c < work.contributors; c++) acc += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
+        st_shared(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)], acc);
     }
     block_barrier();
     return true;
@@ -104,7 +104,7 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
 #pragma unroll 1
         for (u32 i = thread_index(); i < ELEMENTS; i += QG_THREADS) {
             const u32 token = i / TILE_N, row = i % TILE_N;
-            store_by_lane(p, first_token + token, first_row + row, ld_shared(&shared.sum[place_of_sum(token, row)]), true);
+            store_by_lane(p, first_token + token, first_row + row, ld_shared(&shared.acc[accumulator_place(token, row)]), true);
         }
         return;
     }
@@ -113,24 +113,24 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
 #pragma unroll 1
     for (u32 i = thread_index() * rows; i < ELEMENTS; i += QG_THREADS * rows) {
         const u32 token = i / TILE_N, row = i % TILE_N;
-        float sum[RUN];
-        load_run(sum, shared, token, row);
+        float acc[RUN];
+        load_run(acc, shared, token, row);
         if (gated) {
             float up[RUN];
             load_run(up, shared, token, row + RUN);
-            store_gated_run(p, first_token + token, first_row + row, sum, up);
+            store_gated_run(p, first_token + token, first_row + row, acc, up);
         } else {
-            store_run(p, first_token + token, first_row + row, sum);
+            store_run(p, first_token + token, first_row + row, acc);
         }
     }
 }
 
 // Writes the tile, or this block's part of its sums. Afterwards shared memory is free.
-QG_DEVICE void store(const Sums& sums, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     // Turn the sums, which lanes hold as [row][token], into rows of D.
-    Engine::for_each(sums, lane, [&](u32 row, u32 token, float value) {
-        st_shared(&shared.sum[place_of_sum(token, warp * WARP_ROWS + row)], value);
+    Engine::for_each(acc, lane, [&](u32 row, u32 token, float value) {
+        st_shared(&shared.acc[accumulator_place(token, warp * WARP_ROWS + row)], value);
     });
     block_barrier();
     if (work.contributors == 1 || add_up(shared, p, work)) store_tile(shared, p, work);
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WorkList list = WorkList::of_block(p);
     TileWork work;
     while (WorkList::next(list, p, work)) {
-        Sums sums = {};
-        multiply(sums, shared, p, work);
-        store(sums, shared, p, work);
+        Accumulators acc = {};
+        multiply(acc, shared, p, work);
+        store(acc, shared, p, work);
     }
 }

@@ -18,7 +18,7 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
 
 template <class Between>
-QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES], const XStage& x,
+QG_DEVICE void accumulate(Accumulators& acc, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES], const XStage& x,
                           const XCursor& cursor, u32 lane, Between between) {
 #pragma unroll
     for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -26,7 +26,7 @@ QG_DEVICE void accumulate(Sums& sums, const WStage& w, u32 warp, u32 k_block, KT
         KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
         if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
     }
-    accumulate_rounded(sums, k_tiles, k_block, x, cursor, between);
+    accumulate_rounded(acc, k_tiles, k_block, x, cursor, between);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -50,14 +50,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     Kept<WorkList>::put(kept.list, WorkList::of_block(p), lane);
     Position at = {};
     while (KeptWork::next(kept, p, lane)) {
-        Sums sums = {};
+        Accumulators acc = {};
 #pragma unroll 1
         for (u32 k_tile = KeptWork::k_tiles(kept); k_tile > 0; k_tile--) {
             KTile k_tiles[ROW_TILES];
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                accumulate(sums, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane, [&](u32 k_step) {
+                accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane, [&](u32 k_step) {
                     // In one piece: compilers move nothing across a branch, and matrix instructions wait for what stands there.
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             Position::next_k_tile(at);
         }
         const TileWork work = Kept<TileWork>::take(kept.tile);
-        if (work.contributors > 1 && !add_partial_sums(sums, p, work, thread, &shared.last)) continue;
-        store_tile(sums, p, work, shared.staging[warp], warp, lane);
+        if (work.contributors > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+        store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
 }

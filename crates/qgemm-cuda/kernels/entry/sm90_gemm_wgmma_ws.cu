@@ -7,7 +7,7 @@
 #include "epilogue/warp_store.cuh"
 #include "mainloop/sm90/warpgroup_product.cuh"
 
-static_assert(QG_K_GROUPS <= 2, "sums pass once");
+static_assert(QG_K_GROUPS <= 2, "acc pass once");
 using Exchange = ExchangeOf<QG_K_GROUPS>::type;
 
 struct SharedStorage {
@@ -36,11 +36,11 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         Product::multiply<GROUP>(product, pipeline, work, warp, lane);
         Position::skip_all(tile_at, work);
         if constexpr (GROUP > 0) {
-            Exchange::put(shared.exchange, product.sums, is_first, thread);
+            Exchange::put(shared.exchange, product.acc, is_first, thread);
         } else {
-            Exchange::add(shared.exchange, product.sums, thread);
-            if (work.contributors == 1 || add_partial_sums(product.sums, p, work, thread, &shared.last))
-                store_tile(product.sums, p, work, shared.staging[warp], warp, lane);
+            Exchange::add(shared.exchange, product.acc, thread);
+            if (work.contributors == 1 || add_partials(product.acc, p, work, thread, &shared.last))
+                store_tile(product.acc, p, work, shared.staging[warp], warp, lane);
         }
         is_first = false;
     }

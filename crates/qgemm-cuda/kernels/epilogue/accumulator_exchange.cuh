@@ -3,28 +3,28 @@
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
 
-struct SumExchange {
-    f32x4 sums[THREAD_SUMS / 4][QG_CONSUMERS];
+struct AccumulatorExchange {
+    f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];
 
     // Barriers of both groups (1 is the first group's own): one's sums lie there; the other has read them. With a loop that
     // waits, in their place, the compiler makes matrix instructions wait for each other (ptxas C7513).
     static constexpr u32 FULL = 2, EMPTY = 3, THREADS = 2 * QG_CONSUMERS;
 
     // `is_first` says whether the tile is the block's first.
-    QG_DEVICE void put(SumExchange& exchange, const Sums& sums, bool is_first, u32 thread) {
-        const float* all = reinterpret_cast<const float*>(&sums);
+    QG_DEVICE void put(AccumulatorExchange& exchange, const Accumulators& acc, bool is_first, u32 thread) {
+        const float* all = reinterpret_cast<const float*>(&acc);
         if (!is_first) barrier_sync(EMPTY, THREADS);
 #pragma unroll
-        for (u32 i = 0; i < THREAD_SUMS; i += 4)
-            st_shared(&exchange.sums[i / 4][thread], f32x4{all[i], all[i + 1], all[i + 2], all[i + 3]});
+        for (u32 i = 0; i < THREAD_ACCUMULATORS; i += 4)
+            st_shared(&exchange.acc[i / 4][thread], f32x4{all[i], all[i + 1], all[i + 2], all[i + 3]});
         barrier_arrive(FULL, THREADS);
     }
-    QG_DEVICE void add(SumExchange& exchange, Sums& sums, u32 thread) {
-        float* all = reinterpret_cast<float*>(&sums);
+    QG_DEVICE void add(AccumulatorExchange& exchange, Accumulators& acc, u32 thread) {
+        float* all = reinterpret_cast<float*>(&acc);
         barrier_sync(FULL, THREADS);
 #pragma unroll
-        for (u32 i = 0; i < THREAD_SUMS; i += 4) {
-            const f32x4 v = ld_shared(&exchange.sums[i / 4][thread]);
+        for (u32 i = 0; i < THREAD_ACCUMULATORS; i += 4) {
+            const f32x4 v = ld_shared(&exchange.acc[i / 4][thread]);
             all[i] += v.x, all[i + 1] += v.y, all[i + 2] += v.z, all[i + 3] += v.w;
         }
         barrier_arrive(EMPTY, THREADS);
@@ -47,7 +47,7 @@ struct NoExchange {
 
 template <u32 GROUPS>
 struct ExchangeOf {
-    using type = SumExchange;
+    using type = AccumulatorExchange;
 };
 template <>
 struct ExchangeOf<1> {

@@ -21,9 +21,9 @@ QG_DEVICE float token_factor(const GemmParams& p, u32 token) {
 }
 
 // The v of one sum. `bias_index` is its feature, or beyond the gate's features the up's.
-QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float sum) {
+QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float acc) {
     const u32 flags = p.shape.flags;
-    float v = token_factor(p, token) * (x_factor(p, token) * sum);
+    float v = token_factor(p, token) * (x_factor(p, token) * acc);
     if (flags & QG_FLAG_ROW_SCALE) v *= load_dense(DTYPE_F32, p.at.row_scale, row);
     if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.shape.c_dtype, p.at.c, token * p.at.c_row + row);
     if (flags & QG_FLAG_BIAS) v += load_dense(p.shape.bias_dtype, p.at.bias, bias_index);
@@ -37,9 +37,9 @@ QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float 
 }
 
 // One output of a weight that is no gated pair.
-QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float sum) {
+QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) {
     if (token >= p.shape.m || row >= p.shape.features) return;
-    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, sum)));
+    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, acc)));
 }
 
 QG_DEVICE u32 feature_of_gate(u32 gate_row) {
@@ -47,22 +47,22 @@ QG_DEVICE u32 feature_of_gate(u32 gate_row) {
 }
 
 // One output of a gated pair, from the sums of rows `gate_row` and `gate_row` + 8.
-QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_sum, float up_sum) {
+QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_acc, float up_acc) {
     const u32 feature = feature_of_gate(gate_row);
     if (token >= p.shape.m || feature >= p.shape.features) return;
-    const float gate = linear_output(p, token, gate_row, feature, gate_sum);
-    const float up = linear_output(p, token, gate_row + 8, p.shape.features + feature, up_sum);
+    const float gate = linear_output(p, token, gate_row, feature, gate_acc);
+    const float up = linear_output(p, token, gate_row + 8, p.shape.features + feature, up_acc);
     store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
 }
 
 // One sum from every lane of a warp, all of which take part; `inside` says whether the lane has one. Lanes l and l ^ 8
 // hold the same token, and rows of the same 16 that lie 8 apart.
-QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float sum, bool inside) {
+QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float acc, bool inside) {
     if (p.shape.flags & QG_FLAG_GATED) {
-        const float up = shfl_xor(sum, 8);
-        if (inside && row % 16 < 8) store_gated(p, token, row, sum, up);
+        const float up = shfl_xor(acc, 8);
+        if (inside && row % 16 < 8) store_gated(p, token, row, acc, up);
     } else if (inside) {
-        store_output(p, token, row, sum);
+        store_output(p, token, row, acc);
     }
 }
 
@@ -120,12 +120,12 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
 
 // A run of outputs of one token, of a weight that is no gated pair, from `first_row` on, a multiple of the run.
 template <u32 WIDTH>
-QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&sum)[WIDTH]) {
+QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&acc)[WIDTH]) {
     if (token >= p.shape.m || first_row >= p.shape.features) return;
     const u32 left = p.shape.features - first_row, count = left < WIDTH ? left : WIDTH;
     float v[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < WIDTH; i++) v[i] = sum[i];
+    for (u32 i = 0; i < WIDTH; i++) v[i] = acc[i];
     linear_run(p, token, first_row, first_row, count, v);
     activate_run(p.shape.activation, v);
     store_features(p, token, first_row, count, v);
@@ -133,14 +133,14 @@ QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const fl
 
 // The same of a gated pair, from the sums of a run of the gate's rows and of the rows eight further, which are the up's.
 template <u32 WIDTH>
-QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_sum)[WIDTH],
-                               const float (&up_sum)[WIDTH]) {
+QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_acc)[WIDTH],
+                               const float (&up_acc)[WIDTH]) {
     const u32 feature = feature_of_gate(first_row);
     if (token >= p.shape.m || feature >= p.shape.features) return;
     const u32 left = p.shape.features - feature, count = left < WIDTH ? left : WIDTH;
     float gate[WIDTH], up[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_sum[i], up[i] = up_sum[i];
+    for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_acc[i], up[i] = up_acc[i];
     linear_run(p, token, first_row, feature, count, gate);
     activate_run(p.shape.activation, gate);
     linear_run(p, token, first_row + 8, p.shape.features + feature, count, up);
@@ -150,7 +150,7 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
 }
 
 // The outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, by THREADS threads, each of which stores runs of WIDTH.
-// `take(token, run, sums)` gives the sums of a run of rows.
+// `take(token, run, acc)` gives the sums of a run of rows.
 template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>
 QG_DEVICE void store_runs(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, Take take) {
     constexpr u32 RUNS = ROWS / WIDTH, OF_EIGHT = 8 / WIDTH;

@@ -26,7 +26,7 @@ constexpr u32 ONE_PAIR = 0x3f803f80u;
 
 QG_DEVICE u32 operand_pair(const KTile& s, u32 quad, u32 pair) {
 #if QG_INTEGER_OPERANDS
-    return raw_pair(s, quad, pair);
+    return integer_operand_pair(s, quad, pair);
 #elif QG_X_DTYPE == 1
     return Operands::pair_f16(s, quad, pair);
 #else

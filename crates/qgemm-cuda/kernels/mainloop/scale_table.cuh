@@ -32,15 +32,15 @@ struct ScaleTable {
             for (u32 unit = 0; unit < UNITS; unit++) {
                 float v[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) v[i] = scale_of_sum(k_tile, unit * 4 + i);
+                for (u32 i = 0; i < 4; i++) v[i] = scale_of_partial(k_tile, unit * 4 + i);
                 st_shared(&table.scale[row_tile][place(record, unit)], {v[0], v[1], v[2], v[3]});
             }
         }
     }
 
     // A sub-block's scale for the sum of its raw codes, all of which are lifted alike.
-    QG_DEVICE float scale_of_sum(const KTile& k_tile, u32 sub) {
-        return Operands::scale(k_tile, 0, sub) * part_factor(part_of(sub * PARTIAL_K_STEPS));
+    QG_DEVICE float scale_of_partial(const KTile& k_tile, u32 sub) {
+        return Operands::scale(k_tile, 0, sub) * level_factor(lift_level(sub * PARTIAL_K_STEPS));
     }
 };
 

@@ -7,27 +7,27 @@
 
 // Sums of the lane's rows and all tokens, over the columns that the lane holds.
 template <u32 ROW_TILES>
-struct Sums_ {
+struct Accumulators_ {
     float value[ROW_TILES][LANE_ROWS][QG_TILE_M];
 };
 
 template <u32 ROW_TILES>
 struct Engine {
-    using Sums = Sums_<ROW_TILES>;
+    using Accumulators = Accumulators_<ROW_TILES>;
 
     template <class Tile>
-    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
                               u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
-            for (u32 sum = 0; sum < SUMS; sum++) {
+            for (u32 partial = 0; partial < PARTIALS; partial++) {
                 float w[LANE_ROWS][K_STEPS_PER_PARTIAL][4];
 #pragma unroll
                 for (u32 row = 0; row < LANE_ROWS; row++)
 #pragma unroll
                     for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++)
-                        Operands::quad_f32(k_tiles[rt], quad_of(k_block, row, sum * K_STEPS_PER_PARTIAL + k_step), w[row][k_step]);
+                        Operands::quad_f32(k_tiles[rt], quad_of(k_block, row, partial * K_STEPS_PER_PARTIAL + k_step), w[row][k_step]);
 #pragma unroll
                 for (u32 token = 0; token < QG_TILE_M; token++) {
                     const f32x4* xs = reinterpret_cast<const f32x4*>(Tile::k_block(x, token, x_k_block, lane));
@@ -35,7 +35,7 @@ struct Engine {
                     float x_sum = 0;
 #pragma unroll
                     for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++) {
-                        const f32x4 v = ld_shared(xs + sum * K_STEPS_PER_PARTIAL + k_step);
+                        const f32x4 v = ld_shared(xs + partial * K_STEPS_PER_PARTIAL + k_step);
 #pragma unroll
                         for (u32 row = 0; row < LANE_ROWS; row++) {
                             part[row] += w[row][k_step][0] * v.x;
@@ -47,17 +47,17 @@ struct Engine {
                     }
 #pragma unroll
                     for (u32 row = 0; row < LANE_ROWS; row++) {
-                        float& acc = sums.value[rt][row][token];
-                        acc += Operands::scale(k_tiles[rt], row, sub_block_of(k_block, sum)) * part[row];
+                        float& d = acc.value[rt][row][token];
+                        d += Operands::scale(k_tiles[rt], row, sub_block_of(k_block, partial)) * part[row];
                         if constexpr (Operands::HAS_MIN)
-                            acc += Operands::min(k_tiles[rt], row, sub_block_of(k_block, sum)) * x_sum;
+                            d += Operands::min(k_tiles[rt], row, sub_block_of(k_block, partial)) * x_sum;
                     }
                 }
             }
     }
 
     // Class T spreads a row's columns over four neighbouring lanes; afterwards all four hold the whole sum.
-    QG_DEVICE void reduce_lanes(Sums& sums) {
+    QG_DEVICE void reduce_lanes(Accumulators& acc) {
         if constexpr (!QG_MMA_M8N8K4) {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++)
@@ -65,7 +65,7 @@ struct Engine {
                 for (u32 row = 0; row < LANE_ROWS; row++)
 #pragma unroll
                     for (u32 token = 0; token < QG_TILE_M; token++) {
-                        float& v = sums.value[rt][row][token];
+                        float& v = acc.value[rt][row][token];
                         v += shfl_xor(v, 1);
                         v += shfl_xor(v, 2);
                     }
@@ -74,7 +74,7 @@ struct Engine {
 
     // Calls `visit(row in the warp's rows, token, value)` once for every sum of the warp.
     template <class Visit>
-    QG_DEVICE void for_each(Sums& sums, u32 lane, Visit visit) {
+    QG_DEVICE void for_each(Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
@@ -82,11 +82,11 @@ struct Engine {
 #pragma unroll
                 for (u32 token = 0; token < QG_TILE_M; token++) {
                     if constexpr (QG_MMA_M8N8K4) {
-                        visit(rt * 32 + lane, token, sums.value[rt][row][token]);
+                        visit(rt * 32 + lane, token, acc.value[rt][row][token]);
                     } else {
                         // Of the four lanes that hold it, the one whose turn it is.
                         if (token % 4 == lane % 4)
-                            visit(rt * 16 + lane / 4 + row * 8, token, sums.value[rt][row][token]);
+                            visit(rt * 16 + lane / 4 + row * 8, token, acc.value[rt][row][token]);
                     }
                 }
     }

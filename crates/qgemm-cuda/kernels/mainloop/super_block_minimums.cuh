@@ -7,15 +7,15 @@
 #include "mainloop/sub_block_accumulators.cuh"
 
 // Tiles of eight sub-blocks.
-constexpr u32 SUB_TILES = NESTED_OFFSETS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
+constexpr u32 SUB_TILES = SUPER_BLOCK_MINIMUMS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
 
 // Sums of X over the sub-blocks of a slab: the D registers of an instruction whose A operand is X, two steps of eight tokens.
 // Its upper and lower rows are the two halves of the steps' columns, and column s is sub-block s.
-struct SumsOfX {
+struct XBlockSums {
     float value[SUB_TILES][4];
 
     // `first` and `second` are the B operands of steps `k_step` and `k_step` + 1 of the slab.
-    QG_DEVICE void add(SumsOfX& sums, u32 k_step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
+    QG_DEVICE void add(XBlockSums& sums, u32 k_step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
         const u32 a[4] = {first[0], first[1], second[0], second[1]};
         const u32 sub = k_step * K_STEP / QG_SUB_BLOCK, next_sub = (k_step + 1) * K_STEP / QG_SUB_BLOCK;
         const u32 b[2] = {lane / 4 == sub % 8 ? ONE_PAIR : 0, lane / 4 == next_sub % 8 ? ONE_PAIR : 0};
@@ -24,7 +24,7 @@ struct SumsOfX {
 
     // As B operands, of which a lane has sub-blocks 2t and the next of token g: the largest parts of the sums, what is left of
     // them, and what is left of that.
-    QG_DEVICE void split(const SumsOfX& sums, u32 (&part)[3][SUB_TILES]) {
+    QG_DEVICE void split(const XBlockSums& sums, u32 (&part)[3][SUB_TILES]) {
 #pragma unroll
         for (u32 tile = 0; tile < SUB_TILES; tile++) {
             float low = sums.value[tile][0] + sums.value[tile][2], high = sums.value[tile][1] + sums.value[tile][3];
@@ -39,11 +39,11 @@ struct SumsOfX {
 
 // Integers of a lane's rows, as A operands.
 template <class Format>
-struct NestedIntegers {
+struct SuperBlockIntegers {
     u32 a[SUB_TILES][2];
 
-    QG_DEVICE NestedIntegers of(const KTile& k_tile, Nested kind, u32 lane) {
-        NestedIntegers integers;
+    QG_DEVICE SuperBlockIntegers of(const KTile& k_tile, SuperBlockPart kind, u32 lane) {
+        SuperBlockIntegers integers;
 #pragma unroll
         for (u32 tile = 0; tile < SUB_TILES; tile++)
 #pragma unroll
@@ -55,7 +55,7 @@ struct NestedIntegers {
     }
 
     // d += integers · sums of X.
-    QG_DEVICE void multiply(float (&d)[4], const NestedIntegers& integers, const u32 (&part)[3][SUB_TILES]) {
+    QG_DEVICE void multiply(float (&d)[4], const SuperBlockIntegers& integers, const u32 (&part)[3][SUB_TILES]) {
         const u32 a[4] = {integers.a[0][0], integers.a[0][1], integers.a[SUB_TILES - 1][0], integers.a[SUB_TILES - 1][1]};
         if constexpr (SUB_TILES == 2) {
 #pragma unroll
@@ -69,26 +69,26 @@ struct NestedIntegers {
 
 // sums[row tile][token tile] += what the minimums, and the scales times an offset of all codes, make of the sums of X.
 template <class Format, u32 TOKEN_TILES>
-QG_DEVICE void add_offsets(float (&sums)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
-                           const SumsOfX (&x_sums)[TOKEN_TILES], u32 lane) {
+QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
+                           const XBlockSums (&x_sums)[TOKEN_TILES], u32 lane) {
     u32 parts[TOKEN_TILES][3][SUB_TILES];
 #pragma unroll
-    for (u32 tt = 0; tt < TOKEN_TILES; tt++) SumsOfX::split(x_sums[tt], parts[tt]);
-    const auto add = [&](Nested kind, float times) {
+    for (u32 tt = 0; tt < TOKEN_TILES; tt++) XBlockSums::split(x_sums[tt], parts[tt]);
+    const auto add = [&](SuperBlockPart kind, float times) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const auto integers = NestedIntegers<Format>::of(k_tiles[rt], kind, lane);
+            const auto integers = SuperBlockIntegers<Format>::of(k_tiles[rt], kind, lane);
             const float unit[2] = {times * Format::unit(k_tiles[rt], 0, kind), times * Format::unit(k_tiles[rt], 1, kind)};
 #pragma unroll
             for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
                 float d[4] = {};
-                NestedIntegers<Format>::multiply(d, integers, parts[tt]);
+                SuperBlockIntegers<Format>::multiply(d, integers, parts[tt]);
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) sums[rt][tt][i] += unit[i / 2] * d[i];
+                for (u32 i = 0; i < 4; i++) acc[rt][tt][i] += unit[i / 2] * d[i];
             }
         }
     };
     // Sums of codes are in units of the operands, those of X are not.
-    add(Nested::MINS, 1.0f / FROM_UNITS);
-    if (CODE_BIAS != 0) add(Nested::SCALES, -CODE_BIAS / FROM_UNITS);
+    add(SuperBlockPart::MINS, 1.0f / FROM_UNITS);
+    if (CODE_BIAS != 0) add(SuperBlockPart::SCALES, -CODE_BIAS / FROM_UNITS);
 }

@@ -12,7 +12,7 @@ constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
 static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M && TOKEN_TILES % 2 == 0, "tokens fill instructions, two at a time");
 
 // value[rt][tt] are the D registers of one instruction.
-struct Sums {
+struct Accumulators {
     float value[ROW_TILES][TOKEN_TILES][4];
 };
 
@@ -44,15 +44,15 @@ struct RowFactor {
 };
 
 // sums += a · X over the columns of step `k_step`.
-QG_DEVICE void multiply_k_step(Sums& sums, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor, u32 k_step) {
+QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor, u32 k_step) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt += 2) {
         u32 b[2][2];
         XCursor::load_two_tiles(cursor, x, k_step, tt, b);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            mma_k_step(sums.value[rt][tt], a[rt], b[0]);
-            mma_k_step(sums.value[rt][tt + 1], a[rt], b[1]);
+            mma_k_step(acc.value[rt][tt], a[rt], b[0]);
+            mma_k_step(acc.value[rt][tt + 1], a[rt], b[1]);
         }
     }
 }
@@ -63,8 +63,8 @@ QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile&
     for (u32 i = 0; i < 4; i++) {
         const u32 quad = quad_of(k_block, i % 2, k_step);
         if constexpr (Operands::HAS_SCALE) {
-            if (i < 2 && k_step * K_STEP % SUM_K == 0)
-                factor[i] = RowFactor::of(k_tile, i, sub_block_of(k_block, k_step * K_STEP / SUM_K));
+            if (i < 2 && k_step * K_STEP % PARTIAL_K == 0)
+                factor[i] = RowFactor::of(k_tile, i, sub_block_of(k_block, k_step * K_STEP / PARTIAL_K));
             a[i] = RowFactor::weights(factor[i % 2], k_tile, quad, i / 2);
         } else {
             a[i] = operand_pair(k_tile, quad, i / 2);
@@ -75,7 +75,7 @@ QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile&
 // sums += W · X over chunk `k_block` of the slabs, weights rounded to the type of X. `between` is called after every step
 // for what else the warp has to issue.
 template <class Between>
-QG_DEVICE void accumulate_rounded(Sums& sums, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
+QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
                                   const XCursor& cursor, Between between) {
     [[maybe_unused]] RowFactor factor[ROW_TILES][2];
 #pragma unroll
@@ -83,7 +83,7 @@ QG_DEVICE void accumulate_rounded(Sums& sums, const KTile (&k_tiles)[ROW_TILES],
         u32 a[ROW_TILES][4];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], k_tiles[rt], k_block, k_step);
-        multiply_k_step(sums, a, x, cursor, k_step);
+        multiply_k_step(acc, a, x, cursor, k_step);
         between(k_step);
     }
 }

@@ -29,11 +29,11 @@ struct Lane {
 
 // The last N words are the accumulators.
 template <u32 N, u32 IN>
-QG_DEVICE void take_sums(float (&d)[N], const u32 (&in)[IN]) {
+QG_DEVICE void take_accumulators(float (&d)[N], const u32 (&in)[IN]) {
     for (u32 i = 0; i < N; i++) d[i] = bits_to_f32(in[IN - N + i]);
 }
 template <u32 N, u32 IN>
-QG_DEVICE void take_sums(i32 (&d)[N], const u32 (&in)[IN]) {
+QG_DEVICE void take_accumulators(i32 (&d)[N], const u32 (&in)[IN]) {
     for (u32 i = 0; i < N; i++) d[i] = (i32)in[IN - N + i];
 }
 template <u32 N>
@@ -49,7 +49,7 @@ QG_DEVICE void give(u32 (&out)[N], const i32 (&d)[N]) {
 #define MMA_PROBE(atom, type, A, B, D, a, b)                                                    \
     QG_DEVICE void probe_##atom(const u32 (&in)[A + B + D], u32 (&out)[D], const Lane&) {       \
         type d[D];                                                                              \
-        take_sums(d, in);                                                                       \
+        take_accumulators(d, in);                                                                       \
         atom(d, a, b);                                                                          \
         give(out, d);                                                                           \
     }

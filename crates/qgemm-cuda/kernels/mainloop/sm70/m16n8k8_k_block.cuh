@@ -9,7 +9,7 @@ static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
 // value[rt][tt][i]: the D registers of one instruction.
-struct Sums {
+struct Accumulators {
     float value[ROW_TILES][TOKEN_TILES][4];
 };
 
@@ -18,12 +18,12 @@ struct Engine {
     static constexpr u32 HALVES = 2;
 
     // The stage, which is one chunk.
-    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales, u32,
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales, u32,
                               u32 lane) {
         // Matrix m of an access to X is eight tokens' columns from 8 m.
         const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
         u32 a[ROW_TILES][K_STEPS * HALVES][2];
-        f32x2 scale[ROW_TILES][SUMS] = {}, min[ROW_TILES][SUMS] = {};
+        f32x2 scale[ROW_TILES][PARTIALS] = {}, min[ROW_TILES][PARTIALS] = {};
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
@@ -32,9 +32,9 @@ struct Engine {
                 for (u32 row = 0; row < 2; row++)
                     a[rt][k_step][row] = Operands::pair_f16(k_tiles[rt], quad_of(0, row, k_step / HALVES), k_step % HALVES);
 #pragma unroll
-            for (u32 sum = 0; sum < SUMS; sum++) {
-                if constexpr (Operands::HAS_SCALE) scale[rt][sum] = WScales::pair(scales.scale, sum, rt, place);
-                if constexpr (Operands::HAS_MIN) min[rt][sum] = WScales::pair(scales.min, sum, rt, place);
+            for (u32 partial = 0; partial < PARTIALS; partial++) {
+                if constexpr (Operands::HAS_SCALE) scale[rt][partial] = WScales::pair(scales.scale, partial, rt, place);
+                if constexpr (Operands::HAS_MIN) min[rt][partial] = WScales::pair(scales.min, partial, rt, place);
             }
         }
 #pragma unroll
@@ -48,27 +48,27 @@ struct Engine {
                 for (u32 m = 0; m < 4; m++) b[i + m] = four[m];
             }
 #pragma unroll
-            for (u32 sum = 0; sum < SUMS; sum++) {
+            for (u32 partial = 0; partial < PARTIALS; partial++) {
                 float part[ROW_TILES][4] = {};
 #pragma unroll
                 for (u32 i = 0; i < K_STEPS_PER_PARTIAL * HALVES; i++) {
-                    const u32 k_step = sum * K_STEPS_PER_PARTIAL * HALVES + i;
+                    const u32 k_step = partial * K_STEPS_PER_PARTIAL * HALVES + i;
 #pragma unroll
                     for (u32 rt = 0; rt < ROW_TILES; rt++)
-                        mma_m16n8k8_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][k_step], b[k_step]);
+                        mma_m16n8k8_f16(Operands::HAS_SCALE ? part[rt] : acc.value[rt][tt], a[rt][k_step], b[k_step]);
                 }
                 f32x2 x_sum = {};
-                if constexpr (Operands::HAS_MIN) x_sum = XRows::sums(x, sum, tt * 8 + lane % 4 * 2);
+                if constexpr (Operands::HAS_MIN) x_sum = XRows::sums(x, partial, tt * 8 + lane % 4 * 2);
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
-                    float(&acc)[4] = sums.value[rt][tt];
+                    float(&d)[4] = acc.value[rt][tt];
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
                         const bool upper = i / 2;
                         if constexpr (Operands::HAS_SCALE)
-                            acc[i] += (upper ? scale[rt][sum].y : scale[rt][sum].x) * part[rt][i];
+                            d[i] += (upper ? scale[rt][partial].y : scale[rt][partial].x) * part[rt][i];
                         if constexpr (Operands::HAS_MIN)
-                            acc[i] += (upper ? min[rt][sum].y : min[rt][sum].x) * (i % 2 ? x_sum.y : x_sum.x);
+                            d[i] += (upper ? min[rt][partial].y : min[rt][partial].x) * (i % 2 ? x_sum.y : x_sum.x);
                     }
                 }
             }
@@ -77,13 +77,13 @@ struct Engine {
 
     // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
     template <class Visit>
-    QG_DEVICE void for_each(const Sums& sums, u32 lane, Visit visit) {
+    QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
             for (u32 tt = 0; tt < TOKEN_TILES; tt++)
 #pragma unroll
                 for (u32 i = 0; i < 4; i++)
-                    visit(rt * 16 + lane / 4 + i / 2 * 8, tt * 8 + lane % 4 * 2 + i % 2, sums.value[rt][tt][i]);
+                    visit(rt * 16 + lane / 4 + i / 2 * 8, tt * 8 + lane % 4 * 2 + i % 2, acc.value[rt][tt][i]);
     }
 };

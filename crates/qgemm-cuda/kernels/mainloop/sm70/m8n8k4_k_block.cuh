@@ -12,7 +12,7 @@ static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 
 // value[rt][tt][i]: the D registers of one instruction.
-struct Sums {
+struct Accumulators {
     float value[ROW_TILES][TOKEN_TILES][8];
 };
 
@@ -29,13 +29,13 @@ struct Engine {
     }
 
     // `k_block` of the stage.
-    QG_DEVICE void accumulate(Sums& sums, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales,
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales,
                               u32 k_block, u32 lane) {
         const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ k_block * (K_BLOCK / GROUP * 16);
         const u32 place = WScales::place(first_row(lane));
 #pragma unroll
-        for (u32 sum = 0; sum < SUMS; sum++) {
-            const u32 first_quad = sum * K_STEPS_PER_PARTIAL, sub = (k_block * SUMS + sum) * STAGE_SUBS / (STAGE_K_BLOCKS * SUMS);
+        for (u32 partial = 0; partial < PARTIALS; partial++) {
+            const u32 first_quad = partial * K_STEPS_PER_PARTIAL, sub = (k_block * PARTIALS + partial) * STAGE_SUBS / (STAGE_K_BLOCKS * PARTIALS);
             u32 a[ROW_TILES][K_STEPS_PER_PARTIAL][2];
             f32x2 scale[ROW_TILES] = {}, min[ROW_TILES] = {};
 #pragma unroll
@@ -60,9 +60,9 @@ struct Engine {
                     for (u32 i = 0; i < GROUP_K_STEPS; i++)
 #pragma unroll
                         for (u32 rt = 0; rt < ROW_TILES; rt++)
-                            mma_m8n8k4_f16(Operands::HAS_SCALE ? part[rt] : sums.value[rt][tt], a[rt][k_step + i], b[i]);
+                            mma_m8n8k4_f16(Operands::HAS_SCALE ? part[rt] : acc.value[rt][tt], a[rt][k_step + i], b[i]);
                 }
-                if constexpr (Operands::HAS_SCALE) apply(sums, part, scale, tt);
+                if constexpr (Operands::HAS_SCALE) apply(acc, part, scale, tt);
                 if constexpr (Operands::HAS_MIN) {
                     const u32 token = tt * 8 + first_token(lane);
                     const f32x2 low = XRows::sums(x, sub, token), high = XRows::sums(x, sub, token + 4);
@@ -72,25 +72,25 @@ struct Engine {
                     for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
                         for (u32 i = 0; i < 8; i++) spread[rt][i] = x_sum[i / 4 * 2 + i % 2];
-                    apply(sums, spread, min, tt);
+                    apply(acc, spread, min, tt);
                 }
             }
         }
     }
 
     // sums += factor · values, with one factor for each of a lane's two rows.
-    QG_DEVICE void apply(Sums& sums, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES], u32 tt) {
+    QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES], u32 tt) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
             for (u32 i = 0; i < 8; i++)
-                sums.value[rt][tt][i] += (i & 2 ? factor[rt].y : factor[rt].x) * values[rt][i];
+                acc.value[rt][tt][i] += (i & 2 ? factor[rt].y : factor[rt].x) * values[rt][i];
     }
 
     // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds. Lanes with other tokens take
     // their rows in the other order, so that a warp that stores rows side by side reaches all banks.
     template <class Visit>
-    QG_DEVICE void for_each(const Sums& sums, u32 lane, Visit visit) {
+    QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
         const bool swap = lane & 2;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
@@ -100,6 +100,6 @@ struct Engine {
                 for (u32 i = 0; i < 8; i++)
                     visit(rt * 32 + first_row(lane) + ((i & 2) ^ (swap ? 2 : 0)),
                           tt * 8 + first_token(lane) + (i & 4) + i % 2,
-                          swap ? sums.value[rt][tt][i ^ 2] : sums.value[rt][tt][i]);
+                          swap ? acc.value[rt][tt][i ^ 2] : acc.value[rt][tt][i]);
     }
 };

@@ -20,7 +20,7 @@ constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
 
 // A tile on its way through a warp.
 struct Product {
-    Sums sums;
+    Accumulators acc;
     KBlockOperands operands[UNDER_WAY];
     // The stages that are read no more when the instructions on these operands are done.
     u32 read[UNDER_WAY];
@@ -28,7 +28,7 @@ struct Product {
 
     QG_DEVICE Product of_tile(const Position& at) {
         Product product;
-        product.sums = {};
+        product.acc = {};
 #pragma unroll
         for (u32 turn = 0; turn < UNDER_WAY; turn++) product.read[turn] = QG_X_STAGES;
         product.at = at;
@@ -69,7 +69,7 @@ struct Product {
                 wgmma_wait_group<UNDER_WAY - 1>();
                 release(product, pipeline, turn, lane);
                 if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                start_k_block(product.sums.value[rt], product.operands[turn], k_tile[rt], k_block, pipeline.x[at.x][of_stage]);
+                start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block, pipeline.x[at.x][of_stage]);
                 const bool ends_k_block = rt == ROW_TILES - 1;
                 const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
                 product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
