@@ -3,7 +3,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-QG_DEVICE u32 kept(u32 value) {
+QG_DEVICE u32 opaque_register(u32 value) {
     asm volatile("" : "+r"(value));
     return value;
 }

@@ -46,48 +46,48 @@ QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
 }
 
 // The same, from the copy in shared memory.
-QG_DEVICE SourceGroup kept_group(const StageX& p, const u8* kept, u32 column) {
+QG_DEVICE SourceGroup cached_group(const StageX& p, const u8* cached, u32 column) {
     SourceGroup group = {};
     if (column >= p.k) return group;
 #pragma unroll
     for (u32 i = 0; i < SOURCE_WORDS; i += 4) {
-        const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(kept + column * SOURCE_BYTES + i * 4));
+        const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(cached + column * SOURCE_BYTES + i * 4));
         group.word[i] = v.x, group.word[i + 1] = v.y, group.word[i + 2] = v.z, group.word[i + 3] = v.w;
     }
     return group;
 }
 
-QG_DEVICE void store_row(u8* kept, u32 column, const SourceGroup& group) {
+QG_DEVICE void store_row(u8* cached, u32 column, const SourceGroup& group) {
 #pragma unroll
     for (u32 i = 0; i < SOURCE_WORDS; i += 4)
-        st_shared(reinterpret_cast<u32x4*>(kept + column * SOURCE_BYTES + i * 4),
+        st_shared(reinterpret_cast<u32x4*>(cached + column * SOURCE_BYTES + i * 4),
                   u32x4{group.word[i], group.word[i + 1], group.word[i + 2], group.word[i + 3]});
 }
 
 // The bits of one element of the row.
-QG_DEVICE u32 row_element(const StageX& p, const u8* row, const u8* kept, u32 source) {
+QG_DEVICE u32 row_element(const StageX& p, const u8* row, const u8* cached, u32 source) {
     if (source >= p.k) return 0;
     if (!(p.flags & QG_FLAG_ROW_IN_SHARED)) return load_source(row + (u64)source * p.x_col * SOURCE_BYTES);
-    if constexpr (SOURCE_BYTES == 4) return ld_shared(reinterpret_cast<const u32*>(kept) + source);
-    return ld_shared(reinterpret_cast<const u16*>(kept) + source);
+    if constexpr (SOURCE_BYTES == 4) return ld_shared(reinterpret_cast<const u32*>(cached) + source);
+    return ld_shared(reinterpret_cast<const u16*>(cached) + source);
 }
 
 // What columns [column, column + GROUP) of the copy hold, before it is scaled.
-QG_DEVICE void staged_values(const StageX& p, const u8* row, const u8* kept, u32 column, float (&values)[GROUP]) {
+QG_DEVICE void load_values(const StageX& p, const u8* row, const u8* cached, u32 column, float (&values)[GROUP]) {
     if (p.flags & QG_FLAG_K_ORDER) {
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++)
-            values[i] = source_value(row_element(p, row, kept, source_column(p, column + i)));
+            values[i] = source_value(row_element(p, row, cached, source_column(p, column + i)));
     } else {
-        const bool keep = p.flags & QG_FLAG_ROW_IN_SHARED;
-        const SourceGroup group = keep ? kept_group(p, kept, column) : load_group(p, row, column);
+        const bool caches_row = p.flags & QG_FLAG_ROW_IN_SHARED;
+        const SourceGroup group = caches_row ? cached_group(p, cached, column) : load_group(p, row, column);
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) values[i] = source_value(SourceGroup::bits(group, i));
     }
 }
 
 // The largest of all threads' values.
-QG_DEVICE u32 block_max(u32 value, u32* warps) {
+QG_DEVICE u32 cta_max(u32 value, u32* warps) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) {
         const u32 other = shfl_xor_u32(value, mask);
@@ -95,8 +95,8 @@ QG_DEVICE u32 block_max(u32 value, u32* warps) {
     }
     const u32 thread = thread_index();
     if (thread % 32 == 0) st_shared(&warps[thread / 32], value);
-    block_barrier();
-    for (u32 warp = 0; warp < block_threads() / 32; warp++) {
+    cta_barrier();
+    for (u32 warp = 0; warp < cta_threads() / 32; warp++) {
         const u32 other = ld_shared(&warps[warp]);
         value = other > value ? other : value;
     }
@@ -105,15 +105,15 @@ QG_DEVICE u32 block_max(u32 value, u32* warps) {
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid_constant__ StageX p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
-    u8* kept = dynamic_shared() + sizeof(SharedStorage);
-    const u32 thread = thread_index(), threads = block_threads(), token = block_index().x;
+    u8* cached = dynamic_shared() + sizeof(SharedStorage);
+    const u32 thread = thread_index(), threads = cta_threads(), token = cta_index().x;
     const u8* row = reinterpret_cast<const u8*>(p.x) + token * p.x_row * SOURCE_BYTES;
-    const bool keep = p.flags & QG_FLAG_ROW_IN_SHARED;
+    const bool caches_row = p.flags & QG_FLAG_ROW_IN_SHARED;
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     u32 largest = 0;
-    if (SCALED || keep) {
+    if (SCALED || caches_row) {
         for (u32 column = thread * GROUP; column < p.k; column += threads * GROUP) {
             const SourceGroup group = load_group(p, row, column);
             if constexpr (SCALED) {
@@ -121,9 +121,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid
                 for (u32 i = 0; i < GROUP; i++)
                     largest = larger_magnitude(largest, source_value(SourceGroup::bits(group, i)));
             }
-            if (keep) store_row(kept, column, group);
+            if (caches_row) store_row(cached, column, group);
         }
-        largest = block_max(largest, shared.largest);
+        largest = cta_max(largest, shared.largest);
     }
     TokenScale scale = {1.0f, 1.0f};
     if constexpr (SCALED) {
@@ -132,11 +132,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid
     }
     for (u32 column = thread * GROUP; column < p.columns; column += threads * GROUP) {
         float values[GROUP];
-        staged_values(p, row, kept, column, values);
+        load_values(p, row, cached, column, values);
         u32 words[GROUP / 2];
 #pragma unroll
         for (u32 i = 0; i < GROUP / 2; i++)
-            words[i] = to_staged(values[2 * i] * scale.factor) | to_staged(values[2 * i + 1] * scale.factor) << 16;
-        st_global_v4(staged_group(p, token, column), {words[0], words[1], words[2], words[3]});
+            words[i] = converted(values[2 * i] * scale.factor) | converted(values[2 * i + 1] * scale.factor) << 16;
+        st_global_v4(converted_group(p, token, column), {words[0], words[1], words[2], words[3]});
     }
 }

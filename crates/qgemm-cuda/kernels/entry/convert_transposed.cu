@@ -39,7 +39,7 @@ QG_DEVICE u32 largest_of_token(const StageX& p, u32 token, SharedStorage& shared
         largest = other > largest ? other : largest;
     }
     if (lane < TOKENS) st_shared(&shared.largest[thread / 32 * TOKENS + lane], largest);
-    block_barrier();
+    cta_barrier();
 #pragma unroll
     for (u32 warp = 0; warp < WARPS; warp++) {
         const u32 other = ld_shared(&shared.largest[warp * TOKENS + thread % TOKENS]);
@@ -50,7 +50,7 @@ QG_DEVICE u32 largest_of_token(const StageX& p, u32 token, SharedStorage& shared
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert_transposed(const __grid_constant__ StageX p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
-    const u32 thread = thread_index(), first_token = block_index().x * TOKENS;
+    const u32 thread = thread_index(), first_token = cta_index().x * TOKENS;
     // Reading, neighbouring threads have neighbouring tokens; writing, neighbouring groups of columns.
     const u32 token = first_token + thread % TOKENS;
     const u32 written_token = thread / READ_COLUMNS, written_column = thread % READ_COLUMNS * GROUP;
@@ -73,11 +73,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert_transposed(c
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++)
             st_shared(&shared.tile[thread % TOKENS * PITCH + i * READ_COLUMNS + thread / TOKENS],
-                      (u16)to_staged(values[i] * factor));
-        block_barrier();
+                      (u16)converted(values[i] * factor));
+        cta_barrier();
         if (first_token + written_token < p.m && first + written_column < p.columns)
-            st_global_v4(staged_group(p, first_token + written_token, first + written_column),
+            st_global_v4(converted_group(p, first_token + written_token, first + written_column),
                          ld_shared(reinterpret_cast<const u32x4*>(&shared.tile[written_token * PITCH + written_column])));
-        block_barrier();
+        cta_barrier();
     }
 }

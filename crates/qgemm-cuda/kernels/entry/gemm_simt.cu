@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemm_simt(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const TileWork work = TileWork::of_grid(p);
+    const WorkTile work = WorkTile::of_grid(p);
     const u32 first_token = work.m_tile * QG_TILE_M;
     const u32 first_tile = (work.n_tile * WARPS + warp) * ROW_TILES;
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
@@ -63,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     XGroup groups[THREAD_GROUPS];
     load_x(groups, p, first_token, work.begin * K_BLOCKS, thread);
     store_x(shared.x[0], groups, thread);
-    block_barrier();
+    cta_barrier();
     u32 stage = 0;
     for (u32 k_tile = work.begin; k_tile < work.end; k_tile++) {
         KTile k_tiles[ROW_TILES];
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             if (more) load_x(groups, p, first_token, k_tile * K_BLOCKS + k_block + 1, thread);
             Loop::accumulate(acc, k_tiles, k_block, shared.x[stage], 0, lane);
             if (more) store_x(shared.x[stage ^ 1], groups, thread);
-            block_barrier();
+            cta_barrier();
             stage ^= 1;
         }
     }
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
         st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);
     });
-    block_barrier();
+    cta_barrier();
     if (p.shape.splits > 1) {
         float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll 1

@@ -21,17 +21,17 @@ struct SharedStorage {
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(QG_STAGES >= 2, "a stage ahead");
+static_assert(QG_STAGES >= 2, "a stage next");
 
 // Slabs on their way while one is multiplied.
-constexpr u32 AHEAD = QG_STAGES - 1;
+constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemm_sliced_k(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
-    const TileWork work = TileWork::of_grid(p);
+    const WorkTile work = WorkTile::of_grid(p);
     XSliceRing& x_ring = shared.x[slice];
     WWarpRing& w_ring = shared.w[thread / 32].ring;
 
@@ -40,14 +40,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, k_tile, lane);
     // Weights first: they come from memory while X, which all blocks share, comes from L2.
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++)
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
     XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) {
-        const u32 ahead = k_tile + i * SLICES;
-        if (ahead < work.end) XSliceSource::copy(x, p, ahead, i, SLICES, slice_thread);
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {
+        const u32 next = k_tile + i * SLICES;
+        if (next < work.end) XSliceSource::copy(x, p, next, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
 
@@ -57,13 +57,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     u32 at = 0;
 #pragma unroll 1
     for (; k_tile < work.end; k_tile += SLICES) {
-        cp_async_wait_group<AHEAD - 1>();
+        cp_async_wait_group<PREFETCH_DISTANCE - 1>();
         slice_barrier(slice);
         // Into the place of the slab before this one.
-        const u32 ahead = k_tile + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
-        if (ahead < work.end) {
+        const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
+        if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
-            XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
+            XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
         multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32], lane);
@@ -75,6 +75,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WarpAccumulators& own = shared.w[thread / 32].acc;
     for_each_accumulator(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(own, row, token, value); });
     const bool products = are_products(p);
-    block_barrier();
+    cta_barrier();
     store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.w[i].acc; });
 }

@@ -50,7 +50,7 @@ QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[
 }
 
 // Stages the columns of slabs [begin, begin + count) of all tokens.
-QG_DEVICE void stage_x(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
+QG_DEVICE void fill_x_tile(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
         for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP)
             Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_K_TILE + column));
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemv(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const TileWork work = TileWork::of_grid(p);
+    const WorkTile work = WorkTile::of_grid(p);
     const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
 
@@ -83,19 +83,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         if (begin == work.begin)
             griddepcontrol_wait();
         else
-            block_barrier();
-        stage_x(shared.x, p, first_token, begin, count, thread);
-        block_barrier();
+            cta_barrier();
+        fill_x_tile(shared.x, p, first_token, begin, count, thread);
+        cta_barrier();
         while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
             // The next batch is on its way while this one is computed.
-            Batch ahead;
+            Batch prefetched;
             const u32 following = k_tile + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);
-            if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(ahead, next, lane);
+            if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(prefetched, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
                 accumulate_k_tile(acc, batch.k_tile[u], shared.x, k_tile + u * SLICES, lane);
-            batch = ahead;
+            batch = prefetched;
             k_tile = following;
         }
 #pragma unroll 1
@@ -110,6 +110,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     Loop::reduce_lanes(acc);
     Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(shared.acc[warp], row, token, value); });
     const bool products = are_products(p);
-    block_barrier();
+    cta_barrier();
     store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.acc[i]; });
 }

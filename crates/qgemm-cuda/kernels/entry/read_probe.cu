@@ -13,8 +13,8 @@ constexpr u32 IN_FLIGHT = 8;
 
 extern "C" __global__ void __launch_bounds__(512) read_probe(const __grid_constant__ ReadProbe p) {
     const u8* data = reinterpret_cast<const u8*>(p.data);
-    const u64 stride = (u64)grid_blocks().x * block_threads();
-    u64 word = (u64)block_index().x * block_threads() + thread_index();
+    const u64 stride = (u64)grid_ctas().x * cta_threads();
+    u64 word = (u64)cta_index().x * cta_threads() + thread_index();
     u32 mixed = 0;
 
     // Whole groups of loads, issued before the first is used.

@@ -28,11 +28,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_sm120_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const u32 first_token = block_index().y * QG_TILE_M;
+    const u32 first_token = cta_index().y * QG_TILE_M;
     const u32 tiles = (p.gemm.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 k_tiles = p.gemm.shape.k_slabs;
     // Warps beyond the last tile of rows compute it once more and store nothing.
-    const u32 own_tile = block_index().x * WARPS + warp;
+    const u32 own_tile = cta_index().x * WARPS + warp;
     const u32 tile = own_tile < tiles ? own_tile : tiles - 1;
     const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * k_tiles * QG_K_TILE_BYTES;
     const u32 x_token = thread / QG_X_K_TILES, x_k_tile = thread % QG_X_K_TILES;
@@ -40,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     float acc[TOKEN_TILES][4] = {};
-    XKTile ahead = load_x_k_tile(p, first_token + x_token, x_k_tile);
-    Tile::store(shared.x[0], x_token, x_k_tile, ahead);
-    block_barrier();
+    XKTile prefetched = load_x_k_tile(p, first_token + x_token, x_k_tile);
+    Tile::store(shared.x[0], x_token, x_k_tile, prefetched);
+    cta_barrier();
     u32 stage = 0;
     for (u32 first = 0; first < k_tiles; first += QG_X_K_TILES) {
         const bool more = first + QG_X_K_TILES < k_tiles;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
         for (u32 s = 0; s < QG_X_K_TILES; s++)
             if (first + s < k_tiles) KTile::load(k_tile[s], w + (u64)(first + s) * QG_K_TILE_BYTES, lane);
-        if (more) ahead = load_x_k_tile(p, first_token + x_token, first + QG_X_K_TILES + x_k_tile);
+        if (more) prefetched = load_x_k_tile(p, first_token + x_token, first + QG_X_K_TILES + x_k_tile);
 #pragma unroll
         for (u32 s = 0; s < QG_X_K_TILES; s++) {
             if (first + s < k_tiles) {
@@ -60,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     Tile::accumulate(acc[tt], operand, shared.x[stage], tt * 8, s, lane);
             }
         }
-        if (more) Tile::store(shared.x[stage ^ 1], x_token, x_k_tile, ahead);
-        block_barrier();
+        if (more) Tile::store(shared.x[stage ^ 1], x_token, x_k_tile, prefetched);
+        cta_barrier();
         stage ^= 1;
     }
 
@@ -73,11 +73,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             const u32 token = tt * 8 + lane % 4 * 2 + i % 2, row = warp * QG_TILE_ROWS + lane / 4 + i / 2 * 8;
             st_shared(&shared.acc[token * ACC_PITCH + row], acc[tt][i]);
         }
-    block_barrier();
+    cta_barrier();
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
-        store_output(p.gemm, first_token + token, block_index().x * TILE_N + row,
+        store_output(p.gemm, first_token + token, cta_index().x * TILE_N + row,
                      ld_shared(&shared.acc[token * ACC_PITCH + row]));
     }
 }

@@ -11,7 +11,7 @@
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-    KeptWork work[QG_WARPS_N];
+    ParkedState work[QG_WARPS_N];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -41,38 +41,38 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& 
 
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32;
-    const XCursor cursor = {kept(XCursor::of_lane(lane).offset)};
-    const u32 first = kept(warp * ROW_TILES * QG_K_TILE_BYTES);
-    KeptWork& work = shared.work[warp];
-    Kept<WorkList>::put(work.list, WorkList::of_block(p), lane);
+    const XCursor cursor = {opaque_register(XCursor::of_lane(lane).offset)};
+    const u32 first = opaque_register(warp * ROW_TILES * QG_K_TILE_BYTES);
+    ParkedState& work = shared.work[warp];
+    Parked<WorkList>::store(work.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (KeptWork::next(work, p, lane)) {
+    while (ParkedState::next(work, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tiles = KeptWork::k_tiles(work); k_tiles > 0; k_tiles--)
+        for (u32 k_tiles = ParkedState::k_tiles(work); k_tiles > 0; k_tiles--)
             multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
-        const TileWork tile = Kept<TileWork>::take(work.tile);
-        if (tile.contributors > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
+        const WorkTile tile = Parked<WorkTile>::load(work.tile);
+        if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
         // Once more, for the sums of others leave no registers for it.
-        store_tile(acc, p, Kept<TileWork>::take(work.tile), shared.staging[warp], warp, lane);
+        store_tile(acc, p, Parked<WorkTile>::load(work.tile), shared.staging[warp], warp, lane);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm120_gemm_tma_ws(const __grid_constant__ FedGemmParams params) {
+    qg_sm120_gemm_tma_ws(const __grid_constant__ TmaGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);
-    block_barrier();
+    cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegistersOf<24>;
     // By a shuffle, so that the compiler knows it to be the same for the whole warp.
-    if (shfl_idx_u32(thread / FIRST_FEEDER, 0) == 0) {
+    if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();
         consume(shared, params.gemm, thread);
     } else {
         Registers::give();
-        feed(shared.pipeline, params, thread - FIRST_FEEDER);
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER);
     }
 }

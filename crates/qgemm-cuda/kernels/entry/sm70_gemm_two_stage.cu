@@ -31,7 +31,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // The work's columns: afterwards `acc` are complete, and shared memory is free.
-QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = work.m_tile * QG_TILE_M;
     WStream w;
@@ -49,7 +49,7 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
         if (k_block == 0) {
             XStream::store(stage.x, x, thread);
             WStream::store_scales(stage.w[warp], w, done % K_TILE_STAGES, lane);
-            block_barrier();
+            cta_barrier();
         }
         WStream::take(k_tiles, w, at % (K_TILE_STAGES * STAGE_K_BLOCKS));
         // With the last codes taken, the next stage can be on its way.
@@ -60,7 +60,7 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
         }
         Engine::accumulate(acc, k_tiles, stage.x, stage.w[warp], k_block, lane);
     }
-    block_barrier();
+    cta_barrier();
 }
 
 // Where the sum of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have their
@@ -79,7 +79,7 @@ QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token,
 }
 
 // This block's part of a tile that is cut: true for the last of its blocks, which finds the whole sums in shared memory.
-QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 thread = thread_index();
     float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll 1
@@ -89,16 +89,16 @@ QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const TileWork
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         float acc = 0;
-        for (u32 c = 0; c < work.contributors; c++) acc += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
+        for (u32 c = 0; c < work.peers; c++) acc += ld_global_cg_f32(partial_slot(p, work, c, ELEMENTS) + i);
         st_shared(&shared.acc[accumulator_place(i / TILE_N, i % TILE_N)], acc);
     }
-    block_barrier();
+    cta_barrier();
     return true;
 }
 
 // The whole sums in shared memory become outputs: in runs where rows of D begin at multiples of 16 bytes, else so that
 // neighbouring lanes write neighbouring elements.
-QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * TILE_N;
     if (!(p.shape.flags & QG_FLAG_D_ALIGNED16)) {
 #pragma unroll 1
@@ -126,15 +126,15 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
 }
 
 // Writes the tile, or this block's part of its sums. Afterwards shared memory is free.
-QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const TileWork& work) {
+QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     // Turn the sums, which lanes hold as [row][token], into rows of D.
     Engine::for_each(acc, lane, [&](u32 row, u32 token, float value) {
         st_shared(&shared.acc[accumulator_place(token, warp * WARP_ROWS + row)], value);
     });
-    block_barrier();
-    if (work.contributors == 1 || add_up(shared, p, work)) store_tile(shared, p, work);
-    block_barrier();
+    cta_barrier();
+    if (work.peers == 1 || add_up(shared, p, work)) store_tile(shared, p, work);
+    cta_barrier();
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -142,8 +142,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    WorkList list = WorkList::of_block(p);
-    TileWork work;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
     while (WorkList::next(list, p, work)) {
         Accumulators acc = {};
         multiply(acc, shared, p, work);

@@ -10,23 +10,23 @@ struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
 #if QG_PARKS_STATE
-    KeptWork work[QG_WARPS_N];
+    ParkedState work[QG_WARPS_N];
 #endif
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
 
-template <class Between>
+template <class PerKStep>
 QG_DEVICE void accumulate(Accumulators& acc, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES], const XStage& x,
-                          const XCursor& cursor, u32 lane, Between between) {
+                          const XCursor& cursor, u32 lane, PerKStep per_k_step) {
 #pragma unroll
     for (u32 rt = 0; rt < ROW_TILES; rt++) {
         const u8* k_tile = w.k_tile[warp * ROW_TILES + rt];
         KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
         if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
     }
-    accumulate_rounded(acc, k_tiles, k_block, x, cursor, between);
+    accumulate_rounded(acc, k_tiles, k_block, x, cursor, per_k_step);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -35,24 +35,24 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     Pipeline& pipeline = shared.pipeline;
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     if (thread == 0) Pipeline::init(pipeline);
-    block_barrier();
+    cta_barrier();
 
 #if QG_PARKS_STATE
-    KeptWork& kept = shared.work[warp];
+    ParkedState& state = shared.work[warp];
 #else
-    KeptWork kept;
+    ParkedState state;
 #endif
-    Feeder feeder = Feeder::start(p, pipeline, kept.ahead, thread);
+    Producer producer = Producer::start(p, pipeline, state.producer_list, thread);
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) Feeder::copy(feeder, pipeline, kept.ahead, p, i % K_BLOCKS, i, thread);
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++) Producer::copy(producer, pipeline, state.producer_list, p, i % K_BLOCKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
-    Kept<WorkList>::put(kept.list, WorkList::of_block(p), lane);
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (KeptWork::next(kept, p, lane)) {
+    while (ParkedState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tile = KeptWork::k_tiles(kept); k_tile > 0; k_tile--) {
+        for (u32 k_tile = ParkedState::k_tiles(state); k_tile > 0; k_tile--) {
             KTile k_tiles[ROW_TILES];
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
-                    Feeder::copy(feeder, pipeline, kept.ahead, p, (k_block + AHEAD) % K_BLOCKS, free.x, thread);
+                    Producer::copy(producer, pipeline, state.producer_list, p, (k_block + PREFETCH_DISTANCE) % K_BLOCKS, free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
@@ -70,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
             Position::next_k_tile(at);
         }
-        const TileWork work = Kept<TileWork>::take(kept.tile);
-        if (work.contributors > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
         store_tile(acc, p, work, shared.staging[warp], warp, lane);
     }
 }

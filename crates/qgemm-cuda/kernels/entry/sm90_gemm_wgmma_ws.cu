@@ -18,7 +18,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
-static_assert(FIRST_FEEDER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
+static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass per_k_step whole warpgroups");
 
 // All that warps of group GROUP do. It is no variable, so that their place in the ring is the same for all threads that execute
 // the code, and the compiler keeps it and the instructions' descriptors in uniform registers.
@@ -26,8 +26,8 @@ template <u32 GROUP>
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;
     const u32 lane = thread % 32, warp = thread / 32;
-    TileWork work;
-    WorkList list = WorkList::of_block(p);
+    WorkTile work;
+    WorkList list = WorkList::of_cta(p);
     Position tile_at = {};
     bool is_first = true;
     while (WorkList::next(list, p, work)) {
@@ -39,7 +39,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             Exchange::put(shared.exchange, product.acc, is_first, thread);
         } else {
             Exchange::add(shared.exchange, product.acc, thread);
-            if (work.contributors == 1 || add_partials(product.acc, p, work, thread, &shared.last))
+            if (work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
                 store_tile(product.acc, p, work, shared.staging[warp], warp, lane);
         }
         is_first = false;
@@ -48,11 +48,11 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm90_gemm_wgmma_ws(const __grid_constant__ FedGemmParams params) {
+    qg_sm90_gemm_wgmma_ws(const __grid_constant__ TmaGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);
-    block_barrier();
+    cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegistersOf<32>;
     // By a shuffle, so that the compiler knows it to be the same for the whole warp.
@@ -66,6 +66,6 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
     } else {
         Registers::give();
-        feed(shared.pipeline, params, thread - FIRST_FEEDER);
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER);
     }
 }

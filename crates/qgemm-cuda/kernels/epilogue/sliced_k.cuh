@@ -9,8 +9,8 @@
 
 constexpr u32 SLICES = QG_THREADS / 32 / QG_WARPS_N;
 constexpr u32 WARP_ROWS = QG_ROW_TILES * QG_TILE_ROWS;
-constexpr u32 BLOCK_ROWS = QG_WARPS_N * WARP_ROWS;
-constexpr u32 ELEMENTS = BLOCK_ROWS * QG_TILE_M;
+constexpr u32 CTA_ROWS = QG_WARPS_N * WARP_ROWS;
+constexpr u32 ELEMENTS = CTA_ROWS * QG_TILE_M;
 
 // The sums of one warp, in shared memory.
 struct WarpAccumulators {
@@ -41,7 +41,7 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
 // that their latencies overlap. A thread stores the same rows of several tokens: no addresses are found anew.
 template <class AccumulatorsOf>
 QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, AccumulatorsOf accumulators_of) {
-    constexpr u32 ROW_THREADS = BLOCK_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
+    constexpr u32 ROW_THREADS = CTA_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
     constexpr u32 PASSES = (QG_TILE_M + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
     static_assert(TOKENS_AT_ONCE > 0, "a thread has a pair of rows at most");
     const u32 row = thread % ROW_THREADS * WIDTH, first = thread / ROW_THREADS;
@@ -71,14 +71,14 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
 // All other outputs, those of tiles that several blocks share among them.
 template <class AccumulatorsOf>
 QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
-    const TileWork work = TileWork::of_grid(p);
+    const WorkTile work = WorkTile::of_grid(p);
     const auto lift_level = [&](u32 split, u32 token, u32 row) {
-        return partial_slot(p, work, split, ELEMENTS) + token * BLOCK_ROWS + row;
+        return partial_slot(p, work, split, ELEMENTS) + token * CTA_ROWS + row;
     };
     if (p.shape.splits > 1) {
 #pragma unroll 1
         for (u32 at = thread * WIDTH; at < ELEMENTS; at += QG_THREADS * WIDTH) {
-            const u32 token = at / BLOCK_ROWS, row = at % BLOCK_ROWS;
+            const u32 token = at / CTA_ROWS, row = at % CTA_ROWS;
             float acc[WIDTH];
             reduce_slices(acc, token, row, accumulators_of);
             float* mine = lift_level(work.index, token, row);
@@ -86,8 +86,8 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
         }
         if (!arrive_and_check_last(p, work, flag)) return;
     }
-    store_runs<QG_TILE_M, BLOCK_ROWS, QG_THREADS, WIDTH>(
-        p, work.m_tile * QG_TILE_M, work.n_tile * BLOCK_ROWS, thread, [&](u32 token, u32 run, float (&acc)[WIDTH]) {
+    store_runs<QG_TILE_M, CTA_ROWS, QG_THREADS, WIDTH>(
+        p, work.m_tile * QG_TILE_M, work.n_tile * CTA_ROWS, thread, [&](u32 token, u32 run, float (&acc)[WIDTH]) {
             const u32 row = run * WIDTH;
             if (p.shape.splits == 1) {
                 reduce_slices(acc, token, row, accumulators_of);
@@ -105,7 +105,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
 // answer is not waited for.
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
-    const bool inside = (block_index().x + 1) * BLOCK_ROWS <= p.shape.features;
+    const bool inside = (cta_index().x + 1) * CTA_ROWS <= p.shape.features;
     return is_plain(p) && !(p.shape.flags & OTHERS) && p.shape.splits == 1 && inside;
 }
 
@@ -115,7 +115,7 @@ QG_DEVICE bool are_products(const GemmParams& p) {
 template <class AccumulatorsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
     if (products)
-        store_products(p, block_index().y * QG_TILE_M, block_index().x * BLOCK_ROWS, thread, accumulators_of);
+        store_products(p, cta_index().y * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
     else
         store_others(p, flag, thread, accumulators_of);
 }

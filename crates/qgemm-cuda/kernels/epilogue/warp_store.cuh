@@ -109,7 +109,7 @@ QG_DEVICE void move_up(Accumulators& acc) {
 
 // Products alone pass in several rounds before sums move up, which took as many instructions as all the rest (512 and 4096 tokens
 // of INT4 on an H200: 92.8 for 96.0 us and 677 for 694).
-QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const TileWork& work, WarpStaging& staging, u32 warp,
+QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
                           u32 lane) {
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
@@ -143,13 +143,13 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const TileWork
 }
 
 // This thread's part of a contributor's partial sums.
-QG_DEVICE f32x4* partials(const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
-    return reinterpret_cast<f32x4*>(partial_slot(p, work, contributor, THREAD_ACCUMULATORS * QG_CONSUMERS)) + thread;
+QG_DEVICE f32x4* partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
+    return reinterpret_cast<f32x4*>(partial_slot(p, work, peer, THREAD_ACCUMULATORS * QG_CONSUMERS)) + thread;
 }
 
-QG_DEVICE void add_contribution(Accumulators& acc, const GemmParams& p, const TileWork& work, u32 contributor, u32 thread) {
+QG_DEVICE void add_peer(Accumulators& acc, const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
     float* const all = reinterpret_cast<float*>(&acc);
-    const f32x4* theirs = partials(p, work, contributor, thread);
+    const f32x4* theirs = partials(p, work, peer, thread);
 #pragma unroll
     for (u32 i = 0; i < THREAD_ACCUMULATORS; i += 4) {
         const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_CONSUMERS);
@@ -160,7 +160,7 @@ QG_DEVICE void add_contribution(Accumulators& acc, const GemmParams& p, const Ti
 // Adds the sums of all blocks that share the tile, in the order of their K ranges, in the block that comes last; false in
 // the others, whose work on the tile is then done. The first two contributors, whose order does not matter, need not pass
 // their own sums through memory if they find that they are last.
-QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const TileWork& work, u32 thread, u32* flag) {
+QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const WorkTile& work, u32 thread, u32* flag) {
     const bool can_add_to_own = work.index < 2;
     const bool others_arrived = can_add_to_own && check_others_arrived(p, work, flag);
     if (!others_arrived) {
@@ -175,10 +175,10 @@ QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const TileWo
     u32 own = work.index;
     if (!can_add_to_own) {
         acc = {};
-        own = work.contributors;
+        own = work.peers;
     }
 #pragma unroll 1
-    for (u32 c = 0; c < work.contributors; c++)
-        if (c != own) add_contribution(acc, p, work, c, thread);
+    for (u32 c = 0; c < work.peers; c++)
+        if (c != own) add_peer(acc, p, work, c, thread);
     return true;
 }

@@ -53,7 +53,7 @@ struct TokenScale {
 };
 
 // A value in the type of the copy.
-QG_DEVICE u32 to_staged(float value) {
+QG_DEVICE u32 converted(float value) {
     if constexpr (QG_CONVERTED_DTYPE == DTYPE_F16) return f32_to_f16(value);
     const u32 bits = f32_to_bf16(value);
     // f32's largest numbers would round to infinity: bf16's largest finite one is as near.
@@ -66,6 +66,6 @@ QG_DEVICE void store_factor(const StageX& p, u32 token, const TokenScale& scale)
 }
 
 // Where columns [column, column + GROUP) of a token's copy lie.
-QG_DEVICE u8* staged_group(const StageX& p, u32 token, u32 column) {
+QG_DEVICE u8* converted_group(const StageX& p, u32 token, u32 column) {
     return reinterpret_cast<u8*>(p.staged) + ((u64)token * p.columns + column) * 2;
 }

@@ -8,71 +8,71 @@
 
 #if QG_PARKS_STATE
 template <class T>
-struct Kept {
-    static_assert(sizeof(T) % 16 == 0, "whole units");
-    static constexpr u32 UNITS = sizeof(T) / 16;
-    u32x4 unit[UNITS];
+struct Parked {
+    static_assert(sizeof(T) % 16 == 0, "whole 16-byte chunks");
+    static constexpr u32 CHUNKS = sizeof(T) / 16;
+    u32x4 chunk[CHUNKS];
 
     union Value {
         T value;
-        u32x4 unit[UNITS];
+        u32x4 chunk[CHUNKS];
     };
 
     // By all lanes of a warp, with the same value, which have read the one before.
-    QG_DEVICE void put(Kept& kept, const T& value, u32 lane) {
+    QG_DEVICE void store(Parked& state, const T& value, u32 lane) {
         const Value all = {value};
         warp_barrier();
         if (lane != 0) return;
 #pragma unroll
-        for (u32 i = 0; i < UNITS; i++) st_shared(&kept.unit[i], all.unit[i]);
+        for (u32 i = 0; i < CHUNKS; i++) st_shared(&state.chunk[i], all.chunk[i]);
     }
 
     // Words come from lane 0, so that the compiler knows that all lanes have the same: it would prepare every branch that depends on
     // them for lanes that go different ways (512 tokens, INT4 g128, on an H200: 156 for 141 us).
-    QG_DEVICE T take(const Kept& kept) {
+    QG_DEVICE T load(const Parked& state) {
         Value all;
         warp_barrier();
 #pragma unroll
-        for (u32 i = 0; i < UNITS; i++) {
-            const u32x4 unit = ld_shared(&kept.unit[i]);
-            all.unit[i] = {shfl_idx_u32(unit.x, 0), shfl_idx_u32(unit.y, 0), shfl_idx_u32(unit.z, 0), shfl_idx_u32(unit.w, 0)};
+        for (u32 i = 0; i < CHUNKS; i++) {
+            const u32x4 chunk = ld_shared(&state.chunk[i]);
+            all.chunk[i] = {shfl_idx_u32(chunk.x, 0), shfl_idx_u32(chunk.y, 0), shfl_idx_u32(chunk.z, 0), shfl_idx_u32(chunk.w, 0)};
         }
         return all.value;
     }
 };
 #else
 template <class T>
-struct Kept {
+struct Parked {
     T value;
 
-    QG_DEVICE void put(Kept& kept, const T& value, u32) { kept.value = value; }
-    QG_DEVICE T take(const Kept& kept) { return kept.value; }
+    QG_DEVICE void store(Parked& state, const T& value, u32) { state.value = value; }
+    QG_DEVICE T load(const Parked& state) { return state.value; }
 };
 #endif
 
-// Takes the next piece of work off `kept`; false when there is none.
-QG_DEVICE bool take_next(Kept<WorkList>& kept, const GemmParams& p, TileWork& work, u32 lane) {
-    WorkList list = Kept<WorkList>::take(kept);
+// Takes the next piece of work off `state`; false when there is none.
+QG_DEVICE bool take_next(Parked<WorkList>& state, const GemmParams& p, WorkTile& work, u32 lane) {
+    WorkList list = Parked<WorkList>::load(state);
     if (!WorkList::next(list, p, work)) return false;
-    Kept<WorkList>::put(kept, list, lane);
+    Parked<WorkList>::store(state, list, lane);
     return true;
 }
 
 // A warp's own.
-struct KeptWork {
-    Kept<TileWork> tile;
+struct ParkedState {
+    Parked<WorkTile> tile;
     // What follows the tile, and what follows the one that the feeder is at.
-    Kept<WorkList> list, ahead;
+    Parked<WorkList> list, producer_list;
 
     // Goes on to the next tile; false when there is none.
-    QG_DEVICE bool next(KeptWork& kept, const GemmParams& p, u32 lane) {
-        TileWork work;
-        if (!take_next(kept.list, p, work, lane)) return false;
-        Kept<TileWork>::put(kept.tile, work, lane);
+    QG_DEVICE bool next(ParkedState& state, const GemmParams& p, u32 lane) {
+        WorkTile work;
+        if (!take_next(state.list, p, work, lane)) return false;
+        Parked<WorkTile>::store(state.tile, work, lane);
         return true;
     }
-    QG_DEVICE u32 k_tiles(const KeptWork& kept) {
-        const TileWork work = Kept<TileWork>::take(kept.tile);
+    QG_DEVICE u32 k_tiles(const ParkedState& state) {
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
         return work.end - work.begin;
     }
 };

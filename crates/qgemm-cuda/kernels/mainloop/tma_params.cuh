@@ -7,7 +7,7 @@ struct alignas(64) TensorMap {
     u64 word[16];
 };
 
-struct FedGemmParams {
+struct TmaGemmParams {
     GemmParams gemm;
     // Boxes of the block's tokens, and of those of the last tile of tokens where it is no whole one.
     TensorMap x_map, x_tail_map;

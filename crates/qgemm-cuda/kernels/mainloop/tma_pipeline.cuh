@@ -21,13 +21,13 @@ static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of
 static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
 
 // The first thread of the warpgroup that feeds.
-constexpr u32 FIRST_FEEDER = QG_THREADS - 128;
+constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 
 // A feeding thread gives all registers but these to the threads that multiply.
-template <u32 FEEDER>
+template <u32 PRODUCER>
 struct RegistersOf {
     static constexpr u32 START = 65536 / QG_CTAS_PER_SM / QG_THREADS / 8 * 8;
-    static constexpr u32 CONSUMER = (START * QG_THREADS - FEEDER * 128) / FIRST_FEEDER / 8 * 8;
+    static constexpr u32 CONSUMER = (START * QG_THREADS - PRODUCER * 128) / FIRST_PRODUCER / 8 * 8;
     // Few threads begin with as many as a thread can have.
     static constexpr bool PASS = START < 248;
 
@@ -35,12 +35,12 @@ struct RegistersOf {
         if constexpr (PASS) setmaxnreg_inc<CONSUMER>();
     }
     QG_DEVICE void give() {
-        if constexpr (PASS) setmaxnreg_dec<FEEDER>();
+        if constexpr (PASS) setmaxnreg_dec<PRODUCER>();
     }
 };
 
 struct WRuns {
-    alignas(16) u8 tile[BLOCK_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];
+    alignas(16) u8 tile[CTA_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];
 };
 
 struct Pipeline {
@@ -87,7 +87,7 @@ struct Position {
             skip<COUNT - 1>(at);
         }
     }
-    QG_DEVICE void skip_all(Position& at, const TileWork& work) {
+    QG_DEVICE void skip_all(Position& at, const WorkTile& work) {
         const u32 runs = (work.end - work.begin + RUN_K_TILES - 1) / RUN_K_TILES;
         const u32 x = at.x + runs * K_TILE_STAGES;
         at.x = x % QG_X_STAGES;
@@ -98,22 +98,22 @@ struct Position {
 
 // Warps of the feeding warpgroup that copy W; the first copies X. A lane's copy of a slab takes some 60 cycles to issue, one
 // lane after another, so that a block with eight tiles of rows waited for one feeding warp (measured on an H200).
-constexpr u32 W_FEEDERS = 3;
+constexpr u32 W_PRODUCERS = 3;
 
 // What a feeding warp walks through: the block's work, as those that multiply do.
-struct FeederWalk {
+struct ProducerWalk {
     WorkList list;
-    TileWork work;
+    WorkTile work;
     Position at;
 
-    QG_DEVICE FeederWalk start(const GemmParams& p) { return {WorkList::of_block(p), {}, {}}; }
-    QG_DEVICE bool next_tile(FeederWalk& walk, const GemmParams& p) { return WorkList::next(walk.list, p, walk.work); }
+    QG_DEVICE ProducerWalk start(const GemmParams& p) { return {WorkList::of_cta(p), {}, {}}; }
+    QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) { return WorkList::next(walk.list, p, walk.work); }
     // Of a stage that has never been filled, the phase before the first counts as complete.
-    QG_DEVICE void wait_empty(const FeederWalk& walk, Pipeline& pipeline) {
+    QG_DEVICE void wait_empty(const ProducerWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
     }
     // Slabs of the run that begins with `k_tile`.
-    QG_DEVICE u32 k_tiles_of_run(const FeederWalk& walk, u32 k_tile) {
+    QG_DEVICE u32 k_tiles_of_run(const ProducerWalk& walk, u32 k_tile) {
         return walk.work.end - k_tile < RUN_K_TILES ? walk.work.end - k_tile : RUN_K_TILES;
     }
 };
@@ -121,24 +121,24 @@ struct FeederWalk {
 // All that one lane of the first feeding warp does. It arrives on a full stage for all copies. Tokens that are not there are
 // not copied either, for the engine takes longer to fill rows outside a tensor than to copy rows (13 cycles each, measured on
 // an H200); what lies in their place does not matter to the others' sums.
-QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
+QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
     const GemmParams& p = params.gemm;
-    FeederWalk walk = FeederWalk::start(p);
+    ProducerWalk walk = ProducerWalk::start(p);
     griddepcontrol_wait();
-    while (FeederWalk::next_tile(walk, p)) {
+    while (ProducerWalk::next_tile(walk, p)) {
         const u32 token = walk.work.m_tile * QG_TILE_M;
         const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
         u32 column = walk.work.begin * QG_K_TILE;
 #pragma unroll 1
         for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
-            const u32 k_tiles = FeederWalk::k_tiles_of_run(walk, k_tile);
+            const u32 k_tiles = ProducerWalk::k_tiles_of_run(walk, k_tile);
             const u32 k_blocks = RUN_K_TILES > 1 ? k_tiles * K_BLOCKS : STAGE_K_BLOCKS;
 #pragma unroll
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
-                FeederWalk::wait_empty(walk, pipeline);
+                ProducerWalk::wait_empty(walk, pipeline);
                 u64* full = &pipeline.full[walk.at.x];
-                const u32 w_bytes = i == 0 ? BLOCK_ROW_TILES * k_tiles * QG_K_TILE_BYTES : 0;
+                const u32 w_bytes = i == 0 ? CTA_ROW_TILES * k_tiles * QG_K_TILE_BYTES : 0;
                 mbarrier_arrive_expect_tx(full, k_blocks * tokens * X_ROW_BYTES + w_bytes);
 #pragma unroll
                 for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++, column += K_BLOCK)
@@ -151,20 +151,20 @@ QG_DEVICE void feed_x(Pipeline& pipeline, const FedGemmParams& params) {
 }
 
 // All that the other feeding warps do; they need not wait for the kernel before this one.
-QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
-    const u32 tile = lane * W_FEEDERS + warp;
-    const bool copies = tile < BLOCK_ROW_TILES;
-    FeederWalk walk = FeederWalk::start(p);
-    while (FeederWalk::next_tile(walk, p)) {
-        const u8* w = row_tile(p, walk.work.n_tile * BLOCK_ROW_TILES + (copies ? tile : 0), walk.work.begin);
+QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
+    const u32 tile = lane * W_PRODUCERS + warp;
+    const bool copies = tile < CTA_ROW_TILES;
+    ProducerWalk walk = ProducerWalk::start(p);
+    while (ProducerWalk::next_tile(walk, p)) {
+        const u8* w = row_tile(p, walk.work.n_tile * CTA_ROW_TILES + (copies ? tile : 0), walk.work.begin);
 #pragma unroll 1
         for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
-            const u32 k_tiles = FeederWalk::k_tiles_of_run(walk, k_tile);
+            const u32 k_tiles = ProducerWalk::k_tiles_of_run(walk, k_tile);
             u64* full = &pipeline.full[walk.at.x];
 #pragma unroll
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
                 // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
-                FeederWalk::wait_empty(walk, pipeline);
+                ProducerWalk::wait_empty(walk, pipeline);
                 if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
                 Position::next_stage(walk.at);
             }
@@ -175,10 +175,10 @@ QG_DEVICE void feed_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lan
 }
 
 // All that the feeding warpgroup does; `thread` is the number in it.
-QG_DEVICE void feed(Pipeline& pipeline, const FedGemmParams& params, u32 thread) {
+QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
     if (warp > 0)
-        feed_w(pipeline, params.gemm, warp - 1, lane);
+        produce_w(pipeline, params.gemm, warp - 1, lane);
     else if (lane == 0)
-        feed_x(pipeline, params);
+        produce_x(pipeline, params);
 }

@@ -27,7 +27,7 @@ struct WSource {
         WSource w;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) w.tile[rt] = row_tile(p, first_tile + rt, k_tile) + lane * 16;
-        w.target = kept(shared_address(ring.k_tiles[0].tile[0] + lane * 16));
+        w.target = opaque_register(shared_address(ring.k_tiles[0].tile[0] + lane * 16));
         return w;
     }
 

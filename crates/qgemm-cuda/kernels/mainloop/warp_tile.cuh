@@ -72,11 +72,11 @@ QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile&
     }
 }
 
-// sums += W · X over chunk `k_block` of the slabs, weights rounded to the type of X. `between` is called after every step
+// sums += W · X over chunk `k_block` of the slabs, weights rounded to the type of X. `per_k_step` is called after every step
 // for what else the warp has to issue.
-template <class Between>
+template <class PerKStep>
 QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
-                                  const XCursor& cursor, Between between) {
+                                  const XCursor& cursor, PerKStep per_k_step) {
     [[maybe_unused]] RowFactor factor[ROW_TILES][2];
 #pragma unroll
     for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
@@ -84,6 +84,6 @@ QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], k_tiles[rt], k_block, k_step);
         multiply_k_step(acc, a, x, cursor, k_step);
-        between(k_step);
+        per_k_step(k_step);
     }
 }

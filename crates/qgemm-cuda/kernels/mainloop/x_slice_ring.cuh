@@ -53,8 +53,8 @@ struct XSliceSource {
             if (token < p.shape.m) s.rows = i + 1;
             s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
         }
-        s.rows = kept(s.rows);
-        s.target = kept(shared_address(XStage::at(ring.k_tile[0].chunk[0], first, group)));
+        s.rows = opaque_register(s.rows);
+        s.target = opaque_register(shared_address(XStage::at(ring.k_tile[0].chunk[0], first, group)));
         return s;
     }
 

@@ -9,19 +9,19 @@
 // Of the threads that hold sums: one that feeds them has other things to do.
 QG_DEVICE void consumer_barrier() {
     if constexpr (QG_CONSUMERS == QG_THREADS)
-        block_barrier();
+        cta_barrier();
     else
         barrier_sync(1, QG_CONSUMERS);
 }
 
 // True for the one block that must finish the tile: all partial sums are then visible to all its threads.
 // `flag` is a word of shared memory.
-QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, u32* flag) {
+QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, u32* flag) {
     fence_gpu();
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
-        const bool last = atomic_add_acq_rel(counter, 1) == work.contributors - 1;
+        const bool last = atomic_add_acq_rel(counter, 1) == work.peers - 1;
         // The next launch finds the counter at zero again.
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
@@ -32,11 +32,11 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const TileWork& work, 
 }
 
 // True for the block that finds that all others have arrived: it may finish the tile without arriving itself.
-QG_DEVICE bool check_others_arrived(const GemmParams& p, const TileWork& work, u32* flag) {
+QG_DEVICE bool check_others_arrived(const GemmParams& p, const WorkTile& work, u32* flag) {
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
-        const bool last = atomic_add_acq_rel(counter, 0) == work.contributors - 1;
+        const bool last = atomic_add_acq_rel(counter, 0) == work.peers - 1;
         if (last) st_global_relaxed_u32(counter, 0);
         st_shared(flag, (u32)last);
     }
@@ -46,7 +46,7 @@ QG_DEVICE bool check_others_arrived(const GemmParams& p, const TileWork& work, u
     return last;
 }
 
-// Partial sums of contributor `contributor` to `work`'s tile: `elements` floats, as many in every call of a kernel.
-QG_DEVICE float* partial_slot(const GemmParams& p, const TileWork& work, u32 contributor, u32 elements) {
-    return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + contributor) * elements;
+// Partial sums of contributor `peer` to `work`'s tile: `elements` floats, as many in every call of a kernel.
+QG_DEVICE float* partial_slot(const GemmParams& p, const WorkTile& work, u32 peer, u32 elements) {
+    return reinterpret_cast<float*>(p.at.partials) + (u64)(work.first_slot + peer) * elements;
 }

@@ -4,30 +4,30 @@
 #include "sched/params.cuh"
 
 // Part of an output tile, or all of it.
-struct TileWork {
+struct WorkTile {
     u32 n_tile, m_tile;
     // Slabs [begin, end) of the tile's K dimension.
     u32 begin, end;
     // Blocks that share the tile, this one's place among them in the order of their ranges, and the tile's counter.
-    u32 contributors, index, tile;
+    u32 peers, index, tile;
     // Where the partial sums of contributor 0 lie; the others' follow.
     u32 first_slot;
 
     // Grid (n tile, m tile, split).
-    QG_DEVICE TileWork of_grid(const GemmParams& p) {
-        const u32x3 block = block_index();
-        TileWork w;
-        w.n_tile = block.x;
-        w.m_tile = block.y;
+    QG_DEVICE WorkTile of_grid(const GemmParams& p) {
+        const u32x3 cta = cta_index();
+        WorkTile w;
+        w.n_tile = cta.x;
+        w.m_tile = cta.y;
         w.begin = 0, w.end = p.shape.k_slabs;
         // Weights are asked for only when this is known, so that tiles which are not split do not wait for divisions.
         if (p.shape.splits > 1) {
-            w.begin = first_k_tile(p, block.z);
-            w.end = first_k_tile(p, block.z + 1);
+            w.begin = first_k_tile(p, cta.z);
+            w.end = first_k_tile(p, cta.z + 1);
         }
-        w.contributors = p.shape.splits;
-        w.index = block.z;
-        w.tile = block.y * grid_blocks().x + block.x;
+        w.peers = p.shape.splits;
+        w.index = cta.z;
+        w.tile = cta.y * grid_ctas().x + cta.x;
         w.first_slot = w.tile * p.shape.splits;
         return w;
     }
@@ -40,7 +40,7 @@ struct TileWork {
 
     // Tile number `tile` in raster order: groups of `raster_group` tiles along N, within each all tiles along M, and
     // next to each other those along N.
-    QG_DEVICE void place(TileWork& w, const TileSchedule& s, u32 tile) {
+    QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
         const u32 group = tile / (s.raster_group * s.m_tiles);
         const u32 first = group * s.raster_group;
         const u32 width = s.n_tiles - first < s.raster_group ? s.n_tiles - first : s.raster_group;
@@ -53,62 +53,62 @@ struct TileWork {
 
 // Everything that a block of a persistent grid works on: its range of the tiles that are cut, then whole tiles.
 struct WorkList {
-    // What is left of the range, in units of `cut_slabs` slabs, of which every cut tile has `units`.
-    u32 unit, last_unit, units;
+    // What is left of the range, in units of `cut_slabs` slabs, of which every cut tile has `quanta`.
+    u32 quantum, last_quantum, quanta;
     // The next whole tile, in raster order.
     u32 tile;
 
-    QG_DEVICE WorkList of_block(const GemmParams& p) {
+    QG_DEVICE WorkList of_cta(const GemmParams& p) {
         const TileSchedule& s = p.tiles;
-        const u32 block = block_index().x;
+        const u32 cta = cta_index().x;
         WorkList list;
-        list.unit = list.last_unit = list.units = 0;
-        if (block < s.cut_blocks) {
-            list.units = (p.shape.k_slabs + s.cut_slabs - 1) / s.cut_slabs;
-            const u64 total = (u64)s.cut_tiles * list.units;
-            list.unit = (u32)(block * total / s.cut_blocks);
-            list.last_unit = (u32)((block + 1) * total / s.cut_blocks);
+        list.quantum = list.last_quantum = list.quanta = 0;
+        if (cta < s.cut_blocks) {
+            list.quanta = (p.shape.k_slabs + s.cut_slabs - 1) / s.cut_slabs;
+            const u64 total = (u64)s.cut_tiles * list.quanta;
+            list.quantum = (u32)(cta * total / s.cut_blocks);
+            list.last_quantum = (u32)((cta + 1) * total / s.cut_blocks);
         }
-        list.tile = s.cut_tiles + block;
+        list.tile = s.cut_tiles + cta;
         return list;
     }
 
     // The next piece of work; false when there is none.
-    QG_DEVICE bool next(WorkList& list, const GemmParams& p, TileWork& w) {
-        if (list.unit < list.last_unit) {
+    QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
+        if (list.quantum < list.last_quantum) {
             next_of_range(list, p, w);
             return true;
         }
         const TileSchedule& s = p.tiles;
         if (list.tile >= s.n_tiles * s.m_tiles) return false;
-        TileWork::place(w, s, list.tile);
+        WorkTile::place(w, s, list.tile);
         w.begin = 0;
         w.end = p.shape.k_slabs;
-        w.contributors = 1;
+        w.peers = 1;
         w.index = w.first_slot = 0;
-        list.tile += grid_blocks().x;
+        list.tile += grid_ctas().x;
         return true;
     }
 
     // The part of the range that lies in its next tile.
-    QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, TileWork& w) {
+    QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, WorkTile& w) {
         const TileSchedule& s = p.tiles;
-        const u32 tile = list.unit / list.units;
-        const u32 tile_begin = tile * list.units, tile_end = tile_begin + list.units;
-        const u32 end = list.last_unit < tile_end ? list.last_unit : tile_end;
-        TileWork::place(w, s, tile);
-        w.begin = (list.unit - tile_begin) * s.cut_slabs;
+        const u32 tile = list.quantum / list.quanta;
+        const u32 tile_begin = tile * list.quanta, tile_end = tile_begin + list.quanta;
+        const u32 end = list.last_quantum < tile_end ? list.last_quantum : tile_end;
+        WorkTile::place(w, s, tile);
+        w.begin = (list.quantum - tile_begin) * s.cut_slabs;
         w.end = end == tile_end ? p.shape.k_slabs : (end - tile_begin) * s.cut_slabs;
-        const u32 first_block = owner(s, list.units, tile_begin);
-        w.contributors = owner(s, list.units, tile_end - 1) - first_block + 1;
-        w.index = block_index().x - first_block;
+        const u32 first_cta = owner(s, list.quanta, tile_begin);
+        w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
+        w.index = cta_index().x - first_cta;
         // Of the tiles before this one, so many were cut at most.
-        w.first_slot = first_block + (tile < first_block ? tile : first_block);
-        list.unit = end;
+        w.first_slot = first_cta + (tile < first_cta ? tile : first_cta);
+        list.quantum = end;
     }
 
-    // The block whose range holds `unit`.
-    QG_DEVICE u32 owner(const TileSchedule& s, u32 units, u32 unit) {
-        return (u32)(((u64)(unit + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * units));
+    // The block whose range holds `quantum`.
+    QG_DEVICE u32 owner(const TileSchedule& s, u32 quanta, u32 quantum) {
+        return (u32)(((u64)(quantum + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * quanta));
     }
 };

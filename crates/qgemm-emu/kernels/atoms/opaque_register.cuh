@@ -2,4 +2,4 @@
 #pragma once
 #include "atoms/types.cuh"
 
-QG_DEVICE u32 kept(u32 value) { return value; }
+QG_DEVICE u32 opaque_register(u32 value) { return value; }

@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
         }
         fence_mbarrier_init();
     }
-    block_barrier();
+    cta_barrier();
     if (thread >= CONSUMERS) {
         if (lane == 0) produce(p, shared, steps);
         return;

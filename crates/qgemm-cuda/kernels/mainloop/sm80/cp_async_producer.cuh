@@ -68,7 +68,7 @@ static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 
 // Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
 // first chunks arrive while the tile before it is being stored.
-struct Feeder {
+struct Producer {
     // Slabs of the present tile that are still to be copied; none when there is no more work.
     u32 k_tiles;
     // The next stage of W, and the lane's place in the first.
@@ -79,39 +79,39 @@ struct Feeder {
     u32 w_pitch;
     XSource x;
 
-    QG_DEVICE Feeder start(const GemmParams& p, Pipeline& pipeline, Kept<WorkList>& ahead, u32 thread) {
-        Feeder f;
-        Kept<WorkList>::put(ahead, WorkList::of_block(p), thread % 32);
+    QG_DEVICE Producer start(const GemmParams& p, Pipeline& pipeline, Parked<WorkList>& list, u32 thread) {
+        Producer f;
+        Parked<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
         f.w_at = 0;
-        f.w_target = kept(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
-        f.x.target = kept(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
-        next_tile(f, p, ahead, thread);
+        f.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
+        f.x.target = opaque_register(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
+        next_tile(f, p, list, thread);
         return f;
     }
 
-    // `ahead` is what follows the present tile.
-    QG_DEVICE void next_tile(Feeder& f, const GemmParams& p, Kept<WorkList>& ahead, u32 thread) {
-        TileWork work;
+    // `list` is what follows the present tile.
+    QG_DEVICE void next_tile(Producer& f, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
+        WorkTile work;
         f.k_tiles = 0;
-        if (!take_next(ahead, p, work, thread % 32)) return;
+        if (!take_next(list, p, work, thread % 32)) return;
         f.k_tiles = work.end - work.begin;
-        const u32 first = work.n_tile * BLOCK_ROW_TILES + thread / 32 * ROW_TILES;
+        const u32 first = work.n_tile * CTA_ROW_TILES + thread / 32 * ROW_TILES;
         f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
         f.w = row_tile(p, first, work.begin) + thread % 32 * 16;
         XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
     // Starts copying the next chunk, the `k_block`-th of its slab, to stage `stage` of X.
-    QG_DEVICE void copy(Feeder& f, Pipeline& pipeline, Kept<WorkList>& ahead, const GemmParams& p, u32 k_block, u32 stage,
+    QG_DEVICE void copy(Producer& f, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block, u32 stage,
                         u32 thread) {
         if (f.k_tiles == 0) return;
         if (k_block == 0) copy_w(f, thread % 32);
         XSource::copy(f.x, p, stage, thread);
         cp_async_mbarrier_arrive(&pipeline.full[stage]);
-        if (k_block + 1 == K_BLOCKS && --f.k_tiles == 0) next_tile(f, p, ahead, thread);
+        if (k_block + 1 == K_BLOCKS && --f.k_tiles == 0) next_tile(f, p, list, thread);
     }
 
-    QG_DEVICE void copy_w(Feeder& f, u32 lane) {
+    QG_DEVICE void copy_w(Producer& f, u32 lane) {
         const u32 target = f.w_target + f.w_at * (u32)sizeof(WStage);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {

@@ -8,10 +8,10 @@
 
 // Chunks on their way while one is multiplied. Of the two other stages, one is that chunk's, and one was the last one's,
 // which the slowest warp may still be reading.
-constexpr u32 AHEAD = QG_X_STAGES - 2;
+constexpr u32 PREFETCH_DISTANCE = QG_X_STAGES - 2;
 static_assert(QG_X_STAGES >= 3, "a stage ahead");
 // Slabs of W are a warp's own: the one in use and those of all chunks on their way.
-static_assert(QG_W_STAGES == 1 + (AHEAD + K_BLOCKS - 1) / K_BLOCKS, "k_tiles for the k_blocks on their way");
+static_assert(QG_W_STAGES == 1 + (PREFETCH_DISTANCE + K_BLOCKS - 1) / K_BLOCKS, "k_tiles for the k_blocks on their way");
 
 struct Pipeline {
     XStage x[QG_X_STAGES];
@@ -44,7 +44,7 @@ struct Position {
     // `empty` in which it was; the first time round nobody waits.
     QG_DEVICE XPosition two_k_blocks_ago(const Position& at) {
         const bool wraps = at.x < 2;
-        return {wraps ? at.x + AHEAD : at.x - 2, wraps ? at.parity ^ 1 : at.parity};
+        return {wraps ? at.x + PREFETCH_DISTANCE : at.x - 2, wraps ? at.parity ^ 1 : at.parity};
     }
 
     QG_DEVICE void next_k_block(Position& at) {

@@ -6,10 +6,10 @@
 
 // Chunks of tiles of rows whose instructions are under way at once: while those of one run, the weights of the next are made, in
 // registers of their own.
-constexpr u32 UNDER_WAY = 2;
+constexpr u32 IN_FLIGHT = 2;
 // Runs of slabs in one round of the loop, so that its chunks take turns with the registers. No branch stands among them: the
 // compiler gives registers of operands under way to others where one does (NVRTC 12.9; `build-kernels` looks for it).
-constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % UNDER_WAY == 0 ? 1 : UNDER_WAY;
+constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
 // Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
 constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
@@ -21,23 +21,23 @@ constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
 // A tile on its way through a warp.
 struct Product {
     Accumulators acc;
-    KBlockOperands operands[UNDER_WAY];
+    KBlockOperands operands[IN_FLIGHT];
     // The stages that are read no more when the instructions on these operands are done.
-    u32 read[UNDER_WAY];
+    u32 read[IN_FLIGHT];
     Position at;
 
     QG_DEVICE Product of_tile(const Position& at) {
         Product product;
         product.acc = {};
 #pragma unroll
-        for (u32 turn = 0; turn < UNDER_WAY; turn++) product.read[turn] = QG_X_STAGES;
+        for (u32 turn = 0; turn < IN_FLIGHT; turn++) product.read[turn] = QG_X_STAGES;
         product.at = at;
         return product;
     }
 
     // All runs of group GROUP.
     template <u32 GROUP>
-    QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const TileWork& work, u32 warp, u32 lane) {
+    QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
         u32 k_tile = work.begin + GROUP * RUN_K_TILES;
 #pragma unroll 1
         for (; k_tile + LOOP_K_TILES <= work.end; k_tile += LOOP_RUNS * GROUP_STRIDE) {
@@ -63,10 +63,10 @@ struct Product {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
                 const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;
-                const u32 turn = (TURN + i * ROW_TILES + rt) % UNDER_WAY;
+                const u32 turn = (TURN + i * ROW_TILES + rt) % IN_FLIGHT;
                 if (k_block == 0) KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
                 if constexpr (!CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                wgmma_wait_group<UNDER_WAY - 1>();
+                wgmma_wait_group<IN_FLIGHT - 1>();
                 release(product, pipeline, turn, lane);
                 if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
                 start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block, pipeline.x[at.x][of_stage]);
@@ -84,7 +84,7 @@ struct Product {
     QG_DEVICE void wait(Product& product, Pipeline& pipeline, u32 lane) {
         wgmma_wait_group<0>();
 #pragma unroll
-        for (u32 turn = 0; turn < UNDER_WAY; turn++) {
+        for (u32 turn = 0; turn < IN_FLIGHT; turn++) {
             release(product, pipeline, turn, lane);
             product.read[turn] = QG_X_STAGES;
         }
