@@ -49,7 +49,8 @@ QG_DEVICE u32 integer_operand_pair(const S& kt, u32 quad, u32 pair) {
     }
     if constexpr (ASSEMBLES_BYTES) {
         using High = typename S::Codes1;
-        constexpr u32 BYTES = 0x01010101u, LOW = ((1u << Low::BITS) - 1) * BYTES, HIGH = ((1u << High::BITS) - 1 << Low::BITS) * BYTES;
+        constexpr u32 BYTES = 0x01010101u, LOW = ((1u << Low::BITS) - 1) * BYTES;
+        constexpr u32 HIGH = ((1u << High::BITS) - 1 << Low::BITS) * BYTES;
         const u32 high = High::word_of(kt.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
         word = and_or(from >= to ? high >> (from - to) : high << (to - from), HIGH, word >> Low::shift(quad, 0) & LOW);
     }

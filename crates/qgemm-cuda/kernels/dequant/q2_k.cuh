@@ -26,7 +26,8 @@ struct Dequant {
         return kind == SuperBlockPart::SCALES ? unit : -unit;
     }
     QG_DEVICE u32 integers(const KTile& kt, u32 row, u32 half, u32 pair, SuperBlockPart kind) {
-        const u32 first = KTile::Scales0::full(kt.scales0, row, half * 8), last = KTile::Scales0::full(kt.scales0, row, half * 8 + 4);
+        const u32 first = KTile::Scales0::full(kt.scales0, row, half * 8);
+        const u32 last = KTile::Scales0::full(kt.scales0, row, half * 8 + 4);
         const u32 bytes = byte_pair(first, last, pair);
         return (kind == SuperBlockPart::SCALES ? bytes : bytes >> 4) & LOW_NIBBLES;
     }

@@ -77,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert_transposed(c
         cta_barrier();
         if (first_token + written_token < p.m && first + written_column < p.columns)
             st_global_v4(converted_group(p, first_token + written_token, first + written_column),
-                         ld_shared(reinterpret_cast<const u32x4*>(&shared.tile[written_token * PITCH + written_column])));
+                         ld_shared(reinterpret_cast<const u32x4*>(
+                             &shared.tile[written_token * PITCH + written_column])));
         cta_barrier();
     }
 }

@@ -36,7 +36,8 @@ QG_DEVICE void load_x(XGroup (&groups)[THREAD_GROUPS], const GemmParams& p, u32 
     for (u32 i = 0; i < THREAD_GROUPS; i++) {
         const u32 group = thread + i * QG_THREADS;
         if (group < GROUPS)
-            groups[i] = load_x_group(p, first_token + group / ROW_GROUPS, k_block * K_BLOCK + group % ROW_GROUPS * GROUP);
+            groups[i] =
+                load_x_group(p, first_token + group / ROW_GROUPS, k_block * K_BLOCK + group % ROW_GROUPS * GROUP);
     }
 }
 
@@ -72,7 +73,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             // Warps beyond the last tile of rows compute it once more and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             KTile::load(k_tiles[rt],
-                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + k_tile) * QG_K_TILE_BYTES, lane);
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + k_tile) * QG_K_TILE_BYTES,
+                       lane);
         }
 #pragma unroll
         for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {

@@ -21,7 +21,7 @@ struct SharedStorage {
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(QG_STAGES >= 2, "a stage next");
+static_assert(QG_STAGES >= 2, "at least one stage is in flight");
 
 // Slabs on their way while one is multiplied.
 constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
@@ -66,15 +66,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32], lane);
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32],
+                        lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
     // Sums lie where the warp's own slabs lay, all of which have come and been read.
     warp_barrier();
     WarpAccumulators& own = shared.w[thread / 32].acc;
-    for_each_accumulator(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(own, row, token, value); });
+    for_each_accumulator(acc, lane,
+                         [&](u32 row, u32 token, float value) { WarpAccumulators::put(own, row, token, value); });
     const bool products = are_products(p);
     cta_barrier();
-    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.w[i].acc; });
+    store_sliced_k(p, products, &shared.last, thread,
+                   [&](u32 i) -> const WarpAccumulators& { return shared.w[i].acc; });
 }

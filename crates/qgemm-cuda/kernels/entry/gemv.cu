@@ -43,7 +43,8 @@ QG_DEVICE void load_batch(Batch& batch, const Cursor& next, u32 lane) {
         for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[u][rt], next.tile[rt] + u * STRIDE, lane);
 }
 
-QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile, u32 lane) {
+QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile,
+                                 u32 lane) {
 #pragma unroll
     for (u32 k_block = 0; k_block < K_BLOCKS; k_block++)
         Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
@@ -108,7 +109,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
 
     Loop::reduce_lanes(acc);
-    Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) { WarpAccumulators::put(shared.acc[warp], row, token, value); });
+    Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
+        WarpAccumulators::put(shared.acc[warp], row, token, value);
+    });
     const bool products = are_products(p);
     cta_barrier();
     store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.acc[i]; });

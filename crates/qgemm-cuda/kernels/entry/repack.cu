@@ -146,8 +146,10 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
 // The expansion of the prelude's lists: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted from.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
-#define QG_WORD0(index, row, block, moves) word0[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
-#define QG_WORD1(index, row, block, moves) word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
+#define QG_WORD0(index, row, block, moves) \
+    word0[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
+#define QG_WORD1(index, row, block, moves) \
+    word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
 
 // The words of all planes before the first is stored: planes share windows.
 QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
@@ -184,7 +186,8 @@ QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
 #pragma unroll
     for (u32 i = 0; i < 4; i += piece) {
         const u32 row = row_of_record<P>((word * 4 + i) / row_bytes), at = (word * 4 + i) % row_bytes;
-        const Bits bits = KTile::row(k_tile, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
+        const Bits bits =
+            KTile::row(k_tile, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
         if constexpr (piece == 1)
             value |= (u32)ld_shared(reinterpret_cast<const u8*>(bits.words) + bits.first / 8) << 8 * i;
         else

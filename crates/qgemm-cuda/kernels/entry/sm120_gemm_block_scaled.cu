@@ -13,7 +13,7 @@ constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
 constexpr u32 ACC_PITCH = TILE_N + 4;
 using Tile = Fp4Tile<QG_TILE_M, QG_X_K_TILES>;
-static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's k_tile");
+static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's k-tile");
 
 struct SharedStorage {
     union {

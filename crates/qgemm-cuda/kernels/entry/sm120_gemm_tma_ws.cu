@@ -20,7 +20,8 @@ static_assert(STAGE_K_BLOCKS == 1, "a stage is multiplied as a whole");
 
 // sums += W · X over the next slab. `first` is where the warp's rows begin in a stage of W. The barrier after a step keeps the compiler
 // from loading X for all steps at once, for which it has no registers (33 of 64 kernels spilled for sm_90).
-QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first, u32 lane) {
+QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first,
+                               u32 lane) {
     KTile k_tiles[ROW_TILES];
 #pragma unroll
     for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {

@@ -104,7 +104,8 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
 #pragma unroll 1
         for (u32 i = thread_index(); i < ELEMENTS; i += QG_THREADS) {
             const u32 token = i / TILE_N, row = i % TILE_N;
-            store_by_lane(p, first_token + token, first_row + row, ld_shared(&shared.acc[accumulator_place(token, row)]), true);
+            store_by_lane(p, first_token + token, first_row + row,
+                          ld_shared(&shared.acc[accumulator_place(token, row)]), true);
         }
         return;
     }

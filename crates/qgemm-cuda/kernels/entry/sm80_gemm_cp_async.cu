@@ -18,8 +18,8 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
 
 template <class PerKStep>
-QG_DEVICE void accumulate(Accumulators& acc, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES], const XStage& x,
-                          const XCursor& cursor, u32 lane, PerKStep per_k_step) {
+QG_DEVICE void accumulate(Accumulators& acc, const WStage& w, u32 warp, u32 k_block, KTile (&k_tiles)[ROW_TILES],
+                          const XStage& x, const XCursor& cursor, u32 lane, PerKStep per_k_step) {
 #pragma unroll
     for (u32 rt = 0; rt < ROW_TILES; rt++) {
         const u8* k_tile = w.k_tile[warp * ROW_TILES + rt];
@@ -44,7 +44,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #endif
     Producer producer = Producer::start(p, pipeline, state.producer_list, thread);
 #pragma unroll
-    for (u32 i = 0; i < PREFETCH_DISTANCE; i++) Producer::copy(producer, pipeline, state.producer_list, p, i % K_BLOCKS, i, thread);
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
+        Producer::copy(producer, pipeline, state.producer_list, p, i % K_BLOCKS, i, thread);
 
     const XCursor cursor = XCursor::of_lane(lane);
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
@@ -57,12 +58,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane, [&](u32 k_step) {
+                accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane,
+                           [&](u32 k_step) {
                     // In one piece: compilers move nothing across a branch, and matrix instructions wait for what stands there.
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
-                    Producer::copy(producer, pipeline, state.producer_list, p, (k_block + PREFETCH_DISTANCE) % K_BLOCKS, free.x, thread);
+                    Producer::copy(producer, pipeline, state.producer_list, p, (k_block + PREFETCH_DISTANCE) % K_BLOCKS,
+                                   free.x, thread);
                 });
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);

@@ -7,7 +7,7 @@
 #include "epilogue/warp_store.cuh"
 #include "mainloop/sm90/warpgroup_product.cuh"
 
-static_assert(QG_K_GROUPS <= 2, "acc pass once");
+static_assert(QG_K_GROUPS <= 2, "accumulators pass once");
 using Exchange = ExchangeOf<QG_K_GROUPS>::type;
 
 struct SharedStorage {
@@ -18,7 +18,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
-static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass per_k_step whole warpgroups");
+static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
 // All that warps of group GROUP do. It is no variable, so that their place in the ring is the same for all threads that execute
 // the code, and the compiler keeps it and the instructions' descriptors in uniform registers.

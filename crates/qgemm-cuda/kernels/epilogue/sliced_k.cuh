@@ -18,7 +18,9 @@ struct WarpAccumulators {
     static constexpr u32 PITCH = WARP_ROWS + (QG_TILE_M < 8 ? 0 : 4);
     alignas(16) float value[QG_TILE_M * PITCH];
 
-    QG_DEVICE void put(WarpAccumulators& acc, u32 row, u32 token, float value) { st_shared(&acc.value[token * PITCH + row], value); }
+    QG_DEVICE void put(WarpAccumulators& acc, u32 row, u32 token, float value) {
+        st_shared(&acc.value[token * PITCH + row], value);
+    }
 };
 
 // Rows that a thread adds up and stores at once: few, so that all threads have some, for what follows is one thread's latency.
@@ -31,7 +33,8 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
 #pragma unroll
     for (u32 slice = 0; slice < SLICES; slice++) {
         const WarpAccumulators& part = accumulators_of(slice * QG_WARPS_N + row / WARP_ROWS);
-        const f32x2 v = ld_shared(reinterpret_cast<const f32x2*>(&part.value[token * WarpAccumulators::PITCH + row % WARP_ROWS]));
+        const f32x2 v =
+            ld_shared(reinterpret_cast<const f32x2*>(&part.value[token * WarpAccumulators::PITCH + row % WARP_ROWS]));
         acc[0] += v.x, acc[1] += v.y;
     }
     acc[0] *= FROM_UNITS, acc[1] *= FROM_UNITS;
@@ -40,7 +43,8 @@ QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, Accumulato
 // Sums that nothing but a factor is to be done with, of rows that all lie inside. All are added up before the first is stored, so
 // that their latencies overlap. A thread stores the same rows of several tokens: no addresses are found anew.
 template <class AccumulatorsOf>
-QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, AccumulatorsOf accumulators_of) {
+QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread,
+                              AccumulatorsOf accumulators_of) {
     constexpr u32 ROW_THREADS = CTA_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
     constexpr u32 PASSES = (QG_TILE_M + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
     static_assert(TOKENS_AT_ONCE > 0, "a thread has a pair of rows at most");
@@ -64,7 +68,8 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
         const u32 token = first + i * TOKENS_AT_ONCE;
         v[i][0] *= scale[0], v[i][1] *= scale[1];
         if (token < QG_TILE_M && first_token + token < p.shape.m)
-            store_dense_run(QG_X_DTYPE, p.at.d, (first_token + token) * p.at.d_row + first_row + row, true, WIDTH, v[i]);
+            store_dense_run(QG_X_DTYPE, p.at.d, (first_token + token) * p.at.d_row + first_row + row, true, WIDTH,
+                            v[i]);
     }
 }
 
@@ -113,7 +118,8 @@ QG_DEVICE bool are_products(const GemmParams& p) {
 // own, as little as possible and in one piece, because no other work hides how long it takes to fetch: of a block with 64 rows the
 // way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.5 and 0.9 so, on an H200).
 template <class AccumulatorsOf>
-QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
+QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread,
+                              AccumulatorsOf accumulators_of) {
     if (products)
         store_products(p, cta_index().y * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
     else

@@ -57,7 +57,8 @@ QG_DEVICE u32 converted(float value) {
     if constexpr (QG_CONVERTED_DTYPE == DTYPE_F16) return f32_to_f16(value);
     const u32 bits = f32_to_bf16(value);
     // f32's largest numbers would round to infinity: bf16's largest finite one is as near.
-    const bool overflows = (bits & 0x7fffu) == INFINITY_BITS >> 16 && (f32_to_bits(value) & 0x7fffffffu) < INFINITY_BITS;
+    const bool overflows = (bits & 0x7fffu) == INFINITY_BITS >> 16 &&
+                           (f32_to_bits(value) & 0x7fffffffu) < INFINITY_BITS;
     return overflows ? bits - 1 : bits;
 }
 

@@ -32,8 +32,9 @@ struct XSpan {
 };
 
 // acc += slab · x over sum `partial` of span `span`.
-QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_tile, u32 span, u32 partial, const XSpan& x,
-                            const XBlockSum (&x_sums)[TOKEN_TILES], const SubBlockFactors& factors) {
+QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_tile, u32 span, u32 partial,
+                                const XSpan& x, const XBlockSum (&x_sums)[TOKEN_TILES],
+                                const SubBlockFactors& factors) {
     SubBlockAccumulators part[TOKEN_TILES];
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) part[tt] = SubBlockAccumulators::begin(x_sums[tt], partial);
@@ -52,7 +53,8 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
     }
     if constexpr (Operands::HAS_SCALE) {
 #pragma unroll
-        for (u32 tt = 0; tt < TOKEN_TILES; tt++) SubBlockAccumulators::add_to(acc[tt], part[tt], factors, x_sums[tt], partial);
+        for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+            SubBlockAccumulators::add_to(acc[tt], part[tt], factors, x_sums[tt], partial);
     }
 }
 
@@ -72,7 +74,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
 #pragma unroll
             for (u32 i = 0; i < SPAN_K_BLOCKS; i++)
                 KTile::load_codes<FromShared>(k_tiles[rt], w[rt], span * SPAN_K_BLOCKS + i, lane);
-            if (span == 0 && (!HAS_SCALE_TABLE || SUPER_BLOCK_MINIMUMS)) KTile::load_scales<FromShared>(k_tiles[rt], w[rt], lane);
+            if (span == 0 && (!HAS_SCALE_TABLE || SUPER_BLOCK_MINIMUMS))
+                KTile::load_scales<FromShared>(k_tiles[rt], w[rt], lane);
         }
         XSpan operands;
         XSpan::load(operands, x + span * SPAN_K_BLOCKS, cursor);
@@ -81,7 +84,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
             for (u32 k_step = 0; k_step < SPAN_K_STEPS; k_step += 2)
 #pragma unroll
                 for (u32 tt = 0; tt < TOKEN_TILES; tt++)
-                    XBlockSums::add(x_sums_of_k_tile[tt], span * SPAN_K_STEPS + k_step, operands.b[tt][k_step], operands.b[tt][k_step + 1], lane);
+                    XBlockSums::add(x_sums_of_k_tile[tt], span * SPAN_K_STEPS + k_step, operands.b[tt][k_step],
+                                    operands.b[tt][k_step + 1], lane);
         }
 #pragma unroll
         for (u32 partial = 0; partial < SPAN_PARTIALS; partial++) {
@@ -101,7 +105,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
             }
         }
     }
-    if constexpr (SUPER_BLOCK_MINIMUMS) add_super_block_minimums<Operands::Format>(acc.value, k_tiles, x_sums_of_k_tile, lane);
+    if constexpr (SUPER_BLOCK_MINIMUMS)
+        add_super_block_minimums<Operands::Format>(acc.value, k_tiles, x_sums_of_k_tile, lane);
 }
 
 // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds, in units of the operands.

@@ -19,8 +19,8 @@ struct Engine {
     using Accumulators = Accumulators_<ROW_TILES>;
 
     template <class Tile>
-    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
-                              u32 lane) {
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x,
+                              u32 x_k_block, u32 lane) {
         u32 a[ROW_TILES][K_STEPS][4];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
@@ -44,8 +44,8 @@ struct Engine {
                 if constexpr (Operands::HAS_MIN) {
                     const u32 ones[4] = {ONE_PAIR, ONE_PAIR, ONE_PAIR, ONE_PAIR};
 #pragma unroll
-                    for (u32 k_step = partial * K_STEPS_PER_PARTIAL; k_step < (partial + 1) * K_STEPS_PER_PARTIAL; k_step++)
-                        mma_k_step(x_sum, ones, bs[k_step]);
+                    for (u32 i = 0; i < K_STEPS_PER_PARTIAL; i++)
+                        mma_k_step(x_sum, ones, bs[partial * K_STEPS_PER_PARTIAL + i]);
                 }
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -56,8 +56,10 @@ struct Engine {
                     } else {
                         float part[4] = {};
 #pragma unroll
-                        for (u32 k_step = partial * K_STEPS_PER_PARTIAL; k_step < (partial + 1) * K_STEPS_PER_PARTIAL; k_step++)
+                        for (u32 i = 0; i < K_STEPS_PER_PARTIAL; i++) {
+                            const u32 k_step = partial * K_STEPS_PER_PARTIAL + i;
                             mma_k_step(part, a[rt][k_step], bs[k_step]);
+                        }
 #pragma unroll
                         for (u32 row = 0; row < 2; row++) {
                             const float scale = Operands::scale(k_tiles[rt], row, sub_block_of(k_block, partial));

@@ -3,7 +3,7 @@
 #include "atoms/mma.cuh"
 #include "dequant/operand.cuh"
 
-static_assert(!QG_MMA_M8N8K4, "class V serves m8n8k4, which these loops do not issue");
+static_assert(!QG_MMA_M8N8K4, "the MmaM8N8K4 layout is for m8n8k4, which these loops do not issue");
 
 // Tokens of an instruction.
 constexpr u32 MMA_TOKENS = 8;

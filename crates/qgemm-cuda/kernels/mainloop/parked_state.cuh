@@ -35,7 +35,8 @@ struct Parked {
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) {
             const u32x4 chunk = ld_shared(&state.chunk[i]);
-            all.chunk[i] = {shfl_idx_u32(chunk.x, 0), shfl_idx_u32(chunk.y, 0), shfl_idx_u32(chunk.z, 0), shfl_idx_u32(chunk.w, 0)};
+            all.chunk[i] = {shfl_idx_u32(chunk.x, 0), shfl_idx_u32(chunk.y, 0), shfl_idx_u32(chunk.z, 0),
+                            shfl_idx_u32(chunk.w, 0)};
         }
         return all.value;
     }

@@ -10,12 +10,14 @@ constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
 // A row has units of four scales; none where there is no table.
 template <u32 UNITS>
 struct ScaleTable {
-    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k_tiles of 256");
+    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k-tiles of 256");
     // Rows stand in the order of their records. Units of neighbouring rows change places, so that those that are read or written
     // together lie in different banks.
     f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
 
-    QG_DEVICE constexpr u32 place(u32 record, u32 unit) { return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS); }
+    QG_DEVICE constexpr u32 place(u32 record, u32 unit) {
+        return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS);
+    }
 
     // By all lanes of a warp; they see it after a barrier.
     QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], u32 lane) {

@@ -16,8 +16,8 @@ struct Engine {
     using Accumulators = Accumulators_<ROW_TILES>;
 
     template <class Tile>
-    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x, u32 x_k_block,
-                              u32 lane) {
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const Tile& x,
+                              u32 x_k_block, u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll
@@ -27,7 +27,8 @@ struct Engine {
                 for (u32 row = 0; row < LANE_ROWS; row++)
 #pragma unroll
                     for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++)
-                        Operands::quad_f32(k_tiles[rt], quad_of(k_block, row, partial * K_STEPS_PER_PARTIAL + k_step), w[row][k_step]);
+                        Operands::quad_f32(k_tiles[rt], quad_of(k_block, row, partial * K_STEPS_PER_PARTIAL + k_step),
+                                           w[row][k_step]);
 #pragma unroll
                 for (u32 token = 0; token < QG_TILE_M; token++) {
                     const f32x4* xs = reinterpret_cast<const f32x4*>(Tile::k_block(x, token, x_k_block, lane));

@@ -120,7 +120,8 @@ struct SubBlockAccumulators {
     QG_DEVICE void multiply(SubBlockAccumulators& s, const u32 (&a)[4], const u32 (&b)[2], u32 k_step) {
         mma_k_step(s.part[lift_level(k_step)], a, b);
     }
-    QG_DEVICE void add_to(float (&acc)[4], const SubBlockAccumulators& s, const SubBlockFactors& f, const XBlockSum& x, u32 partial) {
+    QG_DEVICE void add_to(float (&acc)[4], const SubBlockAccumulators& s, const SubBlockFactors& f, const XBlockSum& x,
+                          u32 partial) {
 #pragma unroll
         for (u32 part = 0; part < LIFT_LEVELS; part++) {
             bool used = false;

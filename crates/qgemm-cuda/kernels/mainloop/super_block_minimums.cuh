@@ -49,14 +49,16 @@ struct SuperBlockIntegers {
 #pragma unroll
             for (u32 row = 0; row < 2; row++) {
                 const u32 bytes = Format::integers(k_tile, row, tile, lane % 4, kind);
-                integers.a[tile][row] = f32_to_bf16x2(biased_byte(bytes, 0) - BIASED_BYTE, biased_byte(bytes, 1) - BIASED_BYTE);
+                integers.a[tile][row] =
+                    f32_to_bf16x2(biased_byte(bytes, 0) - BIASED_BYTE, biased_byte(bytes, 1) - BIASED_BYTE);
             }
         return integers;
     }
 
     // d += integers · sums of X.
     QG_DEVICE void multiply(float (&d)[4], const SuperBlockIntegers& integers, const u32 (&part)[3][SUB_TILES]) {
-        const u32 a[4] = {integers.a[0][0], integers.a[0][1], integers.a[SUB_TILES - 1][0], integers.a[SUB_TILES - 1][1]};
+        const u32 a[4] =
+            {integers.a[0][0], integers.a[0][1], integers.a[SUB_TILES - 1][0], integers.a[SUB_TILES - 1][1]};
         if constexpr (SUB_TILES == 2) {
 #pragma unroll
             for (u32 i = 0; i < 3; i++) mma_m16n8k16_bf16(d, a, {part[i][0], part[i][1]});
@@ -78,7 +80,8 @@ QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4],
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const auto integers = SuperBlockIntegers<Format>::of(k_tiles[rt], kind, lane);
-            const float unit[2] = {times * Format::unit(k_tiles[rt], 0, kind), times * Format::unit(k_tiles[rt], 1, kind)};
+            const float unit[2] =
+                {times * Format::unit(k_tiles[rt], 0, kind), times * Format::unit(k_tiles[rt], 1, kind)};
 #pragma unroll
             for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
                 float d[4] = {};

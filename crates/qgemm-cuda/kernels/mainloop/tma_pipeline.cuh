@@ -16,7 +16,7 @@
 constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS;
 constexpr u32 K_TILE_STAGES = K_BLOCKS > STAGE_K_BLOCKS ? K_BLOCKS / STAGE_K_BLOCKS : 1;
 constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
-static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k_tiles are whole stages");
+static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k-tiles are whole stages");
 // A run is overwritten when the first stage of a later one is filled: by then its own last stage is done with.
 static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
 
@@ -107,7 +107,9 @@ struct ProducerWalk {
     Position at;
 
     QG_DEVICE ProducerWalk start(const GemmParams& p) { return {WorkList::of_cta(p), {}, {}}; }
-    QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) { return WorkList::next(walk.list, p, walk.work); }
+    QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) {
+        return WorkList::next(walk.list, p, walk.work);
+    }
     // Of a stage that has never been filled, the phase before the first counts as complete.
     QG_DEVICE void wait_empty(const ProducerWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
@@ -165,7 +167,8 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
                 // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
                 ProducerWalk::wait_empty(walk, pipeline);
-                if (i == 0 && copies) cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
+                if (i == 0 && copies)
+                    cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);

@@ -44,7 +44,8 @@ struct RowFactor {
 };
 
 // sums += a · X over the columns of step `k_step`.
-QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor, u32 k_step) {
+QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor,
+                               u32 k_step) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt += 2) {
         u32 b[2][2];

@@ -51,7 +51,8 @@ struct XSliceSource {
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
             if (token < p.shape.m) s.rows = i + 1;
-            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
+            s.row[i] =
+                reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
         }
         s.rows = opaque_register(s.rows);
         s.target = opaque_register(shared_address(XStage::at(ring.k_tile[0].chunk[0], first, group)));
@@ -80,7 +81,8 @@ struct XSliceSource {
             const u32 first = SLICE_X_ROWS % 8 == 0 ? s.target : s.target ^ i % 2 * 4 * X_CHUNK_BYTES;
 #pragma unroll
             for (u32 chunk = 0; chunk < K_BLOCKS; chunk++) {
-                const u32 target = first + stage * sizeof(XKTile) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
+                const u32 target =
+                    first + stage * sizeof(XKTile) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
                 const u8* source = s.row[i] + chunk * X_ROW_BYTES;
                 if constexpr (ALL) {
                     if constexpr (NEIGHBOUR_READS_X)

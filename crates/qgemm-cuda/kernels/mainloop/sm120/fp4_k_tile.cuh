@@ -14,7 +14,7 @@
 #include "dequant/k_tile.cuh"
 #include "sched/params.cuh"
 
-static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a k_tile is one instruction");
+static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a k-tile is one instruction");
 static_assert(QG_SUB_BLOCK == 32 || QG_SUB_BLOCK == 16, "a scale for 32 columns (UE8M0) or 16 (UE4M3)");
 constexpr bool SCALE_PER_16 = QG_SUB_BLOCK == 16;
 // Scales of a row in a slab: bytes of a word.

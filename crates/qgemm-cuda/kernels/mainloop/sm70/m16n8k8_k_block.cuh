@@ -18,8 +18,8 @@ struct Engine {
     static constexpr u32 HALVES = 2;
 
     // The stage, which is one chunk.
-    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales, u32,
-                              u32 lane) {
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
+                              const WScales& scales, u32, u32 lane) {
         // Matrix m of an access to X is eight tokens' columns from 8 m.
         const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
         u32 a[ROW_TILES][K_STEPS * HALVES][2];
@@ -30,7 +30,8 @@ struct Engine {
             for (u32 k_step = 0; k_step < K_STEPS * HALVES; k_step++)
 #pragma unroll
                 for (u32 row = 0; row < 2; row++)
-                    a[rt][k_step][row] = Operands::pair_f16(k_tiles[rt], quad_of(0, row, k_step / HALVES), k_step % HALVES);
+                    a[rt][k_step][row] =
+                        Operands::pair_f16(k_tiles[rt], quad_of(0, row, k_step / HALVES), k_step % HALVES);
 #pragma unroll
             for (u32 partial = 0; partial < PARTIALS; partial++) {
                 if constexpr (Operands::HAS_SCALE) scale[rt][partial] = WScales::pair(scales.scale, partial, rt, place);

@@ -29,13 +29,14 @@ struct Engine {
     }
 
     // `k_block` of the stage.
-    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x, const WScales& scales,
-                              u32 k_block, u32 lane) {
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
+                              const WScales& scales, u32 k_block, u32 lane) {
         const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ k_block * (K_BLOCK / GROUP * 16);
         const u32 place = WScales::place(first_row(lane));
 #pragma unroll
         for (u32 partial = 0; partial < PARTIALS; partial++) {
-            const u32 first_quad = partial * K_STEPS_PER_PARTIAL, sub = (k_block * PARTIALS + partial) * STAGE_SUBS / (STAGE_K_BLOCKS * PARTIALS);
+            const u32 first_quad = partial * K_STEPS_PER_PARTIAL;
+            const u32 sub = (k_block * PARTIALS + partial) * STAGE_SUBS / (STAGE_K_BLOCKS * PARTIALS);
             u32 a[ROW_TILES][K_STEPS_PER_PARTIAL][2];
             f32x2 scale[ROW_TILES] = {}, min[ROW_TILES] = {};
 #pragma unroll
@@ -79,7 +80,8 @@ struct Engine {
     }
 
     // sums += factor · values, with one factor for each of a lane's two rows.
-    QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES], u32 tt) {
+    QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES],
+                         u32 tt) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++)
 #pragma unroll

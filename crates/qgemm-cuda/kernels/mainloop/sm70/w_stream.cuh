@@ -112,7 +112,8 @@ struct WStream {
         if constexpr (QG_ZERO_POINTS) {
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++)
-                KTile::Scales1::template load_scales<FromGlobal>(w.zeros[rt], w.k_tile[rt], QG_MMA_M8N8K4 ? lane : lane / 4);
+                KTile::Scales1::template load_scales<FromGlobal>(w.zeros[rt], w.k_tile[rt],
+                                                                 QG_MMA_M8N8K4 ? lane : lane / 4);
         }
         if constexpr (Operands::HAS_SCALE) {
 #pragma unroll

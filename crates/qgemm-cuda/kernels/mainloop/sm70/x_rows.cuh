@@ -15,7 +15,7 @@ constexpr u32 STAGE_GROUPS = STAGE_K / GROUP;
 
 // Sub-blocks of these columns; one where a sub-block is longer.
 constexpr u32 STAGE_SUBS = QG_SUB_BLOCK < STAGE_K ? STAGE_K / QG_SUB_BLOCK : 1;
-static_assert(!Operands::HAS_MIN || QG_SUB_BLOCK <= STAGE_K, "sums of whole sub-blocks");
+static_assert(!Operands::HAS_MIN || QG_SUB_BLOCK <= STAGE_K, "X block sums of whole sub-blocks");
 
 struct XRows {
     static constexpr u32 ROW_BYTES = STAGE_K * 2;

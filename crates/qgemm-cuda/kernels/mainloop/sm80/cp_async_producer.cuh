@@ -27,7 +27,8 @@ struct XSource {
 
     QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
         const u32 token = first_token + thread / X_ROW_CHUNKS;
-        s.row = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 + thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
+        s.row = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 +
+                thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
         s.tokens = p.shape.m - first_token;
         s.columns = column < p.shape.k ? p.shape.k - column : 0;
     }
@@ -84,7 +85,8 @@ struct Producer {
         Parked<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
         f.w_at = 0;
         f.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
-        f.x.target = opaque_register(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
+        f.x.target =
+            opaque_register(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
         next_tile(f, p, list, thread);
         return f;
     }
@@ -102,8 +104,8 @@ struct Producer {
     }
 
     // Starts copying the next chunk, the `k_block`-th of its slab, to stage `stage` of X.
-    QG_DEVICE void copy(Producer& f, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block, u32 stage,
-                        u32 thread) {
+    QG_DEVICE void copy(Producer& f, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
+                        u32 stage, u32 thread) {
         if (f.k_tiles == 0) return;
         if (k_block == 0) copy_w(f, thread % 32);
         XSource::copy(f.x, p, stage, thread);

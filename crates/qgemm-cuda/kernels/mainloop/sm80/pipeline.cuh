@@ -9,9 +9,10 @@
 // Chunks on their way while one is multiplied. Of the two other stages, one is that chunk's, and one was the last one's,
 // which the slowest warp may still be reading.
 constexpr u32 PREFETCH_DISTANCE = QG_X_STAGES - 2;
-static_assert(QG_X_STAGES >= 3, "a stage ahead");
+static_assert(QG_X_STAGES >= 3, "at least one stage is in flight");
 // Slabs of W are a warp's own: the one in use and those of all chunks on their way.
-static_assert(QG_W_STAGES == 1 + (PREFETCH_DISTANCE + K_BLOCKS - 1) / K_BLOCKS, "k_tiles for the k_blocks on their way");
+static_assert(QG_W_STAGES == 1 + (PREFETCH_DISTANCE + K_BLOCKS - 1) / K_BLOCKS,
+              "k-tiles for all k-blocks in flight");
 
 struct Pipeline {
     XStage x[QG_X_STAGES];

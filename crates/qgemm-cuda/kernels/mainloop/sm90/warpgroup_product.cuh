@@ -13,7 +13,7 @@ constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % IN_FLIGHT == 0 ? 
 // Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
 constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
-static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k_tile");
+static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k-tile");
 
 // Plain weights are loaded into the operands' registers, so not before the instructions that read them are done.
 constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
@@ -69,7 +69,8 @@ struct Product {
                 wgmma_wait_group<IN_FLIGHT - 1>();
                 release(product, pipeline, turn, lane);
                 if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block, pipeline.x[at.x][of_stage]);
+                start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block,
+                              pipeline.x[at.x][of_stage]);
                 const bool ends_k_block = rt == ROW_TILES - 1;
                 const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
                 product.read[turn] = ends_stage ? at.x : QG_X_STAGES;

@@ -11,7 +11,8 @@ struct KBlockOperands {
 
 // Begins sums += W · X of a tile of rows over chunk `k_block` of the slab. Whoever touches the sums or the operands next waits for
 // it.
-QG_DEVICE void start_k_block(float (&acc)[TOKEN_TILES][4], KBlockOperands& operands, const KTile& k_tile, u32 k_block, const XStage& x) {
+QG_DEVICE void start_k_block(float (&acc)[TOKEN_TILES][4], KBlockOperands& operands, const KTile& k_tile, u32 k_block,
+                             const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
 #pragma unroll
     for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
