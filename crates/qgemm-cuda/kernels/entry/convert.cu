@@ -1,6 +1,7 @@
-// Copies X for matrix instructions, one token a block: natural or gathered columns, padded with zeros, rounded after the
-// token was multiplied by a power of two. The row is read from memory once: while its largest magnitude is looked for it
-// goes to shared memory, where it has room, and comes from L1 or L2 the second time elsewhere.
+// Converts rows of X for matrix instructions, one token a CTA. Columns are in natural order or gathered, and padded
+// with zeros. Values are rounded after the token was multiplied by a power of two. The CTA reads a row from memory
+// once: the pass that finds the largest magnitude leaves the row in shared memory. Where the row does not fit, the
+// second pass finds it in L1 or L2.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
@@ -11,7 +12,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Eight neighbouring elements of X as they are stored.
+// Eight neighbouring elements of X in the source type.
 constexpr u32 SOURCE_WORDS = GROUP * SOURCE_BYTES / 4;
 struct SourceGroup {
     u32 word[SOURCE_WORDS];
@@ -22,7 +23,7 @@ struct SourceGroup {
     }
 };
 
-// Columns [column, column + GROUP) of a row of X, zero from k on.
+// Columns [column, column + GROUP) of a row of X; columns from k on are zero.
 QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
     SourceGroup group = {};
     if ((p.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.k) {
@@ -45,7 +46,7 @@ QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
     return group;
 }
 
-// The same, from the copy in shared memory.
+// The same columns, from the row in shared memory.
 QG_DEVICE SourceGroup cached_group(const StageX& p, const u8* cached, u32 column) {
     SourceGroup group = {};
     if (column >= p.k) return group;
@@ -72,7 +73,7 @@ QG_DEVICE u32 row_element(const StageX& p, const u8* row, const u8* cached, u32 
     return ld_shared(reinterpret_cast<const u16*>(cached) + source);
 }
 
-// What columns [column, column + GROUP) of the copy hold, before it is scaled.
+// The values of columns [column, column + GROUP) of the result, not yet scaled.
 QG_DEVICE void load_values(const StageX& p, const u8* row, const u8* cached, u32 column, float (&values)[GROUP]) {
     if (p.flags & QG_FLAG_K_ORDER) {
 #pragma unroll
@@ -86,7 +87,7 @@ QG_DEVICE void load_values(const StageX& p, const u8* row, const u8* cached, u32
     }
 }
 
-// The largest of all threads' values.
+// The largest value of all threads of the CTA.
 QG_DEVICE u32 cta_max(u32 value, u32* warps) {
 #pragma unroll
     for (u32 mask = 16; mask > 0; mask /= 2) {

@@ -1,16 +1,16 @@
-// Copies X, whose tokens are neighbours in memory, for matrix instructions: eight tokens a block, so that a sector of 32
-// bytes is read by one block (two where elements have 2 bytes). The block reads them twice where they are scaled, once
-// for their largest magnitudes; a tile in shared memory turns columns into rows.
+// Converts transposed X, whose tokens are neighbours in memory, for matrix instructions. A CTA has eight tokens, so
+// that one CTA reads a sector of 32 bytes (two CTAs where elements have 2 bytes). With scaling, the CTA reads its
+// tokens twice, the first time for their largest magnitudes. A tile in shared memory turns columns into rows.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
 
 constexpr u32 TOKENS = 8;
 constexpr u32 WARPS = QG_THREADS / 32;
-// Columns that the block reads at once, and of the tile.
+// Columns that the CTA reads at once, and columns of the tile.
 constexpr u32 READ_COLUMNS = QG_THREADS / TOKENS;
 constexpr u32 TILE_COLUMNS = QG_THREADS / TOKENS * GROUP;
-// Sixteen bytes of padding put the tokens that a warp stores at once into different banks.
+// 16 bytes of padding put the tokens that a warp stores at once into different banks.
 constexpr u32 PITCH = TILE_COLUMNS + 8;
 
 struct SharedStorage {
@@ -19,7 +19,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Column `source` of a token, zero from k on. Both lie within X.
+// Column `source` of a token. Tokens and columns outside X are zero.
 QG_DEVICE float load_value(const StageX& p, u32 token, u32 source) {
     if (token >= p.m || source >= p.k) return 0;
     const u64 index = token * p.x_row + source * p.x_col;
@@ -51,7 +51,7 @@ QG_DEVICE u32 largest_of_token(const StageX& p, u32 token, SharedStorage& shared
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert_transposed(const __grid_constant__ StageX p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), first_token = cta_index().x * TOKENS;
-    // Reading, neighbouring threads have neighbouring tokens; writing, neighbouring groups of columns.
+    // Neighbouring threads read neighbouring tokens and write neighbouring groups of columns.
     const u32 token = first_token + thread % TOKENS;
     const u32 written_token = thread / READ_COLUMNS, written_column = thread % READ_COLUMNS * GROUP;
 

@@ -1,5 +1,6 @@
-// D[m, n] for any number of tokens: each warp owns rows of W, which it reads straight into registers; the tokens'
-// activations pass through shared memory, one chunk of columns at a time, the next chunk's already on its way.
+// D[m, n] for any number of tokens on CUDA cores. Each warp owns rows of W and reads them straight into registers. X
+// passes through two stages of shared memory, one k-block at a time: the next k-block is in flight while one is
+// multiplied.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         KTile k_tiles[ROW_TILES];
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Warps beyond the last tile of rows compute it once more and store nothing.
+            // Warps beyond the last row tile compute that tile again and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             KTile::load(k_tiles[rt],
                        reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + k_tile) * QG_K_TILE_BYTES,
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
     }
 
-    // Turn the sums, which lanes hold as [row][token], into rows of D.
+    // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
     Loop::reduce_lanes(acc);
     Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
         st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);

@@ -1,13 +1,13 @@
-// D[m, n] for a few tokens on matrix instructions, Ampere and newer: slices of a block's warps share the K dimension of its
-// rows. Every warp copies the slabs of its rows, and every slice the columns of X that they meet, into rings of shared
-// memory of its own, so that no slice waits for another before the end. Bound by memory.
+// D[m, n] for a few tokens on matrix instructions, Ampere and newer. Slices of a CTA's warps share the K dimension of
+// the CTA's rows. Every warp copies the k-tiles of its rows into its own ring in shared memory, and every slice copies
+// its columns of X into a ring of the slice. No slice waits for another before the end. The kernel is bound by memory.
 #include "atoms/launch.cuh"
 #include "epilogue/sliced_k.cuh"
 #include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 
-// A warp's slabs of W, and afterwards its sums; and its scales.
+// A warp's k-tiles of W, replaced by its accumulators after the main loop.
 struct KTilesOrAccumulators {
     union {
         WWarpRing ring;
@@ -23,7 +23,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_STAGES >= 2, "at least one stage is in flight");
 
-// Slabs on their way while one is multiplied.
+// K-tiles in flight while one is multiplied.
 constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     griddepcontrol_launch_dependents();
     u32 k_tile = work.begin + slice;
     WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, k_tile, lane);
-    // Weights first: they come from memory while X, which all blocks share, comes from L2.
+    // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
 #pragma unroll
     for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
         if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (; k_tile < work.end; k_tile += SLICES) {
         cp_async_wait_group<PREFETCH_DISTANCE - 1>();
         slice_barrier(slice);
-        // Into the place of the slab before this one.
+        // The next k-tile takes the place of the one before this one.
         const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
         if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
-    // Sums lie where the warp's own slabs lay, all of which have come and been read.
+    // The accumulators take the place of the warp's k-tiles, all of which have arrived and been read.
     warp_barrier();
     WarpAccumulators& own = shared.w[thread / 32].acc;
     for_each_accumulator(acc, lane,

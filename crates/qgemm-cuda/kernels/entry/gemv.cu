@@ -1,5 +1,5 @@
-// D[m, n] for a few tokens: few rows a block, their K dimension shared by the block's warps, which stream through the
-// weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
+// D[m, n] for a few tokens. A CTA has few rows. Its warps share their K dimension and stream through the weight without
+// waiting for each other. The kernel is bound by memory: it reads every weight once, 16 bytes a lane.
 #include "atoms/launch.cuh"
 #if QG_USE_MMA
 #include "mainloop/mma_k_block.cuh"
@@ -19,14 +19,14 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Bytes between the slabs that a warp takes one after another.
+// Bytes from a k-tile of a warp to its next.
 constexpr u32 STRIDE = SLICES * QG_K_TILE_BYTES;
-// Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
+// K-tiles that a warp has in flight before it computes: enough bytes to cover the latency of memory.
 struct Batch {
     KTile k_tile[QG_UNROLL][ROW_TILES];
 };
 
-// Where this warp's next slab of each tile lies.
+// The address of this warp's next k-tile of each row tile.
 struct Cursor {
     const u8* tile[ROW_TILES];
 
@@ -50,7 +50,7 @@ QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[
         Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
-// Stages the columns of slabs [begin, begin + count) of all tokens.
+// Fills the tile with the columns of k-tiles [begin, begin + count) of all tokens.
 QG_DEVICE void fill_x_tile(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
         for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP)
@@ -73,13 +73,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         Cursor next;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Tiles beyond the last are computed once more and not stored.
+            // Row tiles beyond the last are computed again and not stored.
             const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
                             ((u64)tile * p.shape.k_slabs + begin + warp) * QG_K_TILE_BYTES;
         }
         u32 k_tile = warp;
-        // Weights first: they come from memory while X, which all blocks share, comes from L2.
+        // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
         if (k_tile + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
         if (begin == work.begin)
             griddepcontrol_wait();
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         fill_x_tile(shared.x, p, first_token, begin, count, thread);
         cta_barrier();
         while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
-            // The next batch is on its way while this one is computed.
+            // The next batch is in flight while this one is computed.
             Batch prefetched;
             const u32 following = k_tile + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);

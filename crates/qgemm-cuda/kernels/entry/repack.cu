@@ -1,7 +1,7 @@
-// Rearranges rows of blocks into the packed layout (qgemm-formats/src/prepack.rs). Bound by memory: a block of the grid
-// stages a strip of a tile's rows in shared memory with 16-byte loads, and each warp then writes whole slabs, 16 bytes a
-// lane. Which bits of a row make up a word is data: QG_WINDOWS and QG_WORDS_<plane> in the prelude, from
-// qgemm-formats/src/repack.rs.
+// Rearranges rows of quantization blocks into the packed layout (qgemm-formats/src/prepack.rs). The kernel is bound by
+// memory: a CTA loads a strip of a tile's rows into shared memory, 16 bytes a load, and each of its warps writes whole
+// k-tiles, 16 bytes a lane. Which bits of a row make up a word is data: QG_WINDOWS and QG_WORDS_<plane> in the prelude,
+// from qgemm-formats/src/repack.rs.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -9,19 +9,20 @@
 
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 K_TILE_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
-// Bytes of a row that go into one slab, and those that are staged.
+// Bytes of a row that go into one k-tile, and bytes of a row in a strip.
 constexpr u32 K_TILE_ROW_BYTES = K_TILE_BLOCKS * QG_BLOCK_BYTES;
 constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * K_TILE_ROW_BYTES;
 // Loads of one thread in flight.
 constexpr u32 IN_FLIGHT = 4;
 
 struct SharedStorage {
-    // Rows keep the alignment that they have in memory: each begins up to 15 bytes after the place of its first chunk.
+    // Rows keep the alignment that they have in memory: each begins up to 15 bytes after the place of its first 16-byte
+    // chunk.
     u32x4 row[QG_TILE_ROWS][QG_ROW_CHUNKS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The part of a tile that this block rearranges.
+// The part of a tile that this CTA rearranges.
 struct Strip {
     u32 tile;
     u32 first_k_tile;
@@ -30,7 +31,7 @@ struct Strip {
     QG_DEVICE u32 row(const Strip& strip, u32 tile_row) {
         return strip.tile * QG_TILE_ROWS + tile_row;
     }
-    // Where the strip begins in memory, for a row of the tile.
+    // The offset of the strip in memory, for a row of the tile.
     QG_DEVICE u64 begin(const Strip& strip, u32 tile_row) {
         return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_k_tile * K_TILE_ROW_BYTES;
     }
@@ -39,13 +40,13 @@ struct Strip {
     }
 };
 
-// The mask of a word's bytes that lie before `bytes`.
+// A mask of the bytes of word `word` that lie before `bytes`.
 QG_DEVICE u32 bytes_before(u32 bytes, u32 word) {
     if (bytes >= word * 4 + 4) return ~0u;
     return bytes <= word * 4 ? 0 : (1u << (bytes - word * 4) * 8) - 1;
 }
 
-// 16 bytes of a row of the strip; zeros beyond the last row and beyond the row's end.
+// A 16-byte chunk of a row of the strip. Bytes beyond the last row and beyond the end of the row are zero.
 QG_DEVICE u32x4 load_chunk(const RepackParams& p, const Strip& strip, u32 tile_row, u32 chunk) {
     u32x4 v = {0, 0, 0, 0};
     if (Strip::row(strip, tile_row) >= p.n) return v;
@@ -79,7 +80,7 @@ QG_DEVICE void stage(SharedStorage& shared, const RepackParams& p, const Strip& 
     }
 }
 
-// A staged row, from one of its bits on.
+// A row in shared memory, from one of its bits on.
 struct Bits {
     const u32* words;
     u32 first;
@@ -93,7 +94,7 @@ struct Bits {
     }
 };
 
-// One slab of the strip.
+// One k-tile of the strip.
 struct KTile {
     const SharedStorage* shared;
     const Strip* strip;
@@ -101,12 +102,12 @@ struct KTile {
     u32 rows;
     u32 blocks;
 
-    // Row `tile_row`, from byte `byte` of the slab and then bit `bit` on.
+    // Row `tile_row`, from byte `byte` of the k-tile and then bit `bit` on.
     QG_DEVICE Bits row(const KTile& s, u32 tile_row, u32 byte, u32 bit) {
         const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * K_TILE_ROW_BYTES + byte;
         return {&s.shared->row[tile_row][0].x, first * 8 + bit};
     }
-    // What turns moved bits of a block into codes.
+    // The mask that turns the moved bits of a block into codes.
     QG_DEVICE u32 flip(const KTile& s, u32 tile_row, u32 block) {
         if constexpr (QG_ZERO_CODE == 0) return 0;
         const bool is_padding = Strip::row(*s.strip, tile_row) >= s.rows ||
@@ -123,7 +124,7 @@ QG_DEVICE u32 shifted(u32 word) {
         return word << SHIFT;
 }
 
-// The rows of the tile that a lane's words are made of.
+// The row of the tile that a lane holds as its row `row`.
 QG_DEVICE u32 row_of_lane(u32 lane, u32 row) {
     return QG_MMA_M8N8K4 ? lane : lane / 4 + row * 8;
 }
@@ -143,7 +144,8 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
     }
 }
 
-// The expansion of the prelude's lists: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted from.
+// The prelude's lists expand with these: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted
+// from.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
 #define QG_WORD0(index, row, block, moves) \
@@ -151,7 +153,7 @@ QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
 #define QG_WORD1(index, row, block, moves) \
     word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
 
-// The words of all planes before the first is stored: planes share windows.
+// Planes share windows, so the words of all planes are made before the first is stored.
 QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
     const auto lane_row = [&](u32 row, u32 lane_bits) {
         return KTile::row(k_tile, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
@@ -177,7 +179,7 @@ QG_DEVICE u32 row_of_record(u32 place) {
     return QG_MMA_M8N8K4 ? place : place % 2 * 8 + place / 2;
 }
 
-// Four bytes of a scale plane, in as large pieces as records have.
+// Four bytes of a scale plane, in pieces as large as a record allows.
 template <u32 P>
 QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     constexpr u32 row_bytes = QgScalePlane<P>::ROW_BYTES, part = QgBlockRecords<P>::BYTES;
@@ -196,7 +198,8 @@ QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     return value;
 }
 
-// The records of a plane and the padding after them, of `count` slabs. They are few: all threads of the block share them.
+// The records of a plane and the padding behind them, for `count` k-tiles. Records are few: all threads of the CTA
+// share them.
 template <u32 P>
 QG_DEVICE void store_records(u8* out, KTile k_tile, u32 count, u32 thread) {
     constexpr u32 bytes = QG_TILE_ROWS / QgScalePlane<P>::SHARED_BY * QgScalePlane<P>::ROW_BYTES;

@@ -1,6 +1,5 @@
-// D[m, n] from FP4 weights and FP4 activations, both scaled by blocks: MXFP4 · MXFP4 and NVFP4 · NVFP4. Each warp owns
-// one tile of rows of W, which it reads straight into registers; the tokens' codes and scales pass through shared
-// memory.
+// D[m, n] from FP4 weights and FP4 activations, both with a scale a block: MXFP4 · MXFP4 and NVFP4 · NVFP4. Each warp
+// owns one row tile of W and reads it straight into registers. The codes and scales of X pass through shared memory.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
@@ -31,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 first_token = cta_index().y * QG_TILE_M;
     const u32 tiles = (p.gemm.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 k_tiles = p.gemm.shape.k_slabs;
-    // Warps beyond the last tile of rows compute it once more and store nothing.
+    // Warps beyond the last row tile compute that tile again and store nothing.
     const u32 own_tile = cta_index().x * WARPS + warp;
     const u32 tile = own_tile < tiles ? own_tile : tiles - 1;
     const u8* w = reinterpret_cast<const u8*>(p.gemm.at.w) + (u64)tile * k_tiles * QG_K_TILE_BYTES;
@@ -65,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         stage ^= 1;
     }
 
-    // Turn the sums, which lanes hold as [row][token], into rows of D.
+    // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++)
 #pragma unroll

@@ -1,5 +1,5 @@
-// D[m, n] for more than a few tokens on chips with a copy engine (Hopper, consumer Blackwell), on matrix instructions of single
-// warps: a warpgroup of its own keeps W and X coming, so that the others do nothing but make weights and multiply them.
+// D[m, n] for more than a few tokens, warp-specialized, on chips with TMA (Hopper, consumer Blackwell) and `mma.sync`.
+// A producer warpgroup copies W and X. The consumer warps only dequantize and multiply.
 #include "atoms/opaque_register.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
@@ -18,8 +18,9 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
 static_assert(STAGE_K_BLOCKS == 1, "a stage is multiplied as a whole");
 
-// sums += W · X over the next slab. `first` is where the warp's rows begin in a stage of W. The barrier after a step keeps the compiler
-// from loading X for all steps at once, for which it has no registers (33 of 64 kernels spilled for sm_90).
+// acc += W · X over the next k-tile. `first` is the offset of the warp's rows in a stage of W. The barrier after a
+// k-step keeps the compiler from loading X for all k-steps at once: there are no registers for that (without the
+// barrier, 33 of 64 kernels spilled for sm_90).
 QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const XCursor& cursor, u32 first,
                                u32 lane) {
     KTile k_tiles[ROW_TILES];
@@ -30,7 +31,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, Pipeline& pipeline, Position& 
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             const u8* k_tile = pipeline.w[at.w].tile[rt] + first;
             KTile::load_codes<FromShared>(k_tiles[rt], k_tile, k_block, lane);
-            // Records of long slabs are loaded anew for each chunk: kept, they take registers that codes need (Q4_K spilled 124 bytes).
+            // Records of long k-tiles are loaded again for each k-block. Held across k-blocks, they take registers that
+            // codes need (Q4_K spilled 124 bytes).
             if (k_block == 0 || K_BLOCKS > 2) KTile::load_scales<FromShared>(k_tiles[rt], k_tile, lane);
         }
         accumulate_rounded(acc, k_tiles, k_block, pipeline.x[at.x][0], cursor, [](u32) { warp_barrier(); });
@@ -54,7 +56,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
         const WorkTile tile = Parked<WorkTile>::load(work.tile);
         if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
-        // Once more, for the sums of others leave no registers for it.
+        // The tile is loaded again: adding the peers' accumulators left no registers for it.
         store_tile(acc, p, Parked<WorkTile>::load(work.tile), shared.staging[warp], warp, lane);
     }
 }
@@ -67,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegistersOf<24>;
-    // By a shuffle, so that the compiler knows it to be the same for the whole warp.
+    // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
         griddepcontrol_wait();

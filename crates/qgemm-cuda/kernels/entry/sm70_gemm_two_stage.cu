@@ -1,6 +1,6 @@
-// D[m, n] for any number of tokens, on the matrix instructions of chips without asynchronous copies (Volta, Turing).
-// Each warp owns rows of W, which it reads straight into registers; the tokens' activations pass through registers to
-// shared memory. Both are loaded one stage of 64 columns ahead.
+// D[m, n] for any number of tokens, on matrix instructions of chips without asynchronous copies (Volta, Turing). Each
+// warp owns rows of W and reads them straight into registers. X passes through registers to two stages of shared
+// memory. W and X are loaded one stage of 64 columns before they are multiplied.
 #include "atoms/launch.cuh"
 #if QG_MMA_M8N8K4
 #include "mainloop/sm70/m8n8k4_k_block.cuh"
@@ -30,7 +30,7 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The work's columns: afterwards `acc` are complete, and shared memory is free.
+// Multiplies the k-tiles of the work tile. Afterwards `acc` is complete and shared memory is free.
 QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = work.m_tile * QG_TILE_M;
@@ -52,7 +52,7 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
             cta_barrier();
         }
         WStream::take(k_tiles, w, at % (K_TILE_STAGES * STAGE_K_BLOCKS));
-        // With the last codes taken, the next stage can be on its way.
+        // The last codes of the stage are taken, so the next stage can be loaded.
         if (k_block + 1 == STAGE_K_BLOCKS && done + 1 < stages) {
             if ((done + 1) % K_TILE_STAGES == 0) WStream::next_k_tile(w);
             WStream::load(w, (done + 1) % K_TILE_STAGES, lane);
@@ -63,8 +63,8 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
     cta_barrier();
 }
 
-// Where the sum of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have their
-// words of four rows in other orders, so that lanes which read runs of eight rows side by side reach all banks.
+// Where the accumulator of `row` of the tile and `token` lies. Of every 128 rows, the second, third and fourth 32 have
+// their words of four rows in other orders. So lanes that read runs of eight neighbouring rows reach all banks.
 QG_DEVICE u32 accumulator_place(u32 token, u32 row) {
     return token * ACC_PITCH + (row ^ row / 32 % 4 * 4);
 }
@@ -78,7 +78,8 @@ QG_DEVICE void load_run(float (&v)[RUN], const SharedStorage& shared, u32 token,
     }
 }
 
-// This block's part of a tile that is cut: true for the last of its blocks, which finds the whole sums in shared memory.
+// Adds this CTA's part of a split tile. True for the last of the peers, which then has the complete accumulators in
+// shared memory.
 QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 thread = thread_index();
     float* mine = partial_slot(p, work, work.index, ELEMENTS);
@@ -96,8 +97,8 @@ QG_DEVICE bool add_up(SharedStorage& shared, const GemmParams& p, const WorkTile
     return true;
 }
 
-// The whole sums in shared memory become outputs: in runs where rows of D begin at multiples of 16 bytes, else so that
-// neighbouring lanes write neighbouring elements.
+// Turns the complete accumulators in shared memory into outputs. Lanes store runs of eight where rows of D begin at
+// multiples of 16 bytes. Otherwise neighbouring lanes store neighbouring elements.
 QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 first_token = work.m_tile * QG_TILE_M, first_row = work.n_tile * TILE_N;
     if (!(p.shape.flags & QG_FLAG_D_ALIGNED16)) {
@@ -126,10 +127,10 @@ QG_DEVICE void store_tile(const SharedStorage& shared, const GemmParams& p, cons
     }
 }
 
-// Writes the tile, or this block's part of its sums. Afterwards shared memory is free.
+// Stores the tile, or this CTA's part of a split tile. Afterwards shared memory is free.
 QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    // Turn the sums, which lanes hold as [row][token], into rows of D.
+    // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
     Engine::for_each(acc, lane, [&](u32 row, u32 token, float value) {
         st_shared(&shared.acc[accumulator_place(token, warp * WARP_ROWS + row)], value);
     });

@@ -1,5 +1,5 @@
-// D[m, n] for any number of tokens on matrix instructions, Ampere and Ada: W and X pass through rings of shared memory
-// that asynchronous copies fill; weights are made from their codes in registers, on the way to the instruction.
+// D[m, n] for any number of tokens on matrix instructions, Ampere and Ada. W and X pass through rings of shared memory
+// that `cp.async` fills. Warps dequantize W in registers, right before the instruction that takes it.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
@@ -60,7 +60,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
                 accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane,
                            [&](u32 k_step) {
-                    // In one piece: compilers move nothing across a branch, and matrix instructions wait for what stands there.
+                    // All copies are issued after the first k-step. Compilers move nothing across a branch, and matrix
+                    // instructions wait for what stands there.
                     if (k_step != 0) return;
                     const XPosition free = Position::two_k_blocks_ago(at);
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);

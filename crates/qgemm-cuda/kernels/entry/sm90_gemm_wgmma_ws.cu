@@ -1,6 +1,6 @@
-// D[m, n] for more than a few tokens on Hopper: warpgroups make weights from their codes in registers and multiply them with
-// X in shared memory by instructions that run by themselves; a warpgroup of its own keeps W and X coming. Few tokens take two
-// groups of warps that share the K dimension of the tile, slab by slab: one's instructions for weights hide the other's waits.
+// D[m, n] for more than a few tokens on Hopper, warp-specialized. Consumer warpgroups dequantize W in registers and
+// multiply it with X in shared memory, with `wgmma`. A producer warpgroup copies W and X. For few tokens, two groups of
+// consumers share the K dimension of the tile, k-tile by k-tile: one group dequantizes while the other waits.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/accumulator_exchange.cuh"
@@ -20,8 +20,9 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
 static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
-// All that warps of group GROUP do. It is no variable, so that their place in the ring is the same for all threads that execute
-// the code, and the compiler keeps it and the instructions' descriptors in uniform registers.
+// The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
+// same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
+// registers.
 template <u32 GROUP>
 QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     Pipeline& pipeline = shared.pipeline;
@@ -55,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
     griddepcontrol_launch_dependents();
     using Registers = RegistersOf<32>;
-    // By a shuffle, so that the compiler knows it to be the same for the whole warp.
+    // The shuffle tells the compiler that the role is the same for the whole warp.
     const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
     if (role < QG_K_GROUPS) {
         Registers::take();

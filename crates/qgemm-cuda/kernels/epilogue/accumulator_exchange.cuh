@@ -1,4 +1,4 @@
-// Sums of a tile on their way from the second of two groups of warps, which share the tile's K, to the first.
+// Passes the accumulators of a tile from the second of two groups of consumers, which share the tile's K, to the first.
 #pragma once
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
@@ -6,11 +6,11 @@
 struct AccumulatorExchange {
     f32x4 acc[THREAD_ACCUMULATORS / 4][QG_CONSUMERS];
 
-    // Barriers of both groups (1 is the first group's own): one's sums lie there; the other has read them. With a loop that
-    // waits, in their place, the compiler makes matrix instructions wait for each other (ptxas C7513).
+    // Barriers of both groups (barrier 1 is the first group's own). FULL: the accumulators are in shared memory. EMPTY:
+    // they have been read. With an mbarrier, which waits in a loop, the compiler serializes `wgmma` (ptxas C7513).
     static constexpr u32 FULL = 2, EMPTY = 3, THREADS = 2 * QG_CONSUMERS;
 
-    // `is_first` says whether the tile is the block's first.
+    // `is_first` is true for the CTA's first tile.
     QG_DEVICE void put(AccumulatorExchange& exchange, const Accumulators& acc, bool is_first, u32 thread) {
         const float* all = reinterpret_cast<const float*>(&acc);
         if (!is_first) barrier_sync(EMPTY, THREADS);
@@ -29,13 +29,13 @@ struct AccumulatorExchange {
         }
         barrier_arrive(EMPTY, THREADS);
     }
-    // By the group that puts, after its last tile: no barrier is left half complete.
+    // For the group that puts, after its last tile: it leaves no barrier half complete.
     QG_DEVICE void end(bool has_put) {
         if (has_put) barrier_sync(EMPTY, THREADS);
     }
 };
 
-// Of a single group.
+// For a single group, which exchanges nothing.
 struct NoExchange {
     template <class... T>
     QG_DEVICE void put(T&&...) {}

@@ -1,5 +1,5 @@
-// From a warp's sums to rows of D. Lanes hold sums as [row][token]; eight tokens at a time they pass through a few words
-// of shared memory of the warp's own, so that neighbouring lanes store neighbouring features.
+// From a warp's accumulators to rows of D. Lanes hold accumulators as [row][token]. They pass through a little shared
+// memory of the warp, eight tokens at a time, so that neighbouring lanes store neighbouring features.
 #pragma once
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
@@ -11,12 +11,12 @@
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 WARP_RUNS = WARP_ROWS / RUN;
 constexpr u32 THREAD_ACCUMULATORS = sizeof(Accumulators) / 4;
-// Token tiles that pass at once, and the rounds in which all do.
+// Token tiles that pass in one round, and the rounds of a tile.
 constexpr u32 STAGED = QG_STAGED;
 constexpr u32 ROUND_TOKENS = STAGED * MMA_TOKENS;
 constexpr u32 ROUNDS = TOKEN_TILES / STAGED;
-// A quarter at once: a block that has one tile fetches all of the code for it (64 tokens, four rounds at once: 21.9 for 20.8 us on
-// an H200).
+// Rounds in one piece of code: a quarter of them. A CTA that has only one tile fetches all of this code for it (64
+// tokens on an H200: 21.9 us with four rounds at once, 20.8 us with one).
 constexpr u32 ROUNDS_AT_ONCE = ROUNDS < 8 ? 1 : ROUNDS / 4;
 static_assert(ROUNDS % ROUNDS_AT_ONCE == 0, "rounds that pass at once divide all");
 
@@ -24,12 +24,12 @@ struct WarpStaging {
     // Four words of padding put the tokens that lanes write together, 2t, into different banks.
     static constexpr u32 PITCH = WARP_ROWS + 4;
     alignas(16) float acc[STAGED * MMA_TOKENS * PITCH];
-    // What the sums of each row are multiplied with and what is added, of plain outputs: from memory once a tile, not once a
-    // token (512 tokens of FP8 weights with a scale a row: 90 us instead of 104 on an H200).
+    // The factor and the bias of each row, for plain outputs. They are loaded once a tile and not once a token (512
+    // tokens of FP8 weights with a scale a row on an H200: 90 us and not 104 us).
     alignas(16) float factor[WARP_ROWS];
     alignas(16) float bias[WARP_ROWS];
 
-    // The sums of round `round` of tokens, for all lanes to see.
+    // Writes the accumulators of round `round`, for all lanes to read.
     QG_DEVICE void put_round(WarpStaging& staging, const Accumulators& acc, u32 round, u32 lane) {
         warp_barrier();
 #pragma unroll
@@ -97,7 +97,8 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
     }
 }
 
-// The sums of token tiles from TILES on take the place of the first: registers have no index, so a loop over them moves them.
+// Moves the accumulators of token tiles from TILES on to the first place. Registers cannot be indexed, so a loop over
+// rounds moves the accumulators.
 template <u32 TILES>
 QG_DEVICE void move_up(Accumulators& acc) {
 #pragma unroll
@@ -108,16 +109,17 @@ QG_DEVICE void move_up(Accumulators& acc) {
             for (u32 i = 0; i < 4; i++) acc.value[rt][tt - TILES][i] = acc.value[rt][tt][i];
 }
 
-// Products alone pass in several rounds before sums move up, which took as many instructions as all the rest (512 and 4096 tokens
-// of INT4 on an H200: 92.8 for 96.0 us and 677 for 694).
+// Plain outputs pass in several rounds before accumulators move: moving took as many instructions as all the rest. On
+// an H200, INT4 takes 92.8 us and not 96.0 us for 512 tokens, and 677 us and not 694 us for 4096.
 QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile& work, WarpStaging& staging, u32 warp,
                           u32 lane) {
     const u32 first_row = (work.n_tile * QG_WARPS_N + warp) * WARP_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
-    // The same for the whole block: of what follows a barrier in a branch that warps take differently, the compiler no longer
-    // knows what is the same for all lanes, and the main loop pays for it (128 tokens: 27.0 us for 24.2 on an H200).
+    // The condition is the same for the whole CTA. Behind a barrier in a branch that warps take differently, the
+    // compiler no longer knows what is uniform, and the main loop pays for that (128 tokens on an H200: 27.0 us and not
+    // 24.2 us).
     const bool plain = is_plain(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= p.shape.n;
-    // The rows' operands of the tile before have been read.
+    // All lanes have read the row operands of the tile before.
     warp_barrier();
     if (plain) {
         WarpStaging::load_row_operands(staging, p, first_row, lane);
@@ -143,7 +145,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
     }
 }
 
-// This thread's part of a contributor's partial sums.
+// This thread's part of a peer's partial accumulators.
 QG_DEVICE f32x4* partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
     return reinterpret_cast<f32x4*>(partial_slot(p, work, peer, THREAD_ACCUMULATORS * QG_CONSUMERS)) + thread;
 }
@@ -158,9 +160,9 @@ QG_DEVICE void add_peer(Accumulators& acc, const GemmParams& p, const WorkTile& 
     }
 }
 
-// Adds the sums of all blocks that share the tile, in the order of their K ranges, in the block that comes last; false in
-// the others, whose work on the tile is then done. The first two contributors, whose order does not matter, need not pass
-// their own sums through memory if they find that they are last.
+// Adds the accumulators of all peers, in the order of their K ranges, in the CTA that arrives last. False in the other
+// CTAs, whose work on the tile is then done. The first two peers, whose order does not matter, keep their own
+// accumulators in registers if they find that they are last.
 QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const WorkTile& work, u32 thread, u32* flag) {
     const bool can_add_to_own = work.index < 2;
     const bool others_arrived = can_add_to_own && check_others_arrived(p, work, flag);
@@ -172,7 +174,7 @@ QG_DEVICE bool add_partials(Accumulators& acc, const GemmParams& p, const WorkTi
             st_global_f32x4(slot + i / 4 * QG_CONSUMERS, f32x4{mine[i], mine[i + 1], mine[i + 2], mine[i + 3]});
         if (!arrive_and_check_last(p, work, flag)) return false;
     }
-    // Otherwise the first two contributors' sums come from memory, and to them are added the others'.
+    // Otherwise the accumulators of the first two peers come from memory, and those of the others are added.
     u32 own = work.index;
     if (!can_add_to_own) {
         acc = {};

@@ -1,26 +1,27 @@
-// Which tiles and which K ranges a block works on, as qgemm-sched lays it out (`Partition`).
+// Which tiles and which K ranges a CTA works on, as qgemm-sched lays them out (`Partition`).
 #pragma once
 #include "atoms/launch.cuh"
 #include "sched/params.cuh"
 
-// Part of an output tile, or all of it.
+// An output tile, or a K range of one.
 struct WorkTile {
     u32 n_tile, m_tile;
-    // Slabs [begin, end) of the tile's K dimension.
+    // K-tiles [begin, end) of the output tile.
     u32 begin, end;
-    // Blocks that share the tile, this one's place among them in the order of their ranges, and the tile's counter.
+    // The number of CTAs that share the tile, this CTA's place among them in the order of their K ranges, and the
+    // tile's counter.
     u32 peers, index, tile;
-    // Where the partial sums of contributor 0 lie; the others' follow.
+    // The slot of the partial accumulators of peer 0; those of the other peers follow.
     u32 first_slot;
 
-    // Grid (n tile, m tile, split).
+    // For a grid (n tile, m tile, split).
     QG_DEVICE WorkTile of_grid(const GemmParams& p) {
         const u32x3 cta = cta_index();
         WorkTile w;
         w.n_tile = cta.x;
         w.m_tile = cta.y;
         w.begin = 0, w.end = p.shape.k_slabs;
-        // Weights are asked for only when this is known, so that tiles which are not split do not wait for divisions.
+        // Addresses of weights depend on these divisions, so tiles that are not split skip them.
         if (p.shape.splits > 1) {
             w.begin = first_k_tile(p, cta.z);
             w.end = first_k_tile(p, cta.z + 1);
@@ -38,8 +39,8 @@ struct WorkTile {
         return split * whole + split * rest / p.shape.splits;
     }
 
-    // Tile number `tile` in raster order: groups of `raster_group` tiles along N, within each all tiles along M, and
-    // next to each other those along N.
+    // Tile number `tile` in rasterization order: swizzle groups of `raster_group` tiles along N, and within a group all
+    // tiles along M, each with the group's tiles along N.
     QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
         const u32 group = tile / (s.raster_group * s.m_tiles);
         const u32 first = group * s.raster_group;
@@ -51,11 +52,11 @@ struct WorkTile {
     }
 };
 
-// Everything that a block of a persistent grid works on: its range of the tiles that are cut, then whole tiles.
+// The work of a CTA of a persistent grid: its range of the split tiles, then whole tiles.
 struct WorkList {
-    // What is left of the range, in units of `cut_slabs` slabs, of which every cut tile has `quanta`.
+    // What is left of the range, in split quanta of `cut_slabs` k-tiles. Every split tile has `quanta` of them.
     u32 quantum, last_quantum, quanta;
-    // The next whole tile, in raster order.
+    // The next whole tile, in rasterization order.
     u32 tile;
 
     QG_DEVICE WorkList of_cta(const GemmParams& p) {
@@ -73,7 +74,7 @@ struct WorkList {
         return list;
     }
 
-    // The next piece of work; false when there is none.
+    // The next work tile; false when there is none.
     QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
         if (list.quantum < list.last_quantum) {
             next_of_range(list, p, w);
@@ -102,12 +103,12 @@ struct WorkList {
         const u32 first_cta = owner(s, list.quanta, tile_begin);
         w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
         w.index = cta_index().x - first_cta;
-        // Of the tiles before this one, so many were cut at most.
+        // At most as many of the tiles before this one were split.
         w.first_slot = first_cta + (tile < first_cta ? tile : first_cta);
         list.quantum = end;
     }
 
-    // The block whose range holds `quantum`.
+    // The CTA whose range holds `quantum`.
     QG_DEVICE u32 owner(const TileSchedule& s, u32 quanta, u32 quantum) {
         return (u32)(((u64)(quantum + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * quanta));
     }
