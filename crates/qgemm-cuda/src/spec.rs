@@ -8,7 +8,7 @@ pub struct KernelSpec {
     /// Unique name, family first: `gemm_nt_q4_k_f16` and the configuration after it. Names the kernel in
     /// errors, traces and `kernels.lock`.
     pub name: String,
-    /// Name of the source with the kernel, for messages: `entry/gemm.cu`.
+    /// Name of the source with the kernel, for messages: `entry/sm80_gemm_cp_async.cu`.
     pub entry: &'static str,
     /// That source: an embedded one ([`source::entry`](crate::source)), or a test's own.
     pub text: &'static str,

@@ -90,8 +90,8 @@ fn faults_name_the_line_of_a_template_or_an_included_file() {
         ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + rt"),
         ("gemm", 2, "d", "epilogue/operands.cuh", "st_global_u"),
         ("gemv", 1, "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),
-        ("gemv", 1, "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
-        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&sums.value[token"),
+        ("gemv", 1, "the weight", "dequant/k_tile.cuh", "ld_global_stream_v4("),
+        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&acc.value[token"),
     ];
     for (family, m, short, file, text) in cases {
         let test = "faults_name_the_line_of_a_template_or_an_included_file";

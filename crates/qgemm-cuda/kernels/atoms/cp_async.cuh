@@ -26,21 +26,22 @@ QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
 }
 // To an address in shared memory.
 QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
+                 : "memory");
 }
 QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 // All of it, or, where it is not `wanted`, zeros, for which nothing is read (PTX ISA, "cp.async", ignore-src).
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global) {
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared), "l"(global),
-                 "r"((u32)wanted)
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
+                 "l"(global), "r"((u32)wanted)
                  : "memory");
 }
 // The same through L1, for what another block of the multiprocessor reads at about the same time.
 QG_DEVICE void cp_async_16_or_zeros_l1(bool wanted, u32 shared, const u8* global) {
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared), "l"(global),
-                 "r"((u32)wanted)
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
+                 "l"(global), "r"((u32)wanted)
                  : "memory");
 }
 // All of it, from memory that is read from end to end: L2 fetches whole lines, which come faster from memory.

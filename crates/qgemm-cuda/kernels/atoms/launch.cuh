@@ -10,14 +10,14 @@ QG_DEVICE u32 thread_index() {
     return threadIdx.x;
 }
 // Threads of a block.
-QG_DEVICE u32 block_threads() {
+QG_DEVICE u32 cta_threads() {
     return blockDim.x;
 }
-QG_DEVICE u32x3 block_index() {
+QG_DEVICE u32x3 cta_index() {
     return {blockIdx.x, blockIdx.y, blockIdx.z};
 }
 // Blocks of the grid.
-QG_DEVICE u32x3 grid_blocks() {
+QG_DEVICE u32x3 grid_ctas() {
     return {gridDim.x, gridDim.y, gridDim.z};
 }
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-QG_DEVICE void block_barrier() {
+QG_DEVICE void cta_barrier() {
     asm volatile("barrier.sync 0;" ::: "memory");
 }
 

@@ -65,23 +65,24 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 
 // One instruction for `n` columns: the operands are D, A, B's descriptor, and immediates: D is added to, A and B as they are,
 // B not turned.
-#define QG_WGMMA(n, type, places, operands, a, b)                                                                       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b            \
-                 ", 1, 1, 1, 0;"                                                                                         \
-                 : operands                                                                                              \
-                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]), "l"(b_descriptor))
-#define QG_WGMMA_OF_COLUMNS(type)                                                                                       \
-    if constexpr (COLUMNS == 8)                                                                                         \
-        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                               \
-    else if constexpr (COLUMNS == 16)                                                                                   \
-        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                           \
-    else if constexpr (COLUMNS == 32)                                                                                   \
-        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                       \
-    else if constexpr (COLUMNS == 64)                                                                                   \
-        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                       \
-    else if constexpr (COLUMNS == 128)                                                                                  \
-        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                      \
-    else                                                                                                                \
+#define QG_WGMMA(n, type, places, operands, a, b)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b          \
+                 ", 1, 1, 1, 0;"                                                                                       \
+                 : operands                                                                                            \
+                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]),                 \
+                   "l"(b_descriptor))
+#define QG_WGMMA_OF_COLUMNS(type)                                                                                      \
+    if constexpr (COLUMNS == 8)                                                                                        \
+        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                              \
+    else if constexpr (COLUMNS == 16)                                                                                  \
+        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                          \
+    else if constexpr (COLUMNS == 32)                                                                                  \
+        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                      \
+    else if constexpr (COLUMNS == 64)                                                                                  \
+        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                      \
+    else if constexpr (COLUMNS == 128)                                                                                 \
+        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                     \
+    else                                                                                                               \
         QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
 // D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256.

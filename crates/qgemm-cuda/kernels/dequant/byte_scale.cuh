@@ -1,10 +1,10 @@
 // Scales that are integers of one byte times a factor of the super-block.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
-// Scales and minimums that are integers times a unit of the super-block: formats give `unit(slab, row, kind)`, and
-// `integers(slab, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
-enum class Nested { SCALES, MINS };
+// Scales and minimums that are integers times a unit of the super-block: formats give `unit(k_tile, row, kind)`, and
+// `integers(k_tile, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
+enum class SuperBlockPart { SCALES, MINS };
 
 // Bytes 2 `pair` and the next of eight.
 QG_DEVICE u32 byte_pair(u32 low, u32 high, u32 pair) { return prmt(low, high, 0x10u + 0x22u * pair); }

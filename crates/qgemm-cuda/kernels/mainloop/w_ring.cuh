@@ -5,8 +5,8 @@
 #include "mainloop/row_tiles.cuh"
 
 // Tiles of rows of a block.
-constexpr u32 BLOCK_ROW_TILES = QG_WARPS_N * ROW_TILES;
+constexpr u32 CTA_ROW_TILES = QG_WARPS_N * ROW_TILES;
 
 struct WStage {
-    alignas(16) u8 slab[BLOCK_ROW_TILES][QG_SLAB_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];
 };

@@ -1,7 +1,7 @@
 // Eight neighbouring columns of one token, read from X wherever and however it lies: any strides, any alignment, ragged
 // ends, columns in act-order.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 #include "sched/params.cuh"
 
 #if QG_USE_MMA

@@ -6,7 +6,7 @@
 #include "mainloop/mma_operand.cuh"
 
 // Bytes of a token's row in a stage, and of a chunk of it.
-constexpr u32 X_ROW_BYTES = CHUNK_K * 2;
+constexpr u32 X_ROW_BYTES = K_BLOCK * 2;
 constexpr u32 X_CHUNK_BYTES = 16;
 constexpr u32 X_CHUNK_K = X_CHUNK_BYTES / 2;
 constexpr u32 X_ROW_CHUNKS = X_ROW_BYTES / X_CHUNK_BYTES;
@@ -32,24 +32,24 @@ struct XCursor {
     }
 
     // Matrices 2 and 3 are the next step's, for the same eight tokens.
-    QG_DEVICE XCursor of_lane_in_steps(u32 lane) {
+    QG_DEVICE XCursor of_lane_in_k_steps(u32 lane) {
         return {lane % 8 * X_ROW_BYTES + (lane / 8 ^ lane % 8) * X_CHUNK_BYTES};
     }
 
-    QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 step) {
-        return shared_address(stage.bytes) + (cursor.offset ^ step * 2 * X_CHUNK_BYTES);
+    QG_DEVICE u32 row_of(const XCursor& cursor, const XStage& stage, u32 k_step) {
+        return shared_address(stage.bytes) + (cursor.offset ^ k_step * 2 * X_CHUNK_BYTES);
     }
 
-    // The B operands of step `step` for token tiles `tt` and `tt` + 1.
-    QG_DEVICE void load_two_tiles(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2][2]) {
+    // The B operands of step `k_step` for token tiles `tt` and `tt` + 1.
+    QG_DEVICE void load_two_tiles(const XCursor& cursor, const XStage& stage, u32 k_step, u32 tt, u32 (&b)[2][2]) {
         u32 words[4];
-        ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
+        ldmatrix_x4(words, row_of(cursor, stage, k_step) + tt * MMA_TOKENS * X_ROW_BYTES);
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
-    // The B operands of steps `step` and `step` + 1 for token tile `tt`, of a cursor of steps.
-    QG_DEVICE void load_two_steps(const XCursor& cursor, const XStage& stage, u32 step, u32 tt, u32 (&b)[2][2]) {
+    // The B operands of steps `k_step` and `k_step` + 1 for token tile `tt`, of a cursor of steps.
+    QG_DEVICE void load_two_k_steps(const XCursor& cursor, const XStage& stage, u32 k_step, u32 tt, u32 (&b)[2][2]) {
         u32 words[4];
-        ldmatrix_x4(words, row_of(cursor, stage, step) + tt * MMA_TOKENS * X_ROW_BYTES);
+        ldmatrix_x4(words, row_of(cursor, stage, k_step) + tt * MMA_TOKENS * X_ROW_BYTES);
         b[0][0] = words[0], b[0][1] = words[1], b[1][0] = words[2], b[1][1] = words[3];
     }
 };

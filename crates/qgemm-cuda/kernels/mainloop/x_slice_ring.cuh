@@ -3,7 +3,7 @@
 // in the order of `XStage`. Rows of X begin at multiples of 16 bytes, and columns follow one another.
 #pragma once
 #include "atoms/cp_async.cuh"
-#include "atoms/kept.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/x_ring.cuh"
@@ -18,12 +18,12 @@ constexpr u32 SLICE_X_COPIES = (QG_TILE_M + SLICE_X_ROWS - 1) / SLICE_X_ROWS;
 constexpr bool NEIGHBOUR_READS_X = QG_ROW_TILES > 4;
 
 // One slab's columns of all tokens.
-struct XSlab {
-    XStage chunk[CHUNKS];
+struct XKTile {
+    XStage chunk[K_BLOCKS];
 };
 
 struct XSliceRing {
-    XSlab slab[QG_STAGES];
+    XKTile k_tile[QG_STAGES];
 };
 
 // All threads of slice `slice`. Barrier 0 is the block's.
@@ -43,7 +43,7 @@ struct XSliceSource {
     // The first row's place in the first slab of the ring.
     u32 target;
 
-    QG_DEVICE XSliceSource of(const GemmParams& p, XSliceRing& ring, u32 first_token, u32 slab, u32 thread) {
+    QG_DEVICE XSliceSource of(const GemmParams& p, XSliceRing& ring, u32 first_token, u32 k_tile, u32 thread) {
         XSliceSource s;
         const u32 first = thread / X_ROW_CHUNKS, group = thread % X_ROW_CHUNKS;
         s.rows = 0;
@@ -51,24 +51,25 @@ struct XSliceSource {
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
             if (token < p.shape.m) s.rows = i + 1;
-            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + slab * QG_SLAB_K + group * X_CHUNK_K) * 2;
+            s.row[i] =
+                reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
         }
-        s.rows = kept(s.rows);
-        s.target = kept(shared_address(XStage::at(ring.slab[0].chunk[0], first, group)));
+        s.rows = opaque_register(s.rows);
+        s.target = opaque_register(shared_address(XStage::at(ring.k_tile[0].chunk[0], first, group)));
         return s;
     }
 
-    // Starts copying slab `slab`, which is the next, to place `stage` of the ring, and goes on by `slabs` slabs. What lies outside X
+    // Starts copying slab `k_tile`, which is the next, to place `stage` of the ring, and goes on by `k_tiles` slabs. What lies outside X
     // becomes zero.
-    QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 slab, u32 stage, u32 slabs, u32 thread) {
-        const u32 first = slab * QG_SLAB_K;
-        if (first + QG_SLAB_K <= p.shape.k)
+    QG_DEVICE void copy(XSliceSource& s, const GemmParams& p, u32 k_tile, u32 stage, u32 k_tiles, u32 thread) {
+        const u32 first = k_tile * QG_K_TILE;
+        if (first + QG_K_TILE <= p.shape.k)
             copy_columns<true>(s, stage, 0, thread);
         else
             // Groups that are longer than a slab may leave slabs behind the last column.
             copy_columns<false>(s, stage, first < p.shape.k ? p.shape.k - first : 0, thread);
 #pragma unroll
-        for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += slabs * QG_SLAB_K * 2;
+        for (u32 i = 0; i < SLICE_X_COPIES; i++) s.row[i] += k_tiles * QG_K_TILE * 2;
     }
 
     // Of all columns of a slab, or of its first `columns`.
@@ -79,8 +80,9 @@ struct XSliceSource {
             // Four tokens on, the other half of a row's chunks changes places (`XStage`).
             const u32 first = SLICE_X_ROWS % 8 == 0 ? s.target : s.target ^ i % 2 * 4 * X_CHUNK_BYTES;
 #pragma unroll
-            for (u32 chunk = 0; chunk < CHUNKS; chunk++) {
-                const u32 target = first + stage * sizeof(XSlab) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
+            for (u32 chunk = 0; chunk < K_BLOCKS; chunk++) {
+                const u32 target =
+                    first + stage * sizeof(XKTile) + chunk * X_STAGE_BYTES + i * SLICE_X_ROWS * X_ROW_BYTES;
                 const u8* source = s.row[i] + chunk * X_ROW_BYTES;
                 if constexpr (ALL) {
                     if constexpr (NEIGHBOUR_READS_X)
@@ -88,7 +90,7 @@ struct XSliceSource {
                     else
                         cp_async_16_or_zeros(i < s.rows, target, source);
                 } else {
-                    const u32 column = chunk * CHUNK_K + thread % X_ROW_CHUNKS * X_CHUNK_K;
+                    const u32 column = chunk * K_BLOCK + thread % X_ROW_CHUNKS * X_CHUNK_K;
                     const u32 inside = i < s.rows && column < columns ? (columns - column) * 2 : 0;
                     cp_async_16(target, source, inside < X_CHUNK_BYTES ? inside : X_CHUNK_BYTES);
                 }

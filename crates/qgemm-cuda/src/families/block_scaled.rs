@@ -58,7 +58,7 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     let mut prelude = String::new();
     for (name, value) in [
         ("QG_VARIANT", Variant::Sm120.number()),
-        ("QG_CLASS_V", 0),
+        ("QG_MMA_M8N8K4", 0),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -67,22 +67,22 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     prelude::planes(&mut prelude, &layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_SLAB_K", layout.slab_k as u32),
-        ("QG_SLAB_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.slab_k as u32),
+        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
         ("QG_SUB_BLOCK", format.sub_block as u32),
         ("QG_TILE_M", TILE_M),
-        ("QG_X_SLABS", X_SLABS),
+        ("QG_X_K_TILES", X_SLABS),
         ("QG_THREADS", THREADS),
-        ("QG_BLOCKS_PER_SM", BLOCKS_PER_SM),
+        ("QG_CTAS_PER_SM", BLOCKS_PER_SM),
         ("QG_SHARED_BYTES", shared_bytes()),
     ] {
         prelude::constant_line(&mut prelude, name, value);
     }
     Some(KernelSpec {
         name: format!("gemm_block_scaled_nt_{0}_{0}_m{TILE_M}", format.name),
-        entry: "entry/gemm_block_scaled.cu",
-        text: source::entry("entry/gemm_block_scaled.cu"),
-        symbol: "qg_gemm_block_scaled",
+        entry: "entry/sm120_gemm_block_scaled.cu",
+        text: source::entry("entry/sm120_gemm_block_scaled.cu"),
+        symbol: "qg_sm120_gemm_block_scaled",
         prelude,
         arch_specific: true,
     })

@@ -423,24 +423,28 @@ impl Instance {
     pub(crate) fn spec(&self) -> KernelSpec {
         let (entry, symbol, tail) = match self.shape {
             Shape::Gemv { .. } => ("entry/gemv.cu", "qg_gemv", String::new()),
-            Shape::Gemm { row_tiles } => ("entry/gemm_fma.cu", "qg_gemm_fma", format!("_r{row_tiles}")),
+            Shape::Gemm { row_tiles } => ("entry/gemm_simt.cu", "qg_gemm_simt", format!("_r{row_tiles}")),
             Shape::GemmSyncCopy { row_tiles } => {
-                ("entry/gemm_sync_copy.cu", "qg_gemm_sync_copy", format!("_r{row_tiles}"))
+                ("entry/sm70_gemm_two_stage.cu", "qg_sm70_gemm_two_stage", format!("_r{row_tiles}"))
             }
             Shape::SlicedK { row_tiles, warps, .. } => {
                 let slices = self.threads / 32 / warps;
                 ("entry/gemm_sliced_k.cu", "qg_gemm_sliced_k", format!("_r{row_tiles}_w{warps}_k{slices}"))
             }
             Shape::Ring(Ring { row_tiles, warps, fed: true, .. }) => {
-                ("entry/gemm_fed.cu", "qg_gemm_fed", format!("_r{row_tiles}_w{warps}_fed"))
+                ("entry/sm120_gemm_tma_ws.cu", "qg_sm120_gemm_tma_ws", format!("_r{row_tiles}_w{warps}_fed"))
             }
             Shape::Ring(ring) => {
                 let tight = if ring.is_tight() { "_tight" } else { "" };
-                ("entry/gemm.cu", "qg_gemm", format!("_r{}_w{}{tight}", ring.row_tiles, ring.warps))
+                (
+                    "entry/sm80_gemm_cp_async.cu",
+                    "qg_sm80_gemm_cp_async",
+                    format!("_r{}_w{}{tight}", ring.row_tiles, ring.warps),
+                )
             }
             Shape::Warpgroup(Warpgroups { row_tiles, warps, k_groups, .. }) => {
                 let groups = warps / 4;
-                ("entry/gemm_warpgroup.cu", "qg_gemm_warpgroup", format!("_r{row_tiles}_g{groups}_k{k_groups}"))
+                ("entry/sm90_gemm_wgmma_ws.cu", "qg_sm90_gemm_wgmma_ws", format!("_r{row_tiles}_g{groups}_k{k_groups}"))
             }
         };
         let name = format!("{}_nt_{}_{}_m{}{tail}", self.family(), self.format.name, self.x, self.tile_m);

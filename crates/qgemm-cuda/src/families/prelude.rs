@@ -24,10 +24,10 @@ pub(super) fn print(instance: &Instance) -> String {
     // Macros where a preprocessor condition or an #include needs the value; constants otherwise.
     for (name, value) in [
         ("QG_VARIANT", instance.variant.number()),
-        ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::V)),
         ("QG_USE_MMA", u32::from(instance.engine == Engine::Mma)),
-        ("QG_RAW_CODES", u32::from(instance.takes_raw_codes())),
-        ("QG_KEEPS_WORK", u32::from(instance.keeps_work())),
+        ("QG_INTEGER_OPERANDS", u32::from(instance.takes_raw_codes())),
+        ("QG_PARKS_STATE", u32::from(instance.keeps_work())),
         ("QG_X_DTYPE", dtype_code(instance.x)),
         ("QG_PLAIN_DTYPE", plain),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
@@ -40,13 +40,13 @@ pub(super) fn print(instance: &Instance) -> String {
     planes(&mut out, layout);
     let mut constant = |name, value| constant_line(&mut out, name, value);
     constant("QG_TILE_ROWS", instance.tile_rows());
-    constant("QG_SLAB_K", layout.slab_k as u32);
-    constant("QG_SLAB_BYTES", layout.slab_bytes as u32);
+    constant("QG_K_TILE", layout.slab_k as u32);
+    constant("QG_K_TILE_BYTES", layout.slab_bytes as u32);
     constant("QG_SUB_BLOCK", format.sub_block as u32);
     constant("QG_TILE_M", instance.tile_m);
     constant("QG_THREADS", instance.threads);
     constant("QG_CONSUMERS", instance.consumers());
-    constant("QG_BLOCKS_PER_SM", instance.blocks_per_sm);
+    constant("QG_CTAS_PER_SM", instance.blocks_per_sm);
     constant("QG_SHARED_BYTES", instance.shared_bytes());
     constant("QG_ROUNDED", instance.rounds_weights().into());
     constant("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero));
@@ -54,7 +54,7 @@ pub(super) fn print(instance: &Instance) -> String {
         Shape::Gemv { row_tiles, x_slabs, unroll } => {
             constant("QG_ROW_TILES", row_tiles);
             constant("QG_WARPS_N", 1);
-            constant("QG_X_SLABS", x_slabs);
+            constant("QG_X_K_TILES", x_slabs);
             constant("QG_UNROLL", unroll);
         }
         Shape::Gemm { row_tiles } | Shape::GemmSyncCopy { row_tiles } => constant("QG_ROW_TILES", row_tiles),
@@ -70,14 +70,14 @@ pub(super) fn print(instance: &Instance) -> String {
             constant("QG_W_STAGES", ring.w_stages(layout));
             constant("QG_STAGED", ring.staged);
             if ring.fed {
-                constant("QG_STAGE_CHUNKS", 1);
+                constant("QG_STAGE_K_BLOCKS", 1);
             }
         }
         Shape::Warpgroup(shape) => {
             constant("QG_ROW_TILES", shape.row_tiles);
             constant("QG_WARPS_N", shape.warps);
             constant("QG_K_GROUPS", shape.k_groups);
-            constant("QG_STAGE_CHUNKS", shape.stage_chunks);
+            constant("QG_STAGE_K_BLOCKS", shape.stage_chunks);
             constant("QG_X_STAGES", shape.stages);
             constant("QG_W_STAGES", shape.w_stages(layout));
             constant("QG_STAGED", STAGED);

@@ -163,7 +163,7 @@ fn prelude(
     let mut out = String::new();
     for (name, value) in [
         ("QG_VARIANT", variant.number()),
-        ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::V)),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -172,16 +172,16 @@ fn prelude(
     prelude::planes(&mut out, layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_SLAB_K", layout.slab_k as u32),
-        ("QG_SLAB_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.slab_k as u32),
+        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
         ("QG_BLOCK_LEN", format.block_len as u32),
         ("QG_BLOCK_BYTES", format.block_bytes as u32),
         ("QG_ZERO_CODE", repacking.zero_code),
-        ("QG_STRIP_SLABS", strip_slabs as u32),
+        ("QG_STRIP_K_TILES", strip_slabs as u32),
         ("QG_ROW_CHUNKS", row_chunks as u32),
         ("QG_THREADS", THREADS),
         // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
-        ("QG_BLOCKS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
+        ("QG_CTAS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
         ("QG_SHARED_BYTES", shared_bytes),
     ] {
         prelude::constant_line(&mut out, name, value);

@@ -81,11 +81,11 @@ enum Layout {
 
 fn spec(from: DType, to: DType, layout: Layout, variant: Variant) -> KernelSpec {
     let (name, entry, symbol, threads, shared_bytes) = match layout {
-        Layout::Rows => ("stage_x", "entry/stage_x.cu", "qg_stage_x", ROW_THREADS, ROW_SHARED_BYTES),
+        Layout::Rows => ("stage_x", "entry/convert.cu", "qg_convert", ROW_THREADS, ROW_SHARED_BYTES),
         Layout::Transposed => (
             "stage_x_transposed",
-            "entry/stage_x_transposed.cu",
-            "qg_stage_x_transposed",
+            "entry/convert_transposed.cu",
+            "qg_convert_transposed",
             TURN_THREADS,
             TURN_SHARED_BYTES,
         ),
@@ -93,7 +93,7 @@ fn spec(from: DType, to: DType, layout: Layout, variant: Variant) -> KernelSpec 
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(from));
-    constant_line(&mut prelude, "QG_STAGED_DTYPE", dtype_code(to));
+    constant_line(&mut prelude, "QG_CONVERTED_DTYPE", dtype_code(to));
     constant_line(&mut prelude, "QG_THREADS", threads);
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes);
     KernelSpec {

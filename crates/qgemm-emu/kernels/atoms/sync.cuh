@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-QG_DEVICE void block_barrier(QG_AT) { emu->barrier(0, 0, 1, file, line); }
+QG_DEVICE void cta_barrier(QG_AT) { emu->barrier(0, 0, 1, file, line); }
 QG_DEVICE void barrier_sync(u32 id, u32 threads, QG_AT) { emu->barrier(id, threads, 1, file, line); }
 QG_DEVICE void barrier_arrive(u32 id, u32 threads, QG_AT) { emu->barrier(id, threads, 0, file, line); }
 

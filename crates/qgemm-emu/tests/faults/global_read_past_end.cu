@@ -5,7 +5,7 @@
 extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 thread = thread_index();
 #if QG_FIXED
-    const u32 next = (thread + 1) % block_threads();
+    const u32 next = (thread + 1) % cta_threads();
 #else
     const u32 next = thread + 1;
 #endif

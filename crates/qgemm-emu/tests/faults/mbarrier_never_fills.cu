@@ -9,7 +9,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u32* shared = reinterpret_cast<u32*>(dynamic_shared() + 8);
     const u32 thread = thread_index();
     if (thread == 0) mbarrier_init(filled, QG_FIXED ? 32 : 33);
-    block_barrier();
+    cta_barrier();
     st_shared(shared + thread, ld_global_u32(p.in + thread * 4));
     mbarrier_arrive(filled);
     mbarrier_wait(filled, 0);  // FAULT

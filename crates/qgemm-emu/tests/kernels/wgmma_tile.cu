@@ -36,12 +36,12 @@ QG_DEVICE SharedStorage& shared_storage() {
 }
 
 QG_DEVICE void produce(const WgmmaTile& p, SharedStorage& shared, u32 steps) {
-    for (u32 step = 0; step < steps; step++) {
-        const u32 stage = step % STAGES, use = step / STAGES;
+    for (u32 k_step = 0; k_step < steps; k_step++) {
+        const u32 stage = k_step % STAGES, use = k_step / STAGES;
         // Before the first use of a stage there is nothing to wait for.
         if (use > 0) mbarrier_wait(&shared.empty[stage], (use - 1) % 2);
         mbarrier_arrive_expect_tx(&shared.full[stage], sizeof(shared.x[0]));
-        cp_async_bulk_tensor_2d(shared.x[stage], &p.x, (i32)(step * STAGE_K), 0, &shared.full[stage]);
+        cp_async_bulk_tensor_2d(shared.x[stage], &p.x, (i32)(k_step * STAGE_K), 0, &shared.full[stage]);
     }
 }
 
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
         }
         fence_mbarrier_init();
     }
-    block_barrier();
+    cta_barrier();
     if (thread >= CONSUMERS) {
         if (lane == 0) produce(p, shared, steps);
         return;
@@ -66,15 +66,15 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
     const u32 row = warp * 16 + lane / 4, pair = lane % 4 * 2;
     const u8* w = reinterpret_cast<const u8*>(p.w) + (row * p.k + pair) * 2;
     float d[16] = {};
-    for (u32 step = 0; step < steps; step++) {
-        const u32 stage = step % STAGES;
+    for (u32 k_step = 0; k_step < steps; k_step++) {
+        const u32 stage = k_step % STAGES;
         u32 a[STAGE_K / 16][4];
 #pragma unroll
         for (u32 k16 = 0; k16 < STAGE_K / 16; k16++)
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                a[k16][i] = ld_global_u32(w + (i % 2 * 8 * p.k + step * STAGE_K + k16 * 16 + i / 2 * 8) * 2);
-        mbarrier_wait(&shared.full[stage], step / STAGES % 2);
+                a[k16][i] = ld_global_u32(w + (i % 2 * 8 * p.k + k_step * STAGE_K + k16 * 16 + i / 2 * 8) * 2);
+        mbarrier_wait(&shared.full[stage], k_step / STAGES % 2);
         wgmma_fence();
 #pragma unroll
         for (u32 k16 = 0; k16 < STAGE_K / 16; k16++)
