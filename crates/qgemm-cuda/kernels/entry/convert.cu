@@ -1,7 +1,7 @@
-// Converts rows of X for matrix instructions, one token a CTA. Columns are in natural order or gathered, and padded
-// with zeros. Values are rounded after the token was multiplied by a power of two. The CTA reads a row from memory
-// once: the pass that finds the largest magnitude leaves the row in shared memory. Where the row does not fit, the
-// second pass finds it in L1 or L2.
+// Converts rows of a matrix, one row a CTA. Columns are in natural order or gathered, and padded with zeros. Where rows
+// have factors, values are rounded after the row was multiplied by a power of two. The CTA reads a row from memory once:
+// the pass that finds the largest magnitude leaves the row in shared memory. Where the row does not fit, the second pass
+// finds it in L1 or L2.
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/convert.cuh"
@@ -23,10 +23,10 @@ struct SourceGroup {
     }
 };
 
-// Columns [column, column + GROUP) of a row of X; columns from k on are zero.
-QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
+// Columns [column, column + GROUP) of a row of X; columns beyond the last are zero.
+QG_DEVICE SourceGroup load_group(const ConvertParams& p, const u8* row, u32 column) {
     SourceGroup group = {};
-    if ((p.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.k) {
+    if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && column + GROUP <= p.shape.columns) {
 #pragma unroll
         for (u32 i = 0; i < SOURCE_WORDS; i += 4) {
             const u32x4 v = ld_global_v4(row + (u64)column * SOURCE_BYTES + i * 4);
@@ -36,8 +36,8 @@ QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
     }
 #pragma unroll
     for (u32 i = 0; i < GROUP; i++) {
-        if (column + i >= p.k) continue;
-        const u32 bits = load_source(row + (u64)(column + i) * p.x_col * SOURCE_BYTES);
+        if (column + i >= p.shape.columns) continue;
+        const u32 bits = load_source(row + (u64)(column + i) * p.at.x_col * SOURCE_BYTES);
         if constexpr (SOURCE_BYTES == 4)
             group.word[i % SOURCE_WORDS] = bits;
         else
@@ -47,9 +47,9 @@ QG_DEVICE SourceGroup load_group(const StageX& p, const u8* row, u32 column) {
 }
 
 // The same columns, from the row in shared memory.
-QG_DEVICE SourceGroup cached_group(const StageX& p, const u8* cached, u32 column) {
+QG_DEVICE SourceGroup cached_group(const ConvertParams& p, const u8* cached, u32 column) {
     SourceGroup group = {};
-    if (column >= p.k) return group;
+    if (column >= p.shape.columns) return group;
 #pragma unroll
     for (u32 i = 0; i < SOURCE_WORDS; i += 4) {
         const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(cached + column * SOURCE_BYTES + i * 4));
@@ -66,21 +66,21 @@ QG_DEVICE void store_row(u8* cached, u32 column, const SourceGroup& group) {
 }
 
 // The bits of one element of the row.
-QG_DEVICE u32 row_element(const StageX& p, const u8* row, const u8* cached, u32 source) {
-    if (source >= p.k) return 0;
-    if (!(p.flags & QG_FLAG_ROW_IN_SHARED)) return load_source(row + (u64)source * p.x_col * SOURCE_BYTES);
+QG_DEVICE u32 row_element(const ConvertParams& p, const u8* row, const u8* cached, u32 source) {
+    if (source >= p.shape.columns) return 0;
+    if (!(p.shape.flags & QG_FLAG_ROW_IN_SHARED)) return load_source(row + (u64)source * p.at.x_col * SOURCE_BYTES);
     if constexpr (SOURCE_BYTES == 4) return ld_shared(reinterpret_cast<const u32*>(cached) + source);
     return ld_shared(reinterpret_cast<const u16*>(cached) + source);
 }
 
 // The values of columns [column, column + GROUP) of the result, not yet scaled.
-QG_DEVICE void load_values(const StageX& p, const u8* row, const u8* cached, u32 column, float (&values)[GROUP]) {
-    if (p.flags & QG_FLAG_K_ORDER) {
+QG_DEVICE void load_values(const ConvertParams& p, const u8* row, const u8* cached, u32 column, float (&values)[GROUP]) {
+    if (p.shape.flags & QG_FLAG_K_ORDER) {
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++)
             values[i] = source_value(row_element(p, row, cached, source_column(p, column + i)));
     } else {
-        const bool caches_row = p.flags & QG_FLAG_ROW_IN_SHARED;
+        const bool caches_row = p.shape.flags & QG_FLAG_ROW_IN_SHARED;
         const SourceGroup group = caches_row ? cached_group(p, cached, column) : load_group(p, row, column);
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) values[i] = source_value(SourceGroup::bits(group, i));
@@ -104,40 +104,48 @@ QG_DEVICE u32 cta_max(u32 value, u32* warps) {
     return value;
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid_constant__ StageX p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid_constant__ ConvertParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
-    u8* cached = dynamic_shared() + sizeof(SharedStorage);
-    const u32 thread = thread_index(), threads = cta_threads(), token = cta_index().x;
-    const u8* row = reinterpret_cast<const u8*>(p.x) + token * p.x_row * SOURCE_BYTES;
-    const bool caches_row = p.flags & QG_FLAG_ROW_IN_SHARED;
+    u8* cached_row = dynamic_shared() + sizeof(SharedStorage);
+    const u32 thread = thread_index(), threads = cta_threads(), row_index = cta_index().x;
+    const u8* row = reinterpret_cast<const u8*>(p.at.x) + row_index * p.at.x_row * SOURCE_BYTES;
+    const bool caches_row = p.shape.flags & QG_FLAG_ROW_IN_SHARED;
+    const bool scaled = MAY_SCALE && (p.shape.flags & QG_FLAG_X_FACTOR);
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     u32 largest = 0;
-    if (SCALED || caches_row) {
-        for (u32 column = thread * GROUP; column < p.k; column += threads * GROUP) {
+    if (scaled || caches_row) {
+        for (u32 column = thread * GROUP; column < p.shape.columns; column += threads * GROUP) {
             const SourceGroup group = load_group(p, row, column);
-            if constexpr (SCALED) {
+            if (scaled) {
 #pragma unroll
                 for (u32 i = 0; i < GROUP; i++)
                     largest = larger_magnitude(largest, source_value(SourceGroup::bits(group, i)));
             }
-            if (caches_row) store_row(cached, column, group);
+            if (caches_row) store_row(cached_row, column, group);
         }
         largest = cta_max(largest, shared.largest);
     }
-    TokenScale scale = {1.0f, 1.0f};
-    if constexpr (SCALED) {
-        scale = TokenScale::of(largest);
-        if (thread == 0) store_factor(p, token, scale);
+    RowScale scale = {1.0f, 1.0f};
+    if (scaled) {
+        scale = RowScale::of(largest);
+        if (thread == 0) store_factor(p, row_index, scale);
     }
-    for (u32 column = thread * GROUP; column < p.columns; column += threads * GROUP) {
+    for (u32 column = thread * GROUP; column < p.shape.d_columns; column += threads * GROUP) {
         float values[GROUP];
-        load_values(p, row, cached, column, values);
-        u32 words[GROUP / 2];
+        load_values(p, row, cached_row, column, values);
+        ConvertedGroup group;
 #pragma unroll
-        for (u32 i = 0; i < GROUP / 2; i++)
-            words[i] = converted(values[2 * i] * scale.factor) | converted(values[2 * i + 1] * scale.factor) << 16;
-        st_global_v4(converted_group(p, token, column), {words[0], words[1], words[2], words[3]});
+        for (u32 i = 0; i < GROUP; i++) {
+            const u32 bits = converted(values[i] * scale.factor);
+            if constexpr (D_BYTES == 4)
+                group.word[i % (GROUP * D_BYTES / 4)] = bits;
+            else if (i % 2 == 0)
+                group.word[i / 2] = bits;
+            else
+                group.word[i / 2] |= bits << 16;
+        }
+        ConvertedGroup::store(group, p, row_index, column);
     }
 }

@@ -217,14 +217,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_repack(const __grid_constant__ RepackParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
-    const u32 strips = (p.k_slabs + QG_STRIP_K_TILES - 1) / QG_STRIP_K_TILES;
+    const u32 strips = (p.k_tiles + QG_STRIP_K_TILES - 1) / QG_STRIP_K_TILES;
     const Strip strip = {cta_index().x / strips, cta_index().x % strips * QG_STRIP_K_TILES,
                          (u64)p.blocks * QG_BLOCK_BYTES};
     stage(shared, p, strip, thread);
     cta_barrier();
 
-    const u32 left = p.k_slabs - strip.first_k_tile, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
-    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_k_tile) * QG_K_TILE_BYTES;
+    const u32 left = p.k_tiles - strip.first_k_tile, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
+    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_tiles + strip.first_k_tile) * QG_K_TILE_BYTES;
     KTile k_tile = {&shared, &strip, 0, p.n, p.blocks};
 #if QG_SCALE_PLANES > 0
     store_records<0>(out, k_tile, count, thread);

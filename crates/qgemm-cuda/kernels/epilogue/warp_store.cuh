@@ -57,7 +57,7 @@ struct WarpStaging {
         const u32 flags = p.shape.flags, row = first_row + lane;
         const float scale = flags & QG_FLAG_ROW_SCALE ? load_dense(DTYPE_F32, p.at.row_scale, row) : 1.0f;
         st_shared(&staging.factor[lane], p.shape.alpha * scale);
-        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, row) : 0.0f);
+        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.modes.bias_dtype, p.at.bias, row) : 0.0f);
     }
     QG_DEVICE void take_plain_run(const WarpStaging& staging, u32 token, u32 run, float (&values)[RUN]) {
         take_run(staging, token, run, values);
@@ -118,7 +118,7 @@ QG_DEVICE void store_tile(Accumulators& acc, const GemmParams& p, const WorkTile
     // The condition is the same for the whole CTA. Behind a barrier in a branch that warps take differently, the
     // compiler no longer knows what is uniform, and the main loop pays for that (128 tokens on an H200: 27.0 us and not
     // 24.2 us).
-    const bool plain = is_plain(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= p.shape.n;
+    const bool plain = is_plain(p) && (work.n_tile + 1) * QG_WARPS_N * WARP_ROWS <= p.shape.stored_rows;
     // All lanes have read the row operands of the tile before.
     warp_barrier();
     if (plain) {

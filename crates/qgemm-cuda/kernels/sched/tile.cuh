@@ -20,31 +20,31 @@ struct WorkTile {
         WorkTile w;
         w.n_tile = cta.x;
         w.m_tile = cta.y;
-        w.begin = 0, w.end = p.shape.k_slabs;
+        w.begin = 0, w.end = p.modes.k_tiles;
         // Addresses of weights depend on these divisions, so tiles that are not split skip them.
-        if (p.shape.splits > 1) {
+        if (p.modes.splits > 1) {
             w.begin = first_k_tile(p, cta.z);
             w.end = first_k_tile(p, cta.z + 1);
         }
-        w.peers = p.shape.splits;
+        w.peers = p.modes.splits;
         w.index = cta.z;
         w.tile = cta.y * grid_ctas().x + cta.x;
-        w.first_slot = w.tile * p.shape.splits;
+        w.first_slot = w.tile * p.modes.splits;
         return w;
     }
 
     // split * k_slabs / splits, in 32 bits.
     QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
-        const u32 whole = p.shape.k_slabs / p.shape.splits, rest = p.shape.k_slabs % p.shape.splits;
-        return split * whole + split * rest / p.shape.splits;
+        const u32 whole = p.modes.k_tiles / p.modes.splits, rest = p.modes.k_tiles % p.modes.splits;
+        return split * whole + split * rest / p.modes.splits;
     }
 
-    // Tile number `tile` in rasterization order: swizzle groups of `raster_group` tiles along N, and within a group all
+    // Tile number `tile` in rasterization order: swizzle groups of `swizzle_group` tiles along N, and within a group all
     // tiles along M, each with the group's tiles along N.
     QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
-        const u32 group = tile / (s.raster_group * s.m_tiles);
-        const u32 first = group * s.raster_group;
-        const u32 width = s.n_tiles - first < s.raster_group ? s.n_tiles - first : s.raster_group;
+        const u32 group = tile / (s.swizzle_group * s.m_tiles);
+        const u32 first = group * s.swizzle_group;
+        const u32 width = s.n_tiles - first < s.swizzle_group ? s.n_tiles - first : s.swizzle_group;
         const u32 rest = tile - first * s.m_tiles;
         w.tile = tile;
         w.n_tile = first + rest % width;
@@ -54,7 +54,7 @@ struct WorkTile {
 
 // The work of a CTA of a persistent grid: its range of the split tiles, then whole tiles.
 struct WorkList {
-    // What is left of the range, in split quanta of `cut_slabs` k-tiles. Every split tile has `quanta` of them.
+    // What is left of the range, in split quanta of `cut_k_tiles` k-tiles. Every split tile has `quanta` of them.
     u32 quantum, last_quantum, quanta;
     // The next whole tile, in rasterization order.
     u32 tile;
@@ -64,11 +64,11 @@ struct WorkList {
         const u32 cta = cta_index().x;
         WorkList list;
         list.quantum = list.last_quantum = list.quanta = 0;
-        if (cta < s.cut_blocks) {
-            list.quanta = (p.shape.k_slabs + s.cut_slabs - 1) / s.cut_slabs;
+        if (cta < s.cut_ctas) {
+            list.quanta = (p.modes.k_tiles + s.cut_k_tiles - 1) / s.cut_k_tiles;
             const u64 total = (u64)s.cut_tiles * list.quanta;
-            list.quantum = (u32)(cta * total / s.cut_blocks);
-            list.last_quantum = (u32)((cta + 1) * total / s.cut_blocks);
+            list.quantum = (u32)(cta * total / s.cut_ctas);
+            list.last_quantum = (u32)((cta + 1) * total / s.cut_ctas);
         }
         list.tile = s.cut_tiles + cta;
         return list;
@@ -84,7 +84,7 @@ struct WorkList {
         if (list.tile >= s.n_tiles * s.m_tiles) return false;
         WorkTile::place(w, s, list.tile);
         w.begin = 0;
-        w.end = p.shape.k_slabs;
+        w.end = p.modes.k_tiles;
         w.peers = 1;
         w.index = w.first_slot = 0;
         list.tile += grid_ctas().x;
@@ -98,8 +98,8 @@ struct WorkList {
         const u32 tile_begin = tile * list.quanta, tile_end = tile_begin + list.quanta;
         const u32 end = list.last_quantum < tile_end ? list.last_quantum : tile_end;
         WorkTile::place(w, s, tile);
-        w.begin = (list.quantum - tile_begin) * s.cut_slabs;
-        w.end = end == tile_end ? p.shape.k_slabs : (end - tile_begin) * s.cut_slabs;
+        w.begin = (list.quantum - tile_begin) * s.cut_k_tiles;
+        w.end = end == tile_end ? p.modes.k_tiles : (end - tile_begin) * s.cut_k_tiles;
         const u32 first_cta = owner(s, list.quanta, tile_begin);
         w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
         w.index = cta_index().x - first_cta;
@@ -110,6 +110,6 @@ struct WorkList {
 
     // The CTA whose range holds `quantum`.
     QG_DEVICE u32 owner(const TileSchedule& s, u32 quanta, u32 quantum) {
-        return (u32)(((u64)(quantum + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * quanta));
+        return (u32)(((u64)(quantum + 1) * s.cut_ctas - 1) / ((u64)s.cut_tiles * quanta));
     }
 };

@@ -87,13 +87,13 @@ struct WStream {
     KTile records[SCALE_ROWS];
 
     QG_DEVICE void begin(WStream& w, const GemmParams& p, u32 first_tile, u32 first_k_tile) {
-        const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+        const u32 tiles = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
             // Warps beyond the last tile of rows compute it once more and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             w.k_tile[rt] =
-                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_slabs + first_k_tile) * QG_K_TILE_BYTES;
+                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.modes.k_tiles + first_k_tile) * QG_K_TILE_BYTES;
         }
     }
     QG_DEVICE void next_k_tile(WStream& w) {
