@@ -1,5 +1,5 @@
 // The outputs of complete accumulators:
-//     v = alpha * row_scale * token_scale * sum + beta * C + bias
+//     v = alpha * row_scale * token_scale * acc + beta * C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
 //
 // An invocation finishes accumulators of four rows of W and of the four rows eight behind them, where `row % 16` is 0
