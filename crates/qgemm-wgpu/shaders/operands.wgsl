@@ -1,13 +1,13 @@
 // X by token and stored column of W.
 
-// What row `m` of X holds for the stored columns `s .. s + 8` of W, `s` being a multiple of eight; 0 where it holds
-// nothing.
+// The columns of row `m` of X for the stored columns `s .. s + 8` of W. `s` is a multiple of eight. Columns outside X
+// are 0.
 fn x8(m: u32, s: u32) -> Eight {
     let row = p.x_base + m * p.x_row;
     if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {
         return x_eight(row + s);
     }
-    // One by one, in a loop that drivers cannot write out eight times.
+    // Column by column, in a loop that drivers cannot unroll.
     var values = Eight();
     for (var i = 0u; i < min(8u, max(p.shape.stored_k, s) - s); i++) {
         let value = vec4<f32>(x_at(row, s + i));

@@ -1,8 +1,8 @@
-// What every GEMM kernel receives. The bindings begin at a multiple of the adapter's offset alignment, so each
-// operand also has the distance (`*_base`) from there to its own first element, or vector for W.
+// The parameter of every GEMM kernel. Bindings begin at a multiple of the adapter's offset alignment, so each operand
+// also has the distance (`*_base`) from there to its own first element, or vector for W.
 
 struct Params {
-    shape: GemmShape,     // of this launch: `m` counts its tokens, `n` ends its rows of W, `k_slabs` are W's slabs
+    shape: GemmShape,     // of this launch: `m` counts its tokens, `n` ends its rows of W, `k_slabs` are W's k-tiles
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X
     c_row: u32,           // elements between rows of C
@@ -31,7 +31,7 @@ var<immediate> p: Params;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
-// Entry of `k_order` for a stored column that no input feature feeds.
+// The entry of `k_order` for a stored column that has no input feature.
 const NO_COLUMN: u32 = 0xffffffffu;
 
 fn has(flag: u32) -> bool {

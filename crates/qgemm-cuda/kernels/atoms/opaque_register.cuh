@@ -1,5 +1,5 @@
-// Values that stay in a register. Compilers otherwise find what is cheap to find, an address in shared memory, a comparison with
-// the thread's number, anew wherever it is used.
+// A value that the compiler keeps in a register. Otherwise it computes cheap values, such as an address in shared
+// memory or a comparison with the thread's number, again at every use.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -29,9 +29,9 @@ struct AffineK {
         return byte_pair(six_bits(kt, row, 0, first, nibble), six_bits(kt, row, 4, first, nibble), pair);
     }
 
-    // The four scales or minimums that number `sub` is among, six bits each. Eight of both are in the twelve bytes that follow
-    // d and dmin: the first four in the low bits of the bytes at `first`, the others' upper bits above them and their nibbles
-    // in the last four bytes, from bit `nibble` on.
+    // Six bits each of the four scales or minimums that `sub` is among. Eight of both are in the twelve bytes behind d
+    // and dmin: the first four in the low bits of the bytes at `first`, the upper bits of the others above them, and
+    // the nibbles of the others in the last four bytes, from bit `nibble` on.
     QG_DEVICE u32 six_bits(const KTile& kt, u32 row, u32 sub, u32 first, u32 nibble) {
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, first);
         if (sub < 4) return bytes & 0x3f3f3f3fu;

@@ -9,7 +9,8 @@ struct Dequant {
     QG_DEVICE u32 pair_bf16(const KTile& kt, u32 quad, u32 pair) {
         return kt.codes0.word[quad * 2 + pair];
     }
-    // Named by loops that scale weights in f16 or bf16; these have no scale, so that none of them calls it.
+    // Loops that scale weights in f16 or bf16 name this function. Plain weights have no scale, so none of them calls
+    // it.
     QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         const u32 bits = kt.codes0.word[quad * 2 + pair];
         return f32_to_f16(bf16_to_f32(bits & 0xffffu)) | f32_to_f16(bf16_to_f32(bits >> 16)) << 16;

@@ -1,4 +1,4 @@
-// Blocks with one f16 scale, the first scale plane, and nothing else on the sums.
+// Blocks with one f16 scale, the first scale plane, and no minimum.
 #pragma once
 #include "dequant/k_tile.cuh"
 

@@ -1,19 +1,20 @@
-// Raw operands: integer codes from which nothing is taken off, each for the price of a mask. What that leaves out is made up
-// for on the sums: weight = scale * (code - offset) + min. Kernels whose scales act on sums take them (`QG_INTEGER_OPERANDS`).
+// Integer operands: codes without their offset, each made with a single mask. The offset acts on the accumulators:
+// weight = scale * (code - offset) + min. Kernels whose scales act on accumulators take integer operands
+// (`QG_INTEGER_OPERANDS`).
 //
-// In f16 codes stay where they lie, in the mantissa of a subnormal: 2^lift * code in units of 2^-24. Matrix instructions
+// In f16 a code stays in place, in the mantissa of a subnormal: 2^lift * code in units of 2^-24. Matrix instructions
 // take subnormals exactly (Fasi, Higham, Mikaitis, Pranesh, "Numerical behavior of NVIDIA tensor cores", 2021). bf16
-// subnormals are too small for sums in f32; codes become the low bits of 128 + code.
+// subnormals are too small for f32 accumulators, so codes become the low bits of 128 + code.
 #pragma once
 #include "dequant/integer.cuh"
 
 #if QG_X_DTYPE == 1
-// Both codes of a pair, if they were 1 and -offset.
+// A pair whose codes are 1, and one whose codes are -offset.
 constexpr u32 INTEGER_ONE = 0x00010001u;
 QG_DEVICE constexpr u32 integer_minus(u32 offset) { return 0x80008000u | offset * 0x00010001u; }
-// What is or'ed to a pair, and what that adds to its codes.
+// The bits that are or'ed to a pair, and the number that they add to its codes.
 constexpr u32 INTEGER_EXPONENT = 0, INTEGER_BIAS = 0;
-// Units of an operand that make 1.
+// Units of an operand in 1.
 constexpr float INTEGER_UNITS = 16777216.0f;
 constexpr u32 MANTISSA_BITS = 10;
 #else
@@ -24,12 +25,12 @@ constexpr float INTEGER_UNITS = 1.0f;
 constexpr u32 MANTISSA_BITS = 7;
 #endif
 
-// Bits that codes of step `k_step` of a chunk lie above their place: 0 or LIFT. Sums of either kind are kept apart, which does
-// not pay where both are in a sum of two steps.
+// The lift of MMA k-step `k_step` of a k-block: the bits, 0 or LIFT, by which its codes lie above their lowest place.
+// Each lift has accumulators of its own, which does not pay where a partial of two k-steps has both.
 constexpr u32 LIFT = 4;
 constexpr float LIFT_FACTOR = 1.0f / (1 << LIFT);
-// Whether both pairs of a quad are put together at once, a code in each byte: for the second plane that saves shifts, more than the
-// bytes take to come apart.
+// Whether both pairs of a quad are assembled at once, a code in each byte. That saves shifts of the second plane, more
+// than taking the bytes apart costs.
 constexpr bool ASSEMBLES_BYTES = QG_CODE_PLANES > 1 && KTile::Codes0::BITS == 4;
 constexpr bool USES_LIFT =
     INTEGER_BIAS == 0 && !ASSEMBLES_BYTES && code_bits<KTile>() + LIFT <= MANTISSA_BITS && QG_SUB_BLOCK / K_STEP != 2;
@@ -63,11 +64,11 @@ QG_DEVICE constexpr auto has_super_block_mins(int) -> decltype(&D::unit, true) {
 template <class D>
 QG_DEVICE constexpr bool has_super_block_mins(long) { return false; }
 
-// Format D, of which codes are taken raw: offsets that rows have of their own are part of the minimum. One that all codes
-// share is what sums begin with, as -offset * Σx is the same for all rows.
+// Format D with integer operands. Offsets that rows have of their own are part of the minimum. With an offset that all
+// codes share, accumulators start at -offset * Σx, which is the same for all rows.
 template <class D>
 struct IntegerOperands : D {
-    // Minimums that are integers times a unit, and offsets beside them, act on the sums of X of a whole slab
+    // Super-block minimums, and offsets beside them, act on the X block sums of a whole k-tile
     // (`mainloop/super_block_minimums.cuh`).
     static constexpr bool SUPER_BLOCK_MINIMUMS = has_super_block_mins<D>(0);
     static constexpr bool HAS_MIN = D::HAS_MIN && !SUPER_BLOCK_MINIMUMS || QG_ZERO_POINTS;
@@ -82,8 +83,8 @@ struct IntegerOperands : D {
         return min;
     }
 
-    // Operands whose product with X is that beginning, for sums whose codes are lifted by `lift`; or, where there is a
-    // minimum, Σx.
+    // Operands whose product with X is that start, for codes of lift `lift`. Where there is a minimum, the product is
+    // Σx.
     QG_DEVICE constexpr u32 constant_pair(u32 lift) {
         if constexpr (HAS_MIN || SUPER_BLOCK_MINIMUMS) return INTEGER_ONE;
         else return integer_minus(D::OFFSET << lift);

@@ -1,27 +1,30 @@
-// One slab of a prepacked weight in a lane's registers: its code words and the scale records of its rows.
-// The layout is written in qgemm-formats/src/prepack.rs; the prelude gives its constants as QgCodePlane<P> and
-// QgScalePlane<P>.
+// One packed k-tile of a weight in a lane's registers: its code words and the scale records of its rows. The layout is
+// defined in qgemm-formats/src/prepack.rs. The prelude gives its constants as QgCodePlane
+//
+// and QgScalePlane
+//
+// .
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
 
-// Rows of the tile that one lane holds: g and g + 8 in class T, its own in class V.
+// Rows of the tile that one lane holds: g and g + 8 with MmaM16, its own with MmaM8N8K4.
 constexpr u32 LANE_ROWS = QG_MMA_M8N8K4 ? 1 : 2;
 // Quads (four codes of a row) that a lane holds.
 constexpr u32 QUADS = QG_TILE_ROWS * QG_K_TILE / 128;
-// The main loop works on chunks of eight quads. A step is the columns that one quad belongs to: the 16 of a k16
-// fragment in class T, the quad's own 4 in class V.
+// A k-block is eight quads of a lane. An MMA k-step is the columns that one quad belongs to: the 16 of a k16 fragment
+// with MmaM16, the quad's own 4 with MmaM8N8K4.
 constexpr u32 K_BLOCK = QG_MMA_M8N8K4 ? 32 : 64;
 constexpr u32 K_BLOCKS = QG_K_TILE / K_BLOCK;
 constexpr u32 K_STEPS = 8 / LANE_ROWS;
 constexpr u32 K_STEP = K_BLOCK / K_STEPS;
 
-// The quad that holds row `row` (of the lane's) in step `k_step` of chunk `k_block`.
+// The quad of the lane's row `row` in MMA k-step `k_step` of k-block `k_block`.
 QG_DEVICE constexpr u32 quad_of(u32 k_block, u32 row, u32 k_step) {
     return k_block * 8 + row * K_STEPS + k_step;
 }
 
-// The inverse: which of the lane's rows a quad belongs to, and the first column of its step in the slab.
+// The inverse: the lane's row that a quad belongs to, and the first column of its k-step in the k-tile.
 QG_DEVICE constexpr u32 row_of(u32 quad) {
     return quad % 8 / K_STEPS;
 }
@@ -29,7 +32,7 @@ QG_DEVICE constexpr u32 column_of(u32 quad) {
     return quad / 8 * K_BLOCK + quad % K_STEPS * K_STEP;
 }
 
-// Where a slab lies while it is loaded: streamed from global memory, or staged in shared memory before.
+// Memory that a k-tile is loaded from: global memory, streamed, or shared memory.
 struct FromGlobal {
     QG_DEVICE u32x4 v4(const u8* address) { return ld_global_stream_v4(address); }
     QG_DEVICE u32x2 v2(const u8* address) { return ld_global_stream_v2(address); }
@@ -74,7 +77,7 @@ template <u32 P>
 struct CodePlane {
     static constexpr u32 BITS = QgCodePlane<P>::BITS;
     static constexpr u32 WORDS = QUADS * BITS / 8;
-    // Quads that share a word, and the mask of a pair's codes in it; of planes of integers.
+    // Quads that share a word, and the mask of a pair's codes in the word, for planes of integers.
     static constexpr u32 PER_WORD = BITS > 8 ? 1 : 8 / BITS;
     static constexpr u32 MASK = BITS > 8 ? 0 : ((1u << BITS % 16) - 1u) * 0x00010001u;
     u32 word[WORDS];
@@ -86,7 +89,7 @@ struct CodePlane {
             load_record<bytes, FromGlobal>(k_tile + QgCodePlane<P>::OFFSET + (i * 32 + lane) * bytes,
                                            plane.word + i * (bytes / 4));
     }
-    // Chunk by chunk: the accesses that `k_block` is the first to need.
+    // Loads the words that `k_block` is the first to need.
     template <class From>
     QG_DEVICE void load_k_block(CodePlane& plane, const u8* k_tile, u32 k_block, u32 lane) {
         constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
@@ -97,8 +100,8 @@ struct CodePlane {
                                          plane.word + i * (bytes / 4));
     }
 
-    // Where the codes of pair `pair_index` of quad `quad` lie: the first at this bit of the quad's word, the second 16
-    // bits above.
+    // The place of the codes of pair `pair_index` of quad `quad`: the first code begins at this bit of the quad's word,
+    // the second 16 bits above.
     QG_DEVICE constexpr u32 shift(u32 quad, u32 pair_index) {
         return BITS * (quad % PER_WORD) + 8 * pair_index;
     }
@@ -110,30 +113,31 @@ struct CodePlane {
 template <u32 P>
 struct ScalePlane {
     static constexpr u32 ROW_BYTES = QgScalePlane<P>::ROW_BYTES;
-    // Records of eight rows serve all lanes of class T; each lane takes those of its two rows, as it would its own.
+    // With MmaM16, a record of eight rows serves all lanes. Each lane takes the records of its two rows, as if they
+    // were its own.
     static constexpr bool SHARED = QgScalePlane<P>::SHARED_BY > 1;
     static constexpr u32 BYTES = LANE_ROWS * ROW_BYTES;
     u32 word[(BYTES + 3) / 4];
 
-    // `row_group` is g in class T (whose records stand in the order 0, 8, 1, 9, …) and the lane in class V.
+    // `row_group` is g with MmaM16, whose records stand in the order 0, 8, 1, 9, …, and the lane with MmaM8N8K4.
     template <class From>
     QG_DEVICE void load_scales(ScalePlane& plane, const u8* k_tile, u32 row_group) {
         const u32 record = !SHARED ? row_group : QG_MMA_M8N8K4 ? row_group / QgScalePlane<P>::SHARED_BY : 0;
         load_record<BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * BYTES, plane.word);
     }
 
-    // The records of row `row` of the tile, whoever holds its codes, as those of the lane's first row.
+    // Loads the record of row `row` of the tile, whichever lane holds its codes, as that of the lane's first row.
     QG_DEVICE void load_row(ScalePlane& plane, const u8* k_tile, u32 row) {
         const u32 record = SHARED ? row / QgScalePlane<P>::SHARED_BY : QG_MMA_M8N8K4 ? row : row % 8 * 2 + row / 8;
         load_one<FromGlobal>(plane, k_tile, record);
     }
-    // The same of record `record`, in the order in which they are stored.
+    // The same for record `record`, in the order in which records are stored.
     template <class From>
     QG_DEVICE void load_one(ScalePlane& plane, const u8* k_tile, u32 record) {
         load_record<ROW_BYTES, From>(k_tile + QgScalePlane<P>::OFFSET + record * ROW_BYTES, plane.word);
     }
 
-    // Leaves the first `bytes` out of a record of at most four.
+    // Skips the first `bytes` of a record of at most four bytes.
     QG_DEVICE void skip(ScalePlane& plane, u32 bytes) {
         plane.word[0] >>= 8 * bytes;
     }
@@ -147,7 +151,7 @@ struct ScalePlane {
         const u32 at = row * ROW_BYTES + byte_index;
         return (plane.word[at / 4] >> (8 * (at % 4))) & 0xffffu;
     }
-    // The same in both halves of a word.
+    // The same field in both halves of a word.
     QG_DEVICE u32 half_twice(const ScalePlane& plane, u32 row, u32 byte_index) {
         const u32 at = row * ROW_BYTES + byte_index;
         return prmt(plane.word[at / 4], 0, at % 4 == 0 ? 0x1010u : 0x3232u);
@@ -199,7 +203,7 @@ struct KTile {
         load_scales<FromGlobal>(kt, k_tile, lane);
     }
 
-    // The codes that chunk `k_block` needs beyond those that the chunks before it loaded.
+    // Loads the codes that k-block `k_block` needs beyond those of the k-blocks before it.
     template <class From>
     QG_DEVICE void load_codes(KTile& kt, const u8* k_tile, u32 k_block, u32 lane) {
         Codes0::template load_k_block<From>(kt.codes0, k_tile, k_block, lane);

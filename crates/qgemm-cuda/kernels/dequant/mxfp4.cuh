@@ -11,7 +11,7 @@ struct Dequant {
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
         const u32 e = KTile::Scales0::byte(kt.scales0, row, sub);
-        // Below 2 the result is subnormal in f32.
+        // For e below 2 the scale is subnormal in f32.
         return bits_to_f32(e < 2 ? 0x00200000u << e : (e - 1) << 23);
     }
 };

@@ -3,10 +3,10 @@
 #include "dequant/float8.cuh"
 #include "dequant/fp4.cuh"
 
-// Units of the f16 numbers below that make 1.
+// Units of the f16 numbers below in 1.
 constexpr float E4M3_UNITS = 256.0f;
 
-// Scales of sub-blocks 2 `pair` and the next of a row.
+// The scales of sub-blocks 2 `pair` and 2 `pair` + 1 of a row.
 QG_DEVICE u32 e4m3_scales_f16(const KTile& kt, u32 row, u32 pair) {
     static_assert(KTile::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
     const u32 first = row * KTile::Scales0::ROW_BYTES + pair * 2, from = first % 4;

@@ -12,7 +12,7 @@ struct Dequant {
         return integer_pair_f16(kt, quad, pair, offset_of(OFFSET));
     }
     QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
-        // Signed bytes, made unsigned by their sign bits.
+        // Flipping the sign bits makes signed bytes unsigned.
         const u32 bytes = KTile::Scales0::full(kt.scales0, row, sub / 4 * 4) ^ 0x80808080u;
         return scaled_byte<128>(bytes, sub % 4, f16_to_f32(KTile::Scales1::half(kt.scales1, row, 0)));
     }

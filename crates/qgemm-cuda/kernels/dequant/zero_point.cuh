@@ -1,5 +1,5 @@
 // Grouped unsigned integers of any width with an integer zero point (GPTQ, AWQ): d * (q - z). The zero point is
-// subtracted from the code, exactly, before the product, unless codes are taken raw.
+// subtracted from the code, exactly, before the product, unless codes are integer operands.
 #pragma once
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"

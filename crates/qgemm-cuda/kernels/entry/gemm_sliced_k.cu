@@ -66,8 +66,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].chunk, cursor, constants, shared.w[thread / 32],
-                        lane);
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].k_block, cursor, constants,
+                        shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 

@@ -1,6 +1,6 @@
-// The product of a warp's slabs and their columns of X, both in shared memory. Codes are the operands and scales act on the
-// f32 sums of each sub-block, so that no weight is rounded. Registers hold a span of X, as they can for few tokens, and
-// sums of one tile of rows are under way at a time.
+// The product of a warp's k-tiles and their columns of X, both in shared memory. Codes are the operands, and scales act
+// on the f32 accumulators of each sub-block, so no weight is rounded. Registers hold a span of X, which there is room
+// for with few tokens, and the partial accumulators of one row tile at a time.
 #pragma once
 #include "mainloop/super_block_minimums.cuh"
 #include "mainloop/scale_table.cuh"
@@ -31,7 +31,7 @@ struct XSpan {
     }
 };
 
-// acc += slab · x over sum `partial` of span `span`.
+// acc += W · X over partial `partial` of span `span`.
 QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_tile, u32 span, u32 partial,
                                 const XSpan& x, const XBlockSum (&x_sums)[TOKEN_TILES],
                                 const SubBlockFactors& factors) {
@@ -58,7 +58,7 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
     }
 }
 
-// sums += w · x over a slab, whose columns of X are the chunks from `x` on. `table` is the warp's own memory.
+// acc += W · X over a k-tile. `x` points to its first k-block of X. `table` is the warp's own memory.
 QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
                              const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
     ScaleTableOfWarp::make(table, w, lane);
@@ -68,7 +68,8 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
     XBlockSums x_sums_of_k_tile[TOKEN_TILES] = {};
 #pragma unroll
     for (u32 span = 0; span < SPANS; span++) {
-        // All loads first: with one block an SM, their latency shows (measured on an H200, 16 tokens: 15.6 for 21.1 us).
+        // All loads come first: with one CTA an SM, their latency shows (16 tokens on an H200: 15.6 us and not 21.1
+        // us).
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
@@ -109,7 +110,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
         add_super_block_minimums<Operands::Format>(acc.value, k_tiles, x_sums_of_k_tile, lane);
 }
 
-// Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds, in units of the operands.
+// Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane, in units of the operands.
 template <class Visit>
 QG_DEVICE void for_each_accumulator(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

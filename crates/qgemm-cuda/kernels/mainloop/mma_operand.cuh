@@ -1,4 +1,4 @@
-// A step of 16 columns on matrix instructions: D[16 rows, 8 tokens] += A · B, with operands in the type of X.
+// An MMA k-step of 16 columns: D[16 rows, 8 tokens] += A · B, with operands in the type of X.
 #pragma once
 #include "atoms/mma.cuh"
 #include "dequant/operand.cuh"
@@ -13,7 +13,7 @@ QG_DEVICE void mma_k_step(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 #if QG_VARIANT >= 80
     mma_m16n8k16_f16(d, a, b);
 #else
-    // Turing has the half of it: the upper eight columns are a second instruction.
+    // Turing's instruction has half of the columns: the upper eight are a second instruction.
     mma_m16n8k8_f16(d, {a[0], a[1]}, b[0]);
     mma_m16n8k8_f16(d, {a[2], a[3]}, b[1]);
 #endif

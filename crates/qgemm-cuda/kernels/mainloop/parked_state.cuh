@@ -1,6 +1,6 @@
-// What a warp is working on, kept while it multiplies: nobody asks for it before the tile ends. In shared memory where sums of 128
-// tokens leave too few registers (`QG_PARKS_STATE`: Q4_0 with f16 spilled 40 bytes on sm_80), for 142 instead of 140 us with INT4
-// g128 and 512 tokens on an H200.
+// Scheduler state of a warp, which nothing reads before the work tile ends. It is parked in shared memory where the
+// accumulators of 128 tokens leave too few registers (`QG_PARKS_STATE`): without that, Q4_0 with f16 spilled 40 bytes
+// on sm_80. Parking costs little (INT4 g128, 512 tokens on an H200: 142 us instead of 140 us).
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/warp.cuh"
@@ -18,7 +18,7 @@ struct Parked {
         u32x4 chunk[CHUNKS];
     };
 
-    // By all lanes of a warp, with the same value, which have read the one before.
+    // For all lanes of a warp, with the same value. All lanes have read the value before.
     QG_DEVICE void store(Parked& state, const T& value, u32 lane) {
         const Value all = {value};
         warp_barrier();
@@ -27,8 +27,8 @@ struct Parked {
         for (u32 i = 0; i < CHUNKS; i++) st_shared(&state.chunk[i], all.chunk[i]);
     }
 
-    // Words come from lane 0, so that the compiler knows that all lanes have the same: it would prepare every branch that depends on
-    // them for lanes that go different ways (512 tokens, INT4 g128, on an H200: 156 for 141 us).
+    // Words come from lane 0, so that the compiler knows that they are uniform. Otherwise it prepares every branch that
+    // depends on them for divergent lanes (INT4 g128, 512 tokens on an H200: 156 us instead of 141 us).
     QG_DEVICE T load(const Parked& state) {
         Value all;
         warp_barrier();
@@ -51,7 +51,7 @@ struct Parked {
 };
 #endif
 
-// Takes the next piece of work off `state`; false when there is none.
+// Takes the next work tile off the list `state`; false when there is none.
 QG_DEVICE bool take_next(Parked<WorkList>& state, const GemmParams& p, WorkTile& work, u32 lane) {
     WorkList list = Parked<WorkList>::load(state);
     if (!WorkList::next(list, p, work)) return false;
@@ -59,13 +59,13 @@ QG_DEVICE bool take_next(Parked<WorkList>& state, const GemmParams& p, WorkTile&
     return true;
 }
 
-// A warp's own.
+// The scheduler state of one warp.
 struct ParkedState {
     Parked<WorkTile> tile;
-    // What follows the tile, and what follows the one that the feeder is at.
+    // The work after `tile`, and the work after the tile that the producer is at.
     Parked<WorkList> list, producer_list;
 
-    // Goes on to the next tile; false when there is none.
+    // Moves on to the next work tile; false when there is none.
     QG_DEVICE bool next(ParkedState& state, const GemmParams& p, u32 lane) {
         WorkTile work;
         if (!take_next(state.list, p, work, lane)) return false;

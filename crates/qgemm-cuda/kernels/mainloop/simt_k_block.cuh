@@ -1,11 +1,11 @@
-// One chunk of columns on f32 fused multiply-adds: acc[row, token] += scale · Σ code·x + min · Σx. Serves both
-// classes: Volta, f32 activations, and pairs of types that no matrix instruction takes.
+// A k-block on f32 fused multiply-adds: acc[row, token] += scale · Σ code·x + min · Σx. Serves both packed layouts: on
+// Volta, for f32 activations, and for pairs of types that no matrix instruction takes.
 #pragma once
 #include "atoms/warp.cuh"
 #include "dequant/operand.cuh"
 #include "mainloop/x_tile.cuh"
 
-// Sums of the lane's rows and all tokens, over the columns that the lane holds.
+// Accumulators of the lane's rows and all tokens, over the columns that the lane holds.
 template <u32 ROW_TILES>
 struct Accumulators_ {
     float value[ROW_TILES][LANE_ROWS][QG_TILE_M];
@@ -57,7 +57,7 @@ struct Engine {
             }
     }
 
-    // Class T spreads a row's columns over four neighbouring lanes; afterwards all four hold the whole sum.
+    // MmaM16 spreads a row's columns over four neighbouring lanes. Afterwards all four hold the complete accumulators.
     QG_DEVICE void reduce_lanes(Accumulators& acc) {
         if constexpr (!QG_MMA_M8N8K4) {
 #pragma unroll
@@ -73,7 +73,7 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` once for every sum of the warp.
+    // Calls `visit(row in the warp's rows, token, value)` once for every accumulator of the warp.
     template <class Visit>
     QG_DEVICE void for_each(Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll
@@ -85,7 +85,7 @@ struct Engine {
                     if constexpr (QG_MMA_M8N8K4) {
                         visit(rt * 32 + lane, token, acc.value[rt][row][token]);
                     } else {
-                        // Of the four lanes that hold it, the one whose turn it is.
+                        // Four lanes hold the accumulator; they take turns with the tokens.
                         if (token % 4 == lane % 4)
                             visit(rt * 16 + lane / 4 + row * 8, token, acc.value[rt][row][token]);
                     }

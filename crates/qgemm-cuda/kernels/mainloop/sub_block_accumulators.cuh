@@ -1,10 +1,10 @@
-// Sums over a sub-block (no more than a slab) on matrix instructions, and what the sub-block's scale and minimum make of
-// them: acc += scale * (codes · X) + min * Σx, all in units of the operands (`FROM_UNITS`).
+// Accumulators of a sub-block (no more than a k-tile) on matrix instructions, and their scale and minimum: acc += scale
+// * (codes · X) + min * Σx, all in units of the operands (`FROM_UNITS`).
 #pragma once
 #include "atoms/warp.cuh"
 #include "mainloop/mma_operand.cuh"
 
-// A span is the chunks whose operands are at hand together: those of a sub-block, at least one.
+// A span is the k-blocks whose operands are in registers together: those of a sub-block, at least one.
 constexpr u32 SPAN_K = !Operands::HAS_SCALE || QG_SUB_BLOCK < K_BLOCK ? K_BLOCK
                        : QG_SUB_BLOCK < QG_K_TILE                     ? QG_SUB_BLOCK
                                                                       : QG_K_TILE;
@@ -12,7 +12,7 @@ constexpr u32 SPANS = QG_K_TILE / SPAN_K, SPAN_K_BLOCKS = SPAN_K / K_BLOCK, SPAN
 constexpr u32 PARTIAL_K_STEPS = Operands::HAS_SCALE && QG_SUB_BLOCK < SPAN_K ? QG_SUB_BLOCK / K_STEP : SPAN_K_STEPS;
 constexpr u32 SPAN_PARTIALS = SPAN_K_STEPS / PARTIAL_K_STEPS;
 
-// The operand of step `k_step` of span `span`: rows g and g + 8 of the tile.
+// The operand of MMA k-step `k_step` of span `span`: rows g and g + 8 of the tile.
 QG_DEVICE void load_operand(u32 (&a)[4], const KTile& k_tile, u32 span, u32 k_step) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
@@ -20,13 +20,13 @@ QG_DEVICE void load_operand(u32 (&a)[4], const KTile& k_tile, u32 span, u32 k_st
 }
 
 #if QG_INTEGER_OPERANDS
-// Sums of raw codes are kept apart by their lift.
+// Integer operands of different lifts have accumulators of their own.
 constexpr u32 LIFT_LEVELS = 2;
 QG_DEVICE constexpr u32 lift_level(u32 k_step) { return integer_lift(k_step % K_STEPS) / LIFT; }
 QG_DEVICE constexpr float level_factor(u32 part) { return part == 0 ? 1.0f : LIFT_FACTOR; }
 constexpr bool SUPER_BLOCK_MINIMUMS = Operands::Format::SUPER_BLOCK_MINIMUMS;
 constexpr float CODE_BIAS = INTEGER_BIAS;
-// Codes' common offset times Σx is what the sums begin with.
+// Accumulators start at the X block sum times the offset that all codes share.
 constexpr bool STARTS_AT_X_BLOCK_SUM = !Operands::HAS_MIN && !SUPER_BLOCK_MINIMUMS;
 QG_DEVICE constexpr u32 constant_pair(u32 first_k_step) {
     return Operands::Format::constant_pair(integer_lift(first_k_step % K_STEPS));
@@ -42,8 +42,8 @@ QG_DEVICE constexpr u32 constant_pair(u32) { return ONE_PAIR; }
 
 constexpr bool NEEDS_X_BLOCK_SUMS = Operands::HAS_MIN || STARTS_AT_X_BLOCK_SUM;
 
-// Operands of constants, one for each part. The compiler must not see that they are constants: it would make their four registers
-// anew for every instruction.
+// Operands of constants, one for each lift. The compiler must not see that they are constants: it would make their four
+// registers again for every instruction.
 struct Constants {
     u32 a[LIFT_LEVELS][4];
 
@@ -62,11 +62,12 @@ struct Constants {
     }
 };
 
-// Each token's Σx over the columns of a sum, times a constant, as the D registers of one instruction (all rows alike).
+// Each token's X block sum over the columns of a partial, times a constant, as the D registers of one instruction (all
+// rows alike).
 struct XBlockSum {
     float value[4];
 
-    // `b` are the B operands of the span's steps.
+    // `b` are the B operands of the span's MMA k-steps.
     QG_DEVICE XBlockSum of(const Constants& constants, const u32 (&b)[SPAN_K_STEPS][2], u32 partial) {
         XBlockSum x = {};
         if constexpr (!NEEDS_X_BLOCK_SUMS) return x;
@@ -77,7 +78,7 @@ struct XBlockSum {
     }
 };
 
-// Scale and minimum of a lane's two rows.
+// The scales and the minimum of a lane's two rows.
 struct SubBlockFactors {
     float scale[2][LIFT_LEVELS], min[2];
 
@@ -94,7 +95,7 @@ struct SubBlockFactors {
         return f;
     }
 
-    // Of a sum of which all codes are lifted alike, where `scale` makes up for that.
+    // For a partial whose operands all have the same lift, which `scale` makes up for.
     QG_DEVICE SubBlockFactors of_scales(const float (&scale)[2]) {
         SubBlockFactors f = {};
 #pragma unroll
@@ -105,7 +106,7 @@ struct SubBlockFactors {
     }
 };
 
-// The sums of 16 rows and eight tokens under way.
+// The partial accumulators of 16 rows and eight tokens.
 struct SubBlockAccumulators {
     float part[LIFT_LEVELS][4];
 

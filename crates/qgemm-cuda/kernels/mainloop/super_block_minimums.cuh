@@ -1,6 +1,6 @@
-// Minimums that are integers times a unit of their row, as K-quants have them: their part in a slab's product is itself a product,
-// of the integers and the sums of X over sub-blocks, on matrix instructions. So is that of an offset of all codes, with the
-// scales. The integers are exact in bf16, and sums in f32 are three bf16 numbers.
+// Super-block minimums, as K-quants have them: integers times a unit of the row. Their part in the product of a k-tile
+// is itself a product, of the integers and the X block sums, on matrix instructions. So is the part of an offset that
+// all codes share, with the scales. The integers are exact in bf16, and an f32 sum is the sum of three bf16 numbers.
 #pragma once
 #include "dequant/byte_scale.cuh"
 #include "mainloop/row_tiles.cuh"
@@ -9,12 +9,13 @@
 // Tiles of eight sub-blocks.
 constexpr u32 SUB_TILES = SUPER_BLOCK_MINIMUMS ? QG_K_TILE / QG_SUB_BLOCK / 8 : 1;
 
-// Sums of X over the sub-blocks of a slab: the D registers of an instruction whose A operand is X, two steps of eight tokens.
-// Its upper and lower rows are the two halves of the steps' columns, and column s is sub-block s.
+// The X block sums of the sub-blocks of a k-tile: the D registers of an instruction whose A operand is X, two MMA
+// k-steps of eight tokens. Its upper and lower rows are the two halves of the k-steps' columns, and column s is
+// sub-block s.
 struct XBlockSums {
     float value[SUB_TILES][4];
 
-    // `first` and `second` are the B operands of steps `k_step` and `k_step` + 1 of the slab.
+    // `first` and `second` are the B operands of MMA k-steps `k_step` and `k_step` + 1 of the k-tile.
     QG_DEVICE void add(XBlockSums& sums, u32 k_step, const u32 (&first)[2], const u32 (&second)[2], u32 lane) {
         const u32 a[4] = {first[0], first[1], second[0], second[1]};
         const u32 sub = k_step * K_STEP / QG_SUB_BLOCK, next_sub = (k_step + 1) * K_STEP / QG_SUB_BLOCK;
@@ -22,8 +23,8 @@ struct XBlockSums {
         mma_k_step(sums.value[sub / 8], a, b);
     }
 
-    // As B operands, of which a lane has sub-blocks 2t and the next of token g: the largest parts of the sums, what is left of
-    // them, and what is left of that.
+    // As B operands, of which a lane has sub-blocks 2t and 2t + 1 of token g: the sums rounded to bf16, the remainders
+    // rounded, and the remainders of these.
     QG_DEVICE void split(const XBlockSums& sums, u32 (&part)[3][SUB_TILES]) {
 #pragma unroll
         for (u32 tile = 0; tile < SUB_TILES; tile++) {
@@ -37,7 +38,7 @@ struct XBlockSums {
     }
 };
 
-// Integers of a lane's rows, as A operands.
+// The integers of a lane's rows, as A operands.
 template <class Format>
 struct SuperBlockIntegers {
     u32 a[SUB_TILES][2];
@@ -55,7 +56,7 @@ struct SuperBlockIntegers {
         return integers;
     }
 
-    // d += integers · sums of X.
+    // d += integers · X block sums.
     QG_DEVICE void multiply(float (&d)[4], const SuperBlockIntegers& integers, const u32 (&part)[3][SUB_TILES]) {
         const u32 a[4] =
             {integers.a[0][0], integers.a[0][1], integers.a[SUB_TILES - 1][0], integers.a[SUB_TILES - 1][1]};
@@ -69,7 +70,8 @@ struct SuperBlockIntegers {
     }
 };
 
-// sums[row tile][token tile] += what the minimums, and the scales times an offset of all codes, make of the sums of X.
+// acc[row tile][token tile] += the minimums, and the scales times an offset that all codes share, both times the X
+// block sums.
 template <class Format, u32 TOKEN_TILES>
 QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
                            const XBlockSums (&x_sums)[TOKEN_TILES], u32 lane) {
@@ -91,7 +93,7 @@ QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4],
             }
         }
     };
-    // Sums of codes are in units of the operands, those of X are not.
+    // Accumulators are in units of the operands; X block sums are not.
     add(SuperBlockPart::MINS, 1.0f / FROM_UNITS);
     if (CODE_BIAS != 0) add(SuperBlockPart::SCALES, -CODE_BIAS / FROM_UNITS);
 }

@@ -1,5 +1,5 @@
-// The ring of a block that a warpgroup of its own feeds, on Hopper and newer: as soon as a stage is free, the copy engine is asked
-// for its columns of X, and for the slabs of W that begin with it. The warps that multiply wait for nothing but data.
+// The ring of a warp-specialized CTA, on Hopper and newer. As soon as a stage is free, a producer warpgroup starts TMA
+// copies of its columns of X, and of the k-tiles of W that begin with it. The consumers wait only for data.
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/registers.cuh"
@@ -11,24 +11,24 @@
 #include "mainloop/x_ring.cuh"
 #include "sched/tile.cuh"
 
-// A stage is a few chunks: a part of a slab, or several slabs, which lie one after another in W. Either way each slab, or run of
-// slabs, arrives with the first stage that needs it.
+// A stage is a few k-blocks: a part of a k-tile, or several k-tiles, which follow one another in W. Either way each
+// k-tile, or run of k-tiles, arrives with the first stage that needs it.
 constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS;
 constexpr u32 K_TILE_STAGES = K_BLOCKS > STAGE_K_BLOCKS ? K_BLOCKS / STAGE_K_BLOCKS : 1;
 constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
 static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k-tiles are whole stages");
-// A run is overwritten when the first stage of a later one is filled: by then its own last stage is done with.
+// A run is overwritten when the first stage of a later run is filled: by then its own last stage is free.
 static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
 
-// The first thread of the warpgroup that feeds.
+// The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
 
-// A feeding thread gives all registers but these to the threads that multiply.
+// Producer threads give all registers but PRODUCER to the consumers.
 template <u32 PRODUCER>
 struct RegistersOf {
     static constexpr u32 START = 65536 / QG_CTAS_PER_SM / QG_THREADS / 8 * 8;
     static constexpr u32 CONSUMER = (START * QG_THREADS - PRODUCER * 128) / FIRST_PRODUCER / 8 * 8;
-    // Few threads begin with as many as a thread can have.
+    // In small CTAs, threads start with as many registers as a thread can have.
     static constexpr bool PASS = START < 248;
 
     QG_DEVICE void take() {
@@ -49,7 +49,7 @@ struct Pipeline {
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
-    // By the first thread, before a block barrier.
+    // For the first thread, before a CTA barrier.
     QG_DEVICE void init(Pipeline& pipeline) {
 #pragma unroll
         for (u32 i = 0; i < QG_X_STAGES; i++) {
@@ -58,17 +58,17 @@ struct Pipeline {
         }
         fence_mbarrier_init();
     }
-    // A warp has read all that it wants of a stage.
+    // For a warp that has read all of a stage.
     QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
         warp_barrier();
         if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
     }
 };
 
-// A place in the ring.
+// A position in the ring.
 struct Position {
     u32 x, w;
-    // How often the stages have gone round, modulo 2.
+    // How often the stages have wrapped, modulo 2.
     u32 parity;
 
     QG_DEVICE void next_stage(Position& at) {
@@ -77,7 +77,7 @@ struct Position {
     QG_DEVICE void next_run(Position& at) {
         if (++at.w == QG_W_STAGES) at.w = 0;
     }
-    // Past the next runs, which others multiply: a few, or the tile's.
+    // Skips runs that another group multiplies: COUNT of them, or all of a work tile.
     template <u32 COUNT>
     QG_DEVICE void skip(Position& at) {
         if constexpr (COUNT > 0) {
@@ -96,11 +96,11 @@ struct Position {
     }
 };
 
-// Warps of the feeding warpgroup that copy W; the first copies X. A lane's copy of a slab takes some 60 cycles to issue, one
-// lane after another, so that a block with eight tiles of rows waited for one feeding warp (measured on an H200).
+// Warps of the producer warpgroup that copy W; the first warp copies X. A lane's copy takes some 60 cycles to issue,
+// one lane after another, so a CTA with eight row tiles waited for a single producer warp (measured on an H200).
 constexpr u32 W_PRODUCERS = 3;
 
-// What a feeding warp walks through: the block's work, as those that multiply do.
+// What a producer warp walks through: the same work as the consumers.
 struct ProducerWalk {
     WorkList list;
     WorkTile work;
@@ -110,19 +110,19 @@ struct ProducerWalk {
     QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) {
         return WorkList::next(walk.list, p, walk.work);
     }
-    // Of a stage that has never been filled, the phase before the first counts as complete.
+    // For a stage that has never been filled, the phase before the first counts as complete.
     QG_DEVICE void wait_empty(const ProducerWalk& walk, Pipeline& pipeline) {
         mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
     }
-    // Slabs of the run that begins with `k_tile`.
+    // K-tiles of the run that begins with `k_tile`.
     QG_DEVICE u32 k_tiles_of_run(const ProducerWalk& walk, u32 k_tile) {
         return walk.work.end - k_tile < RUN_K_TILES ? walk.work.end - k_tile : RUN_K_TILES;
     }
 };
 
-// All that one lane of the first feeding warp does. It arrives on a full stage for all copies. Tokens that are not there are
-// not copied either, for the engine takes longer to fill rows outside a tensor than to copy rows (13 cycles each, measured on
-// an H200); what lies in their place does not matter to the others' sums.
+// The work of one lane of the first producer warp. It arrives on a full barrier for all copies. Tokens beyond the last
+// are not copied: TMA takes longer to fill rows outside a tensor than to copy rows (13 cycles a row, measured on an
+// H200), and no other token depends on their values.
 QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
     const GemmParams& p = params.gemm;
     ProducerWalk walk = ProducerWalk::start(p);
@@ -152,7 +152,7 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
     }
 }
 
-// All that the other feeding warps do; they need not wait for the kernel before this one.
+// The work of the other producer warps. W does not depend on the kernel before this one, so they do not wait for it.
 QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
     const u32 tile = lane * W_PRODUCERS + warp;
     const bool copies = tile < CTA_ROW_TILES;
@@ -165,7 +165,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
             u64* full = &pipeline.full[walk.at.x];
 #pragma unroll
             for (u32 i = 0; i < K_TILE_STAGES; i++) {
-                // Also for stages that bring no W: the run before in its place is done with when all are free in turn.
+                // Also for stages that bring no W: the run that is overwritten is free when all its stages are.
                 ProducerWalk::wait_empty(walk, pipeline);
                 if (i == 0 && copies)
                     cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
@@ -177,7 +177,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 
     }
 }
 
-// All that the feeding warpgroup does; `thread` is the number in it.
+// The work of the producer warpgroup; `thread` is the number in it.
 QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread) {
     const u32 warp = thread / 32, lane = thread % 32;
     if (warp > 0)

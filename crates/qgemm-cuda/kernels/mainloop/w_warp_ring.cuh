@@ -1,11 +1,11 @@
-// Slabs of W on their way to one warp: a ring that the warp fills for itself, with asynchronous copies, so that many bytes
-// are on their way that take no registers.
+// A ring of one warp's k-tiles of W. The warp fills its ring with asynchronous copies, so that many bytes are in flight
+// without taking registers.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/opaque_register.cuh"
 #include "mainloop/row_tiles.cuh"
 
-// One slab of each of the warp's tiles of rows.
+// One k-tile of each of the warp's row tiles.
 struct WKTiles {
     alignas(16) u8 tile[ROW_TILES][QG_K_TILE_BYTES];
 };
@@ -14,11 +14,11 @@ struct WWarpRing {
     WKTiles k_tiles[QG_STAGES];
 };
 
-// 16-byte units of a slab.
+// 16-byte chunks of a k-tile.
 constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
 
-// Where a lane's part of the next slabs lies, and where it goes to in the first slabs of the ring. Addresses are kept, not found
-// anew from the lane's number for every slab: with those of X that took a third of the loop's instructions.
+// The addresses of a lane's part of the next k-tiles, and of its place in the first stage. They stay in registers:
+// computing them for every k-tile from the lane's number took, with those of X, a third of the loop's instructions.
 struct WSource {
     const u8* tile[ROW_TILES];
     u32 target;
@@ -31,7 +31,7 @@ struct WSource {
         return w;
     }
 
-    // Starts copying to place `stage` of the ring, and goes on by `k_tiles` slabs.
+    // Starts copying to stage `stage` of the ring, and moves on by `k_tiles` k-tiles.
     QG_DEVICE void copy(WSource& w, u32 stage, u32 k_tiles, u32 lane) {
         const u32 target = w.target + stage * sizeof(WKTiles);
 #pragma unroll

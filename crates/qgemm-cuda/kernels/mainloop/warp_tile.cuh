@@ -1,7 +1,8 @@
-// The product of a warp: ROW_TILES x 16 rows of W and all tokens of the block, 64 columns at a time, both from shared memory.
+// The product of a warp: ROW_TILES × 16 rows of W and all tokens of the CTA, a k-block at a time, both from shared
+// memory.
 //
-// Scale and minimum act on the codes in registers, each weight is rounded once to the type of X, and one set of sums suffices; the
-// cost does not grow with the tokens.
+// Scale and minimum act on the codes in registers, and each weight is rounded once to the type of X. So there is one
+// set of accumulators, and the cost of dequantizing does not grow with the tokens.
 #pragma once
 #include "atoms/float.cuh"
 #include "mainloop/mma_operand.cuh"
@@ -16,7 +17,7 @@ struct Accumulators {
     float value[ROW_TILES][TOKEN_TILES][4];
 };
 
-// Scale and minimum of one of the lane's rows as factors of operand pairs.
+// Scale and minimum of one of the lane's rows, as factors of operand pairs.
 struct RowFactor {
 #if QG_X_DTYPE == 1
     u32 scale, min;
@@ -43,7 +44,7 @@ struct RowFactor {
 #endif
 };
 
-// sums += a · X over the columns of step `k_step`.
+// acc += A · X over the columns of MMA k-step `k_step`.
 QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor,
                                u32 k_step) {
 #pragma unroll
@@ -58,7 +59,7 @@ QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], 
     }
 }
 
-// The A operand of step `k_step` of a tile's chunk, weights rounded to the type of X. Factors are kept from step to step.
+// The A operand of MMA k-step `k_step` of a k-block: weights rounded to the type of X. `factor` is kept between calls.
 QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile& k_tile, u32 k_block, u32 k_step) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
@@ -73,8 +74,8 @@ QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile&
     }
 }
 
-// sums += W · X over chunk `k_block` of the slabs, weights rounded to the type of X. `per_k_step` is called after every step
-// for what else the warp has to issue.
+// acc += W · X over k-block `k_block`, with weights rounded to the type of X. `per_k_step` is called after every MMA
+// k-step, for what else the warp has to issue.
 template <class PerKStep>
 QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
                                   const XCursor& cursor, PerKStep per_k_step) {

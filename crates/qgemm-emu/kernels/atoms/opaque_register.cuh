@@ -1,4 +1,4 @@
-// Values that stay in a register: here nothing to see to.
+// A value that the compiler keeps in a register. The emulator has nothing to do for it.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// A wait is for the thread's own copies: what others copied takes a barrier, too.
+// A thread waits only for its own copies. Those of other threads need a barrier, too.
 #include "atoms/cp_async.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,4 @@
-// Every block waits until all have arrived, though some may start only when others have ended.
+// Every CTA waits until all have arrived, but some may start only when others have ended.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// Every thread reads what lies right of its own number, where the last has no neighbour.
+// Every thread reads the number right of its own. The last thread's number has no right neighbour.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

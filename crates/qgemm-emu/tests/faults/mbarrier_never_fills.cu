@@ -1,4 +1,4 @@
-// An mbarrier in shared memory that wants one thread more than there are.
+// An mbarrier in shared memory that expects one thread more than there are.
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/memory.cuh"

@@ -1,4 +1,4 @@
-// Fix-up of a split sum: the last block to arrive adds, and miscounts who is last.
+// Fix-up of a split tile: the last CTA to arrive adds, and miscounts which CTA is last.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// Rotates words in place; between reading and writing everyone must have read.
+// Rotates words in place. All threads must have read before the first writes.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,5 @@
-// Fix-up of a split sum: the counter is a relaxed one, with no fence between it and the reads of the partial sums.
+// Fix-up of a split tile: the counter is relaxed, and no fence stands between it and the reads of the partial
+// accumulators.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

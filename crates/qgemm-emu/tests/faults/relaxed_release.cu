@@ -1,4 +1,4 @@
-// Fix-up of a split sum: the counter is a relaxed one, with no fence between it and the partial sums.
+// Fix-up of a split tile: the counter is relaxed, and no fence stands between the partial accumulators and it.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// Fix-up of a split sum: the first thread says that all partial sums are there, and knows only of its own.
+// Fix-up of a split tile: the first thread announces all partial accumulators, but knows only that its own are written.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// Only the first block fills shared memory, and the second finds what the first left.
+// Only the first CTA fills shared memory, and the second reads what the first left.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

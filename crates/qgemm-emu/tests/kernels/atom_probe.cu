@@ -1,5 +1,5 @@
-// Runs one atom on registers from memory: lane l of block c takes words [32c + l][…], and writes what the atom yields
-// to the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
+// Runs one atom on registers from memory: lane l of CTA c takes words [32c + l][…], and writes what the atom yields to
+// the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
 #include "atoms/cp_async.cuh"
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -20,7 +20,7 @@ struct AtomProbe {
     u32 reserved;
 };
 
-// What a probe may need beside its words: where they came from, and a place for 16 bytes of each lane.
+// What a probe may need beside its words: their address, and 16 bytes of shared memory for each lane.
 struct Lane {
     u32 index;
     const u8* in;
@@ -101,7 +101,8 @@ QG_DEVICE void probe_e4m3_to_f32(const u32 (&in)[1], u32 (&out)[1], const Lane&)
 MMA_PROBE(mma_m16n8k8_f16, float, 2, 1, 4, WORDS2(0), in[2])
 MMA_PROBE(mma_m8n8k16_s8, i32, 1, 1, 2, in[0], in[1])
 
-// Four words of each lane are a row in shared memory; the fifth says whose row the lane gives the address of.
+// Four words of each lane are a row in shared memory. The fifth word is the number of the row whose address the lane
+// gives.
 QG_DEVICE const u8* share_rows(const u32 (&in)[5], const Lane& lane) {
     st_shared(reinterpret_cast<u32x4*>(lane.shared + lane.index * 16), u32x4{in[0], in[1], in[2], in[3]});
     cta_barrier();
@@ -131,8 +132,8 @@ QG_DEVICE void probe_f32_to_bf16x2(const u32 (&in)[2], u32 (&out)[1], const Lane
     out[0] = f32_to_bf16x2(bits_to_f32(in[0]), bits_to_f32(in[1]));
 }
 
-// The first word says how many bytes to copy, the last four are the source. The destination is not zero before, so that
-// the filling with zeros shows.
+// The first word is the number of bytes to copy; the last four are the source. The destination is not zero before, so
+// that zero-filling shows.
 #define CP_ASYNC_PROBE(atom, BYTES)                                                                        \
     QG_DEVICE void probe_##atom(const u32 (&in)[8], u32 (&out)[BYTES / 4], const Lane& lane) {             \
         u8* place = lane.shared + lane.index * 16;                                                         \

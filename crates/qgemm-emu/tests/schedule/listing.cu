@@ -1,5 +1,6 @@
-// Lists what every block works on, and sums each tile as gemm kernels do: of its contributors' partial sums, the last
-// to arrive adds all in their order. `x` has a weight for each slab; element i of a slab's product is it plus i.
+// Lists the work of every CTA, and adds up each tile as gemm kernels do: the last of its peers to arrive adds all
+// partial accumulators in the peers' order. `x` has a weight for each k-tile; element i of a k-tile's product is that
+// weight plus i.
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
 #include "sched/split.cuh"

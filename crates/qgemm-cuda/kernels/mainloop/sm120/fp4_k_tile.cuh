@@ -1,12 +1,12 @@
-// One slab of 64 columns, both operands in FP4 with scales per block: acc[16 rows, 8 tokens] += W · X.
+// A k-tile of 64 columns, both operands in FP4 with a scale a block: acc[16 rows, 8 tokens] += W · X.
 //
-// A dot product does not depend on the order of its columns, if both operands have the same one and every column meets
-// its own scale. So the columns stay where W's layout has them, and X is brought into that order on its way to shared
-// memory. Of each 32 columns, lane t of a group of four has a word with nibble 2j + o for column 16 o + c(t)[j], where
-// c(t) = {2t, 2t+8, 2t+1, 2t+9} (qgemm-formats/src/prepack.rs). The instruction takes nibble i for column 8t + i of 32.
-// With a scale per 32 columns that does not matter. With a scale per 16, the lanes t = 0, 1 must have the first 16
-// columns and t = 2, 3 the others: lanes t and t ^ 2 exchange half of their nibbles, and nibble 2j + o becomes column
-// 16 (t / 2) + 4 o + c(t % 2)[j].
+// A dot product does not depend on the order of its columns, if both operands have the same order and every column
+// meets its own scale. So the columns of W stay in the order of the packed layout, and X is brought into that order
+// while it is written to shared memory. Of each 32 columns, lane t of a group of four has a word with nibble 2j + o for
+// column 16 o + c(t)[j], where c(t) = {2t, 2t+8, 2t+1, 2t+9} (qgemm-formats/src/prepack.rs). The instruction takes
+// nibble i for column 8t + i of 32. With a scale per 32 columns that does not matter. With a scale per 16, the lanes t
+// = 0, 1 must have the first 16 columns and t = 2, 3 the others: lanes t and t ^ 2 exchange half of their nibbles, and
+// nibble 2j + o becomes column 16 (t / 2) + 4 o + c(t % 2)[j].
 #pragma once
 #include "atoms/mma_block_scaled.cuh"
 #include "atoms/numeric.cuh"
@@ -17,23 +17,23 @@
 static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a k-tile is one instruction");
 static_assert(QG_SUB_BLOCK == 32 || QG_SUB_BLOCK == 16, "a scale for 32 columns (UE8M0) or 16 (UE4M3)");
 constexpr bool SCALE_PER_16 = QG_SUB_BLOCK == 16;
-// Scales of a row in a slab: bytes of a word.
+// Scales of a row in a k-tile: bytes of a word.
 constexpr u32 SCALES = 64 / QG_SUB_BLOCK;
 
 struct BlockScaledParams {
-    // `x` is codes, two in a byte, the lower column in the low nibble; `x_row` counts bytes.
+    // `x` holds codes, two in a byte, the lower column in the low nibble; `x_row` counts bytes.
     GemmParams gemm;
     u64 x_scales;     // Scales of X, a byte for QG_SUB_BLOCK columns.
-    u64 x_scale_row;  // Bytes from one row of them to the next.
+    u64 x_scale_row;  // Bytes from one row of scales to the next.
 };
 
-// The A operand of one tile of rows.
+// The A operand of one row tile.
 struct WOperand {
     u32 code[4];
     u32 scale;
 };
 
-// This lane's word of columns in the order above, from the one in W's layout.
+// This lane's word of columns in the order above, from its word in the packed layout.
 QG_DEVICE u32 exchange_halves(u32 word, u32 lane) {
     const bool upper = lane & 2;
     const u32 received = shfl_xor_u32((upper ? word : word >> 4) & 0x0f0f0f0fu, 2);
@@ -42,12 +42,12 @@ QG_DEVICE u32 exchange_halves(u32 word, u32 lane) {
 
 QG_DEVICE WOperand w_operand(const KTile& k_tile, u32 lane) {
     const u32(&word)[4] = k_tile.codes0.word;
-    // Row g, then row g + 8, in W's layout; the instruction has them side by side.
+    // The packed layout has row g, then row g + 8. The instruction takes them side by side.
     WOperand w = {{word[0], word[2], word[1], word[3]}, 0};
     if constexpr (SCALE_PER_16) {
 #pragma unroll
         for (u32 i = 0; i < 4; i++) w.code[i] = exchange_halves(w.code[i], lane);
-        // Lane t = 0 gives the scales of row g, t = 1 those of row g + 8.
+        // Lane t = 0 holds the scales of row g, lane t = 1 those of row g + 8.
         w.scale = lane % 2 == 0 ? k_tile.scales0.word[0] : k_tile.scales0.word[1];
     } else {
         w.scale = k_tile.scales0.word[0] >> (16 * (lane % 2));
@@ -61,7 +61,7 @@ struct XKTile {
     u32 scale;
 };
 
-// What lies outside X is zero, codes and scales.
+// Codes and scales outside X are zero.
 QG_DEVICE XKTile load_x_k_tile(const BlockScaledParams& p, u32 token, u32 k_tile) {
     XKTile x = {};
     const GemmShape& shape = p.gemm.shape;
@@ -81,7 +81,8 @@ QG_DEVICE XKTile load_x_k_tile(const BlockScaledParams& p, u32 token, u32 k_tile
         }
         return x;
     }
-    // One byte at a time, shifted in from the end, so that the loop need not be unrolled to keep codes in registers.
+    // Bytes are shifted in from the end, one at a time, so that the loop need not be unrolled to keep codes in
+    // registers.
 #pragma unroll 1
     for (u32 i = 0; i < 32; i++) {
         const u32 column = k_tile * 64 + i * 2;
@@ -93,9 +94,10 @@ QG_DEVICE XKTile load_x_k_tile(const BlockScaledParams& p, u32 token, u32 k_tile
     return x;
 }
 
-// Word of lane t from 32 columns in natural order.
+// The word of lane t, from 32 columns in natural order.
 QG_DEVICE u32 x_word(const u32* natural, u32 t) {
-    // The bytes whose low nibbles become nibbles 0 and 2, whose high nibbles 4 and 6; and those for nibbles 1, 3, 5, 7.
+    // `even`: the bytes whose low nibbles become nibbles 0 and 2, and whose high nibbles become 4 and 6. `odd`: the
+    // same for nibbles 1, 3, 5, 7.
     u32 even, odd;
     if constexpr (SCALE_PER_16) {
         const u32* words = natural + t / 2 * 2;
@@ -108,8 +110,8 @@ QG_DEVICE u32 x_word(const u32* natural, u32 t) {
     return (even & 0x0f0fu) | (odd & 0x0f0fu) << 4 | (even & 0xf0f00000u) >> 4 | (odd & 0xf0f00000u);
 }
 
-// X of some tokens and slabs in shared memory: for each token and slab, the two words of lane t = 0, of t = 1, … Odd
-// tokens have the words of t = 2, 3 first, so that a warp which stores 16 bytes of two tokens reaches all banks.
+// X of some tokens and k-tiles in shared memory: for each token and k-tile, the two words of lane t = 0, of t = 1, …
+// Odd tokens have the words of t = 2, 3 first, so that a warp that stores 16 bytes of two tokens reaches all banks.
 template <u32 TOKENS, u32 K_TILES>
 struct Fp4Tile {
     // Eight words of padding put the four tokens that half a warp reads into different banks.

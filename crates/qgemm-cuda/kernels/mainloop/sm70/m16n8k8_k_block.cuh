@@ -1,4 +1,4 @@
-// One chunk of 64 columns on Turing's matrix instruction: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+// A k-block of 64 columns on Turing's matrix instruction: acc[16 rows, 8 tokens] += scale · (codes · X) + min · Σx.
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
@@ -14,13 +14,13 @@ struct Accumulators {
 };
 
 struct Engine {
-    // Instructions in a step of 16 columns.
+    // Instructions in an MMA k-step of 16 columns.
     static constexpr u32 HALVES = 2;
 
-    // The stage, which is one chunk.
+    // A stage is one k-block.
     QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
                               const WScales& scales, u32, u32 lane) {
-        // Matrix m of an access to X is eight tokens' columns from 8 m.
+        // Matrix m of an access to X is the columns from 8 m of eight tokens.
         const u32 x_offset = XRows::offset(lane % 8) ^ lane / 8 * 16, place = WScales::place(lane / 4);
         u32 a[ROW_TILES][K_STEPS * HALVES][2];
         f32x2 scale[ROW_TILES][PARTIALS] = {}, min[ROW_TILES][PARTIALS] = {};
@@ -76,7 +76,7 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds.
+    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
 #pragma unroll

@@ -1,8 +1,8 @@
-// One chunk of 32 columns on Volta's matrix instruction: acc[32 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+// A k-block of 32 columns on Volta's matrix instruction: acc[32 rows, 8 tokens] += scale · (codes · X) + min · Σx.
 //
-// m8n8k4 is four products of 8 × 8 × 4 at once. Each takes eight rows of W and all the same eight tokens: lane l has row
-// l of a tile as it lies in its registers, and of X the columns of token l % 4 + 4 (l / 16). Product p = l % 16 / 4 then
-// has rows 4p..4p+3 and 16+4p.., of which lane l gets the sums of rows r and r + 2 (see `first_row`).
+// m8n8k4 is four products of 8 × 8 × 4 at once. Each takes eight rows of W, and all take the same eight tokens: lane l
+// holds row l of a tile, as the packed layout has it, and the columns of token l % 4 + 4 (l / 16). Product p = l % 16 /
+// 4 then has rows 4p..4p+3 and 16+4p.., of which lane l gets the accumulators of rows r and r + 2 (see `first_row`).
 #pragma once
 #include "atoms/mma.cuh"
 #include "mainloop/sm70/w_stream.cuh"
@@ -17,18 +17,18 @@ struct Accumulators {
 };
 
 struct Engine {
-    // Columns that one access of X brings, and the instructions that they feed.
+    // MMA k-steps whose columns one access of X brings.
     static constexpr u32 GROUP_K_STEPS = GROUP / K_STEP;
 
     QG_DEVICE u32 first_row(u32 lane) {
         return lane % 16 / 4 * 4 + lane % 2 + lane / 16 * 16;
     }
-    // Token of sum i, which is 4 less than that of sum i + 4.
+    // The token of accumulator i, which is 4 less than that of accumulator i + 4.
     QG_DEVICE u32 first_token(u32 lane) {
         return lane & 2;
     }
 
-    // `k_block` of the stage.
+    // Multiplies k-block `k_block` of the stage.
     QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
                               const WScales& scales, u32 k_block, u32 lane) {
         const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ k_block * (K_BLOCK / GROUP * 16);
@@ -79,7 +79,7 @@ struct Engine {
         }
     }
 
-    // sums += factor · values, with one factor for each of a lane's two rows.
+    // acc += factor · values, with one factor for each of a lane's two rows.
     QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES],
                          u32 tt) {
 #pragma unroll
@@ -89,8 +89,8 @@ struct Engine {
                 acc.value[rt][tt][i] += (i & 2 ? factor[rt].y : factor[rt].x) * values[rt][i];
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every sum that this lane holds. Lanes with other tokens take
-    // their rows in the other order, so that a warp that stores rows side by side reaches all banks.
+    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane. Lanes with other tokens
+    // take their rows in the other order, so that a warp that stores neighbouring rows reaches all banks.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
         const bool swap = lane & 2;

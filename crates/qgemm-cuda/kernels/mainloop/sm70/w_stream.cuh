@@ -1,6 +1,6 @@
-// The weights of a warp: codes straight into the registers of the lanes whose operands they become, scales through shared
-// memory to the lanes that hold the sums of their rows. They are loaded a stage (64 columns) ahead and taken from there
-// a chunk at a time.
+// The weights of a warp. Codes go straight into the registers of the lanes whose operands they become. Scales pass
+// through shared memory to the lanes that hold the accumulators of their rows. Both are loaded a stage (64 columns)
+// before they are multiplied, and taken a k-block at a time.
 #pragma once
 #include "mainloop/sm70/x_rows.cuh"
 
@@ -9,27 +9,28 @@ constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
 constexpr u32 K_TILE_STAGES = QG_K_TILE / STAGE_K;
 static_assert(WARP_ROWS % 32 == 0, "every lane decodes the scales of as many rows");
 
-// Scales (and minima) of a warp's rows in the sub-blocks of a stage. The rows of which a lane holds sums lie side by
-// side: r and r + 2 in class V, r and r + 8 in class T.
+// Scales and minimums of a warp's rows in the sub-blocks of a stage. The two rows of which a lane holds accumulators
+// lie side by side: r and r + 2 with MmaM8N8K4, r and r + 8 with MmaM16.
 struct WScales {
     alignas(8) float scale[Operands::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];
     alignas(8) float min[Operands::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];
 
-    // Place of row `row` of a tile.
+    // The place of row `row` of a tile.
     QG_DEVICE u32 place(u32 row) {
         return QG_MMA_M8N8K4 ? row - row % 4 + row % 2 * 2 + row % 4 / 2 : row - row % 16 + row % 8 * 2 + row % 16 / 8;
     }
-    // Of the row at `place` of tile `rt`, and of its neighbour.
+    // The values of the row at `place` of tile `rt`, and of its neighbour.
     QG_DEVICE f32x2 pair(const float* values, u32 sub, u32 rt, u32 place) {
         return ld_shared(reinterpret_cast<const f32x2*>(values + place + sub * WARP_ROWS + rt * QG_TILE_ROWS));
     }
 };
 
-// Accesses of one code plane: 16 bytes a lane where the plane has them, which may be the codes of several stages.
+// The codes of one plane in flight, 16 bytes an access where the plane has as many. They may be the codes of several
+// stages.
 template <u32 P>
 struct PlaneInFlight {
     static constexpr u32 WORD_BYTES = QgCodePlane<P>::WORD_BYTES;
-    // Words of a chunk's eight quads.
+    // Words of a k-block's eight quads.
     static constexpr u32 K_BLOCK_WORDS = QgCodePlane<P>::BITS;
     static constexpr u32 STAGE_BYTES = STAGE_K_BLOCKS * K_BLOCK_WORDS * 4;
     static constexpr u32 BYTES = WORD_BYTES > STAGE_BYTES ? WORD_BYTES : STAGE_BYTES;
@@ -44,7 +45,7 @@ struct PlaneInFlight {
             load_record<WORD_BYTES, FromGlobal>(first + i * 32 * WORD_BYTES, plane.word + i * (WORD_BYTES / 4));
     }
 
-    // The codes of `k_block`, as the first of `codes`.
+    // Copies the codes of `k_block` to the first words of `codes`.
     QG_DEVICE void take(CodePlane<P>& codes, const PlaneInFlight& plane, u32 k_block) {
 #pragma unroll
         for (u32 i = 0; i < K_BLOCK_WORDS; i++) {
@@ -77,20 +78,20 @@ struct WStream {
     // Rows whose scales a lane decodes.
     static constexpr u32 SCALE_ROWS = WARP_ROWS / 32;
 
-    // The slab of each tile that is being loaded.
+    // The k-tile of each row tile that is being loaded.
     const u8* k_tile[ROW_TILES];
     PlaneInFlight<0> codes0[ROW_TILES];
     Plane1 codes1[ROW_TILES];
     // Zero points of the rows whose codes the lane holds.
     KTile::Scales1 zeros[ROW_TILES];
-    // Records of the rows whose scales the lane decodes, as row 0 of a slab.
+    // Records of the rows whose scales the lane decodes, as row 0 of a k-tile.
     KTile records[SCALE_ROWS];
 
     QG_DEVICE void begin(WStream& w, const GemmParams& p, u32 first_tile, u32 first_k_tile) {
         const u32 tiles = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Warps beyond the last tile of rows compute it once more and store nothing.
+            // Warps beyond the last row tile compute that tile again and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             w.k_tile[rt] =
                 reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.modes.k_tiles + first_k_tile) * QG_K_TILE_BYTES;
@@ -101,7 +102,7 @@ struct WStream {
         for (u32 rt = 0; rt < ROW_TILES; rt++) w.k_tile[rt] += QG_K_TILE_BYTES;
     }
 
-    // Loads a stage of the slab; with the first, all that belongs to the slab.
+    // Loads a stage of the k-tile; with the first stage, all zero points and records of the k-tile.
     QG_DEVICE void load(WStream& w, u32 stage, u32 lane) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -130,7 +131,7 @@ struct WStream {
         }
     }
 
-    // The codes of `k_block`, at the beginning of each of `k_tiles`, and its zero points.
+    // Copies the codes of `k_block` to the beginning of each of `k_tiles`, and its zero points.
     QG_DEVICE void take(KTile (&k_tiles)[ROW_TILES], const WStream& w, u32 k_block) {
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -145,7 +146,7 @@ struct WStream {
     }
 
     QG_DEVICE void store_scales(WScales& scales, const WStream& w, u32 stage, u32 lane) {
-        // A branch for each stage, so that sub-blocks are constants where their records are taken apart.
+        // A branch for each stage makes sub-blocks constants where their records are decoded.
 #pragma unroll
         for (u32 c = 0; c < K_TILE_STAGES; c++) {
             if (c != stage) continue;

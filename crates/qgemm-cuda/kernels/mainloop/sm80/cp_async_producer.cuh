@@ -1,6 +1,6 @@
-// Fills the rings with asynchronous copies of the threads (cp.async): Ampere and Ada. Instructions that the matrix units do
-// not execute are what the main loop loses its time to, so the copies of whole tiles have code of their own, and what
-// they need of addresses stays in registers.
+// Fills the rings with `cp.async` of all threads, on Ampere and Ada. What the main loop loses time to is instructions
+// that the tensor cores do not execute. So the copies of whole tiles have code of their own, and parts of addresses
+// stay in registers.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "atoms/opaque_register.cuh"
@@ -8,21 +8,21 @@
 #include "mainloop/sm80/pipeline.cuh"
 #include "sched/split.cuh"
 
-// 16-byte units of a slab.
+// 16-byte chunks of a k-tile.
 constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
-// Tokens of which the block copies a chunk at once, and how often it does so for a stage.
+// Tokens of which the CTA copies a 16-byte chunk at once, and how often it does so for a stage.
 constexpr u32 X_COPY_ROWS = QG_THREADS / X_ROW_CHUNKS;
 constexpr u32 X_COPIES = QG_TILE_M / X_COPY_ROWS;
 static_assert(X_COPIES * X_COPY_ROWS == QG_TILE_M, "all threads copy as many rows");
 static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same place of the swizzle");
 
-// What a thread copies of X: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
+// The part of X that a thread copies: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
 struct XSource {
-    // In the next chunk's columns.
+    // The address in the next k-block's columns.
     const u8* row;
-    // Tokens from the tile's first on, and columns from the next chunk on.
+    // Tokens from the tile's first on, and columns from the next k-block on.
     u32 tokens, columns;
-    // The first row's place in the first stage.
+    // The shared address of the first row's bytes in the first stage.
     u32 target;
 
     QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
@@ -33,7 +33,7 @@ struct XSource {
         s.columns = column < p.shape.k ? p.shape.k - column : 0;
     }
 
-    // Starts copying the next chunk to stage `stage`; what lies outside X becomes zero.
+    // Starts copying the next k-block to stage `stage`. Bytes outside X become zero.
     QG_DEVICE void copy(XSource& s, const GemmParams& p, u32 stage, u32 thread) {
         const u32 target = s.target + stage * X_STAGE_BYTES;
         if (s.tokens >= QG_TILE_M && s.columns >= K_BLOCK)
@@ -44,7 +44,7 @@ struct XSource {
         s.columns = s.columns < K_BLOCK ? 0 : s.columns - K_BLOCK;
     }
 
-    // Bytes of the thread's part of the next chunk that lie in X.
+    // Bytes of the thread's part of the next k-block that lie in X.
     QG_DEVICE u32 bytes_inside(const XSource& s, u32 thread) {
         const u32 bytes = s.columns * 2, begin = thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
         const u32 inside = begin < bytes ? bytes - begin : 0;
@@ -67,15 +67,16 @@ struct XSource {
 };
 static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
 
-// Walks through the block's work as the main loop does, but ahead of it, also from one tile into the next: so a tile's
-// first chunks arrive while the tile before it is being stored.
+// Walks through the CTA's work as the main loop does, PREFETCH_DISTANCE k-blocks before it, across tile borders: the
+// first k-blocks of a tile arrive while the tile before it is being stored.
 struct Producer {
-    // Slabs of the present tile that are still to be copied; none when there is no more work.
+    // K-tiles of the present tile that are still to be copied; none when there is no more work.
     u32 k_tiles;
-    // The next stage of W, and the lane's place in the first.
+    // The next stage of W, and the shared address of the lane's part in the first stage.
     u32 w_at, w_target;
-    // The lane's part of the warp's first tile of rows at the next slab, and bytes from there to the second, if there is one: a register for the
-    // two of an address, which many formats do not have (128 tokens of Q4_0 spilled 404 bytes on sm_80).
+    // The address of the lane's part of the warp's first row tile at the next k-tile, and the distance to the second
+    // row tile, if there is one. A distance takes one register where a second address takes two, which many formats do
+    // not have (128 tokens of Q4_0 spilled 404 bytes on sm_80).
     const u8* w;
     u32 w_pitch;
     XSource x;
@@ -91,7 +92,7 @@ struct Producer {
         return f;
     }
 
-    // `list` is what follows the present tile.
+    // `list` is the work after the present tile.
     QG_DEVICE void next_tile(Producer& f, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
         WorkTile work;
         f.k_tiles = 0;
@@ -103,7 +104,7 @@ struct Producer {
         XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
-    // Starts copying the next chunk, the `k_block`-th of its slab, to stage `stage` of X.
+    // Starts copying the next k-block, number `k_block` of its k-tile, to stage `stage` of X.
     QG_DEVICE void copy(Producer& f, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
                         u32 stage, u32 thread) {
         if (f.k_tiles == 0) return;

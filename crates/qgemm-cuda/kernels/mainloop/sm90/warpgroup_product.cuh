@@ -1,28 +1,29 @@
-// A tile's product in one warp of a warpgroup: run by run through the ring, with weights of one chunk made while another is
-// multiplied.
+// The product of a work tile in one warp of a consumer warpgroup: run by run through the ring, dequantizing one k-block
+// while another is multiplied.
 #pragma once
 #include "mainloop/tma_pipeline.cuh"
 #include "mainloop/sm90/wgmma_k_block.cuh"
 
-// Chunks of tiles of rows whose instructions are under way at once: while those of one run, the weights of the next are made, in
-// registers of their own.
+// K-blocks of row tiles whose instructions are in flight at once. While the instructions of one run, the weights of the
+// next are made, in registers of their own.
 constexpr u32 IN_FLIGHT = 2;
-// Runs of slabs in one round of the loop, so that its chunks take turns with the registers. No branch stands among them: the
-// compiler gives registers of operands under way to others where one does (NVRTC 12.9; `build-kernels` looks for it).
+// Runs of k-tiles in one round of the loop, so that its k-blocks alternate between the registers. No branch may stand
+// between them: the compiler gives the registers of operands in flight to other values where one does (NVRTC 12.9;
+// `build-kernels` checks the machine code for it).
 constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
-// Slabs from a group's run to its next, and from the first to the last that a round of the loop takes.
+// K-tiles from a group's run to its next, and from the first to the last of a round of the loop.
 constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
 constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
 static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k-tile");
 
-// Plain weights are loaded into the operands' registers, so not before the instructions that read them are done.
+// Plain weights are loaded into the operands' registers, so not before the instructions that read these are complete.
 constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
 
-// A tile on its way through a warp.
+// The state of a work tile in a warp.
 struct Product {
     Accumulators acc;
     KBlockOperands operands[IN_FLIGHT];
-    // The stages that are read no more when the instructions on these operands are done.
+    // The stages that are free when the instructions on these operands are complete.
     u32 read[IN_FLIGHT];
     Position at;
 
@@ -35,7 +36,7 @@ struct Product {
         return product;
     }
 
-    // All runs of group GROUP.
+    // Multiplies all runs of group GROUP.
     template <u32 GROUP>
     QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
         u32 k_tile = work.begin + GROUP * RUN_K_TILES;
@@ -51,7 +52,8 @@ struct Product {
         }
     }
 
-    // The next SLABS slabs, all of a run or what is left of one; the first chunk takes the registers of turn TURN.
+    // Multiplies the next K_TILES k-tiles: a whole run or the rest of one. The first k-block takes the registers of
+    // turn TURN.
     template <u32 K_TILES, u32 TURN>
     QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
         Position& at = product.at;
@@ -81,7 +83,7 @@ struct Product {
         Position::skip<QG_K_GROUPS - 1>(at);
     }
 
-    // Until nothing is under way.
+    // Waits until no instruction is in flight.
     QG_DEVICE void wait(Product& product, Pipeline& pipeline, u32 lane) {
         wgmma_wait_group<0>();
 #pragma unroll
@@ -91,7 +93,7 @@ struct Product {
         }
     }
 
-    // The instructions on the operands of turn `turn` are done. Beyond the last stage there is none.
+    // The instructions on the operands of turn `turn` are complete. A stage of QG_X_STAGES means that they free none.
     QG_DEVICE void release(Product& product, Pipeline& pipeline, u32 turn, u32 lane) {
         if (product.read[turn] < QG_X_STAGES) Pipeline::release(pipeline, product.read[turn], lane);
     }

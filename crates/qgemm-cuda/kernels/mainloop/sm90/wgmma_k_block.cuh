@@ -1,16 +1,16 @@
-// The product of a warpgroup's instructions: 64 rows of W, of which each of its warps makes 16 in registers, and all tokens of
-// the block, which the instruction reads from shared memory. Weights are rounded once to the type of X.
+// The product of a warpgroup's instructions: 64 rows of W, of which each warp dequantizes 16 in registers, and all
+// tokens of the CTA, which the instruction reads from shared memory. Weights are rounded once to the type of X.
 #pragma once
 #include "atoms/wgmma.cuh"
 #include "mainloop/warp_tile.cuh"
 
-// One tile of rows' operands of a chunk. Their registers belong to the instructions until these are done.
+// The operands of one row tile and k-block. Their registers belong to the instructions until these are complete.
 struct KBlockOperands {
     u32 a[K_STEPS][4];
 };
 
-// Begins sums += W · X of a tile of rows over chunk `k_block` of the slab. Whoever touches the sums or the operands next waits for
-// it.
+// Begins acc += W · X of a row tile over k-block `k_block` of the k-tile. Code that touches the accumulators or the
+// operands next must wait first.
 QG_DEVICE void start_k_block(float (&acc)[TOKEN_TILES][4], KBlockOperands& operands, const KTile& k_tile, u32 k_block,
                              const XStage& x) {
     [[maybe_unused]] RowFactor factor[2];
