@@ -50,8 +50,8 @@ impl Family<CheckedGemm> for EmuFamily<CheckedGemm> {
         gemm_sequence(op, plan, device.info(), &mut |launch| emulated(device, launch))
     }
 
-    fn source_hash(&self, config: &TileConfig) -> u64 {
-        self.0.source_hash(config)
+    fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
+        self.0.source_hash(op, config)
     }
 }
 
@@ -68,8 +68,8 @@ impl Family<CheckedConvert> for EmuFamily<CheckedConvert> {
         convert_sequence(op, device.info(), &mut |launch| emulated(device, launch))
     }
 
-    fn source_hash(&self, config: &ConvertConfig) -> u64 {
-        self.0.source_hash(config)
+    fn source_hash(&self, op: &CheckedConvert, config: &ConvertConfig) -> u64 {
+        self.0.source_hash(op, config)
     }
 }
 
