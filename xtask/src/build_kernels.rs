@@ -186,10 +186,13 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels share that differ in their tiles: the entry, whether fed by warps of its own or not, and the name as far as the
-/// activations' type.
+/// What kernels share that differ in their tiles: the entry, whose rings `cp.async` or TMA fills alike, and the name as far
+/// as the activations' type.
 fn kind(spec: &KernelSpec) -> (&str, &str) {
-    let entry = spec.entry.trim_end_matches(".cu").trim_end_matches("_fed");
+    let entry = match spec.entry {
+        "entry/sm80_gemm_cp_async.cu" | "entry/sm120_gemm_tma_ws.cu" => "entry/gemm_rings",
+        other => other.trim_end_matches(".cu"),
+    };
     let is_tile = |at: &usize| spec.name[at + 2..].starts_with(|c: char| c.is_ascii_digit());
     let tile = spec.name.match_indices("_m").map(|(at, _)| at).find(is_tile);
     (entry, &spec.name[..tile.unwrap_or(spec.name.len())])

@@ -24,8 +24,9 @@ fn main(
     var exponent = 127u;
     if (has(FLAG_X_FACTOR)) {
         var own = 0u;
-        for (var s = first; s < min(end, x_columns()); s += step) {
-            let x = x8(row, s);
+        // X's columns in their own order, those that D leaves out among them.
+        for (var s = first; s < select(0u, x_columns(), row < p.shape.rows); s += step) {
+            let x = x8_of(row, s, x_columns(), false);
             own = max(own, max(largest_finite(x.lo), largest_finite(x.hi)));
         }
         let at = lane * rows + row_of_group;

@@ -1,4 +1,4 @@
-// What every `convert` kernel receives; distances (`*_base`) as in `params.wgsl`, in elements.
+// The parameter of every `convert` kernel; distances (`*_base`) as in `params.wgsl`, in elements.
 
 struct Params {
     shape: ConvertShape,  // of this dispatch
@@ -19,7 +19,12 @@ var<immediate> p: Params;
 // Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order: `modes.wgsl`. Binding 8 is D.
 @group(0) @binding(9) var<storage, read_write> row_factors: array<u32>;
 
-// Columns of D that are columns of X.
+// Columns of X.
 fn x_columns() -> u32 {
+    return p.shape.columns;
+}
+
+// Columns of D that are columns of X.
+fn stored_columns() -> u32 {
     return select(min(p.shape.columns, p.shape.d_columns), p.shape.d_columns, has(FLAG_K_ORDER));
 }

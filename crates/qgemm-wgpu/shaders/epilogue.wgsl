@@ -1,13 +1,13 @@
-// What becomes of a finished sum:
-//     v = alpha * row_scale * token_scale * sum + beta * C + bias
+// The outputs of complete accumulators:
+//     v = alpha * row_scale * token_scale * acc + beta * C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
 //
-// An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A
-// gated pair's rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four
-// features of both.
+// An invocation finishes accumulators of four rows of W and of the four rows eight behind them, where `row % 16` is 0
+// or 4. Rows of a gated pair stand in groups of 16: eight of the gate, then the same eight of the up. Its accumulators
+// are four features of both.
 
-// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D. In a loop, so that what
-// finishes a sum stands in the program once: drivers write every call out.
+// Stores the outputs of rows `row .. row + 4` and `row + 8 .. row + 12` in row m of D. A loop, so that the epilogue
+// stands in the program once: drivers inline every call.
 fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let gated = has(FLAG_GATED);
     let pair_feature = (row - row % 16u) / 2u + row % 16u;
@@ -31,12 +31,12 @@ fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     }
 }
 
-// Four indices from `first` on, those behind the first `count` being the last of them.
+// Four indices from `first` on. Indices behind the first `count` are the last of these.
 fn four(first: u32, count: u32) -> vec4<u32> {
     return vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(count - 1u));
 }
 
-// The v of `count` sums.
+// The v of `count` accumulators.
 fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec4<f32> {
     var value = p.shape.alpha * sums;
     if (has(FLAG_ROW_SCALE)) {
@@ -89,8 +89,8 @@ fn sigmoid(x: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(1.0), e, x < vec4<f32>()) / (vec4<f32>(1.0) + e);
 }
 
-// (1 + erf(x / sqrt(2))) / 2. Its tail at z = |x| / sqrt(2) is exp(-z * z) / 2 times a function of t = 1 / (1 + 0.4 z),
-// which the polynomial meets within 1e-7 for z up to 9.4; beyond, exp(-z * z) is 0.
+// (1 + erf(x / sqrt(2))) / 2. Its tail at z = |x| / sqrt(2) is exp(-z * z) / 2 times a function of t = 1 / (1 + 0.4 z).
+// The polynomial approximates that function within 1e-7 for z up to 9.4; beyond, exp(-z * z) is 0.
 fn normal_cdf(x: vec4<f32>) -> vec4<f32> {
     let t = vec4<f32>(1.0) / (vec4<f32>(1.0) + 0.282842712 * abs(x));
     var q = vec4<f32>(0.0726396814);

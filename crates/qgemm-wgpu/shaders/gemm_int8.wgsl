@@ -1,18 +1,17 @@
-// Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows
-// of W for TOKENS of them. LANES invocations side by side have all rows and the same tokens, whose codes one load
-// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time; a unit of W is in flight while the one before
-// is multiplied. Every sum is added in the order of K.
+// Many tokens, quantized to eight bits. A workgroup computes TILE_N outputs for TILE_M tokens, and an invocation four
+// rows of W for TOKENS of them. LANES neighbouring invocations have all rows and the same tokens, whose codes one load
+// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time. The next unit of W is in flight while one is
+// multiplied. Products are added in the order of K.
 
 const LANES: u32 = TILE_N / 4u;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then sums of (TILE_M / TOKENS, LANES).
+// The bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; afterwards accumulators of (TILE_M / TOKENS, LANES).
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 alias Accumulators = array<vec4<f32>, TOKENS>;
 
-// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are taken from their words
-// once.
+// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are unpacked once.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for s SPANS
     #for q SPAN_QUADS
@@ -58,8 +57,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         }
     }
 
-    // Of one token of each group after the other, the next moving up, so that what finishes sums stands in the program
-    // once. Half of the invocations have the first four of eight rows and get the others from a neighbour.
+    // One token of each group at a time, the next one moving up, so that the epilogue stands in the program once. Half
+    // of the invocations have the first four of eight rows and get the others from a neighbour.
     let row = n0 + lane * 4u;
     for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
         workgroupBarrier();

@@ -18,8 +18,5 @@ fn d_dtype() -> u32 {
     return mode(D_MODE);
 }
 
-// Column of the result → column of X.
+// Stored column → column of X. Where X has no such column, the stored one is 0.
 @group(0) @binding(3) var<storage, read> k_order: array<u32>;
-
-// Entry of `k_order` for a column that no column of X feeds.
-const NO_COLUMN: u32 = 0xffffffffu;

@@ -1,5 +1,5 @@
-// What every GEMM kernel receives. The bindings begin at a multiple of the adapter's offset alignment, so each
-// operand also has the distance (`*_base`) from there to its own first element, or vector for W.
+// The parameter of every GEMM kernel. Bindings begin at a multiple of the adapter's offset alignment, so each operand
+// also has the distance (`*_base`) from there to its own first element, or vector for W.
 
 struct Params {
     shape: GemmShape,     // of this dispatch: `m` counts its tokens, `stored_rows` ends its rows of W
@@ -31,8 +31,13 @@ var<immediate> p: Params;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
-// Columns of X in the order in which W stores them.
+// Columns of X.
 fn x_columns() -> u32 {
+    return p.shape.k;
+}
+
+// Columns in the order in which W stores them.
+fn stored_columns() -> u32 {
     return p.shape.stored_k;
 }
 

@@ -8,8 +8,8 @@ struct Quad {
     d: vec4<f32>,
 }
 
-// What a quad is decoded from: codes of up to eight bits stand in `a`, and `b` has those of the second plane; wider
-// ones take as many words as they need.
+// The words of a quad. `a` holds codes of up to eight bits, and `b` those of the second plane. Wider codes take as many
+// words as they need.
 struct QuadWords {
     a: vec4<u32>,
     b: vec4<u32>,

@@ -1,5 +1,5 @@
-// Four rows of a tile of W, the first a multiple of four: their words stand side by side, one load brings them. Of
-// layout R: tiles of 16 rows, in each packed k-tiles of PACKED_K columns.
+// Four rows of a tile of W, the first a multiple of four. Their words stand side by side, so that one load brings them.
+// The packed layout is Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
@@ -7,8 +7,8 @@
 const LANES_BESIDE: bool = true;
 
 struct Rows {
-    k_tile: u32,   // where the k-tile begins, in vectors
-    first: u32,  // the first row's place in its tile
+    k_tile: u32,  // where the k-tile begins, in vectors
+    first: u32,   // the first row's place in its tile
 }
 
 // Rows `row .. row + 4` in k-tile `k_tile`. Rows behind the last tile are those of that tile.
@@ -22,7 +22,7 @@ fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     return rows_of(n0 + lane * 4u, 0u);
 }
 
-// The rows in k-tile `k_tile`, those of the first being `rows`.
+// The rows in k-tile `k_tile`; `rows` are those of the first.
 fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
     return Rows(rows.k_tile + k_tile * PACKED_VECTORS, rows.first);
 }
@@ -32,12 +32,12 @@ fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return w_vectors[rows.k_tile + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
 }
 
-// The word of a k-tile in which `byte` stands, that byte lowest.
+// The word of a k-tile that holds `byte`, shifted so that this byte is lowest.
 fn k_tile_bits(k_tile: u32, byte: u32) -> u32 {
     return w_vectors[k_tile + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
 }
 
-// The bits from `byte` of each row's records on: at least as many as stand in its word.
+// The bits of each row's records from `byte` on: at least to the end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (plane.rows > 1u) {
         return vec4<u32>(k_tile_bits(rows.k_tile, plane.at + rows.first / plane.rows * plane.row + byte));

@@ -1,6 +1,6 @@
-// The same row of four tiles of W that follow one another. Sixteen invocations side by side have the rows of these
-// tiles, so that each load of theirs reads neighbouring words, however wide a driver makes it. Of layout R: tiles of 16
-// rows, in each packed k-tiles of PACKED_K columns.
+// The same row of four tiles of W that follow one another. Sixteen neighbouring invocations have the rows of these
+// tiles, so that each of their loads reads neighbouring words, whatever its width on the adapter. The packed layout is
+// Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 
@@ -9,7 +9,7 @@ const LANES_BESIDE: bool = false;
 
 struct Rows {
     k_tiles: vec4<u32>,  // where the k-tile of each tile begins, in words
-    row: u32,          // within the tile
+    row: u32,            // within the tile
 }
 
 // The rows of lane `lane` from row `n0` of W on, in the first k-tile. Tiles behind the last are the last.
@@ -19,7 +19,7 @@ fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     return Rows((vec4<u32>(p.w_base) + tiles * (k_tiles() * PACKED_VECTORS)) * 4u, lane);
 }
 
-// The rows in k-tile `k_tile`, those of the first being `rows`.
+// The rows in k-tile `k_tile`; `rows` are those of the first.
 fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
     return Rows(rows.k_tiles + vec4<u32>(k_tile * (PACKED_VECTORS * 4u)), rows.row);
 }
@@ -29,7 +29,7 @@ fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return at_each(rows, plane * 4u + word * TILE_ROWS + rows.row);
 }
 
-// The bits from `byte` of each row's records on: at least as many as stand in its word.
+// The bits of each row's records from `byte` on: at least to the end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (by_words(plane)) {
         return at_each(rows, plane.at / 4u + byte / 4u * TILE_ROWS + rows.row) >> vec4<u32>(byte % 4u * 8u);

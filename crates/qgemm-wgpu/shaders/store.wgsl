@@ -3,7 +3,8 @@
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
 // Stores the first `count` values from `feature` on in row m of D. A word of two elements is stored whole only where
-// both are ours; else the other half belongs to another invocation or lies outside D, and must keep its bits.
+// both are this invocation's. Otherwise the other half belongs to another invocation or lies outside D, and must keep
+// its bits.
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
     let first = p.d_base + m * p.d_row + feature;

@@ -1,5 +1,5 @@
-// X, bound by vectors, whose words can be read one by one: it may begin anywhere. Both ways of reading it are in every
-// shader, for drivers take longer to compile a second one.
+// X, bound by vectors, whose words can be read one by one: it may begin anywhere. Both ways of reading X are in every
+// shader, because drivers take longer to compile a second shader.
 
 @group(0) @binding(0) var<storage, read> x_vectors: array<vec4<u32>>;
 

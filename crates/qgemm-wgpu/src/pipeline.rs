@@ -101,14 +101,14 @@ pub(crate) fn pipeline(
         };
         // SAFETY: the text is our own. Every access to a buffer is within what a dispatch binds, for `Touched::bind` refuses
         // views that are shorter than the extents of all that is accessed, from which the strides come, too. Of `gemm`: rows
-        // of W are clamped to the last tile, tokens to the last of X, columns of X and the column order are compared with
-        // `stored_k`, positions in C, bias, scales, residual and D with the counts of rows, features and tokens. X that is
-        // read without comparing columns has whole steps of them: `matrix::x_prologue` asks for a converted X otherwise, whose
-        // columns `WorkspaceLayout::with_x` makes whole steps. Of `convert`: rows are compared with the count of rows,
-        // columns of X, of D and of the order with theirs; D is written by vectors only where its rows are whole ones
-        // (`convert::Kind`). Entries of the column order are below the count of X's columns or skipped, which `HostWeight`,
-        // packed files and the API check. Workgroup memory is indexed by constants of the tile and by places of invocations.
-        // Every loop counts to such a bound in steps of at least 1.
+        // of W are clamped to the last tile, tokens to the last of X, columns of the column order are compared with
+        // `stored_k`, its entries and other columns of X with K, positions in C, bias, scales, residual and D with the counts
+        // of rows, features and tokens. X that is read without comparing columns has whole steps of them:
+        // `matrix::x_prologue` has it converted otherwise, to as many columns as `WorkspaceLayout::with_x` makes whole steps.
+        // Of `convert`: rows are compared with their count, columns of X, of D and of the order with theirs, entries of the
+        // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`). Workgroup
+        // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps
+        // of at least 1.
         let module =
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {

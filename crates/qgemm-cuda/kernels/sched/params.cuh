@@ -4,6 +4,7 @@
 
 struct GemmParams {
     GemmShape shape;
+    GemmModes modes;
     GemmPointers at;
     TileSchedule tiles;
 };

@@ -1,4 +1,4 @@
-// Products of bytes: sums of a span's codes are exact, scales and minima act on them.
+// Products of bytes. The integer accumulators of a span are exact; scales and minima act on them.
 
 // Adds the products of a unit with the X that begins at vector `x` of each token.
 fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {

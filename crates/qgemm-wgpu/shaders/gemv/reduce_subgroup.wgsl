@@ -1,9 +1,9 @@
-// Sums of slices are added within subgroups first, then through workgroup memory.
+// Adds the accumulators of slices within subgroups first, then through workgroup memory.
 
-// Invocations of a subgroup. 1 where subgroups are not full, so that places in them say nothing about slices.
+// Invocations of a subgroup. It is 1 where subgroups are not full, so that places in them say nothing about slices.
 var<private> lanes: u32 = 1u;
 
-// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
+// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
 fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     // A subgroup holds that many slices of the same rows, LANES apart.
     let together = max(lanes / LANES, 1u);
@@ -39,7 +39,8 @@ fn main(
         return;
     }
     var thread = index;
-    // As many places as invocations: every subgroup is full, and its lanes can be counted on.
+    // Every subgroup is full if there are as many places as invocations. Only then do lanes say which slice an
+    // invocation has.
     if (subgroup_size * subgroups == THREADS) {
         lanes = subgroup_size;
         thread = subgroup * subgroup_size + lane;

@@ -1,6 +1,6 @@
-// Sums of slices are added through workgroup memory.
+// Adds the accumulators of slices through workgroup memory.
 
-// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
+// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
 fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     let at = slice * TILE_M * LANES + lane;
     #for t TILE_M

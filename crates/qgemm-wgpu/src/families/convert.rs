@@ -82,7 +82,7 @@ impl Family<CheckedConvert> for Convert {
         Ok(LaunchSequence::new::<ConvertOperand>(name, vec![step(device, op)?.of_operation()]))
     }
 
-    fn source_hash(&self, _: &ConvertConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
         *SOURCE_HASH
     }
 }
@@ -171,7 +171,7 @@ fn parts(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, Unsupported> {
         // Whole vectors, so that rows stay aligned.
         step = if step > COLUMNS { step / COLUMNS * COLUMNS } else { step };
     }
-    let x_columns = if gathers { columns } else { columns.min(step) };
+    let x_columns = if gathers || row_factors { columns } else { columns.min(step) };
     let mut row_step = rows_that_fit("X", &x, x_columns, limit)?.min(rows_that_fit("D", &d, step, limit)?);
     if row_factors {
         row_step = row_step.min(fitting(size_of::<f32>(), 1));
@@ -187,7 +187,7 @@ fn parts(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, Unsupported> {
 impl Part {
     /// Columns of X that this part reads.
     fn x_columns(&self, op: &CheckedConvert) -> Range<usize> {
-        match op.gathers {
+        match op.gathers || op.row_factors {
             true => 0..op.columns,
             false => self.columns.start.min(op.columns)..self.columns.end.min(op.columns),
         }

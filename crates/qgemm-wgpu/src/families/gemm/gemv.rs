@@ -158,7 +158,7 @@ impl Family<CheckedGemm> for Gemv {
         super::prepare(device, op, plan, |code, _| Some(part(&plan.config, code, subgroups)))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         *SOURCE_HASH
     }
 }

@@ -90,7 +90,7 @@ impl Family<CheckedGemm> for GemmInt8 {
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format)))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         *SOURCE_HASH
     }
 }

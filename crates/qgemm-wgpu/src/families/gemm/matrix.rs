@@ -163,7 +163,7 @@ impl Family<CheckedGemm> for GemmMatrix {
         super::prepare(device, op, plan, |_, shared| Some(part(&plan.config, shared.matrices?)))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         *SOURCE_HASH
     }
 }

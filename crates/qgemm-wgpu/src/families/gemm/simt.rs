@@ -83,7 +83,7 @@ impl Family<CheckedGemm> for Gemm {
         super::prepare(device, op, plan, |_, _| Some(part(&plan.config)))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         *SOURCE_HASH
     }
 }
