@@ -149,6 +149,12 @@ fn parts(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, Unsupported> {
             return Err(Unsupported::new(format!("there are {size} {name}, and kernels count in 31 bits")));
         }
     }
+    for (name, dense, columns) in [("X", x, columns), ("the result", d, d_columns)] {
+        let bytes = dense.extent(rows, columns).and_then(|elements| elements.checked_mul(dense.dtype.bytes() as u64));
+        if bytes.and_then(|bytes| usize::try_from(bytes).ok()).is_none() {
+            return Err(Unsupported::new(format!("the extent of {name} overflows")));
+        }
+    }
     // Elements of which neighbours are so many bytes apart, as many as one binding holds.
     let room = limit.saturating_sub(MARGIN);
     let fitting = |width: usize, stride: u64| {
@@ -296,5 +302,67 @@ impl Kernel for ConvertKernel {
         let dispatches: Vec<_> =
             self.parts.iter().map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
         submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_hal::Dense;
+
+    use super::*;
+
+    fn op(rows: usize, columns: usize, d_columns: usize) -> CheckedConvert {
+        let (x, d) = (Dense::rows_of(DType::F32, columns), Dense::rows_of(DType::F16, d_columns));
+        CheckedConvert { rows, columns, d_columns, x, d, gathers: false, row_factors: false }
+    }
+
+    fn cut(op: &CheckedConvert, limit: u64) -> Result<Vec<Part>, String> {
+        let parts = parts(op, limit).map_err(|reason| reason.why)?;
+        let mut written = 0;
+        for part in &parts {
+            let launch = part.launch(op);
+            for bytes in [&launch.x, &launch.order, &launch.d, &launch.factors] {
+                assert!(bytes.len() as u64 + MARGIN <= limit, "{launch:?}");
+            }
+            assert!(launch.grid.iter().all(|&groups| (1..=MAX_GROUPS).contains(&groups)), "{launch:?}");
+            written += part.rows.len() * part.columns.len();
+        }
+        assert_eq!(written, op.rows * op.d_columns);
+        Ok(parts)
+    }
+
+    #[test]
+    fn what_fits_is_one_dispatch_and_what_does_not_is_cut() {
+        for op in [op(1, 1, 1), op(512, 4096, 4096), op(3, 5, 9), op(3, 9, 5), op(40_000_000, 1, 1)] {
+            assert_eq!(cut(&op, u32::MAX.into()).map(|parts| parts.len()), Ok(1), "{op:?}");
+        }
+        // By rows, of which the last are fewer.
+        let parts = cut(&op(100, 1000, 1000), 1 << 16).expect("cut");
+        assert!(parts.len() == 7 && parts.iter().all(|part| part.columns == (0..1000)), "{parts:?}");
+        // By columns, in whole vectors; a row of the result goes on after X has ended.
+        let parts = cut(&op(2, 1000, 3000), 1024).expect("cut");
+        assert!(parts.iter().all(|part| part.columns.start.is_multiple_of(8)), "{parts:?}");
+        // Columns of X that stand far apart.
+        let x = Dense { row_stride: 1, col_stride: 64, ..op(64, 1000, 1000).x };
+        assert!(cut(&CheckedConvert { x, ..op(64, 1000, 1000) }, 1 << 14).expect("cut").len() > 10);
+        // More rows than a grid has workgroups along one dimension.
+        let part = &cut(&op(70_000, 4096, 4096), u32::MAX.into()).expect("whole")[0];
+        assert_eq!(part.launch(&op(70_000, 4096, 4096)).grid, [2, 65_535, 2]);
+    }
+
+    #[test]
+    fn what_is_not_served_says_why() {
+        let refused = |op: CheckedConvert, limit| cut(&op, limit).expect_err("refused");
+        let base = op(2, 1000, 1000);
+        let why = refused(CheckedConvert { row_factors: true, ..base }, 1024);
+        assert!(why.contains("in one dispatch") && why.contains("1024"), "{why}");
+        assert!(refused(CheckedConvert { gathers: true, ..base }, 1024).contains("a row of X"));
+        let d = Dense { dtype: DType::BF16, ..base.d };
+        assert!(refused(CheckedConvert { row_factors: true, d, ..base }, 1 << 20).contains("bf16"));
+        let d = Dense { col_stride: 2, ..base.d };
+        assert!(refused(CheckedConvert { d, ..base }, 1 << 20).contains("row-major"));
+        assert!(refused(op(1, 1 << 31, 1), 1 << 20).contains("31 bits"));
+        let x = Dense { col_stride: u64::MAX / 2, ..base.x };
+        assert!(refused(CheckedConvert { x, ..base }, 1 << 20).contains("extent of X overflows"));
     }
 }

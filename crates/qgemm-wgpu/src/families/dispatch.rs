@@ -52,7 +52,10 @@ pub(super) fn submit<P: Pod>(
     dispatches: &[Dispatch<'_, P>],
 ) -> Result<(), HalError> {
     let _span = tracing::trace_span!("launch", kernel = name).entered();
-    let bind = |dispatch: &Dispatch<'_, P>| bind_group(shared, interface, name, &dispatch.bindings);
+    let bind = |dispatch: &Dispatch<'_, P>| {
+        check_apart(shared, interface, name, &dispatch.bindings)?;
+        bind_group(shared, interface, name, &dispatch.bindings)
+    };
     let groups = dispatches.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
     shared.scoped("launching a kernel", || {
         shared.launch(|pass| {
@@ -64,4 +67,22 @@ pub(super) fn submit<P: Pod>(
             }
         });
     })
+}
+
+/// That no buffer is both read and written, which wgpu forbids whatever the parts of it are.
+fn check_apart(
+    shared: &Shared,
+    interface: &Interface,
+    name: &str,
+    bindings: &[wgpu::BufferBinding<'_>],
+) -> Result<(), HalError> {
+    let of_kind = |written| {
+        let all = interface.bindings.iter().zip(bindings);
+        all.filter(move |((_, is_written), _)| *is_written == written).map(|(_, binding)| binding.buffer)
+    };
+    if of_kind(true).any(|written| of_kind(false).any(|read| read == written)) {
+        let why = "wgpu lets no kernel read and write the same buffer: give what is written and what is read buffers of their own";
+        return Err(HalError::Unsupported { device: shared.id, what: name.to_owned(), why: why.into() });
+    }
+    Ok(())
 }

@@ -168,14 +168,14 @@ fn tokens_a_launch(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::families::gemm::{gemv, simt};
     use crate::weight_code::CLASS;
     use qgemm_formats::{DType, Format};
     use qgemm_hal::{Activation, XPrecision};
 
-    fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
+    pub fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
         let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
         CheckedGemm {
             m,

@@ -191,8 +191,27 @@ fn source_hash(own: &[&'static str]) -> u64 {
     hash_of(shader::common_texts().chain(own.iter().copied()))
 }
 
-/// Every configuration of every family, for tests.
 #[cfg(test)]
-pub(crate) fn all_configs() -> Vec<&'static [TileConfig]> {
-    vec![gemv::CONFIGS, simt::CONFIGS, gemv_int8::CONFIGS, int8::CONFIGS, matrix::CONFIGS]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn configurations_have_identities_of_their_own() {
+        let all = [gemv::CONFIGS, simt::CONFIGS, gemv_int8::CONFIGS, int8::CONFIGS, matrix::CONFIGS];
+        let mut seen = HashSet::new();
+        for config in all.into_iter().flatten() {
+            let id = config.kernel_id("q4_0".parse().expect("a format"));
+            assert_eq!(id.to_string().parse(), Ok(id));
+            assert!(seen.insert(id), "{id} twice");
+        }
+    }
+
+    #[test]
+    fn hashes_tell_families_apart() {
+        let op = launches::tests::op(1, 64, 64);
+        let hashes: HashSet<u64> = FAMILIES.iter().map(|family| family.source_hash(&op, &CONFIG)).collect();
+        assert_eq!(hashes.len(), FAMILIES.len());
+    }
 }
