@@ -195,7 +195,10 @@ fn source_hash(own: &[&'static str]) -> u64 {
 mod tests {
     use std::collections::HashSet;
 
+    use qgemm_hal::{Operands, WorkspaceLayout};
+
     use super::*;
+    use crate::adapter::open_for_test;
 
     #[test]
     fn configurations_have_identities_of_their_own() {
@@ -213,5 +216,45 @@ mod tests {
         let op = launches::tests::op(1, 64, 64);
         let hashes: HashSet<u64> = FAMILIES.iter().map(|family| family.source_hash(&op, &CONFIG)).collect();
         assert_eq!(hashes.len(), FAMILIES.len());
+    }
+
+    #[test]
+    fn the_prologue_writes_x_and_factors_into_the_workspace() {
+        let Some(device) = open_for_test() else { return };
+        let (m, k) = (3, 40);
+        let x = Dense { row_stride: 1, col_stride: m as u64, aligned16: false, ..Dense::rows_of(DType::F32, k) };
+        let op = CheckedGemm { x: x.into(), ..launches::tests::op(m, 64, k) };
+        let x_prologue = Some(XPrologue::Convert { row_factors: true });
+        let config = TileConfig { x_prologue, ..matrix::CONFIGS[4] };
+        let layout = WorkspaceLayout::split(1, 0, 0).and_then(|layout| layout.with_x(&config, 1, 1)).expect("small");
+        let region = layout.x.expect("asked for");
+        let convert = converted(&op, &config).expect("plain").expect("asked for");
+        assert_eq!((convert.d_columns, convert.d.row_stride as usize), (region.columns, region.columns));
+
+        let step = prologue(super::super::convert::step(&*device, &convert).expect("served"), &op, region);
+        let sequence = LaunchSequence::new::<GemmOperand>("test", vec![step]);
+        let values: Vec<f32> = (0..m * k).map(|i| i as f32).collect();
+        let stream = device.default_stream();
+        let mut x = device.allocate(values.len() * 4, "x").expect("small");
+        device.upload(&stream, &DType::F32.encode(&values), (&mut x).into()).expect("fits");
+        let mut workspace = device.allocate(layout.bytes, "workspace").expect("small");
+        device.fill(&stream, (&mut workspace).into(), 0xff).expect("fits");
+        let mut operands = Operands::new();
+        operands.read(GemmOperand::X, (&x).into());
+        operands.write(GemmOperand::Workspace, (&mut workspace).into());
+        sequence.run(&stream, operands).expect("launches");
+
+        let mut bytes = vec![0; layout.bytes];
+        device.download(&stream, (&workspace).into(), &mut bytes).expect("fits");
+        let factors = region.factors_of(m).expect("asked for");
+        let inverse = DType::F32.decode(&bytes[factors.clone()]);
+        let got = DType::F16.decode(&bytes[region.x_of(m)]);
+        for (i, got) in got.iter().enumerate() {
+            let (row, column) = (i / region.columns, i % region.columns);
+            let expected = if column < k { values[column * m + row] } else { 0.0 };
+            assert_eq!(got * inverse[row], expected, "X[{row}, {column}]");
+        }
+        assert!(bytes[..region.x].iter().chain(&bytes[factors.end..]).all(|&byte| byte == 0xff), "wrote elsewhere");
+        assert!(bytes[region.x_of(m).end..factors.start].iter().all(|&byte| byte == 0xff), "wrote behind X");
     }
 }
