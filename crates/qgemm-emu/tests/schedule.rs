@@ -3,10 +3,10 @@
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
-use qgemm_formats::{DType, XFormat};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
+use qgemm_formats::{DType, XFormat};
 use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
-use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, WorkTile, Schedule, StreamK, TileConfig, WorkspaceLayout};
+use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout};
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;

@@ -7,7 +7,7 @@ use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType};
 use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
-use qgemm_hal::{Geometry, GemmSpec, KernelId, Name, Spec, Variant};
+use qgemm_hal::{GemmSpec, Geometry, KernelId, Name, Spec, Variant};
 
 use super::prelude;
 use crate::source;
