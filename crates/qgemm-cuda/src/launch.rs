@@ -3,8 +3,8 @@
 
 use qgemm_hal::{BufferRef, Device, HalError, Stream};
 
-use crate::device::CudaDevice;
 use crate::function::Start;
+use crate::gpu::Gpu;
 use crate::memory;
 use crate::spec::KernelSpec;
 use crate::target::Target;
@@ -40,10 +40,10 @@ pub unsafe fn launch_spec(
     geometry: Geometry,
     params: &[u8],
 ) -> Result<(), HalError> {
-    let cuda = CudaDevice::of(device)?;
+    let gpu = Gpu::of(device)?;
     let function = match target {
-        Some(target) => cuda.kernel_for(spec, target)?,
-        None => cuda.kernel(spec)?,
+        Some(target) => gpu.kernel_for(spec, target)?,
+        None => gpu.kernel(spec)?,
     };
     let _span = tracing::trace_span!("launch", kernel = spec.name).entered();
     let Geometry { grid, threads, shared_bytes } = geometry;

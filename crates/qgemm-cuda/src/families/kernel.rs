@@ -11,15 +11,16 @@ use qgemm_hal::{
     Unsupported, Variant, WorkspaceLayout,
 };
 
-use super::instance::{Instance, RING_CHUNK_K, class};
-use super::params::{EncodedMap, LaunchParams, XMap};
+use super::gemm::{Instance, K_BLOCK, XAccess, instances};
+use super::params::LaunchParams;
 use super::staging::{StageLaunch, staged_op};
-use crate::device::CudaDevice;
+use crate::arch;
 use crate::function::{Function, Start};
+use crate::gpu::Gpu;
 use crate::launch::Geometry;
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
-use crate::tensor_map;
+use crate::tensor_map::{self, EncodedMap, XMap};
 
 /// The kernels' parameter (`GemmParams` in `sched/params.cuh`).
 #[repr(C)]
@@ -80,21 +81,21 @@ impl GemmLaunch {
                 &staged
             }
         };
-        let mut instances =
-            super::instances(op.format, op.x.dtype, variant).filter(|i| i.family() == family && i.serves(&plan.config));
-        let instance =
-            instances.next().ok_or_else(|| unavailable("the plan's configuration is none of the family's"))?;
+        let mut all = instances(op.format, op.x.dtype, variant).iter();
+        let instance = all
+            .find(|i| i.main_loop.family == family && i.is(&plan.config))
+            .ok_or_else(|| unavailable("the plan's configuration is none of the family's"))?;
         Ok(Self {
             name: op.kernel_name(plan.config.family),
             spec: instance.spec(),
             plan: *plan,
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
-            starts_early: instance.variant >= Variant::Sm90,
+            starts_early: variant >= Variant::Sm90,
             workspace: (layout.bytes > 0).then_some(layout),
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.features * dtype.bytes()) as u64,
             params: params(op, plan),
-            takes_x_map: instance.has_feeders(),
-            x_dtype: instance.x,
+            takes_x_map: instance.main_loop.x_access == XAccess::Tma,
+            x_dtype: instance.types.x,
             staging,
         })
     }
@@ -154,7 +155,7 @@ impl GemmLaunch {
             dtype: self.x_dtype,
             size: [shape.k.into(), shape.m.into()],
             row_bytes: at.x_row * self.x_dtype.bytes() as u64,
-            tile: [RING_CHUNK_K as u32, tokens],
+            tile: [K_BLOCK, tokens],
         })
     }
 }
@@ -181,7 +182,7 @@ pub(super) fn variant(info: &DeviceInfo) -> Result<Variant, Unsupported> {
 
 /// Whether the weight lies in the layout that kernels of `variant` read.
 pub(super) fn check_class(op: &CheckedGemm, variant: Variant) -> Result<(), Unsupported> {
-    let expected = class(variant);
+    let expected = arch::pack_class(variant);
     if op.class == expected {
         return Ok(());
     }
@@ -190,7 +191,7 @@ pub(super) fn check_class(op: &CheckedGemm, variant: Variant) -> Result<(), Unsu
 
 /// Whether the device has the shared memory that the kernel needs.
 pub(super) fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(), Unsupported> {
-    let (needs, has) = (instance.shared_bytes(), info.shared_bytes);
+    let (needs, has) = (instance.shared_bytes, info.shared_bytes);
     if needs <= has {
         return Ok(());
     }
@@ -214,10 +215,10 @@ pub(super) fn prepare(
     op: &CheckedGemm,
     plan: &LaunchPlan,
 ) -> Result<Arc<dyn Kernel>, HalError> {
-    let cuda = CudaDevice::of(device)?;
+    let gpu = Gpu::of(device)?;
     let launch = launch_of(family, op, plan, device.info())?;
-    let function = cuda.kernel(&launch.spec)?;
-    let stage = launch.staging.as_ref().map(|staging| cuda.kernel(&staging.spec)).transpose()?;
+    let function = gpu.kernel(&launch.spec)?;
+    let stage = launch.staging.as_ref().map(|staging| gpu.kernel(&staging.spec)).transpose()?;
     Ok(Arc::new(GemmKernel { launch, function, stage, device: device.info().id }))
 }
 

@@ -1,27 +1,9 @@
 //! What a kernel is launched with: numbers and addresses, and X once more for the copy engine.
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::DType;
 
 use super::kernel::GemmParams;
-
-/// X as the copy engine (TMA) is told of it: tiles in the 128-byte swizzle, zeros outside.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct XMap {
-    /// Address of the first element, a multiple of 16.
-    pub address: u64,
-    /// f16 or bf16.
-    pub dtype: DType,
-    /// Columns and tokens.
-    pub size: [u64; 2],
-    /// Bytes from one token to the next, a multiple of 16.
-    pub row_bytes: u64,
-    /// Columns and tokens of a tile.
-    pub tile: [u32; 2],
-}
-
-/// A tensor map as kernels take it: what `cuTensorMapEncodeTiled` writes, or the emulator's own.
-pub type EncodedMap = [u64; 16];
+use crate::tensor_map::EncodedMap;
 
 /// Alignment of a tensor map in a kernel's parameter.
 const MAP_ALIGNMENT: usize = 64;

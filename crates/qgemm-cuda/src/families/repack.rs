@@ -8,9 +8,13 @@ use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::abi::RepackParams;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, HalError, Stream, Variant};
 
-use super::instance::class;
 use super::prelude;
+use crate::arch;
+use crate::function::Start;
+use crate::gpu::Gpu;
 use crate::launch::Geometry;
+use crate::memory::device_address;
+use crate::probe;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -61,7 +65,7 @@ impl Repack {
     /// The kernel that packs weights of `format` for kernels of `variant`; `None` for formats whose packed bits are not
     /// bits of their blocks (no format at present).
     pub fn new(format: Format, variant: Variant) -> Option<Self> {
-        let layout = PackedLayout::new(format, class(variant))?;
+        let layout = PackedLayout::new(format, arch::pack_class(variant))?;
         let repacking = Repacking::new(&layout)?;
         let slab_row = layout.slab_k / format.block_len * format.block_bytes;
         let fitting = (STRIP_BYTES / layout.tile_rows / slab_row).max(1);
@@ -80,6 +84,18 @@ impl Repack {
             arch_specific: false,
         };
         Some(Self { layout, spec, strip_slabs, shared_bytes })
+    }
+
+    /// The kernel that packs weights of `format` on `gpu`.
+    ///
+    /// # Errors
+    /// [`HalError::KernelUnavailable`].
+    pub(crate) fn of(gpu: &Gpu, format: Format) -> Result<Self, HalError> {
+        Self::new(format, gpu.chip().variant).ok_or_else(|| HalError::KernelUnavailable {
+            kernel: format!("repack_nt_{format}"),
+            target: gpu.chip().info.arch.clone(),
+            why: "its packed bits are not bits of its blocks".into(),
+        })
     }
 
     /// The kernel.
@@ -123,18 +139,12 @@ impl Repack {
     }
 
     /// Bytes of a packed weight.
-    pub(crate) fn packed_bytes(&self, n: usize, k: usize) -> usize {
+    fn packed_bytes(&self, n: usize, k: usize) -> usize {
         self.layout.bytes(n, k)
     }
 
     /// The launch that packs `n` rows of `k` values into whole tiles.
-    pub(crate) fn launch<'a>(
-        &self,
-        rows: BufferRef<'a>,
-        packed: BufferMut<'a>,
-        n: usize,
-        k: usize,
-    ) -> RepackLaunch<'a> {
+    fn launch<'a>(&self, rows: BufferRef<'a>, packed: BufferMut<'a>, n: usize, k: usize) -> RepackLaunch<'a> {
         let k_slabs = self.layout.k_slabs(k);
         let blocks = self.layout.n_tiles(n) * k_slabs.div_ceil(self.strip_slabs);
         RepackLaunch {
@@ -149,6 +159,31 @@ impl Repack {
             },
         }
     }
+}
+
+/// Bytes a second, read and written together, at which the device packs a weight of `n` x `k` in `format` whose rows lie
+/// in its memory: the best of seven runs.
+///
+/// # Errors
+/// As [`read_bandwidth`](crate::read_bandwidth).
+pub fn repack_bandwidth(device: &dyn Device, format: Format, n: usize, k: usize) -> Result<f64, HalError> {
+    let gpu = Gpu::of(device)?;
+    let repack = Repack::of(gpu, format)?;
+    let function = gpu.kernel(repack.spec())?;
+    let row_bytes = format.row_bytes(k);
+    let rows = device.allocate((n * row_bytes).next_multiple_of(ACCESS), "the rows of a weight")?;
+    let mut packed = device.allocate(repack.packed_bytes(n, k), "a weight")?;
+    let moved = rows.len() + packed.len();
+    let launch = repack.launch((&rows).into(), (&mut packed).into(), n, k);
+    let params = launch.params(|view, what| device_address(device.info().id, view, what))?;
+    let Geometry { grid, threads, shared_bytes } = launch.geometry;
+    let stream = device.default_stream();
+    let best = probe::best_time(device, &stream, || {
+        // SAFETY: the parameter is the kernel's, made for these buffers, which live to the end of this function, after
+        // the last run was waited for.
+        unsafe { function.launch(&stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
+    })?;
+    Ok(moved as f64 / best)
 }
 
 fn prelude(

@@ -7,7 +7,7 @@ use qgemm_hal::{
     BufferRef, CheckedGemm, Dense, DeviceInfo, GemmArgs, HalError, StagedLayout, StagedX, Variant, XRounding,
 };
 
-use super::instance::Engine;
+use super::gemm::Engine;
 use super::prelude::{constant_line, macro_line};
 use crate::launch::Geometry;
 use crate::source;
@@ -31,7 +31,7 @@ const TURN_SHARED_BYTES: u32 =
 /// are not neighbours, W's are permuted, or it is to be copied asynchronously and its rows do not begin at multiples of 16
 /// bytes. `None` where X can be read as it lies, or no matrix instruction helps.
 pub(super) fn staged_x(op: &CheckedGemm, variant: Variant) -> Option<StagedX> {
-    let takes = |dtype| Engine::of(op.format, dtype, variant) == Engine::Mma;
+    let takes = |dtype| Engine::of(op.format, dtype, variant).is_mma();
     let dtype = match (op.x.dtype, op.x_rounding) {
         (own, _) if takes(own) => own,
         (DType::F16, _) | (_, XRounding::Exact) => return None,
