@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
 use crate::kernels_lock::Lock;
-use crate::{arm, codegen, embed, nvrtc, tidy, workspace};
+use crate::{arm, codegen, embed, nvrtc, spills, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -38,7 +38,7 @@ const STEPS: &[Step] = &[
         run: |skips| cargo(&["fmt", "--all", "--check"], skips),
     },
     Step { name: "tidy", why: "layering, kernel sources, file sizes", run: |_| tidy::run(&tidy::Args {}) },
-    Step { name: "codegen", why: "generated files are current", run: |_| codegen::run(&codegen::Args { check: true }) },
+    Step { name: "codegen", why: "generated files are current", run: |_| generated() },
     Step {
         name: "nvrtc",
         why: "the compiler of CUDA kernels is at hand; installed when it is not",
@@ -106,6 +106,12 @@ fn print_skips(lines: &[String]) {
         println!("{} skipped ({why}):", what.len());
         what.iter().for_each(|what| println!("    {what}"));
     }
+}
+
+/// Checks every file that a command writes.
+fn generated() -> anyhow::Result<()> {
+    codegen::run(&codegen::Args { check: true })?;
+    spills::run(&spills::Args { check: true, anew: false })
 }
 
 /// Tests the CPU backend as on Arm, as far as that can be had here.

@@ -4,6 +4,8 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
+use qgemm_hal::Variant;
+
 use super::instance::Instance;
 
 static SPILLS: LazyLock<HashSet<&str>> = LazyLock::new(|| {
@@ -16,9 +18,11 @@ pub(super) fn fits_registers(instance: &Instance) -> bool {
     !SPILLS.contains(key(instance).as_str())
 }
 
-/// The kernel's line in the list: its name is not enough, for main loops choose between kernels of one name.
+/// The kernel's line in the list: its name is not enough, for main loops choose between kernels of one name. Ada's kernels stand
+/// with Ampere's, whose instructions they issue: what spills on either is chosen for neither.
 pub(super) fn key(instance: &Instance) -> String {
     let Instance { types, ctas_per_sm, parks_state, .. } = instance;
+    let generation = if types.variant == Variant::Sm89 { Variant::Sm80 } else { types.variant };
     let state = if *parks_state { "parked" } else { "in registers" };
-    format!("{} {}: {ctas_per_sm} an SM, scheduler state {state}", types.variant, instance.name())
+    format!("{generation} {}: {ctas_per_sm} an SM, scheduler state {state}", instance.name())
 }
