@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, GemmPointers, GemmShape, TileSchedule, activation_code, dtype_code};
 use qgemm_hal::{
@@ -12,7 +11,7 @@ use qgemm_hal::{
 };
 
 use super::gemm::{Instance, K_BLOCK, XAccess, instances};
-use super::params::LaunchParams;
+use super::params::{GemmParams, LaunchParams};
 use super::staging::{StageLaunch, staged_op};
 use crate::arch;
 use crate::function::{Function, Start};
@@ -21,15 +20,6 @@ use crate::launch::Geometry;
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{self, EncodedMap, XMap};
-
-/// The kernels' parameter (`GemmParams` in `sched/params.cuh`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(super) struct GemmParams {
-    shape: GemmShape,
-    at: GemmPointers,
-    tiles: TileSchedule,
-}
 
 /// A kernel of a family with its launch and all parameters but the addresses: what a GPU needs to run it, or an
 /// emulation of one.

@@ -1,9 +1,18 @@
-//! What a kernel is launched with: numbers and addresses, and X once more for the copy engine.
+//! What a kernel is launched with: numbers and addresses, and X once more for TMA.
 
 use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::{GemmPointers, GemmShape, TileSchedule};
 
-use super::kernel::GemmParams;
 use crate::tensor_map::EncodedMap;
+
+/// The kernels' parameter (`GemmParams` in `sched/params.cuh`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct GemmParams {
+    pub shape: GemmShape,
+    pub at: GemmPointers,
+    pub tiles: TileSchedule,
+}
 
 /// Alignment of a tensor map in a kernel's parameter.
 const MAP_ALIGNMENT: usize = 64;
