@@ -65,3 +65,30 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     let types = Types::new(format, x, variant);
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_listed_once() {
+        for (format, x, variant) in keys() {
+            let listed = instances(format, x, variant);
+            assert!(
+                !listed.is_empty() && std::ptr::eq(listed, instances(format, x, variant)),
+                "{format} {x} {variant}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_config_is_one_kernel_s() {
+        for (format, x, variant) in keys() {
+            for instance in instances(format, x, variant) {
+                let (config, family) = (instance.config(), instance.main_loop.family);
+                let of_family = instances(format, x, variant).iter().filter(|i| i.main_loop.family == family);
+                assert_eq!(of_family.filter(|i| i.is(&config)).count(), 1, "{variant} {}", instance.name());
+            }
+        }
+    }
+}
