@@ -56,6 +56,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "sm80_cp_async",
             "sm90_wgmma_ws",
             "sm120_tma_ws",
+            "instances",
             "x_prologue",
             "params",
             "sequence",

@@ -9,7 +9,7 @@ use qgemm_hal::{
 
 use super::super::convert;
 use super::super::kernel_launch::{KernelLaunch, MakeKernel};
-use super::instances;
+use super::instances::instances;
 use super::params::GemmLaunch;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
