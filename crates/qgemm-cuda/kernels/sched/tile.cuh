@@ -33,7 +33,7 @@ struct WorkTile {
         return w;
     }
 
-    // split * k_slabs / splits, in 32 bits.
+    // split * k_tiles / splits, in 32 bits.
     QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
         const u32 whole = p.shape.k_tiles / p.shape.splits, rest = p.shape.k_tiles % p.shape.splits;
         return split * whole + split * rest / p.shape.splits;
