@@ -1,10 +1,10 @@
 //! `cargo xtask spills`: asks the compiler which of the kernels that main loops choose from spill registers, and lists them in
 //! `kernels.spills`.
 //!
-//! What `kernels.lock` holds is known to fit, and need not be compiled.
+//! What `kernels.lock` holds is known to fit, and what is listed was found to spill: neither is compiled again.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::PathBuf;
 
@@ -25,6 +25,10 @@ pub struct Args {
     /// no main loop asks for.
     #[arg(long)]
     pub check: bool,
+    /// Compile what is listed once more, for a compiler or sources that need fewer registers. Kernels that then fit replace
+    /// others, which are gone from `kernels.lock`.
+    #[arg(long, conflicts_with = "check")]
+    pub anew: bool,
 }
 
 /// Runs the command.
@@ -34,12 +38,12 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let lock = Lock::read()?;
     let current = fs::read_to_string(path()).with_context(|| format!("reading {}", path().display()))?;
+    let listed: HashSet<&str> = current.lines().collect();
     if args.check {
-        let listed: HashSet<&str> = current.lines().collect();
         let text = text(&lock, |line, _, _| {
             ensure!(
                 listed.contains(line),
-                "{line}: neither in kernels.lock nor in kernels.spills; run `cargo xtask spills`"
+                "kernels.lock and kernels.spills know nothing of {line}: `cargo xtask spills`"
             );
             Ok(true)
         })?;
@@ -51,6 +55,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(lock.nvrtc == version, "kernels.lock is from NVRTC {}, and this is {version}", lock.nvrtc);
     let cache = nvrtc::target_folder()?.join("kernels").join("cache");
     let text = text(&lock, |line, spec, target| {
+        if listed.contains(line) && !args.anew {
+            return Ok(true);
+        }
         let artifact = build::compile(&cache, spec, target)?.artifact;
         let bytes = artifact.resources.context("machine code whose resources are unknown")?.spill_bytes;
         println!("{target} {line}: spills {bytes} bytes");
@@ -69,17 +76,42 @@ fn path() -> PathBuf {
     workspace::root().join("crates/qgemm-cuda/kernels.spills")
 }
 
-/// The file, where `spills` tells of a line of it, its kernel and a target whether the kernel spills there.
+/// The file, where `spills` tells of a line of it, its kernel and a target whether the kernel spills there. Answers lead main loops
+/// to other questions, so it goes on until none is new; what is not known yet is taken to fit.
 fn text(lock: &Lock, spills: impl Fn(&str, &KernelSpec, Target) -> anyhow::Result<bool>) -> anyhow::Result<String> {
-    let mut all = BTreeSet::new();
+    let mut settled = HashSet::new();
     for variant in Variant::ALL {
-        let targets = targets(lock, variant)?;
-        let on_any = |line: &str, spec: &KernelSpec| {
-            targets.iter().try_fold(false, |found, &target| Ok(found || spills(line, spec, target)?))
-        };
-        all.extend(lines(variant, &known(lock, variant, &targets), on_any)?);
+        settled.extend(in_lock(lock, variant)?);
     }
-    Ok(all.iter().fold(HEADER.to_owned(), |text, line| text + line + "\n"))
+    let mut spilling = BTreeSet::new();
+    loop {
+        let asked = RefCell::new(Vec::new());
+        for variant in Variant::ALL {
+            ask_registers(variant, &|line, spec| {
+                let fits = !spilling.contains(&line);
+                asked.borrow_mut().push((variant, line, spec));
+                fits
+            });
+        }
+        let asked = asked.into_inner();
+        let mut is_done = true;
+        for (variant, line, spec) in &asked {
+            if !settled.insert(spec.key()) {
+                continue;
+            }
+            is_done = false;
+            for target in targets(lock, *variant)? {
+                if !spilling.contains(line) && spills(line, spec, target)? {
+                    spilling.insert(line.clone());
+                }
+            }
+        }
+        if is_done {
+            let lines: BTreeSet<_> =
+                asked.into_iter().map(|(_, line, _)| line).filter(|l| spilling.contains(l)).collect();
+            return Ok(lines.iter().fold(HEADER.to_owned(), |text, line| text + line + "\n"));
+        }
+    }
 }
 
 /// The chips of `lock` that run kernels of `variant`.
@@ -89,47 +121,15 @@ fn targets(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Target>> {
     Ok(all.into_iter().filter(|target| target.variant() == Ok(variant)).collect())
 }
 
-/// The kernels of `variant` that have their rows in `lock`, for all of `targets` and without spills.
-fn known(lock: &Lock, variant: Variant, targets: &[Target]) -> HashSet<Sha256Hash> {
+/// The kernels of `variant` that have rows in `lock` for all its chips, without spills.
+fn in_lock(lock: &Lock, variant: Variant) -> anyhow::Result<Vec<Sha256Hash>> {
+    let targets = targets(lock, variant)?;
     let fits = |spec: &KernelSpec, target: &Target| {
         let row = lock.targets.get(&target.to_string()).and_then(|rows| rows.get(&spec.name));
         row.is_some_and(|row| row.spills == 0)
     };
     let listed = manifest(variant).into_iter().filter(|spec| targets.iter().all(|target| fits(spec, target)));
-    listed.map(|spec| spec.key()).collect()
-}
-
-/// The lines of the kernels of `variant` that spill, of those that main loops ask for then. Answers lead to other questions, so
-/// it goes on until none is new; what is not known yet is taken to fit.
-fn lines(
-    variant: Variant,
-    known: &HashSet<Sha256Hash>,
-    spills: impl Fn(&str, &KernelSpec) -> anyhow::Result<bool>,
-) -> anyhow::Result<Vec<String>> {
-    let mut answers = BTreeMap::<String, bool>::new();
-    loop {
-        let (spilling, new) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
-        ask_registers(variant, &|line, spec| match answers.get(&line) {
-            Some(true) => {
-                spilling.borrow_mut().push(line);
-                false
-            }
-            Some(false) => true,
-            None => {
-                if !known.contains(&spec.key()) {
-                    new.borrow_mut().push((line, spec));
-                }
-                true
-            }
-        });
-        if new.borrow().is_empty() {
-            return Ok(spilling.into_inner());
-        }
-        for (line, spec) in new.into_inner() {
-            let answer = spills(&line, &spec)?;
-            answers.insert(line, answer);
-        }
-    }
+    Ok(listed.map(|spec| spec.key()).collect())
 }
 
 #[cfg(test)]
@@ -138,6 +138,6 @@ mod tests {
 
     #[test]
     fn the_committed_file_is_current() {
-        run(&Args { check: true }).unwrap();
+        run(&Args { check: true, anew: false }).unwrap();
     }
 }

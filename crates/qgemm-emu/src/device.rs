@@ -12,8 +12,8 @@ use qgemm_cuda::{KernelSpec, Repack, Sha256Hash};
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory, HostStream,
-    Stream, Variant,
+    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory,
+    HostStream, Stream, Variant,
 };
 
 use crate::chips;

@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{EncodedMap, KernelLaunch, Places, XMap, convert_sequence, gemm_sequence};
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device, DeviceId, DeviceInfo,
-    Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan, LaunchSequence, Operands, Operation, Stream, TileConfig,
-    Unsupported,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device, DeviceId,
+    DeviceInfo, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan, LaunchSequence, Operands, Operation,
+    Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};

@@ -26,12 +26,7 @@ fn k_order(k: usize) -> Vec<u32> {
 
 /// What the first configuration of `gemm` that has a prologue makes of X, for 40 tokens and four features of 4-bit groups.
 /// `None`, and a note, without a C++ compiler.
-fn prologue(
-    device: &str,
-    x_dtype: DType,
-    precision: XPrecision,
-    way: Way,
-) -> Option<Option<(DType, XPrologue)>> {
+fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Option<Option<(DType, XPrologue)>> {
     let ctx = open("which_plans_convert_x", device)?;
     let (m, k) = (40, 256);
     let stored_k = if way.permuted { k.next_multiple_of(GROUP) } else { k };

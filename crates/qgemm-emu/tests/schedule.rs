@@ -3,10 +3,10 @@
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
-use qgemm_formats::{DType, XFormat};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
-use qgemm_hal::abi::{GemmModes, GemmPointers, GemmShape, TileSchedule};
-use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, WorkTile, Schedule, StreamK, TileConfig, WorkspaceLayout};
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
+use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout};
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;
@@ -17,8 +17,7 @@ const FIELDS: usize = 9;
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
-    shape: GemmShape,
-    modes: GemmModes,
+    shape: CudaGemmShape,
     at: GemmPointers,
     tiles: TileSchedule,
 }
@@ -147,8 +146,7 @@ impl<'a> Launch<'a> {
         let cut = plan.stream_k.unwrap();
         let workspace = address(&self.workspace);
         let params = Params {
-            shape: GemmShape::default(),
-            modes: GemmModes { k_tiles: plan.k_steps, splits: 1, ..GemmModes::default() },
+            shape: CudaGemmShape { k_tiles: plan.k_steps, splits: 1, ..CudaGemmShape::default() },
             at: GemmPointers {
                 x: address(&self.x),
                 c: address(&self.list),

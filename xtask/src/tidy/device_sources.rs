@@ -1,5 +1,5 @@
-//! Rules for CUDA sources: inline PTX lives in `atoms/`, the prelude alone chooses the variant, files include only what
-//! stands below them, and a generation's folder serves that generation only.
+//! Rules for CUDA sources: inline PTX lives in `atoms/`, the prelude alone chooses the variant, and files
+//! include only what stands below them.
 
 use std::path::Path;
 
@@ -7,16 +7,8 @@ use super::{Finding, Source};
 
 const KERNELS: &str = "crates/qgemm-cuda/kernels";
 
-/// Folders of kernels from the ground up: a file may include its own folder and those of lower floors. A floor may have a
-/// folder a generation (`mainloop/sm90/`), for what only that generation uses.
+/// Folders of kernels from the ground up: a file may include its own folder and those of lower floors.
 const FLOORS: &[&str] = &["atoms", "generated", "dequant", "sched", "mainloop", "epilogue", "entry"];
-
-/// The generation that a path below `kernels/` belongs to: its second folder, or what the name of an entry begins with.
-fn generation(path: &str) -> Option<&str> {
-    let (floor, rest) = path.split_once('/')?;
-    let (first, _) = rest.split_once(if floor == "entry" { '_' } else { '/' })?;
-    first.strip_prefix("sm").is_some_and(|n| n.parse::<u32>().is_ok()).then_some(first)
-}
 
 /// Checks every file under the kernels' folder.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
@@ -34,7 +26,6 @@ fn kernel(source: &Source) -> Vec<Finding> {
         return vec![Finding::in_file(&source.path, what)];
     };
     let below = &FLOORS[..floor];
-    let own = inner.to_str().and_then(generation);
     for (i, line) in source.text.lines().enumerate() {
         let code = line.split("//").next().unwrap_or_default();
         let mut report = |what: String| findings.push(Finding::at(&source.path, i + 1, what));
@@ -59,10 +50,6 @@ fn kernel(source: &Source) -> Vec<Finding> {
                 report(format!("includes {included}; name it from the kernels' root: \"<folder>/<file>\""));
             } else if target != folder && !below.contains(&target) {
                 report(format!("{folder}/ may not include {target}/; it may include {below:?}"));
-            } else if generation(name).is_some_and(|of| own != Some(of)) {
-                report(format!(
-                    "includes {included}, which is for one generation only; move what others use one folder up"
-                ));
             }
         }
     }
@@ -92,20 +79,6 @@ mod tests {
         assert_eq!(findings("entry/gemv.cu", "#include <cuda_fp16.h>"), 1);
         assert_eq!(findings("entry/gemv.cu", "#include \"../atoms/a.cuh\""), 1);
         assert_eq!(findings("misc/a.cuh", ""), 1);
-    }
-
-    #[test]
-    fn a_generation_has_its_own_folders() {
-        let include = "#include \"mainloop/sm90/a.cuh\"";
-        assert_eq!(findings("entry/sm90_gemm.cu", include), 0);
-        assert_eq!(findings("mainloop/sm90/b.cuh", include), 0);
-        assert_eq!(findings("mainloop/sm90/b.cuh", "#include \"mainloop/a.cuh\""), 0);
-        assert_eq!(findings("mainloop/sm90/b.cuh", "#include \"entry/gemv.cu\""), 1);
-        for other in
-            ["entry/sm120_gemm.cu", "entry/gemv.cu", "entry/smooth_gemm.cu", "mainloop/sm80/b.cuh", "mainloop/b.cuh"]
-        {
-            assert_eq!(findings(other, include), 1, "{other}");
-        }
     }
 
     #[test]

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             // Warps beyond the last row tile compute that tile again and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             KTile::load(k_tiles[rt],
-                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.modes.k_tiles + k_tile) * QG_K_TILE_BYTES,
+                       reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES,
                        lane);
         }
 #pragma unroll
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         st_shared(&shared.acc[token * ACC_PITCH + warp * WARP_ROWS + row], value);
     });
     cta_barrier();
-    if (p.modes.splits > 1) {
+    if (p.shape.splits > 1) {
         float* mine = partial_slot(p, work, work.index, ELEMENTS);
 #pragma unroll 1
         for (u32 i = thread; i < ELEMENTS; i += QG_THREADS)
@@ -105,9 +105,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
         float acc;
-        if (p.modes.splits > 1) {
+        if (p.shape.splits > 1) {
             acc = 0;
-            for (u32 s = 0; s < p.modes.splits; s++) acc += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
+            for (u32 s = 0; s < p.shape.splits; s++) acc += ld_global_cg_f32(partial_slot(p, work, s, ELEMENTS) + i);
         } else {
             acc = ld_shared(&shared.acc[token * ACC_PITCH + row]);
         }

@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             // Row tiles beyond the last are computed again and not stored.
             const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
-                            ((u64)tile * p.modes.k_tiles + begin + warp) * QG_K_TILE_BYTES;
+                            ((u64)tile * p.shape.k_tiles + begin + warp) * QG_K_TILE_BYTES;
         }
         u32 k_tile = warp;
         // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.

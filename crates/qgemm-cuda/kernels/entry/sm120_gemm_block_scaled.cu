@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = cta_index().y * QG_TILE_M;
     const u32 tiles = (p.gemm.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
-    const u32 k_tiles = p.gemm.modes.k_tiles;
+    const u32 k_tiles = p.gemm.shape.k_tiles;
     // Warps beyond the last row tile compute that tile again and store nothing.
     const u32 own_tile = cta_index().x * WARPS + warp;
     const u32 tile = own_tile < tiles ? own_tile : tiles - 1;

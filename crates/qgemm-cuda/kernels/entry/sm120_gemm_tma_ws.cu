@@ -1,17 +1,17 @@
 // D[m, n] for more than a few tokens, warp-specialized, on chips with TMA (Hopper, consumer Blackwell) and `mma.sync`.
 // A producer warpgroup copies W and X. The consumer warps only dequantize and multiply.
-#include "atoms/opaque_register.cuh"
 #include "atoms/launch.cuh"
+#include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
-#include "mainloop/tma_pipeline.cuh"
 #include "mainloop/parked_state.cuh"
+#include "mainloop/tma_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
 
 struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-    ParkedState work[QG_WARPS_N];
+    ParkedState state[QG_WARPS_N];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -46,18 +46,18 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     const u32 lane = thread % 32, warp = thread / 32;
     const XCursor cursor = {opaque_register(XCursor::of_lane(lane).offset)};
     const u32 first = opaque_register(warp * ROW_TILES * QG_K_TILE_BYTES);
-    ParkedState& work = shared.work[warp];
-    Parked<WorkList>::store(work.list, WorkList::of_cta(p), lane);
+    ParkedState& state = shared.state[warp];
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-    while (ParkedState::next(work, p, lane)) {
+    while (ParkedState::next(state, p, lane)) {
         Accumulators acc = {};
 #pragma unroll 1
-        for (u32 k_tiles = ParkedState::k_tiles(work); k_tiles > 0; k_tiles--)
+        for (u32 k_tiles = ParkedState::k_tiles(state); k_tiles > 0; k_tiles--)
             multiply_k_tile(acc, shared.pipeline, at, cursor, first, lane);
-        const WorkTile tile = Parked<WorkTile>::load(work.tile);
+        const WorkTile tile = Parked<WorkTile>::load(state.tile);
         if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
         // The tile is loaded again: adding the peers' accumulators left no registers for it.
-        store_tile(acc, p, Parked<WorkTile>::load(work.tile), shared.staging[warp], warp, lane);
+        store_tile(acc, p, Parked<WorkTile>::load(state.tile), shared.staging[warp], warp, lane);
     }
 }
 

@@ -10,7 +10,7 @@ struct SharedStorage {
     Pipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
 #if QG_PARKS_STATE
-    ParkedState work[QG_WARPS_N];
+    ParkedState state[QG_WARPS_N];
 #endif
     u32 last;
 };
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     cta_barrier();
 
 #if QG_PARKS_STATE
-    ParkedState& state = shared.work[warp];
+    ParkedState& state = shared.state[warp];
 #else
     ParkedState state;
 #endif
@@ -58,8 +58,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
-                accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane,
-                           [&](u32 k_step) {
+                const auto per_k_step = [&](u32 k_step) {
                     // All copies are issued after the first k-step. Compilers move nothing across a branch, and matrix
                     // instructions wait for what stands there.
                     if (k_step != 0) return;
@@ -67,7 +66,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     mbarrier_wait(&pipeline.empty[free.x], free.parity);
                     Producer::copy(producer, pipeline, state.producer_list, p, (k_block + PREFETCH_DISTANCE) % K_BLOCKS,
                                    free.x, thread);
-                });
+                };
+                accumulate(acc, pipeline.w[at.w], warp, k_block, k_tiles, pipeline.x[at.x], cursor, lane, per_k_step);
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
                 Position::next_k_block(at);

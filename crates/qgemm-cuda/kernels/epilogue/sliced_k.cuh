@@ -83,7 +83,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
     const auto lift_level = [&](u32 split, u32 token, u32 row) {
         return partial_slot(p, work, split, ELEMENTS) + token * CTA_ROWS + row;
     };
-    if (p.modes.splits > 1) {
+    if (p.shape.splits > 1) {
 #pragma unroll 1
         for (u32 at = thread * WIDTH; at < ELEMENTS; at += QG_THREADS * WIDTH) {
             const u32 token = at / CTA_ROWS, row = at % CTA_ROWS;
@@ -97,12 +97,12 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
     store_runs<QG_TILE_M, CTA_ROWS, QG_THREADS, WIDTH>(
         p, work.m_tile * QG_TILE_M, work.n_tile * CTA_ROWS, thread, [&](u32 token, u32 run, float (&acc)[WIDTH]) {
             const u32 row = run * WIDTH;
-            if (p.modes.splits == 1) {
+            if (p.shape.splits == 1) {
                 reduce_slices(acc, token, row, accumulators_of);
                 return;
             }
             acc[0] = acc[1] = 0;
-            for (u32 split = 0; split < p.modes.splits; split++) {
+            for (u32 split = 0; split < p.shape.splits; split++) {
                 const float* part = lift_level(split, token, row);
                 acc[0] += ld_global_cg_f32(part), acc[1] += ld_global_cg_f32(part + 1);
             }
@@ -114,7 +114,7 @@ QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, Accumula
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
     const bool inside = (cta_index().x + 1) * CTA_ROWS <= p.shape.out_features;
-    return is_plain(p) && !(p.shape.flags & OTHERS) && p.modes.splits == 1 && inside;
+    return is_plain(p) && !(p.shape.flags & OTHERS) && p.shape.splits == 1 && inside;
 }
 
 // For the whole CTA, after a barrier behind the last `put`. `flag` is a word of shared memory. Plain products have code

@@ -26,21 +26,21 @@ QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_
     const u32 flags = p.shape.flags;
     float v = token_factor(p, token) * (x_factor(p, token) * acc);
     if (flags & QG_FLAG_ROW_SCALE) v *= load_dense(DTYPE_F32, p.at.row_scale, row);
-    if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.modes.c_dtype, p.at.c, token * p.at.c_row + row);
-    if (flags & QG_FLAG_BIAS) v += load_dense(p.modes.bias_dtype, p.at.bias, bias_index);
+    if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.shape.c_dtype, p.at.c, token * p.at.c_row + row);
+    if (flags & QG_FLAG_BIAS) v += load_dense(p.shape.bias_dtype, p.at.bias, bias_index);
     return v;
 }
 
 QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float v) {
     if (p.shape.flags & QG_FLAG_RESIDUAL)
-        v += load_dense(p.modes.residual_dtype, p.at.residual, token * p.at.residual_row + feature);
-    store_dense(p.modes.d_dtype, p.at.d, token * p.at.d_row + feature, v);
+        v += load_dense(p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature);
+    store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
 }
 
 // Stores one output of a weight that is no gated pair.
 QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) {
     if (token >= p.shape.m || row >= p.shape.out_features) return;
-    store_feature(p, token, row, activate(p.modes.activation, linear_output(p, token, row, row, acc)));
+    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, acc)));
 }
 
 QG_DEVICE u32 feature_of_gate(u32 gate_row) {
@@ -53,7 +53,7 @@ QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float g
     if (token >= p.shape.m || feature >= p.shape.out_features) return;
     const float gate = linear_output(p, token, gate_row, feature, gate_acc);
     const float up = linear_output(p, token, gate_row + 8, p.shape.out_features + feature, up_acc);
-    store_feature(p, token, feature, activate(p.modes.activation, gate) * up);
+    store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
 }
 
 // Stores one accumulator of every lane of a warp. All lanes call it; `inside` says whether the lane has an accumulator.
@@ -82,12 +82,12 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
         for (u32 i = 0; i < WIDTH; i++) v[i] *= operand[i];
     }
     if (flags & QG_FLAG_C) {
-        load_dense_run(operand, p.modes.c_dtype, p.at.c, token * p.at.c_row + row, flags & QG_FLAG_C_ALIGNED16, count);
+        load_dense_run(operand, p.shape.c_dtype, p.at.c, token * p.at.c_row + row, flags & QG_FLAG_C_ALIGNED16, count);
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] += p.shape.beta * operand[i];
     }
     if (flags & QG_FLAG_BIAS) {
-        load_dense_run(operand, p.modes.bias_dtype, p.at.bias, bias_index, flags & QG_FLAG_BIAS_ALIGNED16, count);
+        load_dense_run(operand, p.shape.bias_dtype, p.at.bias, bias_index, flags & QG_FLAG_BIAS_ALIGNED16, count);
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] += operand[i];
     }
@@ -111,12 +111,12 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
     const u32 flags = p.shape.flags;
     if (flags & QG_FLAG_RESIDUAL) {
         float residual[WIDTH];
-        load_dense_run(residual, p.modes.residual_dtype, p.at.residual, token * p.at.residual_row + feature,
+        load_dense_run(residual, p.shape.residual_dtype, p.at.residual, token * p.at.residual_row + feature,
                        flags & QG_FLAG_RESIDUAL_ALIGNED16, count);
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] += residual[i];
     }
-    store_dense_run(p.modes.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
+    store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
 }
 
 // Stores a run of outputs of one token, of a weight that is no gated pair. `first_row` is a multiple of the run.
@@ -128,7 +128,7 @@ QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const fl
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) v[i] = acc[i];
     linear_run(p, token, first_row, first_row, count, v);
-    activate_run(p.modes.activation, v);
+    activate_run(p.shape.activation, v);
     store_features(p, token, first_row, count, v);
 }
 
@@ -144,7 +144,7 @@ QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, co
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_acc[i], up[i] = up_acc[i];
     linear_run(p, token, first_row, feature, count, gate);
-    activate_run(p.modes.activation, gate);
+    activate_run(p.shape.activation, gate);
     linear_run(p, token, first_row + 8, p.shape.out_features + feature, count, up);
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] *= up[i];

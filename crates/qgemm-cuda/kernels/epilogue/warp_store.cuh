@@ -57,7 +57,7 @@ struct WarpStaging {
         const u32 flags = p.shape.flags, row = first_row + lane;
         const float scale = flags & QG_FLAG_ROW_SCALE ? load_dense(DTYPE_F32, p.at.row_scale, row) : 1.0f;
         st_shared(&staging.factor[lane], p.shape.alpha * scale);
-        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.modes.bias_dtype, p.at.bias, row) : 0.0f);
+        st_shared(&staging.bias[lane], flags & QG_FLAG_BIAS ? load_dense(p.shape.bias_dtype, p.at.bias, row) : 0.0f);
     }
     QG_DEVICE void take_plain_run(const WarpStaging& staging, u32 token, u32 run, float (&values)[RUN]) {
         take_run(staging, token, run, values);

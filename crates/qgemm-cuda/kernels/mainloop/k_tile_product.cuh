@@ -2,8 +2,8 @@
 // on the f32 accumulators of each sub-block, so no weight is rounded. Registers hold a span of X, which there is room
 // for with few tokens, and the partial accumulators of one row tile at a time.
 #pragma once
-#include "mainloop/super_block_minimums.cuh"
 #include "mainloop/scale_table.cuh"
+#include "mainloop/super_block_minimums.cuh"
 #include "mainloop/x_ring.cuh"
 
 constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
@@ -60,7 +60,7 @@ QG_DEVICE void multiply_partial(float (&acc)[TOKEN_TILES][4], const KTile& k_til
 
 // acc += W · X over a k-tile. `x` points to its first k-block of X. `table` is the warp's own memory.
 QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], const XStage* x,
-                             const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
+                               const XCursor& cursor, const Constants& constants, ScaleTableOfWarp& table, u32 lane) {
     ScaleTableOfWarp::make(table, w, lane);
     if (HAS_SCALE_TABLE) warp_barrier();
     KTile k_tiles[ROW_TILES];
@@ -68,8 +68,7 @@ QG_DEVICE void multiply_k_tile(Accumulators& acc, const u8 (&w)[ROW_TILES][QG_K_
     XBlockSums x_sums_of_k_tile[TOKEN_TILES] = {};
 #pragma unroll
     for (u32 span = 0; span < SPANS; span++) {
-        // All loads come first: with one CTA an SM, their latency shows (16 tokens on an H200: 15.6 us and not 21.1
-        // us).
+        // All loads come first: with one CTA an SM, their latency shows (16 tokens, H200: 15.6 us and not 21.1 us).
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll

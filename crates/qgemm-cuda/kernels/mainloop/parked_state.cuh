@@ -19,22 +19,22 @@ struct Parked {
     };
 
     // For all lanes of a warp, with the same value. All lanes have read the value before.
-    QG_DEVICE void store(Parked& state, const T& value, u32 lane) {
+    QG_DEVICE void store(Parked& parked, const T& value, u32 lane) {
         const Value all = {value};
         warp_barrier();
         if (lane != 0) return;
 #pragma unroll
-        for (u32 i = 0; i < CHUNKS; i++) st_shared(&state.chunk[i], all.chunk[i]);
+        for (u32 i = 0; i < CHUNKS; i++) st_shared(&parked.chunk[i], all.chunk[i]);
     }
 
     // Words come from lane 0, so that the compiler knows that they are uniform. Otherwise it prepares every branch that
     // depends on them for divergent lanes (INT4 g128, 512 tokens on an H200: 156 us instead of 141 us).
-    QG_DEVICE T load(const Parked& state) {
+    QG_DEVICE T load(const Parked& parked) {
         Value all;
         warp_barrier();
 #pragma unroll
         for (u32 i = 0; i < CHUNKS; i++) {
-            const u32x4 chunk = ld_shared(&state.chunk[i]);
+            const u32x4 chunk = ld_shared(&parked.chunk[i]);
             all.chunk[i] = {shfl_idx_u32(chunk.x, 0), shfl_idx_u32(chunk.y, 0), shfl_idx_u32(chunk.z, 0),
                             shfl_idx_u32(chunk.w, 0)};
         }
@@ -46,16 +46,16 @@ template <class T>
 struct Parked {
     T value;
 
-    QG_DEVICE void store(Parked& state, const T& value, u32) { state.value = value; }
-    QG_DEVICE T load(const Parked& state) { return state.value; }
+    QG_DEVICE void store(Parked& parked, const T& value, u32) { parked.value = value; }
+    QG_DEVICE T load(const Parked& parked) { return parked.value; }
 };
 #endif
 
-// Takes the next work tile off the list `state`; false when there is none.
-QG_DEVICE bool take_next(Parked<WorkList>& state, const GemmParams& p, WorkTile& work, u32 lane) {
-    WorkList list = Parked<WorkList>::load(state);
+// Takes the next work tile off the parked list; false when there is none.
+QG_DEVICE bool take_next(Parked<WorkList>& parked, const GemmParams& p, WorkTile& work, u32 lane) {
+    WorkList list = Parked<WorkList>::load(parked);
     if (!WorkList::next(list, p, work)) return false;
-    Parked<WorkList>::store(state, list, lane);
+    Parked<WorkList>::store(parked, list, lane);
     return true;
 }
 

@@ -8,5 +8,5 @@ constexpr u32 ROW_TILES = QG_ROW_TILES;
 QG_DEVICE const u8* row_tile(const GemmParams& p, u32 tile, u32 k_tile) {
     const u32 last = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS - 1;
     return reinterpret_cast<const u8*>(p.at.w) +
-           ((u64)(tile < last ? tile : last) * p.modes.k_tiles + k_tile) * QG_K_TILE_BYTES;
+           ((u64)(tile < last ? tile : last) * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES;
 }

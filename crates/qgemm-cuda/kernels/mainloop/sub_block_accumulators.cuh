@@ -1,5 +1,5 @@
-// Accumulators of a sub-block (no more than a k-tile) on matrix instructions, and their scale and minimum: acc += scale
-// * (codes · X) + min * Σx, all in units of the operands (`FROM_UNITS`).
+// Accumulators of a sub-block (no more than a k-tile) on matrix instructions, and their scale and minimum, all in units
+// of the operands (`FROM_UNITS`): acc += scale * (codes · X) + min * Σx.
 #pragma once
 #include "atoms/warp.cuh"
 #include "mainloop/mma_operand.cuh"
@@ -23,7 +23,7 @@ QG_DEVICE void load_operand(u32 (&a)[4], const KTile& k_tile, u32 span, u32 k_st
 // Integer operands of different lifts have accumulators of their own.
 constexpr u32 LIFT_LEVELS = 2;
 QG_DEVICE constexpr u32 lift_level(u32 k_step) { return integer_lift(k_step % K_STEPS) / LIFT; }
-QG_DEVICE constexpr float level_factor(u32 part) { return part == 0 ? 1.0f : LIFT_FACTOR; }
+QG_DEVICE constexpr float level_factor(u32 level) { return level == 0 ? 1.0f : LIFT_FACTOR; }
 constexpr bool SUPER_BLOCK_MINIMUMS = Operands::Format::SUPER_BLOCK_MINIMUMS;
 constexpr float CODE_BIAS = INTEGER_BIAS;
 // Accumulators start at the X block sum times the offset that all codes share.
@@ -55,9 +55,9 @@ struct Constants {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) c.a[lift_level(k_step)][i] = constant_pair(k_step);
 #pragma unroll
-        for (u32 part = 0; part < LIFT_LEVELS; part++)
+        for (u32 level = 0; level < LIFT_LEVELS; level++)
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) c.a[part][i] ^= shfl_idx_u32(lane, part * 4 + i) ^ (part * 4 + i);
+            for (u32 i = 0; i < 4; i++) c.a[level][i] ^= shfl_idx_u32(lane, level * 4 + i) ^ (level * 4 + i);
         return c;
     }
 };
@@ -89,7 +89,7 @@ struct SubBlockFactors {
         for (u32 row = 0; row < 2; row++) {
             const float scale = Operands::scale(k_tile, row, sub);
 #pragma unroll
-            for (u32 part = 0; part < LIFT_LEVELS; part++) f.scale[row][part] = scale * level_factor(part);
+            for (u32 level = 0; level < LIFT_LEVELS; level++) f.scale[row][level] = scale * level_factor(level);
             f.min[row] = Operands::min(k_tile, row, sub);
         }
         return f;
@@ -101,36 +101,36 @@ struct SubBlockFactors {
 #pragma unroll
         for (u32 row = 0; row < 2; row++)
 #pragma unroll
-            for (u32 part = 0; part < LIFT_LEVELS; part++) f.scale[row][part] = scale[row];
+            for (u32 level = 0; level < LIFT_LEVELS; level++) f.scale[row][level] = scale[row];
         return f;
     }
 };
 
 // The partial accumulators of 16 rows and eight tokens.
 struct SubBlockAccumulators {
-    float part[LIFT_LEVELS][4];
+    float value[LIFT_LEVELS][4];
 
     QG_DEVICE SubBlockAccumulators begin(const XBlockSum& x, u32 partial) {
         SubBlockAccumulators s = {};
         if constexpr (STARTS_AT_X_BLOCK_SUM) {
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) s.part[lift_level(partial * PARTIAL_K_STEPS)][i] = x.value[i];
+            for (u32 i = 0; i < 4; i++) s.value[lift_level(partial * PARTIAL_K_STEPS)][i] = x.value[i];
         }
         return s;
     }
     QG_DEVICE void multiply(SubBlockAccumulators& s, const u32 (&a)[4], const u32 (&b)[2], u32 k_step) {
-        mma_k_step(s.part[lift_level(k_step)], a, b);
+        mma_k_step(s.value[lift_level(k_step)], a, b);
     }
     QG_DEVICE void add_to(float (&acc)[4], const SubBlockAccumulators& s, const SubBlockFactors& f, const XBlockSum& x,
                           u32 partial) {
 #pragma unroll
-        for (u32 part = 0; part < LIFT_LEVELS; part++) {
+        for (u32 level = 0; level < LIFT_LEVELS; level++) {
             bool used = false;
 #pragma unroll
-            for (u32 i = 0; i < PARTIAL_K_STEPS; i++) used |= lift_level(partial * PARTIAL_K_STEPS + i) == part;
+            for (u32 i = 0; i < PARTIAL_K_STEPS; i++) used |= lift_level(partial * PARTIAL_K_STEPS + i) == level;
             if (!used) continue;
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) acc[i] += f.scale[i / 2][part] * s.part[part][i];
+            for (u32 i = 0; i < 4; i++) acc[i] += f.scale[i / 2][level] * s.value[level][i];
         }
         if constexpr (Operands::HAS_MIN) {
 #pragma unroll

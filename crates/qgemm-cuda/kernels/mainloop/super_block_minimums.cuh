@@ -74,7 +74,7 @@ struct SuperBlockIntegers {
 // block sums.
 template <class Format, u32 TOKEN_TILES>
 QG_DEVICE void add_super_block_minimums(float (&acc)[ROW_TILES][TOKEN_TILES][4], const KTile (&k_tiles)[ROW_TILES],
-                           const XBlockSums (&x_sums)[TOKEN_TILES], u32 lane) {
+                                        const XBlockSums (&x_sums)[TOKEN_TILES], u32 lane) {
     u32 parts[TOKEN_TILES][3][SUB_TILES];
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) XBlockSums::split(x_sums[tt], parts[tt]);

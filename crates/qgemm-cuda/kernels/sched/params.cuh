@@ -3,8 +3,7 @@
 #include "generated/abi.cuh"
 
 struct GemmParams {
-    GemmShape shape;
-    GemmModes modes;
+    CudaGemmShape shape;
     GemmPointers at;
     TileSchedule tiles;
 };

@@ -20,23 +20,23 @@ struct WorkTile {
         WorkTile w;
         w.n_tile = cta.x;
         w.m_tile = cta.y;
-        w.begin = 0, w.end = p.modes.k_tiles;
+        w.begin = 0, w.end = p.shape.k_tiles;
         // Addresses of weights depend on these divisions, so tiles that are not split skip them.
-        if (p.modes.splits > 1) {
+        if (p.shape.splits > 1) {
             w.begin = first_k_tile(p, cta.z);
             w.end = first_k_tile(p, cta.z + 1);
         }
-        w.peers = p.modes.splits;
+        w.peers = p.shape.splits;
         w.index = cta.z;
         w.tile = cta.y * grid_ctas().x + cta.x;
-        w.first_slot = w.tile * p.modes.splits;
+        w.first_slot = w.tile * p.shape.splits;
         return w;
     }
 
-    // split * k_slabs / splits, in 32 bits.
+    // split * k_tiles / splits, in 32 bits.
     QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
-        const u32 whole = p.modes.k_tiles / p.modes.splits, rest = p.modes.k_tiles % p.modes.splits;
-        return split * whole + split * rest / p.modes.splits;
+        const u32 whole = p.shape.k_tiles / p.shape.splits, rest = p.shape.k_tiles % p.shape.splits;
+        return split * whole + split * rest / p.shape.splits;
     }
 
     // Tile number `tile` in rasterization order: swizzle groups of `swizzle_group` tiles along N, and within a group all
@@ -65,7 +65,7 @@ struct WorkList {
         WorkList list;
         list.quantum = list.last_quantum = list.quanta = 0;
         if (cta < s.cut_ctas) {
-            list.quanta = (p.modes.k_tiles + s.cut_k_tiles - 1) / s.cut_k_tiles;
+            list.quanta = (p.shape.k_tiles + s.cut_k_tiles - 1) / s.cut_k_tiles;
             const u64 total = (u64)s.cut_tiles * list.quanta;
             list.quantum = (u32)(cta * total / s.cut_ctas);
             list.last_quantum = (u32)((cta + 1) * total / s.cut_ctas);
@@ -84,7 +84,7 @@ struct WorkList {
         if (list.tile >= s.n_tiles * s.m_tiles) return false;
         WorkTile::place(w, s, list.tile);
         w.begin = 0;
-        w.end = p.modes.k_tiles;
+        w.end = p.shape.k_tiles;
         w.peers = 1;
         w.index = w.first_slot = 0;
         list.tile += grid_ctas().x;
@@ -99,7 +99,7 @@ struct WorkList {
         const u32 end = list.last_quantum < tile_end ? list.last_quantum : tile_end;
         WorkTile::place(w, s, tile);
         w.begin = (list.quantum - tile_begin) * s.cut_k_tiles;
-        w.end = end == tile_end ? p.modes.k_tiles : (end - tile_begin) * s.cut_k_tiles;
+        w.end = end == tile_end ? p.shape.k_tiles : (end - tile_begin) * s.cut_k_tiles;
         const u32 first_cta = owner(s, list.quanta, tile_begin);
         w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
         w.index = cta_index().x - first_cta;

@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType};
-use qgemm_hal::abi::{GemmModes, GemmPointers, GemmShape, TileSchedule};
-use qgemm_hal::{Geometry, GemmSpec, KernelId, Name, Spec, Variant};
+use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
+use qgemm_hal::{GemmSpec, Geometry, KernelId, Name, Spec, Variant};
 
 use super::prelude;
 use crate::source;
@@ -33,12 +33,10 @@ const SUM_PADDING: u32 = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct BlockScaledParams {
-    /// Shape, flags and scalars. A scale of the whole of X goes into `alpha`, that
+    /// Shape, flags and scalars; `splits` is 1 and `x_dtype` not read. A scale of the whole of X goes into `alpha`, that
     /// of W is its row scale. [`FLAG_X_ALIGNED16`](qgemm_hal::abi::FLAG_X_ALIGNED16) says that every row of codes begins
     /// at a multiple of 16 bytes.
-    pub shape: GemmShape,
-    /// `splits` is 1 and `x_dtype` not read.
-    pub modes: GemmModes,
+    pub shape: CudaGemmShape,
     /// Addresses. W is in layout class T. `x` is the codes of X, `[m][⌈k / 2⌉]` bytes with the lower column in the low
     /// nibble, and `x_row` the **bytes** from one row to the next; `x_col` is not read.
     pub at: GemmPointers,

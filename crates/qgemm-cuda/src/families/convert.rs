@@ -7,8 +7,8 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, ConvertPointers, ConvertShape, dtype_code};
 use qgemm_hal::{
-    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo, Family, Geometry, HalError,
-    KernelId, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
+    CheckedConvert, ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec, Device, DeviceInfo, Family, Geometry,
+    HalError, KernelId, LaunchSequence, Operand, Operands, Spec, Unsupported, Variant,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
@@ -135,12 +135,8 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
         let threads = (op.d_columns as u32).div_ceil(GROUP).next_multiple_of(32).min(template.threads);
         Geometry { grid: [op.rows as u32, 1, 1], threads, shared_bytes: cached.unwrap_or(base_bytes) }
     };
-    let shape = ConvertShape {
-        rows: op.rows as u32,
-        columns: op.columns as u32,
-        d_columns: op.d_columns as u32,
-        flags,
-    };
+    let shape =
+        ConvertShape { rows: op.rows as u32, columns: op.columns as u32, d_columns: op.d_columns as u32, flags };
     let at = ConvertPointers {
         x_row: op.x.row_stride,
         x_col: op.x.col_stride,

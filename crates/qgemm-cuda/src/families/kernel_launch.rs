@@ -5,7 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    BufferRef, Device, DeviceId, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand, OperandDesc, Operands, Stream,
+    BufferRef, Device, DeviceId, Geometry, HalError, Kernel, KernelId, LaunchStep, Operand, OperandDesc, Operands,
+    Stream,
 };
 
 use super::launch_params::LaunchParams;

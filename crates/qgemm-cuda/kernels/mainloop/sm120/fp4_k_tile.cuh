@@ -64,7 +64,7 @@ struct XKTile {
 // Codes and scales outside X are zero.
 QG_DEVICE XKTile load_x_k_tile(const BlockScaledParams& p, u32 token, u32 k_tile) {
     XKTile x = {};
-    const GemmShape& shape = p.gemm.shape;
+    const CudaGemmShape& shape = p.gemm.shape;
     if (token >= shape.m) return x;
     const u8* row = reinterpret_cast<const u8*>(p.gemm.at.x) + token * p.gemm.at.x_row;
     const u8* scales = reinterpret_cast<const u8*>(p.x_scales) + token * p.x_scale_row;

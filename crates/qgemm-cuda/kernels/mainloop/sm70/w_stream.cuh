@@ -94,7 +94,7 @@ struct WStream {
             // Warps beyond the last row tile compute that tile again and store nothing.
             const u32 tile = first_tile + rt < tiles ? first_tile + rt : tiles - 1;
             w.k_tile[rt] =
-                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.modes.k_tiles + first_k_tile) * QG_K_TILE_BYTES;
+                reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + first_k_tile) * QG_K_TILE_BYTES;
         }
     }
     QG_DEVICE void next_k_tile(WStream& w) {

@@ -65,7 +65,7 @@ struct XSource {
         }
     }
 };
-static_assert(ROW_TILES <= 2, "a warp has a first and a second tile of rows");
+static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
 
 // Walks through the CTA's work as the main loop does, PREFETCH_DISTANCE k-blocks before it, across tile borders: the
 // first k-blocks of a tile arrive while the tile before it is being stored.
@@ -82,49 +82,49 @@ struct Producer {
     XSource x;
 
     QG_DEVICE Producer start(const GemmParams& p, Pipeline& pipeline, Parked<WorkList>& list, u32 thread) {
-        Producer f;
+        Producer s;
         Parked<WorkList>::store(list, WorkList::of_cta(p), thread % 32);
-        f.w_at = 0;
-        f.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
-        f.x.target =
+        s.w_at = 0;
+        s.w_target = opaque_register(shared_address(pipeline.w[0].k_tile[thread / 32 * ROW_TILES]) + thread % 32 * 16);
+        s.x.target =
             opaque_register(shared_address(XStage::at(pipeline.x[0], thread / X_ROW_CHUNKS, thread % X_ROW_CHUNKS)));
-        next_tile(f, p, list, thread);
-        return f;
+        next_tile(s, p, list, thread);
+        return s;
     }
 
     // `list` is the work after the present tile.
-    QG_DEVICE void next_tile(Producer& f, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
+    QG_DEVICE void next_tile(Producer& s, const GemmParams& p, Parked<WorkList>& list, u32 thread) {
         WorkTile work;
-        f.k_tiles = 0;
+        s.k_tiles = 0;
         if (!take_next(list, p, work, thread % 32)) return;
-        f.k_tiles = work.end - work.begin;
+        s.k_tiles = work.end - work.begin;
         const u32 first = work.n_tile * CTA_ROW_TILES + thread / 32 * ROW_TILES;
-        f.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
-        f.w = row_tile(p, first, work.begin) + thread % 32 * 16;
-        XSource::start_tile(f.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
+        s.w_pitch = (u32)(row_tile(p, first + 1, 0) - row_tile(p, first, 0));
+        s.w = row_tile(p, first, work.begin) + thread % 32 * 16;
+        XSource::start_tile(s.x, p, work.m_tile * QG_TILE_M, work.begin * QG_K_TILE, thread);
     }
 
     // Starts copying the next k-block, number `k_block` of its k-tile, to stage `stage` of X.
-    QG_DEVICE void copy(Producer& f, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
+    QG_DEVICE void copy(Producer& s, Pipeline& pipeline, Parked<WorkList>& list, const GemmParams& p, u32 k_block,
                         u32 stage, u32 thread) {
-        if (f.k_tiles == 0) return;
-        if (k_block == 0) copy_w(f, thread % 32);
-        XSource::copy(f.x, p, stage, thread);
+        if (s.k_tiles == 0) return;
+        if (k_block == 0) copy_w(s, thread % 32);
+        XSource::copy(s.x, p, stage, thread);
         cp_async_mbarrier_arrive(&pipeline.full[stage]);
-        if (k_block + 1 == K_BLOCKS && --f.k_tiles == 0) next_tile(f, p, list, thread);
+        if (k_block + 1 == K_BLOCKS && --s.k_tiles == 0) next_tile(s, p, list, thread);
     }
 
-    QG_DEVICE void copy_w(Producer& f, u32 lane) {
-        const u32 target = f.w_target + f.w_at * (u32)sizeof(WStage);
+    QG_DEVICE void copy_w(Producer& s, u32 lane) {
+        const u32 target = s.w_target + s.w_at * (u32)sizeof(WStage);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            const u8* source = rt == 0 ? f.w : f.w + f.w_pitch;
+            const u8* source = rt == 0 ? s.w : s.w + s.w_pitch;
 #pragma unroll
             for (u32 i = 0; i < K_TILE_CHUNKS; i += 32)
                 if (i + 32 <= K_TILE_CHUNKS || i + lane < K_TILE_CHUNKS)
                     cp_async_16(target + rt * QG_K_TILE_BYTES + i * 16, source + i * 16);
         }
-        f.w += QG_K_TILE_BYTES;
-        if (++f.w_at == QG_W_STAGES) f.w_at = 0;
+        s.w += QG_K_TILE_BYTES;
+        if (++s.w_at == QG_W_STAGES) s.w_at = 0;
     }
 };

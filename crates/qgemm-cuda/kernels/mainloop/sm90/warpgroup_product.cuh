@@ -1,8 +1,8 @@
 // The product of a work tile in one warp of a consumer warpgroup: run by run through the ring, dequantizing one k-block
 // while another is multiplied.
 #pragma once
-#include "mainloop/tma_pipeline.cuh"
 #include "mainloop/sm90/wgmma_k_block.cuh"
+#include "mainloop/tma_pipeline.cuh"
 
 // K-blocks of row tiles whose instructions are in flight at once. While the instructions of one run, the weights of the
 // next are made, in registers of their own.

@@ -135,7 +135,8 @@ impl Instance {
     pub(crate) fn serves(&self, op: &CheckedGemm, in_order: bool) -> bool {
         let MainLoop { rounds_beyond, most_tile_bytes, x_access, .. } = self.main_loop;
         let fits = op.weight_fits_f16 || self.types.x != DType::F16;
-        let may_round = rounds_beyond.is_some_and(|tokens| op.m > tokens) && op.stored_rows >= LEAST_ROUNDED_ROWS && fits;
+        let may_round =
+            rounds_beyond.is_some_and(|tokens| op.m > tokens) && op.stored_rows >= LEAST_ROUNDED_ROWS && fits;
         let k_tiles = self.types.layout.k_slabs(op.stored_k);
         let reaches = k_tiles.saturating_mul(self.types.layout.slab_bytes) <= *most_tile_bytes;
         (may_round || !self.rounds_weights()) && reaches && (in_order || *x_access == XAccess::Any)

@@ -2,7 +2,7 @@
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
-use qgemm_hal::abi::{self, GemmModes, GemmPointers, GemmShape, TileSchedule, activation_code, dtype_code};
+use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, activation_code, dtype_code};
 use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPrologue};
 
 use super::super::kernel_launch::{Params, Places};
@@ -15,8 +15,7 @@ use crate::tensor_map::{EncodedMap, XMap};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct GemmParams {
-    shape: GemmShape,
-    modes: GemmModes,
+    shape: CudaGemmShape,
     at: GemmPointers,
     tiles: TileSchedule,
 }
@@ -109,7 +108,7 @@ impl Params for GemmLaunch {
 fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
     let flag = |present: bool, flag: u32| if present { flag } else { 0 };
     let has_factors = matches!(plan.config.x_prologue, Some(XPrologue::Convert { row_factors: true }));
-    let shape = GemmShape {
+    let shape = CudaGemmShape {
         m: op.m as u32,
         stored_rows: op.stored_rows as u32,
         k: op.k as u32,
@@ -129,8 +128,6 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
         out_features: op.out_features as u32,
         alpha: op.alpha,
         beta: op.beta,
-    };
-    let modes = GemmModes {
         k_tiles: plan.k_steps,
         splits: plan.splits,
         activation: activation_code(op.activation),
@@ -148,7 +145,7 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
         residual_row: op.residual.map_or(0, |r| r.row_stride),
         ..GemmPointers::default()
     };
-    GemmParams { shape, modes, at, tiles: tile_schedule(plan) }
+    GemmParams { shape, at, tiles: tile_schedule(plan) }
 }
 
 fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedConvert, CheckedGemm, ConvertOperand, DeviceInfo, Geometry, GemmOperand, HalError, LaunchPlan, LaunchSequence,
-    LaunchStep, Operand, Variant,
+    CheckedConvert, CheckedGemm, ConvertOperand, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
+    LaunchSequence, LaunchStep, Operand, Variant,
 };
 
 use super::super::convert;
 use super::super::kernel_launch::{KernelLaunch, MakeKernel};
-use super::instances;
+use super::instances::instances;
 use super::params::GemmLaunch;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
@@ -108,6 +108,9 @@ fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
         return step;
     }
     let counters = layout.counters..layout.counters + plan.shared_tiles() as usize * 4;
-    step.bind_part(O::Partials, O::Workspace, layout.partials..layout.partials + layout.partial_bytes)
-        .bind_part(O::Counters, O::Workspace, counters)
+    step.bind_part(O::Partials, O::Workspace, layout.partials..layout.partials + layout.partial_bytes).bind_part(
+        O::Counters,
+        O::Workspace,
+        counters,
+    )
 }

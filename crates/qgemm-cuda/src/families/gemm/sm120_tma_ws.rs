@@ -62,8 +62,12 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         let mut kernels = RINGS.iter().map(|&(x_stages, staged)| tile.instance(types, x_stages, staged));
         kernels.find(|i| i.shared_bytes <= most_shared(types.variant))
     };
-    let mut all: Vec<_> = tiles.iter().filter_map(best).filter(fits_registers).collect();
-    all.dedup_by_key(|instance| instance.tile_m);
+    let mut all: Vec<Instance> = Vec::new();
+    for tile in tiles {
+        if all.last().is_none_or(|larger| larger.tile_m != tile.tile_m) {
+            all.extend(best(tile).filter(fits_registers));
+        }
+    }
     all
 }
 
