@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, NO_COLUMN};
-use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
+use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory, Operand, Operands};
 use rayon::prelude::*;
 
 use crate::activation::activate;
 use crate::arena;
-use crate::operand::{Input, Output};
+use crate::operand::{Input, Output, absent, host_bytes};
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
 
@@ -33,50 +33,51 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Binds the buffers of a launch.
+    /// Binds the operands of a launch; `x` is X as the operation describes it.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand
     /// shorter than the operation says.
     pub fn new(
         op: &'a CheckedGemm,
+        x: Dense,
         layout: &'a PackedLayout,
         scales: &'a Scales,
         simd: &'static Simd,
-        args: GemmArgs<'a>,
+        mut operands: Operands<'a>,
     ) -> Result<Self, HalError> {
-        let bytes = |view, what| HostMemory::of_device(DeviceId::CPU, view, what);
-        let exactly = |view, len: usize, what| -> Result<&'a [u8], HalError> {
-            let bytes: &'a [u8] = bytes(view, what)?;
+        use GemmOperand as O;
+        let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
+        let mut take = |operand: O| operands.take(operand).map(|view| host_bytes(view, operand.name())).transpose();
+        let mut exactly = |operand: O, len: usize| -> Result<&'a [u8], HalError> {
+            let (what, bytes) = (operand.name(), take(operand)?.unwrap_or_default());
             bytes.get(..len).ok_or(HalError::OutOfBounds { what, start: 0, end: len, len: bytes.len() })
         };
-        let GemmArgs { x, w, c, bias, token_scale, residual, d, .. } = args;
-        let optional = |wanted: bool, view: Option<_>, len: usize, what| match (wanted, view) {
-            (false, _) => Ok(None),
-            (true, Some(view)) => exactly(view, len, what).map(Some),
-            (true, None) => Err(HalError::OutOfBounds { what, start: 0, end: len, len: 0 }),
-        };
-        let like_d = |layout: &Option<Dense>, view: Option<_>, what| match (layout, view) {
-            (Some(layout), Some(view)) => Input::new(bytes(view, what)?, *layout, [op.m, op.features], what).map(Some),
-            (Some(_), None) => Err(HalError::OutOfBounds { what, start: 0, end: 1, len: 0 }),
-            (None, _) => Ok(None),
+        let weight = exactly(O::W, layout.bytes(op.stored_rows, op.stored_k))?;
+        let mut optional = |wanted: bool, operand, len| wanted.then(|| exactly(operand, len)).transpose();
+        let row_scale = optional(op.row_scale, O::RowScale, op.stored_rows * 4)?;
+        let k_order = optional(op.k_order, O::KOrder, op.stored_k * 4)?;
+        let bias = optional(op.bias.is_some(), O::Bias, op.bias_len() * op.bias.map_or(0, DType::bytes))?;
+        let token_scale = optional(op.token_scale, O::TokenScale, op.m * 4)?;
+        let mut matrix = |layout: Dense, operand: O, columns: usize| {
+            Input::new(take(operand)?.unwrap_or_default(), layout, [op.m, columns], operand.name())
         };
         Ok(Self {
             simd,
-            x: Input::new(bytes(x, "X")?, op.x, [op.m, op.k], "X")?,
-            weight: Packed::new(
-                layout,
-                scales,
-                exactly(w.data, layout.bytes(op.n, op.stored_k), "W")?,
-                layout.k_slabs(op.stored_k),
-            ),
-            row_scale: optional(op.row_scale, w.row_scale, op.n * 4, "row scales of W")?,
-            k_order: optional(op.k_order, w.k_order, op.stored_k * 4, "column order of W")?,
-            c: like_d(&op.c, c, "C")?,
-            bias: optional(op.bias.is_some(), bias, op.bias_len() * op.bias.map_or(0, DType::bytes), "bias")?,
-            token_scale: optional(op.token_scale, token_scale, op.m * 4, "token scales")?,
-            residual: like_d(&op.residual, residual, "residual")?,
-            d: Output::new(HostMemory::of_device_mut(DeviceId::CPU, d, "D")?, op.d, [op.m, op.features])?,
+            x: matrix(x, O::X, op.k)?,
+            weight: Packed::new(layout, scales, weight, layout.k_slabs(op.stored_k)),
+            row_scale,
+            k_order,
+            c: op.c.map(|c| matrix(c, O::C, op.out_features)).transpose()?,
+            bias,
+            token_scale,
+            residual: op.residual.map(|residual| matrix(residual, O::Residual, op.out_features)).transpose()?,
+            d: Output::new(
+                HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?,
+                op.d,
+                [op.m, op.out_features],
+                O::D.name(),
+            )?,
             op,
         })
     }
@@ -103,8 +104,8 @@ impl<'a> Job<'a> {
 
     /// Calls `work` with the first row of every block of [`BLOCK_ROWS`] rows of W, on all threads.
     pub fn for_each_block(&self, tokens: usize, work: impl Fn(usize) + Sync) {
-        let blocks = self.op.n.div_ceil(BLOCK_ROWS);
-        if self.op.n as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
+        let blocks = self.op.stored_rows.div_ceil(BLOCK_ROWS);
+        if self.op.stored_rows as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
             (0..blocks).for_each(|i| work(i * BLOCK_ROWS));
         } else {
             (0..blocks).into_par_iter().for_each(|i| work(i * BLOCK_ROWS));
@@ -205,7 +206,7 @@ impl<'a> Job<'a> {
     /// # Safety
     /// No other thread may store these outputs of this job.
     pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &mut [f32]) {
-        let rows = BLOCK_ROWS.min(self.op.n - first_row);
+        let rows = BLOCK_ROWS.min(self.op.stored_rows - first_row);
         for (token, sums) in tokens.zip(sums.chunks_exact_mut(BLOCK_ROWS)) {
             let values = &mut sums[..rows];
             self.scale(token, first_row, values);
@@ -260,7 +261,7 @@ impl<'a> Job<'a> {
     /// The outputs of whole tiles of a gated pair, in the first half of `values`.
     fn gate<'v>(&self, first_row: usize, values: &'v mut [f32]) -> &'v mut [f32] {
         const HALF: usize = LANES / 2;
-        let features = self.op.features;
+        let features = self.op.out_features;
         let count = (values.len() / 2).min(features - first_row / 2);
         for first in (0..count).step_by(HALF) {
             let feature = first_row / 2 + first;

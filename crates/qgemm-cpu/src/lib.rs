@@ -16,13 +16,14 @@ mod job;
 mod operand;
 mod packed;
 mod simd;
+mod source_hash;
 
 use std::sync::Arc;
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 
 pub use device::CpuDevice;
-pub use families::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
+pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///

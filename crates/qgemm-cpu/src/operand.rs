@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use qgemm_hal::{Dense, DeviceId, HalError};
+use qgemm_hal::{BufferRef, Dense, DeviceId, HalError, HostMemory};
 
 use crate::convert;
 use crate::simd::Simd;
@@ -64,12 +64,12 @@ pub struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A matrix of `rows` × `columns` in `bytes`.
+    /// A matrix of rows × columns, `shape`, in `bytes`; `what` names it in the error.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when it leaves `bytes`, [`HalError::Unsupported`] when its elements overlap.
-    pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2]) -> Result<Self, HalError> {
-        check_extent(bytes.len(), &layout, shape, "D")?;
+    pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2], what: &'static str) -> Result<Self, HalError> {
+        check_extent(bytes.len(), &layout, shape, what)?;
         if !is_injective(&layout, shape) {
             return Err(HalError::Unsupported {
                 device: DeviceId::CPU,
@@ -110,6 +110,19 @@ impl<'a> Output<'a> {
             }
         }
     }
+}
+
+/// The bytes of an operand, which must be in the host's memory.
+///
+/// # Errors
+/// [`HalError::WrongDevice`].
+pub fn host_bytes<'a>(view: BufferRef<'a>, what: &'static str) -> Result<&'a [u8], HalError> {
+    HostMemory::of_device(DeviceId::CPU, view, what)
+}
+
+/// The error for an operand of `len` bytes at least that is not there.
+pub fn absent(what: &'static str, len: usize) -> HalError {
+    HalError::OutOfBounds { what, start: 0, end: len, len: 0 }
 }
 
 fn element(layout: &Dense, row: usize, column: usize) -> usize {
@@ -169,7 +182,7 @@ mod tests {
     #[test]
     fn an_output_whose_elements_overlap_is_refused() {
         let mut bytes = [0u8; 400];
-        let mut accepts = |row, col, shape| Output::new(&mut bytes, layout(DType::F32, row, col), shape).is_ok();
+        let mut accepts = |row, col, shape| Output::new(&mut bytes, layout(DType::F32, row, col), shape, "d").is_ok();
         assert!(accepts(4, 1, [3, 4]) && accepts(1, 3, [3, 4]) && accepts(0, 1, [1, 4]) && accepts(2, 9, [3, 4]));
         assert!(!accepts(3, 1, [3, 4]) && !accepts(1, 1, [2, 2]) && !accepts(0, 1, [2, 2]) && !accepts(4, 0, [3, 4]));
     }
@@ -178,7 +191,7 @@ mod tests {
     fn stores_round_to_nearest_even_and_leave_gaps_alone() {
         for dtype in DType::ALL {
             let mut bytes = vec![0xee; 5 * dtype.bytes()];
-            let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2]).expect("fits");
+            let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2], "d").expect("fits");
             for (i, value) in [1.0, 0.1, -2.5, 65519.0].into_iter().enumerate() {
                 // SAFETY: this is the only thread.
                 unsafe { d.store_part(i / 2, i % 2, &[value]) };
@@ -191,7 +204,7 @@ mod tests {
 
             let values: Vec<f32> = (0..150).map(|i| i as f32 * 0.1 - 3.0).collect();
             let mut bytes = vec![0xee; 3 * 150 * dtype.bytes()];
-            let d = Output::new(&mut bytes, layout(dtype, 1, 3), [2, 150]).expect("fits");
+            let d = Output::new(&mut bytes, layout(dtype, 1, 3), [2, 150], "d").expect("fits");
             // SAFETY: this is the only thread.
             unsafe { d.store_part(1, 0, &values) };
             for (column, &value) in values.iter().enumerate() {

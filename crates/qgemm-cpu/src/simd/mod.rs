@@ -466,7 +466,7 @@ mod tests {
     fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
         Format::all().filter_map(|format| {
             let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
-            Quantization::new(format).map(|how| (layout, how))
+            Quantization::new(format, format.activation_block()).map(|how| (layout, how))
         })
     }
 
@@ -703,7 +703,7 @@ mod tests {
                 Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2 => false,
                 Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero | Encoding::Codebook(_) => true,
             };
-            let quantization = Quantization::new(format);
+            let quantization = Quantization::new(format, format.activation_block());
             assert_eq!(quantization.is_some(), integers, "{format}");
             if let Some(how) = quantization {
                 let shapes = [CodeShape::ALL[how.shapes[0]], CodeShape::ALL[CodeShape::PACKED + how.shapes[1]]];

@@ -3,17 +3,18 @@
 //! their codes before, once for all.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use qgemm_formats::XFormat;
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
-    XRounding,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    XPrecision,
 };
 
-use super::{CpuKernel, candidates, check_supported};
+use super::{CpuGemm, Traits, check_supported, configs, unavailable};
 use crate::arena;
 use crate::job::Job;
 use crate::simd::{Ahead, BLOCK_ROWS, LANES, Operands, Quantization, TILES, Tile};
+use crate::source_hash::SOURCE_HASH;
 
 /// Tokens of a panel: enough that unpacking a weight costs little, and few enough that the panel stays in the second cache. Fewer
 /// suit small caches, which measuring finds out.
@@ -46,37 +47,44 @@ pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
 #[derive(Debug)]
 pub struct GemmInt8Family;
 
-impl KernelFamily for GemmInt8Family {
+impl Family<CheckedGemm> for GemmInt8Family {
     fn name(&self) -> &'static str {
         "gemm_int8"
     }
 
-    fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_supported(op)?;
-        if op.x_rounding != XRounding::Int8 {
+        if op.x_precision != XPrecision::Int8 {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
-        quantization(op).map(|_| ())
-    }
-
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::DotI8, PANEL_TOKENS, op, info)
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        let how = quantization(op).map_err(|unsupported| HalError::KernelUnavailable {
-            kernel: op.kernel_name(self.name()),
-            target: device.info().arch.clone(),
-            why: unsupported.why,
+        let block = op.format.activation_block();
+        Quantization::new(op.format, block).ok_or_else(|| {
+            Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
         })?;
-        CpuKernel::prepare(device, op, &plan.config, Some(how))
+        let of = Traits {
+            family: "gemm_int8",
+            main_loop: "simd16_int8",
+            math: Math::DotI8,
+            x_format: XFormat::Q8 { block },
+            panels: PANEL_TOKENS,
+        };
+        Ok(configs(of, op, info))
     }
-}
 
-fn quantization(op: &CheckedGemm) -> Result<Quantization, Unsupported> {
-    Quantization::new(op.format).ok_or_else(|| {
-        Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
-    })
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        let x_format = plan.config.x_format;
+        let how = match x_format {
+            XFormat::Q8 { block } => Quantization::new(op.format, block),
+            _ => None,
+        };
+        let why = || format!("has no products of {} with X in {x_format}", op.format);
+        let how = how.ok_or_else(|| unavailable(device, op, self.name(), why()))?;
+        CpuGemm::prepare(device, op, plan, Some(how))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        SOURCE_HASH
+    }
 }
 
 pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
@@ -138,7 +146,7 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
         let (mins, sums) = rest.split_at_mut(at_once * min_subs);
         let unpacked: &mut [u8] = bytemuck::cast_slice_mut(unpacked);
         sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
+        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
         for first_tile in (0..tiles).step_by(at_once) {
             for slab in (0..weight.k_slabs()).step_by(step_slabs) {
                 let count = step_slabs.min(weight.k_slabs() - slab);

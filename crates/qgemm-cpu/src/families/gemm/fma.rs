@@ -2,16 +2,16 @@
 //! of W a few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
 
-use super::{CpuKernel, candidates, check_supported};
+use super::{CpuGemm, Traits, check_supported, configs};
 use crate::arena;
 use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
+use crate::source_hash::SOURCE_HASH;
 
 /// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
 const STEP: usize = 64;
@@ -27,21 +27,28 @@ pub static GEMM: GemmFamily = GemmFamily;
 #[derive(Debug)]
 pub struct GemmFamily;
 
-impl KernelFamily for GemmFamily {
+impl Family<CheckedGemm> for GemmFamily {
     fn name(&self) -> &'static str {
         "gemm"
     }
 
-    fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
-        check_supported(op)
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        let of = Traits {
+            family: "gemm",
+            main_loop: "simd16_fma",
+            math: Math::FmaF32,
+            x_format: check_supported(op)?.dtype.into(),
+            panels: PANEL_TOKENS,
+        };
+        Ok(configs(of, op, info))
     }
 
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::FmaF32, PANEL_TOKENS, op, info)
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        CpuGemm::prepare(device, op, plan, None)
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        CpuKernel::prepare(device, op, &plan.config, None)
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        SOURCE_HASH
     }
 }
 
@@ -65,7 +72,7 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
         let (w, rest) = scratch.split_at_mut(decoded);
         let (scales_of_tiles, sums) = rest.split_at_mut(TILES * scales);
         sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
+        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
         // Tiles past the last hold nothing, and nobody reads their sums.
         w[tiles * LANES * STEP..].fill(0.0);
         for slab in 0..weight.k_slabs() {
