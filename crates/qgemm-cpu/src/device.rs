@@ -204,7 +204,7 @@ impl Device for CpuDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: families::gemm::FAMILIES, ..Catalog::default() }
+        Catalog { gemm: families::gemm::FAMILIES, convert: families::convert::FAMILIES }
     }
 
     fn as_any(&self) -> &dyn Any {

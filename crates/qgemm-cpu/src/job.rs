@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
+use qgemm_formats::DType;
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, NO_COLUMN};
 use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory, Operand, Operands};
 use rayon::prelude::*;
 
 use crate::activation::activate;
 use crate::arena;
 use crate::operand::{Input, Output, absent, host_bytes};
+use crate::ordered::Ordered;
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
 
@@ -21,10 +22,9 @@ const SERIAL_MACS: f64 = 65536.0;
 pub struct Job<'a> {
     op: &'a CheckedGemm,
     simd: &'static Simd,
-    x: Input<'a>,
+    x: Ordered<'a>,
     weight: Packed<'a>,
     row_scale: Option<&'a [u8]>,
-    k_order: Option<&'a [u8]>,
     c: Option<Input<'a>>,
     bias: Option<&'a [u8]>,
     token_scale: Option<&'a [u8]>,
@@ -64,10 +64,9 @@ impl<'a> Job<'a> {
         };
         Ok(Self {
             simd,
-            x: matrix(x, O::X, op.k)?,
+            x: Ordered::new(matrix(x, O::X, op.k)?, k_order),
             weight: Packed::new(layout, scales, weight, layout.k_slabs(op.stored_k)),
             row_scale,
-            k_order,
             c: op.c.map(|c| matrix(c, O::C, op.out_features)).transpose()?,
             bias,
             token_scale,
@@ -115,8 +114,17 @@ impl<'a> Job<'a> {
     /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
     /// [`Job::row_columns`].
     pub fn load_tokens(&self, tokens: Range<usize>, out: &mut [f32]) {
-        let columns = self.row_columns();
-        self.for_each_token(tokens, columns, out, |token, out| self.load_token(token, 0, out));
+        let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(self.x.layout()));
+        let out = &mut out[..tokens.len() * columns];
+        let load = |(i, out): (usize, &mut [f32])| {
+            let first = tokens.start + i * rows;
+            self.x.load(self.simd, first..first + out.len() / columns, 0, out);
+        };
+        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
+            out.chunks_mut(rows * columns).enumerate().for_each(load);
+        } else {
+            out.par_chunks_mut(rows * columns).enumerate().for_each(load);
+        }
     }
 
     /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`]: `step` columns of all
@@ -154,7 +162,7 @@ impl<'a> Job<'a> {
             let (values, words) = scratch.split_at_mut(part.len());
             let words: &mut [u32] = bytemuck::cast_slice_mut(words);
             for (i, token) in tokens.enumerate() {
-                self.load_token(token, part.start, values);
+                self.x.load(self.simd, token..token + 1, part.start, values);
                 if count == 1 {
                     self.simd.quantize(how, values, out);
                 } else {
@@ -163,41 +171,6 @@ impl<'a> Job<'a> {
                 }
             }
         });
-    }
-
-    /// Calls `work` with every one of `tokens` and its row of `len` elements in `out`, on all threads.
-    fn for_each_token<T: Send>(
-        &self,
-        tokens: Range<usize>,
-        len: usize,
-        out: &mut [T],
-        work: impl Fn(usize, &mut [T]) + Sync,
-    ) {
-        let out = &mut out[..tokens.len() * len];
-        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
-            out.chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
-        } else {
-            out.par_chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
-        }
-    }
-
-    /// The columns of a token from `first` on, zeros beyond the last one.
-    fn load_token(&self, token: usize, first: usize, out: &mut [f32]) {
-        let (values, padding) = out.split_at_mut(out.len().min(self.op.stored_k.saturating_sub(first)));
-        padding.fill(0.0);
-        match self.k_order {
-            None => self.x.part(self.simd, token, first, values),
-            Some(order) => {
-                let order = &order[4 * first..];
-                for (value, column) in values.iter_mut().zip(order.chunks_exact(4)) {
-                    // A column that no input feature feeds has zero weights; 0 keeps NaN out of the product.
-                    *value = match u32::from_le_bytes([column[0], column[1], column[2], column[3]]) {
-                        NO_COLUMN => 0.0,
-                        column => self.x.at(token, column as usize),
-                    };
-                }
-            }
-        }
     }
 
     /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the sums of every token,

@@ -14,6 +14,7 @@ mod device;
 mod families;
 mod job;
 mod operand;
+mod ordered;
 mod packed;
 mod simd;
 mod source_hash;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 
 pub use device::CpuDevice;
+pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).

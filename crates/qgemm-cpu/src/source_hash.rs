@@ -16,8 +16,8 @@ macro_rules! sources {
 }
 
 sources! {
-    "activation.rs" "arena.rs" "convert.rs" "job.rs" "operand.rs" "packed.rs"
-    "families/mod.rs" "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs"
+    "activation.rs" "arena.rs" "convert.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs"
+    "families/convert.rs" "families/mod.rs" "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs"
     "simd/mod.rs" "simd/ahead.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/codes.rs" "simd/dense.rs" "simd/dot.rs"
     "simd/kernel.rs" "simd/neon.rs" "simd/portable.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"
 }

@@ -1,3 +1,4 @@
 //! The kernel families of the CPU, a module an operation.
 
+pub mod convert;
 pub mod gemm;
