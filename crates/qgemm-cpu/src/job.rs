@@ -96,7 +96,7 @@ impl<'a> Job<'a> {
         &self.weight
     }
 
-    /// Columns of a row of X in scratch memory: those of whole slabs.
+    /// Columns of a row of X in scratch memory: those of whole k-tiles.
     pub fn row_columns(&self) -> usize {
         row_columns(self.weight.layout(), self.op.stored_k)
     }
@@ -173,7 +173,7 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the sums of every token,
+    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the accumulators of every token,
     /// [`BLOCK_ROWS`] apart. Of a gated pair, eight rows of the gate and the same of the up follow one another.
     ///
     /// # Safety
@@ -202,7 +202,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What scales make of sums, and C.
+    /// What scales make of accumulators, and C.
     fn scale(&self, token: usize, first_row: usize, values: &mut [f32]) {
         let op = self.op;
         if let Some(scales) = self.row_scale {
@@ -245,7 +245,7 @@ impl<'a> Job<'a> {
             self.add_bias(features + feature, up);
             activate_all(self.op.activation, gate);
             gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= *up);
-            // Ahead of what is read next: pairs are twice as long as their products.
+            // Never over what is read next: pairs are twice as long as their products.
             values.copy_within(2 * first..2 * first + len, first);
         }
         &mut values[..count]
@@ -262,7 +262,7 @@ fn activate_all(activation: Activation, values: &mut [f32]) {
     }
 }
 
-/// Stored columns rounded up to whole slabs.
+/// Stored columns rounded up to whole k-tiles.
 pub fn row_columns(layout: &PackedLayout, stored_k: usize) -> usize {
     layout.k_slabs(stored_k) * layout.slab_k
 }

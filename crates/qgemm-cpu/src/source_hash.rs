@@ -18,8 +18,8 @@ macro_rules! sources {
 sources! {
     "activation.rs" "arena.rs" "convert.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs"
     "families/convert.rs" "families/mod.rs" "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs"
-    "simd/mod.rs" "simd/ahead.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/codes.rs" "simd/dense.rs" "simd/dot.rs"
-    "simd/kernel.rs" "simd/neon.rs" "simd/portable.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"
+    "simd/mod.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/codes.rs" "simd/dense.rs" "simd/dot.rs" "simd/kernel.rs"
+    "simd/neon.rs" "simd/portable.rs" "simd/prefetch.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"
 }
 
 const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;

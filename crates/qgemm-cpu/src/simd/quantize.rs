@@ -80,7 +80,7 @@ pub struct Row {
     pub words: usize,
 }
 
-/// Quantizes a token, a multiple of a slab long, to `out`, [`Row::words`] words.
+/// Quantizes a token, a multiple of a k-tile long, to `out`, [`Row::words`] words.
 ///
 /// A block's factor is its largest magnitude over 127, codes are rounded to nearest even. Of a block with NaN or infinity the
 /// factor is NaN.

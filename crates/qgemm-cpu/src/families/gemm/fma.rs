@@ -13,10 +13,10 @@ use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
 use crate::source_hash::SOURCE_HASH;
 
-/// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
+/// Columns that are decoded at a time: a block of rows takes 16 KiB. K-tiles are multiples of it.
 const STEP: usize = 64;
 
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
+/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their accumulators for
 /// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [128, 32];
 
@@ -73,23 +73,23 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
         let (scales_of_tiles, sums) = rest.split_at_mut(TILES * scales);
         sums.fill(0.0);
         let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
-        // Tiles past the last hold nothing, and nobody reads their sums.
+        // Tiles past the last hold nothing, and nobody reads their accumulators.
         w[tiles * LANES * STEP..].fill(0.0);
-        for slab in 0..weight.k_slabs() {
-            let mut slabs = [None; TILES];
+        for k_tile in 0..weight.k_slabs() {
+            let mut k_tiles = [None; TILES];
             let mut rest = &mut *scales_of_tiles;
-            for (i, to) in slabs.iter_mut().enumerate().take(tiles) {
+            for (i, to) in k_tiles.iter_mut().enumerate().take(tiles) {
                 let (scratch, after) = rest.split_at_mut(scales);
                 rest = after;
                 let (scales, mins) = scratch.split_at_mut(scales / 2);
-                *to = Some(weight.slab(job.simd(), first_row / LANES + i, slab, scales, mins));
+                *to = Some(weight.k_tile(job.simd(), first_row / LANES + i, k_tile, scales, mins));
             }
             let columns = weight.layout().slab_k;
             for first in (0..columns).step_by(STEP) {
-                for (slab, out) in slabs.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
-                    job.simd().decode(slab, first, STEP, out);
+                for (k_tile, out) in k_tiles.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
+                    job.simd().decode(k_tile, first, STEP, out);
                 }
-                multiply(job, w, &x[slab * columns + first..], sums);
+                multiply(job, w, &x[k_tile * columns + first..], sums);
             }
         }
         // SAFETY: blocks share no rows, so only this thread stores these.
