@@ -9,12 +9,12 @@ use std::time::Duration;
 use qgemm_formats::Format;
 use qgemm_formats::prepack::PackClass;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, Host, HostEvent, HostMemory,
-    HostStream, KernelFamily, Math, SimdLevel, Stream,
+    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, Host, HostEvent, HostMemory,
+    HostStream, Math, SimdLevel, Stream,
 };
 use rayon::ThreadPool;
 
-use crate::families::FAMILIES;
+use crate::families;
 use crate::simd::Simd;
 
 const ID: DeviceId = DeviceId::CPU;
@@ -83,6 +83,15 @@ impl CpuDevice {
         unsafe { HostMemory::borrow(ID, start, len) }
     }
 
+    /// The CPU behind a device.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`] for another backend's.
+    pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
+        let wrong = HalError::WrongDevice { device: device.info().id, what: "a kernel family of the CPU" };
+        device.as_any().downcast_ref().ok_or(wrong)
+    }
+
     pub(crate) fn simd(&self) -> &'static Simd {
         self.simd
     }
@@ -110,6 +119,8 @@ fn info(host: &Host, level: SimdLevel, units: u32) -> DeviceInfo {
         name: host.name.clone(),
         arch: level.name().to_owned(),
         variant: None,
+        // None: the kernels' own hash says when measurements are old.
+        driver: String::new(),
         units,
         memory_bytes: host.memory_bytes,
         bandwidth: host.bandwidth(),
@@ -192,8 +203,8 @@ impl Device for CpuDevice {
         PackClass::R
     }
 
-    fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        &FAMILIES
+    fn catalog(&self) -> Catalog {
+        Catalog { gemm: families::gemm::FAMILIES, convert: families::convert::FAMILIES }
     }
 
     fn as_any(&self) -> &dyn Any {

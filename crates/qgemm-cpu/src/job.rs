@@ -2,14 +2,15 @@
 
 use std::ops::Range;
 
+use qgemm_formats::DType;
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, NO_COLUMN};
-use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmArgs, HalError, HostMemory};
+use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory, Operand, Operands};
 use rayon::prelude::*;
 
 use crate::activation::activate;
 use crate::arena;
-use crate::operand::{Input, Output};
+use crate::operand::{Input, Output, absent, host_bytes};
+use crate::ordered::Ordered;
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
 
@@ -21,10 +22,9 @@ const SERIAL_MACS: f64 = 65536.0;
 pub struct Job<'a> {
     op: &'a CheckedGemm,
     simd: &'static Simd,
-    x: Input<'a>,
+    x: Ordered<'a>,
     weight: Packed<'a>,
     row_scale: Option<&'a [u8]>,
-    k_order: Option<&'a [u8]>,
     c: Option<Input<'a>>,
     bias: Option<&'a [u8]>,
     token_scale: Option<&'a [u8]>,
@@ -33,50 +33,50 @@ pub struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Binds the buffers of a launch.
+    /// Binds the operands of a launch; `x` is X as the operation describes it.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand
     /// shorter than the operation says.
     pub fn new(
         op: &'a CheckedGemm,
+        x: Dense,
         layout: &'a PackedLayout,
         scales: &'a Scales,
         simd: &'static Simd,
-        args: GemmArgs<'a>,
+        mut operands: Operands<'a>,
     ) -> Result<Self, HalError> {
-        let bytes = |view, what| HostMemory::of_device(DeviceId::CPU, view, what);
-        let exactly = |view, len: usize, what| -> Result<&'a [u8], HalError> {
-            let bytes: &'a [u8] = bytes(view, what)?;
+        use GemmOperand as O;
+        let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
+        let mut take = |operand: O| operands.take(operand).map(|view| host_bytes(view, operand.name())).transpose();
+        let mut exactly = |operand: O, len: usize| -> Result<&'a [u8], HalError> {
+            let (what, bytes) = (operand.name(), take(operand)?.unwrap_or_default());
             bytes.get(..len).ok_or(HalError::OutOfBounds { what, start: 0, end: len, len: bytes.len() })
         };
-        let GemmArgs { x, w, c, bias, token_scale, residual, d, .. } = args;
-        let optional = |wanted: bool, view: Option<_>, len: usize, what| match (wanted, view) {
-            (false, _) => Ok(None),
-            (true, Some(view)) => exactly(view, len, what).map(Some),
-            (true, None) => Err(HalError::OutOfBounds { what, start: 0, end: len, len: 0 }),
-        };
-        let like_d = |layout: &Option<Dense>, view: Option<_>, what| match (layout, view) {
-            (Some(layout), Some(view)) => Input::new(bytes(view, what)?, *layout, [op.m, op.features], what).map(Some),
-            (Some(_), None) => Err(HalError::OutOfBounds { what, start: 0, end: 1, len: 0 }),
-            (None, _) => Ok(None),
+        let weight = exactly(O::W, layout.bytes(op.stored_rows, op.stored_k))?;
+        let mut optional = |wanted: bool, operand, len| wanted.then(|| exactly(operand, len)).transpose();
+        let row_scale = optional(op.row_scale, O::RowScale, op.stored_rows * 4)?;
+        let k_order = optional(op.k_order, O::KOrder, op.stored_k * 4)?;
+        let bias = optional(op.bias.is_some(), O::Bias, op.bias_len() * op.bias.map_or(0, DType::bytes))?;
+        let token_scale = optional(op.token_scale, O::TokenScale, op.m * 4)?;
+        let mut matrix = |layout: Dense, operand: O, columns: usize| {
+            Input::new(take(operand)?.unwrap_or_default(), layout, [op.m, columns], operand.name())
         };
         Ok(Self {
             simd,
-            x: Input::new(bytes(x, "X")?, op.x, [op.m, op.k], "X")?,
-            weight: Packed::new(
-                layout,
-                scales,
-                exactly(w.data, layout.bytes(op.n, op.stored_k), "W")?,
-                layout.k_slabs(op.stored_k),
-            ),
-            row_scale: optional(op.row_scale, w.row_scale, op.n * 4, "row scales of W")?,
-            k_order: optional(op.k_order, w.k_order, op.stored_k * 4, "column order of W")?,
-            c: like_d(&op.c, c, "C")?,
-            bias: optional(op.bias.is_some(), bias, op.bias_len() * op.bias.map_or(0, DType::bytes), "bias")?,
-            token_scale: optional(op.token_scale, token_scale, op.m * 4, "token scales")?,
-            residual: like_d(&op.residual, residual, "residual")?,
-            d: Output::new(HostMemory::of_device_mut(DeviceId::CPU, d, "D")?, op.d, [op.m, op.features])?,
+            x: Ordered::new(matrix(x, O::X, op.k)?, k_order),
+            weight: Packed::new(layout, scales, weight, layout.k_slabs(op.stored_k)),
+            row_scale,
+            c: op.c.map(|c| matrix(c, O::C, op.out_features)).transpose()?,
+            bias,
+            token_scale,
+            residual: op.residual.map(|residual| matrix(residual, O::Residual, op.out_features)).transpose()?,
+            d: Output::new(
+                HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?,
+                op.d,
+                [op.m, op.out_features],
+                O::D.name(),
+            )?,
             op,
         })
     }
@@ -96,15 +96,15 @@ impl<'a> Job<'a> {
         &self.weight
     }
 
-    /// Columns of a row of X in scratch memory: those of whole slabs.
+    /// Columns of a row of X in scratch memory: those of whole k-tiles.
     pub fn row_columns(&self) -> usize {
         row_columns(self.weight.layout(), self.op.stored_k)
     }
 
     /// Calls `work` with the first row of every block of [`BLOCK_ROWS`] rows of W, on all threads.
     pub fn for_each_block(&self, tokens: usize, work: impl Fn(usize) + Sync) {
-        let blocks = self.op.n.div_ceil(BLOCK_ROWS);
-        if self.op.n as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
+        let blocks = self.op.stored_rows.div_ceil(BLOCK_ROWS);
+        if self.op.stored_rows as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
             (0..blocks).for_each(|i| work(i * BLOCK_ROWS));
         } else {
             (0..blocks).into_par_iter().for_each(|i| work(i * BLOCK_ROWS));
@@ -114,8 +114,17 @@ impl<'a> Job<'a> {
     /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
     /// [`Job::row_columns`].
     pub fn load_tokens(&self, tokens: Range<usize>, out: &mut [f32]) {
-        let columns = self.row_columns();
-        self.for_each_token(tokens, columns, out, |token, out| self.load_token(token, 0, out));
+        let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(self.x.layout()));
+        let out = &mut out[..tokens.len() * columns];
+        let load = |(i, out): (usize, &mut [f32])| {
+            let first = tokens.start + i * rows;
+            self.x.load(self.simd, first..first + out.len() / columns, 0, out);
+        };
+        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
+            out.chunks_mut(rows * columns).enumerate().for_each(load);
+        } else {
+            out.par_chunks_mut(rows * columns).enumerate().for_each(load);
+        }
     }
 
     /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`]: `step` columns of all
@@ -153,7 +162,7 @@ impl<'a> Job<'a> {
             let (values, words) = scratch.split_at_mut(part.len());
             let words: &mut [u32] = bytemuck::cast_slice_mut(words);
             for (i, token) in tokens.enumerate() {
-                self.load_token(token, part.start, values);
+                self.x.load(self.simd, token..token + 1, part.start, values);
                 if count == 1 {
                     self.simd.quantize(how, values, out);
                 } else {
@@ -164,48 +173,13 @@ impl<'a> Job<'a> {
         });
     }
 
-    /// Calls `work` with every one of `tokens` and its row of `len` elements in `out`, on all threads.
-    fn for_each_token<T: Send>(
-        &self,
-        tokens: Range<usize>,
-        len: usize,
-        out: &mut [T],
-        work: impl Fn(usize, &mut [T]) + Sync,
-    ) {
-        let out = &mut out[..tokens.len() * len];
-        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
-            out.chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
-        } else {
-            out.par_chunks_exact_mut(len).enumerate().for_each(|(i, out)| work(tokens.start + i, out));
-        }
-    }
-
-    /// The columns of a token from `first` on, zeros beyond the last one.
-    fn load_token(&self, token: usize, first: usize, out: &mut [f32]) {
-        let (values, padding) = out.split_at_mut(out.len().min(self.op.stored_k.saturating_sub(first)));
-        padding.fill(0.0);
-        match self.k_order {
-            None => self.x.part(self.simd, token, first, values),
-            Some(order) => {
-                let order = &order[4 * first..];
-                for (value, column) in values.iter_mut().zip(order.chunks_exact(4)) {
-                    // A column that no input feature feeds has zero weights; 0 keeps NaN out of the product.
-                    *value = match u32::from_le_bytes([column[0], column[1], column[2], column[3]]) {
-                        NO_COLUMN => 0.0,
-                        column => self.x.at(token, column as usize),
-                    };
-                }
-            }
-        }
-    }
-
-    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the sums of every token,
+    /// Finishes and writes the outputs of `tokens` and the block of rows from `first_row` on: the accumulators of every token,
     /// [`BLOCK_ROWS`] apart. Of a gated pair, eight rows of the gate and the same of the up follow one another.
     ///
     /// # Safety
     /// No other thread may store these outputs of this job.
     pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &mut [f32]) {
-        let rows = BLOCK_ROWS.min(self.op.n - first_row);
+        let rows = BLOCK_ROWS.min(self.op.stored_rows - first_row);
         for (token, sums) in tokens.zip(sums.chunks_exact_mut(BLOCK_ROWS)) {
             let values = &mut sums[..rows];
             self.scale(token, first_row, values);
@@ -228,7 +202,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// What scales make of sums, and C.
+    /// What scales make of accumulators, and C.
     fn scale(&self, token: usize, first_row: usize, values: &mut [f32]) {
         let op = self.op;
         if let Some(scales) = self.row_scale {
@@ -260,7 +234,7 @@ impl<'a> Job<'a> {
     /// The outputs of whole tiles of a gated pair, in the first half of `values`.
     fn gate<'v>(&self, first_row: usize, values: &'v mut [f32]) -> &'v mut [f32] {
         const HALF: usize = LANES / 2;
-        let features = self.op.features;
+        let features = self.op.out_features;
         let count = (values.len() / 2).min(features - first_row / 2);
         for first in (0..count).step_by(HALF) {
             let feature = first_row / 2 + first;
@@ -271,7 +245,7 @@ impl<'a> Job<'a> {
             self.add_bias(features + feature, up);
             activate_all(self.op.activation, gate);
             gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= *up);
-            // Ahead of what is read next: pairs are twice as long as their products.
+            // Never over what is read next: pairs are twice as long as their products.
             values.copy_within(2 * first..2 * first + len, first);
         }
         &mut values[..count]
@@ -288,7 +262,7 @@ fn activate_all(activation: Activation, values: &mut [f32]) {
     }
 }
 
-/// Stored columns rounded up to whole slabs.
+/// Stored columns rounded up to whole k-tiles.
 pub fn row_columns(layout: &PackedLayout, stored_k: usize) -> usize {
     layout.k_slabs(stored_k) * layout.slab_k
 }

@@ -2,7 +2,7 @@
 //!
 //! Weights are packed so that a vector register is sixteen rows. Where activations may be quantized and weights are integers,
 //! codes are unpacked to bytes and multiplied as integers (`gemm_int8`); else they are decoded to f32 a few columns at a time
-//! and multiplied in f32 (`gemm`). Sums are made in the order of the columns, which depends on neither M nor the number of
+//! and multiplied in f32 (`gemm`). Products are accumulated in the order of the columns, which depends on neither M nor the number of
 //! threads, so results are bit-identical between runs and a row's result does not depend on its batch. (They differ in the last
 //! bits between processors with different vector instructions.)
 #![deny(missing_docs)]
@@ -14,15 +14,18 @@ mod device;
 mod families;
 mod job;
 mod operand;
+mod ordered;
 mod packed;
 mod simd;
+mod source_hash;
 
 use std::sync::Arc;
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 
 pub use device::CpuDevice;
-pub use families::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
+pub use families::convert::{CONVERT, ConvertFamily};
+pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///

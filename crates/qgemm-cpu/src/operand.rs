@@ -2,7 +2,8 @@
 
 use std::marker::PhantomData;
 
-use qgemm_hal::{Dense, DeviceId, HalError};
+use qgemm_formats::DType;
+use qgemm_hal::{BufferRef, Dense, DeviceId, HalError, HostMemory};
 
 use crate::convert;
 use crate::simd::Simd;
@@ -10,11 +11,12 @@ use crate::simd::Simd;
 /// Elements that are rounded together before they are written.
 const PART: usize = 64;
 
-/// A matrix to read (X or C).
+/// A matrix to read.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     bytes: &'a [u8],
     layout: Dense,
+    columns: usize,
 }
 
 impl<'a> Input<'a> {
@@ -29,25 +31,82 @@ impl<'a> Input<'a> {
         what: &'static str,
     ) -> Result<Self, HalError> {
         check_extent(bytes.len(), &layout, [rows, columns], what)?;
-        Ok(Self { bytes, layout })
+        Ok(Self { bytes, layout, columns })
     }
 
-    /// The value at (`row`, `column`).
-    pub fn at(&self, row: usize, column: usize) -> f32 {
-        self.layout.dtype.read(self.bytes, element(&self.layout, row, column))
+    /// Its columns.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Its element type and strides.
+    pub fn layout(&self) -> &Dense {
+        &self.layout
     }
 
     /// `out.len()` values of `row` from column `first` on.
     pub fn part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
         if self.layout.col_stride == 1 {
-            let start = element(&self.layout, row, first) * self.layout.dtype.bytes();
-            simd.to_f32(self.layout.dtype, &self.bytes[start..], out);
+            self.contiguous(simd, row, first, out);
         } else {
-            for (i, value) in out.iter_mut().enumerate() {
-                *value = self.at(row, first + i);
-            }
+            self.gather(simd, row, |i| first + i, out);
         }
     }
+
+    /// Those of `column` from `row` on; zeros where there is no such column.
+    pub fn down(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
+        if column >= self.columns {
+            out.fill(0.0);
+        } else if self.layout.row_stride == 1 {
+            self.contiguous(simd, row, column, out);
+        } else {
+            let value = |i| self.layout.dtype.read(self.bytes, element(&self.layout, row + i, column));
+            out.iter_mut().enumerate().for_each(|(i, out)| *out = value(i));
+        }
+    }
+
+    /// Those of `row` whose columns `column` tells by their places; zeros where there is no such column.
+    pub fn gather(&self, simd: &Simd, row: usize, column: impl Fn(usize) -> usize, out: &mut [f32]) {
+        match self.layout.dtype {
+            DType::F32 => self.gather_sized::<4>(simd, row, column, out),
+            DType::F16 | DType::BF16 => self.gather_sized::<2>(simd, row, column, out),
+        }
+    }
+
+    /// Elements are converted together, which takes a fraction of converting them one by one.
+    fn gather_sized<const SIZE: usize>(
+        &self,
+        simd: &Simd,
+        row: usize,
+        column: impl Fn(usize) -> usize,
+        out: &mut [f32],
+    ) {
+        let mut elements = [[0; SIZE]; PART];
+        for (part, out) in out.chunks_mut(PART).enumerate() {
+            for (i, to) in elements[..out.len()].iter_mut().enumerate() {
+                let column = column(part * PART + i);
+                // All bits are zero of 0 in every type.
+                *to = match column < self.columns {
+                    true => {
+                        *self.bytes[element(&self.layout, row, column) * SIZE..].first_chunk().unwrap_or(&[0; SIZE])
+                    }
+                    false => [0; SIZE],
+                };
+            }
+            simd.to_f32(self.layout.dtype, elements.as_flattened(), out);
+        }
+    }
+
+    /// Neighbours in memory from (`row`, `column`) on.
+    fn contiguous(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
+        let start = element(&self.layout, row, column) * self.layout.dtype.bytes();
+        simd.to_f32(self.layout.dtype, &self.bytes[start..], out);
+    }
+}
+
+/// Whether elements of a column lie nearer to one another than those of a row.
+pub fn is_transposed(layout: &Dense) -> bool {
+    layout.col_stride > layout.row_stride && layout.col_stride != 1
 }
 
 /// The matrix to write (D), shared by the threads of a launch.
@@ -64,12 +123,12 @@ pub struct Output<'a> {
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
-    /// A matrix of `rows` × `columns` in `bytes`.
+    /// A matrix of rows × columns, `shape`, in `bytes`; `what` names it in the error.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] when it leaves `bytes`, [`HalError::Unsupported`] when its elements overlap.
-    pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2]) -> Result<Self, HalError> {
-        check_extent(bytes.len(), &layout, shape, "D")?;
+    pub fn new(bytes: &'a mut [u8], layout: Dense, shape: [usize; 2], what: &'static str) -> Result<Self, HalError> {
+        check_extent(bytes.len(), &layout, shape, what)?;
         if !is_injective(&layout, shape) {
             return Err(HalError::Unsupported {
                 device: DeviceId::CPU,
@@ -90,7 +149,9 @@ impl<'a> Output<'a> {
     pub unsafe fn store_part(&self, row: usize, first: usize, values: &[f32]) {
         assert!(row < self.shape[0] && first + values.len() <= self.shape[1], "tiles lie in the output");
         let dtype = self.layout.dtype;
-        let mut rounded = [0; 4 * PART];
+        // Aligned to every type.
+        let mut rounded = [0u32; PART];
+        let rounded: &mut [u8] = bytemuck::cast_slice_mut(&mut rounded);
         for (i, values) in values.chunks(PART).enumerate() {
             let rounded = &mut rounded[..values.len() * dtype.bytes()];
             convert::from_f32(dtype, values, rounded);
@@ -110,6 +171,19 @@ impl<'a> Output<'a> {
             }
         }
     }
+}
+
+/// The bytes of an operand, which must be in the host's memory.
+///
+/// # Errors
+/// [`HalError::WrongDevice`].
+pub fn host_bytes<'a>(view: BufferRef<'a>, what: &'static str) -> Result<&'a [u8], HalError> {
+    HostMemory::of_device(DeviceId::CPU, view, what)
+}
+
+/// The error for an operand of `len` bytes at least that is not there.
+pub fn absent(what: &'static str, len: usize) -> HalError {
+    HalError::OutOfBounds { what, start: 0, end: len, len: 0 }
 }
 
 fn element(layout: &Dense, row: usize, column: usize) -> usize {
@@ -138,8 +212,6 @@ fn check_extent(len: usize, layout: &Dense, shape: [usize; 2], what: &'static st
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::DType;
-
     use super::*;
 
     fn layout(dtype: DType, row_stride: u64, col_stride: u64) -> Dense {
@@ -155,7 +227,14 @@ mod tests {
         rows.part(Simd::best(), 1, 0, &mut out);
         assert_eq!(out, [5.0, 6.0, 7.0, 8.0]);
         columns.part(Simd::best(), 2, 0, &mut out);
-        assert_eq!((out, columns.at(1, 3)), ([2.0, 5.0, 8.0, 11.0], 10.0));
+        assert_eq!(out, [2.0, 5.0, 8.0, 11.0]);
+        columns.gather(Simd::best(), 1, |i| [3, usize::MAX, 0, 4][i], &mut out);
+        assert_eq!(out, [10.0, 0.0, 1.0, 0.0]);
+        rows.down(Simd::best(), 0, 2, &mut out[..2]);
+        columns.down(Simd::best(), 1, 3, &mut out[2..]);
+        assert_eq!(out, [2.0, 7.0, 10.0, 11.0]);
+        rows.down(Simd::best(), 0, 4, &mut out);
+        assert_eq!(out, [0.0; 4]);
     }
 
     #[test]
@@ -169,7 +248,7 @@ mod tests {
     #[test]
     fn an_output_whose_elements_overlap_is_refused() {
         let mut bytes = [0u8; 400];
-        let mut accepts = |row, col, shape| Output::new(&mut bytes, layout(DType::F32, row, col), shape).is_ok();
+        let mut accepts = |row, col, shape| Output::new(&mut bytes, layout(DType::F32, row, col), shape, "d").is_ok();
         assert!(accepts(4, 1, [3, 4]) && accepts(1, 3, [3, 4]) && accepts(0, 1, [1, 4]) && accepts(2, 9, [3, 4]));
         assert!(!accepts(3, 1, [3, 4]) && !accepts(1, 1, [2, 2]) && !accepts(0, 1, [2, 2]) && !accepts(4, 0, [3, 4]));
     }
@@ -178,7 +257,7 @@ mod tests {
     fn stores_round_to_nearest_even_and_leave_gaps_alone() {
         for dtype in DType::ALL {
             let mut bytes = vec![0xee; 5 * dtype.bytes()];
-            let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2]).expect("fits");
+            let d = Output::new(&mut bytes, layout(dtype, 3, 1), [2, 2], "d").expect("fits");
             for (i, value) in [1.0, 0.1, -2.5, 65519.0].into_iter().enumerate() {
                 // SAFETY: this is the only thread.
                 unsafe { d.store_part(i / 2, i % 2, &[value]) };
@@ -191,7 +270,7 @@ mod tests {
 
             let values: Vec<f32> = (0..150).map(|i| i as f32 * 0.1 - 3.0).collect();
             let mut bytes = vec![0xee; 3 * 150 * dtype.bytes()];
-            let d = Output::new(&mut bytes, layout(dtype, 1, 3), [2, 150]).expect("fits");
+            let d = Output::new(&mut bytes, layout(dtype, 1, 3), [2, 150], "d").expect("fits");
             // SAFETY: this is the only thread.
             unsafe { d.store_part(1, 0, &values) };
             for (column, &value) in values.iter().enumerate() {

@@ -1,12 +1,12 @@
-//! A weight as it is packed for vectors (class R): its slabs, and their scales as numbers.
+//! A weight as it is packed for vectors (class R): its k-tiles, and their scales as numbers.
 
 use qgemm_formats::prepack::PackedLayout;
 
-use crate::simd::{Ahead, LANES, Scales, Simd, Slab, scaled_sub_blocks};
+use crate::simd::{KTile, LANES, Prefetch, Scales, Simd, scaled_sub_blocks};
 
-/// Slabs of a tile that are brought from memory ahead of the one that is decoded to f32: tiles are read in turns, which processors do
+/// K-tiles between the one that is decoded to f32 and the one that is prefetched: tiles are read in turns, which processors do
 /// not foresee. More would drive one another out of the nearest cache, since rows are apart by multiples of its ways.
-const AHEAD: usize = 1;
+const PREFETCH_DISTANCE: usize = 1;
 
 /// A packed weight.
 #[derive(Clone, Copy, Debug)]
@@ -18,7 +18,7 @@ pub struct Packed<'a> {
 }
 
 impl<'a> Packed<'a> {
-    /// The weight in `bytes`, whose rows have `k_slabs` slabs; `scales` are those of `layout`.
+    /// The weight in `bytes`, whose rows have `k_slabs` k-tiles; `scales` are those of `layout`.
     pub fn new(layout: &'a PackedLayout, scales: &'a Scales, bytes: &'a [u8], k_slabs: usize) -> Self {
         Self { layout, scales, bytes, k_slabs }
     }
@@ -28,45 +28,45 @@ impl<'a> Packed<'a> {
         self.layout
     }
 
-    /// Where scales are in its slabs.
+    /// Where scales are in its k-tiles.
     pub fn scales(&self) -> &'a Scales {
         self.scales
     }
 
-    /// Slabs of a row.
+    /// K-tiles of a row.
     pub fn k_slabs(&self) -> usize {
         self.k_slabs
     }
 
-    /// Scales and minima of a slab, none of plain types.
+    /// Scales and minima of a k-tile, none of plain types.
     pub fn scale_floats(&self) -> usize {
         2 * scaled_sub_blocks(self.layout) * LANES
     }
 
-    /// `count` slabs of tile `tile` from `slab` on.
-    pub fn slabs(&self, tile: usize, slab: usize, count: usize) -> &'a [u8] {
+    /// `count` k-tiles of tile `tile` from `k_tile` on.
+    pub fn k_tiles(&self, tile: usize, k_tile: usize, count: usize) -> &'a [u8] {
         let slab_bytes = self.layout.slab_bytes;
-        let first = (tile * self.k_slabs + slab) * slab_bytes;
+        let first = (tile * self.k_slabs + k_tile) * slab_bytes;
         &self.bytes[first..first + count * slab_bytes]
     }
 
-    /// Slab `slab` of tile `tile`, with the scales and minima of its sub-blocks in memory of the caller's.
-    pub fn slab<'s>(
+    /// K-tile `k_tile` of tile `tile`, with the scales and minima of its sub-blocks in memory of the caller's.
+    pub fn k_tile<'s>(
         &'s self,
         simd: &Simd,
         tile: usize,
-        slab: usize,
+        k_tile: usize,
         scales: &'s mut [f32],
         mins: &'s mut [f32],
-    ) -> Slab<'s> {
-        let bytes = self.slabs(tile, slab, 1);
-        let ahead = Ahead::new(bytes.as_ptr()).skip(AHEAD * self.layout.slab_bytes);
+    ) -> KTile<'s> {
+        let bytes = self.k_tiles(tile, k_tile, 1);
+        let prefetch = Prefetch::new(bytes.as_ptr()).skip(PREFETCH_DISTANCE * self.layout.slab_bytes);
         simd.unpack_scales(self.layout, self.scales, bytes, scales, mins);
-        Slab { layout: self.layout, bytes, ahead, scales, mins }
+        KTile { layout: self.layout, bytes, prefetch, scales, mins }
     }
 
-    /// Scale and minimum of every sub-block of `slabs` as numbers; no minima where `mins` is empty.
-    pub fn unpack_scales(&self, simd: &Simd, slabs: &[u8], scales: &mut [f32], mins: &mut [f32]) {
-        simd.unpack_scales(self.layout, self.scales, slabs, scales, mins);
+    /// Scale and minimum of every sub-block of `k_tiles` as numbers; no minima where `mins` is empty.
+    pub fn unpack_scales(&self, simd: &Simd, k_tiles: &[u8], scales: &mut [f32], mins: &mut [f32]) {
+        simd.unpack_scales(self.layout, self.scales, k_tiles, scales, mins);
     }
 }

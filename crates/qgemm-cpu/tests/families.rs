@@ -1,14 +1,17 @@
 //! The families against a plain f64 computation, for every format; and what makes their bits fixed.
 
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use qgemm_cpu::{CpuDevice, GEMM, GEMM_INT8};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
-use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, QuantizedActivations, quantize_matrix};
+use qgemm_formats::{
+    DType, Encoding, Format, HostWeight, NO_COLUMN, QuantizedActivations, ScaleSpan, XFormat, quantize_matrix,
+};
 use qgemm_hal::{
-    Activation, Buffer, CheckedGemm, Dense, Device, GemmArgs, HalError, KernelFamily, LaunchPlan, SimdLevel,
-    WeightArgs, XRounding,
+    Activation, Buffer, CheckedGemm, Dense, Device, Family, GemmOperand, HalError, LaunchPlan, LaunchSequence, Math,
+    Operands, SimdLevel, WorkspaceLayout, XPrecision,
 };
 
 /// Reproducible values in −1..1.
@@ -32,8 +35,10 @@ fn weight(format: Format, n: usize) -> HostWeight {
 
 /// Operands in host memory; X is `[m, k]` row-major and contiguous unless a test changes `op.x`.
 struct Problem {
-    family: &'static dyn KernelFamily,
+    family: &'static dyn Family<CheckedGemm>,
     op: CheckedGemm,
+    /// X of the operation.
+    layout: Dense,
     weight: HostWeight,
     x: Vec<f32>,
     c: Vec<f32>,
@@ -44,10 +49,11 @@ impl Problem {
     fn new(weight: HostWeight, m: usize, x_dtype: DType) -> Self {
         let (n, k) = (weight.n(), weight.k());
         let dense = |dtype, columns| Dense { dtype, row_stride: columns as u64, col_stride: 1, aligned16: false };
+        let layout = dense(x_dtype, k);
         let op = CheckedGemm {
             m,
-            n,
-            features: n,
+            stored_rows: n,
+            out_features: n,
             gated: false,
             k,
             stored_k: weight.stored_k(),
@@ -56,8 +62,8 @@ impl Problem {
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
-            x: dense(x_dtype, k),
-            x_rounding: XRounding::default(),
+            x: layout.into(),
+            x_precision: XPrecision::default(),
             d: dense(DType::F32, n),
             c: None,
             bias: None,
@@ -69,7 +75,7 @@ impl Problem {
             batch_invariant: false,
         };
         let x = x_dtype.decode(&x_dtype.encode(&noise(m * k, 2)));
-        Self { family: &GEMM, op, weight, x, c: Vec::new(), bias: Vec::new() }
+        Self { family: &GEMM, op, layout, weight, x, c: Vec::new(), bias: Vec::new() }
     }
 
     /// With activations of eight bits.
@@ -77,11 +83,17 @@ impl Problem {
         Self { family: &GEMM_INT8, ..self }
     }
 
-    /// The numbers that are multiplied.
-    fn x_used(&self) -> Vec<f32> {
-        let block = self.op.format.activation_block();
-        match self.family.name() {
-            "gemm_int8" => {
+    /// With X laid out so.
+    fn with_x(mut self, layout: Dense) -> Self {
+        self.layout = layout;
+        self.op.x = layout.into();
+        self
+    }
+
+    /// The numbers that are multiplied, as the configuration says.
+    fn x_used(&self, device: &dyn Device) -> Vec<f32> {
+        match self.family.configs(&self.op, device.info()).expect("supported")[0].x_format.desc().scale_span {
+            ScaleSpan::Block(block) => {
                 let row = |row: &[f32]| QuantizedActivations::new(row, block, block).dequantize(row.len());
                 self.x.chunks(self.op.k).flat_map(row).collect()
             }
@@ -95,18 +107,18 @@ impl Problem {
     }
 
     /// D by definition, with the magnitude that errors are relative to.
-    fn expected(&self) -> Vec<(f64, f64)> {
+    fn expected(&self, device: &dyn Device) -> Vec<(f64, f64)> {
         let op = &self.op;
-        let rows: Vec<Vec<f32>> = (0..op.n).map(|j| self.weight.dequantize_row(j)).collect();
-        let x = self.x_used();
+        let rows: Vec<Vec<f32>> = (0..op.out_features).map(|j| self.weight.dequantize_row(j)).collect();
+        let x = self.x_used(device);
         let element = |i: usize, j: usize| {
-            let products = (0..op.k).map(|k| f64::from(rows[j][k]) * f64::from(x[Self::at(&op.x, i, k)]));
+            let products = (0..op.k).map(|k| f64::from(rows[j][k]) * f64::from(x[Self::at(&self.layout, i, k)]));
             let (sum, squares) = products.fold((0.0, 0.0), |(s, q), p| (s + p, q + p * p));
             let c = op.c.map_or(0.0, |c| f64::from(op.beta) * f64::from(self.c[Self::at(&c, i, j)]));
             let bias = op.bias.map_or(0.0, |_| f64::from(self.bias[j]));
             (f64::from(op.alpha) * sum + c + bias, squares)
         };
-        (0..op.m).flat_map(|i| (0..op.n).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
+        (0..op.m).flat_map(|i| (0..op.out_features).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
     }
 
     fn packed(&self) -> Vec<u8> {
@@ -116,37 +128,34 @@ impl Problem {
     /// The bytes of D, `0xff` where nothing was written.
     fn run(&self, device: &dyn Device) -> Vec<u8> {
         let (op, family) = (&self.op, self.family);
-        family.supports(op, device.info()).expect("supported");
         let upload = |bytes: &[u8]| {
             let mut buffer = device.allocate(bytes.len(), "test").expect("memory");
             device.upload(&device.default_stream(), bytes, (&mut buffer).into()).expect("fits");
             buffer
         };
         let words = |order: &[u32]| order.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<u8>>();
-        let x = upload(&op.x.dtype.encode(&self.x));
+        let x = upload(&self.layout.dtype.encode(&self.x));
         let data = upload(&self.packed());
         let row_scale = self.weight.row_scale().map(|s| upload(&DType::F32.encode(s)));
         let k_order = self.weight.k_order().map(|o| upload(&words(o)));
         let c = op.c.map(|c| upload(&c.dtype.encode(&self.c)));
         let bias = op.bias.map(|dtype| upload(&dtype.encode(&self.bias)));
-        let d_len = (Self::at(&op.d, op.m - 1, op.n - 1) + 1) * op.d.dtype.bytes();
+        let d_len = (Self::at(&op.d, op.m - 1, op.out_features - 1) + 1) * op.d.dtype.bytes();
         let mut d = upload(&vec![0xff; d_len]);
-        let kernel = family.prepare(device, op, &plan(family, op, device)).expect("prepares");
-        assert_eq!(kernel.name(), op.kernel_name(family.name()));
+        let sequence = prepare(family, op, device);
+        assert_eq!(sequence.name(), op.kernel_name(family.name()));
         fn view(buffer: &Option<Buffer>) -> Option<qgemm_hal::BufferRef<'_>> {
             buffer.as_ref().map(Into::into)
         }
-        let args = GemmArgs {
-            x: (&x).into(),
-            w: WeightArgs { data: (&data).into(), row_scale: view(&row_scale), k_order: view(&k_order) },
-            c: view(&c),
-            bias: view(&bias),
-            token_scale: None,
-            residual: None,
-            d: (&mut d).into(),
-            workspace: None,
-        };
-        kernel.launch(&device.default_stream(), args).expect("launches");
+        let mut operands = Operands::new();
+        operands.read(GemmOperand::X, (&x).into());
+        operands.read(GemmOperand::W, (&data).into());
+        operands.read_if_any(GemmOperand::RowScale, view(&row_scale));
+        operands.read_if_any(GemmOperand::KOrder, view(&k_order));
+        operands.read_if_any(GemmOperand::C, view(&c));
+        operands.read_if_any(GemmOperand::Bias, view(&bias));
+        operands.write(GemmOperand::D, (&mut d).into());
+        sequence.run(&device.default_stream(), operands).expect("launches");
         d.raw().check_guards().expect("nothing outside D is written");
         let mut bytes = vec![0; d_len];
         device.download(&device.default_stream(), (&d).into(), &mut bytes).expect("fits");
@@ -157,8 +166,8 @@ impl Problem {
     fn check(&self, device: &dyn Device, limit: f64) {
         let bytes = self.run(device);
         let (mut error, mut result, mut terms) = (0.0, 0.0, 0.0);
-        for (e, (expected, squares)) in self.expected().into_iter().enumerate() {
-            let at = Self::at(&self.op.d, e / self.op.n, e % self.op.n);
+        for (e, (expected, squares)) in self.expected(device).into_iter().enumerate() {
+            let at = Self::at(&self.op.d, e / self.op.out_features, e % self.op.out_features);
             let got = f64::from(self.op.d.dtype.read(&bytes, at));
             error += (got - expected).powi(2);
             result += expected * expected;
@@ -169,13 +178,16 @@ impl Problem {
     }
 }
 
-fn plan(family: &dyn KernelFamily, op: &CheckedGemm, device: &dyn Device) -> LaunchPlan {
-    let config = family.candidates(op, device.info())[0];
+/// The sequence of the family's first configuration.
+fn prepare(family: &dyn Family<CheckedGemm>, op: &CheckedGemm, device: &dyn Device) -> LaunchSequence {
+    let config = family.configs(op, device.info()).expect("supported")[0];
     let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
-    let (n_tiles, m_tiles) = (tiles(op.n, config.tile_n), tiles(op.m, config.tile_m));
-    let k_steps = tiles(op.stored_k, config.tile_k);
-    let grid = [n_tiles, m_tiles, 1];
-    LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, stream_k: None, grid, workspace_bytes: 0, estimate: 0.0 }
+    let (n_tiles, m_tiles) = (tiles(op.stored_rows, config.tile_n), tiles(op.m, config.tile_m));
+    let (k_steps, grid) = (tiles(op.stored_k, config.tile_k), [n_tiles, m_tiles, 1]);
+    let workspace = WorkspaceLayout::split(1, 0, 0).expect("nothing is kept in it");
+    let plan =
+        LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, stream_k: None, grid, workspace, estimate: 0.0 };
+    family.prepare(device, op, &plan).expect("prepares")
 }
 
 #[test]
@@ -216,10 +228,11 @@ fn alpha_beta_bias_strides_and_transposed_x() {
                 col_stride: 1,
                 aligned16: false,
             };
-            problem.op.x = match transposed {
-                true => Dense { row_stride: 1, col_stride: m as u64 + 2, ..problem.op.x },
+            let x = match transposed {
+                true => Dense { row_stride: 1, col_stride: m as u64 + 2, ..problem.layout },
                 false => wide(DType::F16, k),
             };
+            problem = problem.with_x(x);
             problem.op.d = wide(DType::F32, n);
             problem.op.c = Some(wide(DType::BF16, n));
             problem.op.bias = Some(DType::F16);
@@ -234,7 +247,7 @@ fn alpha_beta_bias_strides_and_transposed_x() {
                 }
                 values
             };
-            problem.x = strided(&problem.op.x, m, k, 3);
+            problem.x = strided(&problem.layout, m, k, 3);
             problem.c = strided(&problem.op.c.expect("set above"), m, n, 4);
             problem.bias = DType::F16.decode(&DType::F16.encode(&noise(n, 5)));
             problem.check(&device, 1e-12);
@@ -297,7 +310,7 @@ fn quantized_tokens_are_multiplied_alike_at_every_simd_level() {
     let devices = of_every_level();
     for format in Format::all() {
         let refused =
-            GEMM_INT8.supports(&Problem::new(weight(format, 19), 1, DType::F32).op, devices[0].info()).is_err();
+            GEMM_INT8.configs(&Problem::new(weight(format, 19), 1, DType::F32).op, devices[0].info()).is_err();
         let float = matches!(format.encoding, Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2);
         assert_eq!(refused, float, "{format}");
         if refused {
@@ -316,13 +329,58 @@ fn quantized_tokens_are_multiplied_alike_at_every_simd_level() {
 fn activations_are_quantized_by_permission_only() {
     let device = CpuDevice::new();
     let mut op = Problem::new(weight("q4_0".parse().expect("a format"), 19), 1, DType::F32).op;
-    for (rounding, allowed) in
-        [(XRounding::Exact, false), (XRounding::F16, false), (XRounding::BF16, false), (XRounding::Int8, true)]
-    {
-        op.x_rounding = rounding;
-        assert_eq!(GEMM_INT8.supports(&op, device.info()).is_ok(), allowed, "{rounding:?}");
-        assert!(GEMM.supports(&op, device.info()).is_ok(), "{rounding:?}");
+    for precision in XPrecision::ALL {
+        op.x_precision = precision;
+        let allowed = precision == XPrecision::Int8;
+        assert_eq!(GEMM_INT8.configs(&op, device.info()).is_ok(), allowed, "{precision:?}");
+        assert!(GEMM.configs(&op, device.info()).is_ok(), "{precision:?}");
     }
+}
+
+#[test]
+fn quantized_x_is_refused_with_a_reason() {
+    let device = CpuDevice::new();
+    let mut op = Problem::new(weight("q4_0".parse().expect("a format"), 19), 1, DType::F32).op;
+    op.x.format = XFormat::Q8 { block: 32 };
+    for &family in device.catalog().gemm {
+        let why = family.configs(&op, device.info()).expect_err("it reads plain numbers").why;
+        assert!(why.contains("q8_0"), "{}: {why}", family.name());
+    }
+}
+
+#[test]
+fn configurations_have_identities_of_their_own() {
+    let device = CpuDevice::new();
+    for (format, m) in Format::all().flat_map(|format| [1, 20, 33, 500].map(|m| (format, m))) {
+        let op = Problem::new(weight(format, 19), m, DType::BF16).op;
+        let mut ids = HashSet::new();
+        for family in device.catalog().gemm {
+            for config in family.configs(&op, device.info()).unwrap_or_default() {
+                let id = config.kernel_id(format);
+                assert_eq!(id.to_string().parse().as_ref(), Ok(&id));
+                assert!(ids.insert(id), "{id} twice");
+                let expected = match config.math {
+                    Math::DotI8 => XFormat::Q8 { block: format.activation_block() },
+                    _ => XFormat::Plain(DType::BF16),
+                };
+                assert_eq!(config.x_format, expected, "{id}");
+                assert_ne!(family.source_hash(&config), 0);
+            }
+        }
+        assert!(!ids.is_empty());
+    }
+}
+
+#[test]
+fn a_sequence_is_one_step_with_the_plans_identity() {
+    let device = CpuDevice::new();
+    let op = Problem::new(weight("q4_0".parse().expect("a format"), 70), 3, DType::F16).op;
+    let sequence = prepare(&GEMM_INT8, &op, &device);
+    let config = GEMM_INT8.configs(&op, device.info()).expect("supported")[0];
+    let [step] = sequence.steps() else { panic!("{sequence}") };
+    assert_eq!(*step.kernel_id(), config.kernel_id(op.format));
+    assert_eq!(step.geometry().grid, [2, 1, 1]);
+    assert!(step.kernel_id().to_string().starts_with("gemm:gemm_int8:-:main_loop=simd16_int8,w=q4_0,x=q8_0,"));
 }
 
 #[test]
@@ -349,7 +407,7 @@ fn a_rows_bits_depend_on_neither_batch_nor_threads() {
     let devices = [CpuDevice::new(), pooled(1), pooled(3)];
     assert_eq!(devices[2].info().units, 3);
     let m = 133;
-    let families: [&dyn KernelFamily; 2] = [&GEMM, &GEMM_INT8];
+    let families: [&'static dyn Family<CheckedGemm>; 2] = [&GEMM, &GEMM_INT8];
     for (family, format) in families.into_iter().flat_map(|family| ["q5_k", "q4_0"].map(|format| (family, format))) {
         let mut all = Problem::new(weight(format.parse().expect("a format"), 300), m, DType::F32);
         all.family = family;
@@ -357,7 +415,7 @@ fn a_rows_bits_depend_on_neither_batch_nor_threads() {
         let x = std::mem::take(&mut all.x);
         for device in &devices {
             for (first, m) in [(0, 133), (0, 1), (131, 2), (40, 4), (40, 9), (3, 129)] {
-                let (n, k) = (all.op.n, all.op.k);
+                let (n, k) = (all.op.out_features, all.op.k);
                 let mut part = Problem::new(all.weight.clone(), m, DType::F32);
                 part.family = family;
                 part.x = x[first * k..(first + m) * k].to_vec();
@@ -372,25 +430,19 @@ fn a_rows_bits_depend_on_neither_batch_nor_threads() {
 fn operands_that_are_too_short_are_errors_and_leave_d_alone() {
     let device = CpuDevice::new();
     let problem = Problem::new(weight("q8_0".parse().expect("a format"), 5), 2, DType::F32);
-    let kernel = GEMM.prepare(&device, &problem.op, &plan(&GEMM, &problem.op, &device)).expect("prepares");
+    let sequence = prepare(&GEMM, &problem.op, &device);
     let sizes = [2 * 768 * 4, problem.packed().len(), 2 * 5 * 4];
     for short in 0..3 {
         let [x, w, mut d] =
             std::array::from_fn(|i| device.allocate(sizes[i] - usize::from(i == short), "test").expect("memory"));
         device.fill(&device.default_stream(), (&mut d).into(), 0xff).expect("fits");
-        let w = WeightArgs { data: (&w).into(), row_scale: None, k_order: None };
-        let args = GemmArgs {
-            x: (&x).into(),
-            w,
-            c: None,
-            bias: None,
-            token_scale: None,
-            residual: None,
-            d: (&mut d).into(),
-            workspace: None,
-        };
-        let error = kernel.launch(&device.default_stream(), args).expect_err("one byte is missing");
-        assert!(matches!(error, HalError::OutOfBounds { what, .. } if what == ["X", "W", "D"][short]), "{error}");
+        let mut operands = Operands::new();
+        operands.read(GemmOperand::X, (&x).into());
+        operands.read(GemmOperand::W, (&w).into());
+        operands.write(GemmOperand::D, (&mut d).into());
+        let error = sequence.run(&device.default_stream(), operands).expect_err("one byte is missing");
+        let name = ["x", "the weight", "d"][short];
+        assert!(matches!(error, HalError::OutOfBounds { what, .. } if what == name), "{error}");
         let mut bytes = vec![0; d.len()];
         device.download(&device.default_stream(), (&d).into(), &mut bytes).expect("fits");
         assert!(bytes.iter().all(|&b| b == 0xff));
@@ -415,6 +467,6 @@ fn the_device_tells_what_it_is() {
     assert!(info.units > 0 && info.bandwidth > 0.0 && info.rate(qgemm_hal::Math::FmaF32).is_some());
     assert_eq!(info.arch, SimdLevel::detect().name());
     assert!(matches!(qgemm_cpu::open(1), Err(HalError::NoDevice { .. })));
-    let names: Vec<_> = device.families().iter().map(|f| f.name()).collect();
-    assert_eq!(names, ["gemm", "gemm_int8"]);
+    let families = [("gemm", vec!["gemm", "gemm_int8"]), ("convert", vec!["convert"])];
+    assert_eq!(device.catalog().operations(), families);
 }

@@ -1,10 +1,10 @@
-//! [`CodeShape`]: codes of up to eight bits, from the planes of a packed slab to unsigned bytes, four columns of sixteen rows a vector.
+//! [`CodeShape`]: codes of up to eight bits, from the planes of a packed k-tile to unsigned bytes, four columns of sixteen rows a vector.
 //! Products take them as they are decoded, or as [`unpack`] has stored them for many tokens.
 
 use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
 
-use super::Ahead;
+use super::Prefetch;
 use super::kernel::WORDS;
 use super::vector::Vector;
 
@@ -121,15 +121,15 @@ pub fn unsigned_table(encoding: Encoding) -> [u8; 16] {
     }
 }
 
-/// The code planes of a slab at the columns that are decoded next; `SHAPE` is the number of their [`CodeShape`]. Packed codes are
-/// asked for ahead if `ASKS`.
+/// The code planes of a k-tile at the columns that are decoded next; `SHAPE` is the number of their [`CodeShape`]. Packed codes are
+/// prefetched if `ASKS`.
 pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
     low: *const u8,
     high: *const u8,
-    /// Where the counterparts of both are that are brought from memory meanwhile, each line when the one here is decoded: a core
+    /// Where the counterparts of both are that are prefetched meanwhile, each line when the one here is decoded: a core
     /// that asks for many at once has to wait for them.
-    low_ahead: Ahead,
-    high_ahead: Ahead,
+    low_prefetch: Prefetch,
+    high_prefetch: Prefetch,
     /// Words that hold the quad that was decoded last, and perhaps the next one.
     low_word: V::Words,
     high_word: V::Words,
@@ -138,21 +138,21 @@ pub struct Planes<V: Vector, const SHAPE: usize, const ASKS: bool> {
 impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     const SHAPE_OF_CODES: CodeShape = CodeShape::ALL[SHAPE];
 
-    /// Those of `slab`, at its first column.
+    /// Those of `k_tile`, at its first column.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions; `slab` is one of `layout`, with codes of the shape.
+    /// As of [`Vector`]'s functions; `k_tile` is one of `layout`, with codes of the shape.
     #[inline(always)]
-    pub unsafe fn new(layout: &PackedLayout, slab: &[u8], ahead: Ahead) -> Self {
+    pub unsafe fn new(layout: &PackedLayout, k_tile: &[u8], prefetch: Prefetch) -> Self {
         let low = if Self::SHAPE_OF_CODES.unpacked { 0 } else { layout.codes[0].offset };
         let high = if Self::SHAPE_OF_CODES.planes[1] > 0 { layout.codes[1].offset } else { low };
         // SAFETY: the caller's promise.
         unsafe {
             Self {
-                low: slab.as_ptr().add(low),
-                high: slab.as_ptr().add(high),
-                low_ahead: ahead.skip(low),
-                high_ahead: ahead.skip(high),
+                low: k_tile.as_ptr().add(low),
+                high: k_tile.as_ptr().add(high),
+                low_prefetch: prefetch.skip(low),
+                high_prefetch: prefetch.skip(high),
                 low_word: V::splat_word(0),
                 high_word: V::splat_word(0),
             }
@@ -162,7 +162,7 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     /// The unsigned codes of quad `QUAD` of a unit, a byte each. Quads are asked for in order.
     ///
     /// # Safety
-    /// As of [`Vector`]'s functions; the unit lies in the slab.
+    /// As of [`Vector`]'s functions; the unit lies in the k-tile.
     #[inline(always)]
     pub unsafe fn quad<const QUAD: usize>(&mut self, table: &[u8; 16]) -> V::Words {
         let [low, high] = Self::SHAPE_OF_CODES.planes;
@@ -171,13 +171,13 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
         unsafe {
             let (begins_word, shift) = place(QUAD, low);
             if begins_word {
-                self.low_word = Self::next_word(&mut self.low, &mut self.low_ahead);
+                self.low_word = Self::next_word(&mut self.low, &mut self.low_prefetch);
             }
             let mut codes = V::and(V::shift_right(self.low_word, shift as u32), mask(low));
             if high > 0 {
                 let (begins_word, shift) = place(QUAD, high);
                 if begins_word {
-                    self.high_word = Self::next_word(&mut self.high, &mut self.high_ahead);
+                    self.high_word = Self::next_word(&mut self.high, &mut self.high_prefetch);
                 }
                 let upper = if shift < low {
                     V::shift_left(self.high_word, (low - shift) as u32)
@@ -193,10 +193,10 @@ impl<V: Vector, const SHAPE: usize, const ASKS: bool> Planes<V, SHAPE, ASKS> {
     /// # Safety
     /// As of [`Planes::quad`].
     #[inline(always)]
-    unsafe fn next_word(at: &mut *const u8, ahead: &mut Ahead) -> V::Words {
+    unsafe fn next_word(at: &mut *const u8, prefetch: &mut Prefetch) -> V::Words {
         if ASKS && !Self::SHAPE_OF_CODES.unpacked {
-            ahead.fetch(WORDS);
-            *ahead = ahead.skip(WORDS);
+            prefetch.fetch(WORDS);
+            *prefetch = prefetch.skip(WORDS);
         }
         // SAFETY: the caller's promise.
         unsafe {
@@ -214,19 +214,19 @@ fn place(quad: usize, bits: usize) -> (bool, usize) {
     (quad.is_multiple_of(quads), quad % quads * bits)
 }
 
-/// The unsigned codes of packed slabs of `layout`, to `[quad][lane]`, a byte each; `SHAPE` is the number of the format's
+/// The unsigned codes of packed k-tiles of `layout`, to `[quad][lane]`, a byte each; `SHAPE` is the number of the format's
 /// [`CodeShape`].
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; the slabs are whole, and `out` has room.
+/// As of [`Vector`]'s functions; the k-tiles are whole, and `out` has room.
 #[inline(always)]
-pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, slabs: &[u8], out: &mut [u8]) {
+pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
     let table = unsigned_table(layout.format().encoding);
     let mut out = out.as_mut_ptr();
-    for slab in slabs.chunks_exact(layout.slab_bytes) {
+    for k_tile in k_tiles.chunks_exact(layout.slab_bytes) {
         // SAFETY: the caller's promise.
         unsafe {
-            let mut planes = Planes::<V, SHAPE, false>::new(layout, slab, Ahead::default());
+            let mut planes = Planes::<V, SHAPE, false>::new(layout, k_tile, Prefetch::default());
             for _ in 0..layout.slab_k / UNIT {
                 each!(QUAD in 0 1 2 3 4 5 6 7 => {
                     V::store_words(out, planes.quad::<QUAD>(&table));

@@ -9,22 +9,22 @@ use qgemm_formats::prepack::PackedLayout;
 use super::codes::{CodeShape, Planes, UNIT, each, unsigned_table};
 use super::quantize::{Quantization, Row};
 use super::vector::{Dot, LANES, Vector};
-use super::{Ahead, BLOCK_ROWS, Scales, Unpack};
+use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 
-/// The operands of a product: consecutive slabs of some tiles, and the same columns of quantized tokens.
+/// The operands of a product: consecutive k-tiles of some tiles, and the same columns of quantized tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Operands<'a> {
     /// How the tokens are quantized.
     pub how: &'a Quantization,
-    /// The layout of the slabs, of class R.
+    /// The layout of the k-tiles, of class R.
     pub layout: &'a PackedLayout,
     /// Whether codes are unpacked.
     pub unpacked: bool,
     /// The tiles.
     pub tiles: &'a [Tile<'a>],
-    /// Bytes of every tile that are brought from memory meanwhile: of packed slabs, as many as they have.
-    pub ahead_bytes: usize,
-    /// Where scales are in the slabs, if kernels unpack those of packed slabs as they go, so that memory is read in its order; else the
+    /// Bytes of every tile that are prefetched meanwhile: of packed k-tiles, as many as they have.
+    pub prefetch_bytes: usize,
+    /// Where scales are in the k-tiles, if kernels unpack those of packed k-tiles as they go, so that memory is read in its order; else the
     /// tiles have them.
     pub records: Option<&'a Scales>,
     /// The tokens' columns, as [`Row`] says.
@@ -33,31 +33,31 @@ pub struct Operands<'a> {
     pub row: Row,
 }
 
-/// Consecutive slabs of a tile.
+/// Consecutive k-tiles of a tile.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tile<'a> {
-    /// Packed slabs, or their unpacked codes.
+    /// Packed k-tiles, or their unpacked codes.
     pub codes: &'a [u8],
-    /// Where those begin that are brought from memory meanwhile.
-    pub ahead: Ahead,
-    /// Scales of the slabs, `[sub-block][lane]`, if kernels do not unpack them.
+    /// Where those begin that are prefetched meanwhile.
+    pub prefetch: Prefetch,
+    /// Scales of the k-tiles, `[sub-block][lane]`, if kernels do not unpack them.
     pub scales: &'a [f32],
     /// The same of the minima; none where codes have an offset.
     pub mins: &'a [f32],
 }
 
-/// Columns whose scales kernels unpack at once, whole slabs. With 64, a token of Q4_0 takes up to 9 % longer.
+/// Columns whose scales kernels unpack at once, whole k-tiles. With 64, a token of Q4_0 takes up to 9 % longer.
 pub const SCALED_COLUMNS: usize = 256;
 /// Columns of the shortest sub-blocks.
 pub const LEAST_SUB_BLOCK: usize = 16;
 /// Their scales or minima.
 const SCALES: usize = SCALED_COLUMNS / LEAST_SUB_BLOCK * LANES;
 
-/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose sums are [`BLOCK_ROWS`] apart, and up
+/// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `T` tokens, whose accumulators are [`BLOCK_ROWS`] apart, and up
 /// to `P` tiles at a time; `SHAPE` is the number of the codes' [`CodeShape`], `unpack` [`super::scales::unpack`] of the level.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; the operands hold their slabs, scales and `T` tokens, and `sums` has room.
+/// As of [`Vector`]'s functions; the operands hold their k-tiles, scales and `T` tokens, and `sums` has room.
 #[inline(always)]
 pub unsafe fn multiply_codes<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usize, const T: usize>(
     at: &Operands<'_>,
@@ -116,21 +116,27 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
         let min_floats = if shape.minima { SCALES } else { 0 };
         let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
         for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
-            let slabs: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
+            let k_tiles: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
             if let (Some(records), Some(own)) = (at.records, &mut own)
                 && !shape.unpacked
                 && column.is_multiple_of(SCALED_COLUMNS)
             {
-                for ((slabs, [scales, mins]), scales_at) in slabs.iter().zip(own).zip(&mut scales_at) {
-                    let bytes = slabs.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
-                    unpack(records, layout, slabs.get_unchecked(..bytes), scales, mins.get_unchecked_mut(..min_floats));
+                for ((k_tiles, [scales, mins]), scales_at) in k_tiles.iter().zip(own).zip(&mut scales_at) {
+                    let bytes = k_tiles.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
+                    unpack(
+                        records,
+                        layout,
+                        k_tiles.get_unchecked(..bytes),
+                        scales,
+                        mins.get_unchecked_mut(..min_floats),
+                    );
                     *scales_at = [scales.as_ptr(), mins.as_ptr()];
                 }
                 scaled_from = column;
             }
-            let ahead = tiles.map(|tile| tile.ahead.skip(first_byte));
+            let prefetch = tiles.map(|tile| tile.prefetch.skip(first_byte));
             let mut planes: [Planes<V, SHAPE, true>; P] =
-                std::array::from_fn(|tile| Planes::new(layout, slabs[tile], ahead[tile]));
+                std::array::from_fn(|tile| Planes::new(layout, k_tiles[tile], prefetch[tile]));
             for _ in 0..layout.slab_k / UNIT {
                 let factor = |token: usize| {
                     V::splat(f32::from_bits(x_at(token, at.row.factors + (column >> block_shift)).read()))
@@ -197,7 +203,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
             }
             // Records lie behind codes. Memory that is asked for in another order than it lies comes more slowly.
             if !shape.unpacked {
-                ahead.iter().for_each(|ahead| ahead.fetch_records(layout));
+                prefetch.iter().for_each(|prefetch| prefetch.fetch_records(layout));
             }
         }
         if !shape.wide {

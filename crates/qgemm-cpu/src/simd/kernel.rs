@@ -1,12 +1,12 @@
-//! The kernels, written once for every level: weights from a packed slab to f32, and their products with tokens.
+//! The kernels, written once for every level: weights from a packed k-tile to f32, and their products with tokens.
 //!
-//! A sum is one chain of multiply-adds over the columns in ascending order, whatever is worked on beside it. So its bits
+//! An accumulator is one chain of multiply-adds over the columns in ascending order, whatever is worked on beside it. So its bits
 //! depend on the level alone.
 
 use qgemm_formats::{DType, Encoding};
 
 use super::vector::{LANES, Vector};
-use super::{BLOCK_ROWS, Slab, TILES};
+use super::{BLOCK_ROWS, KTile, TILES};
 
 /// Byte of a word in which value `i` of four neighbours stands (`qgemm-formats`, `prepack.rs`).
 pub const VALUE_BYTE: [u32; 4] = [0, 2, 1, 3];
@@ -72,31 +72,31 @@ impl Number for E5M2 {
     }
 }
 
-/// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
+/// Decodes `columns` columns of `k_tile` from `first` on, both multiples of 32, to `out[column][lane]`.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `out` holds as many floats, and the slab its planes and scales.
+/// As of [`Vector`]'s functions; `out` holds as many floats, and the k-tile its planes and scales.
 #[inline(always)]
-pub unsafe fn decode<V: Vector>(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
-    let bits = |plane: usize| slab.layout.codes.get(plane).map_or(0, |p| p.bits);
+pub unsafe fn decode<V: Vector>(k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
+    let bits = |plane: usize| k_tile.layout.codes.get(plane).map_or(0, |p| p.bits);
     if first == 0 {
-        slab.ahead.fetch_records(slab.layout);
+        k_tile.prefetch.fetch_records(k_tile.layout);
     }
     // SAFETY: the caller's promise.
     unsafe {
-        match (slab.layout.format().encoding, bits(0), bits(1)) {
-            (Encoding::Plain(dtype), ..) => decode_plain::<V>(slab, dtype, first, columns, out),
+        match (k_tile.layout.format().encoding, bits(0), bits(1)) {
+            (Encoding::Plain(dtype), ..) => decode_plain::<V>(k_tile, dtype, first, columns, out),
             (Encoding::Codebook(table), ..) => {
-                decode_codes::<V, 4, 0>(&Table(table.map(f32::from)), slab, first, columns, out);
+                decode_codes::<V, 4, 0>(&Table(table.map(f32::from)), k_tile, first, columns, out);
             }
-            (Encoding::E4M3, ..) => decode_codes::<V, 8, 0>(&E4M3, slab, first, columns, out),
-            (Encoding::E5M2, ..) => decode_codes::<V, 8, 0>(&E5M2, slab, first, columns, out),
-            (_, 8, _) => decode_codes::<V, 8, 0>(&Integer, slab, first, columns, out),
-            (_, 4, 0) => decode_codes::<V, 4, 0>(&Integer, slab, first, columns, out),
-            (_, 4, 1) => decode_codes::<V, 4, 1>(&Integer, slab, first, columns, out),
-            (_, 4, _) => decode_codes::<V, 4, 2>(&Integer, slab, first, columns, out),
-            (_, _, 0) => decode_codes::<V, 2, 0>(&Integer, slab, first, columns, out),
-            (..) => decode_codes::<V, 2, 1>(&Integer, slab, first, columns, out),
+            (Encoding::E4M3, ..) => decode_codes::<V, 8, 0>(&E4M3, k_tile, first, columns, out),
+            (Encoding::E5M2, ..) => decode_codes::<V, 8, 0>(&E5M2, k_tile, first, columns, out),
+            (_, 8, _) => decode_codes::<V, 8, 0>(&Integer, k_tile, first, columns, out),
+            (_, 4, 0) => decode_codes::<V, 4, 0>(&Integer, k_tile, first, columns, out),
+            (_, 4, 1) => decode_codes::<V, 4, 1>(&Integer, k_tile, first, columns, out),
+            (_, 4, _) => decode_codes::<V, 4, 2>(&Integer, k_tile, first, columns, out),
+            (_, _, 0) => decode_codes::<V, 2, 0>(&Integer, k_tile, first, columns, out),
+            (..) => decode_codes::<V, 2, 1>(&Integer, k_tile, first, columns, out),
         }
     }
 }
@@ -105,14 +105,14 @@ pub unsafe fn decode<V: Vector>(slab: &Slab<'_>, first: usize, columns: usize, o
 #[inline(always)]
 unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
     number: &impl Number,
-    slab: &Slab<'_>,
+    k_tile: &KTile<'_>,
     first: usize,
     columns: usize,
     out: &mut [f32],
 ) {
-    let sub_block = slab.layout.format().sub_block;
-    let low = slab.layout.codes[0].offset;
-    let high = slab.layout.codes.get(1).map_or(0, |plane| plane.offset);
+    let sub_block = k_tile.layout.format().sub_block;
+    let low = k_tile.layout.codes[0].offset;
+    let high = k_tile.layout.codes.get(1).map_or(0, |plane| plane.offset);
     let mut out = out.as_mut_ptr();
     // Shifts, for a division takes as long as decoding four vectors.
     let sub_shift = sub_block.trailing_zeros();
@@ -120,17 +120,17 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
     let mut start = first;
     while start < first + columns {
         let sub = (start >> sub_shift) * LANES;
-        // SAFETY: the sub-block is among the scales, its quads lie in the slab, and their columns in `out`.
+        // SAFETY: the sub-block is among the scales, its quads lie in the k-tile, and their columns in `out`.
         unsafe {
-            let scale = V::load(slab.scales.as_ptr().add(sub));
-            let min = V::load(slab.mins.as_ptr().add(sub));
+            let scale = V::load(k_tile.scales.as_ptr().add(sub));
+            let min = V::load(k_tile.mins.as_ptr().add(sub));
             for quad in start / 4..(start + span) / 4 {
                 let word = |plane: usize, bits: usize| {
                     let at = plane + quad / (8 / bits) * WORDS;
                     if quad.is_multiple_of(8 / bits) {
-                        slab.ahead.skip(at).fetch(WORDS);
+                        k_tile.prefetch.skip(at).fetch(WORDS);
                     }
-                    V::shift_right(V::load_words(slab.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
+                    V::shift_right(V::load_words(k_tile.bytes.as_ptr().add(at)), (quad % (8 / bits) * bits) as u32)
                 };
                 let low = word(low, LOW);
                 let high = if HIGH > 0 { word(high, HIGH) } else { low };
@@ -150,15 +150,15 @@ unsafe fn decode_codes<V: Vector, const LOW: usize, const HIGH: usize>(
 }
 
 #[inline(always)]
-unsafe fn decode_plain<V: Vector>(slab: &Slab<'_>, dtype: DType, first: usize, columns: usize, out: &mut [f32]) {
+unsafe fn decode_plain<V: Vector>(k_tile: &KTile<'_>, dtype: DType, first: usize, columns: usize, out: &mut [f32]) {
     let per_word = 4 / dtype.bytes();
     for (i, column) in (first..first + columns).enumerate() {
         if column.is_multiple_of(per_word) {
-            slab.ahead.skip(column / per_word * WORDS).fetch(WORDS);
+            k_tile.prefetch.skip(column / per_word * WORDS).fetch(WORDS);
         }
-        // SAFETY: the column lies in the slab, and in `out`.
+        // SAFETY: the column lies in the k-tile, and in `out`.
         unsafe {
-            let words = |at: usize| V::load_words(slab.bytes.as_ptr().add(at * WORDS));
+            let words = |at: usize| V::load_words(k_tile.bytes.as_ptr().add(at * WORDS));
             let half = |column: usize| V::shift_right(words(column / 2), 16 * (column % 2) as u32);
             let value = match dtype {
                 DType::F32 => V::bits_to_floats(words(column)),

@@ -1,12 +1,12 @@
 //! The vector kernels, sixteen rows at a time: packed weights to f32, and their products with a few tokens; products of packed codes
 //! with a few quantized tokens. One file a level.
 
-mod ahead;
 mod codes;
 mod dense;
 mod dot;
 mod kernel;
 mod portable;
+mod prefetch;
 mod quantize;
 mod scales;
 mod vector;
@@ -25,27 +25,27 @@ use qgemm_hal::SimdLevel;
 use codes::{CodeShape, UNIT};
 use dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
 
-pub use ahead::Ahead;
 pub use dot::{Operands, Tile};
+pub use prefetch::Prefetch;
 pub use quantize::Quantization;
 pub use scales::Scales;
 pub use vector::LANES;
 
 /// Tiles of sixteen rows that are worked on together.
 pub const TILES: usize = 4;
-/// Their rows, and the sums of a token with them.
+/// Their rows, and the accumulators of a token for them.
 pub const BLOCK_ROWS: usize = TILES * LANES;
 
-/// A packed slab of a tile with its scales as numbers.
+/// A packed k-tile of a tile with its scales as numbers.
 #[derive(Clone, Copy, Debug)]
-pub struct Slab<'a> {
+pub struct KTile<'a> {
     /// Its layout, of class R.
     pub layout: &'a PackedLayout,
-    /// The slab.
+    /// The k-tile.
     pub bytes: &'a [u8],
-    /// Where as many bytes begin that are brought from memory meanwhile, each line when its counterpart here is decoded: a core
-    /// that asks for many at once has to wait for them.
-    pub ahead: Ahead,
+    /// Where as many bytes begin that are prefetched meanwhile, each line when its counterpart here is decoded: a core that
+    /// asks for many at once has to wait for them.
+    pub prefetch: Prefetch,
     /// `[sub-block][lane]`; none for plain types.
     pub scales: &'a [f32],
     /// The same of the minima.
@@ -53,9 +53,9 @@ pub struct Slab<'a> {
 }
 
 /// [`kernel::decode`] of a level.
-type Decode = unsafe fn(slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]);
+type Decode = unsafe fn(k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]);
 /// [`scales::unpack`] of a level.
-type Unpack = unsafe fn(scales: &Scales, layout: &PackedLayout, slabs: &[u8], out: &mut [f32], mins: &mut [f32]);
+type Unpack = unsafe fn(scales: &Scales, layout: &PackedLayout, k_tiles: &[u8], out: &mut [f32], mins: &mut [f32]);
 /// [`dense::to_f32`] of a level.
 type ToF32 = unsafe fn(dtype: DType, bytes: &[u8], out: &mut [f32]);
 /// [`quantize::quantize`] of a level.
@@ -63,7 +63,7 @@ type Quantize = unsafe fn(how: &Quantization, values: &[f32], out: &mut [u32]);
 /// [`kernel::multiply`] of a level, for a fixed number of tokens.
 type Multiply = unsafe fn(w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]);
 /// [`codes::unpack`] of a level, for a shape of packed codes.
-type UnpackCodes = unsafe fn(layout: &PackedLayout, slabs: &[u8], out: &mut [u8]);
+type UnpackCodes = unsafe fn(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]);
 /// [`dot::multiply_codes`] of a level, for a fixed number of tokens and shape of codes.
 type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
@@ -85,7 +85,7 @@ pub struct Simd {
     multiply_codes: [&'static [(usize, &'static [MultiplyCodes])]; 2],
 }
 
-/// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all sums are in registers;
+/// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all accumulators are in registers;
 /// of packed codes, for how many tokens there are some; of unpacked codes, with how many they take how many tiles.
 macro_rules! level {
     ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
@@ -113,9 +113,9 @@ macro_rules! level {
         /// # Safety
         /// As of `kernel::decode`.
         $(#[target_feature(enable = $features)])?
-        unsafe fn decode(slab: &crate::simd::Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
+        unsafe fn decode(k_tile: &crate::simd::KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::kernel::decode::<$vector>(slab, first, columns, out) }
+            unsafe { crate::simd::kernel::decode::<$vector>(k_tile, first, columns, out) }
         }
 
         /// # Safety
@@ -124,12 +124,12 @@ macro_rules! level {
         unsafe fn unpack(
             scales: &crate::simd::Scales,
             layout: &qgemm_formats::prepack::PackedLayout,
-            slabs: &[u8],
+            k_tiles: &[u8],
             out: &mut [f32],
             mins: &mut [f32],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, slabs, out, mins) }
+            unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, k_tiles, out, mins) }
         }
 
         /// # Safety
@@ -166,11 +166,11 @@ macro_rules! level {
         $(#[target_feature(enable = $features)])?
         unsafe fn unpack_codes<const SHAPE: usize>(
             layout: &qgemm_formats::prepack::PackedLayout,
-            slabs: &[u8],
+            k_tiles: &[u8],
             out: &mut [u8],
         ) {
             // SAFETY: the caller's promise.
-            unsafe { crate::simd::codes::unpack::<$vector, SHAPE>(layout, slabs, out) }
+            unsafe { crate::simd::codes::unpack::<$vector, SHAPE>(layout, k_tiles, out) }
         }
 
         /// # Safety
@@ -245,27 +245,30 @@ impl Simd {
         self.multiply_codes[usize::from(unpacked)].last().map_or(0, |&(tokens, _)| tokens)
     }
 
-    /// Decodes `columns` columns of `slab` from `first` on, both multiples of 32, to `out[column][lane]`.
-    pub fn decode(&self, slab: &Slab<'_>, first: usize, columns: usize, out: &mut [f32]) {
-        let layout = slab.layout;
+    /// Decodes `columns` columns of `k_tile` from `first` on, both multiples of 32, to `out[column][lane]`.
+    pub fn decode(&self, k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
+        let layout = k_tile.layout;
         assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
-        assert!(first + columns <= layout.slab_k && slab.bytes.len() >= layout.slab_bytes, "columns lie in the slab");
+        assert!(
+            first + columns <= layout.slab_k && k_tile.bytes.len() >= layout.slab_bytes,
+            "columns lie in the k-tile"
+        );
         assert!(columns * LANES <= out.len(), "values lie in their scratch memory");
         assert!(layout.format().sub_block.is_power_of_two(), "sub-blocks are found by shifts");
         let subs = scaled_sub_blocks(layout) * LANES;
-        assert!(subs <= slab.scales.len() && subs <= slab.mins.len(), "every sub-block has its scales");
+        assert!(subs <= k_tile.scales.len() && subs <= k_tile.mins.len(), "every sub-block has its scales");
         // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the rest is
         // checked above.
-        unsafe { (self.decode)(slab, first, columns, out) }
+        unsafe { (self.decode)(k_tile, first, columns, out) }
     }
 
-    /// Scale and minimum of every sub-block of slabs of `layout`, for which `from` was made, to `[sub-block][lane]`; no minima where
+    /// Scale and minimum of every sub-block of k-tiles of `layout`, for which `from` was made, to `[sub-block][lane]`; no minima where
     /// `mins` is empty, nothing where `scales` is, too.
     pub fn unpack_scales(
         &self,
         layout: &PackedLayout,
         from: &Scales,
-        slabs: &[u8],
+        k_tiles: &[u8],
         scales: &mut [f32],
         mins: &mut [f32],
     ) {
@@ -273,11 +276,11 @@ impl Simd {
             return;
         }
         assert!(from.is_of(layout), "scales are of the layout");
-        let floats = slabs.len() / layout.slab_bytes * from.count() * LANES;
+        let floats = k_tiles.len() / layout.slab_bytes * from.count() * LANES;
         assert!(floats <= scales.len(), "scales lie in their scratch memory");
         assert!(mins.is_empty() || floats <= mins.len(), "minima lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.unpack)(from, layout, slabs, scales, mins) }
+        unsafe { (self.unpack)(from, layout, k_tiles, scales, mins) }
     }
 
     /// The first `out.len()` values of `bytes`, at any address, as f32.
@@ -325,24 +328,24 @@ impl Simd {
         })
     }
 
-    /// The codes of packed slabs of `layout`, for which `how` is, as bytes, [`LANES`] a column.
-    pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, slabs: &[u8], out: &mut [u8]) {
-        let columns = check_slabs(how, layout, slabs.len(), layout.slab_bytes);
+    /// The codes of packed k-tiles of `layout`, for which `how` is, as bytes, [`LANES`] a column.
+    pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
+        let columns = check_k_tiles(how, layout, k_tiles.len(), layout.slab_bytes);
         assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
         // SAFETY: as in `decode`.
-        unsafe { (self.unpack_codes[how.shapes[0]])(layout, slabs, out) }
+        unsafe { (self.unpack_codes[how.shapes[0]])(layout, k_tiles, out) }
     }
 
     /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `tokens` quantized tokens, which lie in groups as
-    /// [`Simd::token_groups`] says; sums of a token are [`BLOCK_ROWS`] apart.
+    /// [`Simd::token_groups`] says; accumulators of tokens are [`BLOCK_ROWS`] apart.
     pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
         let Quantization { sub_block, offset, shapes, .. } = *at.how;
         let slab_bytes = if at.unpacked { at.layout.slab_k * LANES } else { at.layout.slab_bytes };
         let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
-        let columns = check_slabs(at.how, at.layout, bytes, slab_bytes);
+        let columns = check_k_tiles(at.how, at.layout, bytes, slab_bytes);
         let scales = columns / sub_block * LANES;
         if let Some(records) = at.records {
-            assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed slabs of the layout");
+            assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed k-tiles of the layout");
         }
         for tile in at.tiles {
             assert!(tile.codes.len() == bytes, "tiles have the same columns");
@@ -361,9 +364,9 @@ impl Simd {
         for (group, kernels) in self.kernels_of_groups(at.unpacked, tokens) {
             if at.unpacked {
                 // Parts of it, since a core that asks for much at once has to wait.
-                let asked = first * at.ahead_bytes / tokens;
-                let bytes = (first + group) * at.ahead_bytes / tokens - asked;
-                at.tiles.iter().for_each(|tile| tile.ahead.skip(asked).fetch(bytes));
+                let asked = first * at.prefetch_bytes / tokens;
+                let bytes = (first + group) * at.prefetch_bytes / tokens - asked;
+                at.tiles.iter().for_each(|tile| tile.prefetch.skip(asked).fetch(bytes));
             }
             let x = &at.x[first * row.words..];
             // SAFETY: as in `decode`.
@@ -373,19 +376,19 @@ impl Simd {
     }
 }
 
-/// Columns of whole slabs of `layout` in `bytes` bytes, each of `slab_bytes`, when products with them can be computed.
-fn check_slabs(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_bytes: usize) -> usize {
+/// Columns of whole k-tiles of `layout` in `bytes` bytes, each of `slab_bytes`, when products with them can be computed.
+fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_bytes: usize) -> usize {
     let Quantization { block, span, sub_block, .. } = *how;
     assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");
-    assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "slabs are whole");
+    assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "k-tiles are whole");
     assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
-    assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a slab is whole blocks");
+    assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a k-tile is whole blocks");
     assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");
-    assert!(SCALED_COLUMNS.is_multiple_of(layout.slab_k), "scales of whole slabs are unpacked at once");
+    assert!(SCALED_COLUMNS.is_multiple_of(layout.slab_k), "scales of whole k-tiles are unpacked at once");
     bytes / slab_bytes * layout.slab_k
 }
 
-/// Sub-blocks of a slab that have scales: none of plain types.
+/// Sub-blocks of a k-tile that have scales: none of plain types.
 pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
     match layout.format().encoding {
         Encoding::Plain(_) => 0,
@@ -423,12 +426,12 @@ mod tests {
             let subs = scaled_sub_blocks(&layout);
             let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / 1e6 - 8.0).collect() };
             let (scales, mins) = (numbers(subs * LANES), numbers(subs * LANES));
-            let ahead = Ahead::new(bytes.as_ptr());
-            let slab = Slab { layout: &layout, bytes: &bytes, ahead, scales: &scales, mins: &mins };
+            let prefetch = Prefetch::new(bytes.as_ptr());
+            let k_tile = KTile { layout: &layout, bytes: &bytes, prefetch, scales: &scales, mins: &mins };
             for simd in levels() {
                 for first in (0..layout.slab_k).step_by(64) {
                     let mut out = vec![0.0; 64 * LANES];
-                    simd.decode(&slab, first, 64, &mut out);
+                    simd.decode(&k_tile, first, 64, &mut out);
                     for (i, &got) in out.iter().enumerate() {
                         let (column, row) = (first + i / LANES, i % LANES);
                         let number = format.encoding.number(layout.code_at(&bytes, 1, row, column));
@@ -466,7 +469,7 @@ mod tests {
     fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
         Format::all().filter_map(|format| {
             let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
-            Quantization::new(format).map(|how| (layout, how))
+            Quantization::new(format, format.activation_block()).map(|how| (layout, how))
         })
     }
 
@@ -584,14 +587,14 @@ mod tests {
     #[test]
     fn products_of_codes_are_those_of_their_values() {
         const TOKENS: usize = 27;
-        const SLABS: usize = 2;
+        const K_TILES: usize = 2;
         const TILES_AT_ONCE: usize = 3;
         for (layout, how) in integer_formats() {
-            let (encoding, columns) = (layout.format().encoding, SLABS * layout.slab_k);
+            let (encoding, columns) = (layout.format().encoding, K_TILES * layout.slab_k);
             let mut word = words(21);
-            // The largest codes and the smallest ones, for sums in 16 bits have room for no more.
-            let bytes = SLABS * layout.slab_bytes;
-            let slabs = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
+            // The largest codes and the smallest ones, for accumulators of 16 bits have room for no more.
+            let bytes = K_TILES * layout.slab_bytes;
+            let k_tiles = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
             let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
             let [scales, mins] = [(); 2].map(|()| [(); TILES_AT_ONCE].map(|()| numbers(subs)));
@@ -600,16 +603,16 @@ mod tests {
             values[columns..2 * columns].fill(-1.0);
             for simd in levels() {
                 let how = simd.quantization(how);
-                let unpacked = slabs.each_ref().map(|slabs| {
+                let unpacked = k_tiles.each_ref().map(|k_tiles| {
                     let mut codes = vec![0; columns * LANES];
-                    simd.unpack_codes(&how, &layout, slabs, &mut codes);
+                    simd.unpack_codes(&how, &layout, k_tiles, &mut codes);
                     codes
                 });
                 let sums_of = |values: &[f32], unpacks: bool| {
                     let x = quantized(simd, &how, values, columns, unpacks);
                     let tiles = std::array::from_fn::<_, TILES_AT_ONCE, _>(|tile| Tile {
-                        codes: if unpacks { &unpacked[tile] } else { &slabs[tile] },
-                        ahead: Ahead::default(),
+                        codes: if unpacks { &unpacked[tile] } else { &k_tiles[tile] },
+                        prefetch: Prefetch::default(),
                         scales: &scales[tile],
                         mins: &mins[tile],
                     });
@@ -618,7 +621,7 @@ mod tests {
                         layout: &layout,
                         unpacked: unpacks,
                         tiles: &tiles,
-                        ahead_bytes: 0,
+                        prefetch_bytes: 0,
                         records: None,
                         x: &x,
                         row: how.row(columns),
@@ -638,14 +641,14 @@ mod tests {
                 }
                 for (i, &got) in single.iter().enumerate() {
                     let (token, tile, lane) = (i / BLOCK_ROWS, i % BLOCK_ROWS / LANES, i % LANES);
-                    if tile >= slabs.len() {
+                    if tile >= k_tiles.len() {
                         assert_eq!(got, 1.0, "only the tiles' sums are written");
                         continue;
                     }
                     let values = &values[token * columns..][..columns];
                     let values = QuantizedActivations::new(values, how.block, how.block).dequantize(columns);
                     let product = |column: usize| {
-                        let number = encoding.number(layout.code_at(&slabs[tile], SLABS, lane, column));
+                        let number = encoding.number(layout.code_at(&k_tiles[tile], K_TILES, lane, column));
                         let offset = match encoding {
                             Encoding::IntOffset { offset } => offset as f32,
                             _ => 0.0,
@@ -666,10 +669,10 @@ mod tests {
     fn kernels_unpack_scales_as_is_done_before_them() {
         for (layout, how) in integer_formats() {
             // Not a multiple of what is unpacked at once.
-            let slabs = SCALED_COLUMNS / layout.slab_k + 1;
-            let columns = slabs * layout.slab_k;
+            let k_tiles = SCALED_COLUMNS / layout.slab_k + 1;
+            let columns = k_tiles * layout.slab_k;
             let mut word = words(17);
-            let tile: Vec<u8> = (0..slabs * layout.slab_bytes).map(|_| word() as u8).collect();
+            let tile: Vec<u8> = (0..k_tiles * layout.slab_bytes).map(|_| word() as u8).collect();
             let values: Vec<f32> = (0..3 * columns).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect();
             let records = Scales::new(&layout);
             let subs = columns / how.sub_block * LANES;
@@ -679,11 +682,19 @@ mod tests {
                 simd.unpack_scales(&layout, &records, &tile, &mut scales, &mut mins);
                 let x = quantized(simd, &how, &values, columns, false);
                 let sums_of = |records, scales, mins| {
-                    let tiles = [Tile { codes: &tile, ahead: Ahead::default(), scales, mins }];
+                    let tiles = [Tile { codes: &tile, prefetch: Prefetch::default(), scales, mins }];
                     let row = how.row(columns);
                     let (how, layout) = (&how, &layout);
-                    let at =
-                        Operands { how, layout, unpacked: false, tiles: &tiles, ahead_bytes: 0, records, x: &x, row };
+                    let at = Operands {
+                        how,
+                        layout,
+                        unpacked: false,
+                        tiles: &tiles,
+                        prefetch_bytes: 0,
+                        records,
+                        x: &x,
+                        row,
+                    };
                     let mut sums = vec![1.0; 3 * BLOCK_ROWS];
                     simd.multiply_codes(3, &at, &mut sums);
                     // Records of any bits hold NaN, too.
@@ -703,7 +714,7 @@ mod tests {
                 Encoding::Plain(_) | Encoding::E4M3 | Encoding::E5M2 => false,
                 Encoding::IntOffset { .. } | Encoding::IntAffine | Encoding::IntZero | Encoding::Codebook(_) => true,
             };
-            let quantization = Quantization::new(format);
+            let quantization = Quantization::new(format, format.activation_block());
             assert_eq!(quantization.is_some(), integers, "{format}");
             if let Some(how) = quantization {
                 let shapes = [CodeShape::ALL[how.shapes[0]], CodeShape::ALL[CodeShape::PACKED + how.shapes[1]]];

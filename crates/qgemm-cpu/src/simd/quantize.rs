@@ -27,8 +27,9 @@ impl Quantization {
     /// Columns whose products are added up before scales act on them, where sub-blocks are longer.
     pub const MOST_SPAN: usize = 32;
 
-    /// For weights of `format`; `None` where codes are no integers of eight bits.
-    pub fn new(format: Format) -> Option<Self> {
+    /// For weights of `format`, with a factor for every `block` columns of a token; `None` where codes are no integers of eight bits, or
+    /// no kernel takes such blocks.
+    pub fn new(format: Format, block: usize) -> Option<Self> {
         let offset = match format.encoding {
             Encoding::IntOffset { offset } => Some(offset),
             Encoding::IntAffine | Encoding::IntZero => None,
@@ -37,7 +38,6 @@ impl Quantization {
         };
         let sub_block = format.sub_block;
         let span = sub_block.min(Self::MOST_SPAN);
-        let block = format.activation_block();
         let planes = [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into()));
         let shape = CodeShape::new(format.encoding, planes, span, block > span);
         let shapes = [shape.number()?, shape.unpacked().number()? - CodeShape::PACKED];
@@ -80,7 +80,7 @@ pub struct Row {
     pub words: usize,
 }
 
-/// Quantizes a token, a multiple of a slab long, to `out`, [`Row::words`] words.
+/// Quantizes a token, a multiple of a k-tile long, to `out`, [`Row::words`] words.
 ///
 /// A block's factor is its largest magnitude over 127, codes are rounded to nearest even. Of a block with NaN or infinity the
 /// factor is NaN.

@@ -1,4 +1,4 @@
-//! Scales and minima of a slab's sub-blocks as f32, from its records, sixteen rows at a time.
+//! Scales and minima of a k-tile's sub-blocks as f32, from its records, sixteen rows at a time.
 
 use qgemm_formats::prepack::{PackClass, PackedLayout, SHARED_ROWS};
 use qgemm_formats::{BitField, FloatScale, Format, Minimum, ScaleType, SubCodes};
@@ -22,7 +22,7 @@ enum Width {
 /// Where some bits of the records of every row are.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Byte of the slab at which those of the first row begin.
+    /// Byte of the k-tile at which those of the first row begin.
     at: usize,
     width: Width,
     /// Bits below them.
@@ -32,7 +32,7 @@ struct Source {
 /// Bits of the words of every row: `(word << left >> right) & mask`.
 #[derive(Clone, Copy, Debug)]
 struct Bits {
-    /// Byte of the slab at which the words begin.
+    /// Byte of the k-tile at which the words begin.
     at: usize,
     left: u32,
     right: u32,
@@ -58,7 +58,7 @@ enum Min {
     Coded(Source, ScaleType, Codes),
 }
 
-/// One block of a slab.
+/// One block of a k-tile.
 #[derive(Clone, Debug)]
 struct Block {
     factor: Option<(Source, ScaleType)>,
@@ -66,7 +66,7 @@ struct Block {
     min: Min,
 }
 
-/// Where the scales of every sub-block of a slab are: a format's [`SubScales`](qgemm_formats::SubScales) put into the places of
+/// Where the scales of every sub-block of a k-tile are: a format's [`SubScales`](qgemm_formats::SubScales) put into the places of
 /// its layout.
 #[derive(Clone, Debug)]
 pub struct Scales {
@@ -111,13 +111,13 @@ impl Scales {
         layout.class == PackClass::R && layout.format() == self.format
     }
 
-    /// Sub-blocks of a slab.
+    /// Sub-blocks of a k-tile.
     pub fn count(&self) -> usize {
         self.blocks.len() * self.sub_blocks
     }
 }
 
-/// Where byte `byte` of the records of block `block` of a slab is.
+/// Where byte `byte` of the records of block `block` of a k-tile is.
 fn source(layout: &PackedLayout, block: usize, byte: usize) -> Source {
     let format = layout.format();
     let mut before = 0;
@@ -164,41 +164,41 @@ fn bits(layout: &PackedLayout, block: usize, fields: &[[BitField; 2]]) -> Vec<Bi
     all
 }
 
-/// Scale and minimum of every sub-block of consecutive slabs, to `[sub-block][lane]`; no minima where `mins` is empty.
+/// Scale and minimum of every sub-block of consecutive k-tiles, to `[sub-block][lane]`; no minima where `mins` is empty.
 ///
 /// # Safety
-/// As of [`Vector`]'s functions; `scales` were made for `layout`, the slabs are whole, and `out` and `mins`, unless it is empty,
+/// As of [`Vector`]'s functions; `scales` were made for `layout`, the k-tiles are whole, and `out` and `mins`, unless it is empty,
 /// have [`Scales::count`] times [`LANES`] floats for each.
 #[inline(always)]
 pub unsafe fn unpack<V: Vector>(
     scales: &Scales,
     layout: &PackedLayout,
-    slabs: &[u8],
+    k_tiles: &[u8],
     out: &mut [f32],
     mins: &mut [f32],
 ) {
     let floats = scales.sub_blocks * LANES;
     let mut mins = mins.chunks_exact_mut(floats);
-    let slabs = slabs.chunks_exact(layout.slab_bytes);
-    let blocks = slabs.flat_map(|slab| scales.blocks.iter().map(move |block| (slab, block)));
-    for ((slab, block), out) in blocks.zip(out.chunks_exact_mut(floats)) {
+    let k_tiles = k_tiles.chunks_exact(layout.slab_bytes);
+    let blocks = k_tiles.flat_map(|k_tile| scales.blocks.iter().map(move |block| (k_tile, block)));
+    for ((k_tile, block), out) in blocks.zip(out.chunks_exact_mut(floats)) {
         // SAFETY: the caller's promise.
         unsafe {
             let factor = match block.factor {
                 // Decisions in `float` would take longer than the most frequent case.
                 Some((at @ Source { width: Width::Word, .. }, ScaleType::F16)) => {
-                    float::<V>(slab, Source { width: Width::Word, ..at }, ScaleType::F16)
+                    float::<V>(k_tile, Source { width: Width::Word, ..at }, ScaleType::F16)
                 }
-                Some((at, kind)) => float::<V>(slab, at, kind),
+                Some((at, kind)) => float::<V>(k_tile, at, kind),
                 None => V::splat(1.0),
             };
             let factor = V::multiply(factor, V::splat(scales.times));
             match &block.codes {
-                Some(codes) => integers::<V>(slab, codes, factor, out),
+                Some(codes) => integers::<V>(k_tile, codes, factor, out),
                 None => V::store(out.as_mut_ptr(), factor),
             }
             if let Some(mins) = mins.next() {
-                unpack_mins::<V>(block, slab, out, mins);
+                unpack_mins::<V>(block, k_tile, out, mins);
             }
         }
     }
@@ -209,7 +209,7 @@ pub unsafe fn unpack<V: Vector>(
 /// # Safety
 /// As of [`unpack`].
 #[inline(always)]
-unsafe fn unpack_mins<V: Vector>(block: &Block, slab: &[u8], scales: &[f32], mins: &mut [f32]) {
+unsafe fn unpack_mins<V: Vector>(block: &Block, k_tile: &[u8], scales: &[f32], mins: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut scaled = |factor: V::Floats| {
@@ -220,13 +220,13 @@ unsafe fn unpack_mins<V: Vector>(block: &Block, slab: &[u8], scales: &[f32], min
         match &block.min {
             Min::Offset(offset) => scaled(V::splat(-offset)),
             Min::Zero(zero) => {
-                let zero = V::to_floats(V::and(load::<V>(slab, *zero), 0xff));
+                let zero = V::to_floats(V::and(load::<V>(k_tile, *zero), 0xff));
                 scaled(V::multiply(zero, V::splat(-1.0)));
             }
-            Min::Stored(at, kind) => V::store(mins.as_mut_ptr(), float::<V>(slab, *at, *kind)),
+            Min::Stored(at, kind) => V::store(mins.as_mut_ptr(), float::<V>(k_tile, *at, *kind)),
             Min::Coded(at, kind, codes) => {
-                let factor = V::multiply(float::<V>(slab, *at, *kind), V::splat(-1.0));
-                integers::<V>(slab, codes, factor, mins);
+                let factor = V::multiply(float::<V>(k_tile, *at, *kind), V::splat(-1.0));
+                integers::<V>(k_tile, codes, factor, mins);
             }
         }
     }
@@ -237,14 +237,14 @@ unsafe fn unpack_mins<V: Vector>(block: &Block, slab: &[u8], scales: &[f32], min
 /// # Safety
 /// As of [`unpack`].
 #[inline(always)]
-unsafe fn integers<V: Vector>(slab: &[u8], codes: &Codes, factor: V::Floats, out: &mut [f32]) {
+unsafe fn integers<V: Vector>(k_tile: &[u8], codes: &Codes, factor: V::Floats, out: &mut [f32]) {
     // SAFETY: the caller's promise.
     unsafe {
         let offset = V::splat_word(codes.offset.wrapping_neg() as u32);
         for (quad, out) in codes.quads.iter().zip(out.chunks_exact_mut(4 * LANES)) {
             let mut words = V::splat_word(codes.flip);
             for bits in quad {
-                let from = V::load_words(slab.as_ptr().add(bits.at));
+                let from = V::load_words(k_tile.as_ptr().add(bits.at));
                 let moved = V::shift_right(V::shift_left(from, bits.left), bits.right);
                 words = V::xor(words, V::and(moved, bits.mask));
             }
@@ -259,10 +259,10 @@ unsafe fn integers<V: Vector>(slab: &[u8], codes: &Codes, factor: V::Floats, out
 /// # Safety
 /// As of [`unpack`].
 #[inline(always)]
-unsafe fn load<V: Vector>(slab: &[u8], from: Source) -> V::Words {
+unsafe fn load<V: Vector>(k_tile: &[u8], from: Source) -> V::Words {
     // SAFETY: the caller's promise.
     unsafe {
-        let at = slab.as_ptr().add(from.at);
+        let at = k_tile.as_ptr().add(from.at);
         let words = match from.width {
             Width::Word => V::load_words(at),
             Width::Half => V::load_halves(at),
@@ -280,10 +280,10 @@ unsafe fn load<V: Vector>(slab: &[u8], from: Source) -> V::Words {
 /// # Safety
 /// As of [`unpack`].
 #[inline(always)]
-unsafe fn float<V: Vector>(slab: &[u8], at: Source, kind: ScaleType) -> V::Floats {
+unsafe fn float<V: Vector>(k_tile: &[u8], at: Source, kind: ScaleType) -> V::Floats {
     // SAFETY: the caller's promise.
     unsafe {
-        let words = load::<V>(slab, at);
+        let words = load::<V>(k_tile, at);
         match kind {
             ScaleType::F32 => V::bits_to_floats(words),
             ScaleType::F16 => V::half_bits_to_floats(V::and(words, 0xffff)),

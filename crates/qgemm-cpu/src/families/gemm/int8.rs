@@ -1,25 +1,26 @@
 //! `gemm_int8`: any number of tokens, quantized to eight bits, in panels. A panel is quantized once and shared; each thread multiplies
-//! its packed rows of W with the whole panel, some slabs at a time while they are in the nearest cache. Where tokens are many, it unpacks
+//! its packed rows of W with the whole panel, some k-tiles at a time while they are in the nearest cache. Where tokens are many, it unpacks
 //! their codes before, once for all.
 
 use std::ops::Range;
-use std::sync::Arc;
 
+use qgemm_formats::XFormat;
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
-    XRounding,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+    XPrecision,
 };
 
-use super::{CpuKernel, candidates, check_supported};
+use super::{CpuGemm, Traits, check_supported, configs, unavailable};
 use crate::arena;
 use crate::job::Job;
-use crate::simd::{Ahead, BLOCK_ROWS, LANES, Operands, Quantization, TILES, Tile};
+use crate::simd::{BLOCK_ROWS, LANES, Operands, Prefetch, Quantization, TILES, Tile};
+use crate::source_hash::SOURCE_HASH;
 
 /// Tokens of a panel: enough that unpacking a weight costs little, and few enough that the panel stays in the second cache. Fewer
 /// suit small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [256, 32];
 
-/// Columns of a step, at least a slab: scales are unpacked and kernels called a step at a time.
+/// Columns of a step, at least a k-tile: scales are unpacked and kernels called a step at a time.
 const STEP: usize = 256;
 
 /// The same where one group of tokens is multiplied straight from packed codes. Its kernel unpacks scales itself, so that memory is read
@@ -29,10 +30,10 @@ const LONG_STEP: usize = 4096;
 /// The same where there are two groups, which read codes and scales from the nearest cache.
 const TWO_GROUPS_STEP: usize = 512;
 
-/// Bytes of packed codes that are brought from memory ahead. With 4.6 KB a token of Q4_0 or Q4_K takes 26 to 38 % longer with AVX2, with
+/// Prefetch distance in bytes of packed codes. With 4.6 KB a token of Q4_0 or Q4_K takes 26 to 38 % longer with AVX2, with
 /// AVX-512 VNNI one of Q8_0 8 % with 9 KB and one of Q6_K 8 % with 10 (4096 x 4096, two cores of an EPYC); on a Xeon 10 to 17 KB are no
 /// better.
-const BYTES_AHEAD: usize = 7 << 10;
+const PREFETCH_BYTES: usize = 7 << 10;
 
 /// Most tokens whose products are straight from packed codes, where they are two groups: a second group decodes again what is in the
 /// nearest cache by then. Eight tokens of Q4_0, Q8_0, Q4_K and Q6_K with AVX2, 4096 x 4096, two cores of an EPYC: 0.9, 1.5, 0.8 and 1.3 ms,
@@ -46,37 +47,44 @@ pub static GEMM_INT8: GemmInt8Family = GemmInt8Family;
 #[derive(Debug)]
 pub struct GemmInt8Family;
 
-impl KernelFamily for GemmInt8Family {
+impl Family<CheckedGemm> for GemmInt8Family {
     fn name(&self) -> &'static str {
         "gemm_int8"
     }
 
-    fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_supported(op)?;
-        if op.x_rounding != XRounding::Int8 {
+        if op.x_precision != XPrecision::Int8 {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
-        quantization(op).map(|_| ())
-    }
-
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::DotI8, PANEL_TOKENS, op, info)
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        let how = quantization(op).map_err(|unsupported| HalError::KernelUnavailable {
-            kernel: op.kernel_name(self.name()),
-            target: device.info().arch.clone(),
-            why: unsupported.why,
+        let block = op.format.activation_block();
+        Quantization::new(op.format, block).ok_or_else(|| {
+            Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
         })?;
-        CpuKernel::prepare(device, op, &plan.config, Some(how))
+        let of = Traits {
+            family: "gemm_int8",
+            main_loop: "simd16_int8",
+            math: Math::DotI8,
+            x_format: XFormat::Q8 { block },
+            panels: PANEL_TOKENS,
+        };
+        Ok(configs(of, op, info))
     }
-}
 
-fn quantization(op: &CheckedGemm) -> Result<Quantization, Unsupported> {
-    Quantization::new(op.format).ok_or_else(|| {
-        Unsupported::new(format!("multiplies integers of eight bits, which {} does not hold", op.format))
-    })
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        let x_format = plan.config.x_format;
+        let how = match x_format {
+            XFormat::Q8 { block } => Quantization::new(op.format, block),
+            _ => None,
+        };
+        let why = || format!("has no products of {} with X in {x_format}", op.format);
+        let how = how.ok_or_else(|| unavailable(device, op, self.name(), why()))?;
+        CpuGemm::prepare(device, op, plan, Some(how))
+    }
+
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        SOURCE_HASH
+    }
 }
 
 pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
@@ -87,7 +95,7 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
             let tokens = first..m.min(first + panel_tokens);
             let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * words]);
             let schedule = Schedule::new(job, tokens.len());
-            let step = schedule.step_slabs * job.weight().layout().slab_k;
+            let step = schedule.step_k_tiles * job.weight().layout().slab_k;
             job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks, x);
             let x = &*x;
             job.for_each_block(tokens.len(), |first_row| block(job, how, schedule, x, tokens.clone(), first_row));
@@ -98,8 +106,8 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
 /// In which order a thread multiplies a block of rows with a panel.
 #[derive(Clone, Copy)]
 struct Schedule {
-    /// Slabs of a step.
-    step_slabs: usize,
+    /// K-tiles of a step.
+    step_k_tiles: usize,
     /// Tiles that take a step together.
     tiles: usize,
     /// Whether codes are unpacked first, which serves all groups of tokens.
@@ -116,9 +124,9 @@ impl Schedule {
             // W is read once, from one end to the other.
             let one_group = tokens <= at_once;
             let step = if one_group { LONG_STEP } else { TWO_GROUPS_STEP };
-            Self { step_slabs: (step / slab_k).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
+            Self { step_k_tiles: (step / slab_k).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
         } else {
-            Self { step_slabs: (STEP / slab_k).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
+            Self { step_k_tiles: (STEP / slab_k).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
     }
 }
@@ -127,8 +135,8 @@ impl Schedule {
 fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], tokens: Range<usize>, first_row: usize) {
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
-    let Schedule { step_slabs, tiles: at_once, unpacks, unpacks_scales } = schedule;
-    let step = step_slabs * layout.slab_k;
+    let Schedule { step_k_tiles, tiles: at_once, unpacks, unpacks_scales } = schedule;
+    let step = step_k_tiles * layout.slab_k;
     let codes = if unpacks { LANES * step } else { 0 };
     let subs = if unpacks_scales { LANES * step / how.sub_block } else { 0 };
     let min_subs = if how.offset.is_some() { 0 } else { subs };
@@ -138,33 +146,33 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
         let (mins, sums) = rest.split_at_mut(at_once * min_subs);
         let unpacked: &mut [u8] = bytemuck::cast_slice_mut(unpacked);
         sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
+        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
         for first_tile in (0..tiles).step_by(at_once) {
-            for slab in (0..weight.k_slabs()).step_by(step_slabs) {
-                let count = step_slabs.min(weight.k_slabs() - slab);
+            for k_tile in (0..weight.k_slabs()).step_by(step_k_tiles) {
+                let count = step_k_tiles.min(weight.k_slabs() - k_tile);
                 let group = at_once.min(tiles - first_tile);
-                let slabs = |tile: usize| weight.slabs(first_row / LANES + first_tile + tile, slab, count);
+                let k_tiles = |tile: usize| weight.k_tiles(first_row / LANES + first_tile + tile, k_tile, count);
                 for tile in 0..group {
                     let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
                     if unpacks_scales {
-                        weight.unpack_scales(simd, slabs(tile), scales, mins);
+                        weight.unpack_scales(simd, k_tiles(tile), scales, mins);
                     }
                     if unpacks {
-                        simd.unpack_codes(how, layout, slabs(tile), &mut unpacked[tile * codes..]);
+                        simd.unpack_codes(how, layout, k_tiles(tile), &mut unpacked[tile * codes..]);
                     }
                 }
-                let slabs_ahead = match unpacks {
-                    false => (BYTES_AHEAD / layout.slab_bytes).max(1),
-                    true if slab + count < weight.k_slabs() => count,
+                let prefetch_distance = match unpacks {
+                    false => (PREFETCH_BYTES / layout.slab_bytes).max(1),
+                    true if k_tile + count < weight.k_slabs() => count,
                     // The first step of the next block.
-                    true => TILES * weight.k_slabs() - slab,
+                    true => TILES * weight.k_slabs() - k_tile,
                 };
                 let of_tile = |tile: usize| Tile {
                     codes: match unpacks {
                         true => &unpacked[tile * codes..][..count * layout.slab_k * LANES],
-                        false => slabs(tile),
+                        false => k_tiles(tile),
                     },
-                    ahead: Ahead::new(slabs(tile).as_ptr()).skip(slabs_ahead * layout.slab_bytes),
+                    prefetch: Prefetch::new(k_tiles(tile).as_ptr()).skip(prefetch_distance * layout.slab_bytes),
                     scales: &scales[tile * subs..],
                     mins: &mins[tile * min_subs..],
                 };
@@ -175,9 +183,9 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
                     layout,
                     unpacked: unpacks,
                     tiles: &of_tiles[..group],
-                    ahead_bytes: step_slabs * layout.slab_bytes,
+                    prefetch_bytes: step_k_tiles * layout.slab_bytes,
                     records: (!unpacks_scales).then(|| weight.scales()),
-                    x: &x[tokens.len() * how.row(slab * layout.slab_k).words..],
+                    x: &x[tokens.len() * how.row(k_tile * layout.slab_k).words..],
                     row: how.row(count * layout.slab_k),
                 };
                 simd.multiply_codes(tokens.len(), &at, &mut sums[first_tile * LANES..]);

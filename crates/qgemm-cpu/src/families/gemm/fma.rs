@@ -2,21 +2,21 @@
 //! of W a few columns at a time, and multiplies them with the whole panel while they are in the nearest cache.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use qgemm_hal::{
-    CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, Math, TileConfig, Unsupported,
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
 
-use super::{CpuKernel, candidates, check_supported};
+use super::{CpuGemm, Traits, check_supported, configs};
 use crate::arena;
 use crate::job::Job;
 use crate::simd::{BLOCK_ROWS, LANES, TILES};
+use crate::source_hash::SOURCE_HASH;
 
-/// Columns that are decoded at a time: a block of rows takes 16 KiB. Slabs are multiples of it.
+/// Columns that are decoded at a time: a block of rows takes 16 KiB. K-tiles are multiples of it.
 const STEP: usize = 64;
 
-/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their sums with
+/// Tokens of a panel: enough that decoding a weight costs little beside its multiply-adds, and few enough that their accumulators for
 /// a block of rows stay in the nearest cache. Fewer suit small caches, which measuring finds out.
 const PANEL_TOKENS: [usize; 2] = [128, 32];
 
@@ -27,21 +27,28 @@ pub static GEMM: GemmFamily = GemmFamily;
 #[derive(Debug)]
 pub struct GemmFamily;
 
-impl KernelFamily for GemmFamily {
+impl Family<CheckedGemm> for GemmFamily {
     fn name(&self) -> &'static str {
         "gemm"
     }
 
-    fn supports(&self, op: &CheckedGemm, _: &DeviceInfo) -> Result<(), Unsupported> {
-        check_supported(op)
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        let of = Traits {
+            family: "gemm",
+            main_loop: "simd16_fma",
+            math: Math::FmaF32,
+            x_format: check_supported(op)?.dtype.into(),
+            panels: PANEL_TOKENS,
+        };
+        Ok(configs(of, op, info))
     }
 
-    fn candidates(&self, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-        candidates(self.name(), Math::FmaF32, PANEL_TOKENS, op, info)
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        CpuGemm::prepare(device, op, plan, None)
     }
 
-    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<Arc<dyn Kernel>, HalError> {
-        CpuKernel::prepare(device, op, &plan.config, None)
+    fn source_hash(&self, _: &TileConfig) -> u64 {
+        SOURCE_HASH
     }
 }
 
@@ -65,24 +72,24 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
         let (w, rest) = scratch.split_at_mut(decoded);
         let (scales_of_tiles, sums) = rest.split_at_mut(TILES * scales);
         sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().n - first_row).div_ceil(LANES);
-        // Tiles past the last hold nothing, and nobody reads their sums.
+        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
+        // Tiles past the last hold nothing, and nobody reads their accumulators.
         w[tiles * LANES * STEP..].fill(0.0);
-        for slab in 0..weight.k_slabs() {
-            let mut slabs = [None; TILES];
+        for k_tile in 0..weight.k_slabs() {
+            let mut k_tiles = [None; TILES];
             let mut rest = &mut *scales_of_tiles;
-            for (i, to) in slabs.iter_mut().enumerate().take(tiles) {
+            for (i, to) in k_tiles.iter_mut().enumerate().take(tiles) {
                 let (scratch, after) = rest.split_at_mut(scales);
                 rest = after;
                 let (scales, mins) = scratch.split_at_mut(scales / 2);
-                *to = Some(weight.slab(job.simd(), first_row / LANES + i, slab, scales, mins));
+                *to = Some(weight.k_tile(job.simd(), first_row / LANES + i, k_tile, scales, mins));
             }
             let columns = weight.layout().slab_k;
             for first in (0..columns).step_by(STEP) {
-                for (slab, out) in slabs.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
-                    job.simd().decode(slab, first, STEP, out);
+                for (k_tile, out) in k_tiles.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
+                    job.simd().decode(k_tile, first, STEP, out);
                 }
-                multiply(job, w, &x[slab * columns + first..], sums);
+                multiply(job, w, &x[k_tile * columns + first..], sums);
             }
         }
         // SAFETY: blocks share no rows, so only this thread stores these.

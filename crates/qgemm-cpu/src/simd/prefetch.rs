@@ -1,19 +1,19 @@
-//! [`Ahead`]: asking for memory before it is read. Processors' own prefetching does not follow tiles that are read in turns, and
+//! [`Prefetch`]: asking for memory before it is read. Processors' own prefetching does not follow tiles that are read in turns, and
 //! brings one tile at half the rate (two cores of a Xeon, a token of Q8_0: 10 GB/s instead of 20).
 
 use qgemm_formats::prepack::PackedLayout;
 
 /// A place in memory that is read later, or none: nothing happens where it is no memory at all.
 #[derive(Clone, Copy, Debug)]
-pub struct Ahead(*const u8);
+pub struct Prefetch(*const u8);
 
-impl Default for Ahead {
+impl Default for Prefetch {
     fn default() -> Self {
         Self(std::ptr::null())
     }
 }
 
-impl Ahead {
+impl Prefetch {
     /// `at`, or what lies behind it.
     pub fn new(at: *const u8) -> Self {
         Self(at)
@@ -25,7 +25,7 @@ impl Ahead {
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// Asks for the records of the slab of `layout` that begins here.
+    /// Asks for the records of the k-tile of `layout` that begins here.
     #[inline(always)]
     pub fn fetch_records(self, layout: &PackedLayout) {
         let codes = layout.scales.first().map_or(layout.slab_bytes, |plane| plane.offset);

@@ -1,0 +1,167 @@
+//! Families of `gemm`, and what makes them kernels of a device.
+
+mod fma;
+mod int8;
+
+use std::sync::Arc;
+
+use qgemm_formats::XFormat;
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_hal::{
+    CheckedGemm, Dense, Device, DeviceId, DeviceInfo, GemmFamilies, GemmOperand, Geometry, HalError, HostStream,
+    Kernel, LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
+};
+use rayon::ThreadPool;
+
+use crate::arena;
+use crate::device::CpuDevice;
+use crate::job::{Job, row_columns};
+use crate::simd::{BLOCK_ROWS, Quantization, Scales, Simd};
+
+pub use fma::{GEMM, GemmFamily};
+pub use int8::{GEMM_INT8, GemmInt8Family};
+
+/// What the CPU offers.
+pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
+
+/// What every family needs: weights packed for vectors, and X in plain numbers.
+///
+/// # Errors
+/// The reason why the operation is not served.
+fn check_supported(op: &CheckedGemm) -> Result<Dense, Unsupported> {
+    if op.class == PackClass::R {
+        return op.plain_x();
+    }
+    Err(Unsupported::new(format!("reads weights packed as {:?}, and these are packed as {:?}", PackClass::R, op.class)))
+}
+
+/// What tells the configurations of one family from those of another.
+#[derive(Clone, Copy)]
+struct Traits {
+    family: &'static str,
+    main_loop: &'static str,
+    math: Math,
+    x_format: XFormat,
+    /// Tokens of a panel.
+    panels: [usize; 2],
+}
+
+/// The configurations of a family, one for each size of panel; K is never cut.
+fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
+    let config = |tile_m| TileConfig {
+        family: of.family,
+        main_loop: of.main_loop,
+        variant: None,
+        math: of.math,
+        tile_n: BLOCK_ROWS as u32,
+        tile_m: tile_m as u32,
+        // One step, so that no plan cuts K.
+        tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
+        threads: 1,
+        blocks_per_unit: 1,
+        schedule: Schedule::Grid,
+        max_splits: 1,
+        warps_n: 1,
+        k_groups: 1,
+        stages: 1,
+        shared_bytes: 0,
+        x_format: of.x_format,
+        x_prologue: None,
+        rounded_weights: None,
+        efficiency: (efficiency(tile_m, of.math, info), 1000),
+    };
+    let mut panels = of.panels.map(|tokens| op.m.clamp(1, tokens)).to_vec();
+    panels.dedup();
+    panels.into_iter().map(config).collect()
+}
+
+/// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
+fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
+    // Cycles of decoding a weight, and the share of the rate that the vector kernels reach, as measured on Zen 5.
+    const KERNEL_SHARE: f64 = 0.6;
+    let decode_cycles = if math == Math::DotI8 { 0.06 } else { 0.3 };
+    let macs_per_cycle = info.rate(math).unwrap_or(1.0) / f64::from(info.units.max(1)) / crate::device::CLOCK;
+    let ideal = tokens as f64 / macs_per_cycle;
+    (1000.0 * ideal / (decode_cycles + ideal / KERNEL_SHARE)).ceil() as u32
+}
+
+/// A family's loop made ready for one operation.
+struct CpuGemm {
+    op: CheckedGemm,
+    /// X as the operation describes it.
+    x: Dense,
+    layout: PackedLayout,
+    scales: Scales,
+    /// How activations are quantized, if they are.
+    quantization: Option<Quantization>,
+    /// Tokens that are worked on together.
+    panel_tokens: usize,
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+}
+
+impl std::fmt::Debug for CpuGemm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuGemm")
+            .field("op", &self.op)
+            .field("panel_tokens", &self.panel_tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+impl CpuGemm {
+    /// The sequence of this one kernel; `quantization` says how activations are quantized, if they are.
+    fn prepare(
+        device: &dyn Device,
+        op: &CheckedGemm,
+        plan: &LaunchPlan,
+        quantization: Option<Quantization>,
+    ) -> Result<LaunchSequence, HalError> {
+        let (cpu, config) = (CpuDevice::of(device)?, &plan.config);
+        let unavailable = |why| unavailable(device, op, config.family, why);
+        let x = op.plain_x().map_err(|unsupported| unavailable(unsupported.why))?;
+        let layout = PackedLayout::new(op.format, op.class)
+            .ok_or_else(|| unavailable(format!("the weight is packed as {:?}", op.class)))?;
+        let panel_tokens = config.tile_m as usize;
+        let quantization = quantization.map(|how| cpu.simd().quantization(how));
+        let columns = row_columns(&layout, op.stored_k);
+        arena::reserve_activations(panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).words));
+        let kernel = Self {
+            op: op.clone(),
+            x,
+            scales: Scales::new(&layout),
+            layout,
+            quantization,
+            panel_tokens,
+            simd: cpu.simd(),
+            pool: cpu.pool().cloned(),
+        };
+        let geometry = Geometry { grid: plan.grid, threads: config.threads, shared_bytes: config.shared_bytes };
+        let step = LaunchStep::new::<GemmOperand>(config.kernel_id(op.format), geometry, Arc::new(kernel));
+        Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(config.family), vec![step.of_operation()]))
+    }
+
+    fn run(&self, job: &Job<'_>) {
+        match &self.quantization {
+            Some(how) => int8::run(job, how, self.panel_tokens),
+            None => fma::run(job, self.panel_tokens),
+        }
+    }
+}
+
+/// The error of a family that was asked for what it does not serve.
+fn unavailable(device: &dyn Device, op: &CheckedGemm, family: &str, why: String) -> HalError {
+    HalError::KernelUnavailable { kernel: op.kernel_name(family), target: device.info().arch.clone(), why }
+}
+
+impl Kernel for CpuGemm {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(&self.op, self.x, &self.layout, &self.scales, self.simd, operands)?;
+        match &self.pool {
+            Some(pool) => pool.install(|| self.run(&job)),
+            None => self.run(&job),
+        }
+        Ok(())
+    }
+}

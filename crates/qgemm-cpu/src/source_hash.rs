@@ -1,0 +1,69 @@
+//! A number that changes with the sources that kernels are made of.
+
+/// The sources, by their paths under `src`. A test finds those that are missing.
+macro_rules! sources {
+    ($($path:literal)*) => {
+        #[cfg(test)]
+        const PATHS: &[&str] = &[$($path),*];
+
+        /// FNV-1a of the sources: the standard library's hashes may change with its version.
+        pub const SOURCE_HASH: u64 = {
+            let hash = OFFSET;
+            $(let hash = fnv1a(hash, include_bytes!($path));)*
+            hash
+        };
+    };
+}
+
+sources! {
+    "activation.rs" "arena.rs" "convert.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs"
+    "families/convert.rs" "families/mod.rs" "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs"
+    "simd/mod.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/codes.rs" "simd/dense.rs" "simd/dot.rs" "simd/kernel.rs"
+    "simd/neon.rs" "simd/portable.rs" "simd/prefetch.rs" "simd/quantize.rs" "simd/scales.rs" "simd/vector.rs"
+}
+
+const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const PRIME: u64 = 0x0100_0000_01b3;
+
+const fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
+    let mut i = 0;
+    while i < bytes.len() {
+        hash = (hash ^ bytes[i] as u64).wrapping_mul(PRIME);
+        i += 1;
+    }
+    hash
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn the_hash_is_the_published_one() {
+        assert_eq!(fnv1a(OFFSET, b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn no_source_is_forgotten() {
+        // What describes the device, and this file, change no kernel.
+        const OTHERS: [&str; 3] = ["device.rs", "lib.rs", "source_hash.rs"];
+        let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let (mut folders, mut found) = (vec![src.clone()], BTreeSet::new());
+        while let Some(folder) = folders.pop() {
+            for entry in folder.read_dir().expect("the crate's sources are there") {
+                let path = entry.expect("an entry").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    let name = path.strip_prefix(&src).expect("below it").to_str().expect("of plain letters");
+                    found.insert(name.replace('\\', "/"));
+                }
+            }
+        }
+        let known: BTreeSet<String> = PATHS.iter().chain(&OTHERS).map(|&path| path.to_owned()).collect();
+        assert_eq!(found, known);
+    }
+}
