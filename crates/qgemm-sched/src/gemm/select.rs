@@ -15,7 +15,7 @@ const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
 const EXACTNESS: f64 = 0.05;
 
 /// What the user wants of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Preferences {
     /// Only the family of this name.
     pub family: Option<String>,
