@@ -55,7 +55,7 @@ fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
 fn plans(n: usize, k: usize, format: &str) -> Vec<LaunchPlan> {
     let (info, prefs, tuned) = (h200(), Preferences::default(), TunedTable::new());
     let small = small(format);
-    let plan = |m| choose(&op(&small, m, n, k), &info, qgemm_cuda::FAMILIES, &prefs, &tuned).expect("served").1;
+    let plan = |m| choose(&op(&small, m, n, k), &info, qgemm_cuda::CATALOG.gemm, &prefs, &tuned).expect("served").1;
     (1..=MOST).map(plan).collect()
 }
 

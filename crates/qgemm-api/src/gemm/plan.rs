@@ -141,7 +141,7 @@ impl Plan {
     /// A number that changes with the sources of the chosen kernel, for
     /// [`TunedTable::record`](crate::TunedTable::record); `None` for 0 tokens.
     pub fn source_hash(&self) -> Option<u64> {
-        self.ready.as_ref().map(|ready| ready.family.source_hash(&ready.plan.config))
+        self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, &ready.plan.config))
     }
 
     /// The chosen configuration and its launch geometry; `None` for 0 tokens.

@@ -160,7 +160,8 @@ impl Case {
         let (op, dtype) = (&self.op, self.x_dtype());
         let at = |m, k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
         let x: Vec<f32> = (0..op.m * op.k).map(|i| dtype.read(&self.x, at(i / op.k, i % op.k))).collect();
-        let x = rounded(&x, op.k, Rounding::of(config, op.format, self.weight.k_order()));
+        let rounding = Rounding::of(config, dtype, self.weight.k_order()).expect("a format that the oracle knows");
+        let x = rounded(&x, op.k, rounding);
         let x: Vec<&[f64]> = x.chunks(op.k).collect();
         let (mut out, mut squares) = (vec![0.0; op.m * op.out_features], 0.0);
         for n in 0..op.out_features {
