@@ -1,11 +1,15 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
-use qgemm_formats::DType;
-use qgemm_hal::{Activation, CheckedGemm, Dense, Math, XRounding};
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::{Activation, CheckedGemm, Math, XPrecision};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
-use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
+use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+use crate::weight::{Weight, WeightShape};
+
+/// The formats of X that plans read today.
+const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F16), XFormat::Plain(DType::BF16)];
 
 /// What is to be computed with a weight, described for [`Context::plan`]:
 ///
@@ -34,8 +38,8 @@ use crate::weight::{MAX_DIMENSION, Weight, WeightShape};
 pub struct Problem {
     weight: WeightShape,
     m: usize,
-    x_dtype: DType,
-    x_rounding: XRounding,
+    x_format: XFormat,
+    x_precision: XPrecision,
     x_row_stride: Option<u64>,
     x_transposed: bool,
     x_alignment: usize,
@@ -62,8 +66,8 @@ impl Problem {
         Self {
             weight: *weight.shape(),
             m,
-            x_dtype: DType::F32,
-            x_rounding: XRounding::default(),
+            x_format: DType::F32.into(),
+            x_precision: XPrecision::default(),
             x_row_stride: None,
             x_transposed: false,
             x_alignment: WIDE_ACCESS,
@@ -85,19 +89,27 @@ impl Problem {
         }
     }
 
-    /// Element type of X.
-    pub fn x_dtype(mut self, dtype: DType) -> Self {
-        self.x_dtype = dtype;
+    /// Element type of X, where its numbers are stored as they are.
+    pub fn x_dtype(self, dtype: DType) -> Self {
+        self.x_format(dtype.into())
+    }
+
+    /// Format of X in memory. Plans read plain numbers today; of quantized activations, [`Context::plan`] says which format came
+    /// and which are served ([`Error::XFormatNotServed`]).
+    ///
+    /// [`Context::plan`]: crate::Context::plan
+    pub fn x_format(mut self, format: XFormat) -> Self {
+        self.x_format = format;
         self
     }
 
-    /// How far activations may be rounded ([`XRounding::Int8`] when not given). A permission: the planner uses what
-    /// makes the product fast on its device. Where every bit of X counts, [`XRounding::Exact`] asks for it, and
-    /// [`XRounding::F16`] for eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the
-    /// arithmetic ([`TileConfig::math`](crate::TileConfig::math)) and
-    /// [`TileConfig::staged_x`](crate::TileConfig::staged_x) of its launch say.
-    pub fn x_rounding(mut self, allowed: XRounding) -> Self {
-        self.x_rounding = allowed;
+    /// How far activations may be rounded ([`XPrecision::Int8`] when not given). A permission: the planner uses what
+    /// makes the product fast on its device. Where every bit of X counts, [`XPrecision::Exact`] asks for it, and
+    /// [`XPrecision::F16`] for eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the
+    /// [`TileConfig::x_format`](crate::TileConfig::x_format) and [`TileConfig::x_prologue`](crate::TileConfig::x_prologue) of
+    /// its launch say.
+    pub fn x_precision(mut self, allowed: XPrecision) -> Self {
+        self.x_precision = allowed;
         self
     }
 
@@ -233,9 +245,8 @@ impl Problem {
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
         let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
-        if self.m > MAX_DIMENSION {
-            return Err(Error::DimensionTooLarge { name: "M", got: self.m, limit: MAX_DIMENSION });
-        }
+        check_dimension("M", self.m)?;
+        let x_dtype = self.x_format.plain().ok_or_else(|| not_served(self.x_format))?;
         let (beta, c_dtype) = self.c.map_or((0.0, None), |(beta, dtype)| (beta, Some(dtype)));
         for (name, got) in [("alpha", self.alpha), ("beta", beta)] {
             if !got.is_finite() {
@@ -249,19 +260,14 @@ impl Problem {
             None if gated => return Err(Error::MissingActivation),
             activation => activation.unwrap_or_default(),
         };
-        let x = {
-            let (rows, columns) = if self.x_transposed { (k, self.m) } else { (self.m, k) };
-            let stored = Operand { name: "X", rows, columns, dtype: self.x_dtype, alignment: self.x_alignment }
-                .check(self.x_row_stride)?;
-            if self.x_transposed {
-                Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored }
-            } else {
-                stored
-            }
+        let stored_x = |rows, columns| Stored { name: "X", rows, columns, dtype: x_dtype, alignment: self.x_alignment };
+        let x = match self.x_transposed {
+            false => stored_x(self.m, k).check(self.x_row_stride)?,
+            true => stored_x(k, self.m).check_transposed(self.x_row_stride)?,
         };
         let output =
-            |name, dtype, alignment, stride| Operand { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
-        let d = output("D", self.d_dtype.unwrap_or(self.x_dtype), self.d_alignment, self.d_row_stride)?;
+            |name, dtype, alignment, stride| Stored { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
+        let d = output("D", self.d_dtype.unwrap_or(x_dtype), self.d_alignment, self.d_row_stride)?;
         let c = match c_dtype {
             Some(dtype) => Some(output("C", dtype, self.c_alignment, self.c_row_stride)?),
             None => None,
@@ -272,8 +278,8 @@ impl Problem {
         };
         Ok(CheckedGemm {
             m: self.m,
-            n: rows,
-            features: n,
+            stored_rows: rows,
+            out_features: n,
             gated,
             k,
             stored_k,
@@ -282,8 +288,8 @@ impl Problem {
             row_scale,
             k_order,
             weight_fits_f16: fits_f16,
-            x,
-            x_rounding: self.x_rounding,
+            x: x.into(),
+            x_precision: self.x_precision,
             d,
             c: c.filter(|_| beta != 0.0),
             bias: self.bias,
@@ -311,46 +317,7 @@ impl Problem {
     }
 }
 
-/// Alignment that lets kernels use their widest accesses, in bytes.
-const WIDE_ACCESS: usize = 16;
-
-/// A dense operand as it is stored: `rows` rows of `columns` contiguous elements.
-struct Operand {
-    name: &'static str,
-    rows: usize,
-    columns: usize,
-    dtype: DType,
-    alignment: usize,
-}
-
-impl Operand {
-    fn check(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
-        let (operand, width) = (self.name, self.dtype.bytes());
-        let (rows, columns) = (self.rows as u64, self.columns as u64);
-        let row_stride = row_stride.unwrap_or(columns);
-        if row_stride < columns {
-            return Err(Error::StrideTooSmall { operand, expected: columns, got: row_stride });
-        }
-        if !self.alignment.is_power_of_two() || self.alignment < width {
-            return Err(Error::Misaligned { operand, expected: width, got: self.alignment });
-        }
-        // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
-        let fits = extent(rows, columns, row_stride)
-            .and_then(|elements| elements.checked_mul(width as u64))
-            .is_some_and(|bytes| isize::try_from(bytes).is_ok());
-        if !fits {
-            return Err(Error::ExtentOverflow { operand, rows, row_stride });
-        }
-        let row_aligned = (row_stride * width as u64).is_multiple_of(WIDE_ACCESS as u64);
-        let aligned16 = self.alignment >= WIDE_ACCESS && row_aligned;
-        Ok(Dense { dtype: self.dtype, row_stride, col_stride: 1, aligned16 })
-    }
-}
-
-/// Elements from the first to the last of `rows` rows, or `None` when they overflow.
-fn extent(rows: u64, columns: u64, row_stride: u64) -> Option<u64> {
-    match rows {
-        0 => Some(0),
-        _ => (rows - 1).checked_mul(row_stride)?.checked_add(columns),
-    }
+/// The refusal of a format of X.
+pub(super) fn not_served(got: XFormat) -> Error {
+    Error::XFormatNotServed { got, served: SERVED }
 }

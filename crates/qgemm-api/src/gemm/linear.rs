@@ -4,8 +4,7 @@ use qgemm_formats::DType;
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::plan::Args;
-use crate::problem::Problem;
+use crate::gemm::{Args, Problem};
 use crate::weight::Weight;
 
 impl Context {
