@@ -4,7 +4,7 @@ use qgemm_formats::HostWeight;
 use qgemm_hal::Activation;
 use rayon::prelude::*;
 
-use crate::activation::activate;
+use super::activation::activate;
 
 /// What a correct kernel computes, and how large the summands of each output were.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,18 +1,25 @@
-//! What activations become before they are multiplied: the numbers that a kernel really uses.
+//! What activations become before they are multiplied: the numbers that a kernel really uses, as its configuration says.
 
-use qgemm_formats::{DType, Format, NO_COLUMN, QuantizedActivations};
-use qgemm_hal::{Math, StagedX, TileConfig};
+use qgemm_formats::{DType, NO_COLUMN, QuantizedActivations, XFormat};
+use qgemm_hal::{TileConfig, XPrologue};
+
+use crate::convert::converted_row;
 
 /// How a plan changes activations.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rounding<'a> {
     /// Not at all.
     None,
-    /// They are copied for matrix instructions.
-    Staged(StagedX),
+    /// A prologue converts them.
+    Convert {
+        /// To this type.
+        dtype: DType,
+        /// After each token was multiplied by a power of two.
+        row_factors: bool,
+    },
     /// They are quantized to eight bits.
-    Int8 {
-        /// Columns that share a factor.
+    Q8 {
+        /// Columns that share a scale.
         block: usize,
         /// The column of X that every stored column of W is multiplied with, where they are permuted: blocks are of stored
         /// columns.
@@ -21,12 +28,17 @@ pub enum Rounding<'a> {
 }
 
 impl<'a> Rounding<'a> {
-    /// What a kernel of `config` does with activations for weights of `format`, whose columns are permuted by `order`.
-    pub fn of(config: &TileConfig, format: Format, order: Option<&'a [u32]>) -> Self {
-        match (config.math, config.staged_x) {
-            (Math::DotI8, _) => Rounding::Int8 { block: format.activation_block(), order },
-            (_, Some(staged)) => Rounding::Staged(staged),
-            (_, None) => Rounding::None,
+    /// What a kernel of `config` does with activations of type `x`, for weights whose columns are permuted by `order`; `None`
+    /// where the oracle has no model of it.
+    pub fn of(config: &TileConfig, x: DType, order: Option<&'a [u32]>) -> Option<Self> {
+        match (config.x_prologue, config.x_format) {
+            (Some(XPrologue::Convert { row_factors }), XFormat::Plain(dtype)) => {
+                Some(Rounding::Convert { dtype, row_factors })
+            }
+            // f32 holds what the others do.
+            (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
+            (None, XFormat::Q8 { block }) => Some(Rounding::Q8 { block, order }),
+            _ => None,
         }
     }
 
@@ -34,8 +46,8 @@ impl<'a> Rounding<'a> {
     pub fn loses(&self, x_dtype: DType) -> bool {
         match self {
             Rounding::None => false,
-            Rounding::Staged(staged) => staged.dtype != x_dtype,
-            Rounding::Int8 { .. } => true,
+            Rounding::Convert { dtype, .. } => *dtype != x_dtype,
+            Rounding::Q8 { .. } => true,
         }
     }
 }
@@ -44,22 +56,17 @@ impl<'a> Rounding<'a> {
 pub fn rounded(x: &[f32], k: usize, rounding: Rounding<'_>) -> Vec<f64> {
     match rounding {
         Rounding::None => x.iter().copied().map(f64::from).collect(),
-        Rounding::Staged(staged) => x.chunks(k).flat_map(|row| staged_row(row, staged)).collect(),
-        Rounding::Int8 { block, order } => x.chunks(k).flat_map(|row| quantized_row(row, block, order)).collect(),
+        Rounding::Convert { dtype, row_factors } => {
+            x.chunks(k).flat_map(|row| unscaled_row(row, dtype, row_factors)).collect()
+        }
+        Rounding::Q8 { block, order } => x.chunks(k).flat_map(|row| quantized_row(row, block, order)).collect(),
     }
 }
 
-/// As the copy holds it, divided by the factors again: f32's largest numbers may be rounded up to 2¹²⁸.
-fn staged_row(row: &[f32], StagedX { dtype, scaled }: StagedX) -> Vec<f64> {
-    let (up, down) = if scaled { token_factor(row) } else { (1.0, 1.0) };
-    let values: Vec<f32> = row.iter().map(|&v| (f64::from(v) * up) as f32).collect();
-    let held = dtype.decode(&dtype.encode(&values));
-    let back = held.iter().zip(row).map(|(&held, &v)| match held.is_infinite() && v.is_finite() {
-        // Beyond bf16's largest number, which is as near as infinity would be.
-        true => f64::from(f32::from_bits(0x7f7f_0000).copysign(v)),
-        false => f64::from(held) * down,
-    });
-    back.collect()
+/// As the converted row holds it, divided by the factor again: f32's largest numbers may be rounded up to 2¹²⁸.
+fn unscaled_row(row: &[f32], dtype: DType, row_factors: bool) -> Vec<f64> {
+    let (held, factor) = converted_row(row, dtype, row_factors);
+    held.iter().map(|&held| f64::from(held) * f64::from(factor)).collect()
 }
 
 fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
@@ -85,34 +92,11 @@ fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
     }
 }
 
-/// The power of two that brings the largest finite magnitude of a row to [2¹⁴, 2¹⁵), 2¹²⁶ at most, and its inverse.
-fn token_factor(row: &[f32]) -> (f64, f64) {
-    let largest = row.iter().filter(|v| v.is_finite()).fold(0.0, |max, v| f64::max(max, f64::from(v.abs())));
-    // Tried one by one: a logarithm may round to the next power.
-    let mut exponent = 126;
-    while largest * 2f64.powi(exponent) >= 2f64.powi(15) {
-        exponent -= 1;
-    }
-    (2f64.powi(exponent), 2f64.powi(-exponent))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const F16: Rounding<'_> = Rounding::Staged(StagedX { dtype: DType::F16, scaled: true });
-
-    #[test]
-    fn the_factor_fills_the_range_of_f16() {
-        for exponent in -149..128 {
-            let (up, down) = token_factor(&[2f32.powi(exponent), -(2f32.powi(exponent))]);
-            assert_eq!(up * down, 1.0);
-            let scaled = 2f64.powi(exponent) * up;
-            assert!(scaled == 2f64.powi(14) || (exponent < -112 && up == 2f64.powi(126)), "2^{exponent}: {up}");
-        }
-        assert_eq!(token_factor(&[f32::MAX]).0, 2f64.powi(-113));
-        assert_eq!(token_factor(&[0.0, f32::INFINITY, 1.0, f32::NAN]).0, 2f64.powi(14));
-    }
+    const F16: Rounding<'_> = Rounding::Convert { dtype: DType::F16, row_factors: true };
 
     #[test]
     fn rows_keep_eleven_bits_whatever_their_magnitude() {
@@ -127,9 +111,9 @@ mod tests {
 
     #[test]
     fn nothing_finite_becomes_infinite_in_bf16() {
-        let staged = Rounding::Staged(StagedX { dtype: DType::BF16, scaled: false });
+        let converted = Rounding::Convert { dtype: DType::BF16, row_factors: false };
         let largest = f64::from(f32::from_bits(0x7f7f_0000));
-        let bf16 = rounded(&[f32::MAX, f32::MIN, f32::NEG_INFINITY], 3, staged);
+        let bf16 = rounded(&[f32::MAX, f32::MIN, f32::NEG_INFINITY], 3, converted);
         assert_eq!(bf16, [largest, -largest, f64::NEG_INFINITY]);
         assert_eq!(rounded(&[f32::MAX], 1, F16), [2f64.powi(128)]);
     }
@@ -137,17 +121,17 @@ mod tests {
     #[test]
     fn blocks_of_eight_bits_are_of_stored_columns() {
         let x = [127.0, 1.0, 0.25, 12.7, 0.3, 0.0];
-        let plain = Rounding::Int8 { block: 3, order: None };
+        let plain = Rounding::Q8 { block: 3, order: None };
         let close = |got: &[f64], expected: &[f64]| {
             got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6)
         };
         assert!(close(&rounded(&x, 6, plain), &[127.0, 1.0, 0.0, 12.7, 0.3, 0.0]));
         let order = [0, 3, NO_COLUMN, 1, 2, 4];
-        let permuted = Rounding::Int8 { block: 3, order: Some(&order) };
+        let permuted = Rounding::Q8 { block: 3, order: Some(&order) };
         let got = rounded(&x, 6, permuted);
         assert!(close(&[got[0], got[3], got[1]], &[127.0, 13.0, 1.0]), "{got:?}");
         assert!((got[2] - 0.25).abs() <= 0.5 / 127.0 && got[5] == 0.0, "{got:?}");
-        let spoiled = rounded(&[f32::INFINITY, 1.0, 2.0, 3.0], 4, Rounding::Int8 { block: 2, order: None });
+        let spoiled = rounded(&[f32::INFINITY, 1.0, 2.0, 3.0], 4, Rounding::Q8 { block: 2, order: None });
         assert!(spoiled[..2].iter().all(|v| v.is_nan()) && spoiled[2..].iter().all(|v| v.is_finite()));
     }
 }

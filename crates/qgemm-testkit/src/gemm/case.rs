@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{Activation, Math, XRounding};
+use qgemm_hal::{Activation, Math, XPrecision};
 
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
@@ -83,7 +83,7 @@ pub struct Case {
     /// Type of X.
     pub x_dtype: DType,
     /// How far X may be rounded.
-    pub x_rounding: XRounding,
+    pub x_precision: XPrecision,
     /// Type of D.
     pub d_dtype: DType,
     /// What X looks like.
@@ -119,7 +119,7 @@ impl Case {
             n,
             k,
             x_dtype: DType::F32,
-            x_rounding: XRounding::default(),
+            x_precision: XPrecision::default(),
             d_dtype: DType::F32,
             activations: ActivationKind::Normal,
             weights: WeightKind::Quantized,
@@ -140,7 +140,7 @@ impl Case {
         Self {
             weights: WeightKind::Exact,
             activations: ActivationKind::SmallIntegers,
-            x_rounding: XRounding::F16,
+            x_precision: XPrecision::F16,
             ..self
         }
     }
@@ -205,14 +205,14 @@ impl fmt::Display for Case {
                 write!(f, " {name}={value}")?;
             }
         }
-        if self.x_rounding != XRounding::default() {
-            write!(f, " x-rounding={:?}", self.x_rounding)?;
+        if self.x_precision != XPrecision::default() {
+            write!(f, " x-precision={}", self.x_precision.name())?;
         }
         if let Some(family) = self.family {
             write!(f, " family={family}")?;
         }
         if let Some(math) = self.math {
-            write!(f, " math={math:?}")?;
+            write!(f, " math={}", math.name())?;
         }
         write!(f, " seed={}", self.seed)
     }

@@ -5,8 +5,9 @@ use qgemm_hal::Activation;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::case::{ActOrder, Case, Epilogue, Layout};
 use crate::activations::ActivationKind;
-use crate::case::{ActOrder, Case, Epilogue, Layout};
+use crate::random::{gap, pick, skewed};
 use crate::weights::WeightKind;
 
 /// Largest output and depth of a random case: small enough that the oracle keeps up.
@@ -36,7 +37,6 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
     let grouped = format.encoding == Encoding::IntZero;
     let gated = rng.random_ratio(1, 5);
-    let gap = |rng: &mut StdRng| if rng.random_ratio(1, 3) { rng.random_range(1..40) } else { 0 };
     Case {
         x_dtype,
         d_dtype,
@@ -64,26 +64,16 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         layout: Layout {
             x_transposed: rng.random_ratio(1, 6),
             w_transposed: !gated && matches!(format.encoding, Encoding::Plain(_)) && rng.random(),
-            x_gap: gap(rng),
-            d_gap: gap(rng),
-            c_gap: gap(rng),
-            residual_gap: gap(rng),
+            x_gap: gap(rng, 40),
+            d_gap: gap(rng, 40),
+            c_gap: gap(rng, 40),
+            residual_gap: gap(rng, 40),
             offset: if rng.random_ratio(1, 4) { rng.random_range(1..8) } else { 0 },
         },
         batch_invariant: rng.random_ratio(1, 8),
         seed,
         ..Case::new(format, m, n, k)
     }
-}
-
-fn pick<T: Copy>(rng: &mut StdRng, from: &[T]) -> T {
-    from[rng.random_range(0..from.len())]
-}
-
-/// From 1 to `max`, small numbers as likely as large ones.
-fn skewed(rng: &mut StdRng, max: usize) -> usize {
-    let bound = rng.random_range(0.0..=(max as f64).log2()).exp2() as usize;
-    rng.random_range(1..=bound.clamp(1, max))
 }
 
 #[cfg(test)]
