@@ -64,7 +64,9 @@ fn more_problems_than_are_kept_can_be_planned() {
     assert!(!same(&first, &plan(1)));
     let x = ctx.allocate(4 * K).expect("memory");
     let mut d = ctx.allocate(4 * N).expect("memory");
-    first.run(&ctx.default_stream(), Args::new((&x).into(), &w, (&mut d).into())).expect("valid arguments");
+    let mut workspace = ctx.workspace(first.workspace_bytes()).expect("memory");
+    let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &w, (&mut d).into()) };
+    first.run(&ctx.default_stream(), args).expect("valid arguments");
 }
 
 #[test]
