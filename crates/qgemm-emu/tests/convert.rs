@@ -28,7 +28,7 @@ fn k_order(k: usize) -> Vec<u32> {
 /// `None`, and a note, without a C++ compiler.
 fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Option<Option<(DType, XPrologue)>> {
     let ctx = open("which_plans_convert_x", device)?;
-    let (m, k) = (40, 256);
+    let (m, k) = (40_usize, 256_usize);
     let stored_k = if way.permuted { k.next_multiple_of(GROUP) } else { k };
     let format: qgemm_api::Format = "int4_g32".parse().unwrap();
     let blocks = vec![0u8; 4 * format.row_bytes(stored_k)];

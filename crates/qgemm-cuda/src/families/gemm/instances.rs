@@ -50,3 +50,22 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     let types = Types::new(format, x, variant);
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_listed_once_and_no_two_have_one_identity() {
+        for (format, x, variant) in keys() {
+            let listed = instances(format, x, variant);
+            assert!(
+                !listed.is_empty() && std::ptr::eq(listed, instances(format, x, variant)),
+                "{format} {x} {variant}"
+            );
+            for instance in listed {
+                assert_eq!(listed.iter().filter(|other| other.id() == instance.id()).count(), 1, "{}", instance.id());
+            }
+        }
+    }
+}
