@@ -39,9 +39,9 @@ static MAIN_LOOPS: [&MainLoop; 7] = [
 /// What kernels are listed by.
 type Key = (Format, DType, Variant);
 
-/// The kernels of each key, listed once a process: planning asks for them again and again.
-static INSTANCES: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> =
-    LazyLock::new(|| keys().map(|key| (key, OnceLock::new())).collect());
+/// The kernels of each key, by format and then by the other two, listed once a process: planning asks for them again and again.
+static INSTANCES: LazyLock<HashMap<Format, [OnceLock<Vec<Instance>>; DType::ALL.len() * Variant::ALL.len()]>> =
+    LazyLock::new(|| Format::all().map(|format| (format, Default::default())).collect());
 
 fn keys() -> impl Iterator<Item = Key> {
     let of_format = |format| DType::ALL.into_iter().flat_map(move |x| Variant::ALL.map(|variant| (format, x, variant)));
@@ -50,8 +50,9 @@ fn keys() -> impl Iterator<Item = Key> {
 
 /// Every kernel for these types.
 pub(super) fn instances(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
-    let key = (format, x, variant);
-    INSTANCES.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &spills::fits_registers)))
+    let slot = x as usize * Variant::ALL.len() + variant as usize;
+    let of_format = INSTANCES.get(&format);
+    of_format.map_or(&[], |slots| slots[slot].get_or_init(|| list((format, x, variant), &spills::fits_registers)))
 }
 
 /// Lists the kernels of `variant` anew, as they are where `fits` tells of each line of `kernels.spills` and its kernel whether it
