@@ -48,7 +48,7 @@ fn small(format: &str) -> CheckedGemm {
 fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
     let x = XOperand { row_stride: k as u64, ..small.x };
     let d = Dense { row_stride: n as u64, ..small.d };
-    CheckedGemm { m, stored_rows: n, out_features: n, k, stored_k: k, class: PackClass::T, x, d, ..small.clone() }
+    CheckedGemm { m, stored_rows: n, out_features: n, k, stored_k: k, class: PackClass::MmaM16, x, d, ..small.clone() }
 }
 
 /// The plans for 1 to `MOST` tokens.

@@ -52,7 +52,7 @@ fn what_the_processor_packed_serves_wgpu() {
     // Two planes and super-blocks; and a column order with row scales.
     let [q6_k, permuted] = [all.iter().find(|w| w.format().name == "q6_k"), all.last()].map(|w| w.expect("there"));
     for host in [q6_k, permuted] {
-        let packed = written_and_read(&PackedWeight::pack(host, PackClass::R).expect("fits"));
+        let packed = written_and_read(&PackedWeight::pack(host, PackClass::Simd16).expect("fits"));
         // The processor quantizes them without loss: every block has 127.
         let value = |i: usize| if (i % host.k()).is_multiple_of(32) { 127.0 } else { (i % 11) as f32 - 5.0 };
         let x: Vec<f32> = (0..3 * host.k()).map(value).collect();
@@ -95,9 +95,12 @@ fn the_host_packs_what_a_device_would_hold() {
 #[test]
 fn a_layout_that_the_device_does_not_read_is_refused() {
     let ctx = Context::open("cpu").expect("always there");
-    let packed = PackedWeight::pack(&weights()[0], PackClass::V).expect("small");
+    let packed = PackedWeight::pack(&weights()[0], PackClass::MmaM8N8K4).expect("small");
     let error = ctx.load_packed(&packed).expect_err("another layout");
-    assert!(matches!(error, Error::WrongLayout { expected: PackClass::R, got: PackClass::V, .. }), "{error}");
+    assert!(
+        matches!(error, Error::WrongLayout { expected: PackClass::Simd16, got: PackClass::MmaM8N8K4, .. }),
+        "{error}"
+    );
 }
 
 #[test]

@@ -200,7 +200,7 @@ impl Device for CpuDevice {
     }
 
     fn pack_class(&self, _format: Format) -> PackClass {
-        PackClass::R
+        PackClass::Simd16
     }
 
     fn catalog(&self) -> Catalog {

@@ -65,7 +65,7 @@ impl<'a> Job<'a> {
         Ok(Self {
             simd,
             x: Ordered::new(matrix(x, O::X, op.k)?, k_order),
-            weight: Packed::new(layout, scales, weight, layout.k_slabs(op.stored_k)),
+            weight: Packed::new(layout, scales, weight, layout.k_tiles(op.stored_k)),
             row_scale,
             c: op.c.map(|c| matrix(c, O::C, op.out_features)).transpose()?,
             bias,
@@ -264,5 +264,5 @@ fn activate_all(activation: Activation, values: &mut [f32]) {
 
 /// Stored columns rounded up to whole k-tiles.
 pub fn row_columns(layout: &PackedLayout, stored_k: usize) -> usize {
-    layout.k_slabs(stored_k) * layout.slab_k
+    layout.k_tiles(stored_k) * layout.k_tile
 }

@@ -1,4 +1,4 @@
-//! A weight as it is packed for vectors (class R): its k-tiles, and their scales as numbers.
+//! A weight as it is packed for vectors (`Simd16`): its k-tiles, and their scales as numbers.
 
 use qgemm_formats::prepack::PackedLayout;
 
@@ -14,13 +14,13 @@ pub struct Packed<'a> {
     layout: &'a PackedLayout,
     scales: &'a Scales,
     bytes: &'a [u8],
-    k_slabs: usize,
+    k_tiles: usize,
 }
 
 impl<'a> Packed<'a> {
-    /// The weight in `bytes`, whose rows have `k_slabs` k-tiles; `scales` are those of `layout`.
-    pub fn new(layout: &'a PackedLayout, scales: &'a Scales, bytes: &'a [u8], k_slabs: usize) -> Self {
-        Self { layout, scales, bytes, k_slabs }
+    /// The weight in `bytes`, whose rows have `k_tiles` k-tiles; `scales` are those of `layout`.
+    pub fn new(layout: &'a PackedLayout, scales: &'a Scales, bytes: &'a [u8], k_tiles: usize) -> Self {
+        Self { layout, scales, bytes, k_tiles }
     }
 
     /// Its layout.
@@ -34,8 +34,8 @@ impl<'a> Packed<'a> {
     }
 
     /// K-tiles of a row.
-    pub fn k_slabs(&self) -> usize {
-        self.k_slabs
+    pub fn k_tiles(&self) -> usize {
+        self.k_tiles
     }
 
     /// Scales and minima of a k-tile, none of plain types.
@@ -44,10 +44,10 @@ impl<'a> Packed<'a> {
     }
 
     /// `count` k-tiles of tile `tile` from `k_tile` on.
-    pub fn k_tiles(&self, tile: usize, k_tile: usize, count: usize) -> &'a [u8] {
-        let slab_bytes = self.layout.slab_bytes;
-        let first = (tile * self.k_slabs + k_tile) * slab_bytes;
-        &self.bytes[first..first + count * slab_bytes]
+    pub fn run_of_k_tiles(&self, tile: usize, k_tile: usize, count: usize) -> &'a [u8] {
+        let k_tile_bytes = self.layout.k_tile_bytes;
+        let first = (tile * self.k_tiles + k_tile) * k_tile_bytes;
+        &self.bytes[first..first + count * k_tile_bytes]
     }
 
     /// K-tile `k_tile` of tile `tile`, with the scales and minima of its sub-blocks in memory of the caller's.
@@ -59,8 +59,8 @@ impl<'a> Packed<'a> {
         scales: &'s mut [f32],
         mins: &'s mut [f32],
     ) -> KTile<'s> {
-        let bytes = self.k_tiles(tile, k_tile, 1);
-        let prefetch = Prefetch::new(bytes.as_ptr()).skip(PREFETCH_DISTANCE * self.layout.slab_bytes);
+        let bytes = self.run_of_k_tiles(tile, k_tile, 1);
+        let prefetch = Prefetch::new(bytes.as_ptr()).skip(PREFETCH_DISTANCE * self.layout.k_tile_bytes);
         simd.unpack_scales(self.layout, self.scales, bytes, scales, mins);
         KTile { layout: self.layout, bytes, prefetch, scales, mins }
     }

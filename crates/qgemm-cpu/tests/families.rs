@@ -58,7 +58,7 @@ impl Problem {
             k,
             stored_k: weight.stored_k(),
             format: weight.format(),
-            class: PackClass::R,
+            class: PackClass::Simd16,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
@@ -183,10 +183,10 @@ fn prepare(family: &dyn Family<CheckedGemm>, op: &CheckedGemm, device: &dyn Devi
     let config = family.configs(op, device.info()).expect("supported")[0];
     let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
     let (n_tiles, m_tiles) = (tiles(op.stored_rows, config.tile_n), tiles(op.m, config.tile_m));
-    let (k_steps, grid) = (tiles(op.stored_k, config.tile_k), [n_tiles, m_tiles, 1]);
+    let (k_tiles, grid) = (tiles(op.stored_k, config.tile_k), [n_tiles, m_tiles, 1]);
     let workspace = WorkspaceLayout::split(1, 0, 0).expect("nothing is kept in it");
     let plan =
-        LaunchPlan { config, n_tiles, m_tiles, k_steps, splits: 1, stream_k: None, grid, workspace, estimate: 0.0 };
+        LaunchPlan { config, n_tiles, m_tiles, k_tiles, splits: 1, stream_k: None, grid, workspace, estimate: 0.0 };
     family.prepare(device, op, &plan).expect("prepares")
 }
 

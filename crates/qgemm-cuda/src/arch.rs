@@ -19,7 +19,7 @@ pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
 
 /// The layout class that kernels of `variant` read.
 pub fn pack_class(variant: Variant) -> PackClass {
-    if variant == Variant::Sm70 { PackClass::V } else { PackClass::T }
+    if variant == Variant::Sm70 { PackClass::MmaM8N8K4 } else { PackClass::MmaM16 }
 }
 
 /// Most dynamic shared memory of a CTA (CUDA C Programming Guide, "Technical Specifications per Compute Capability").

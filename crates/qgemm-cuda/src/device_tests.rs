@@ -234,7 +234,7 @@ fn objects_of_other_backends_are_refused() {
     assert!(wrong(device_address(&*device, (&foreign).into()).map(drop)));
 }
 
-/// Shapes with edges of tiles, slabs and strips, and one of several million values.
+/// Shapes with edges of tiles, k-tiles and strips, and one of several million values.
 #[test]
 fn weights_are_packed_as_on_the_host() {
     let Some(device) = device_or_skip("weights_are_packed_as_on_the_host") else { return };

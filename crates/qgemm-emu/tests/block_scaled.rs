@@ -74,7 +74,7 @@ impl Problem {
         let Epilogue { d: dtype, alpha, beta, with_c, with_bias } = self.epilogue;
         let (m, n, k) = (self.x.n(), self.w.n(), self.w.k());
         let format = self.w.format();
-        let layout = PackedLayout::new(format, PackClass::T).expect("a layout");
+        let layout = PackedLayout::new(format, PackClass::MmaM16).expect("a layout");
         let (codes, scales) = unpack(&self.x);
         let mut operands = Operands { device, buffers: Vec::new(), regions: Vec::new() };
         let w = operands.add("w", &layout.pack(&self.w), Access::Weight);
@@ -102,7 +102,7 @@ impl Problem {
                     | flag(x_row.is_multiple_of(16), abi::FLAG_X_ALIGNED16),
                 alpha,
                 beta,
-                k_tiles: layout.k_slabs(self.w.stored_k()) as u32,
+                k_tiles: layout.k_tiles(self.w.stored_k()) as u32,
                 splits: 1,
                 d_dtype: dtype_code(dtype),
                 ..CudaGemmShape::default()

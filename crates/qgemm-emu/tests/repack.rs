@@ -24,7 +24,7 @@ fn weight(format: Format, n: usize, k: usize) -> HostWeight {
     HostWeight::new(format, n, k, blocks.into()).expect("valid")
 }
 
-/// Edges of tiles, slabs and strips: one row and block, rows beside a tile's, a last strip of part of a slab.
+/// Edges of tiles, k-tiles and strips: one row and block, rows beside a tile's, a last strip of part of a k-tile.
 fn shapes(format: Format) -> Vec<(usize, usize)> {
     let block = format.block_len;
     let mut shapes = vec![(1, block), (19, 3 * block), (33, (1024 + 64usize).next_multiple_of(block))];

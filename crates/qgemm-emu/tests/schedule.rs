@@ -23,7 +23,7 @@ struct Params {
 }
 
 /// A launch of `blocks` blocks whose tiles have as many outputs as a block has threads.
-fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
+fn plan([n_tiles, m_tiles, k_tiles]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
     let config = TileConfig {
         family: "listing",
         main_loop: "listing",
@@ -33,7 +33,7 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
         tile_m: 1,
         tile_k: 64,
         threads: THREADS,
-        blocks_per_unit: 1,
+        ctas_per_unit: 1,
         schedule: Schedule::StreamK,
         max_splits: 16,
         warps_n: 2,
@@ -51,7 +51,7 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
         config,
         n_tiles,
         m_tiles,
-        k_steps,
+        k_tiles,
         splits: 1,
         stream_k,
         grid: [blocks, 1, 1],
@@ -62,7 +62,7 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
 
 fn plans() -> Vec<LaunchPlan> {
     let cut =
-        |cut_tiles, cut_blocks, cut_steps, swizzle_group| StreamK { cut_tiles, cut_blocks, cut_steps, swizzle_group };
+        |cut_tiles, cut_ctas, cut_k_tiles, swizzle_group| StreamK { cut_tiles, cut_ctas, cut_k_tiles, swizzle_group };
     vec![
         // Nothing is cut; the last wave and the last group of tiles are ragged.
         plan([5, 3, 7], cut(0, 0, 1, 2), 4),
@@ -106,9 +106,9 @@ fn device(test: &str) -> Option<std::sync::Arc<dyn Device>> {
     }
 }
 
-/// Weights of slabs, which no order of additions gives the same sum of.
-fn slab_weights(slabs: u32) -> Vec<f32> {
-    (0..slabs).map(|i| 1.0 / (1 + i % 7) as f32 + 1000.0 * (i % 3) as f32).collect()
+/// Weights of k-tiles, which no order of additions gives the same sum of.
+fn k_tile_weights(k_tiles: u32) -> Vec<f32> {
+    (0..k_tiles).map(|i| 1.0 / (1 + i % 7) as f32 + 1000.0 * (i % 3) as f32).collect()
 }
 
 /// The launch's memory, used for one order of the blocks after another.
@@ -124,8 +124,8 @@ struct Launch<'a> {
 impl<'a> Launch<'a> {
     fn new(device: &'a dyn Device, plan: LaunchPlan) -> Self {
         let memory = |bytes: usize| device.allocate(bytes.max(4), "a test").unwrap();
-        let mut x = memory(plan.k_steps as usize * 4);
-        let weights = slab_weights(plan.k_steps);
+        let mut x = memory(plan.k_tiles as usize * 4);
+        let weights = k_tile_weights(plan.k_tiles);
         device.upload(&device.default_stream(), bytemuck::cast_slice(&weights), (&mut x).into()).unwrap();
         let tiles = (plan.n_tiles * plan.m_tiles) as usize;
         let list = memory(plan.grid[0] as usize * (tiles + 1) * FIELDS * 4);
@@ -146,7 +146,7 @@ impl<'a> Launch<'a> {
         let cut = plan.stream_k.unwrap();
         let workspace = address(&self.workspace);
         let params = Params {
-            shape: CudaGemmShape { k_tiles: plan.k_steps, splits: 1, ..CudaGemmShape::default() },
+            shape: CudaGemmShape { k_tiles: plan.k_tiles, splits: 1, ..CudaGemmShape::default() },
             at: GemmPointers {
                 x: address(&self.x),
                 c: address(&self.list),
@@ -161,8 +161,8 @@ impl<'a> Launch<'a> {
                 m_tiles: plan.m_tiles,
                 swizzle_group: cut.swizzle_group,
                 cut_tiles: cut.cut_tiles,
-                cut_ctas: cut.cut_blocks,
-                cut_k_tiles: cut.cut_steps,
+                cut_ctas: cut.cut_ctas,
+                cut_k_tiles: cut.cut_k_tiles,
             },
         };
         let region =
@@ -205,7 +205,7 @@ impl<'a> Launch<'a> {
             tile: f[1],
             n_tile: f[2],
             m_tile: f[3],
-            k_steps: f[4]..f[5],
+            k_tiles: f[4]..f[5],
             peers: f[6],
             index: f[7],
             slot: f[8],
@@ -213,17 +213,17 @@ impl<'a> Launch<'a> {
         of_block.map(|words| words.chunks(FIELDS).take_while(|f| f[0] == 1).map(piece).collect()).collect()
     }
 
-    /// The sums of a tile's elements: each piece's slabs, then the pieces, one after another.
+    /// The sums of a tile's elements: each piece's k-tiles, then the pieces, one after another.
     fn expected_sums(&self) -> Vec<u32> {
         let plan = &self.plan;
-        let weights = slab_weights(plan.k_steps);
+        let weights = k_tile_weights(plan.k_tiles);
         let mut pieces: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.work_tiles([block, 0, 0])).collect();
         pieces.sort_by_key(|p| (p.tile, p.index));
         let mut sums = vec![0f32; (plan.n_tiles * plan.m_tiles * THREADS) as usize];
         for piece in pieces {
             for thread in 0..THREADS {
-                let slabs = piece.k_steps.clone().map(|slab| weights[slab as usize] + thread as f32);
-                sums[(piece.tile * THREADS + thread) as usize] += slabs.fold(0.0, |sum, v| sum + v);
+                let k_tiles = piece.k_tiles.clone().map(|k_tile| weights[k_tile as usize] + thread as f32);
+                sums[(piece.tile * THREADS + thread) as usize] += k_tiles.fold(0.0, |sum, v| sum + v);
             }
         }
         sums.into_iter().map(f32::to_bits).collect()

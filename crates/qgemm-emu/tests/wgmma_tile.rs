@@ -1,4 +1,4 @@
-//! A Hopper kernel, `wgmma` with A in registers and B by the copy engine through a pipeline of `mbarrier`s, on a GPU
+//! A Hopper kernel, `wgmma` with A in registers and B by TMA through a pipeline of `mbarrier`s, on a GPU
 //! (`wgmma_emulated.rs` runs it under the emulator): the atoms alone, in a kernel of a page, whose parts a test can take away.
 
 mod hopper_tile;

@@ -7,7 +7,7 @@ use crate::error::FormatError;
 use crate::weight::{HostWeight, NO_COLUMN};
 
 /// Rows of the gate, and after them rows of the up, that stand together in a pair: what lies between the two rows of a
-/// lane in class T.
+/// lane in `MmaM16`.
 pub const PAIR_ROWS: usize = 8;
 
 /// Rows that a pair of weights of `n` rows each has; `None` when they overflow.

@@ -3,7 +3,7 @@
 //! ```text
 //! magic "qgemm-pw" | version u32 | class u8 | flags u8 | length of the name u16 | rows u64 | k u64 | stored k u64
 //! | fingerprint of the layout u64 | features u64 | name of the format
-//! | blocks or slabs | row scales, f32 each | column order, u32 each | checksum u64 of everything before it
+//! | blocks or k-tiles | row scales, f32 each | column order, u32 each | checksum u64 of everything before it
 //! ```
 //!
 //! All numbers are little-endian. The fingerprint changes with whatever decides where a bit lies, so that a file from
@@ -56,11 +56,11 @@ pub struct PackedParts {
     pub stored_k: usize,
     /// What [`HostWeight::fits_f16`] said of it.
     pub fits_f16: bool,
-    /// Slabs of the layout, or rows of blocks for [`PackClass::Canonical`].
+    /// K-tiles of the layout, or rows of blocks for [`PackClass::Canonical`].
     pub data: SharedBytes,
     /// The factor of every row, f32.
     pub row_scale: Option<SharedBytes>,
-    /// Which input feature each stored column multiplies, u32, with [`NO_COLUMN`] up to whole slabs (or blocks).
+    /// Which input feature each stored column multiplies, u32, with [`NO_COLUMN`] up to whole k-tiles (or blocks).
     pub k_order: Option<SharedBytes>,
 }
 
@@ -222,7 +222,7 @@ impl PackedWeight {
     }
 }
 
-/// Bytes of the sections of a weight that has them all. Dimensions have 32 bits, and blocks and slabs a few thousand
+/// Bytes of the sections of a weight that has them all. Dimensions have 32 bits, and blocks and k-tiles a few thousand
 /// bytes, so 128 bits hold every product.
 struct Lengths {
     data: u128,
@@ -234,7 +234,7 @@ impl Lengths {
     fn of(format: Format, class: PackClass, n: usize, stored_k: usize) -> Self {
         let layout = PackedLayout::new(format, class);
         let data = match &layout {
-            Some(l) => [l.n_tiles(n), l.k_slabs(stored_k), l.slab_bytes],
+            Some(l) => [l.n_tiles(n), l.k_tiles(stored_k), l.k_tile_bytes],
             None => [n, format.blocks_per_row(stored_k), format.block_bytes],
         };
         Self {
@@ -281,22 +281,22 @@ pub fn padded_k_order(order: &[u32], step: usize) -> Vec<u8> {
     order.iter().copied().chain(std::iter::repeat(NO_COLUMN)).take(padded).flat_map(u32::to_le_bytes).collect()
 }
 
-/// Columns that the column order is padded to a multiple of: those of a slab, or of a block without slabs.
+/// Columns that the column order is padded to a multiple of: those of a k-tile, or of a block without k-tiles.
 pub fn k_step(format: Format, layout: Option<&PackedLayout>) -> usize {
-    layout.map_or(format.block_len, |l| l.slab_k)
+    layout.map_or(format.block_len, |l| l.k_tile)
 }
 
 fn class_code(class: PackClass) -> u8 {
     match class {
         PackClass::Canonical => 0,
-        PackClass::T => 1,
-        PackClass::V => 2,
-        PackClass::R => 3,
+        PackClass::MmaM16 => 1,
+        PackClass::MmaM8N8K4 => 2,
+        PackClass::Simd16 => 3,
     }
 }
 
 fn class_of(code: u8) -> Result<PackClass, FormatError> {
-    let classes = [PackClass::Canonical, PackClass::T, PackClass::V, PackClass::R];
+    let classes = [PackClass::Canonical, PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16];
     classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
 }
 
@@ -307,7 +307,7 @@ fn damaged(what: String) -> FormatError {
 /// A number that changes with the place of any bit: of what a sample is packed into.
 fn fingerprint(format: Format, class: PackClass) -> u64 {
     let (rows, columns) = match PackedLayout::new(format, class) {
-        Some(layout) => (layout.tile_rows + 1, layout.slab_k + format.block_len),
+        Some(layout) => (layout.tile_rows + 1, layout.k_tile + format.block_len),
         None => (2, 2 * format.block_len),
     };
     let mut state = 1u32;

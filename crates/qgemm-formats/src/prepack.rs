@@ -1,24 +1,24 @@
 //! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
 //!
-//! A weight is cut into *tiles* of 16 (classes T and R) or 32 (class V) rows, a tile into *slabs* along K, of a block or, where
-//! that is less, of 64 columns. Slabs of a tile follow one another, so that a warp streams through contiguous
-//! memory. A slab holds its code planes and then its scale records:
+//! A weight is cut into *tiles* of 16 (classes T and R) or 32 (`MmaM8N8K4`) rows, a tile into *k-tiles* along K, of a block or, where
+//! that is less, of 64 columns. K-tiles of a tile follow one another, so that a warp streams through contiguous
+//! memory. A k-tile holds its code planes and then its scale records:
 //!
 //! ```text
-//! slab = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
-//! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more; class R: 16 lanes, 4 bytes)
-//! scale plane = [row][records of the slab, along K] (rows in the order 0, 8, 1, 9, … for class T)
-//!             = [word][row][4 bytes] in class R, where the records of a row are whole words
+//! k-tile = plane 0 | plane 1 | … | scale plane 0 | scale plane 1 | … | padding to 16 bytes
+//! code plane  = [word][lane 0..32][16 bytes]        (or 4 or 8 bytes where a lane has no more; `Simd16`: 16 lanes, 4 bytes)
+//! scale plane = [row][records of the k-tile, along K] (rows in the order 0, 8, 1, 9, … for `MmaM16`)
+//!             = [word][row][4 bytes] in `Simd16`, where the records of a row are whole words
 //! ```
 //!
 //! Where a format's scales are shared by many rows (128×128 blocks), the plane holds one record for every eight rows, in
 //! their order: a gated pair interleaves eight rows of one weight with eight of another.
 //!
-//! The codes of a lane form a stream of *quads*, four values of one row. In class T, lane `l` with
+//! The codes of a lane form a stream of *quads*, four values of one row. In `MmaM16`, lane `l` with
 //! `g = l / 4`, `t = l % 4` holds, for every 64 columns, four quads of row `g` and then four of row `g + 8`;
 //! quad `s` covers columns `16 s + {2t, 2t+1, 2t+8, 2t+9}`: what `mma.m16n8k16` wants in its A registers
-//! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In class V, lane `l` holds row `l`, columns in order: what
-//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows. In class R, each of 16 lanes holds a
+//! (PTX ISA, "Matrix Fragments for mma.m16n8k16"). In `MmaM8N8K4`, lane `l` holds row `l`, columns in order: what
+//! `mma.m8n8k4` wants in its A registers when each of its four products takes other rows. In `Simd16`, each of 16 lanes holds a
 //! row, columns in order, so that a vector register is one word of 16 rows: what processors multiply with one element of X, and
 //! what neighbouring invocations of a GPU read side by side.
 //!
@@ -37,11 +37,11 @@ pub enum PackClass {
     /// Rows of blocks as in the file.
     Canonical,
     /// Every 16-row matrix instruction (Turing and newer).
-    T,
+    MmaM16,
     /// Volta's `mma.m8n8k4`.
-    V,
+    MmaM8N8K4,
     /// Vectors of 32-bit lanes, each with a row of its own: processors, and GPUs through wgpu.
-    R,
+    Simd16,
 }
 
 /// Rows that share their records where the format's scales cover more than one row.
@@ -52,22 +52,22 @@ pub(crate) const QUAD: usize = 4;
 /// Byte of a word in which value `i` of a quad stands.
 const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
 
-/// Lanes that a slab's words are dealt to.
+/// Lanes that a k-tile's words are dealt to.
 const fn lanes(class: PackClass) -> usize {
     match class {
-        PackClass::R => 16,
-        PackClass::T | PackClass::V | PackClass::Canonical => 32,
+        PackClass::Simd16 => 16,
+        PackClass::MmaM16 | PackClass::MmaM8N8K4 | PackClass::Canonical => 32,
     }
 }
 
-/// Where one code plane lies in a slab.
+/// Where one code plane lies in a k-tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodePlaneLayout {
     /// Width of the plane in bits.
     pub bits: usize,
-    /// Byte offset in the slab.
+    /// Byte offset in the k-tile.
     pub offset: usize,
-    /// Bytes of one access of a lane: 4 in class R, else 16, or less where the lane's whole share is less.
+    /// Bytes of one access of a lane: 4 in `Simd16`, else 16, or less where the lane's whole share is less.
     pub word_bytes: usize,
     /// Accesses of a lane.
     pub words: usize,
@@ -86,12 +86,12 @@ impl CodePlaneLayout {
     }
 }
 
-/// Where one scale plane lies in a slab.
+/// Where one scale plane lies in a k-tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScalePlaneLayout {
-    /// Byte offset in the slab.
+    /// Byte offset in the k-tile.
     pub offset: usize,
-    /// Bytes of one row's records in a slab.
+    /// Bytes of one row's records in a k-tile.
     pub row_bytes: usize,
     /// Consecutive rows that share their records: 1, or [`SHARED_ROWS`] (128×128 block scales).
     pub rows: usize,
@@ -104,10 +104,10 @@ pub struct PackedLayout {
     pub class: PackClass,
     /// Rows in a tile.
     pub tile_rows: usize,
-    /// Columns in a slab.
-    pub slab_k: usize,
-    /// Bytes of a slab.
-    pub slab_bytes: usize,
+    /// Columns in a k-tile.
+    pub k_tile: usize,
+    /// Bytes of a k-tile.
+    pub k_tile_bytes: usize,
     /// Code planes, in the order of the description.
     pub codes: Vec<CodePlaneLayout>,
     /// Scale planes, in the order of the description.
@@ -116,34 +116,34 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The layout of `format` in `class`, or `None` for [`PackClass::Canonical`], which has no slabs.
+    /// The layout of `format` in `class`, or `None` for [`PackClass::Canonical`], which has no k-tiles.
     pub fn new(format: Format, class: PackClass) -> Option<Self> {
         let tile_rows = match class {
             PackClass::Canonical => return None,
-            PackClass::T | PackClass::R => 16,
-            PackClass::V => 32,
+            PackClass::MmaM16 | PackClass::Simd16 => 16,
+            PackClass::MmaM8N8K4 => 32,
         };
         let lanes = lanes(class);
         // A cache line of f16 activations a token.
-        let slab_k = 64.max(format.block_len);
+        let k_tile = 64.max(format.block_len);
         let mut offset = 0;
         let mut codes = Vec::new();
         for &bits in format.code_planes {
             let bits = usize::from(bits);
-            let lane_bytes = tile_rows * slab_k / lanes * bits / 8;
-            let word_bytes = if class == PackClass::R { 4 } else { lane_bytes.min(16) };
+            let lane_bytes = tile_rows * k_tile / lanes * bits / 8;
+            let word_bytes = if class == PackClass::Simd16 { 4 } else { lane_bytes.min(16) };
             codes.push(CodePlaneLayout { bits, offset, word_bytes, words: lane_bytes / word_bytes });
             offset += lane_bytes * lanes;
         }
         let mut scales = Vec::new();
         for plane in format.scale_planes {
-            let row_bytes = plane.bytes * slab_k / plane.span;
+            let row_bytes = plane.bytes * k_tile / plane.span;
             let rows = if plane.rows >= SHARED_ROWS { SHARED_ROWS } else { 1 };
             scales.push(ScalePlaneLayout { offset, row_bytes, rows });
             // Every plane begins at a multiple of 16 bytes, so that a row's record can be read in wide words.
             offset = (offset + row_bytes * tile_rows / rows).next_multiple_of(16);
         }
-        Some(Self { class, tile_rows, slab_k, slab_bytes: offset.next_multiple_of(16), codes, scales, format })
+        Some(Self { class, tile_rows, k_tile, k_tile_bytes: offset.next_multiple_of(16), codes, scales, format })
     }
 
     /// The format of the weights.
@@ -156,21 +156,21 @@ impl PackedLayout {
         n.div_ceil(self.tile_rows)
     }
 
-    /// Slabs that `stored_k` columns fill, the last one padded with zeros.
-    pub fn k_slabs(&self, stored_k: usize) -> usize {
-        stored_k.div_ceil(self.slab_k)
+    /// K-tiles that `stored_k` columns fill, the last one padded with zeros.
+    pub fn k_tiles(&self, stored_k: usize) -> usize {
+        stored_k.div_ceil(self.k_tile)
     }
 
     /// Bytes of a whole weight.
     pub fn bytes(&self, n: usize, stored_k: usize) -> usize {
-        self.n_tiles(n) * self.k_slabs(stored_k) * self.slab_bytes
+        self.n_tiles(n) * self.k_tiles(stored_k) * self.k_tile_bytes
     }
 
-    /// Row of the tile, and column of the slab, that value `i` of quad `quad` of `lane` stands for.
+    /// Row of the tile, and column of the k-tile, that value `i` of quad `quad` of `lane` stands for.
     pub fn position(&self, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         match self.class {
-            PackClass::V | PackClass::R => (lane, quad * QUAD + i),
-            PackClass::T | PackClass::Canonical => {
+            PackClass::MmaM8N8K4 | PackClass::Simd16 => (lane, quad * QUAD + i),
+            PackClass::MmaM16 | PackClass::Canonical => {
                 let (g, t) = (lane / 4, lane % 4);
                 let (chunk, half, step) = (quad / 8, quad / 4 % 2, quad % 4);
                 (g + 8 * half, chunk * 64 + step * 16 + 2 * t + [0, 1, 8, 9][i])
@@ -178,30 +178,30 @@ impl PackedLayout {
         }
     }
 
-    /// Quads that a lane holds of one slab.
+    /// Quads that a lane holds of one k-tile.
     pub fn quads(&self) -> usize {
-        self.tile_rows * self.slab_k / (lanes(self.class) * QUAD)
+        self.tile_rows * self.k_tile / (lanes(self.class) * QUAD)
     }
 
-    /// Whether a plane holds its records by words, as class R does where they are whole words of single rows.
+    /// Whether a plane holds its records by words, as `Simd16` does where they are whole words of single rows.
     pub fn records_by_words(&self, plane: &ScalePlaneLayout) -> bool {
-        self.class == PackClass::R && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
+        self.class == PackClass::Simd16 && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
     }
 
-    /// Byte of the slab that holds byte `i` of the records of row `row` of the tile.
+    /// Byte of the k-tile that holds byte `i` of the records of row `row` of the tile.
     fn record_byte_at(&self, plane: &ScalePlaneLayout, row: usize, i: usize) -> usize {
         if self.records_by_words(plane) {
             return plane.offset + (i / 4 * self.tile_rows + row) * 4 + i % 4;
         }
         let record = match self.class {
             _ if plane.rows > 1 => row / plane.rows,
-            PackClass::T => (row % 8) * 2 + row / 8,
+            PackClass::MmaM16 => (row % 8) * 2 + row / 8,
             _ => row,
         };
         plane.offset + record * plane.row_bytes + i
     }
 
-    /// Bytes (offset in the slab, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
+    /// Bytes (offset in the k-tile, shift in bits) of the part of value `i` of `quad` that `plane` holds. The
     /// part lies within the four bytes at the offset.
     fn code_position(&self, plane: &CodePlaneLayout, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         let bit = plane.lane_bit(quad, i);
@@ -210,29 +210,29 @@ impl PackedLayout {
         (plane.offset + (word * lanes(self.class) + lane) * plane.word_bytes + byte, shift)
     }
 
-    /// Packs one slab from the codes `[tile_rows][slab_k]` and scale records `[row][plane bytes…]` of its rows.
-    fn pack_slab(&self, codes: &[u32], scales: &[Vec<u8>], slab: &mut [u8]) {
+    /// Packs one k-tile from the codes `[tile_rows][k_tile]` and scale records `[row][plane bytes…]` of its rows.
+    fn pack_k_tile(&self, codes: &[u32], scales: &[Vec<u8>], k_tile: &mut [u8]) {
         match self.class {
-            PackClass::R => self.pack_words_of_rows(codes, slab),
-            _ => self.pack_words(codes, slab),
+            PackClass::Simd16 => self.pack_words_of_rows(codes, k_tile),
+            _ => self.pack_words(codes, k_tile),
         }
         let rows = scales.len() / self.scales.len().max(1);
         for (p, plane) in self.scales.iter().enumerate() {
             for row in (0..rows).step_by(plane.rows) {
                 for (i, &byte) in scales[row * self.scales.len() + p].iter().enumerate() {
-                    slab[self.record_byte_at(plane, row, i)] = byte;
+                    k_tile[self.record_byte_at(plane, row, i)] = byte;
                 }
             }
         }
     }
 
-    /// The code planes of class R, which a processor packs before it can use a weight: whole words at a time.
-    fn pack_words_of_rows(&self, codes: &[u32], slab: &mut [u8]) {
+    /// The code planes of `Simd16`, which a processor packs before it can use a weight: whole words at a time.
+    fn pack_words_of_rows(&self, codes: &[u32], k_tile: &mut [u8]) {
         let lanes = lanes(self.class);
         let mut below = 0;
         for plane in &self.codes {
             let mask = if plane.bits == 32 { u32::MAX } else { (1 << plane.bits) - 1 };
-            for (lane, codes) in codes.chunks_exact(self.slab_k).enumerate() {
+            for (lane, codes) in codes.chunks_exact(self.k_tile).enumerate() {
                 // Values of a word.
                 let codes = codes.chunks_exact(32 / plane.bits);
                 for (word, codes) in codes.enumerate() {
@@ -240,27 +240,27 @@ impl PackedLayout {
                         |(i, &code): (usize, &u32)| (code >> below & mask) << plane.lane_bit(i / QUAD, i % QUAD);
                     let value = codes.iter().enumerate().map(place).fold(0, |word, part| word | part);
                     let at = plane.offset + (word * lanes + lane) * 4;
-                    slab[at..at + 4].copy_from_slice(&value.to_le_bytes());
+                    k_tile[at..at + 4].copy_from_slice(&value.to_le_bytes());
                 }
             }
             below += plane.bits;
         }
     }
 
-    fn pack_words(&self, codes: &[u32], slab: &mut [u8]) {
+    fn pack_words(&self, codes: &[u32], k_tile: &mut [u8]) {
         for lane in 0..lanes(self.class) {
             for quad in 0..self.quads() {
                 for i in 0..QUAD {
                     let (row, column) = self.position(lane, quad, i);
-                    let mut code = codes[row * self.slab_k + column];
+                    let mut code = codes[row * self.k_tile + column];
                     for plane in &self.codes {
                         let (at, shift) = self.code_position(plane, lane, quad, i);
                         match plane.bits {
-                            32 => slab[at..at + 4].copy_from_slice(&code.to_le_bytes()),
-                            16 => slab[at + shift / 8..][..2].copy_from_slice(&(code as u16).to_le_bytes()),
+                            32 => k_tile[at..at + 4].copy_from_slice(&code.to_le_bytes()),
+                            16 => k_tile[at + shift / 8..][..2].copy_from_slice(&(code as u16).to_le_bytes()),
                             bits => {
                                 let part = (code & ((1 << bits) - 1)) as u8;
-                                slab[at + shift / 8] |= part << (shift % 8);
+                                k_tile[at + shift / 8] |= part << (shift % 8);
                                 code >>= bits;
                             }
                         }
@@ -270,21 +270,21 @@ impl PackedLayout {
         }
     }
 
-    /// The codes and scale records of one slab, from canonical rows.
-    fn gather(&self, weight: &HostWeight, tile: usize, slab: usize) -> (Vec<u32>, Vec<Vec<u8>>) {
+    /// The codes and scale records of one k-tile, from canonical rows.
+    fn gather(&self, weight: &HostWeight, tile: usize, k_tile: usize) -> (Vec<u32>, Vec<Vec<u8>>) {
         let f = self.format;
-        let blocks_per_slab = self.slab_k / f.block_len;
-        let mut codes = vec![0u32; self.tile_rows * self.slab_k];
+        let blocks_per_k_tile = self.k_tile / f.block_len;
+        let mut codes = vec![0u32; self.tile_rows * self.k_tile];
         let mut scales = Vec::new();
         let mut block_scales = vec![0u8; f.scale_bytes()];
         for row in 0..self.tile_rows.min(weight.n() - tile * self.tile_rows) {
             let row_blocks = weight.row(tile * self.tile_rows + row);
             let first = scales.len();
             scales.extend(self.scales.iter().map(|p| vec![0u8; p.row_bytes]));
-            for b in 0..blocks_per_slab {
-                let at = (slab * blocks_per_slab + b) * f.block_bytes;
+            for b in 0..blocks_per_k_tile {
+                let at = (k_tile * blocks_per_k_tile + b) * f.block_bytes;
                 let Some(block) = row_blocks.get(at..at + f.block_bytes) else { break };
-                let start = row * self.slab_k + b * f.block_len;
+                let start = row * self.k_tile + b * f.block_len;
                 (f.unpack_block)(block, &mut codes[start..start + f.block_len], &mut block_scales);
                 let mut from = 0;
                 for (p, plane) in f.scale_planes.iter().enumerate() {
@@ -299,22 +299,22 @@ impl PackedLayout {
 
     /// Packs a whole weight; on all threads of the current rayon pool.
     pub fn pack(&self, weight: &HostWeight) -> Vec<u8> {
-        let k_slabs = self.k_slabs(weight.stored_k());
+        let k_tiles = self.k_tiles(weight.stored_k());
         let mut out = vec![0u8; self.bytes(weight.n(), weight.stored_k())];
-        out.par_chunks_mut(self.slab_bytes).enumerate().for_each(|(i, bytes)| {
-            let (codes, scales) = self.gather(weight, i / k_slabs, i % k_slabs);
-            self.pack_slab(&codes, &scales, bytes);
+        out.par_chunks_mut(self.k_tile_bytes).enumerate().for_each(|(i, bytes)| {
+            let (codes, scales) = self.gather(weight, i / k_tiles, i % k_tiles);
+            self.pack_k_tile(&codes, &scales, bytes);
         });
         out
     }
 
-    /// The code at (`row`, `column`) of a packed weight with `k_slabs` slabs a tile: the inverse of packing,
+    /// The code at (`row`, `column`) of a packed weight with `k_tiles` k-tiles a tile: the inverse of packing,
     /// for tests and for moving weights between layouts.
-    pub fn code_at(&self, packed: &[u8], k_slabs: usize, row: usize, column: usize) -> u32 {
+    pub fn code_at(&self, packed: &[u8], k_tiles: usize, row: usize, column: usize) -> u32 {
         let (tile, tile_row) = (row / self.tile_rows, row % self.tile_rows);
-        let (slab, slab_column) = (column / self.slab_k, column % self.slab_k);
-        let bytes = &packed[(tile * k_slabs + slab) * self.slab_bytes..][..self.slab_bytes];
-        let (lane, quad, i) = self.locate(tile_row, slab_column);
+        let (k_tile, k_tile_column) = (column / self.k_tile, column % self.k_tile);
+        let bytes = &packed[(tile * k_tiles + k_tile) * self.k_tile_bytes..][..self.k_tile_bytes];
+        let (lane, quad, i) = self.locate(tile_row, k_tile_column);
         let mut code = 0u32;
         let mut below = 0;
         for plane in &self.codes {
@@ -330,9 +330,9 @@ impl PackedLayout {
         code
     }
 
-    /// The records of `plane` for (`row`, `slab`) of a packed weight.
-    pub fn records(&self, packed: &[u8], k_slabs: usize, row: usize, slab: usize, plane: usize) -> Vec<u8> {
-        let base = (row / self.tile_rows * k_slabs + slab) * self.slab_bytes;
+    /// The records of `plane` for (`row`, `k_tile`) of a packed weight.
+    pub fn records(&self, packed: &[u8], k_tiles: usize, row: usize, k_tile: usize, plane: usize) -> Vec<u8> {
+        let base = (row / self.tile_rows * k_tiles + k_tile) * self.k_tile_bytes;
         let plane = &self.scales[plane];
         let byte = |i| packed[base + self.record_byte_at(plane, row % self.tile_rows, i)];
         (0..plane.row_bytes).map(byte).collect()
@@ -341,8 +341,8 @@ impl PackedLayout {
     /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
     fn locate(&self, row: usize, column: usize) -> (usize, usize, usize) {
         match self.class {
-            PackClass::V | PackClass::R => (row, column / QUAD, column % QUAD),
-            PackClass::T | PackClass::Canonical => {
+            PackClass::MmaM8N8K4 | PackClass::Simd16 => (row, column / QUAD, column % QUAD),
+            PackClass::MmaM16 | PackClass::Canonical => {
                 let in_step = column % 16;
                 let lane = row % 8 * 4 + in_step % 8 / 2;
                 let quad = column / 64 * 8 + row / 8 * 4 + column % 64 / 16;
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn locate_inverts_position() {
-        for class in [PackClass::T, PackClass::V, PackClass::R] {
+        for class in [PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16] {
             for format in Format::all() {
                 let layout = PackedLayout::new(format, class).expect("a fragment class");
                 for lane in 0..lanes(class) {
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn packing_keeps_every_code_and_scale() {
-        for class in [PackClass::T, PackClass::V, PackClass::R] {
+        for class in [PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16] {
             for format in Format::all() {
                 let layout = PackedLayout::new(format, class).expect("a fragment class");
                 let (n, k) = (layout.tile_rows + 3, format.block_len * 3);
@@ -388,7 +388,7 @@ mod tests {
                     .collect();
                 let weight = HostWeight::new(format, n, k, bytes.into()).expect("valid");
                 let packed = layout.pack(&weight);
-                let k_slabs = layout.k_slabs(k);
+                let k_tiles = layout.k_tiles(k);
                 let mut codes = vec![0u32; format.block_len];
                 let mut scales = vec![0u8; format.scale_bytes()];
                 for row in 0..n {
@@ -397,15 +397,15 @@ mod tests {
                         (format.unpack_block)(bytes, &mut codes, &mut scales);
                         for (i, &code) in codes.iter().enumerate() {
                             let column = block * format.block_len + i;
-                            assert_eq!(layout.code_at(&packed, k_slabs, row, column), code, "{format} {row},{column}");
+                            assert_eq!(layout.code_at(&packed, k_tiles, row, column), code, "{format} {row},{column}");
                         }
-                        let per_slab = layout.slab_k / format.block_len;
+                        let per_k_tile = layout.k_tile / format.block_len;
                         let mut from = 0;
                         for (p, plane) in format.scale_planes.iter().enumerate() {
                             let len = plane.bytes * format.block_len / plane.span;
                             if row % layout.scales[p].rows == 0 {
-                                let records = layout.records(&packed, k_slabs, row, block / per_slab, p);
-                                assert_eq!(&records[block % per_slab * len..][..len], &scales[from..from + len]);
+                                let records = layout.records(&packed, k_tiles, row, block / per_k_tile, p);
+                                assert_eq!(&records[block % per_k_tile * len..][..len], &scales[from..from + len]);
                             }
                             from += len;
                         }

@@ -1,4 +1,4 @@
-//! How the words of a packed slab follow from the bits of canonical blocks: what kernels that repack are made of.
+//! How the words of a packed k-tile follow from the bits of canonical blocks: what kernels that repack are made of.
 //!
 //! Every bit of a packed word is one bit of a block, so the words are masked, shifted sums of *windows*: 32
 //! consecutive bits of a canonical row, from anywhere. Where the bits lie is found by asking
@@ -10,11 +10,11 @@ use crate::prepack::{CodePlaneLayout, PackClass, PackedLayout, QUAD};
 /// 32 consecutive bits of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// 0 for the lane's first row of the tile, 1 for its second (class T: 8 rows further).
+    /// 0 for the lane's first row of the tile, 1 for its second (`MmaM16`: 8 rows further).
     pub row: usize,
-    /// First bit for lane 0, from where the slab begins in the row.
+    /// First bit for lane 0, from where the k-tile begins in the row.
     pub bit: usize,
-    /// By how many bits it lies further for lane `l`, times `l % 4` (class T; 0 in class V).
+    /// By how many bits it lies further for lane `l`, times `l % 4` (`MmaM16`; 0 in `MmaM8N8K4`).
     pub lane_bits: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct BlockRecords {
     pub bytes: usize,
 }
 
-/// How a slab follows from canonical rows.
+/// How a k-tile follows from canonical rows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Repacking {
     /// What is read.
@@ -52,7 +52,7 @@ pub struct Repacking {
 }
 
 impl Repacking {
-    /// How slabs of `layout` follow from rows of blocks; `None` when bits are more than moved (no format at present),
+    /// How k-tiles of `layout` follow from rows of blocks; `None` when bits are more than moved (no format at present),
     /// or lie differently from lane to lane.
     pub fn new(layout: &PackedLayout) -> Option<Self> {
         let source = BlockSource::probe(layout.format())?;
@@ -115,7 +115,7 @@ struct BitSource {
     word: usize,
     bit: usize,
     row: usize,
-    /// From where the slab begins in the row.
+    /// From where the k-tile begins in the row.
     from: usize,
 }
 
@@ -157,7 +157,7 @@ fn plane_words(
     Some(words)
 }
 
-/// Row of the tile, and bit of it from where the slab begins, that bit `bit` of a code comes from.
+/// Row of the tile, and bit of it from where the k-tile begins, that bit `bit` of a code comes from.
 fn position(
     layout: &PackedLayout,
     source: &BlockSource,
@@ -172,7 +172,7 @@ fn position(
 
 /// By how many bits a lane's codes lie further than those of the lane before it in its row, everywhere the same.
 fn lane_bits(layout: &PackedLayout, source: &BlockSource, bit: usize) -> Option<usize> {
-    if layout.class == PackClass::V {
+    if layout.class == PackClass::MmaM8N8K4 {
         return Some(0);
     }
     let at = |lane, quad, i| position(layout, source, (lane, quad, i), bit).1;
@@ -211,10 +211,10 @@ mod tests {
 
     #[test]
     fn moved_words_are_those_of_the_packer() {
-        for (format, class) in Format::all().flat_map(|f| [PackClass::T, PackClass::V].map(|c| (f, c))) {
+        for (format, class) in Format::all().flat_map(|f| [PackClass::MmaM16, PackClass::MmaM8N8K4].map(|c| (f, c))) {
             let layout = PackedLayout::new(format, class).expect("a fragment class");
             let repacking = Repacking::new(&layout).unwrap_or_else(|| panic!("{format} {class:?}"));
-            let (n, k) = (layout.tile_rows, 2 * layout.slab_k);
+            let (n, k) = (layout.tile_rows, 2 * layout.k_tile);
             let mut state = 9u32;
             let mut random = || {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -223,17 +223,18 @@ mod tests {
             let blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|_| random()).collect();
             let weight = HostWeight::new(format, n, k, blocks.into()).expect("valid");
             let packed = layout.pack(&weight);
-            let slab_row = layout.slab_k / format.block_len * format.block_bytes;
-            for (slab, lane) in (0..2).flat_map(|s| (0..32).map(move |l| (s, l))) {
+            let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
+            for (k_tile, lane) in (0..2).flat_map(|s| (0..32).map(move |l| (s, l))) {
                 let (rows, within) = match class {
-                    PackClass::V => ([lane, lane], 0),
+                    PackClass::MmaM8N8K4 => ([lane, lane], 0),
                     _ => ([lane / 4, lane / 4 + 8], lane % 4),
                 };
                 for (plane, words) in layout.codes.iter().zip(&repacking.words) {
                     for (index, word) in words.iter().enumerate() {
                         let moved = word.iter().fold(0, |all, m| {
                             let Window { row, bit, lane_bits } = repacking.windows[m.window];
-                            let bits = window(weight.row(rows[row]), slab * slab_row * 8 + bit + within * lane_bits);
+                            let bits =
+                                window(weight.row(rows[row]), k_tile * k_tile_row * 8 + bit + within * lane_bits);
                             let shifted = if m.shift < 0 { bits >> -m.shift } else { bits << m.shift };
                             all | shifted & m.mask
                         });
@@ -241,7 +242,7 @@ mod tests {
                         let at = plane.offset
                             + (index * 4 / plane.word_bytes * 32 + lane) * plane.word_bytes
                             + index * 4 % plane.word_bytes;
-                        let expected = &packed[slab * layout.slab_bytes + at..][..4];
+                        let expected = &packed[k_tile * layout.k_tile_bytes + at..][..4];
                         assert_eq!((moved ^ flip).to_le_bytes(), expected, "{format} {class:?} word {index} of {lane}");
                     }
                 }
@@ -252,7 +253,7 @@ mod tests {
     #[test]
     fn codes_are_flipped_in_whole_bytes_alone() {
         for format in Format::all() {
-            let layout = PackedLayout::new(format, PackClass::T).expect("a fragment class");
+            let layout = PackedLayout::new(format, PackClass::MmaM16).expect("a fragment class");
             let repacking = Repacking::new(&layout).expect("bits are moved");
             let bytes_of_a_block = format.code_planes == [8] && format.block_len >= 16;
             assert!(repacking.zero_code == 0 || bytes_of_a_block, "{format}");
@@ -261,7 +262,8 @@ mod tests {
 
     #[test]
     fn words_take_few_windows() {
-        let layout = |name: &str| PackedLayout::new(name.parse().expect("a format"), PackClass::T).expect("a class");
+        let layout =
+            |name: &str| PackedLayout::new(name.parse().expect("a format"), PackClass::MmaM16).expect("a class");
         let of = |name| Repacking::new(&layout(name)).expect("bits are moved");
         // Both nibbles of a byte are of one row.
         let q4_k = of("q4_k");

@@ -169,7 +169,7 @@ impl Family<CheckedGemm> for NoopFamily {
             tile_m: 64,
             tile_k: 64,
             threads: 1,
-            blocks_per_unit: 1,
+            ctas_per_unit: 1,
             schedule: Schedule::Grid,
             max_splits: 4,
             warps_n: 1,

@@ -6,7 +6,7 @@ use qgemm_formats::prepack::{CodePlaneLayout, PackClass, PackedLayout};
 use qgemm_formats::{Encoding, Format};
 
 /// The layout that the shaders read.
-pub(crate) const CLASS: PackClass = PackClass::R;
+pub(crate) const CLASS: PackClass = PackClass::Simd16;
 
 /// Values in a quad.
 const QUAD: usize = 4;
@@ -42,7 +42,7 @@ impl WeightCode {
         }
         // Plain values are wide: with a unit of 32, words alone would take 128 registers.
         let unit = if layout.codes[0].bits > 8 { 8 } else { 32 };
-        let sub_block = if format.scale_planes.is_empty() { layout.slab_k } else { format.sub_block };
+        let sub_block = if format.scale_planes.is_empty() { layout.k_tile } else { format.sub_block };
         Some(Self { unit, span: unit.min(sub_block), sub_block, layout })
     }
 
@@ -58,9 +58,9 @@ impl WeightCode {
         let vectors = |i| plane(i).map_or(0, |p| p.offset / 16);
         let quads = |i| 8usize.checked_div(bits(i)).unwrap_or(0).max(1);
         [
-            ("PACKED_K", self.layout.slab_k),
-            ("PACKED_VECTORS", self.layout.slab_bytes / 16),
-            ("PACKED_UNITS", self.layout.slab_k / self.unit),
+            ("PACKED_K", self.layout.k_tile),
+            ("PACKED_VECTORS", self.layout.k_tile_bytes / 16),
+            ("PACKED_UNITS", self.layout.k_tile / self.unit),
             ("SUB_BLOCK", self.sub_block),
             ("UNIT", self.unit),
             ("SPANS", self.unit / self.span),

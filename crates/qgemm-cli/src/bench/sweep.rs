@@ -210,7 +210,7 @@ impl Sweep<'_> {
 fn cut(launch: &LaunchPlan) -> String {
     match &launch.stream_k {
         Some(cut) if cut.cut_tiles > 0 => {
-            format!("{} of {} by {}", cut.cut_tiles, launch.n_tiles * launch.m_tiles, cut.cut_blocks)
+            format!("{} of {} by {}", cut.cut_tiles, launch.n_tiles * launch.m_tiles, cut.cut_ctas)
         }
         None if launch.splits > 1 => format!("{} parts", launch.splits),
         _ => "whole tiles".to_owned(),

@@ -223,11 +223,11 @@ fn place(quad: usize, bits: usize) -> (bool, usize) {
 pub unsafe fn unpack<V: Vector, const SHAPE: usize>(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
     let table = unsigned_table(layout.format().encoding);
     let mut out = out.as_mut_ptr();
-    for k_tile in k_tiles.chunks_exact(layout.slab_bytes) {
+    for k_tile in k_tiles.chunks_exact(layout.k_tile_bytes) {
         // SAFETY: the caller's promise.
         unsafe {
             let mut planes = Planes::<V, SHAPE, false>::new(layout, k_tile, Prefetch::default());
-            for _ in 0..layout.slab_k / UNIT {
+            for _ in 0..layout.k_tile / UNIT {
                 each!(QUAD in 0 1 2 3 4 5 6 7 => {
                     V::store_words(out, planes.quad::<QUAD>(&table));
                     out = out.add(WORDS);

@@ -16,7 +16,7 @@ use super::{BLOCK_ROWS, Prefetch, Scales, Unpack};
 pub struct Operands<'a> {
     /// How the tokens are quantized.
     pub how: &'a Quantization,
-    /// The layout of the k-tiles, of class R.
+    /// The layout of the k-tiles, of `Simd16`.
     pub layout: &'a PackedLayout,
     /// Whether codes are unpacked.
     pub unpacked: bool,
@@ -114,15 +114,15 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
         let mut scales_at = tiles.map(|tile| [tile.scales.as_ptr(), tile.mins.as_ptr()]);
         let mut scaled_from = 0;
         let min_floats = if shape.minima { SCALES } else { 0 };
-        let slab_bytes = if shape.unpacked { layout.slab_k * LANES } else { layout.slab_bytes };
-        for first_byte in (0..tiles[0].codes.len()).step_by(slab_bytes) {
+        let k_tile_bytes = if shape.unpacked { layout.k_tile * LANES } else { layout.k_tile_bytes };
+        for first_byte in (0..tiles[0].codes.len()).step_by(k_tile_bytes) {
             let k_tiles: [&[u8]; P] = std::array::from_fn(|tile| tiles[tile].codes.get_unchecked(first_byte..));
             if let (Some(records), Some(own)) = (at.records, &mut own)
                 && !shape.unpacked
                 && column.is_multiple_of(SCALED_COLUMNS)
             {
                 for ((k_tiles, [scales, mins]), scales_at) in k_tiles.iter().zip(own).zip(&mut scales_at) {
-                    let bytes = k_tiles.len().min(SCALED_COLUMNS / layout.slab_k * slab_bytes);
+                    let bytes = k_tiles.len().min(SCALED_COLUMNS / layout.k_tile * k_tile_bytes);
                     unpack(
                         records,
                         layout,
@@ -137,7 +137,7 @@ unsafe fn multiply_tiles<V: Vector, D: Dot<V>, const SHAPE: usize, const P: usiz
             let prefetch = tiles.map(|tile| tile.prefetch.skip(first_byte));
             let mut planes: [Planes<V, SHAPE, true>; P] =
                 std::array::from_fn(|tile| Planes::new(layout, k_tiles[tile], prefetch[tile]));
-            for _ in 0..layout.slab_k / UNIT {
+            for _ in 0..layout.k_tile / UNIT {
                 let factor = |token: usize| {
                     V::splat(f32::from_bits(x_at(token, at.row.factors + (column >> block_shift)).read()))
                 };

@@ -39,7 +39,7 @@ pub const BLOCK_ROWS: usize = TILES * LANES;
 /// A packed k-tile of a tile with its scales as numbers.
 #[derive(Clone, Copy, Debug)]
 pub struct KTile<'a> {
-    /// Its layout, of class R.
+    /// Its layout, of `Simd16`.
     pub layout: &'a PackedLayout,
     /// The k-tile.
     pub bytes: &'a [u8],
@@ -250,7 +250,7 @@ impl Simd {
         let layout = k_tile.layout;
         assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
         assert!(
-            first + columns <= layout.slab_k && k_tile.bytes.len() >= layout.slab_bytes,
+            first + columns <= layout.k_tile && k_tile.bytes.len() >= layout.k_tile_bytes,
             "columns lie in the k-tile"
         );
         assert!(columns * LANES <= out.len(), "values lie in their scratch memory");
@@ -276,7 +276,7 @@ impl Simd {
             return;
         }
         assert!(from.is_of(layout), "scales are of the layout");
-        let floats = k_tiles.len() / layout.slab_bytes * from.count() * LANES;
+        let floats = k_tiles.len() / layout.k_tile_bytes * from.count() * LANES;
         assert!(floats <= scales.len(), "scales lie in their scratch memory");
         assert!(mins.is_empty() || floats <= mins.len(), "minima lie in their scratch memory");
         // SAFETY: as in `decode`.
@@ -330,7 +330,7 @@ impl Simd {
 
     /// The codes of packed k-tiles of `layout`, for which `how` is, as bytes, [`LANES`] a column.
     pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
-        let columns = check_k_tiles(how, layout, k_tiles.len(), layout.slab_bytes);
+        let columns = check_k_tiles(how, layout, k_tiles.len(), layout.k_tile_bytes);
         assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
         // SAFETY: as in `decode`.
         unsafe { (self.unpack_codes[how.shapes[0]])(layout, k_tiles, out) }
@@ -340,9 +340,9 @@ impl Simd {
     /// [`Simd::token_groups`] says; accumulators of tokens are [`BLOCK_ROWS`] apart.
     pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
         let Quantization { sub_block, offset, shapes, .. } = *at.how;
-        let slab_bytes = if at.unpacked { at.layout.slab_k * LANES } else { at.layout.slab_bytes };
+        let k_tile_bytes = if at.unpacked { at.layout.k_tile * LANES } else { at.layout.k_tile_bytes };
         let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
-        let columns = check_k_tiles(at.how, at.layout, bytes, slab_bytes);
+        let columns = check_k_tiles(at.how, at.layout, bytes, k_tile_bytes);
         let scales = columns / sub_block * LANES;
         if let Some(records) = at.records {
             assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed k-tiles of the layout");
@@ -376,23 +376,23 @@ impl Simd {
     }
 }
 
-/// Columns of whole k-tiles of `layout` in `bytes` bytes, each of `slab_bytes`, when products with them can be computed.
-fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, slab_bytes: usize) -> usize {
+/// Columns of whole k-tiles of `layout` in `bytes` bytes, each of `k_tile_bytes`, when products with them can be computed.
+fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, k_tile_bytes: usize) -> usize {
     let Quantization { block, span, sub_block, .. } = *how;
     assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");
-    assert!(layout.class == PackClass::R && bytes.is_multiple_of(slab_bytes), "k-tiles are whole");
+    assert!(layout.class == PackClass::Simd16 && bytes.is_multiple_of(k_tile_bytes), "k-tiles are whole");
     assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
-    assert!(block.is_power_of_two() && layout.slab_k.is_multiple_of(block), "a k-tile is whole blocks");
+    assert!(block.is_power_of_two() && layout.k_tile.is_multiple_of(block), "a k-tile is whole blocks");
     assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");
-    assert!(SCALED_COLUMNS.is_multiple_of(layout.slab_k), "scales of whole k-tiles are unpacked at once");
-    bytes / slab_bytes * layout.slab_k
+    assert!(SCALED_COLUMNS.is_multiple_of(layout.k_tile), "scales of whole k-tiles are unpacked at once");
+    bytes / k_tile_bytes * layout.k_tile
 }
 
 /// Sub-blocks of a k-tile that have scales: none of plain types.
 pub fn scaled_sub_blocks(layout: &PackedLayout) -> usize {
     match layout.format().encoding {
         Encoding::Plain(_) => 0,
-        _ => layout.slab_k / layout.format().sub_block,
+        _ => layout.k_tile / layout.format().sub_block,
     }
 }
 
@@ -420,16 +420,16 @@ mod tests {
     #[test]
     fn every_level_decodes_every_format_as_its_description_says() {
         for format in Format::all() {
-            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
             let mut word = words(7);
-            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8).collect();
+            let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(|_| word() as u8).collect();
             let subs = scaled_sub_blocks(&layout);
             let mut numbers = |len: usize| -> Vec<f32> { (0..len).map(|_| word() as f32 / 1e6 - 8.0).collect() };
             let (scales, mins) = (numbers(subs * LANES), numbers(subs * LANES));
             let prefetch = Prefetch::new(bytes.as_ptr());
             let k_tile = KTile { layout: &layout, bytes: &bytes, prefetch, scales: &scales, mins: &mins };
             for simd in levels() {
-                for first in (0..layout.slab_k).step_by(64) {
+                for first in (0..layout.k_tile).step_by(64) {
                     let mut out = vec![0.0; 64 * LANES];
                     simd.decode(&k_tile, first, 64, &mut out);
                     for (i, &got) in out.iter().enumerate() {
@@ -468,7 +468,7 @@ mod tests {
     /// Formats whose codes are integers of eight bits.
     fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
         Format::all().filter_map(|format| {
-            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
             Quantization::new(format, format.activation_block()).map(|how| (layout, how))
         })
     }
@@ -476,10 +476,10 @@ mod tests {
     #[test]
     fn every_level_reads_the_scales_that_a_format_describes() {
         for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
-            let layout = PackedLayout::new(format, PackClass::R).expect("a layout");
+            let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
             let mut word = words(5);
             // Bytes below 0x70 make no infinities and no NaN of any type.
-            let bytes: Vec<u8> = (0..layout.slab_bytes).map(|_| word() as u8 % 0x70).collect();
+            let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(|_| word() as u8 % 0x70).collect();
             let scales = Scales::new(&layout);
             let subs = format.block_len / format.sub_block;
             for simd in levels() {
@@ -490,7 +490,7 @@ mod tests {
                 simd.unpack_scales(&layout, &scales, &bytes, &mut without_mins, &mut []);
                 assert_eq!(without_mins, out, "{format} {:?}", simd.level());
                 for row in 0..LANES {
-                    for block in 0..layout.slab_k / format.block_len {
+                    for block in 0..layout.k_tile / format.block_len {
                         let records = format.scale_planes.iter().enumerate().flat_map(|(p, plane)| {
                             let len = plane.bytes * format.block_len / plane.span;
                             layout.records(&bytes, 1, row, 0, p)[block * len..(block + 1) * len].to_vec()
@@ -590,10 +590,10 @@ mod tests {
         const K_TILES: usize = 2;
         const TILES_AT_ONCE: usize = 3;
         for (layout, how) in integer_formats() {
-            let (encoding, columns) = (layout.format().encoding, K_TILES * layout.slab_k);
+            let (encoding, columns) = (layout.format().encoding, K_TILES * layout.k_tile);
             let mut word = words(21);
             // The largest codes and the smallest ones, for accumulators of 16 bits have room for no more.
-            let bytes = K_TILES * layout.slab_bytes;
+            let bytes = K_TILES * layout.k_tile_bytes;
             let k_tiles = [(0..bytes).map(|_| word() as u8).collect(), vec![0xff; bytes], vec![0; bytes]];
             let subs = columns / how.sub_block * LANES;
             let mut numbers = |len| -> Vec<f32> { (0..len).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect() };
@@ -669,10 +669,10 @@ mod tests {
     fn kernels_unpack_scales_as_is_done_before_them() {
         for (layout, how) in integer_formats() {
             // Not a multiple of what is unpacked at once.
-            let k_tiles = SCALED_COLUMNS / layout.slab_k + 1;
-            let columns = k_tiles * layout.slab_k;
+            let k_tiles = SCALED_COLUMNS / layout.k_tile + 1;
+            let columns = k_tiles * layout.k_tile;
             let mut word = words(17);
-            let tile: Vec<u8> = (0..k_tiles * layout.slab_bytes).map(|_| word() as u8).collect();
+            let tile: Vec<u8> = (0..k_tiles * layout.k_tile_bytes).map(|_| word() as u8).collect();
             let values: Vec<f32> = (0..3 * columns).map(|_| word() as f32 / (1 << 23) as f32 - 1.0).collect();
             let records = Scales::new(&layout);
             let subs = columns / how.sub_block * LANES;

@@ -28,8 +28,8 @@ impl Prefetch {
     /// Asks for the records of the k-tile of `layout` that begins here.
     #[inline(always)]
     pub fn fetch_records(self, layout: &PackedLayout) {
-        let codes = layout.scales.first().map_or(layout.slab_bytes, |plane| plane.offset);
-        self.skip(codes).fetch(layout.slab_bytes - codes);
+        let codes = layout.scales.first().map_or(layout.k_tile_bytes, |plane| plane.offset);
+        self.skip(codes).fetch(layout.k_tile_bytes - codes);
     }
 
     /// Asks for the lines of `bytes` bytes to be brought to the second cache. From there they come in time; asking for them in the

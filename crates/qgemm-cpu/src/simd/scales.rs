@@ -77,7 +77,7 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// The scales of `layout`, of class R.
+    /// The scales of `layout`, of `Simd16`.
     pub fn new(layout: &PackedLayout) -> Self {
         let format = layout.format();
         let sub_blocks = format.block_len / format.sub_block;
@@ -102,13 +102,13 @@ impl Scales {
                 },
             }
         };
-        let blocks = (0..layout.slab_k / format.block_len).map(block).collect();
+        let blocks = (0..layout.k_tile / format.block_len).map(block).collect();
         Self { format, blocks, sub_blocks, times: format.sub_scales.times }
     }
 
-    /// Whether they were made for `layout`: of class R, a format has one.
+    /// Whether they were made for `layout`: of `Simd16`, a format has one.
     pub fn is_of(&self, layout: &PackedLayout) -> bool {
-        layout.class == PackClass::R && layout.format() == self.format
+        layout.class == PackClass::Simd16 && layout.format() == self.format
     }
 
     /// Sub-blocks of a k-tile.
@@ -179,7 +179,7 @@ pub unsafe fn unpack<V: Vector>(
 ) {
     let floats = scales.sub_blocks * LANES;
     let mut mins = mins.chunks_exact_mut(floats);
-    let k_tiles = k_tiles.chunks_exact(layout.slab_bytes);
+    let k_tiles = k_tiles.chunks_exact(layout.k_tile_bytes);
     let blocks = k_tiles.flat_map(|k_tile| scales.blocks.iter().map(move |block| (k_tile, block)));
     for ((k_tile, block), out) in blocks.zip(out.chunks_exact_mut(floats)) {
         // SAFETY: the caller's promise.

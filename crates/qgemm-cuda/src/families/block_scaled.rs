@@ -17,7 +17,7 @@ const THREADS: u32 = 128;
 const BLOCKS_PER_SM: u32 = 4;
 /// Tokens of a block.
 const TILE_M: u32 = 32;
-/// Slabs of activations in shared memory at once; every thread moves one token's slab.
+/// K-tiles of activations in shared memory at once; every thread moves one token's k-tile.
 const X_SLABS: u32 = THREADS / TILE_M;
 /// Rows of a warp.
 const TILE_ROWS: u32 = 16;
@@ -37,7 +37,7 @@ pub struct BlockScaledParams {
     /// of W is its row scale. [`FLAG_X_ALIGNED16`](qgemm_hal::abi::FLAG_X_ALIGNED16) says that every row of codes begins
     /// at a multiple of 16 bytes.
     pub shape: CudaGemmShape,
-    /// Addresses. W is in layout class T. `x` is the codes of X, `[m][⌈k / 2⌉]` bytes with the lower column in the low
+    /// Addresses. W is in layout `MmaM16`. `x` is the codes of X, `[m][⌈k / 2⌉]` bytes with the lower column in the low
     /// nibble, and `x_row` the **bytes** from one row to the next; `x_col` is not read.
     pub at: GemmPointers,
     /// Not read: the grid is one block a tile.
@@ -53,7 +53,7 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     if !is_instruction_operand(format) {
         return None;
     }
-    let layout = PackedLayout::new(format, PackClass::T)?;
+    let layout = PackedLayout::new(format, PackClass::MmaM16)?;
     let mut prelude = String::new();
     for (name, value) in [
         ("QG_VARIANT", Variant::Sm120.number()),
@@ -66,8 +66,8 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     prelude::planes(&mut prelude, &layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_K_TILE", layout.slab_k as u32),
-        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.k_tile as u32),
+        ("QG_K_TILE_BYTES", layout.k_tile_bytes as u32),
         ("QG_SUB_BLOCK", format.sub_block as u32),
         ("QG_TILE_M", TILE_M),
         ("QG_X_K_TILES", X_SLABS),
@@ -95,7 +95,7 @@ fn id(format: Format, layout: &PackedLayout) -> Option<KernelId> {
         x: format.name.parse().ok()?,
         n: TILE_N,
         m: TILE_M,
-        k: layout.slab_k as u32,
+        k: layout.k_tile as u32,
         threads: THREADS,
         warps_n: THREADS / 32,
         k_groups: 1,

@@ -32,7 +32,7 @@ const ACCESS: usize = 16;
 pub struct Repack {
     layout: PackedLayout,
     spec: KernelSpec,
-    strip_slabs: usize,
+    strip_k_tiles: usize,
     shared_bytes: u32,
 }
 
@@ -68,14 +68,14 @@ impl Repack {
     pub fn new(format: Format, variant: Variant) -> Option<Self> {
         let layout = PackedLayout::new(format, arch::pack_class(variant))?;
         let repacking = Repacking::new(&layout)?;
-        let slab_row = layout.slab_k / format.block_len * format.block_bytes;
-        let fitting = (STRIP_BYTES / layout.tile_rows / slab_row).max(1);
-        let strip_slabs = (1 << fitting.ilog2()).min(16);
+        let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
+        let fitting = (STRIP_BYTES / layout.tile_rows / k_tile_row).max(1);
+        let strip_k_tiles = (1 << fitting.ilog2()).min(16);
         // A row begins up to 15 bytes after its first chunk, and the last window ends within 8 bytes of the row's end. An
         // odd number of chunks spreads rows over the banks.
-        let row_chunks = (ACCESS - 1 + strip_slabs * slab_row + 8).div_ceil(ACCESS) | 1;
+        let row_chunks = (ACCESS - 1 + strip_k_tiles * k_tile_row + 8).div_ceil(ACCESS) | 1;
         let shared_bytes = (layout.tile_rows * row_chunks * ACCESS) as u32;
-        let prelude = prelude(&layout, &repacking, variant, strip_slabs, row_chunks, shared_bytes);
+        let prelude = prelude(&layout, &repacking, variant, strip_k_tiles, row_chunks, shared_bytes);
         let spec = KernelSpec {
             name: id(&layout, variant).to_string(),
             entry: "entry/repack.cu",
@@ -84,7 +84,7 @@ impl Repack {
             prelude,
             arch_specific: false,
         };
-        Some(Self { layout, spec, strip_slabs, shared_bytes })
+        Some(Self { layout, spec, strip_k_tiles, shared_bytes })
     }
 
     /// The kernel that packs weights of `format` on `gpu`.
@@ -146,8 +146,8 @@ impl Repack {
 
     /// The launch that packs `n` rows of `k` values into whole tiles.
     fn launch<'a>(&self, rows: BufferRef<'a>, packed: BufferMut<'a>, n: usize, k: usize) -> RepackLaunch<'a> {
-        let k_slabs = self.layout.k_slabs(k);
-        let blocks = self.layout.n_tiles(n) * k_slabs.div_ceil(self.strip_slabs);
+        let k_tiles = self.layout.k_tiles(k);
+        let blocks = self.layout.n_tiles(n) * k_tiles.div_ceil(self.strip_k_tiles);
         RepackLaunch {
             rows,
             packed,
@@ -155,7 +155,7 @@ impl Repack {
             params: RepackParams {
                 n: n as u32,
                 blocks: self.layout.format().blocks_per_row(k) as u32,
-                k_tiles: k_slabs as u32,
+                k_tiles: k_tiles as u32,
                 ..RepackParams::default()
             },
         }
@@ -164,7 +164,7 @@ impl Repack {
 
 /// What the kernel is.
 fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
-    let fragments = Name::new(if layout.class == PackClass::V { "mma_m8n8k4" } else { "mma_m16" });
+    let fragments = Name::new(if layout.class == PackClass::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
     KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
 }
 
@@ -197,7 +197,7 @@ fn prelude(
     layout: &PackedLayout,
     repacking: &Repacking,
     variant: Variant,
-    strip_slabs: usize,
+    strip_k_tiles: usize,
     row_chunks: usize,
     shared_bytes: u32,
 ) -> String {
@@ -205,7 +205,7 @@ fn prelude(
     let mut out = String::new();
     for (name, value) in [
         ("QG_VARIANT", variant.number()),
-        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::V)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -214,16 +214,16 @@ fn prelude(
     prelude::planes(&mut out, layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_K_TILE", layout.slab_k as u32),
-        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.k_tile as u32),
+        ("QG_K_TILE_BYTES", layout.k_tile_bytes as u32),
         ("QG_BLOCK_LEN", format.block_len as u32),
         ("QG_BLOCK_BYTES", format.block_bytes as u32),
         ("QG_ZERO_CODE", repacking.zero_code),
-        ("QG_STRIP_K_TILES", strip_slabs as u32),
+        ("QG_STRIP_K_TILES", strip_k_tiles as u32),
         ("QG_ROW_CHUNKS", row_chunks as u32),
         ("QG_THREADS", THREADS),
         // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
-        ("QG_CTAS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
+        ("QG_CTAS_PER_SM", if layout.class == PackClass::MmaM8N8K4 { 6 } else { 8 }),
         ("QG_SHARED_BYTES", shared_bytes),
     ] {
         prelude::constant_line(&mut out, name, value);
@@ -272,9 +272,9 @@ mod tests {
             let repack = Repack::new(format, variant).unwrap_or_else(|| panic!("{format} {variant}"));
             // What a launch gets on every chip without asking for more.
             assert!(repack.shared_bytes <= 48 * 1024, "{format} {variant}: {} bytes", repack.shared_bytes);
-            // Class V has twice the rows and half the columns in a strip: for wide slabs two of its warps store records only.
-            let codes_for = if repack.layout.class == PackClass::V { THREADS / 2 } else { THREADS };
-            assert!(repack.strip_slabs * 32 >= codes_for as usize, "{format} {variant}: warps without a slab");
+            // `MmaM8N8K4` has twice the rows and half the columns in a strip: for wide k-tiles two of its warps store records only.
+            let codes_for = if repack.layout.class == PackClass::MmaM8N8K4 { THREADS / 2 } else { THREADS };
+            assert!(repack.strip_k_tiles * 32 >= codes_for as usize, "{format} {variant}: warps without a k_tile");
         }
     }
 }

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// The thread number of the copy engine, whose writes are known only to those who waited for them.
+/// The thread number of TMA, whose writes are known only to those who waited for them.
 pub(super) const ENGINE: u16 = u16::MAX - 1;
 
 /// An access to be ordered: by which thread, at which of its clocks.
@@ -22,7 +22,7 @@ pub(super) struct Stamp {
 #[derive(Clone, Debug, Default)]
 struct Known {
     floor: u32,
-    /// Up to which clock the copy engine's events are known.
+    /// Up to which clock TMA's events are known.
     engine: u32,
     /// The same of each thread, of which more than the floor may be known; nothing more of those behind the end.
     threads: Vec<u32>,
@@ -259,12 +259,12 @@ impl Clocks {
         }
     }
 
-    /// The copy engine does something, now.
+    /// The TMA does something, now.
     pub(super) fn engine_event(&self) -> Stamp {
         Stamp { clock: self.engine, thread: ENGINE }
     }
 
-    /// What the copy engine has done so far, for those who wait for it.
+    /// What TMA has done so far, for those who wait for it.
     pub(super) fn engine_release(&mut self) -> Knowledge {
         let known = Known { engine: self.engine, ..Known::default() };
         self.engine += 1;
@@ -279,7 +279,7 @@ impl Clocks {
         self.tick(thread);
     }
 
-    /// Whether copy engine and matrix units see an event: the engine's own do, a thread's do once it has fenced.
+    /// Whether TMA and matrix units see an event: the engine's own do, a thread's do once it has fenced.
     pub(super) fn is_proxied(&self, stamp: Stamp) -> bool {
         stamp.thread == ENGINE || stamp.clock <= self.proxied[usize::from(stamp.thread)]
     }

@@ -1,4 +1,4 @@
-//! What arrives in shared memory by itself and completes on an mbarrier: tiles and runs of bytes of the copy engine, and
+//! What arrives in shared memory by itself and completes on an mbarrier: tiles and runs of bytes of TMA, and
 //! the `cp.async` copies that a thread has tied to a barrier. Later than any hardware would: when no thread can run.
 
 use std::collections::VecDeque;

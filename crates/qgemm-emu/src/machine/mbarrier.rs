@@ -22,7 +22,7 @@ struct Barrier {
     arriving: Knowledge,
     /// The same of all complete phases.
     complete: Knowledge,
-    /// Who set it up, when; and whether the copy engine has been told.
+    /// Who set it up, when; and whether TMA has been told.
     made: Stamp,
     told: bool,
     waiting: Vec<(usize, u32)>,

@@ -225,7 +225,7 @@ impl SharedMemory {
         self.words[offset / WORD..][..len / WORD].iter_mut().for_each(|cell| cell.in_flight -= 1);
     }
 
-    /// The copy engine has written words that it had taken.
+    /// The TMA has written words that it had taken.
     pub(super) fn written_by_engine(&mut self, offset: usize, len: usize, stamp: Stamp) {
         self.words[offset / WORD..][..len / WORD].fill(Cell::written(stamp));
     }

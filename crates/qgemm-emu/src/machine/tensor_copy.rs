@@ -1,4 +1,4 @@
-//! The copy engine (`cp.async.bulk.tensor`): tiles of two-dimensional tensors, swizzled, completing on an mbarrier.
+//! The TMA (`cp.async.bulk.tensor`): tiles of two-dimensional tensors, swizzled, completing on an mbarrier.
 
 use super::block::Block;
 use super::delivery::Delivery;
@@ -29,7 +29,7 @@ impl Swizzle {
     }
 }
 
-/// A two-dimensional tensor as the copy engine sees it: what `cuTensorMapEncodeTiled` makes for a GPU.
+/// A two-dimensional tensor as TMA sees it: what `cuTensorMapEncodeTiled` makes for a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// Address of the first element.

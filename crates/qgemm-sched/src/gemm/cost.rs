@@ -60,7 +60,7 @@ struct Waves {
 
 impl Waves {
     fn new(info: &DeviceInfo, config: &TileConfig, phase: &Phase) -> Self {
-        let slots = f64::from(info.units.max(1)) * f64::from(config.blocks_per_unit.max(1));
+        let slots = f64::from(info.units.max(1)) * f64::from(config.ctas_per_unit.max(1));
         let full = (phase.blocks / slots).floor();
         Self { slots, full, rest: phase.blocks - full * slots }
     }
@@ -71,7 +71,7 @@ impl Waves {
 fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
     let units = f64::from(info.units.max(1));
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
-    let room = f64::from(config.blocks_per_unit.max(1));
+    let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
     let few = config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid;
     let underfill = if few { FEW_TOKENS_UNDERFILL } else { UNDERFILL };
@@ -90,7 +90,7 @@ fn memory(bytes: f64, info: &DeviceInfo, config: &TileConfig, waves: &Waves) -> 
 /// Time of beginning and ending tiles, in which a block multiplies nothing, but others of the same unit do.
 fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -> f64 {
     let waves = waves.full + if waves.rest > 0.0 { 1.0 } else { 0.0 };
-    TILE_LAUNCHES * info.launch_seconds * waves * phase.tiles_a_block / f64::from(config.blocks_per_unit.max(1))
+    TILE_LAUNCHES * info.launch_seconds * waves * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
 }
 
 /// Time of writing, meeting at and adding up the partial sums of a split tile. All are added up at the same time, each
@@ -101,7 +101,7 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         return 0.0;
     }
     let tile_bytes = f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
-    let slots = f64::from(info.units.max(1)) * f64::from(config.blocks_per_unit.max(1));
+    let slots = f64::from(info.units.max(1)) * f64::from(config.ctas_per_unit.max(1));
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
     let restarts = match config.schedule {
         Schedule::StreamK => 0.0,
@@ -133,7 +133,7 @@ mod tests {
 
     fn seconds(m: usize, n: usize, k: usize, config: &TileConfig, splits: u32) -> f64 {
         let op = op(m, n, k);
-        let slots = info().units * config.blocks_per_unit;
+        let slots = info().units * config.ctas_per_unit;
         let partition = Partition::new(&op, config, Cut::Parts(splits), slots).expect("small");
         estimate(&op, &info(), config, &partition).expect("has the arithmetic")
     }

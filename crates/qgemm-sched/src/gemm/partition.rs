@@ -29,8 +29,8 @@ impl Cut {
         let cuts_all = u64::from(cut.cut_tiles) == u64::from(plan.n_tiles) * u64::from(plan.m_tiles);
         match cut.cut_tiles {
             0 => Cut::NONE,
-            tiles if cuts_all && cut.is_even() => Cut::Parts(cut.cut_blocks / tiles),
-            tiles => Cut::Ranges { full_waves: u32::from(tiles >= cut.cut_blocks) },
+            tiles if cuts_all && cut.is_even() => Cut::Parts(cut.cut_ctas / tiles),
+            tiles => Cut::Ranges { full_waves: u32::from(tiles >= cut.cut_ctas) },
         }
     }
 }
@@ -49,7 +49,7 @@ pub struct Partition {
     config: TileConfig,
     n_tiles: u32,
     m_tiles: u32,
-    k_steps: u32,
+    k_tiles: u32,
     splits: u32,
     stream_k: Option<StreamK>,
     grid: [u32; 3],
@@ -81,14 +81,14 @@ impl Partition {
         let tiles = |len: usize, tile: u32| u32::try_from(len.div_ceil(tile as usize)).ok();
         let n_tiles = tiles(op.stored_rows, config.tile_n)?;
         let m_tiles = tiles(op.m, config.tile_m)?;
-        let k_steps = tiles(op.stored_k, config.tile_k)?;
+        let k_tiles = tiles(op.stored_k, config.tile_k)?;
         let tiles = u64::from(n_tiles) * u64::from(m_tiles);
         let tile_values = u64::from(config.tile_n) * u64::from(config.tile_m);
         let fixed = Self {
             config: *config,
             n_tiles,
             m_tiles,
-            k_steps,
+            k_tiles,
             splits: 1,
             stream_k: None,
             grid: [n_tiles, m_tiles, 1],
@@ -96,7 +96,7 @@ impl Partition {
         };
         let partition = match (config.schedule, cut) {
             (Schedule::Grid, Cut::Parts(splits)) => {
-                let allowed = (1..=config.max_splits.min(k_steps).max(1)).contains(&splits);
+                let allowed = (1..=config.max_splits.min(k_tiles).max(1)).contains(&splits);
                 let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
                 allowed.then_some(Self { splits, grid: [n_tiles, m_tiles, splits], workspace, ..fixed })
             }
@@ -104,16 +104,16 @@ impl Partition {
             (Schedule::StreamK, cut) => {
                 let tiles = u32::try_from(tiles).ok().filter(|&t| u64::from(t) < MAX_TILES)?;
                 let slots = slots.max(1);
-                let cut = Cutter { config, tiles, k_steps, slots }.cut(cut)?;
-                let blocks = if cut.cut_tiles < tiles { slots.min(tiles) } else { cut.cut_blocks };
-                let blocks = blocks.max(cut.cut_blocks);
+                let cut = Cutter { config, tiles, k_tiles, slots }.cut(cut)?;
+                let blocks = if cut.cut_tiles < tiles { slots.min(tiles) } else { cut.cut_ctas };
+                let blocks = blocks.max(cut.cut_ctas);
                 let swizzle_group = swizzle_group(op, config, n_tiles, blocks);
                 let workspace = WorkspaceLayout::stream_k(&cut, tile_values)?;
                 let stream_k = Some(StreamK { swizzle_group, ..cut });
                 Some(Self { stream_k, grid: [blocks, 1, 1], workspace, ..fixed })
             }
         }?;
-        let workspace = partition.workspace.with_x(config, m_tiles, k_steps)?;
+        let workspace = partition.workspace.with_x(config, m_tiles, k_tiles)?;
         Some(Self { workspace, ..partition })
     }
 
@@ -123,8 +123,8 @@ impl Partition {
     }
 
     /// Steps along K.
-    pub fn k_steps(&self) -> u32 {
-        self.k_steps
+    pub fn k_tiles(&self) -> u32 {
+        self.k_tiles
     }
 
     /// Tiles along M.
@@ -141,9 +141,9 @@ impl Partition {
     pub(crate) fn peers(&self) -> u32 {
         match &self.stream_k {
             None => self.splits,
-            Some(cut) if cut.cut_blocks == 0 => 1,
-            Some(cut) if cut.is_even() => cut.cut_blocks / cut.cut_tiles,
-            Some(cut) => cut.cut_blocks.div_ceil(cut.cut_tiles) + 1,
+            Some(cut) if cut.cut_ctas == 0 => 1,
+            Some(cut) if cut.is_even() => cut.cut_ctas / cut.cut_tiles,
+            Some(cut) => cut.cut_ctas.div_ceil(cut.cut_tiles) + 1,
         }
     }
 
@@ -151,21 +151,21 @@ impl Partition {
     pub(crate) fn phases(&self) -> Vec<Phase> {
         let tiles = f64::from(self.n_tiles) * f64::from(self.m_tiles);
         let Some(cut) = &self.stream_k else {
-            let steps_a_block = f64::from(self.k_steps.div_ceil(self.splits));
+            let steps_a_block = f64::from(self.k_tiles.div_ceil(self.splits));
             return vec![Phase { blocks: tiles * f64::from(self.splits), steps_a_block, tiles_a_block: 1.0 }];
         };
         let whole = Phase {
             blocks: tiles - f64::from(cut.cut_tiles),
-            steps_a_block: f64::from(self.k_steps),
+            steps_a_block: f64::from(self.k_tiles),
             tiles_a_block: 1.0,
         };
-        let ranges = (cut.cut_blocks > 0).then(|| {
-            let units = u64::from(cut.cut_tiles) * u64::from(cut.units(self.k_steps));
-            let steps_a_block = units.div_ceil(cut.cut_blocks.into()) as f64 * f64::from(cut.cut_steps);
+        let ranges = (cut.cut_ctas > 0).then(|| {
+            let units = u64::from(cut.cut_tiles) * u64::from(cut.units(self.k_tiles));
+            let steps_a_block = units.div_ceil(cut.cut_ctas.into()) as f64 * f64::from(cut.cut_k_tiles);
             // Where ranges do not end with tiles, one that is as long as a tile has parts of two.
             let begun = u32::from(!cut.is_even());
-            let tiles_a_block = f64::from(cut.cut_tiles.div_ceil(cut.cut_blocks) + begun);
-            Phase { blocks: cut.cut_blocks.into(), steps_a_block, tiles_a_block }
+            let tiles_a_block = f64::from(cut.cut_tiles.div_ceil(cut.cut_ctas) + begun);
+            Phase { blocks: cut.cut_ctas.into(), steps_a_block, tiles_a_block }
         });
         ranges.into_iter().chain((whole.blocks > 0.0).then_some(whole)).collect()
     }
@@ -176,7 +176,7 @@ impl Partition {
             config: self.config,
             n_tiles: self.n_tiles,
             m_tiles: self.m_tiles,
-            k_steps: self.k_steps,
+            k_tiles: self.k_tiles,
             splits: self.splits,
             stream_k: self.stream_k,
             grid: self.grid,
@@ -190,15 +190,15 @@ impl Partition {
 struct Cutter<'a> {
     config: &'a TileConfig,
     tiles: u32,
-    k_steps: u32,
+    k_tiles: u32,
     slots: u32,
 }
 
 impl Cutter<'_> {
     fn cut(&self, cut: Cut) -> Option<StreamK> {
-        let none = StreamK { cut_steps: (CUT_COLUMNS / self.config.tile_k).max(1), ..StreamK::default() };
-        let units = u64::from(none.units(self.k_steps));
-        let (cut_tiles, cut_blocks) = match cut {
+        let none = StreamK { cut_k_tiles: (CUT_COLUMNS / self.config.tile_k).max(1), ..StreamK::default() };
+        let units = u64::from(none.units(self.k_tiles));
+        let (cut_tiles, cut_ctas) = match cut {
             Cut::Parts(1) => return Some(none),
             Cut::Parts(parts) => {
                 let allowed = parts > 1 && parts <= self.config.max_splits && u64::from(parts) <= units;
@@ -223,7 +223,7 @@ impl Cutter<'_> {
         };
         // The ranges of cut tiles are counted in 32 bits.
         let counted = u64::from(cut_tiles) * units < u64::from(u32::MAX);
-        (counted && cut_blocks > 1).then_some(StreamK { cut_tiles, cut_blocks, ..none })
+        (counted && cut_ctas > 1).then_some(StreamK { cut_tiles, cut_ctas, ..none })
     }
 }
 
@@ -287,13 +287,13 @@ mod tests {
             let op = op(m, n, blocks * 32);
             let config = TileConfig { tile_m, tile_n, tile_k: tile_k * 32, max_splits: 8, schedule, ..config("gemm") };
             let Some(partition) = Partition::new(&op, &config, cut, slots) else { return Ok(()) };
-            let steps = partition.k_steps() as usize;
+            let steps = partition.k_tiles() as usize;
             let mut visits = vec![0u8; m * n * steps];
             for piece in all_work_tiles(&partition) {
-                prop_assert!(!piece.k_steps.is_empty(), "no piece is empty");
+                prop_assert!(!piece.k_tiles.is_empty(), "no piece is empty");
                 for i in outputs(piece.m_tile, tile_m, m) {
                     for j in outputs(piece.n_tile, tile_n, n) {
-                        for s in piece.k_steps.clone() {
+                        for s in piece.k_tiles.clone() {
                             visits[(i * n + j) * steps + s as usize] += 1;
                         }
                     }
@@ -327,7 +327,7 @@ mod tests {
                 tiles.entry(piece.tile).or_default().push(piece);
             }
             for pieces in tiles.values_mut() {
-                pieces.sort_by_key(|p| p.k_steps.start);
+                pieces.sort_by_key(|p| p.k_tiles.start);
                 prop_assert!(pieces.len() <= config.max_splits as usize);
                 for (index, piece) in pieces.iter().enumerate() {
                     prop_assert_eq!((piece.index as usize, piece.peers as usize), (index, pieces.len()));
@@ -345,7 +345,7 @@ mod tests {
             let cut = Cut::Ranges { full_waves };
             let Some(partition) = Partition::new(&op(m, n, 8192), &config, cut, 132) else { return Ok(()) };
             let cut = partition.stream_k.expect("stream-K");
-            let lengths: Vec<u32> = (0..cut.cut_blocks).map(|b| cut.range(cut.units(partition.k_steps()), b).len() as u32).collect();
+            let lengths: Vec<u32> = (0..cut.cut_ctas).map(|b| cut.range(cut.units(partition.k_tiles()), b).len() as u32).collect();
             let (least, most) = (lengths.iter().min().expect("blocks"), lengths.iter().max().expect("blocks"));
             prop_assert!(*least >= RANGE_UNITS as u32 && most - least <= 1, "{} to {}", least, most);
             let plan = partition.plan(0.0);
@@ -372,7 +372,7 @@ mod tests {
         let config = TileConfig { max_splits: 4, tile_k: 64, schedule: Schedule::StreamK, ..config("gemm") };
         let bounds = |m, n| {
             let partition = Partition::new(&op(m, n, 7 * 256), &config, Cut::Parts(3), 132).expect("small");
-            let mut bounds: Vec<_> = all_work_tiles(&partition).into_iter().map(|p| (p.index, p.k_steps)).collect();
+            let mut bounds: Vec<_> = all_work_tiles(&partition).into_iter().map(|p| (p.index, p.k_tiles)).collect();
             bounds.sort_by_key(|(index, steps)| (*index, steps.start, steps.end));
             bounds.dedup();
             bounds

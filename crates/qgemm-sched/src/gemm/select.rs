@@ -228,7 +228,7 @@ impl Search<'_> {
 
     /// Blocks of `config` that the device runs at once.
     fn slots(&self, config: &TileConfig) -> u32 {
-        self.info.units.max(1).saturating_mul(config.blocks_per_unit.max(1))
+        self.info.units.max(1).saturating_mul(config.ctas_per_unit.max(1))
     }
 }
 
@@ -251,7 +251,7 @@ pub(crate) mod tests {
             k,
             stored_k: k,
             format: "q4_0".parse().expect("a format"),
-            class: PackClass::T,
+            class: PackClass::MmaM16,
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,
@@ -299,7 +299,7 @@ pub(crate) mod tests {
             tile_m: 16,
             tile_k: 64,
             threads: 128,
-            blocks_per_unit: 2,
+            ctas_per_unit: 2,
             schedule: Schedule::Grid,
             max_splits: 1,
             warps_n: 4,
@@ -425,7 +425,7 @@ pub(crate) mod tests {
             let first = pick_freely(&invariant(1));
             for m in [2, 3, 64, 65, 5000] {
                 let plan = pick_freely(&invariant(m));
-                assert_eq!((plan.config, plan.splits, plan.k_steps), (first.config, 1, first.k_steps));
+                assert_eq!((plan.config, plan.splits, plan.k_tiles), (first.config, 1, first.k_tiles));
                 assert_eq!(plan.m_tiles as usize, m.div_ceil(plan.config.tile_m as usize));
             }
         }

@@ -128,7 +128,7 @@ impl Case {
             k,
             stored_k: weight.stored_k(),
             format,
-            class: PackClass::R,
+            class: PackClass::Simd16,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
@@ -314,13 +314,13 @@ const ROUNDED: f64 = 2.4e-7;
 pub fn plan(op: &CheckedGemm, config: TileConfig) -> LaunchPlan {
     let n_tiles = (op.stored_rows as u32).div_ceil(config.tile_n);
     let m_tiles = (op.m as u32).div_ceil(config.tile_m);
-    let k_steps = (op.stored_k as u32).div_ceil(config.tile_k);
-    let workspace = WorkspaceLayout::split(1, 0, 0).and_then(|layout| layout.with_x(&config, m_tiles, k_steps));
+    let k_tiles = (op.stored_k as u32).div_ceil(config.tile_k);
+    let workspace = WorkspaceLayout::split(1, 0, 0).and_then(|layout| layout.with_x(&config, m_tiles, k_tiles));
     LaunchPlan {
         config,
         n_tiles,
         m_tiles,
-        k_steps,
+        k_tiles,
         splits: 1,
         stream_k: None,
         grid: [n_tiles, m_tiles, 1],

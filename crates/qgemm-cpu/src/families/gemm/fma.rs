@@ -75,7 +75,7 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
         let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
         // Tiles past the last hold nothing, and nobody reads their accumulators.
         w[tiles * LANES * STEP..].fill(0.0);
-        for k_tile in 0..weight.k_slabs() {
+        for k_tile in 0..weight.k_tiles() {
             let mut k_tiles = [None; TILES];
             let mut rest = &mut *scales_of_tiles;
             for (i, to) in k_tiles.iter_mut().enumerate().take(tiles) {
@@ -84,7 +84,7 @@ fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
                 let (scales, mins) = scratch.split_at_mut(scales / 2);
                 *to = Some(weight.k_tile(job.simd(), first_row / LANES + i, k_tile, scales, mins));
             }
-            let columns = weight.layout().slab_k;
+            let columns = weight.layout().k_tile;
             for first in (0..columns).step_by(STEP) {
                 for (k_tile, out) in k_tiles.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
                     job.simd().decode(k_tile, first, STEP, out);

@@ -95,7 +95,7 @@ pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
             let tokens = first..m.min(first + panel_tokens);
             let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * words]);
             let schedule = Schedule::new(job, tokens.len());
-            let step = schedule.step_k_tiles * job.weight().layout().slab_k;
+            let step = schedule.step_k_tiles * job.weight().layout().k_tile;
             job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks, x);
             let x = &*x;
             job.for_each_block(tokens.len(), |first_row| block(job, how, schedule, x, tokens.clone(), first_row));
@@ -118,15 +118,15 @@ struct Schedule {
 
 impl Schedule {
     fn new(job: &Job<'_>, tokens: usize) -> Self {
-        let slab_k = job.weight().layout().slab_k;
+        let k_tile = job.weight().layout().k_tile;
         let at_once = job.simd().quantized_tokens(false);
         if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
             // W is read once, from one end to the other.
             let one_group = tokens <= at_once;
             let step = if one_group { LONG_STEP } else { TWO_GROUPS_STEP };
-            Self { step_k_tiles: (step / slab_k).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
+            Self { step_k_tiles: (step / k_tile).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
         } else {
-            Self { step_k_tiles: (STEP / slab_k).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
+            Self { step_k_tiles: (STEP / k_tile).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
     }
 }
@@ -136,7 +136,7 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
     let (weight, simd) = (job.weight(), job.simd());
     let layout = weight.layout();
     let Schedule { step_k_tiles, tiles: at_once, unpacks, unpacks_scales } = schedule;
-    let step = step_k_tiles * layout.slab_k;
+    let step = step_k_tiles * layout.k_tile;
     let codes = if unpacks { LANES * step } else { 0 };
     let subs = if unpacks_scales { LANES * step / how.sub_block } else { 0 };
     let min_subs = if how.offset.is_some() { 0 } else { subs };
@@ -148,10 +148,10 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
         sums.fill(0.0);
         let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
         for first_tile in (0..tiles).step_by(at_once) {
-            for k_tile in (0..weight.k_slabs()).step_by(step_k_tiles) {
-                let count = step_k_tiles.min(weight.k_slabs() - k_tile);
+            for k_tile in (0..weight.k_tiles()).step_by(step_k_tiles) {
+                let count = step_k_tiles.min(weight.k_tiles() - k_tile);
                 let group = at_once.min(tiles - first_tile);
-                let k_tiles = |tile: usize| weight.k_tiles(first_row / LANES + first_tile + tile, k_tile, count);
+                let k_tiles = |tile: usize| weight.run_of_k_tiles(first_row / LANES + first_tile + tile, k_tile, count);
                 for tile in 0..group {
                     let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
                     if unpacks_scales {
@@ -162,17 +162,17 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
                     }
                 }
                 let prefetch_distance = match unpacks {
-                    false => (PREFETCH_BYTES / layout.slab_bytes).max(1),
-                    true if k_tile + count < weight.k_slabs() => count,
+                    false => (PREFETCH_BYTES / layout.k_tile_bytes).max(1),
+                    true if k_tile + count < weight.k_tiles() => count,
                     // The first step of the next block.
-                    true => TILES * weight.k_slabs() - k_tile,
+                    true => TILES * weight.k_tiles() - k_tile,
                 };
                 let of_tile = |tile: usize| Tile {
                     codes: match unpacks {
-                        true => &unpacked[tile * codes..][..count * layout.slab_k * LANES],
+                        true => &unpacked[tile * codes..][..count * layout.k_tile * LANES],
                         false => k_tiles(tile),
                     },
-                    prefetch: Prefetch::new(k_tiles(tile).as_ptr()).skip(prefetch_distance * layout.slab_bytes),
+                    prefetch: Prefetch::new(k_tiles(tile).as_ptr()).skip(prefetch_distance * layout.k_tile_bytes),
                     scales: &scales[tile * subs..],
                     mins: &mins[tile * min_subs..],
                 };
@@ -183,10 +183,10 @@ fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], token
                     layout,
                     unpacked: unpacks,
                     tiles: &of_tiles[..group],
-                    prefetch_bytes: step_k_tiles * layout.slab_bytes,
+                    prefetch_bytes: step_k_tiles * layout.k_tile_bytes,
                     records: (!unpacks_scales).then(|| weight.scales()),
-                    x: &x[tokens.len() * how.row(k_tile * layout.slab_k).words..],
-                    row: how.row(count * layout.slab_k),
+                    x: &x[tokens.len() * how.row(k_tile * layout.k_tile).words..],
+                    row: how.row(count * layout.k_tile),
                 };
                 simd.multiply_codes(tokens.len(), &at, &mut sums[first_tile * LANES..]);
             }

@@ -29,10 +29,14 @@ pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
 /// # Errors
 /// The reason why the operation is not served.
 fn check_supported(op: &CheckedGemm) -> Result<Dense, Unsupported> {
-    if op.class == PackClass::R {
+    if op.class == PackClass::Simd16 {
         return op.plain_x();
     }
-    Err(Unsupported::new(format!("reads weights packed as {:?}, and these are packed as {:?}", PackClass::R, op.class)))
+    Err(Unsupported::new(format!(
+        "reads weights packed as {:?}, and these are packed as {:?}",
+        PackClass::Simd16,
+        op.class
+    )))
 }
 
 /// What tells the configurations of one family from those of another.
@@ -58,7 +62,7 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         // One step, so that no plan cuts K.
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
         threads: 1,
-        blocks_per_unit: 1,
+        ctas_per_unit: 1,
         schedule: Schedule::Grid,
         max_splits: 1,
         warps_n: 1,

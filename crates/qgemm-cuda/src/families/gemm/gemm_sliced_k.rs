@@ -109,7 +109,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
         let mut with_room = tile.divisions.iter().filter_map(|division| divided(tile, division));
         with_room.find(fits_registers)
     };
-    let is_narrow = types.layout.slab_bytes * 8 < 7 * types.layout.tile_rows * types.layout.slab_k;
+    let is_narrow = types.layout.k_tile_bytes * 8 < 7 * types.layout.tile_rows * types.layout.k_tile;
     let (tiles, many_rows): (&[_], &[_]) = match (is_nested, is_narrow) {
         (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
         (false, true) => (&TILES, &MANY_ROWS_TILES),

@@ -137,8 +137,8 @@ impl Instance {
         let fits = op.weight_fits_f16 || self.types.x != DType::F16;
         let may_round =
             rounds_beyond.is_some_and(|tokens| op.m > tokens) && op.stored_rows >= LEAST_ROUNDED_ROWS && fits;
-        let k_tiles = self.types.layout.k_slabs(op.stored_k);
-        let reaches = k_tiles.saturating_mul(self.types.layout.slab_bytes) <= *most_tile_bytes;
+        let k_tiles = self.types.layout.k_tiles(op.stored_k);
+        let reaches = k_tiles.saturating_mul(self.types.layout.k_tile_bytes) <= *most_tile_bytes;
         (may_round || !self.rounds_weights()) && reaches && (in_order || *x_access == XAccess::Any)
     }
 
@@ -158,7 +158,7 @@ impl Instance {
             tile_m: self.tile_m,
             tile_k: self.types.tile_k(),
             threads: self.threads,
-            blocks_per_unit: self.ctas_per_sm,
+            ctas_per_unit: self.ctas_per_sm,
             schedule: self.main_loop.schedule,
             max_splits: 16,
             warps_n: self.warps_n,
@@ -202,7 +202,7 @@ impl Instance {
         // Macros where a preprocessor condition or an #include needs the value; constants otherwise.
         for (name, value) in [
             ("QG_VARIANT", variant.number()),
-            ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::V)),
+            ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
             ("QG_USE_MMA", u32::from(engine.is_mma())),
             ("QG_INTEGER_OPERANDS", u32::from(self.integer_operands)),
             ("QG_PARKS_STATE", u32::from(self.parks_state)),

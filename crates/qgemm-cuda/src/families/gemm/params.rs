@@ -128,7 +128,7 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
         out_features: op.out_features as u32,
         alpha: op.alpha,
         beta: op.beta,
-        k_tiles: plan.k_steps,
+        k_tiles: plan.k_tiles,
         splits: plan.splits,
         activation: activation_code(op.activation),
         x_dtype: dtype_code(x.dtype),
@@ -149,13 +149,13 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
 }
 
 fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {
-    let StreamK { cut_tiles, cut_blocks, cut_steps, swizzle_group } = plan.stream_k.unwrap_or_default();
+    let StreamK { cut_tiles, cut_ctas, cut_k_tiles, swizzle_group } = plan.stream_k.unwrap_or_default();
     TileSchedule {
         n_tiles: plan.n_tiles,
         m_tiles: plan.m_tiles,
         swizzle_group,
         cut_tiles,
-        cut_ctas: cut_blocks,
-        cut_k_tiles: cut_steps,
+        cut_ctas: cut_ctas,
+        cut_k_tiles: cut_k_tiles,
     }
 }

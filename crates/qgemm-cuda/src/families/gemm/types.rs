@@ -99,17 +99,17 @@ impl Types {
 
     /// Columns of a packed k-tile.
     pub(crate) fn tile_k(&self) -> u32 {
-        self.layout.slab_k as u32
+        self.layout.k_tile as u32
     }
 
     /// Bytes of a packed k-tile.
     pub(crate) fn k_tile_bytes(&self) -> u32 {
-        self.layout.slab_bytes as u32
+        self.layout.k_tile_bytes as u32
     }
 
     /// Whether k-tiles have 256 columns: those of formats that nest their scales.
     pub(crate) fn has_nested_scales(&self) -> bool {
-        self.layout.slab_k > 128
+        self.layout.k_tile > 128
     }
 
     /// Whether codes have an offset of their own in every block, which takes registers beside the scale.
@@ -142,6 +142,6 @@ impl Types {
 
     /// Elements between the chunks of a token (`XTile::CHUNK_PITCH`).
     pub(crate) fn chunk_padding(&self) -> u32 {
-        if self.layout.class == PackClass::V { 0 } else { 16 }
+        if self.layout.class == PackClass::MmaM8N8K4 { 0 } else { 16 }
     }
 }

@@ -34,12 +34,12 @@ pub struct TileConfig {
     pub tile_n: u32,
     /// Tokens a block computes.
     pub tile_m: u32,
-    /// Values along K that make one indivisible step (a slab); partitions of K fall on its multiples.
+    /// Values along K that make one indivisible step (a k-tile); partitions of K fall on its multiples.
     pub tile_k: u32,
     /// Threads of a block.
     pub threads: u32,
     /// Blocks that one unit (SM, core) runs at once.
-    pub blocks_per_unit: u32,
+    pub ctas_per_unit: u32,
     /// How blocks share the tiles.
     pub schedule: Schedule,
     /// Most blocks that may share the K dimension of one output tile; 1 = tiles are never cut.
@@ -76,7 +76,7 @@ impl TileConfig {
             threads: self.threads,
             warps_n: self.warps_n,
             k_groups: self.k_groups,
-            ctas: self.blocks_per_unit,
+            ctas: self.ctas_per_unit,
             stages: self.stages,
         };
         KernelId::new(self.family, self.variant, Spec::Gemm(spec))
@@ -89,7 +89,7 @@ pub enum Schedule {
     /// Every block has one tile, or one of equally many parts of its K dimension: grid (n tiles, m tiles, splits).
     Grid,
     /// Stream-K: a one-dimensional grid of as many blocks as the device runs at once, or fewer. First every block
-    /// takes an equal range of the slabs of the tiles that are cut, then whole tiles in turn.
+    /// takes an equal range of the k-tiles of the tiles that are cut, then whole tiles in turn.
     StreamK,
 }
 
@@ -99,9 +99,9 @@ pub struct StreamK {
     /// Tiles, first in the order of the swizzle, whose K dimension is cut.
     pub cut_tiles: u32,
     /// Blocks, the first of the grid, that take an equal range of them each.
-    pub cut_blocks: u32,
+    pub cut_ctas: u32,
     /// Steps of `tile_k` between the places of a tile where it may be cut.
-    pub cut_steps: u32,
+    pub cut_k_tiles: u32,
     /// Order of tiles: so many tiles along N are worked through together, for all tokens, before the next ones; within
     /// them tiles along N follow one another, then those along M. Blocks at work at once then share both W and X.
     pub swizzle_group: u32,
@@ -117,7 +117,7 @@ pub struct LaunchPlan {
     /// Tiles along M.
     pub m_tiles: u32,
     /// Steps of `tile_k` along K.
-    pub k_steps: u32,
+    pub k_tiles: u32,
     /// Blocks that share the K dimension of every tile; 1 with `stream_k`.
     pub splits: u32,
     /// What is cut, with [`Schedule::StreamK`].

@@ -15,7 +15,7 @@ pub struct WorkTile {
     /// Place of the tile along M.
     pub m_tile: u32,
     /// Steps along K.
-    pub k_steps: Range<u32>,
+    pub k_tiles: Range<u32>,
     /// Blocks that share the tile.
     pub peers: u32,
     /// This block's place among them, in the order of their steps.
@@ -35,15 +35,15 @@ impl LaunchPlan {
 
     /// The one work tile of a block whose grid has a part of a tile for each.
     fn part(&self, [n_tile, m_tile, part]: [u32; 3]) -> WorkTile {
-        let bound = |s: u32| (u64::from(s) * u64::from(self.k_steps) / u64::from(self.splits)) as u32;
+        let bound = |s: u32| (u64::from(s) * u64::from(self.k_tiles) / u64::from(self.splits)) as u32;
         let tile = m_tile * self.n_tiles + n_tile;
-        let k_steps = bound(part)..bound(part + 1);
-        WorkTile { tile, n_tile, m_tile, k_steps, peers: self.splits, index: part, slot: tile * self.splits + part }
+        let k_tiles = bound(part)..bound(part + 1);
+        WorkTile { tile, n_tile, m_tile, k_tiles, peers: self.splits, index: part, slot: tile * self.splits + part }
     }
 
     /// The parts of cut tiles in a block's range.
     fn range(&self, cut: &StreamK, block: u32) -> impl Iterator<Item = WorkTile> {
-        let units = cut.units(self.k_steps);
+        let units = cut.units(self.k_tiles);
         let range = cut.range(units, block);
         let tiles = if range.is_empty() { 0..0 } else { range.start / units..range.end.div_ceil(units) };
         tiles.map(move |tile| {
@@ -53,7 +53,7 @@ impl LaunchPlan {
             let first_block = cut.owner(units, first_unit);
             let index = block - first_block;
             WorkTile {
-                k_steps: begin * cut.cut_steps..(end * cut.cut_steps).min(self.k_steps),
+                k_tiles: begin * cut.cut_k_tiles..(end * cut.cut_k_tiles).min(self.k_tiles),
                 peers: cut.owner(units, first_unit + units - 1) - first_block + 1,
                 index,
                 // So many tiles were cut before this one at most.
@@ -78,7 +78,7 @@ impl LaunchPlan {
             tile,
             n_tile: first + rest % width,
             m_tile: rest / width,
-            k_steps: 0..self.k_steps,
+            k_tiles: 0..self.k_tiles,
             peers: 1,
             index: 0,
             slot: 0,
@@ -86,32 +86,32 @@ impl LaunchPlan {
     }
 }
 
-/// Geometry of cut tiles, in units of `cut_steps` steps along K.
+/// Geometry of cut tiles, in units of `cut_k_tiles` steps along K.
 impl StreamK {
-    /// Units of a tile of `k_steps` steps.
-    pub fn units(&self, k_steps: u32) -> u32 {
-        k_steps.div_ceil(self.cut_steps)
+    /// Units of a tile of `k_tiles` steps.
+    pub fn units(&self, k_tiles: u32) -> u32 {
+        k_tiles.div_ceil(self.cut_k_tiles)
     }
 
     /// Whether ranges end where tiles do.
     pub fn is_even(&self) -> bool {
-        self.cut_tiles > 0 && self.cut_blocks.is_multiple_of(self.cut_tiles)
+        self.cut_tiles > 0 && self.cut_ctas.is_multiple_of(self.cut_tiles)
     }
 
     /// The range of a block, over all cut tiles of `units` units; empty for blocks that have none.
     pub fn range(&self, units: u32, block: u32) -> Range<u32> {
-        if block >= self.cut_blocks {
+        if block >= self.cut_ctas {
             return 0..0;
         }
         let total = u64::from(self.cut_tiles) * u64::from(units);
-        let bound = |block: u64| (block * total / u64::from(self.cut_blocks)) as u32;
+        let bound = |block: u64| (block * total / u64::from(self.cut_ctas)) as u32;
         bound(block.into())..bound(u64::from(block) + 1)
     }
 
     /// The block whose range holds `unit`.
     fn owner(&self, units: u32, unit: u32) -> u32 {
         let total = u64::from(self.cut_tiles) * u64::from(units);
-        (((u64::from(unit) + 1) * u64::from(self.cut_blocks) - 1) / total) as u32
+        (((u64::from(unit) + 1) * u64::from(self.cut_ctas) - 1) / total) as u32
     }
 }
 
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_range_is_held_by_its_owner() {
-        let cut = StreamK { cut_tiles: 5, cut_blocks: 7, cut_steps: 2, swizzle_group: 1 };
+        let cut = StreamK { cut_tiles: 5, cut_ctas: 7, cut_k_tiles: 2, swizzle_group: 1 };
         let units = cut.units(13);
         assert_eq!(units, 7);
         for unit in 0..5 * units {

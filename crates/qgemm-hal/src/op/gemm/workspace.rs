@@ -76,7 +76,7 @@ impl WorkspaceLayout {
     /// that has a part of it, plus the tiles cut before it: at most as many as their number, and as that of the CTAs
     /// before, of which each begins at most one tile that it does not end.
     pub fn stream_k(cut: &StreamK, tile_values: u64) -> Option<Self> {
-        match (cut.cut_tiles, cut.cut_blocks) {
+        match (cut.cut_tiles, cut.cut_ctas) {
             (0, _) | (_, 0) => Self::of_slots(0, 0, tile_values),
             (tiles, blocks) => {
                 let slots = u64::from(blocks) + u64::from(tiles.min(blocks)) - 1;
@@ -103,13 +103,13 @@ impl WorkspaceLayout {
         })
     }
 
-    /// The layout with room for what the prologue of `config` writes for `m_tiles` tiles of tokens and `k_steps` k-tiles, or
+    /// The layout with room for what the prologue of `config` writes for `m_tiles` tiles of tokens and `k_tiles` k-tiles, or
     /// `None` when the size overflows. Without a prologue it is the same.
-    pub fn with_x(self, config: &TileConfig, m_tiles: u32, k_steps: u32) -> Option<Self> {
+    pub fn with_x(self, config: &TileConfig, m_tiles: u32, k_tiles: u32) -> Option<Self> {
         let Some(XPrologue::Convert { row_factors }) = config.x_prologue else { return Some(self) };
         let after = |offset: u64| offset.checked_next_multiple_of(ALIGNMENT);
         let rows = u64::from(m_tiles) * u64::from(config.tile_m);
-        let columns = u64::from(k_steps) * u64::from(config.tile_k);
+        let columns = u64::from(k_tiles) * u64::from(config.tile_k);
         let row_bytes = columns.checked_mul(u64::from(config.x_format.desc().bits))? / 8;
         let x = after((self.bytes as u64).max(COUNTER_BYTES))?;
         let factors = after(x.checked_add(rows.checked_mul(row_bytes)?)?)?;
@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn ranges_of_blocks_have_their_slots() {
-        let layout = |cut_tiles, cut_blocks| {
-            let cut = StreamK { cut_tiles, cut_blocks, ..StreamK::default() };
+        let layout = |cut_tiles, cut_ctas| {
+            let cut = StreamK { cut_tiles, cut_ctas, ..StreamK::default() };
             WorkspaceLayout::stream_k(&cut, 8).expect("small")
         };
         assert_eq!(layout(0, 0).bytes, 0);
@@ -189,7 +189,7 @@ mod tests {
             tile_m,
             tile_k,
             threads: 128,
-            blocks_per_unit: 1,
+            ctas_per_unit: 1,
             schedule: Schedule::Grid,
             max_splits: 1,
             warps_n: 4,

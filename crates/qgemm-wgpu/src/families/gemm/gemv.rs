@@ -59,7 +59,7 @@ pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> Tile
         tile_m: tokens,
         tile_k: 64,
         threads,
-        blocks_per_unit: 1024 / threads,
+        ctas_per_unit: 1024 / threads,
         k_groups: slices(TILE_N, threads),
         shared_bytes,
         efficiency: if threads == WIDE { (220, 480) } else { (220, 500) },

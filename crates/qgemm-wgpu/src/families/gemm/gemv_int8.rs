@@ -54,7 +54,7 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
             _ => (180, 700),
         },
         // Eight tokens take so many registers that no more have room.
-        blocks_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
+        ctas_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
         ..gemv::config(tokens, threads, shared_bytes)
     }
 }

@@ -29,7 +29,7 @@ const CHUNK_UNITS: u32 = 8;
 pub(crate) static CONFIGS: &[TileConfig] =
     &[config(256, 256, 2, 480), config(128, 128, 4, 430), config(64, 128, 4, 280)];
 
-const fn config(tile_n: u32, threads: u32, blocks_per_unit: u32, efficiency: u32) -> TileConfig {
+const fn config(tile_n: u32, threads: u32, ctas_per_unit: u32, efficiency: u32) -> TileConfig {
     TileConfig {
         family: NAME,
         main_loop: NAME,
@@ -38,7 +38,7 @@ const fn config(tile_n: u32, threads: u32, blocks_per_unit: u32, efficiency: u32
         tile_m: TILE_M,
         tile_k: 64,
         threads,
-        blocks_per_unit,
+        ctas_per_unit,
         shared_bytes: TILE_M * CHUNK_UNITS * UNIT_BYTES,
         efficiency: (efficiency, 500),
         ..CONFIG

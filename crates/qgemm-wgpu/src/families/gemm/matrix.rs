@@ -47,7 +47,7 @@ const fn config(
     (tile_n, tile_m, tile_k): (u32, u32, u32),
     part: (u32, u32),
     stages: u32,
-    blocks_per_unit: u32,
+    ctas_per_unit: u32,
     efficiency: u32,
 ) -> TileConfig {
     let warps_n = tile_n / part.0;
@@ -60,7 +60,7 @@ const fn config(
         tile_m,
         tile_k,
         threads: subgroups * CooperativeMatrices::MAX_LANES,
-        blocks_per_unit,
+        ctas_per_unit,
         warps_n,
         stages,
         // Each column of W, and each token of X, is padded by eight halves.

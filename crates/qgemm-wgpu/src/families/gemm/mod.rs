@@ -78,7 +78,7 @@ const CONFIG: TileConfig = TileConfig {
     tile_m: 0,
     tile_k: 0,
     threads: 0,
-    blocks_per_unit: 1,
+    ctas_per_unit: 1,
     schedule: Schedule::Grid,
     max_splits: 1,
     warps_n: 1,
