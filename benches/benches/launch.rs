@@ -1,15 +1,35 @@
-//! What planning and launching cost the host, on a device that computes nothing.
+//! What planning and launching cost the host: planning on the CPU and on a device that computes nothing, launching on the latter.
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use qgemm_api::{Args, Context, DType, Problem};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use qgemm_api::{Args, Context, Conversion, DType, Problem, TunedTable};
 use qgemm_benches::{SIZE, weight};
 
-fn planning_and_launching(criterion: &mut Criterion) {
+/// A problem that was never planned, whose kernels are ready, and one that was.
+fn planning(criterion: &mut Criterion) {
+    for device in ["noop", "cpu"] {
+        let ctx = Context::open(device).expect("always there");
+        let weight = ctx.load(&weight("q4_k")).expect("enough memory");
+        let problem = Problem::new(&weight, 8).x_dtype(DType::F16);
+        let conversion = Conversion::new(8, SIZE, DType::F32, DType::F16);
+        // A context with a table of its own knows no plans.
+        let unseen = || ctx.clone().with_tuned(TunedTable::new());
+        criterion.bench_function(&format!("plan unseen on {device}"), |b| {
+            b.iter_batched(unseen, |ctx| ctx.plan(&problem).expect("a plan"), BatchSize::SmallInput);
+        });
+        criterion.bench_function(&format!("plan seen on {device}"), |b| b.iter(|| ctx.plan(&problem).expect("a plan")));
+        criterion.bench_function(&format!("plan conversion unseen on {device}"), |b| {
+            b.iter_batched(unseen, |ctx| ctx.plan_conversion(&conversion).expect("a plan"), BatchSize::SmallInput);
+        });
+        criterion.bench_function(&format!("plan conversion seen on {device}"), |b| {
+            b.iter(|| ctx.plan_conversion(&conversion).expect("a plan"));
+        });
+    }
+}
+
+fn launching(criterion: &mut Criterion) {
     let ctx = Context::open("noop").expect("the no-op device is always there");
     let weight = ctx.load(&weight("q4_k")).expect("enough memory");
     let problem = Problem::new(&weight, 8).x_dtype(DType::F16);
-    criterion.bench_function("plan", |b| b.iter(|| ctx.plan(&problem).expect("a plan")));
-
     let plan = ctx.plan(&problem).expect("a plan");
     let x = ctx.allocate(8 * SIZE * DType::F16.bytes()).expect("enough memory");
     let mut d = ctx.allocate(8 * SIZE * DType::F16.bytes()).expect("enough memory");
@@ -23,5 +43,5 @@ fn planning_and_launching(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, planning_and_launching);
+criterion_group!(benches, planning, launching);
 criterion_main!(benches);

@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use qgemm_cuda::{Artifact, BUNDLE_EXTENSION, Bundle, KernelSpec, Target, build, manifest};
-use qgemm_formats::{DType, Format};
+use qgemm_formats::Format;
+use qgemm_hal::{KernelId, Spec};
 
 use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
@@ -34,10 +35,10 @@ pub struct Args {
     /// Only kernels of this family (`gemv`).
     #[arg(long)]
     family: Option<String>,
-    /// Only kernels of this weight format (`q4_k`).
-    #[arg(long)]
-    format: Option<String>,
-    /// Only kernels whose name holds this (`_g2_k2`).
+    /// Only kernels of these weight formats (`q4_k,q6_k`).
+    #[arg(long, value_delimiter = ',', value_name = "FORMAT,…")]
+    format: Vec<Format>,
+    /// Only kernels whose identity holds this (`main_loop=gemm_sliced_k`).
     #[arg(long, value_name = "PART")]
     named: Option<String>,
     /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is
@@ -172,7 +173,7 @@ fn jobs(args: &Args, targets: &[Target]) -> anyhow::Result<Vec<Job>> {
 /// Of `jobs`, one of each kind, with one of its tiles and for one target: in the order of their names kinds go round the
 /// targets, one further each time round, so that what repeats among the names meets every target; and so do tiles.
 fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
-    let mut of = BTreeMap::<(&str, &str), Vec<&Job>>::new();
+    let mut of = BTreeMap::<String, Vec<&Job>>::new();
     for job in jobs {
         of.entry(kind(&job.spec)).or_default().push(job);
     }
@@ -186,18 +187,23 @@ fn sample(jobs: &[Job], targets: &[Target]) -> Vec<Job> {
     chosen.collect()
 }
 
-/// What kernels share that differ in their tiles: the entry, whether fed by warps of its own or not, and the name as far as the
-/// activations' type.
-fn kind(spec: &KernelSpec) -> (&str, &str) {
-    let entry = spec.entry.trim_end_matches(".cu").trim_end_matches("_fed");
-    let is_tile = |at: &usize| spec.name[at + 2..].starts_with(|c: char| c.is_ascii_digit());
-    let tile = spec.name.match_indices("_m").map(|(at, _)| at).find(is_tile);
-    (entry, &spec.name[..tile.unwrap_or(spec.name.len())])
+/// What kernels share that differ in their tiles, or in what copies to their rings: operation, family, mechanism and types.
+fn kind(spec: &KernelSpec) -> String {
+    /// Main loops whose CTAs share rings.
+    const RINGS: [&str; 2] = ["sm80_cp_async", "sm120_tma_ws"];
+    let Ok(id) = spec.name.parse::<KernelId>() else { return spec.name.clone() };
+    match id.spec {
+        Spec::Gemm(gemm) => {
+            let mechanism = if RINGS.contains(&gemm.main_loop.as_str()) { "rings" } else { gemm.main_loop.as_str() };
+            format!("{} {mechanism} {} {}", id.family, gemm.w, gemm.x)
+        }
+        other => format!("{} {} {other:?}", id.operation(), id.family),
+    }
 }
 
 impl Args {
     fn wants_all(&self) -> bool {
-        self.family.is_none() && self.format.is_none() && self.named.is_none()
+        self.family.is_none() && self.format.is_empty() && self.named.is_none()
     }
 
     /// Whether the kernel is one of those asked for.
@@ -206,25 +212,18 @@ impl Args {
     }
 }
 
-/// Whether a kernel called `<family>_<layout>_<format>_<activation>…` is of the family and the format.
-fn wanted(name: &str, family: &Option<String>, format: &Option<String>) -> bool {
-    // Part of what `gemm` launches, whatever the format.
-    if name.starts_with("stage_x_") {
-        return family.as_ref().is_none_or(|f| f == "stage_x" || f == "gemm");
-    }
-    let of_family = |f: &String| name == f || name.starts_with(&format!("{f}_nt_"));
-    let of_format = |f: &String| {
-        let activation = name.split_once("_nt_").and_then(|(_, rest)| rest.strip_prefix(f.as_str()));
-        let is_type = |a: &str| {
-            let a = a.split('_').next().unwrap_or_default();
-            // Of kernels that pack weights: the layout.
-            matches!(a, "q8" | "t" | "v")
-                || DType::ALL.iter().any(|d| d.name() == a)
-                || Format::all().any(|f| f.name == a)
-        };
-        activation.and_then(|a| a.strip_prefix('_')).is_some_and(is_type)
+/// Whether the kernel of this identity is of the family and of one of the formats. What `gemm` launches whatever the format is
+/// part of it.
+fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
+    let Ok(id) = name.parse::<KernelId>() else { return family.is_none() && formats.is_empty() };
+    let is_prologue = matches!(id.spec, Spec::Convert(_));
+    let of_family = |f: &String| id.family.as_str() == f || is_prologue && f == "gemm";
+    let of_format = match id.spec {
+        Spec::Gemm(gemm) => formats.contains(&gemm.w),
+        Spec::Pack(pack) => formats.contains(&pack.w),
+        _ => is_prologue,
     };
-    family.as_ref().is_none_or(of_family) && format.as_ref().is_none_or(of_format)
+    family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)
 }
 
 /// The rows of `kernels.lock` for what was built. Without a disassembler they hold no instructions, which is said.
@@ -360,11 +359,9 @@ fn write_bundle(out: &Path, version: &str, Built { target, kernels }: &Built) ->
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use qgemm_hal::Variant;
 
-    fn some(text: &str) -> Option<String> {
-        Some(text.into())
-    }
+    use super::*;
 
     fn args(arch: &str, ptx: bool) -> Args {
         let arch = arch.split(',').filter(|a| !a.is_empty()).map(str::to_owned).collect();
@@ -372,7 +369,7 @@ mod tests {
             arch,
             ptx,
             family: None,
-            format: None,
+            format: Vec::new(),
             named: None,
             check: false,
             sample: false,
@@ -384,19 +381,24 @@ mod tests {
 
     #[test]
     fn kernels_are_chosen_by_family_and_format() {
-        let name = "gemm_nt_fp8_e4m3_block128_f16_t128";
-        assert!(wanted(name, &None, &None) && wanted(name, &some("gemm"), &None));
-        assert!(wanted(name, &some("gemm"), &some("fp8_e4m3_block128")));
-        assert!(!wanted(name, &some("gemv"), &None) && !wanted(name, &some("gem"), &None));
-        assert!(!wanted(name, &None, &some("fp8_e4m3")) && !wanted(name, &None, &some("fp8")));
-        assert!(wanted("mmq_nt_q4_0_q8_1", &None, &some("q4_0")) && wanted("read_probe", &None, &None));
-        assert!(wanted("repack_nt_q4_0_t", &some("repack"), &some("q4_0")));
-        let block_scaled = "gemm_block_scaled_nt_mxfp4_mxfp4_m32";
-        assert!(wanted(block_scaled, &None, &some("mxfp4")) && !wanted(block_scaled, &some("gemm"), &None));
-        let copy = "stage_x_f32_f16";
-        assert!(wanted(copy, &some("gemm"), &some("q4_0")) && wanted(copy, &some("stage_x"), &None));
-        assert!(!wanted(copy, &some("gemv"), &None));
-        assert!(wanted("gemv_nt_f16_bf16", &None, &some("f16")) && !wanted("gemv_nt_q4_0_bf16", &None, &some("q4")));
+        let formats = |names: &[&str]| -> Vec<Format> { names.iter().map(|n| n.parse().unwrap()).collect() };
+        let chosen = |family: Option<&str>, of: &[&str]| -> BTreeSet<String> {
+            let (family, of) = (family.map(str::to_owned), formats(of));
+            let names = manifest(Variant::Sm120).into_iter().map(|spec| spec.name);
+            names.filter(|name| wanted(name, &family, &of)).collect()
+        };
+        let all = chosen(None, &[]);
+        assert_eq!(all.len(), manifest(Variant::Sm120).len());
+        let of = |family, part: &str| chosen(family, &["q4_0"]).iter().filter(|name| name.contains(part)).count();
+        assert!(of(None, "w=q4_0,") > 10 && of(None, "w=q4_0,") == of(None, "w="));
+        assert_eq!((of(None, "convert:"), of(None, "probe:"), of(Some("gemv"), "convert:")), (18, 0, 0));
+        assert!(of(Some("gemm"), "gemm:gemm:") > 5 && of(Some("gemm"), "gemm:gemv:") == 0);
+        assert_eq!((of(Some("gemm"), "convert:"), of(Some("repack"), "pack:repack:")), (18, 1));
+        // A format whose name begins another's is not the other.
+        let fp8 = chosen(None, &["fp8_e4m3"]);
+        assert!(fp8.iter().all(|name| !name.contains("block128")));
+        let two = chosen(Some("gemv"), &["q4_0", "q6_k"]);
+        assert_eq!(two.len(), chosen(Some("gemv"), &["q4_0"]).len() + chosen(Some("gemv"), &["q6_k"]).len());
     }
 
     #[test]
@@ -421,14 +423,14 @@ mod tests {
             let targets = targets(&args, &Lock::default(), "12.9", &[70, 75, 80, 86, 89, 90, 120]).unwrap();
             let all = jobs(&args, &targets).unwrap();
             let chosen = sample(&all, &targets);
-            let kinds = |jobs: &[Job]| jobs.iter().map(|j| format!("{:?}", kind(&j.spec))).collect::<BTreeSet<_>>();
+            let kinds = |jobs: &[Job]| jobs.iter().map(|j| kind(&j.spec)).collect::<BTreeSet<_>>();
             assert_eq!(kinds(&chosen), kinds(&all));
             assert_eq!(chosen.len(), kinds(&all).len());
-            assert!(kinds(&all).contains("(\"entry/gemv\", \"gemv_nt_q4_k_f16\")"), "a kind has no tile");
+            assert!(kinds(&all).contains("gemv gemv q4_k f16"), "a kind has no tile");
             for &target in &targets {
                 let of_chip = chosen.iter().filter(|j| j.target == target);
                 let activations: BTreeSet<&str> = of_chip
-                    .filter_map(|j| ["_f16_", "_bf16_", "_f32_"].into_iter().find(|a| j.spec.name.contains(a)))
+                    .filter_map(|j| ["x=f16,", "x=bf16,", "x=f32,"].into_iter().find(|a| j.spec.name.contains(a)))
                     .collect();
                 assert_eq!(activations.len(), 3, "{target} of {arch}: {activations:?}");
             }

@@ -68,6 +68,7 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
     for (name, value) in abi::FLAGS {
         writeln!(out, "constexpr u32 QG_FLAG_{name} = {value};")?;
     }
+    writeln!(out, "constexpr u32 QG_GEMM_FLAGS = {};", abi::GEMM_FLAGS)?;
     for (name, activation) in abi::ACTIVATIONS {
         writeln!(out, "constexpr u32 QG_ACTIVATION_{name} = {};", abi::activation_code(*activation))?;
     }
@@ -128,7 +129,7 @@ mod tests {
         for s in abi::STRUCTS {
             assert!(cuda.contains(&format!("static_assert(sizeof({}) == {}", s.name, s.size)));
             let is_shared = abi::SHARED_STRUCTS.iter().any(|shared| shared.name == s.name);
-            assert_eq!(wgsl.contains(&format!("struct {} {{", s.name)), is_shared);
+            assert_eq!(wgsl.contains(&format!("struct {} {{", s.name)), is_shared, "{}", s.name);
             for f in s.fields {
                 assert!(cuda.contains(&format!("QG_OFFSET_OF({}, {}) == {}", s.name, f.name, f.offset)), "{}", f.name);
             }

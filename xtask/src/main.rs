@@ -8,7 +8,9 @@ mod codegen;
 mod embed;
 mod kernels_lock;
 mod nvrtc;
+mod performance;
 mod sass;
+mod spills;
 mod test;
 mod tidy;
 mod wgmma;
@@ -31,6 +33,10 @@ enum Command {
     BuildKernels(build_kernels::Args),
     /// Print the parameter ABI and the layouts as CUDA and WGSL, or check that the printed files are current.
     Codegen(codegen::Args),
+    /// Ask the compiler which kernels do not fit in registers, for main loops to choose from the others.
+    Spills(spills::Args),
+    /// Write the tables of docs/performance.md from benches/results/, or check that they are current.
+    Performance(performance::Args),
     /// Run every check and test of every layer, setting up what is missing.
     Test(test::Args),
     /// Check the rules of the house that the compiler does not: layering, kernel sources, file sizes.
@@ -41,6 +47,8 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::BuildKernels(args) => build_kernels::run(&args),
         Command::Codegen(args) => codegen::run(&args),
+        Command::Spills(args) => spills::run(&args),
+        Command::Performance(args) => performance::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Tidy(args) => tidy::run(&args),
     };

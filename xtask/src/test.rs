@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
 use crate::kernels_lock::Lock;
-use crate::{arm, codegen, embed, nvrtc, tidy, workspace};
+use crate::{arm, codegen, embed, nvrtc, performance, spills, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -38,7 +38,12 @@ const STEPS: &[Step] = &[
         run: |skips| cargo(&["fmt", "--all", "--check"], skips),
     },
     Step { name: "tidy", why: "layering, kernel sources, file sizes", run: |_| tidy::run(&tidy::Args {}) },
-    Step { name: "codegen", why: "generated files are current", run: |_| codegen::run(&codegen::Args { check: true }) },
+    Step { name: "codegen", why: "generated files are current", run: |_| generated() },
+    Step {
+        name: "performance",
+        why: "the tables of docs/performance.md are those of benches/results/",
+        run: |_| performance::run(&performance::Args { check: true }),
+    },
     Step {
         name: "nvrtc",
         why: "the compiler of CUDA kernels is at hand; installed when it is not",
@@ -84,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     println!("\n== summary");
     for (step, result, time) in &results {
         let verdict = if result.is_ok() { "ok" } else { "FAILED" };
-        println!("{:<8} {verdict:<6} {:>6.1} s", step.name, time.as_secs_f64());
+        println!("{:<11} {verdict:<6} {:>6.1} s", step.name, time.as_secs_f64());
     }
     print_skips(&skips);
     let failed: Vec<&str> = results.iter().filter(|(_, r, _)| r.is_err()).map(|(s, ..)| s.name).collect();
@@ -106,6 +111,12 @@ fn print_skips(lines: &[String]) {
         println!("{} skipped ({why}):", what.len());
         what.iter().for_each(|what| println!("    {what}"));
     }
+}
+
+/// Checks every file that a command writes.
+fn generated() -> anyhow::Result<()> {
+    codegen::run(&codegen::Args { check: true })?;
+    spills::run(&spills::Args { check: true, anew: false })
 }
 
 /// Tests the CPU backend as on Arm, as far as that can be had here.

@@ -1,7 +1,9 @@
 //! `cargo xtask tidy`: the rules of the house that the compiler does not check.
 
 mod device_sources;
+mod format_names;
 mod layering;
+mod module_order;
 mod rust_sources;
 
 use std::fmt;
@@ -64,6 +66,7 @@ pub fn run(_args: &Args) -> anyhow::Result<()> {
     let mut findings = layering::check()?;
     findings.extend(rust_sources::check(&sources));
     findings.extend(device_sources::check(&sources));
+    findings.extend(module_order::check(&sources));
     for finding in &findings {
         eprintln!("{finding}");
     }

@@ -186,8 +186,9 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let config = plan.launch().ok_or("nothing was launched")?.config;
     let path = path(config.math).ok_or("the oracle has no model of this kernel")?;
     let tolerance = path.tolerance(config.rounded_weights, DType::F32);
-    let rounding = Rounding::of(&config, host.format(), host.k_order());
-    let x_loss = if matches!(rounding, Rounding::Int8 { .. }) { QUANTIZED_X_LOSS } else { 0.0 };
+    let rounding =
+        Rounding::of(&config, X_DTYPE, host.k_order()).ok_or("the oracle has no model of what it does with X")?;
+    let x_loss = if matches!(rounding, Rounding::Q8 { .. }) { QUANTIZED_X_LOSS } else { 0.0 };
     let used = rounded(&X_DTYPE.decode(&X_DTYPE.encode(x)), layer.k, rounding);
     let kernel_error = compare(&got, &layer.expected(host, &used), tolerance);
 

@@ -8,9 +8,11 @@ use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Stre
 use qgemm_sched::TunedTable;
 
 use crate::backends;
+use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
-use crate::plan::{Candidate, Plan};
-use crate::problem::Problem;
+use crate::gemm::{Candidate, Plan, Problem};
+use crate::operand::Checks;
+use crate::plan_cache::PlanCaches;
 use crate::weight::{self, Weight, WeightOrder};
 use crate::workspace::Workspace;
 
@@ -19,6 +21,8 @@ use crate::workspace::Workspace;
 pub struct Context {
     device: Arc<dyn Device>,
     tuned: Arc<TunedTable>,
+    /// What was planned before, with this table.
+    plans: Arc<PlanCaches>,
 }
 
 impl Context {
@@ -34,14 +38,14 @@ impl Context {
 
     /// A context over a device that the caller opened.
     pub fn from_device(device: Arc<dyn Device>) -> Self {
-        Self { device, tuned: Arc::default() }
+        Self { device, tuned: Arc::default(), plans: Arc::default() }
     }
 
     /// The context with measured configurations: plans take them where they know the shape, and what the cost model
     /// expects to be fastest elsewhere.
-    pub fn with_tuned(mut self, table: TunedTable) -> Self {
-        self.tuned = Arc::new(table);
-        self
+    pub fn with_tuned(self, table: TunedTable) -> Self {
+        // Other clones keep their table, and what they planned by it.
+        Self { tuned: Arc::new(table), plans: Arc::default(), ..self }
     }
 
     /// What the device is and can do.
@@ -111,10 +115,7 @@ impl Context {
     /// # Errors
     /// When the weight is on another device, or a device error.
     pub fn download_packed(&self, weight: &Weight) -> Result<PackedWeight, Error> {
-        let (expected, got) = (self.info().id, weight.device());
-        if got != expected {
-            return Err(Error::WrongDevice { operand: "weight", expected, got });
-        }
+        self.check_weight(weight.device())?;
         weight.to_packed(&*self.device, &self.default_stream())
     }
 
@@ -134,14 +135,36 @@ impl Context {
         self.load(&weight::dense(values, dtype, n, k, order)?)
     }
 
-    /// Chooses a kernel for `problem`, makes it ready (which may compile it) and computes its workspace.
+    /// Chooses a kernel for `problem`, makes it ready (which may compile it) and computes its workspace. A problem that this
+    /// context, or a clone of it, planned before takes a lookup; the last 1024 are known.
     ///
     /// # Errors
     /// When the problem is not valid, its weight is on another device, no family serves it, or the kernel
     /// cannot be made ready.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
         self.check_weight(problem.weight().device)?;
-        Plan::new(&*self.device, &self.tuned, problem)
+        Plan::new(&*self.device, &self.tuned, &self.plans, problem)
+    }
+
+    /// Chooses a kernel for `conversion` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Conversion, ConversionArgs, DType};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two rows of three columns, stored column by column.
+    /// let plan = ctx.plan_conversion(&Conversion::new(2, 3, DType::F32, DType::BF16).x_transposed())?;
+    /// let x = ctx.upload(&DType::F32.encode(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]))?;
+    /// let mut d = ctx.allocate(2 * 3 * DType::BF16.bytes())?;
+    /// plan.run(&ctx.default_stream(), ConversionArgs::new((&x).into(), (&mut d).into()))?;
+    /// assert_eq!(DType::BF16.decode(&ctx.download(&d)?), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
+        ConversionPlan::new(&*self.device, &self.plans, conversion)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none
@@ -164,8 +187,7 @@ impl Context {
     }
 
     fn check_weight(&self, got: DeviceId) -> Result<(), Error> {
-        let expected = self.info().id;
-        if got == expected { Ok(()) } else { Err(Error::WrongDevice { operand: "weight", expected, got }) }
+        Checks(self.info().id).device("weight", got)
     }
 
     /// Scratch memory of at least `bytes` bytes, zeroed. Use it with one stream at a time.

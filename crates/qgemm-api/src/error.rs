@@ -1,7 +1,7 @@
 //! The error type of the crate.
 
 use qgemm_formats::prepack::PackClass;
-use qgemm_formats::{Format, FormatError};
+use qgemm_formats::{DType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, HalError};
 use qgemm_sched::SchedError;
 use thiserror::Error;
@@ -38,7 +38,7 @@ pub enum Error {
     /// A dimension exceeds what kernels count with (32 bits).
     #[error("{name} = {got}: expected at most {limit}")]
     DimensionTooLarge {
-        /// M, N or K.
+        /// M, N, K, rows or columns.
         name: &'static str,
         /// What came.
         got: usize,
@@ -65,6 +65,28 @@ pub enum Error {
         /// Elements from one row to the next.
         row_stride: u64,
     },
+    /// X is in a format that plans do not read yet.
+    #[error("X is stated in {got}, which no plan reads yet: expected one of {}", names(.served))]
+    XFormatNotServed {
+        /// The format that came.
+        got: XFormat,
+        /// Those that plans read.
+        served: &'static [XFormat],
+    },
+    /// A conversion writes columns of a matrix that has none.
+    #[error("D has {d_columns} columns: expected none, as X has none")]
+    NoColumns {
+        /// Columns of D.
+        d_columns: usize,
+    },
+    /// Row factors bring values into the range of a type that the result has not.
+    #[error("row factors are for results in {expected}, got {got}")]
+    RowFactorsOf {
+        /// The type that they are for.
+        expected: DType,
+        /// The type of the result.
+        got: DType,
+    },
     /// `alpha` or `beta` is infinite or not a number.
     #[error("{name} = {got}: expected a finite number")]
     NonFiniteScalar {
@@ -85,7 +107,7 @@ pub enum Error {
     /// A buffer is shorter than shape and strides ask for.
     #[error("{operand}: expected at least {expected} bytes, got {got}")]
     BufferTooShort {
-        /// X, C, bias, token scales, residual, D or workspace.
+        /// X, C, bias, token scales, residual, D, workspace, column order or row factors.
         operand: &'static str,
         /// Bytes that the plan reads or writes.
         expected: usize,
@@ -105,25 +127,25 @@ pub enum Error {
     /// A view begins at an address that its element type or its plan does not allow.
     #[error("{operand}: expected an address that is a multiple of {expected} bytes, got one of {got}")]
     Misaligned {
-        /// X, C, bias, token scales, residual or D.
+        /// X, C, bias, token scales, residual, D, column order or row factors.
         operand: &'static str,
         /// The alignment that the plan was made for, in bytes.
         expected: usize,
         /// The alignment of what came, in bytes.
         got: usize,
     },
-    /// The plan reads an operand that was not passed.
+    /// The plan uses an operand that was not passed.
     #[error("{operand} is missing: {why}")]
     MissingOperand {
-        /// C, bias, token scales, residual or workspace.
+        /// C, bias, token scales, residual, workspace, column order or row factors.
         operand: &'static str,
         /// What makes it necessary.
         why: &'static str,
     },
-    /// An operand was passed that the plan would not read.
-    #[error("{operand} was passed to a plan that does not read it: state it in the problem first")]
+    /// An operand was passed that the plan would not use.
+    #[error("{operand} was passed to a plan that does not use it: state it in the problem or conversion first")]
     UnexpectedOperand {
-        /// C, bias, token scales or residual.
+        /// C, bias, token scales, residual, column order or row factors.
         operand: &'static str,
     },
     /// An operand lives on another device than the plan.
@@ -156,4 +178,9 @@ pub enum Error {
         /// The weight that came.
         got: String,
     },
+}
+
+/// Names in a list for people.
+fn names(formats: &[XFormat]) -> String {
+    formats.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
 }

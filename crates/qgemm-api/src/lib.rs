@@ -79,21 +79,22 @@
 
 mod backends;
 mod context;
+mod convert;
 mod error;
-mod linear;
+mod gemm;
 mod model;
-mod plan;
-mod problem;
+mod operand;
+mod plan_cache;
 mod quantize;
 mod weight;
 mod workspace;
 
 pub use backends::{DeviceListing, devices};
 pub use context::Context;
+pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
+pub use gemm::{Args, Candidate, Plan, Problem};
 pub use model::{open_model, open_model_with, open_packed};
-pub use plan::{Args, Candidate, Plan};
-pub use problem::Problem;
 pub use quantize::quantize;
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
@@ -101,10 +102,11 @@ pub use workspace::Workspace;
 pub use qgemm_formats::model::{DenseTensor, GptqZeros, Model, ModelOptions, TensorInfo, TensorKind, gguf};
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
-pub use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, format_for_k};
+pub use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, XFormat, format_for_k};
 pub use qgemm_hal::{
-    Activation, Buffer, BufferMut, BufferRef, CheckedGemm, Device, DeviceId, DeviceInfo, DeviceKind, Event, HalError,
-    LaunchPlan, Math, Schedule, StagedX, Stream, StreamK, TileConfig, Variant, XRounding,
+    Activation, Buffer, BufferMut, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device,
+    DeviceId, DeviceInfo, DeviceKind, Event, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, LaunchStep,
+    Math, Operation, Schedule, Stream, StreamK, TileConfig, Variant, WorkspaceLayout, XPrecision, XPrologue,
 };
 pub use qgemm_sched::{SchedError, TunedError, TunedTable};
 

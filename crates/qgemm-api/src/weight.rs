@@ -5,12 +5,10 @@ use std::fmt;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
-use qgemm_hal::{Buffer, Device, DeviceId, Stream, WeightArgs};
+use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream};
 
 use crate::error::Error;
-
-/// The largest M, N or K: kernels count rows and columns in 32 bits (offsets in 64).
-pub(crate) const MAX_DIMENSION: usize = u32::MAX as usize;
+use crate::operand::check_dimension;
 
 /// How an unquantized weight is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,11 +94,8 @@ impl Weight {
     pub(crate) fn load(device: &dyn Device, stream: &Stream, host: &HostWeight) -> Result<Self, Error> {
         let format = host.format();
         let _span = tracing::info_span!("load", %format, n = host.n(), k = host.k()).entered();
-        for (name, got) in [("N", host.n()), ("K", host.stored_k())] {
-            if got > MAX_DIMENSION {
-                return Err(Error::DimensionTooLarge { name, got, limit: MAX_DIMENSION });
-            }
-        }
+        check_dimension("N", host.n())?;
+        check_dimension("K", host.stored_k())?;
         let class = device.pack_class(format);
         let layout = PackedLayout::new(format, class);
         let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
@@ -243,12 +238,11 @@ impl Weight {
         &self.shape
     }
 
-    pub(crate) fn args(&self) -> WeightArgs<'_> {
-        WeightArgs {
-            data: (&self.data).into(),
-            row_scale: self.row_scale.as_ref().map(Into::into),
-            k_order: self.k_order.as_ref().map(Into::into),
-        }
+    /// Gives a launch what belongs to the weight.
+    pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
+        operands.read(GemmOperand::W, (&self.data).into());
+        operands.read_if_any(GemmOperand::RowScale, self.row_scale.as_ref().map(Into::into));
+        operands.read_if_any(GemmOperand::KOrder, self.k_order.as_ref().map(Into::into));
     }
 }
 

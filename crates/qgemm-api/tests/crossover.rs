@@ -3,8 +3,9 @@
 #![cfg(feature = "cuda")]
 
 use qgemm_api::{Context, DType, Format, PackClass, Problem, quantize};
-use qgemm_hal::{CheckedGemm, Dense, DeviceId, DeviceInfo, DeviceKind, LaunchPlan, Math, Variant};
-use qgemm_sched::{Preferences, TunedTable, choose};
+use qgemm_hal::{CheckedGemm, Dense, DeviceId, DeviceInfo, DeviceKind, LaunchPlan, Math, Variant, XOperand};
+use qgemm_sched::gemm::choose;
+use qgemm_sched::{Preferences, TunedTable};
 
 const MOST: usize = 256;
 const SHAPES: [(usize, usize); 5] = [(14336, 4096), (4096, 14336), (28672, 8192), (4096, 4096), (1024, 4096)];
@@ -21,6 +22,7 @@ fn h200() -> DeviceInfo {
         name: "NVIDIA H200".into(),
         arch: "sm_90".into(),
         variant: Some(Variant::Sm90),
+        driver: String::new(),
         units: 132,
         memory_bytes: 141 << 30,
         bandwidth: 4.47e12,
@@ -44,16 +46,16 @@ fn small(format: &str) -> CheckedGemm {
 
 /// The operation at another shape, on a GPU.
 fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
-    let dense = |matrix: Dense, columns: usize| Dense { row_stride: columns as u64, ..matrix };
-    let (x, d) = (dense(small.x, k), dense(small.d, n));
-    CheckedGemm { m, n, features: n, k, stored_k: k, class: PackClass::T, x, d, ..small.clone() }
+    let x = XOperand { row_stride: k as u64, ..small.x };
+    let d = Dense { row_stride: n as u64, ..small.d };
+    CheckedGemm { m, stored_rows: n, out_features: n, k, stored_k: k, class: PackClass::T, x, d, ..small.clone() }
 }
 
 /// The plans for 1 to `MOST` tokens.
 fn plans(n: usize, k: usize, format: &str) -> Vec<LaunchPlan> {
     let (info, prefs, tuned) = (h200(), Preferences::default(), TunedTable::new());
     let small = small(format);
-    let plan = |m| choose(&op(&small, m, n, k), &info, qgemm_cuda::FAMILIES, &prefs, &tuned).expect("served").1;
+    let plan = |m| choose(&op(&small, m, n, k), &info, qgemm_cuda::CATALOG.gemm, &prefs, &tuned).expect("served").1;
     (1..=MOST).map(plan).collect()
 }
 

@@ -1,4 +1,5 @@
 //! Outputs of more than 2³¹ elements on the first CUDA device: offsets are 64 bits wide.
+#![cfg(feature = "cuda")]
 
 use qgemm_api::{Args, Context, DType, Error, HalError, Problem, quantize};
 

@@ -1,7 +1,7 @@
 //! Results on the CPU against a naive f64 product: every way of describing operands, not every format (the
 //! backends' conformance suites do that).
 
-use qgemm_api::{Args, Context, DType, Format, HostWeight, Plan, Problem, Weight, WeightOrder, XRounding, quantize};
+use qgemm_api::{Args, Context, DType, Format, HostWeight, Plan, Problem, Weight, WeightOrder, XPrecision, quantize};
 
 fn cpu() -> Context {
     Context::open("cpu").expect("always there")
@@ -75,7 +75,7 @@ fn run(ctx: &Context, plan: &Plan, weight: &Weight, x: &[u8], d: &mut [u8]) {
 
 /// With X as it is: what is looked at here are operands and not their rounding.
 fn problem(weight: &Weight, m: usize) -> Problem {
-    Problem::new(weight, m).x_rounding(XRounding::Exact)
+    Problem::new(weight, m).x_precision(XPrecision::Exact)
 }
 
 /// NMSE of activations of eight bits, which [`Context::linear`] allows.

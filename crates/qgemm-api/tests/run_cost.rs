@@ -1,14 +1,21 @@
-//! `Plan::run` only launches: it allocates nothing, so it can run in a real-time thread and in a graph capture.
+//! `Plan::run` only launches: it allocates nothing, so it can run in a real-time thread and in a graph capture. Planning costs
+//! little, and next to nothing the second time.
 
-use qgemm_api::{Args, Context, DType, Problem, quantize};
+use std::time::{Duration, Instant};
+
+use qgemm_api::{Args, Context, Conversion, ConversionArgs, DType, Problem, TunedTable, Weight, quantize};
+
+fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
+    let values: Vec<f32> = (0..n * k).map(|i| (i % 17) as f32 - 8.0).collect();
+    let (host, _) = quantize(&values, n, k, "q4_0".parse().expect("a format")).expect("K suits");
+    ctx.load(&host).expect("memory")
+}
 
 /// Allocations of this thread in 100 runs of a warm plan with every optional operand.
 fn allocations(device: &str, m: usize) -> u64 {
     let ctx = Context::open(device).expect("always there");
     let (n, k) = (24, 256);
-    let values: Vec<f32> = (0..n * k).map(|i| (i % 17) as f32 - 8.0).collect();
-    let (host, _) = quantize(&values, n, k, "q4_0".parse().expect("a format")).expect("K suits");
-    let weight = ctx.load(&host).expect("memory");
+    let weight = weight(&ctx, n, k);
     let problem = Problem::new(&weight, m).x_dtype(DType::F16).d_dtype(DType::F32).c(0.5, DType::F32).bias(DType::F32);
     let plan = ctx.plan(&problem).expect("valid");
     let x = ctx.allocate(2 * m * k).expect("memory");
@@ -43,4 +50,59 @@ fn the_api_allocates_nothing() {
 #[test]
 fn the_cpu_backend_allocates_nothing() {
     assert_eq!([allocations("cpu", 1), allocations("cpu", 64)], [0, 0]);
+}
+
+/// Allocations of this thread in 100 runs of a warm conversion with every optional operand.
+fn allocations_of_conversion(device: &str) -> u64 {
+    let ctx = Context::open(device).expect("always there");
+    let (rows, columns) = (9, 70);
+    let conversion = Conversion::new(rows, columns, DType::F32, DType::F16).gathered(columns).row_factors();
+    let plan = ctx.plan_conversion(&conversion).expect("served");
+    let x = ctx.allocate(4 * rows * columns).expect("memory");
+    let order = ctx.allocate(4 * columns).expect("memory");
+    let mut d = ctx.allocate(2 * rows * columns).expect("memory");
+    let mut row_factors = ctx.allocate(4 * rows).expect("memory");
+    let stream = ctx.default_stream();
+    let mut run = || {
+        let args = ConversionArgs {
+            order: Some((&order).into()),
+            row_factors: Some((&mut row_factors).into()),
+            ..ConversionArgs::new((&x).into(), (&mut d).into())
+        };
+        plan.run(&stream, args).expect("valid arguments");
+    };
+    run();
+    allocation_counter::measure(|| (0..100).for_each(|_| run())).count_total
+}
+
+#[test]
+fn conversions_allocate_nothing() {
+    assert_eq!(["noop", "cpu"].map(allocations_of_conversion), [0, 0]);
+}
+
+/// The least time of many, which is what the work itself takes.
+fn least(mut time: impl FnMut() -> Duration) -> Duration {
+    (0..300).map(|_| time()).min().unwrap_or_default()
+}
+
+#[test]
+fn planning_costs_little_and_less_when_the_problem_is_known() {
+    for device in ["noop", "cpu"] {
+        let ctx = Context::open(device).expect("always there");
+        let weight = weight(&ctx, 1024, 1024);
+        let problem = Problem::new(&weight, 8).x_dtype(DType::F16);
+        let conversion = Conversion::new(8, 1024, DType::F32, DType::F16);
+        let timed = |ctx: &Context| {
+            let start = Instant::now();
+            ctx.plan(&problem).expect("served");
+            ctx.plan_conversion(&conversion).expect("served");
+            start.elapsed()
+        };
+        // A context with another table knows no plans; kernels that need compiling are ready after the first.
+        let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
+        let seen = least(|| timed(&ctx));
+        println!("{device}: unseen {unseen:?}, seen {seen:?}");
+        assert!(unseen < Duration::from_micros(100), "{device}: {unseen:?}");
+        assert!(seen < Duration::from_micros(10), "{device}: {seen:?}");
+    }
 }

@@ -2,6 +2,8 @@
 
 mod baseline;
 mod cliffs;
+mod convert;
+mod gemm;
 pub mod subject;
 mod sweep;
 mod timing;
@@ -10,17 +12,15 @@ mod tokens;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
-use qgemm_api::{Args as RunArgs, Buffer, Context, DType, DeviceKind, Plan, TunedTable, Weight, XRounding};
+use anyhow::{Context as _, ensure};
+use qgemm_api::{Context, DType, DeviceKind, TunedTable, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
-use crate::choice::{self, FormatChoice, Shape};
+use crate::choice::{self, FormatChoice, Op, Sizes};
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use baseline::Baseline;
-use subject::Subject;
-use timing::{Pace, Timing, time_launches};
 use tokens::Tokens;
 
 /// Options of the command.
@@ -31,19 +31,37 @@ pub struct Args {
     /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
+    /// The operation.
+    #[arg(long, value_enum, default_value_t = Op::Gemm)]
+    op: Op,
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as tokens x output features x input features; with a model only the tokens count, with a sweep all but
-    /// the tokens.
-    #[arg(long, value_name = "MxNxK", num_args = 1.., default_values = ["1x4096x4096", "8x4096x4096", "512x4096x4096"])]
-    shape: Vec<Shape>,
+    /// Shapes, as MxNxK (tokens x output features x input features), of convert as RxC (rows x columns); with a model only the
+    /// tokens count, with a sweep all but the tokens.
+    #[arg(long, value_name = "SIZES", num_args = 1..)]
+    shape: Vec<Sizes>,
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
     /// How far activations may be rounded: exact, f16, bf16, or int8.
-    #[arg(long, default_value = "int8", value_parser = choice::x_rounding)]
-    x_rounding: XRounding,
+    #[arg(long, default_value = "int8", value_parser = choice::x_precision)]
+    x_precision: XPrecision,
+    /// Of convert: the type of X; every type when not given.
+    #[arg(long)]
+    from: Option<DType>,
+    /// Of convert: the type of D; every type when not given.
+    #[arg(long)]
+    to: Option<DType>,
+    /// Of convert: X is stored as [columns, rows].
+    #[arg(long)]
+    transposed: bool,
+    /// Of convert: columns are gathered, in the reverse order.
+    #[arg(long)]
+    gathered: bool,
+    /// Of convert to f16: each row has a factor.
+    #[arg(long)]
+    row_factors: bool,
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,
@@ -76,6 +94,9 @@ pub struct BenchRow {
     format: String,
     x_dtype: String,
     kernel: String,
+    /// Identity of the kernel.
+    #[serde(default)]
+    kernel_id: Option<String>,
     /// Median time of a launch.
     microseconds: f64,
     /// Half the distance between the quartiles, as a share of the median.
@@ -125,7 +146,7 @@ impl Row for BenchRow {
             format!("{:.2}", self.microseconds),
             percent(self.noise),
             format!("{:.1}", self.bytes_per_second / 1e9),
-            format!("{:.3}", self.flops / 1e12),
+            if self.flops > 0.0 { format!("{:.3}", self.flops / 1e12) } else { "-".to_owned() },
             percent(self.bandwidth_share),
             self.copies.to_string(),
             against.unwrap_or_default(),
@@ -143,23 +164,42 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
         ctx = ctx.with_tuned(TunedTable::from_json(&text).with_context(|| path.display().to_string())?);
     }
+    args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    let subjects = match &args.model {
-        Some(path) => subject::from_model(path, &args.shape, args.format)?,
-        None => subject::made_up(&args.shape, args.format)?,
+    let work = match args.op {
+        Op::Gemm => {
+            let shapes = match args.shape[..] {
+                [] => GEMM_SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
+                _ => choice::gemm_shapes(&args.shape)?,
+            };
+            let subjects = match &args.model {
+                Some(path) => subject::from_model(path, &shapes, args.format)?,
+                None => subject::made_up(&shapes, args.format)?,
+            };
+            if let Some(Tokens(tokens)) = &args.sweep_m {
+                return sweep::run(&ctx, args, tokens, &subjects, json);
+            }
+            subjects.into_iter().map(Work::Gemm).collect()
+        }
+        Op::Convert => convert::subjects(args)?.into_iter().map(Work::Convert).collect::<Vec<_>>(),
     };
-    if let Some(Tokens(tokens)) = &args.sweep_m {
-        return sweep::run(&ctx, args, tokens, &subjects, json);
-    }
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
         println!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
     }
-    let progress = Progress::new(subjects.len() as u64, "measuring");
+    let progress = Progress::new(work.len() as u64, "measuring");
     let mut table = Table::new(json);
-    for subject in &subjects {
-        progress.say(subject.to_string());
-        let mut row = measure(&ctx, args, subject, bandwidth)?;
+    for work in &work {
+        let mut row = match work {
+            Work::Gemm(subject) => {
+                progress.say(subject.to_string());
+                gemm::measure(&ctx, args, subject, bandwidth)?
+            }
+            Work::Convert(subject) => {
+                progress.say(subject.to_string());
+                convert::measure(&ctx, subject, bandwidth)?
+            }
+        };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
         }
@@ -179,63 +219,34 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(if regressions == 0 { Holds::Yes } else { Holds::No })
 }
 
-fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let m = subject.shape.m;
-    let bench = Bench::new(ctx, args.x_dtype, subject, m)?;
-    let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
-    let Timing { median, noise, graph } = bench.time(&plan, Pace::Thorough)?;
-    let bytes_per_second = plan.bytes() / median;
-    Ok(BenchRow {
-        device: ctx.info().name.clone(),
-        shape: subject.shape.to_string(),
-        format: subject.format().to_string(),
-        x_dtype: args.x_dtype.to_string(),
-        kernel: plan.kernel_name().to_owned(),
-        microseconds: median * 1e6,
-        noise,
-        bytes_per_second,
-        flops: 2.0 * plan.macs() / median,
-        bandwidth_share: bytes_per_second / bandwidth,
-        copies: bench.weights.len(),
-        graph,
-        slower: None,
-        regressed: false,
-    })
+/// Shapes of products, unless others are asked for.
+const GEMM_SHAPES: [&str; 3] = ["1x4096x4096", "8x4096x4096", "512x4096x4096"];
+
+/// One measurement to make.
+enum Work {
+    Gemm(subject::Subject),
+    Convert(convert::Subject),
 }
 
-/// A weight on the device, in copies, with activations and outputs.
-struct Bench<'a> {
-    ctx: &'a Context,
-    weights: Vec<Weight>,
-    x: Buffer,
-    d_bytes: usize,
-}
-
-impl<'a> Bench<'a> {
-    /// For up to `most` tokens.
-    fn new(ctx: &'a Context, x_dtype: DType, subject: &Subject, most: usize) -> anyhow::Result<Self> {
-        let Shape { n, k, .. } = subject.shape;
-        let host = subject.weight()?;
-        let first = ctx.load(&host)?;
-        let count = copies(ctx, first.bytes());
-        let mut weights = vec![first];
-        while weights.len() < count {
-            weights.push(ctx.load(&host)?);
+impl Args {
+    /// That no option of another operation is given.
+    fn check(&self) -> anyhow::Result<()> {
+        let of_convert =
+            self.from.is_some() || self.to.is_some() || self.transposed || self.gathered || self.row_factors;
+        let of_gemm = [self.model.is_some(), self.format.is_some(), self.family.is_some(), self.sweep_m.is_some()];
+        match self.op {
+            Op::Gemm => ensure!(
+                !of_convert,
+                "--from, --to, --transposed, --gathered and --row-factors are options of `--op convert`"
+            ),
+            Op::Convert => {
+                ensure!(
+                    !of_gemm.contains(&true),
+                    "a model, --format, --family and --sweep-m are options of `--op gemm`"
+                );
+            }
         }
-        let x = ctx.upload(&x_dtype.encode(&vec![0.5; most * k]))?;
-        Ok(Self { ctx, weights, x, d_bytes: most * n * x_dtype.bytes() })
-    }
-
-    fn time(&self, plan: &Plan, pace: Pace) -> anyhow::Result<Timing> {
-        let mut d = self.ctx.allocate(self.d_bytes)?;
-        let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;
-        let stream = self.ctx.new_stream()?;
-        let launch = |weight: &Weight| {
-            let args =
-                RunArgs { workspace: Some(&mut workspace), ..RunArgs::new((&self.x).into(), weight, (&mut d).into()) };
-            plan.run(&stream, args)
-        };
-        Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)
+        Ok(())
     }
 }
 

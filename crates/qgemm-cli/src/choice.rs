@@ -1,10 +1,39 @@
-//! Values of options: formats, shapes, and how far activations may be rounded.
+//! Values of options: operations, formats, shapes, and how far activations may be rounded.
 
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, ensure};
-use qgemm_api::{Format, XRounding};
+use anyhow::{Context, bail, ensure};
+use clap::ValueEnum;
+use qgemm_api::{Format, XPrecision};
+use qgemm_testkit::Suite;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Op {
+    /// Products of activations and a weight.
+    Gemm,
+    /// Matrices in another element type and order.
+    Convert,
+}
+
+impl Op {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::Gemm => "gemm",
+            Op::Convert => "convert",
+        }
+    }
+
+    /// Its cases.
+    ///
+    /// # Errors
+    /// When the test kit has none.
+    pub fn suite(self) -> anyhow::Result<&'static dyn Suite> {
+        qgemm_testkit::suite(self.name()).with_context(|| format!("there are no cases of {}", self.name()))
+    }
+}
 
 /// One format or every one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,13 +62,66 @@ impl FromStr for FormatChoice {
     }
 }
 
-/// The rounding of this name.
+/// The precision of this name.
 ///
 /// # Errors
 /// When there is none.
-pub fn x_rounding(name: &str) -> Result<XRounding, String> {
-    let found = XRounding::ALL.into_iter().find(|rounding| rounding.name() == name);
-    found.ok_or_else(|| format!("expected one of {}", XRounding::ALL.map(XRounding::name).join(", ")))
+pub fn x_precision(name: &str) -> Result<XPrecision, String> {
+    let found = XPrecision::ALL.into_iter().find(|precision| precision.name() == name);
+    found.ok_or_else(|| format!("expected one of {}", XPrecision::ALL.map(XPrecision::name).join(", ")))
+}
+
+/// Sizes with an `x` between them: how many there are depends on the operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sizes(Vec<usize>);
+
+impl FromStr for Sizes {
+    type Err = anyhow::Error;
+
+    fn from_str(s: &str) -> anyhow::Result<Self> {
+        let numbers: Result<Vec<usize>, _> = s.split('x').map(str::parse).collect();
+        let numbers = numbers.with_context(|| format!("`{s}` is no shape: expected numbers, such as 8x4096x4096"))?;
+        ensure!(numbers.iter().all(|&n| n > 0), "`{s}`: expected numbers above 0");
+        Ok(Self(numbers))
+    }
+}
+
+impl fmt::Display for Sizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join("x"))
+    }
+}
+
+impl Sizes {
+    /// Of a product.
+    ///
+    /// # Errors
+    /// When there are not three.
+    pub fn gemm(&self) -> anyhow::Result<Shape> {
+        match self.0[..] {
+            [m, n, k] => Ok(Shape { m, n, k }),
+            _ => bail!("`{self}` is no shape of gemm: expected MxNxK, such as 8x4096x4096"),
+        }
+    }
+
+    /// Rows and columns of a conversion.
+    ///
+    /// # Errors
+    /// When there are not two.
+    pub fn convert(&self) -> anyhow::Result<[usize; 2]> {
+        match self.0[..] {
+            [rows, columns] => Ok([rows, columns]),
+            _ => bail!("`{self}` is no shape of convert: expected RxC, such as 4096x7168"),
+        }
+    }
+}
+
+/// Shapes of products.
+///
+/// # Errors
+/// When one is none.
+pub fn gemm_shapes(sizes: &[Sizes]) -> anyhow::Result<Vec<Shape>> {
+    sizes.iter().map(Sizes::gemm).collect()
 }
 
 /// `MxNxK`: tokens, output features, input features.
@@ -63,12 +145,7 @@ impl FromStr for Shape {
     type Err = anyhow::Error;
 
     fn from_str(s: &str) -> anyhow::Result<Self> {
-        let expected = || format!("`{s}` is no shape: expected MxNxK, such as 8x4096x4096");
-        let numbers: Result<Vec<usize>, _> = s.split('x').map(str::parse).collect();
-        let numbers = numbers.with_context(expected)?;
-        let &[m, n, k] = numbers.as_slice() else { anyhow::bail!(expected()) };
-        ensure!(m > 0 && n > 0 && k > 0, "`{s}`: expected three numbers above 0");
-        Ok(Self { m, n, k })
+        s.parse::<Sizes>()?.gemm()
     }
 }
 
@@ -83,6 +160,19 @@ mod tests {
         assert_eq!(shape.to_string(), "8x4096x256");
         for bad in ["8x4096", "8x4096x256x1", "8x0x256", "ax1x1", ""] {
             assert!(bad.parse::<Shape>().is_err(), "{bad}");
+        }
+        assert_eq!("3x7".parse::<Sizes>().and_then(|sizes| sizes.convert()).expect("two"), [3, 7]);
+        let error = "3x7x1".parse::<Sizes>().and_then(|sizes| sizes.convert()).expect_err("three").to_string();
+        assert!(error.contains("3x7x1") && error.contains("RxC"), "{error}");
+    }
+
+    #[test]
+    fn every_suite_is_an_operation_of_the_command() {
+        let suites: Vec<&str> = qgemm_testkit::SUITES.iter().map(|suite| suite.operation()).collect();
+        assert_eq!(Op::value_variants().iter().map(|op| op.name()).collect::<Vec<_>>(), suites);
+        for op in Op::value_variants() {
+            let value = op.to_possible_value().expect("none is hidden");
+            assert_eq!((value.get_name(), op.suite().expect("it has cases").operation()), (op.name(), op.name()));
         }
     }
 

@@ -1,10 +1,10 @@
-//! `qgemm support`: which arithmetic serves each format on each kind of device, as the kernel families themselves offer
-//! it.
+//! `qgemm support`: which operations each kind of device has, and which arithmetic serves each format, as the kernel families
+//! themselves offer it.
 
 use std::fmt::Write;
 
 use anyhow::Context as _;
-use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, Weight};
+use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, TileConfig, Weight, XPrologue};
 use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 
@@ -42,8 +42,8 @@ pub struct Support {
     math: Option<&'static str>,
     /// The type that weights may be rounded to before they are multiplied.
     rounded_weights: Option<String>,
-    /// The type of the copy of X that the kernels read, where none reads X itself.
-    copied_x: Option<String>,
+    /// The type to which X is converted first, where no kernel reads X in place.
+    converted_x: Option<String>,
     /// Why there is no kernel.
     why_not: Option<String>,
 }
@@ -57,7 +57,7 @@ impl Support {
             tokens,
             math: None,
             rounded_weights: None,
-            copied_x: None,
+            converted_x: None,
             why_not: None,
         };
         let problem = Problem::new(weight, tokens).x_dtype(x_dtype);
@@ -69,13 +69,16 @@ impl Support {
                     return unknown;
                 };
                 let with_it: Vec<_> = all.filter(|config| config.math == math).collect();
-                let copies = || with_it.iter().find_map(|config| config.staged_x);
-                let all_copy = with_it.iter().all(|config| config.staged_x.is_some());
+                let converts = |config: &TileConfig| match config.x_prologue {
+                    Some(XPrologue::Convert { .. }) => Some(config.x_format.to_string()),
+                    _ => None,
+                };
+                let all_convert = with_it.iter().all(|config| config.x_prologue.is_some());
                 let rounds = with_it.iter().find_map(|config| config.rounded_weights);
                 Self {
-                    math: Some(math_name(math)),
+                    math: Some(math.name()),
                     rounded_weights: rounds.map(|dtype| dtype.to_string()),
-                    copied_x: copies().filter(|_| all_copy).map(|staged| staged.dtype.to_string()),
+                    converted_x: with_it.iter().find_map(converts).filter(|_| all_convert),
                     ..unknown
                 }
             }
@@ -86,8 +89,8 @@ impl Support {
     fn mark(&self) -> String {
         let Some(math) = self.math else { return "–".into() };
         let rounded = if self.rounded_weights.is_some() { "*" } else { "" };
-        let copied = self.copied_x.as_ref().map_or(String::new(), |dtype| format!(" ({dtype})"));
-        format!("{math}{rounded}{copied}")
+        let converted = self.converted_x.as_ref().map_or(String::new(), |dtype| format!(" ({dtype})"));
+        format!("{math}{rounded}{converted}")
     }
 }
 
@@ -97,15 +100,35 @@ fn rank(math: Math) -> u32 {
         Math::FmaF32 => 0,
         Math::DotI8 => 1,
         Math::TensorF16 => 2,
+        _ => 3,
     }
 }
 
-fn math_name(math: Math) -> &'static str {
-    match math {
-        Math::FmaF32 => "fma",
-        Math::TensorF16 => "tensor",
-        Math::DotI8 => "dot",
+/// The kernel families of an operation on a device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Families {
+    device: String,
+    operation: &'static str,
+    families: Vec<&'static str>,
+}
+
+impl Row for Families {
+    const COLUMNS: &'static [Column] = &[words("device", 9), words("operation", 9), words("families", 0)];
+
+    fn cells(&self) -> Vec<String> {
+        vec![self.device.clone(), self.operation.to_owned(), names(&self.families)]
     }
+}
+
+fn names(families: &[&str]) -> String {
+    if families.is_empty() { "–".to_owned() } else { families.join(", ") }
+}
+
+/// What was asked of every device.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Answers {
+    operations: Vec<Families>,
+    formats: Vec<Support>,
 }
 
 impl Row for Support {
@@ -129,7 +152,7 @@ impl Row for Support {
             self.tokens.to_string(),
             or_dash(self.math),
             or_dash(self.rounded_weights.as_deref()),
-            or_dash(self.copied_x.as_deref()),
+            or_dash(self.converted_x.as_deref()),
             self.why_not.clone().unwrap_or_default(),
         ]
     }
@@ -142,24 +165,31 @@ impl Row for Support {
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let devices: Vec<&str> = args.device.iter().map(String::as_str).collect();
     let all = ask_all(&devices)?;
-    if args.markdown {
-        print!("{}", page(&devices, &all));
-    } else {
-        table::print(all, json)?;
+    match (args.markdown, json) {
+        (true, _) => print!("{}", page(&devices, &all)),
+        (false, true) => println!("{}", serde_json::to_string_pretty(&all)?),
+        (false, false) => {
+            table::print(all.operations, false)?;
+            println!();
+            table::print(all.formats, false)?;
+        }
     }
     Ok(Holds::Yes)
 }
 
-/// Every device, format, type of activations and number of tokens.
-fn ask_all(devices: &[&str]) -> anyhow::Result<Vec<Support>> {
-    let mut all = Vec::new();
+/// Every device, operation, format, type of activations and number of tokens.
+fn ask_all(devices: &[&str]) -> anyhow::Result<Answers> {
+    let mut all = Answers { operations: Vec::new(), formats: Vec::new() };
     for device in devices {
         let ctx = Context::open(device).with_context(|| format!("cannot open {device}"))?;
+        let operations = ctx.device().catalog().operations().into_iter();
+        let of = |(operation, families)| Families { device: ctx.info().id.to_string(), operation, families };
+        all.operations.extend(operations.map(of));
         for format in Format::all() {
             let host = made_up(format)?;
             let weight = ctx.load(&host).with_context(|| format!("cannot load {format} on {device}"))?;
             for x_dtype in DType::ALL {
-                all.extend(TOKENS.map(|tokens| Support::ask(&ctx, &weight, x_dtype, tokens)));
+                all.formats.extend(TOKENS.map(|tokens| Support::ask(&ctx, &weight, x_dtype, tokens)));
             }
         }
     }
@@ -172,17 +202,33 @@ fn made_up(format: Format) -> anyhow::Result<HostWeight> {
 }
 
 /// The page `docs/support.md`.
-fn page(devices: &[&str], all: &[Support]) -> String {
+fn page(devices: &[&str], all: &Answers) -> String {
     let mut page = String::from(HEADER);
+    // Writing to a String cannot fail.
+    let _ = writeln!(page, "\n## Operations and their kernel families\n\n{}", head("operation", devices));
+    let mut operations: Vec<&str> = Vec::new();
+    for of in &all.operations {
+        if !operations.contains(&of.operation) {
+            operations.push(of.operation);
+        }
+    }
+    for operation in operations {
+        let of_device = |device: &&str| {
+            let of = all.operations.iter().find(|of| (of.device.as_str(), of.operation) == (*device, operation));
+            of.map_or_else(String::new, |of| names(&of.families))
+        };
+        let _ = writeln!(page, "| `{operation}` |{}", cells(devices.iter().map(of_device)));
+    }
+    page.push_str(FORMATS_HEADER);
     for x_dtype in DType::ALL {
-        // Writing to a String cannot fail.
-        let _ = writeln!(page, "\n## {x_dtype} activations\n\n| weights |{}", cells(devices.iter().map(|d| title(d))));
-        let _ = writeln!(page, "|---|{}", "---|".repeat(devices.len()));
+        let _ = writeln!(page, "\n### {x_dtype} activations\n\n{}", head("weights", devices));
         // Formats that everything is the same for share a line.
         let mut lines: Vec<(String, Vec<&str>)> = Vec::new();
         for format in Format::all() {
             let of_device = |device: &&str| {
-                let of = |tokens| all.iter().find(|s| s.is_about(device, format, x_dtype, tokens)).map(Support::mark);
+                let of = |tokens| {
+                    all.formats.iter().find(|s| s.is_about(device, format, x_dtype, tokens)).map(Support::mark)
+                };
                 let [one, many] = TOKENS.map(|tokens| of(tokens).unwrap_or_default());
                 if one == many { one } else { format!("{one}, {many}") }
             };
@@ -199,20 +245,33 @@ fn page(devices: &[&str], all: &[Support]) -> String {
     page
 }
 
-const HEADER: &str = "<!-- Generated by `qgemm support --markdown`; a test compares it with what the kernel families offer. -->
+const HEADER: &str =
+    "<!-- Generated by `qgemm support --markdown`; a test compares it with what the kernel families offer. -->
 # What each backend supports
+
+The column wgpu is without the feature `experimental-cooperative-matrix`.
+";
+
+const FORMATS_HEADER: &str = "
+## Products (`gemm`)
 
 Every backend multiplies every format with activations of every type, any M, N and K, and has the whole epilogue. What differs
 is the arithmetic. Here is the most that it has for one token and, after a comma where it is another, for 64; the planner
-takes less where that is faster. The column wgpu is without the feature `experimental-cooperative-matrix`, with which adapters that
-have matrix instructions in f16 offer `tensor*` for all but f32 weights:
+takes less where that is faster. With the feature `experimental-cooperative-matrix`, wgpu adapters that have matrix instructions
+in f16 offer `tensor*` for all but f32 weights:
 
 - `fma`: f32 multiply-adds; weights and activations are not rounded.
-- `dot`: dot products of bytes; activations are quantized first, which `Problem::x_rounding` can forbid (then `fma`).
+- `dot`: dot products of bytes; activations are quantized first, which `Problem::x_precision` can forbid (then `fma`).
 - `tensor`: matrix instructions on f16 or bf16, sums in f32; codes are exact operands, scales act on the sums.
 - `tensor*`: each weight may be rounded to the type of X ([numerics.md](numerics.md)).
-- (f16), (bf16): X is copied first, rounded to that type, which `Problem::x_rounding` can forbid.
+- (f16), (bf16): X is converted to that type first, which `Problem::x_precision` can forbid.
 ";
+
+/// The first two lines of a table with a column a device.
+fn head(title_of_rows: &str, devices: &[&str]) -> String {
+    let titles = cells(devices.iter().map(|device| title(device)));
+    format!("| {title_of_rows} |{titles}\n|---|{}", "---|".repeat(devices.len()))
+}
 
 fn cells(cells: impl Iterator<Item = String>) -> String {
     cells.map(|cell| format!(" {cell} |")).collect()

@@ -3,16 +3,18 @@
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, Format, emu};
-use qgemm_testkit::{Case, Failure, GROUPS, Outcome, Verdict, WeightKind, group, random_case, run as run_case};
+use qgemm_api::{Context, DType, emu};
+use qgemm_testkit::{
+    Case, ConvertCase, ConvertLayout, Failure, Outcome, Selection, Suite, TestCase, Verdict, WeightKind,
+};
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::Holds;
-use crate::choice::{FormatChoice, Shape};
+use crate::choice::{self, FormatChoice, Op, Sizes};
 use crate::counters;
 use crate::progress::Progress;
-use crate::table::{Column, Row, Table, numbers, words};
+use crate::table::{self, Column, Row, Table, numbers, words};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -20,13 +22,19 @@ pub struct Args {
     /// Device to verify: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
+    /// The operation.
+    #[arg(long, value_enum, default_value_t = Op::Gemm)]
+    op: Op,
+    /// List the operations with the groups of their suites, and run nothing.
+    #[arg(long)]
+    list: bool,
     /// Weight format, or `all`.
     #[arg(long, default_value = "all")]
     format: FormatChoice,
-    /// Verify these shapes (tokens x output features x input features) instead of the conformance suite, with
-    /// every type of activations.
-    #[arg(long, value_name = "MxNxK", num_args = 1..)]
-    shape: Vec<Shape>,
+    /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
+    /// features), of convert RxC (rows x columns).
+    #[arg(long, value_name = "SIZES", num_args = 1..)]
+    shape: Vec<Sizes>,
     /// Only this group of the suite (shapes_plain, exact, values, epilogue, …).
     #[arg(long, conflicts_with = "shape")]
     group: Option<String>,
@@ -52,6 +60,7 @@ pub struct Args {
 struct CaseRow {
     case: String,
     kernel: Option<String>,
+    kernel_id: Option<String>,
     nmse: Option<f64>,
     worst_tile: Option<f64>,
     limit: Option<f64>,
@@ -69,8 +78,9 @@ impl From<&Outcome> for CaseRow {
             Verdict::Fail(failure) => ("FAIL", Some(failure.to_string())),
         };
         CaseRow {
-            case: outcome.case.to_string(),
+            case: outcome.case.clone(),
             kernel: outcome.kernel.clone(),
+            kernel_id: outcome.kernel_id.map(|id| id.to_string()),
             nmse: outcome.comparison.map(|c| c.nmse),
             worst_tile: outcome.comparison.map(|c| c.worst_tile),
             limit: outcome.limit,
@@ -84,11 +94,11 @@ impl From<&Outcome> for CaseRow {
 impl Row for CaseRow {
     const COLUMNS: &'static [Column] = &[
         words("case", 64),
-        words("kernel", 32),
         numbers("nmse", 8),
         numbers("worst", 8),
         numbers("limit", 8),
         words("", 4),
+        words("kernel", 100),
         words("", 0),
     ];
 
@@ -97,13 +107,29 @@ impl Row for CaseRow {
         let loss = self.rounding_loss.map(|loss| format!("rounding X costs {loss:.1e}"));
         vec![
             self.case.clone(),
-            self.kernel.clone().unwrap_or_else(|| "-".into()),
             number(self.nmse),
             number(self.worst_tile),
             number(self.limit),
             self.verdict.to_owned(),
+            self.kernel_id.clone().unwrap_or_else(|| "-".into()),
             self.detail.clone().or(loss).unwrap_or_default(),
         ]
+    }
+}
+
+/// A group of a suite.
+#[derive(Serialize)]
+struct GroupRow {
+    op: &'static str,
+    group: &'static str,
+    summary: &'static str,
+}
+
+impl Row for GroupRow {
+    const COLUMNS: &'static [Column] = &[words("op", 8), words("group", 20), words("cases", 0)];
+
+    fn cells(&self) -> Vec<String> {
+        [self.op, self.group, self.summary].map(str::to_owned).to_vec()
     }
 }
 
@@ -112,6 +138,13 @@ impl Row for CaseRow {
 /// # Errors
 /// When the device fails to open or an option makes no sense.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    if args.list {
+        table::print(groups(), json)?;
+        return Ok(Holds::Yes);
+    }
+    if args.op != Op::Gemm {
+        ensure!(args.format == FormatChoice::All && args.family.is_none(), "--format and --family are for gemm");
+    }
     let ctx = Context::open(&args.device)?;
     let family = match &args.family {
         None => None,
@@ -123,13 +156,16 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if !json {
         println!("{} ({})", ctx.info().name, ctx.info().id);
     }
-    let mut report = Report { table: Table::new(json), only_failures: args.failures, counts: Counts::default() };
+    let wanted = Selection { formats: args.format.formats(), family };
+    let mut report = Report {
+        table: Table::new(json),
+        only_failures: args.failures,
+        only_served: family.is_some(),
+        counts: Counts::default(),
+    };
     match args.stress {
-        Some(seconds) => stress(&ctx, args, family, Duration::from_secs(seconds), &mut report),
-        None => {
-            let cases = cases(args)?.into_iter().map(|case| Case { family, ..case }).collect();
-            suite(&ctx, cases, args.shape.is_empty(), &mut report);
-        }
+        Some(seconds) => stress(&ctx, args, &wanted, Duration::from_secs(seconds), &mut report)?,
+        None => run_all(&ctx, &cases(args, &wanted)?, args.shape.is_empty(), &mut report),
     }
     let Report { table, counts, .. } = report;
     let kernels = if args.counters { Some(counters::rows(emu::take_counters(&ctx)?)) } else { None };
@@ -148,45 +184,75 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     Ok(if counts.failed == 0 { Holds::Yes } else { Holds::No })
 }
 
-/// The cases that the options ask for.
-fn cases(args: &Args) -> anyhow::Result<Vec<Case>> {
-    let formats = args.format.formats();
-    if !args.shape.is_empty() {
-        return shapes(args, &formats);
-    }
-    let groups = match &args.group {
-        None => GROUPS.to_vec(),
-        Some(name) => {
-            let names: Vec<&str> = GROUPS.iter().map(|g| g.name).collect();
-            vec![*group(name).with_context(|| format!("no group is called `{name}`: there are {}", names.join(", ")))?]
-        }
+/// Every group of every operation.
+fn groups() -> Vec<GroupRow> {
+    let of = |suite: &&'static dyn Suite| {
+        let op = suite.operation();
+        suite.groups().into_iter().map(move |group| GroupRow { op, group: group.name, summary: group.summary })
     };
-    Ok(formats.iter().flat_map(|&format| groups.iter().flat_map(move |g| (g.cases)(format))).collect())
+    qgemm_testkit::SUITES.iter().flat_map(of).collect()
+}
+
+/// The cases that the options ask for.
+fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    match (args.shape.is_empty(), args.op) {
+        (true, op) => groups_of(op.suite()?, args.group.as_deref(), wanted),
+        (false, Op::Gemm) => gemm_shapes(args, wanted),
+        (false, Op::Convert) => convert_shapes(args),
+    }
+}
+
+/// The cases of one group, or of all.
+fn groups_of(suite: &dyn Suite, group: Option<&str>, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let names: Vec<&str> = suite.groups().iter().map(|group| group.name).collect();
+    if let Some(name) = group {
+        let known = || format!("no group of {} is called `{name}`: there are {}", suite.operation(), names.join(", "));
+        ensure!(names.contains(&name), known());
+    }
+    let chosen = names.into_iter().filter(|name| group.is_none_or(|group| group == *name));
+    Ok(chosen.flat_map(|name| suite.cases(name, wanted)).collect())
 }
 
 /// Each shape with every format that can store it. A format asked for by name that cannot is an error.
-fn shapes(args: &Args, formats: &[Format]) -> anyhow::Result<Vec<Case>> {
-    let mut cases = Vec::new();
-    for shape in &args.shape {
-        for &format in formats {
+fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
             if let Err(error) = format.check_k(shape.k) {
                 ensure!(args.format == FormatChoice::All, "{shape}: {error}");
                 eprintln!("left out: {error}");
                 continue;
             }
-            let case = Case::new(format, shape.m, shape.n, shape.k);
-            cases.extend(DType::ALL.map(|x_dtype| Case { x_dtype, weights: WeightKind::Raw, ..case }));
+            for x_dtype in DType::ALL {
+                let case = Case::new(format, shape.m, shape.n, shape.k);
+                cases.push(Box::new(Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..case }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every pair of types, as it is and transposed.
+fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.convert()?;
+        for (from, to) in DType::ALL.into_iter().flat_map(|from| DType::ALL.map(|to| (from, to))) {
+            for x_transposed in [false, true] {
+                let layout = ConvertLayout { x_transposed, ..ConvertLayout::default() };
+                cases.push(Box::new(ConvertCase { layout, ..ConvertCase::new(rows, columns, from, to) }));
+            }
         }
     }
     Ok(cases)
 }
 
 /// Runs known cases and reports them in order. Small ones run side by side.
-fn suite(ctx: &Context, cases: Vec<Case>, small: bool, report: &mut Report) {
+fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut Report) {
     let progress = Progress::new(cases.len() as u64, "verifying");
     for part in cases.chunks(if small { 64 } else { 1 }) {
-        progress.say(part[0].format.to_string());
-        let outcomes: Vec<Outcome> = part.par_iter().map(|case| run_case(ctx, case)).collect();
+        progress.say(part[0].to_string());
+        let outcomes: Vec<Outcome> = part.par_iter().map(|case| case.run(ctx)).collect();
         for outcome in outcomes {
             report.add(&outcome, None, &progress);
         }
@@ -195,29 +261,31 @@ fn suite(ctx: &Context, cases: Vec<Case>, small: bool, report: &mut Report) {
 }
 
 /// Runs random cases until the time is over; at least one.
-fn stress(ctx: &Context, args: &Args, family: Option<&'static str>, time: Duration, report: &mut Report) {
-    let formats = args.format.formats();
+fn stress(ctx: &Context, args: &Args, wanted: &Selection, time: Duration, report: &mut Report) -> anyhow::Result<()> {
+    let suite = args.op.suite()?;
     let first = args.seed.unwrap_or_else(seed_of_now);
     eprintln!("random cases from seed {first}");
     let progress = Progress::new(time.as_secs(), "stress, seconds");
     let start = Instant::now();
     for seed in first.. {
-        let case = Case { family, ..random_case(&formats, seed) };
+        let case = suite.random_case(wanted, seed);
         progress.say(format!("seed {seed}"));
-        let again = format!("--format {} --stress 0 --seed {seed}", formats_argument(args.format));
-        report.add(&run_case(ctx, &case), Some(again), &progress);
+        let again = format!("{} --stress 0 --seed {seed}", cases_argument(args));
+        report.add(&case.run(ctx), Some(again), &progress);
         progress.step(start.elapsed().as_secs().saturating_sub(progress.position()));
         if start.elapsed() >= time {
             break;
         }
     }
+    Ok(())
 }
 
-/// The case of a seed depends on the formats it was picked from.
-fn formats_argument(choice: FormatChoice) -> String {
-    match choice {
-        FormatChoice::All => "all".to_owned(),
-        FormatChoice::One(format) => format.to_string(),
+/// What the case of a seed is drawn from.
+fn cases_argument(args: &Args) -> String {
+    match (args.op, args.format) {
+        (Op::Gemm, FormatChoice::All) => "--format all".to_owned(),
+        (Op::Gemm, FormatChoice::One(format)) => format!("--format {format}"),
+        (op, _) => format!("--op {}", op.name()),
     }
 }
 
@@ -228,7 +296,7 @@ fn seed_of_now() -> u64 {
 
 /// The device's own name of a family.
 fn family(ctx: &Context, name: &str) -> anyhow::Result<&'static str> {
-    let names: Vec<&'static str> = ctx.device().families().iter().map(|family| family.name()).collect();
+    let names: Vec<&'static str> = ctx.device().catalog().gemm.iter().map(|family| family.name()).collect();
     let found = names.iter().find(|known| **known == name).copied();
     found.with_context(|| format!("{} has no kernel family `{name}`: it has {}", ctx.info().id, names.join(", ")))
 }
@@ -243,6 +311,8 @@ struct Counts {
 struct Report {
     table: Table<CaseRow>,
     only_failures: bool,
+    /// Cases without a kernel are left out.
+    only_served: bool,
     counts: Counts,
 }
 
@@ -250,7 +320,7 @@ impl Report {
     /// Counts an outcome and prints its row. `again` are the options that repeat it.
     fn add(&mut self, outcome: &Outcome, again: Option<String>, progress: &Progress) {
         let not_served = matches!(outcome.verdict, Verdict::Fail(Failure::NotPlanned(_)));
-        if outcome.case.family.is_some() && not_served {
+        if self.only_served && not_served {
             return;
         }
         let counter = match outcome.verdict {

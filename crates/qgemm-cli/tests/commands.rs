@@ -79,10 +79,54 @@ fn verify_passes_on_the_cpu_and_repeats_a_seed() {
     assert_eq!(rows(&table).len(), 3);
     for row in rows(&table) {
         assert_eq!(row["verdict"], "pass");
+        let id = row["kernel_id"].as_str().expect("an identity");
+        assert!(id.starts_with("gemm:") && id.contains("w=q6_k"), "{id}");
         assert!(row["worst_tile"].as_f64().expect("a number") <= row["limit"].as_f64().expect("a number"));
     }
     let seed = ["verify", "--device", "cpu", "--stress", "0", "--seed", "42", "--json"];
     assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn verify_checks_conversions_too() {
+    let table = json(&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x40", "--json"]);
+    // Nine pairs of types, row-major and transposed.
+    assert_eq!(rows(&table).len(), 18);
+    for row in rows(&table) {
+        assert_eq!(row["verdict"], "pass", "{row}");
+        assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("convert:")), "{row}");
+    }
+    let group = json(&["verify", "--device", "cpu", "--op", "convert", "--group", "convert_special", "--json"]);
+    assert!(rows(&group).iter().all(|row| row["verdict"] == "pass"), "{group}");
+    let seed = ["verify", "--device", "cpu", "--op", "convert", "--stress", "0", "--seed", "7", "--json"];
+    assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn verify_lists_operations_and_groups() {
+    let table = json(&["verify", "--list", "--json"]);
+    let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);
+    assert!(has("gemm", "exact") && has("convert", "convert_gathered"));
+}
+
+#[test]
+fn bench_measures_conversions() {
+    let table = json(&[
+        "bench",
+        "--device",
+        "cpu",
+        "--op",
+        "convert",
+        "--shape",
+        "64x64",
+        "--from",
+        "f32",
+        "--transposed",
+        "--json",
+    ]);
+    let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();
+    assert_eq!(formats, ["f32->f32 transposed", "f32->f16 transposed", "f32->bf16 transposed"]);
+    assert!(rows(&table).iter().all(|row| row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
 }
 
 #[test]
@@ -130,10 +174,15 @@ fn a_sweep_times_every_number_of_tokens() {
 
 #[test]
 fn wrong_arguments_say_what_was_expected() {
-    let cases: [(&[&str], &str); 4] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
         (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
         (&["verify", "--device", "tpu:0"], "tpu"),
+        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert"),
+        (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
+        (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
+        (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),
+        (&["bench", "--device", "cpu", "--op", "convert", "--row-factors", "--to", "f32"], "--to f16"),
         (&["inspect", "no-such-file.gguf"], "no-such-file.gguf"),
     ];
     for (arguments, part) in cases {

@@ -62,7 +62,7 @@ fn kernels_are_counted_in_all_and_by_place() {
 #[test]
 fn the_table_names_places() {
     let Some(text) = verify_emulated("the_table_names_places", &[]) else { return };
-    for part in ["wavefronts", "sectors", "barriers", "m16n8k8_f16 ", "entry/gemm_fma.cu:"] {
+    for part in ["wavefronts", "sectors", "barriers", "m16n8k8_f16 ", "entry/gemm_simt.cu:"] {
         assert!(text.contains(part), "no {part} in {text}");
     }
 }

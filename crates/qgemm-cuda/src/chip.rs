@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use cudarc::driver::{result, sys};
 use qgemm_hal::{DeviceId, DeviceInfo, DeviceKind, HalError, Math, Variant};
 
+use crate::arch;
 use crate::driver;
 use crate::target::Target;
 
@@ -29,20 +30,6 @@ pub(crate) struct Chip {
     pub lowered: bool,
     /// For the layers above.
     pub info: DeviceInfo,
-}
-
-/// The kernel variant of compute capability `arch`. Chips without a variant of their own use the newest one
-/// whose instructions they have: data centre Blackwell has neither `wgmma` nor block-scaled `mma.sync`.
-pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
-    match arch {
-        0..70 => Err(format!("compute capability {}.{} is older than 7.0", arch / 10, arch % 10)),
-        70..75 => Ok(Variant::Sm70),
-        75..80 => Ok(Variant::Sm75),
-        89 => Ok(Variant::Sm89),
-        90 => Ok(Variant::Sm90),
-        120 | 121 => Ok(Variant::Sm120),
-        _ => Ok(Variant::Sm80),
-    }
 }
 
 impl Chip {
@@ -73,7 +60,7 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
     use sys::CUdevice_attribute_enum as A;
     let arch = 10 * attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
         + attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-    let natural = variant(arch).map_err(|why| HalError::NoDevice { device: id.to_string(), why })?;
+    let natural = arch::variant(arch).map_err(|why| HalError::NoDevice { device: id.to_string(), why })?;
     let wanted = std::env::var(VARIANT_VARIABLE).ok();
     let variant = lower(id, natural, wanted.as_deref())?;
     let lowered = variant != natural;
@@ -90,6 +77,7 @@ pub(crate) fn read(ordinal: u32) -> Result<Chip, HalError> {
         name,
         arch: format!("sm_{arch}"),
         variant: Some(variant),
+        driver: driver::version(),
         units,
         memory_bytes,
         // Both clock edges carry data.
@@ -172,15 +160,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_chip_has_its_variant() {
-        let table = [(70, 70), (72, 70), (75, 75), (80, 80), (86, 80), (87, 80), (89, 89), (90, 90)];
-        for (arch, number) in table.into_iter().chain([(100, 80), (103, 80), (110, 80), (120, 120), (121, 120)]) {
-            assert_eq!(variant(arch).unwrap().number(), number, "sm_{arch}");
-        }
-        assert!(variant(61).unwrap_err().contains("6.1"));
-    }
-
-    #[test]
     fn a_variant_can_be_lowered_but_not_raised() {
         let id = DeviceId { kind: DeviceKind::Cuda, ordinal: 0 };
         assert_eq!(lower(id, Variant::Sm90, None).unwrap(), Variant::Sm90);
@@ -196,7 +175,7 @@ mod tests {
     #[test]
     fn kernels_are_compiled_for_the_chip_or_as_ptx() {
         let target = |arch, wanted: Option<Variant>| {
-            let natural = variant(arch).unwrap();
+            let natural = arch::variant(arch).unwrap();
             let variant = wanted.unwrap_or(natural);
             let id = DeviceId { kind: DeviceKind::Cuda, ordinal: 0 };
             let info = DeviceInfo {
@@ -204,6 +183,7 @@ mod tests {
                 name: String::new(),
                 arch: format!("sm_{arch}"),
                 variant: Some(variant),
+                driver: String::new(),
                 units: 1,
                 memory_bytes: 0,
                 bandwidth: 0.0,

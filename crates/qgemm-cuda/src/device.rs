@@ -2,26 +2,22 @@
 
 use std::any::Any;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::result;
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{Format, HostWeight};
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, KernelFamily, Stream};
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, Geometry, HalError, Stream,
+};
 
-use crate::cache::Cache;
-use crate::chip::{self, Chip};
-use crate::driver::DeviceContext;
+use crate::arch;
 use crate::families::{self, Repack};
-use crate::function::{Function, Start};
-use crate::launch::Geometry;
+use crate::function::Start;
+use crate::gpu::Gpu;
 use crate::memory::{CudaBuffer, device_address};
 use crate::probe;
-use crate::spec::KernelSpec;
-use crate::store::KernelStore;
 use crate::stream::{self, CudaStream};
-use crate::target::Target;
 
 /// Bytes read to measure the bandwidth of a device whose clocks the driver does not tell.
 const PROBE_BYTES: usize = 256 << 20;
@@ -29,88 +25,39 @@ const PROBE_BYTES: usize = 256 << 20;
 /// An opened NVIDIA GPU.
 #[derive(Debug)]
 pub(crate) struct CudaDevice {
-    context: Arc<DeviceContext>,
-    chip: Chip,
+    gpu: Gpu,
     default_stream: Stream,
     /// For work of our own that the caller must not wait behind: zeroing fresh memory.
     own_stream: CudaStream,
-    store: KernelStore,
 }
 
 impl CudaDevice {
     /// Opens device `ordinal`.
     pub(crate) fn open(ordinal: u32) -> Result<Self, HalError> {
         let _span = tracing::info_span!("open", ordinal).entered();
-        let context = Arc::new(DeviceContext::open(ordinal)?);
-        let chip = chip::read(ordinal)?;
-        let store = KernelStore::new(chip.arch, chip.target(), Cache::of_user());
-        let default_stream = CudaStream::new(&context)?.into_stream();
-        let own_stream = CudaStream::new(&context)?;
-        let mut device = Self { context, chip, default_stream, own_stream, store };
-        if device.chip.info.bandwidth == 0.0 {
-            device.chip.info.bandwidth = probe::read_bandwidth(&device, PROBE_BYTES)?;
+        let gpu = Gpu::open(ordinal)?;
+        let default_stream = CudaStream::new(gpu.context())?.into_stream();
+        let own_stream = CudaStream::new(gpu.context())?;
+        let mut device = Self { gpu, default_stream, own_stream };
+        if device.gpu.chip().info.bandwidth == 0.0 {
+            let measured = probe::read_bandwidth(&device, PROBE_BYTES)?;
+            device.gpu.set_bandwidth(measured);
         }
         Ok(device)
     }
 
-    /// The CUDA device behind `device`.
-    ///
-    /// # Errors
-    /// [`HalError::WrongDevice`] when it is another backend's.
-    pub(crate) fn of(device: &dyn Device) -> Result<&Self, HalError> {
-        device.as_any().downcast_ref().ok_or(HalError::WrongDevice { device: device.info().id, what: "a CUDA kernel" })
-    }
-
-    /// The context that everything of this device shares.
-    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
-        &self.context
-    }
-
-    /// What is known of the chip.
-    pub(crate) fn chip(&self) -> &Chip {
-        &self.chip
-    }
-
-    /// The kernel `spec`, found or compiled, and loaded once.
-    ///
-    /// # Errors
-    /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
-    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Function, HalError> {
-        self.store.get(self, spec, None)
-    }
-
-    /// The kernel `spec`, compiled for exactly `target`.
-    ///
-    /// # Errors
-    /// As [`CudaDevice::kernel`].
-    pub(crate) fn kernel_for(&self, spec: &KernelSpec, target: Target) -> Result<Function, HalError> {
-        self.store.get(self, spec, Some(target))
-    }
-
-    /// The kernel that packs weights of `format`.
-    ///
-    /// # Errors
-    /// [`HalError::KernelUnavailable`].
-    pub(crate) fn repack(&self, format: Format) -> Result<Repack, HalError> {
-        Repack::new(format, self.chip.variant).ok_or_else(|| HalError::KernelUnavailable {
-            kernel: format!("repack_nt_{format}"),
-            target: self.chip.info.arch.clone(),
-            why: "its packed bits are not bits of its blocks".into(),
-        })
-    }
-
     fn id(&self) -> DeviceId {
-        self.context.id()
+        self.gpu.id()
     }
 }
 
 impl Device for CudaDevice {
     fn info(&self) -> &DeviceInfo {
-        &self.chip.info
+        &self.gpu.chip().info
     }
 
     fn allocate(&self, bytes: usize, what: &'static str) -> Result<Buffer, HalError> {
-        Ok(CudaBuffer::allocate(&self.context, self.own_stream.handle(), bytes, what)?.into_buffer())
+        Ok(CudaBuffer::allocate(self.gpu.context(), self.own_stream.handle(), bytes, what)?.into_buffer())
     }
 
     fn default_stream(&self) -> Stream {
@@ -118,7 +65,7 @@ impl Device for CudaDevice {
     }
 
     fn new_stream(&self) -> Result<Stream, HalError> {
-        Ok(CudaStream::new(&self.context)?.into_stream())
+        Ok(CudaStream::new(self.gpu.context())?.into_stream())
     }
 
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
@@ -128,10 +75,10 @@ impl Device for CudaDevice {
         if src.is_empty() {
             return Ok(());
         }
-        self.context.bind()?;
+        self.gpu.context().bind()?;
         // SAFETY: the destination is on this device and at least as long as the source, which is waited for below.
         let copied = unsafe { result::memcpy_htod_async(address, src, stream.handle()) };
-        self.context.check("cuMemcpyHtoDAsync", copied)?;
+        self.gpu.context().check("cuMemcpyHtoDAsync", copied)?;
         stream.synchronize()
     }
 
@@ -140,11 +87,11 @@ impl Device for CudaDevice {
         check_fits("download", 0..dst.len(), src.len())?;
         let address = device_address(self.id(), src, "the source")?;
         if !dst.is_empty() {
-            self.context.bind()?;
+            self.gpu.context().bind()?;
             // SAFETY: the source is on this device and at least as long as the destination, which is borrowed until
             // the copy has been waited for below.
             let copied = unsafe { result::memcpy_dtoh_async(dst, address, stream.handle()) };
-            self.context.check("cuMemcpyDtoHAsync", copied)?;
+            self.gpu.context().check("cuMemcpyDtoHAsync", copied)?;
         }
         stream.synchronize()
     }
@@ -155,10 +102,10 @@ impl Device for CudaDevice {
         if dst.as_ref().is_empty() {
             return Ok(());
         }
-        self.context.bind()?;
+        self.gpu.context().bind()?;
         // SAFETY: the bytes are on this device and belong to the view.
         let filled = unsafe { result::memset_d8_async(address, value, dst.as_ref().len(), stream.handle()) };
-        self.context.check("cuMemsetD8Async", filled)
+        self.gpu.context().check("cuMemsetD8Async", filled)
     }
 
     fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {
@@ -170,16 +117,16 @@ impl Device for CudaDevice {
     }
 
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
-        stream::elapsed(&self.context, start, end)
+        stream::elapsed(self.gpu.context(), start, end)
     }
 
     fn pack_class(&self, _format: Format) -> PackClass {
-        families::pack_class(self.chip.variant)
+        arch::pack_class(self.gpu.chip().variant)
     }
 
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
-        let repack = self.repack(weight.format())?;
-        let function = self.kernel(repack.spec())?;
+        let repack = Repack::of(&self.gpu, weight.format())?;
+        let function = self.gpu.kernel(repack.spec())?;
         repack.run(self, stream, weight, |launch| {
             let params = launch.params(|view, what| device_address(self.id(), view, what))?;
             let Geometry { grid, threads, shared_bytes } = launch.geometry;
@@ -189,12 +136,13 @@ impl Device for CudaDevice {
         })
     }
 
-    fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        families::FAMILIES
+    fn catalog(&self) -> Catalog {
+        families::CATALOG
     }
 
     fn as_any(&self) -> &dyn Any {
-        self
+        // What the modules below know of a device: `Gpu::of`.
+        &self.gpu
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use qgemm_hal::{Buffer, Device, HalError};
 
-use crate::device::CudaDevice;
 use crate::function::Start;
+use crate::gpu::Gpu;
 use crate::stream::CudaStream;
 use crate::{
     Geometry, Target, capture, device_address, devices, from_cudarc_stream, launch_spec, memory, open, probe,
@@ -159,9 +159,9 @@ fn events_measure_time() {
 #[test]
 fn a_kernel_is_loaded_once_and_reads_memory() {
     let Some(device) = device_or_skip("a_kernel_is_loaded_once_and_reads_memory") else { return };
-    let cuda = CudaDevice::of(&*device).unwrap();
-    let first = cuda.kernel(&probe::spec()).unwrap();
-    let second = cuda.kernel(&probe::spec()).unwrap();
+    let gpu = Gpu::of(&*device).unwrap();
+    let first = gpu.kernel(&probe::spec()).unwrap();
+    let second = gpu.kernel(&probe::spec()).unwrap();
     assert!(first.is_same(&second));
     let rate = read_bandwidth(&*device, 1 << 30).unwrap();
     eprintln!("{}: read {:.0} GB/s, expected {:.0}", device.info().name, rate / 1e9, device.info().bandwidth / 1e9);
@@ -187,7 +187,7 @@ fn a_kernel_is_launched_by_its_specification() {
 #[test]
 fn a_launch_the_driver_refuses_is_an_error() {
     let Some(device) = device_or_skip("a_launch_the_driver_refuses_is_an_error") else { return };
-    let function = CudaDevice::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
+    let function = Gpu::of(&*device).unwrap().kernel(&probe::spec()).unwrap();
     // SAFETY: the launch is refused, so the zero addresses are never used; 24 bytes are the kernel's parameter.
     let error =
         unsafe { function.launch(&device.default_stream(), [1, 1, 1], 4096, 0, &[0; 24], Start::InOrder) }.unwrap_err();

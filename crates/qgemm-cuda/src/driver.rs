@@ -33,6 +33,16 @@ fn start() -> Result<(), String> {
     result::init().map_err(|e| format!("the NVIDIA driver does not start: {}", describe(e)))
 }
 
+/// The newest CUDA that the driver knows: `12.9`. Only called after [`init`] has found the driver; empty when it does not tell.
+pub(crate) fn version() -> String {
+    let mut version = 0;
+    // SAFETY: the driver writes one integer to a place that lives through the call.
+    match unsafe { sys::cuDriverGetVersion(&mut version) }.result() {
+        Ok(()) => format!("{}.{}", version / 1000, version % 1000 / 10),
+        Err(_) => String::new(),
+    }
+}
+
 /// Number of devices that the driver sees.
 pub(crate) fn device_count() -> Result<u32, HalError> {
     init()?;

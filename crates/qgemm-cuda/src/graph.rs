@@ -8,8 +8,8 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 use qgemm_hal::{Device, HalError, Stream};
 
-use crate::device::CudaDevice;
 use crate::driver::DeviceContext;
+use crate::gpu::Gpu;
 use crate::stream::CudaStream;
 
 /// Recorded launches. Borrows what they read and write, so that the memory can be neither freed nor seen half
@@ -38,7 +38,7 @@ where
     F: FnMut() -> Result<(), E> + Send + 'a,
     E: From<HalError>,
 {
-    let context = CudaDevice::of(device)?.context().clone();
+    let context = Gpu::of(device)?.context().clone();
     let recording = Recording::begin(&context, CudaStream::of(context.id(), stream)?)?;
     work()?;
     let graph = recording.end()?;

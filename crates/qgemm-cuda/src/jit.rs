@@ -108,12 +108,13 @@ pub(crate) mod tests {
     #[test]
     fn the_slowest_kernels_compile_within_seconds() {
         let Some(nvrtc) = nvrtc_or_skip("the_slowest_kernels_compile_within_seconds") else { return };
-        let of = |variant, prefix: &'static str| {
-            crate::manifest(variant).into_iter().filter(move |spec| spec.name.starts_with(prefix))
+        let of = |variant, main_loop: &'static str, m: &'static str| {
+            let parts = [main_loop, ",w=q2_k,x=f16,", m];
+            crate::manifest(variant).into_iter().filter(move |spec| parts.iter().all(|part| spec.name.contains(part)))
         };
-        let for_volta = of(Variant::Sm70, "gemm_nt_q2_k_f16_").map(|spec| (spec, 70));
+        let for_volta = of(Variant::Sm70, "=sm70_two_stage", "m=").map(|spec| (spec, 70));
         let slow: Vec<_> =
-            for_volta.chain(of(Variant::Sm90, "gemm_nt_q2_k_f16_m128_").map(|spec| (spec, 90))).collect();
+            for_volta.chain(of(Variant::Sm90, "=sm90_wgmma_ws", ",m=128,").map(|spec| (spec, 90))).collect();
         assert!(slow.iter().any(|(_, arch)| *arch == 70) && slow.iter().any(|(_, arch)| *arch == 90));
         for (spec, arch) in slow {
             let start = Instant::now();

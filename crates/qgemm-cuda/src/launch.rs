@@ -1,24 +1,13 @@
 //! Launching a kernel by its specification, outside of families: for kernels of one's own, and for those that no family
 //! schedules.
 
-use qgemm_hal::{BufferRef, Device, HalError, Stream};
+use qgemm_hal::{BufferRef, Device, Geometry, HalError, Stream};
 
-use crate::device::CudaDevice;
 use crate::function::Start;
+use crate::gpu::Gpu;
 use crate::memory;
 use crate::spec::KernelSpec;
 use crate::target::Target;
-
-/// How many threads a launch has, and the shared memory of each block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Geometry {
-    /// Blocks along x, y and z.
-    pub grid: [u32; 3],
-    /// Threads of a block.
-    pub threads: u32,
-    /// Bytes of dynamic shared memory of a block.
-    pub shared_bytes: u32,
-}
 
 /// Submits the kernel `spec` to `stream`, with `params` as its one by-value parameter, after all earlier work of the
 /// stream. It is compiled for the device, or for exactly `target`: PTX of an older chip makes the device run that chip's
@@ -40,10 +29,10 @@ pub unsafe fn launch_spec(
     geometry: Geometry,
     params: &[u8],
 ) -> Result<(), HalError> {
-    let cuda = CudaDevice::of(device)?;
+    let gpu = Gpu::of(device)?;
     let function = match target {
-        Some(target) => cuda.kernel_for(spec, target)?,
-        None => cuda.kernel(spec)?,
+        Some(target) => gpu.kernel_for(spec, target)?,
+        None => gpu.kernel(spec)?,
     };
     let _span = tracing::trace_span!("launch", kernel = spec.name).entered();
     let Geometry { grid, threads, shared_bytes } = geometry;

@@ -6,6 +6,7 @@
 //! (`QGEMM_CACHE`), or from NVIDIA's run-time compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
 #![deny(missing_docs)]
 
+mod arch;
 mod artifact;
 mod binary;
 pub mod build;
@@ -18,6 +19,7 @@ mod device_tests;
 mod driver;
 mod families;
 mod function;
+mod gpu;
 mod graph;
 mod hash;
 mod jit;
@@ -38,24 +40,28 @@ use std::sync::Arc;
 
 use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
 
+pub use arch::pack_class;
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
 pub use cache::{CACHE_VARIABLE, cache_folder};
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    BlockScaledParams, EncodedMap, FAMILIES, GemmLaunch, LaunchParams, Repack, RepackLaunch, StageLaunch, XMap,
-    block_scaled_geometry, block_scaled_spec, launch_of, manifest, pack_class,
+    BlockScaledParams, CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
+    block_scaled_geometry, block_scaled_spec, convert_sequence, gemm_sequence, manifest, repack_bandwidth,
 };
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;
-pub use launch::{Geometry, device_address, launch_spec};
+pub use launch::{device_address, launch_spec};
 pub use nvrtc::NvrtcError;
-pub use probe::{copy_bandwidth, read_bandwidth, repack_bandwidth};
+pub use probe::{copy_bandwidth, read_bandwidth};
+pub use qgemm_hal::Geometry;
 pub use spec::KernelSpec;
 pub use target::Target;
+pub use tensor_map::{EncodedMap, XMap};
 
 use device::CudaDevice;
+use gpu::Gpu;
 use memory::CudaBuffer;
 use stream::CudaStream;
 
@@ -104,7 +110,7 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
 /// context of `device`, aligned to the element type they are used as, and must stay allocated until the buffer is
 /// dropped and all work that uses it is done.
 pub unsafe fn wrap_device_ptr(device: &dyn Device, address: u64, len: usize) -> Result<Buffer, HalError> {
-    let context = CudaDevice::of(device)?.context();
+    let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.
     Ok(unsafe { CudaBuffer::wrap(context, address, len) }.into_buffer())
 }
@@ -118,7 +124,7 @@ pub unsafe fn wrap_device_ptr(device: &dyn Device, address: u64, len: usize) -> 
 /// # Safety
 /// `stream` must be a stream of the primary context of `device`, and must outlive the returned object.
 pub unsafe fn wrap_stream(device: &dyn Device, stream: *mut c_void) -> Result<Stream, HalError> {
-    let context = CudaDevice::of(device)?.context();
+    let context = Gpu::of(device)?.context();
     // SAFETY: passed on to the caller.
     Ok(unsafe { CudaStream::wrap(context, stream.cast()) }.into_stream())
 }
@@ -128,6 +134,6 @@ pub unsafe fn wrap_stream(device: &dyn Device, stream: *mut c_void) -> Result<St
 /// # Errors
 /// [`HalError::WrongDevice`] when the stream is not of the primary context of `device`.
 pub fn from_cudarc_stream(device: &dyn Device, stream: Arc<cudarc::driver::CudaStream>) -> Result<Stream, HalError> {
-    let context = CudaDevice::of(device)?.context();
+    let context = Gpu::of(device)?.context();
     Ok(CudaStream::from_cudarc(context, stream)?.into_stream())
 }

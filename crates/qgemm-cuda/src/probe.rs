@@ -1,15 +1,13 @@
-//! Bandwidths, measured: of reading and copying, the yardsticks that kernels are compared with, and of packing weights.
+//! Bandwidths, measured: of reading and copying, the yardsticks that kernels are compared with.
 
 use std::time::Duration;
 
 use bytemuck::{Pod, Zeroable};
 use cudarc::driver::result;
-use qgemm_formats::Format;
-use qgemm_hal::{Device, HalError, Stream};
+use qgemm_hal::{Device, HalError, KernelId, ProbeSpec, Spec, Stream};
 
-use crate::device::CudaDevice;
 use crate::function::Start;
-use crate::launch::Geometry;
+use crate::gpu::Gpu;
 use crate::memory::device_address;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -23,7 +21,7 @@ const RUNS: usize = 7;
 /// The kernel that reads a buffer.
 pub(crate) fn spec() -> KernelSpec {
     KernelSpec {
-        name: "read_probe".into(),
+        name: KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: WORD_BYTES as u32 })).to_string(),
         entry: "entry/read_probe.cu",
         text: source::entry("entry/read_probe.cu"),
         symbol: "read_probe",
@@ -48,7 +46,7 @@ struct ReadProbe {
 /// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of another backend, or what kernels can fail
 /// with.
 pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError> {
-    let cuda = CudaDevice::of(device)?;
+    let gpu = Gpu::of(device)?;
     let id = device.info().id;
     let words = bytes / WORD_BYTES;
     let data = device.allocate(words * WORD_BYTES, "the bandwidth probe")?;
@@ -58,7 +56,7 @@ pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
         words: words as u64,
         sink: device_address(id, (&sink).into(), "the sink")?,
     };
-    let function = cuda.kernel(&spec())?;
+    let function = gpu.kernel(&spec())?;
     let stream = device.default_stream();
     let grid = [device.info().units * BLOCKS_PER_UNIT, 1, 1];
     let best = best_time(device, &stream, || {
@@ -75,7 +73,7 @@ pub fn read_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
 /// # Errors
 /// [`HalError::OutOfMemory`], [`HalError::WrongDevice`] for a device of another backend, or a driver error.
 pub fn copy_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError> {
-    let cuda = CudaDevice::of(device)?;
+    let gpu = Gpu::of(device)?;
     let id = device.info().id;
     let (from, to) = (device.allocate(bytes, "the copy probe")?, device.allocate(bytes, "the copy probe")?);
     let source = device_address(id, (&from).into(), "the source")?;
@@ -83,42 +81,17 @@ pub fn copy_bandwidth(device: &dyn Device, bytes: usize) -> Result<f64, HalError
     let stream = device.default_stream();
     let handle = CudaStream::of(id, &stream)?.handle();
     let best = best_time(device, &stream, || {
-        cuda.context().bind()?;
+        gpu.context().bind()?;
         // SAFETY: both are allocations of `bytes` bytes that live to the end of this function, after the last copy was
         // waited for.
         let copied = unsafe { result::memcpy_dtod_async(destination, source, bytes, handle) };
-        cuda.context().check("cuMemcpyDtoDAsync", copied)
+        gpu.context().check("cuMemcpyDtoDAsync", copied)
     })?;
     Ok(2.0 * bytes as f64 / best)
 }
 
-/// Bytes a second, read and written together, at which the device packs a weight of `n` x `k` in `format` whose rows lie
-/// in its memory: the best of seven runs.
-///
-/// # Errors
-/// As [`read_bandwidth`].
-pub fn repack_bandwidth(device: &dyn Device, format: Format, n: usize, k: usize) -> Result<f64, HalError> {
-    let cuda = CudaDevice::of(device)?;
-    let repack = cuda.repack(format)?;
-    let function = cuda.kernel(repack.spec())?;
-    let row_bytes = format.row_bytes(k);
-    let rows = device.allocate((n * row_bytes).next_multiple_of(WORD_BYTES), "the rows of a weight")?;
-    let mut packed = device.allocate(repack.packed_bytes(n, k), "a weight")?;
-    let moved = rows.len() + packed.len();
-    let launch = repack.launch((&rows).into(), (&mut packed).into(), n, k);
-    let params = launch.params(|view, what| device_address(device.info().id, view, what))?;
-    let Geometry { grid, threads, shared_bytes } = launch.geometry;
-    let stream = device.default_stream();
-    let best = best_time(device, &stream, || {
-        // SAFETY: the parameter is the kernel's, made for these buffers, which live to the end of this function, after
-        // the last run was waited for.
-        unsafe { function.launch(&stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
-    })?;
-    Ok(moved as f64 / best)
-}
-
 /// The shortest time in seconds between two events around `submit`, after one run that is not counted.
-fn best_time(
+pub(crate) fn best_time(
     device: &dyn Device,
     stream: &Stream,
     mut submit: impl FnMut() -> Result<(), HalError>,

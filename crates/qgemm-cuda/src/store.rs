@@ -11,7 +11,7 @@ use qgemm_hal::HalError;
 use crate::artifact::Artifact;
 use crate::bundle::{self, Bundles};
 use crate::cache::{self, Cache, CacheKey};
-use crate::device::CudaDevice;
+use crate::driver::DeviceContext;
 use crate::function::Function;
 use crate::hash::Sha256Hash;
 use crate::jit;
@@ -39,14 +39,15 @@ impl KernelStore {
         Self { chip, target, cache, bundles: OnceLock::new(), loaded: Mutex::default() }
     }
 
-    /// The kernel `spec`, loaded on `device`: compiled for exactly `target` where one is given, else in any form that
-    /// the device runs.
+    /// The kernel `spec`, loaded in `context`, with up to `shared_bytes` of shared memory: compiled for exactly `target` where
+    /// one is given, else in any form that the device runs.
     ///
     /// # Errors
     /// [`HalError::Compile`], [`HalError::KernelUnavailable`] or a driver error.
     pub(crate) fn get(
         &self,
-        device: &CudaDevice,
+        context: &Arc<DeviceContext>,
+        shared_bytes: u32,
         spec: &KernelSpec,
         target: Option<Target>,
     ) -> Result<Function, HalError> {
@@ -57,7 +58,7 @@ impl KernelStore {
         };
         let function = slot.get_or_try_init(|| {
             let artifact = self.artifact(spec, target)?;
-            Function::load(device.context(), spec, &artifact, device.chip().info.shared_bytes)
+            Function::load(context, spec, &artifact, shared_bytes)
         })?;
         Ok(function.clone())
     }

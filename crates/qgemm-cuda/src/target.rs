@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use qgemm_hal::Variant;
 
-use crate::chip;
+use crate::arch;
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,7 +63,7 @@ impl Target {
     /// # Errors
     /// A sentence, for architectures older than `sm_70`.
     pub fn variant(self) -> Result<Variant, String> {
-        chip::variant(self.arch())
+        arch::variant(self.arch())
     }
 }
 

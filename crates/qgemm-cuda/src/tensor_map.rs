@@ -1,4 +1,4 @@
-//! Tensor maps: matrices as the copy engine of Hopper and newer sees them.
+//! Tensor maps: matrices as TMA sees them.
 
 use std::mem::MaybeUninit;
 
@@ -7,7 +7,24 @@ use qgemm_formats::DType;
 use qgemm_hal::{DeviceId, HalError};
 
 use crate::driver;
-use crate::families::{EncodedMap, XMap};
+
+/// X as TMA is told of it: tiles in the 128-byte swizzle, zeros outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XMap {
+    /// Address of the first element, a multiple of 16.
+    pub address: u64,
+    /// f16 or bf16.
+    pub dtype: DType,
+    /// Columns and tokens.
+    pub size: [u64; 2],
+    /// Bytes from one token to the next, a multiple of 16.
+    pub row_bytes: u64,
+    /// Columns and tokens of a tile.
+    pub tile: [u32; 2],
+}
+
+/// A tensor map as kernels take it: what `cuTensorMapEncodeTiled` writes, or the emulator's own.
+pub type EncodedMap = [u64; 16];
 
 /// The map of X. Computes 128 bytes; nothing is sent to the device.
 ///

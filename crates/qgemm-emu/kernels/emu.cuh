@@ -1,15 +1,15 @@
 // What an emulated atom calls: functions of the emulator, which knows every thread, checks every access and counts.
 //
-// The host's C++ compiler builds kernels with these atoms in the place of the ones in PTX. Every thread of a block runs on
-// a stack of its own; a call that waits for other threads switches to them.
+// The host's C++ compiler builds kernels with these atoms instead of those in PTX. Every thread of a CTA runs on a
+// stack of its own. A call that waits for other threads switches to them.
 #pragma once
 
-// Where an atom was used: the last parameters of every atom that the emulator hears of.
+// The place of an atom in the sources: the last parameters of every atom that calls the emulator.
 #define QG_AT const char *file = __builtin_FILE(), u32 line = __builtin_LINE()
 
 struct EmuPlace {
     u32 thread, threads;
-    u32 block[3], grid[3];
+    u32 cta[3], grid[3];
     u8* shared;
 };
 
@@ -25,7 +25,7 @@ struct EmuRuntime {
     u32 (*atomic_add)(u32* address, u32 value, u32 relaxed, const char* file, u32 line);
     void (*store_relaxed)(u32* address, u32 value, const char* file, u32 line);
     void (*fence)();
-    // `threads` 0: all of the block. `waits` 0: arrive only.
+    // `threads` 0: all threads of the CTA. `waits` 0: arrive only.
     void (*barrier)(u32 id, u32 threads, u32 waits, const char* file, u32 line);
     void (*collective)(u32 op, const u32* in, u32 in_words, u32* out, u32 out_words, const char* file, u32 line);
     void (*ldmatrix)(u32 matrices, u32 transposed, const void* row, u32* out, const char* file, u32 line);

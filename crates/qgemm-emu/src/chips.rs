@@ -53,6 +53,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
         name: format!("{} (emulated)", chip.name),
         arch: format!("sm_{}", variant.number()),
         variant: Some(variant),
+        driver: String::new(),
         units: chip.units,
         memory_bytes: 8 << 30,
         bandwidth: chip.bandwidth,

@@ -12,8 +12,8 @@ use qgemm_cuda::{KernelSpec, Repack, Sha256Hash};
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory, HostStream,
-    KernelFamily, Stream, Variant,
+    Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory,
+    HostStream, Stream, Variant,
 };
 
 use crate::chips;
@@ -242,8 +242,8 @@ impl Device for EmuDevice {
         })
     }
 
-    fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        families::all()
+    fn catalog(&self) -> Catalog {
+        families::catalog()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -6,7 +6,7 @@ use qgemm_cuda::{BlockScaledParams, Geometry, block_scaled_geometry, block_scale
 use qgemm_emu::{Access, Region};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Format, HostWeight};
-use qgemm_hal::abi::{self, GemmPointers, GemmShape, TileSchedule, dtype_code};
+use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, dtype_code};
 use qgemm_hal::{Buffer, Device, Variant};
 
 /// Shapes (m, n, k): one tile, edges along each dimension, several tiles and stages.
@@ -90,22 +90,22 @@ impl Problem {
         let flag = |present: bool, flag: u32| if present { flag } else { 0 };
         let x_row = codes.len() / m;
         let params = BlockScaledParams {
-            shape: GemmShape {
+            shape: CudaGemmShape {
                 m: m as u32,
-                n: n as u32,
-                features: n as u32,
+                stored_rows: n as u32,
+                out_features: n as u32,
                 k: k as u32,
                 stored_k: self.w.stored_k() as u32,
-                k_slabs: layout.k_slabs(self.w.stored_k()) as u32,
-                splits: 1,
                 flags: flag(row_scale.is_some(), abi::FLAG_ROW_SCALE)
                     | flag(with_c, abi::FLAG_C)
                     | flag(with_bias, abi::FLAG_BIAS)
                     | flag(x_row.is_multiple_of(16), abi::FLAG_X_ALIGNED16),
-                d_dtype: dtype_code(dtype),
                 alpha,
                 beta,
-                ..GemmShape::default()
+                k_tiles: layout.k_slabs(self.w.stored_k()) as u32,
+                splits: 1,
+                d_dtype: dtype_code(dtype),
+                ..CudaGemmShape::default()
             },
             at: GemmPointers {
                 x,

@@ -1,10 +1,12 @@
 //! The families' own kernels: no order of the blocks changes a bit, and a fault deep in a template or an included file is
 //! reported with the line that it is in.
 
+use std::sync::Arc;
+
 use qgemm_api::{Args, Context, DType, Error, Plan, Problem, Weight, quantize};
-use qgemm_cuda::{GemmLaunch, launch_of, source};
+use qgemm_cuda::{KernelLaunch, Places, gemm_sequence, source};
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
-use qgemm_hal::{Buffer, GemmArgs, HalError, LaunchPlan, WeightArgs};
+use qgemm_hal::{Buffer, GemmOperand, HalError, Kernel, LaunchPlan, Operands, Stream};
 
 const ORDERS: u64 = 50;
 
@@ -46,10 +48,10 @@ impl Job {
 }
 
 /// Most blocks that share a tile.
-fn contributors(launch: &LaunchPlan) -> u32 {
+fn peers(launch: &LaunchPlan) -> u32 {
     let [x, y, z] = launch.grid;
     let places = (0..z).flat_map(|z| (0..y).flat_map(move |y| (0..x).map(move |x| [x, y, z])));
-    places.flat_map(|place| launch.pieces(place)).map(|piece| piece.contributors).max().unwrap()
+    places.flat_map(|place| launch.work_tiles(place)).map(|work| work.peers).max().unwrap()
 }
 
 #[test]
@@ -61,8 +63,8 @@ fn no_order_of_the_blocks_changes_a_bit() {
             };
             let launch = job.plan.launch().unwrap();
             let tiles = launch.n_tiles * launch.m_tiles;
-            let contributors = contributors(launch);
-            assert!(contributors > 2 && tiles > 1, "{family}: {contributors} blocks a tile, {tiles} tiles: {launch:?}");
+            let peers = peers(launch);
+            assert!(peers > 2 && tiles > 1, "{family}: {peers} blocks a tile, {tiles} tiles: {launch:?}");
             let (x, stream) = (job.x(), job.ctx.default_stream());
             let mut workspace = job.ctx.workspace(job.plan.workspace_bytes()).unwrap();
             let mut first = None;
@@ -90,8 +92,8 @@ fn faults_name_the_line_of_a_template_or_an_included_file() {
         ("gemm", 2, "the weight", "mainloop/w_warp_ring.cuh", "cp_async_16_stream(target + rt"),
         ("gemm", 2, "d", "epilogue/operands.cuh", "st_global_u"),
         ("gemv", 1, "x", "mainloop/x_group.cuh", "ld_global_v4(address + i * 16)"),
-        ("gemv", 1, "the weight", "dequant/slab.cuh", "ld_global_stream_v4("),
-        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&sums.value[token"),
+        ("gemv", 1, "the weight", "dequant/k_tile.cuh", "ld_global_stream_v4("),
+        ("gemv", 1, "shared memory", "epilogue/sliced_k.cuh", "st_shared(&acc.value[token"),
     ];
     for (family, m, short, file, text) in cases {
         let test = "faults_name_the_line_of_a_template_or_an_included_file";
@@ -106,13 +108,29 @@ fn faults_name_the_line_of_a_template_or_an_included_file() {
     }
 }
 
+/// Stands for a kernel where only its launch is looked at.
+#[derive(Debug)]
+struct NoKernel;
+
+impl Kernel for NoKernel {
+    fn launch(&self, _: &Stream, _: Operands<'_>) -> Result<(), HalError> {
+        Ok(())
+    }
+}
+
 /// The fault when `short` is a little too short.
 fn fault_of(job: &Job, short: &str) -> String {
     let Job { ctx, weight, plan, .. } = job;
     let device = &**ctx.device();
-    let launch: &GemmLaunch =
-        &launch_of(plan.launch().unwrap().config.family, plan.op(), plan.launch().unwrap(), ctx.info()).unwrap();
-    assert_eq!(launch.plan.splits, 1, "{launch:?} needs no workspace");
+    let plan = plan.launch().unwrap();
+    assert_eq!(plan.workspace.bytes, 0, "{plan:?} needs a workspace");
+    let mut launches: Vec<KernelLaunch> = Vec::new();
+    gemm_sequence(job.plan.op(), plan, ctx.info(), &mut |launch| {
+        launches.push(launch);
+        Ok(Arc::new(NoKernel))
+    })
+    .unwrap();
+    let [launch] = &launches[..] else { panic!("{launches:?}") };
     let (x, w, mut d) = (job.x(), ctx.allocate(weight.bytes()).unwrap(), job.d());
     let region = |name, buffer: &Buffer, access| {
         let start = device_address(device, buffer.into()).unwrap() as usize;
@@ -120,23 +138,19 @@ fn fault_of(job: &Job, short: &str) -> String {
     };
     let regions =
         [region("x", &x, Access::Read), region("the weight", &w, Access::Weight), region("d", &d, Access::Write)];
-    let args = GemmArgs {
-        x: (&x).into(),
-        w: WeightArgs { data: (&w).into(), row_scale: None, k_order: None },
-        c: None,
-        bias: None,
-        token_scale: None,
-        residual: None,
-        d: (&mut d).into(),
-        workspace: None,
+    let mut operands = Operands::new();
+    operands.read(GemmOperand::X, (&x).into());
+    operands.read(GemmOperand::W, (&w).into());
+    operands.write(GemmOperand::D, (&mut d).into());
+    let places = Places {
+        address: &|view, _| device_address(device, view),
+        encode: &|_| unreachable!("made for an Ampere chip"),
     };
-    let params = launch
-        .params(&args, |view, _| device_address(device, view), |_| unreachable!("made for an Ampere chip"))
-        .unwrap();
-    let shared_bytes = launch.plan.config.shared_bytes;
+    let params = launch.params(&operands, &places).unwrap();
+    let shared_bytes = launch.geometry.shared_bytes;
     let geometry = Geometry {
-        blocks: launch.plan.grid,
-        threads: launch.plan.config.threads,
+        blocks: launch.geometry.grid,
+        threads: launch.geometry.threads,
         shared_bytes: if short == "shared memory" { shared_bytes - 32 } else { shared_bytes },
         params: params.as_bytes(),
         starts_early: launch.starts_early,

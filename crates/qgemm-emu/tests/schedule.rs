@@ -1,11 +1,12 @@
-//! Stream-K on the device: every block works on what [`LaunchPlan::pieces`] says, and no order of the blocks changes a
+//! Stream-K on the device: every block works on what [`LaunchPlan::work_tiles`] says, and no order of the blocks changes a
 //! bit of the sums.
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_cuda::KernelSpec;
 use qgemm_emu::{Access, Geometry, Region, device_address, launch_spec, set_block_order};
-use qgemm_hal::abi::{GemmPointers, GemmShape, TileSchedule};
-use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Piece, Schedule, StreamK, TileConfig, WorkspaceLayout};
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
+use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout};
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;
@@ -16,7 +17,7 @@ const FIELDS: usize = 9;
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Params {
-    shape: GemmShape,
+    shape: CudaGemmShape,
     at: GemmPointers,
     tiles: TileSchedule,
 }
@@ -25,6 +26,8 @@ struct Params {
 fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -> LaunchPlan {
     let config = TileConfig {
         family: "listing",
+        main_loop: "listing",
+        variant: None,
         math: Math::FmaF32,
         tile_n: THREADS,
         tile_m: 1,
@@ -33,13 +36,16 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
         blocks_per_unit: 1,
         schedule: Schedule::StreamK,
         max_splits: 16,
+        warps_n: 2,
+        k_groups: 1,
         stages: 1,
         shared_bytes: 16,
-        staged_x: None,
+        x_format: XFormat::Plain(DType::F32),
+        x_prologue: None,
         rounded_weights: None,
         efficiency: (1000, 1000),
     };
-    let workspace_bytes = WorkspaceLayout::stream_k(&stream_k, THREADS.into()).unwrap().bytes;
+    let workspace = WorkspaceLayout::stream_k(&stream_k, THREADS.into()).unwrap();
     let stream_k = Some(stream_k);
     LaunchPlan {
         config,
@@ -49,18 +55,18 @@ fn plan([n_tiles, m_tiles, k_steps]: [u32; 3], stream_k: StreamK, blocks: u32) -
         splits: 1,
         stream_k,
         grid: [blocks, 1, 1],
-        workspace_bytes,
+        workspace,
         estimate: 0.0,
     }
 }
 
 fn plans() -> Vec<LaunchPlan> {
     let cut =
-        |cut_tiles, cut_blocks, cut_steps, raster_group| StreamK { cut_tiles, cut_blocks, cut_steps, raster_group };
+        |cut_tiles, cut_blocks, cut_steps, swizzle_group| StreamK { cut_tiles, cut_blocks, cut_steps, swizzle_group };
     vec![
         // Nothing is cut; the last wave and the last group of tiles are ragged.
         plan([5, 3, 7], cut(0, 0, 1, 2), 4),
-        // Fewer tiles than blocks: many contributors a tile, ranges that begin within tiles.
+        // Fewer tiles than blocks: many peers a tile, ranges that begin within tiles.
         plan([2, 1, 40], cut(2, 7, 1, 1), 7),
         plan([3, 1, 13], cut(3, 8, 2, 3), 8),
         // One tile, as many parts as blocks.
@@ -129,18 +135,18 @@ impl<'a> Launch<'a> {
             x,
             list,
             sums: memory(tiles * THREADS as usize * 4),
-            workspace: memory(plan.workspace_bytes),
+            workspace: memory(plan.workspace.bytes),
         }
     }
 
     fn run(&mut self) {
         let plan = &self.plan;
-        let layout = plan.workspace_layout().unwrap();
+        let layout = plan.workspace;
         let address = |buffer: &Buffer| device_address(self.device, buffer.into()).unwrap();
         let cut = plan.stream_k.unwrap();
         let workspace = address(&self.workspace);
         let params = Params {
-            shape: GemmShape { k_slabs: plan.k_steps, splits: 1, ..GemmShape::default() },
+            shape: CudaGemmShape { k_tiles: plan.k_steps, splits: 1, ..CudaGemmShape::default() },
             at: GemmPointers {
                 x: address(&self.x),
                 c: address(&self.list),
@@ -153,10 +159,10 @@ impl<'a> Launch<'a> {
             tiles: TileSchedule {
                 n_tiles: plan.n_tiles,
                 m_tiles: plan.m_tiles,
-                raster_group: cut.raster_group,
+                swizzle_group: cut.swizzle_group,
                 cut_tiles: cut.cut_tiles,
-                cut_blocks: cut.cut_blocks,
-                cut_slabs: cut.cut_steps,
+                cut_ctas: cut.cut_blocks,
+                cut_k_tiles: cut.cut_steps,
             },
         };
         let region =
@@ -192,15 +198,15 @@ impl<'a> Launch<'a> {
     }
 
     /// What each block listed.
-    fn listed(&self) -> Vec<Vec<Piece>> {
+    fn listed(&self) -> Vec<Vec<WorkTile>> {
         let words = self.words(&self.list);
         let of_block = words.chunks(words.len() / self.plan.grid[0] as usize);
-        let piece = |f: &[u32]| Piece {
+        let piece = |f: &[u32]| WorkTile {
             tile: f[1],
             n_tile: f[2],
             m_tile: f[3],
             k_steps: f[4]..f[5],
-            contributors: f[6],
+            peers: f[6],
             index: f[7],
             slot: f[8],
         };
@@ -211,7 +217,7 @@ impl<'a> Launch<'a> {
     fn expected_sums(&self) -> Vec<u32> {
         let plan = &self.plan;
         let weights = slab_weights(plan.k_steps);
-        let mut pieces: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.pieces([block, 0, 0])).collect();
+        let mut pieces: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.work_tiles([block, 0, 0])).collect();
         pieces.sort_by_key(|p| (p.tile, p.index));
         let mut sums = vec![0f32; (plan.n_tiles * plan.m_tiles * THREADS) as usize];
         for piece in pieces {
@@ -231,7 +237,7 @@ fn blocks_work_on_what_the_host_says() {
     for plan in plans() {
         let mut launch = Launch::new(&*device, plan);
         launch.run();
-        let expected: Vec<_> = (0..plan.grid[0]).map(|block| plan.pieces([block, 0, 0])).collect();
+        let expected: Vec<_> = (0..plan.grid[0]).map(|block| plan.work_tiles([block, 0, 0])).collect();
         assert_eq!(launch.listed(), expected, "{plan:?}");
     }
 }

@@ -75,23 +75,39 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// What CUDA kernels of a product branch on beside its flags: K partition, activation, element types (0 = f32, 1 = f16,
-    /// 2 = bf16). wgpu's have it in one word, or derive it.
-    pub struct GemmModes {
+    /// [`GemmShape`] and what CUDA kernels branch on beside its flags: K partition, activation, element types (0 = f32, 1 = f16,
+    /// 2 = bf16). wgpu's kernels have that in one word, or derive it. Fields that kernels load at once are neighbours.
+    pub struct CudaGemmShape {
+        /// Tokens.
+        pub m: u32,
+        /// Rows of W as stored.
+        pub stored_rows: u32,
+        /// Input features.
+        pub k: u32,
+        /// Stored columns of W.
+        pub stored_k: u32,
         /// Packed k-tiles of W along K.
         pub k_tiles: u32,
         /// CTAs that share one tile's K dimension.
         pub splits: u32,
+        /// Optional operands: see the `FLAG_` constants.
+        pub flags: u32,
         /// Function applied to what has been added up: see the `ACTIVATION_` constants.
         pub activation: u32,
-        /// Element type of X, for kernels not specialised on it.
-        pub x_dtype: u32,
         /// Element type of D.
         pub d_dtype: u32,
         /// Element type of C.
         pub c_dtype: u32,
         /// Element type of the bias.
         pub bias_dtype: u32,
+        /// Element type of X, for kernels not specialised on it.
+        pub x_dtype: u32,
+        /// Factor of the product.
+        pub alpha: f32,
+        /// Factor of C.
+        pub beta: f32,
+        /// Columns of D.
+        pub out_features: u32,
         /// Element type of the residual.
         pub residual_dtype: u32,
     }
@@ -237,6 +253,9 @@ pub const FLAG_X_FACTOR: u32 = 4096;
 /// [`ConvertShape::flags`]: a CTA keeps its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
+/// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
+pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
+
 /// Every flag with its name, for the generators.
 pub const FLAGS: &[(&str, u32)] = &[
     ("ROW_SCALE", FLAG_ROW_SCALE),
@@ -255,7 +274,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("ROW_IN_SHARED", FLAG_ROW_IN_SHARED),
 ];
 
-/// [`GemmModes::activation`]: every function with its name and number, for the generators.
+/// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
 pub const ACTIVATIONS: &[(&str, Activation)] = &[
     ("IDENTITY", Activation::Identity),
     ("RELU", Activation::Relu),
@@ -280,8 +299,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI];
 
 /// Every struct, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
-    GemmShape::ABI,
-    GemmModes::ABI,
+    CudaGemmShape::ABI,
     GemmPointers::ABI,
     TileSchedule::ABI,
     ConvertShape::ABI,

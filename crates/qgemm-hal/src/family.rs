@@ -26,7 +26,7 @@ pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
     fn prepare(&self, device: &dyn Device, op: &O, plan: &O::Plan) -> Result<LaunchSequence, HalError>;
 
     /// A number that changes with the sources of a configuration's kernels: what was measured of others is not believed.
-    fn source_hash(&self, config: &O::Config) -> u64;
+    fn source_hash(&self, op: &O, config: &O::Config) -> u64;
 }
 
 /// Families of `gemm`.

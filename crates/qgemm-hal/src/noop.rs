@@ -188,7 +188,7 @@ impl Family<CheckedGemm> for NoopFamily {
         Self::sequence::<GemmOperand>(device, op.kernel_name("noop"), plan.config.kernel_id(op.format))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         0
     }
 }
@@ -207,7 +207,7 @@ impl Family<CheckedConvert> for NoopFamily {
         Self::sequence::<ConvertOperand>(device, "noop".into(), plan.config.kernel)
     }
 
-    fn source_hash(&self, _: &ConvertConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
         0
     }
 }

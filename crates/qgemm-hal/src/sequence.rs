@@ -171,23 +171,41 @@ impl LaunchSequence {
     }
 }
 
-/// A line a step: identity, geometry, and its operands with what it does with them.
+impl LaunchSequence {
+    /// The sequence as text, for a run that is given these operands: a line a step with identity and geometry, and below it a
+    /// line an operand with what the step does with it.
+    pub fn display_with<O: Operand>(&self, given: &[O]) -> impl fmt::Display {
+        let given = given.iter().fold(0u32, |set, operand| set | 1 << operand.slot());
+        Described { sequence: self, given }
+    }
+}
+
+/// As [`LaunchSequence::display_with`] of every operand that a step has.
 impl fmt::Display for LaunchSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, step) in self.steps.iter().enumerate() {
+        Described { sequence: self, given: u32::MAX }.fmt(f)
+    }
+}
+
+/// A sequence with the set of operands that a run is given: a bit a slot.
+struct Described<'s> {
+    sequence: &'s LaunchSequence,
+    given: u32,
+}
+
+impl fmt::Display for Described<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, step) in self.sequence.steps.iter().enumerate() {
             let Geometry { grid: [x, y, z], threads, shared_bytes } = step.geometry;
-            write!(
-                f,
-                "{}{} <<<({x}, {y}, {z}), {threads}, {shared_bytes}>>>",
-                if i > 0 { "\n" } else { "" },
-                step.kernel_id
-            )?;
-            for Binding { slot, operand, range } in &step.bindings {
+            let line = if i > 0 { "\n" } else { "" };
+            write!(f, "{line}{} <<<({x}, {y}, {z}), {threads}, {shared_bytes}>>>", step.kernel_id)?;
+            for Binding { slot, operand, range } in step.bindings.iter().filter(|b| self.given >> b.operand & 1 == 1) {
                 let OperandDesc { name, access } = step.slots[*slot];
+                let of_operation = self.sequence.operands[*operand].name;
                 write!(f, "\n  {} {name}", access.name())?;
                 match range {
-                    Some(range) => write!(f, " = {}[{}..{}]", self.operands[*operand].name, range.start, range.end)?,
-                    None if self.operands[*operand].name != name => write!(f, " = {}", self.operands[*operand].name)?,
+                    Some(range) => write!(f, " = {of_operation}[{}..{}]", range.start, range.end)?,
+                    None if of_operation != name => write!(f, " = {of_operation}")?,
                     None => {}
                 }
             }
@@ -246,6 +264,9 @@ mod tests {
         let text = sequence.to_string();
         assert!(text.starts_with("convert:convert:-:x=f32,d=f16,transposed=false <<<(1, 2, 3), 32, 0>>>"), "{text}");
         assert!(text.contains("read x\n") && text.contains("write d = the workspace[8..40]"), "{text}");
+        assert!(text.contains("the column order"), "{text}");
+        let given = sequence.display_with(&[GemmOperand::X, GemmOperand::Workspace]).to_string();
+        assert!(given.contains("read x\n") && !given.contains("the column order"), "{given}");
     }
 
     #[test]

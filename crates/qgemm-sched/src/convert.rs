@@ -65,7 +65,7 @@ mod tests {
         ) -> Result<LaunchSequence, HalError> {
             Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
         }
-        fn source_hash(&self, _: &ConvertConfig) -> u64 {
+        fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
             0
         }
     }

@@ -1,8 +1,8 @@
 //! Comparison of a result with the oracle: over the whole output, over every 32×32 tile, so that one wrong tile in a
 //! large matrix is not averaged away, and over every row, because tokens may differ in magnitude by any factor.
 
+use crate::gemm::Expected;
 use crate::limits::Tolerance;
-use crate::oracle::Expected;
 
 /// Edge of the tiles that are compared on their own.
 pub const TILE: usize = 32;

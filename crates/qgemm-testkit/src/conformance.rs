@@ -1,17 +1,16 @@
-//! The suite as tests of a backend.
+//! The suites as tests of a backend.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use qgemm_api::{Context, Error, HalError};
-use qgemm_formats::Format;
 use rayon::prelude::*;
 
-use crate::run::{Outcome, Verdict, run};
-use crate::suite;
+use crate::outcome::{Outcome, Verdict};
+use crate::suite::{Selection, suite_with};
 
-/// Adopts the conformance suite for a device: one test a group.
+/// Adopts the suites of all operations for a device: one test a group.
 ///
 /// A device that is absent counts as skipped, and its reason is printed; `QGEMM_REQUIRE_DEVICE` set to the
 /// device's name (or to several, with commas) turns that into a failure.
@@ -20,7 +19,8 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue scales activations gated layouts act_order staged_x batch_invariant configurations);
+            exact values deep_k epilogue scales activations gated layouts act_order x_prologue batch_invariant configurations
+            convert_types convert_layouts convert_gathered convert_special convert_row_factors);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(
@@ -32,32 +32,30 @@ macro_rules! conformance {
 
         #[test]
         fn no_group_is_missing() {
-            let adopted = [$(stringify!($group)),*];
-            let all: Vec<&str> = $crate::GROUPS.iter().map(|g| g.name).collect();
-            assert_eq!(adopted.as_slice(), all);
+            assert_eq!([$(stringify!($group)),*].as_slice(), $crate::group_names());
         }
     };
 }
 
-/// Runs one group on a device, all formats, and reports every failure.
+/// Runs one group of an operation's suite on a device, all formats, and reports every failure.
 ///
 /// # Panics
 /// When a case fails, the device fails to open, or there is no such group.
 pub fn check_group(device: &str, group: &str) {
-    let group = suite::group(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
+    let suite = suite_with(group).unwrap_or_else(|| panic!("no conformance group is called `{group}`"));
     let ctx = match shared_context(device) {
         Ok(ctx) => ctx,
         Err(error) if is_absent(&error) => {
             let required =
                 std::env::var("QGEMM_REQUIRE_DEVICE").is_ok_and(|names| names.split(',').any(|n| n.trim() == device));
             assert!(!required, "{device} is required (QGEMM_REQUIRE_DEVICE) and absent: {error}");
-            skipped(&format!("conformance {} on {device}", group.name), &error.to_string());
+            skipped(&format!("conformance {group} on {device}"), &error.to_string());
             return;
         }
         Err(error) => panic!("{device} fails to open: {error}"),
     };
-    let cases: Vec<_> = Format::all().flat_map(group.cases).collect();
-    let outcomes: Vec<Outcome> = cases.par_iter().map(|case| run(&ctx, case)).collect();
+    let cases = suite.cases(group, &Selection::default());
+    let outcomes: Vec<Outcome> = cases.par_iter().map(|case| case.run(&ctx)).collect();
     let mut skips = BTreeMap::<&str, usize>::new();
     let mut failures = Vec::new();
     for outcome in &outcomes {
@@ -71,16 +69,15 @@ pub fn check_group(device: &str, group: &str) {
         }
     }
     for (reason, count) in skips {
-        skipped(&format!("{count} cases of {} on {device}", group.name), reason);
+        skipped(&format!("{count} cases of {group} on {device}"), reason);
     }
-    assert!(!outcomes.is_empty(), "the group {} has no cases", group.name);
+    assert!(!outcomes.is_empty(), "the group {group} has no cases");
     const SHOWN: usize = 40;
     assert!(
         failures.is_empty(),
-        "{} of {} cases of {} failed on {device}:\n{}{}",
+        "{} of {} cases of {group} failed on {device}:\n{}{}",
         failures.len(),
         outcomes.len(),
-        group.name,
         failures[..failures.len().min(SHOWN)].join("\n"),
         if failures.len() > SHOWN { "\n…" } else { "" }
     );

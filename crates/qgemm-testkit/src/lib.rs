@@ -1,7 +1,8 @@
-//! The test kit of qgemm: an f64 oracle, makers of weights and activations, comparison by region, and the
-//! conformance suite that every backend passes.
+//! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
+//! that every backend passes.
 //!
-//! A backend adopts the suite in one line of an integration test:
+//! A folder an operation (`gemm`, `convert`) has its oracle, its cases in groups, how one is run, and a random draw; [`SUITES`]
+//! lists them. A backend adopts all of them in one line of an integration test:
 //!
 //! ```text
 //! qgemm_testkit::conformance!("cpu");
@@ -11,29 +12,29 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-mod activation;
 mod activations;
-mod case;
 mod compare;
 mod conformance;
+mod convert;
+mod gemm;
 mod limits;
 mod operand;
-mod oracle;
-mod rounding;
-mod run;
-mod stress;
+mod outcome;
+mod random;
 mod suite;
 mod weights;
 
-pub use activation::activate;
 pub use activations::{ActivationKind, activations};
-pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
+pub use convert::{
+    ConvertCase, ConvertLayout, ConvertOrder, ConvertValues, convert, converted_row, nearest, run_conversion,
+};
+pub use gemm::{
+    ActOrder, Added, Case, Epilogue, Expected, Layout, Rounding, TOKENS, activate, exemptions, multiply,
+    multiply_gated, random_case, rounded, run,
+};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
-pub use oracle::{Added, Expected, multiply, multiply_gated};
-pub use rounding::{Rounding, rounded};
-pub use run::{Exemption, Failure, Outcome, Verdict, exemptions, run};
-pub use stress::random_case;
-pub use suite::{GROUPS, Group, TOKENS, group};
+pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+pub use suite::{Group, SUITES, Selection, Suite, TestCase, group_names, suite, suite_with};
 pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

@@ -44,6 +44,11 @@ impl Operand {
         self.row_stride
     }
 
+    /// Elements of a stored row.
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// What the address of the first element is a multiple of, at most 16.
     pub fn alignment(&self) -> usize {
         match self.offset * self.dtype.bytes() {

@@ -1,438 +1,101 @@
-//! The conformance suite: which cases a backend must pass, in groups that a test runner shows one by one.
+//! Suites: the cases of each operation, in groups that a test runner shows one by one.
 
-use qgemm_formats::{DType, Encoding, Format};
-use qgemm_hal::{Activation, Math, XRounding};
+use std::fmt;
 
-use crate::activations::ActivationKind;
-use crate::case::{ActOrder, Case, Epilogue, Layout};
-use crate::weights::WeightKind;
+use qgemm_api::Context;
+use qgemm_formats::Format;
 
-/// Numbers of tokens that every format is tested with: around each tile width of every kernel family.
-pub const TOKENS: [usize; 11] = [1, 2, 3, 7, 8, 9, 17, 33, 64, 65, 129];
+use crate::convert::ConvertSuite;
+use crate::gemm::GemmSuite;
+use crate::outcome::Outcome;
 
-/// A named part of the suite.
-#[derive(Clone, Copy, Debug)]
+/// One case of an operation, as data. Its text names all that decides it.
+pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
+    /// Runs it on a device and judges the result.
+    fn run(&self, ctx: &Context) -> Outcome;
+}
+
+/// A named part of a suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// Its name, which is the test's name.
+    /// Its name, which is the test's name; no two suites share one.
     pub name: &'static str,
     /// What it shows, as half a sentence.
     pub summary: &'static str,
-    /// Its cases for one format; none where the group does not concern the format.
-    pub cases: fn(Format) -> Vec<Case>,
 }
 
-/// The whole suite. Shapes are split by encoding, so that a format always belongs to exactly one of them.
-pub const GROUPS: &[Group] = &[
-    Group {
-        name: "shapes_plain",
-        summary: "all shapes of unquantized formats",
-        cases: |f| shapes_if(f, matches!(f.encoding, Encoding::Plain(_))),
-    },
-    Group {
-        name: "shapes_int_offset",
-        summary: "all shapes of formats with a fixed offset",
-        cases: |f| shapes_if(f, matches!(f.encoding, Encoding::IntOffset { .. })),
-    },
-    Group {
-        name: "shapes_int_affine",
-        summary: "all shapes of formats with a minimum per block",
-        cases: |f| shapes_if(f, f.encoding == Encoding::IntAffine),
-    },
-    Group {
-        name: "shapes_int_zero",
-        summary: "all shapes of formats with integer zero points",
-        cases: |f| shapes_if(f, f.encoding == Encoding::IntZero),
-    },
-    Group {
-        name: "shapes_codebook",
-        summary: "all shapes of formats with a table of values",
-        cases: |f| shapes_if(f, matches!(f.encoding, Encoding::Codebook(_))),
-    },
-    Group {
-        name: "shapes_float8",
-        summary: "all shapes of FP8 formats",
-        cases: |f| shapes_if(f, matches!(f.encoding, Encoding::E4M3 | Encoding::E5M2)),
-    },
-    Group { name: "exact", summary: "small integers, bit for bit", cases: exact },
-    Group { name: "values", summary: "every kind of weights with every kind of activations", cases: values },
-    Group { name: "deep_k", summary: "long K, which kernels split", cases: deep_k },
-    Group { name: "epilogue", summary: "alpha, beta and C, bias, output types", cases: epilogue },
-    Group { name: "scales", summary: "factors of tokens and of output features, residuals", cases: scales },
-    Group { name: "activations", summary: "every activation, of exact sums and of ordinary ones", cases: activations },
-    Group { name: "gated", summary: "gated pairs with everything that the epilogue adds", cases: gated },
-    Group { name: "layouts", summary: "leading dimensions, unaligned rows, transposed operands", cases: layouts },
-    Group { name: "act_order", summary: "permuted columns", cases: act_order },
-    Group { name: "staged_x", summary: "activations copied for matrix instructions", cases: staged_x },
-    Group { name: "batch_invariant", summary: "bits that do not depend on the batch", cases: batch_invariant },
-    Group { name: "configurations", summary: "every tile that could be chosen, whole and cut", cases: configurations },
-];
-
-/// The group of this name.
-pub fn group(name: &str) -> Option<&'static Group> {
-    GROUPS.iter().find(|g| g.name == name)
+/// Which cases are wanted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Selection {
+    /// Formats of weights, for operations that have some; never empty.
+    pub formats: Vec<Format>,
+    /// Restricts plans to one kernel family, for operations that can.
+    pub family: Option<&'static str>,
 }
 
-/// Odd numbers of output features, from one up past every tile height.
-const FEATURES: [usize; 4] = [33, 1, 129, 67];
-
-/// The smallest K that the format allows and one that ends in the middle of a kernel's step (and, where the
-/// format allows, of a block).
-fn depths(format: Format) -> Vec<usize> {
-    let block = format.block_len;
-    match (block, format.ragged_k) {
-        (1, _) => vec![1, 67, 256],
-        (_, true) => vec![1, block - 1, 2 * block + 5],
-        (16, false) => vec![16, 13 * 16],
-        (_, false) => vec![block, 3 * block],
+impl Default for Selection {
+    /// Every case.
+    fn default() -> Self {
+        Self { formats: Format::all().collect(), family: None }
     }
 }
 
-/// A K of medium length that suits every kernel step.
-fn medium_k(format: Format) -> usize {
-    match format.ragged_k {
-        true => 2 * format.block_len + 5,
-        false => 512usize.next_multiple_of(format.block_len),
-    }
+/// The suite of one operation.
+pub trait Suite: fmt::Debug + Send + Sync {
+    /// Name of the operation.
+    fn operation(&self) -> &'static str;
+
+    /// Its groups, in the order of tables.
+    fn groups(&self) -> Vec<Group>;
+
+    /// The cases of a group; none of a group of another suite.
+    fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>>;
+
+    /// The random case that `seed` stands for. The same arguments give the same case.
+    fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase>;
 }
 
-fn shapes_if(format: Format, concerned: bool) -> Vec<Case> {
-    if concerned { shapes(format) } else { Vec::new() }
+/// Every operation's suite.
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite];
+
+/// The suite of an operation.
+pub fn suite(operation: &str) -> Option<&'static dyn Suite> {
+    SUITES.iter().find(|suite| suite.operation() == operation).copied()
 }
 
-/// Every number of tokens with every depth and every type of X.
-fn shapes(format: Format) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for m in TOKENS {
-        for k in depths(format) {
-            for x_dtype in DType::ALL {
-                let seed = cases.len() as u64;
-                let n = FEATURES[cases.len() % FEATURES.len()];
-                let weights = if seed.is_multiple_of(2) { WeightKind::Quantized } else { WeightKind::Raw };
-                let x_rounding = if (seed / 2).is_multiple_of(2) { XRounding::Int8 } else { XRounding::F16 };
-                cases.push(Case { x_dtype, x_rounding, d_dtype: x_dtype, weights, seed, ..Case::new(format, m, n, k) });
-            }
-        }
-    }
-    cases
+/// The names of all groups of all suites.
+pub fn group_names() -> Vec<&'static str> {
+    SUITES.iter().flat_map(|suite| suite.groups()).map(|group| group.name).collect()
 }
 
-fn exact(format: Format) -> Vec<Case> {
-    let shapes = [(1, 33), (2, 1), (3, 67), (8, 129), (33, 67), (65, 65)];
-    let types = [
-        (DType::F16, DType::F32),
-        (DType::BF16, DType::F32),
-        (DType::F32, DType::F32),
-        (DType::F16, DType::F16),
-        (DType::BF16, DType::BF16),
-        (DType::F32, DType::F16),
-    ];
-    let case = |((m, n), (x_dtype, d_dtype)): ((usize, usize), (DType, DType))| {
-        let case = Case::new(format, m, n, medium_k(format)).with_exact_sums();
-        Case { x_dtype, d_dtype, seed: (m * n) as u64, ..case }
-    };
-    shapes.into_iter().zip(types).map(case).collect()
-}
-
-/// Extreme weights and activations store D in f32: no range of the output is under test here.
-fn values(format: Format) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (i, weights) in WeightKind::ALL.into_iter().enumerate() {
-        for (j, activations) in ActivationKind::ALL.into_iter().enumerate() {
-            let x_dtype = DType::ALL[(i + j) % 3];
-            let (m, n) = [(1, 65), (5, 33), (20, 35)][(i + j / 3) % 3];
-            let x_rounding = [XRounding::F16, XRounding::Int8][(i + j) % 2];
-            let seed = cases.len() as u64;
-            let case = Case::new(format, m, n, medium_k(format));
-            cases.push(Case { x_dtype, x_rounding, weights, activations, seed, ..case });
-        }
-    }
-    cases
-}
-
-fn deep_k(format: Format) -> Vec<Case> {
-    let k = match format.ragged_k {
-        true => 4096 + format.block_len / 2,
-        false => 4096 + format.block_len,
-    };
-    let shapes = [(1, 65, DType::F16), (2, 33, DType::BF16), (17, 33, DType::F16), (33, 17, DType::F32)];
-    let case = |(m, n, x_dtype)| Case { x_dtype, weights: WeightKind::Raw, ..Case::new(format, m, n, k) };
-    shapes.into_iter().map(case).collect()
-}
-
-fn epilogue(format: Format) -> Vec<Case> {
-    let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
-    let epilogues = [
-        (-0.5, None, None),
-        (1.0, None, f32),
-        (1.0, None, f16),
-        (2.0, Some((1.0, DType::F32)), None),
-        (1.0, Some((-3.0, DType::F16)), bf16),
-        (0.0, Some((0.5, DType::BF16)), f32),
-        (1.0, Some((0.0, DType::F32)), f32),
-    ];
-    let mut cases = Vec::new();
-    for (i, (alpha, c, bias)) in epilogues.into_iter().enumerate() {
-        for (m, n) in [(1, 67), (19, 45)] {
-            let (x_dtype, d_dtype) = (DType::ALL[i % 3], DType::ALL[(i + m) % 3]);
-            let epilogue = Epilogue { alpha, c, bias, ..Epilogue::default() };
-            let seed = cases.len() as u64;
-            cases.push(Case { x_dtype, d_dtype, epilogue, seed, ..Case::new(format, m, n, medium_k(format)) });
-        }
-    }
-    cases
-}
-
-/// Alone and together; residuals that lie as D does and otherwise.
-fn scales(format: Format) -> Vec<Case> {
-    let none = Epilogue::default();
-    let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
-    let epilogues = [
-        (Epilogue { token_scale: true, ..none }, 0, WeightKind::Exact),
-        (Epilogue { channel_scale: true, ..none }, 0, WeightKind::Exact),
-        (Epilogue { residual: f32, ..none }, 0, WeightKind::Exact),
-        (Epilogue { residual: f16, bias: bf16, ..none }, 3, WeightKind::Raw),
-        (Epilogue { residual: bf16, c: Some((0.5, DType::F16)), token_scale: true, ..none }, 16, WeightKind::Raw),
-        (
-            Epilogue { alpha: 0.25, residual: f16, token_scale: true, channel_scale: true, bias: f32, ..none },
-            5,
-            WeightKind::Quantized,
-        ),
-    ];
-    let mut cases = Vec::new();
-    for (i, (epilogue, residual_gap, weights)) in epilogues.into_iter().enumerate() {
-        for (j, (m, n)) in [(2, 67), (19, 48)].into_iter().enumerate() {
-            let case = Case { weights, ..Case::new(format, m, n, medium_k(format)) };
-            cases.push(Case {
-                x_dtype: DType::ALL[(i + j) % 3],
-                d_dtype: DType::ALL[(i + 2 * j) % 3],
-                epilogue,
-                layout: Layout { residual_gap, offset: residual_gap % 4, ..Layout::default() },
-                seed: cases.len() as u64,
-                ..if weights == WeightKind::Exact { case.with_exact_sums() } else { case }
-            });
-        }
-    }
-    cases
-}
-
-/// Products of ordinary weights and activations are about 20 where K is 512: this brings them to where activations bend.
-const BENT: f32 = 1.0 / 16.0;
-
-fn activations(format: Format) -> Vec<Case> {
-    let mut cases = Vec::new();
-    for (i, activation) in Activation::ALL.into_iter().skip(1).enumerate() {
-        // Exact sums show the activation's own error; the others add everything else.
-        let exact = Epilogue { alpha: BENT, activation, ..Epilogue::default() };
-        let bias = Some(DType::ALL[i % 3]);
-        let c = Some((0.25, DType::ALL[(i + 1) % 3]));
-        let added = Epilogue { bias, c, token_scale: true, residual: Some(DType::ALL[(i + 2) % 3]), ..exact };
-        let shapes = [(1, 65, exact), (33, 40, exact), (3, 33, added), (17, 65, added)];
-        for (j, (m, n, epilogue)) in shapes.into_iter().enumerate() {
-            let case = Case::new(format, m, n, medium_k(format));
-            cases.push(Case {
-                x_dtype: DType::ALL[(i + j) % 3],
-                d_dtype: DType::ALL[(i + j / 2) % 3],
-                epilogue,
-                seed: cases.len() as u64,
-                ..match j < 2 {
-                    true => case.with_exact_sums(),
-                    false => Case { activations: ActivationKind::PositiveMean, ..case },
-                }
-            });
-        }
-    }
-    cases
-}
-
-/// N around the eights in which rows are interleaved, and K that kernels split.
-fn gated(format: Format) -> Vec<Case> {
-    let long = match format.ragged_k {
-        true => 4096 + format.block_len / 2,
-        false => 4096 + format.block_len,
-    };
-    let k = medium_k(format);
-    let pair = Epilogue { alpha: BENT, ..Epilogue::default() };
-    let scaled = Epilogue { token_scale: true, channel_scale: true, ..pair };
-    let all = Epilogue { bias: Some(DType::F16), residual: Some(DType::F32), ..scaled };
-    let case = |m, n, k, epilogue| Case { gated: true, epilogue, ..Case::new(format, m, n, k) };
-    let mut cases = vec![
-        case(1, 67, k, pair).with_exact_sums(),
-        case(9, 1, k, pair).with_exact_sums(),
-        case(2, 8, k, scaled).with_exact_sums(),
-        case(33, 136, k, Epilogue { bias: Some(DType::F32), ..pair }).with_exact_sums(),
-        case(65, 40, k, Epilogue { bias: Some(DType::BF16), residual: Some(DType::F16), ..pair }),
-        case(3, 133, k, all),
-        case(1, 29, long, Epilogue { alpha: BENT / 2.0, ..all }),
-        case(20, 24, long, Epilogue { alpha: BENT / 2.0, ..pair }),
-    ];
-    for (i, case) in cases.iter_mut().enumerate() {
-        let activation = [1, 2, 3, 4, 0].map(|a| Activation::ALL[a])[(i + 1) % 5];
-        case.epilogue.activation = activation;
-        case.x_dtype = DType::ALL[i % 3];
-        case.d_dtype = DType::ALL[(i + 1 + i / 3) % 3];
-        case.layout = match i % 4 {
-            3 => Layout { d_gap: 3, residual_gap: 1, offset: 1, ..Layout::default() },
-            _ => Layout::default(),
-        };
-        case.batch_invariant = i == 5;
-        case.seed = i as u64;
-    }
-    if format.encoding == Encoding::IntZero {
-        let act_order = Some(ActOrder::Padded);
-        let epilogue = Epilogue { activation: Activation::Silu, ..pair };
-        cases.push(Case { act_order, ..case(5, 35, 3 * format.block_len + 9, epilogue) });
-    }
-    cases
-}
-
-fn layouts(format: Format) -> Vec<Case> {
-    let plain = Layout::default();
-    let mut layouts = vec![
-        Layout { x_gap: 3, ..plain },
-        Layout { x_gap: 16, d_gap: 16, ..plain },
-        Layout { d_gap: 5, ..plain },
-        Layout { d_gap: 1, c_gap: 7, ..plain },
-        Layout { offset: 1, ..plain },
-        Layout { offset: 2, x_gap: 1, d_gap: 3, c_gap: 2, ..plain },
-        Layout { x_transposed: true, ..plain },
-        Layout { x_transposed: true, x_gap: 5, offset: 1, ..plain },
-    ];
-    if matches!(format.encoding, Encoding::Plain(_)) {
-        layouts.push(Layout { w_transposed: true, ..plain });
-        layouts.push(Layout { w_transposed: true, x_transposed: true, ..plain });
-    }
-    let mut cases = Vec::new();
-    for (i, layout) in layouts.into_iter().enumerate() {
-        for (j, (m, n)) in [(1, 33), (2, 67), (21, 64)].into_iter().enumerate() {
-            let x_dtype = DType::ALL[(i + j) % 3];
-            let c = (layout.c_gap != 0).then_some((0.5, DType::ALL[(i + 1) % 3]));
-            cases.push(Case {
-                x_dtype,
-                d_dtype: x_dtype,
-                layout,
-                epilogue: Epilogue { c, ..Epilogue::default() },
-                seed: cases.len() as u64,
-                ..Case::new(format, m, n, medium_k(format))
-            });
-        }
-    }
-    cases
-}
-
-/// Only group formats come with permuted columns (GPTQ's `g_idx`).
-fn act_order(format: Format) -> Vec<Case> {
-    if format.encoding != Encoding::IntZero {
-        return Vec::new();
-    }
-    let mut cases = Vec::new();
-    for order in [ActOrder::Full, ActOrder::Padded] {
-        for (i, m) in [1, 2, 9, 65].into_iter().enumerate() {
-            let x_dtype = DType::ALL[i % 3];
-            let k = 3 * format.block_len + 9;
-            let seed = cases.len() as u64;
-            let layout = Layout { x_transposed: i == 2, x_gap: i, ..Layout::default() };
-            let act_order = Some(order);
-            cases.push(Case { x_dtype, act_order, layout, seed, ..Case::new(format, m, 35, k) });
-        }
-    }
-    cases
-}
-
-/// Activations that matrix instructions take only as a copy: f32 (and bf16 on older chips), transposed, gathered; then
-/// what may not be rounded.
-fn staged_x(format: Format) -> Vec<Case> {
-    if matches!(format.encoding, Encoding::Plain(DType::F32 | DType::BF16)) {
-        return Vec::new();
-    }
-    let k = medium_k(format);
-    let case = |m, activations, seed| Case { activations, seed, ..Case::new(format, m, 67, k) };
-    let tensor = Some(Math::TensorF16);
-    let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Outliers];
-    let mut cases = Vec::new();
-    for (i, m) in [1, 2, 3, 17, 65].into_iter().enumerate() {
-        let kind = |salt: usize| kinds[(i + salt) % kinds.len()];
-        let ordered = |order| (format.encoding == Encoding::IntZero).then_some(order);
-        let (act_order, seed) = (ordered(ActOrder::Padded).filter(|_| i % 2 == 0), i as u64);
-        cases.push(Case { math: tensor, act_order, ..case(m, kind(0), seed) });
-        let layout = Layout { x_transposed: true, x_gap: i % 2, ..Layout::default() };
-        let act_order = ordered(ActOrder::Full).filter(|_| i % 2 == 1);
-        let k = if act_order.is_some() { 3 * format.block_len } else { k };
-        cases.push(Case { math: tensor, act_order, layout, k, ..case(m, kind(1), seed) });
-        if format.encoding != Encoding::Plain(DType::F16) && i % 2 == 0 {
-            cases.push(Case { math: tensor, x_dtype: DType::BF16, ..case(m, kind(2), seed) });
-        }
-    }
-    cases.push(Case { x_rounding: XRounding::Exact, ..case(17, ActivationKind::MixedMagnitudes, 6) });
-    cases.push(Case { math: tensor, batch_invariant: true, ..case(33, ActivationKind::MixedMagnitudes, 7) });
-    cases
-}
-
-fn batch_invariant(format: Format) -> Vec<Case> {
-    let case = |(i, m): (usize, usize)| Case {
-        x_dtype: DType::ALL[i % 3],
-        batch_invariant: true,
-        weights: WeightKind::Raw,
-        seed: i as u64,
-        ..Case::new(format, m, 67, medium_k(format))
-    };
-    [2, 3, 9, 17, 65].into_iter().enumerate().map(case).collect()
-}
-
-/// Formats whose weights take different ways through a kernel: minimums, zero points, a table, FP8 with shared scales, scales
-/// for every 16 columns.
-const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
-
-/// Tiles for many tokens are not chosen for matrices as small as the other groups'.
-fn configurations(format: Format) -> Vec<Case> {
-    if !WAYS.contains(&format.name) {
-        return Vec::new();
-    }
-    let case = |x_dtype, m, k, activations, seed| Case {
-        x_dtype,
-        activations,
-        seed,
-        every_configuration: true,
-        ..Case::new(format, m, 290, k)
-    };
-    let k = medium_k(format);
-    // Some kernels take only activations whose rows are aligned.
-    let aligned = k.next_multiple_of(8);
-    vec![
-        case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
-        case(DType::BF16, 20, aligned, ActivationKind::Normal, 2),
-        case(DType::F16, 20, k, ActivationKind::Normal, 3),
-    ]
+/// The suite that has a group of this name.
+pub fn suite_with(group: &str) -> Option<&'static dyn Suite> {
+    SUITES.iter().find(|suite| suite.groups().iter().any(|known| known.name == group)).copied()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
-    fn every_format_has_shapes_in_exactly_one_group_and_all_tokens() {
-        for format in Format::all() {
-            let mut with_shapes = 0;
-            for group in GROUPS.iter().filter(|g| g.name.starts_with("shapes_")) {
-                let cases = (group.cases)(format);
-                if !cases.is_empty() {
-                    with_shapes += 1;
-                    for m in TOKENS {
-                        for x in DType::ALL {
-                            assert!(cases.iter().any(|c| c.m == m && c.x_dtype == x), "{format} lacks {m} tokens, {x}");
-                        }
-                    }
-                }
-            }
-            assert_eq!(with_shapes, 1, "{format}");
+    fn groups_have_names_of_their_own_and_cases() {
+        let names = group_names();
+        assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+        for name in names {
+            let suite = suite_with(name).expect("it is listed");
+            assert!(!suite.cases(name, &Selection::default()).is_empty(), "{name}");
+            let others = SUITES.iter().filter(|other| other.operation() != suite.operation());
+            assert!(others.into_iter().all(|other| other.cases(name, &Selection::default()).is_empty()), "{name}");
         }
     }
 
     #[test]
-    fn every_case_suits_its_format() {
-        for format in Format::all() {
-            for case in GROUPS.iter().flat_map(|g| (g.cases)(format)) {
-                format.check_k(case.k).unwrap_or_else(|e| panic!("{case}: {e}"));
-            }
+    fn a_seed_is_a_case() {
+        for suite in SUITES {
+            let case = |seed| suite.random_case(&Selection::default(), seed).to_string();
+            assert!(case(1) == case(1) && case(1) != case(2), "{}", suite.operation());
         }
     }
 }

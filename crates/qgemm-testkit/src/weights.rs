@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
 use crate::activations::normal;
-use crate::case::ActOrder;
+use crate::gemm::ActOrder;
 
 /// What weights look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,8 +5,8 @@ use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::Math;
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, Expected, Failure, PATHS, TILE, Tolerance, Verdict, WeightKind,
-    activations, compare, first_difference, multiply, path, run, weight,
+    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, PATHS, TILE, Tolerance, Verdict,
+    WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion, weight,
 };
 
 const M: usize = 256;
@@ -165,6 +165,15 @@ fn a_backend_that_computes_nothing_fails() {
         let outcome = run(&ctx, &case);
         assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Inaccurate(_))), "{case}: {:?}", outcome.verdict);
     }
+}
+
+#[test]
+fn a_backend_that_converts_nothing_fails() {
+    let ctx = Context::open("noop").expect("always there");
+    let outcome = run_conversion(&ctx, &ConvertCase::new(2, 9, DType::F32, DType::BF16));
+    let Verdict::Fail(Failure::WrongBits(wrong)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
+    // What was never written is poison.
+    assert_eq!((wrong.operand, wrong.row, wrong.column, wrong.got), ("D", 0, 0, 0xffff));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-// The entry point of kernels whose invocations know their place by one number. `tile_of_d(n0, m0, thread)`, of the
-// family, computes what the workgroup has of D: rows of W from `n0` on for tokens from `m0` on.
+// The entry point of kernels whose invocations know their place by one number. The family's `tile_of_d(n0, m0, thread)`
+// computes the workgroup's part of D: rows of W from `n0` on for tokens from `m0` on.
 
 @compute @workgroup_size(THREADS)
 fn main(
@@ -8,7 +8,7 @@ fn main(
     @builtin(local_invocation_index) thread: u32,
 ) {
     let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
+    if (n0 >= p.shape.stored_rows) {
         return;
     }
     begin(thread);

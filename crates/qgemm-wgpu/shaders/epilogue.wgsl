@@ -1,26 +1,26 @@
-// What becomes of a finished sum:
-//     v = alpha * row_scale * token_scale * sum + beta * C + bias
+// The outputs of complete accumulators:
+//     v = alpha * row_scale * token_scale * acc + beta * C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) * v of the up + residual
 //
-// An invocation finishes sums of four rows of W and of the four rows eight behind them, `row % 16` being 0 or 4. A
-// gated pair's rows stand in groups of 16, eight of the gate and then the same eight of the up: its sums are four
-// features of both.
+// An invocation finishes accumulators of four rows of W and of the four rows eight behind them, where `row % 16` is 0
+// or 4. Rows of a gated pair stand in groups of 16: eight of the gate, then the same eight of the up. Its accumulators
+// are four features of both.
 
-// Stores what the sums of rows `row .. row + 4` and `row + 8 .. row + 12` make of row m of D. In a loop, so that what
-// finishes a sum stands in the program once: drivers write every call out.
+// Stores the outputs of rows `row .. row + 4` and `row + 8 .. row + 12` in row m of D. A loop, so that the epilogue
+// stands in the program once: drivers inline every call.
 fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     let gated = has(FLAG_GATED);
     let pair_feature = (row - row % 16u) / 2u + row % 16u;
     var up: vec4<f32>;
-    for (var half = select(1u, 2u, row + 8u < p.shape.n); half > 0u; half--) {
+    for (var half = select(1u, 2u, row + 8u < p.shape.stored_rows); half > 0u; half--) {
         let second = half == 2u;
         let of_half = row + select(0u, 8u, second);
         let feature = select(of_half, pair_feature, gated);
-        let count = min(4u, max(p.shape.features, feature) - feature);
+        let count = min(4u, max(p.shape.out_features, feature) - feature);
         if (count == 0u) {
             continue;
         }
-        let bias_index = feature + select(0u, p.shape.features, gated && second);
+        let bias_index = feature + select(0u, p.shape.out_features, gated && second);
         let value = linear(m, of_half, bias_index, count, select(low, high, second));
         if (gated && second) {
             up = value;
@@ -31,12 +31,12 @@ fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
     }
 }
 
-// Four indices from `first` on, those behind the first `count` being the last of them.
+// Four indices from `first` on. Indices behind the first `count` are the last of these.
 fn four(first: u32, count: u32) -> vec4<u32> {
     return vec4<u32>(first) + min(vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(count - 1u));
 }
 
-// The v of `count` sums.
+// The v of `count` accumulators.
 fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec4<f32> {
     var value = p.shape.alpha * sums;
     if (has(FLAG_ROW_SCALE)) {
@@ -48,15 +48,15 @@ fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec
     }
     if (has(FLAG_C)) {
         let at = four(p.c_base + m * p.c_row + row, count);
-        let i = words_of(at, p.shape.c_dtype);
+        let i = words_of(at, mode(C_MODE));
         let words = vec4<u32>(c_words[i.x], c_words[i.y], c_words[i.z], c_words[i.w]);
-        value += p.shape.beta * elements(words, at, p.shape.c_dtype);
+        value += p.shape.beta * elements(words, at, mode(C_MODE));
     }
     if (has(FLAG_BIAS)) {
         let at = four(p.bias_base + bias_index, count);
-        let i = words_of(at, p.shape.bias_dtype);
+        let i = words_of(at, mode(BIAS_MODE));
         let words = vec4<u32>(bias_words[i.x], bias_words[i.y], bias_words[i.z], bias_words[i.w]);
-        value += elements(words, at, p.shape.bias_dtype);
+        value += elements(words, at, mode(BIAS_MODE));
     }
     return value;
 }
@@ -66,15 +66,15 @@ fn residual(m: u32, feature: u32, count: u32) -> vec4<f32> {
         return vec4<f32>();
     }
     let at = four(p.residual_base + m * p.residual_row + feature, count);
-    let i = words_of(at, p.shape.residual_dtype);
+    let i = words_of(at, mode(RESIDUAL_MODE));
     let words = vec4<u32>(residual_words[i.x], residual_words[i.y], residual_words[i.z], residual_words[i.w]);
-    return elements(words, at, p.shape.residual_dtype);
+    return elements(words, at, mode(RESIDUAL_MODE));
 }
 
 fn activate(v: vec4<f32>) -> vec4<f32> {
     // Beyond 64 every function is v or 0 in f32, and powers of v stay within its range.
     let x = clamp(v, vec4<f32>(-64.0), vec4<f32>(64.0));
-    switch p.shape.activation {
+    switch mode(ACTIVATION_MODE) {
         case ACTIVATION_RELU: { return max(v, vec4<f32>()); }
         case ACTIVATION_SILU: { return v * sigmoid(clamp(v, vec4<f32>(-100.0), vec4<f32>(100.0))); }
         // (1 + tanh(u)) / 2 is sigmoid(2u), which does not cancel.
@@ -89,8 +89,8 @@ fn sigmoid(x: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(1.0), e, x < vec4<f32>()) / (vec4<f32>(1.0) + e);
 }
 
-// (1 + erf(x / sqrt(2))) / 2. Its tail at z = |x| / sqrt(2) is exp(-z * z) / 2 times a function of t = 1 / (1 + 0.4 z),
-// which the polynomial meets within 1e-7 for z up to 9.4; beyond, exp(-z * z) is 0.
+// (1 + erf(x / sqrt(2))) / 2. Its tail at z = |x| / sqrt(2) is exp(-z * z) / 2 times a function of t = 1 / (1 + 0.4 z).
+// The polynomial approximates that function within 1e-7 for z up to 9.4; beyond, exp(-z * z) is 0.
 fn normal_cdf(x: vec4<f32>) -> vec4<f32> {
     let t = vec4<f32>(1.0) / (vec4<f32>(1.0) + 0.282842712 * abs(x));
     var q = vec4<f32>(0.0726396814);

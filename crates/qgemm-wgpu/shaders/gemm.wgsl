@@ -1,10 +1,10 @@
-// Many tokens: a workgroup computes a TILE_N x TILE_M tile of D, an invocation eight of its outputs for
-// THREAD_M_VECTORS times four tokens. Every step along K decodes a TILE_N x TILE_K tile of W to f32 and copies a TILE_M
-// x TILE_K tile of X, both into workgroup memory. Every sum is added in the order of K, so its bits do not depend on
-// the tile sizes.
+// Many tokens. A workgroup computes a TILE_N x TILE_M tile of D, and an invocation eight of its outputs for
+// THREAD_M_VECTORS times four tokens. Every k-block decodes a TILE_N x TILE_K tile of W to f32 and copies a TILE_M x
+// TILE_K tile of X, both into workgroup memory. Products are added in the order of K, so the bits do not depend on the
+// tile sizes.
 
-// Vectors of a column of each tile, and the halves in which invocations take theirs: so those that are read at once
-// stand side by side.
+// Vectors of a column of each tile, and the halves in which invocations read theirs, so that those that are read at
+// once stand side by side.
 const W_VECTORS: u32 = TILE_N / 4u;
 const W_HALF: u32 = W_VECTORS / 2u;
 const X_VECTORS: u32 = TILE_M / 4u;
@@ -19,10 +19,10 @@ fn load_w(n0: u32, s0: u32, thread: u32) {
     for (var i = thread; i < W_VECTORS * (TILE_K / 4u); i += THREADS) {
         let group = i % W_VECTORS;
         let column = i / W_VECTORS * 4u;
-        let rows = rows_of(n0 + group * 4u, s0 / SLAB_K);
-        let in_slab = s0 % SLAB_K + column;
-        let numbers = numbers_of(quad_words(rows, in_slab / 4u));
-        let affine = affine(rows, in_slab / SUB_BLOCK);
+        let rows = rows_of(n0 + group * 4u, s0 / PACKED_K);
+        let in_k_tile = s0 % PACKED_K + column;
+        let numbers = numbers_of(quad_words(rows, in_k_tile / 4u));
+        let affine = affine(rows, in_k_tile / SUB_BLOCK);
         let at = column * W_VECTORS + group % 4u / 2u * W_HALF + group / 4u * 2u + group % 2u;
         w_tile[at] = scaled(numbers.a, 1.0, affine);
         w_tile[at + W_VECTORS] = scaled(numbers.b, 1.0, affine);
@@ -48,7 +48,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let tn = thread % THREADS_N;
     let tm = thread / THREADS_N;
 
-    // Sums of token i of the invocation's vector v: of its first four rows, and of its second.
+    // Accumulators of token i of the invocation's vector v: of its first four rows, and of its second four.
     #for v THREAD_M_VECTORS
     #for i 4
     var low$v_$i: vec4<f32>;
@@ -76,10 +76,10 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     }
 
     let row = n0 + tn / 2u * 16u + tn % 2u * 4u;
-    if (row >= p.shape.n) {
+    if (row >= p.shape.stored_rows) {
         return;
     }
-    // Through an array, so that what finishes a sum stands in the program once and not for every token.
+    // Through an array, so that the epilogue stands in the program once and not for every token.
     var sums: array<vec4<f32>, THREAD_M_VECTORS * 8u>;
     #for v THREAD_M_VECTORS
     #for i 4

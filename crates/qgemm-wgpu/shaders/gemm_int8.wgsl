@@ -1,19 +1,18 @@
-// Many tokens, quantized to eight bits: a workgroup computes TILE_N outputs for TILE_M tokens, an invocation four rows
-// of W for TOKENS of them. LANES invocations side by side have all rows and the same tokens, whose codes one load
-// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time; a unit of W is on its way while the one before
-// is multiplied. Every sum is added in the order of K.
+// Many tokens, quantized to eight bits. A workgroup computes TILE_N outputs for TILE_M tokens, and an invocation four
+// rows of W for TOKENS of them. LANES neighbouring invocations have all rows and the same tokens, whose codes one load
+// brings to all. X is in workgroup memory, CHUNK_UNITS units at a time. The next unit of W is in flight while one is
+// multiplied. Products are added in the order of K.
 
 const LANES: u32 = TILE_N / 4u;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then sums of (TILE_M / TOKENS, LANES).
+// The bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; afterwards accumulators of (TILE_M / TOKENS, LANES).
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
-alias Sums = array<vec4<f32>, TOKENS>;
+alias Accumulators = array<vec4<f32>, TOKENS>;
 
-// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are taken from their words
-// once.
-fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+// Adds the products of a unit with the X that begins at vector `x` of each token. Codes are unpacked once.
+fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for s SPANS
     #for q SPAN_QUADS
     let codes$s_$q = #quad($s, $q);
@@ -41,8 +40,8 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let first_token = thread / LANES * TOKENS;
     let rows = rows_of_lane(n0, lane);
-    let units = p.shape.k_slabs * SLAB_UNITS;
-    var sums: Sums;
+    let units = k_tiles() * PACKED_UNITS;
+    var sums: Accumulators;
     var w = unit_of(rows, 0u);
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
@@ -50,22 +49,22 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         load_x(m0, first * UNIT, end, thread);
         workgroupBarrier();
         for (var unit = 0u; unit < end; unit++) {
-            // Counted along all slabs.
+            // Counted along all k-tiles.
             let at = min(first + unit + 1u, units - 1u);
-            let next = unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS);
+            let next = unit_of(in_k_tile(rows, at / PACKED_UNITS), at % PACKED_UNITS);
             multiply(w, first_token * TOKEN_PITCH + unit * UNIT_PITCH, &sums);
             w = next;
         }
     }
 
-    // Of one token of each group after the other, the next moving up, so that what finishes sums stands in the program
-    // once. Half of the invocations have the first four of eight rows and get the others from a neighbour.
+    // One token of each group at a time, the next one moving up, so that the epilogue stands in the program once. Half
+    // of the invocations have the first four of eight rows and get the others from a neighbour.
     let row = n0 + lane * 4u;
     for (var m = m0 + first_token; m < m0 + first_token + TOKENS; m++) {
         workgroupBarrier();
         tile[thread] = bitcast<vec4<u32>>(sums[0]);
         workgroupBarrier();
-        if (row % TILE_ROWS < 8u && m < p.shape.m && row < p.shape.n) {
+        if (row % TILE_ROWS < 8u && m < p.shape.m && row < p.shape.stored_rows) {
             store8(m, row, sums[0], bitcast<vec4<f32>>(tile[thread + 2u]));
         }
         #for t MOVES

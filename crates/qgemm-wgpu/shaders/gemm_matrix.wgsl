@@ -1,21 +1,22 @@
-// Many tokens with matrix instructions: a workgroup computes a TILE_N x TILE_M tile of D, a subgroup NS x MS matrices
-// of SIDE x SIDE sums of it, W on the left. Every step along K decodes a TILE_N x TILE_K tile of W to f16 and copies a
-// TILE_M x TILE_K tile of X, both into workgroup memory; those of the next step are on their way from memory meanwhile.
-// Nothing returns early: wgpu wants all invocations at matrix instructions.
+// Many tokens with matrix instructions. A workgroup computes a TILE_N x TILE_M tile of D, and a subgroup NS x MS
+// matrices of SIDE x SIDE accumulators of it, W on the left. Every k-block decodes a TILE_N x TILE_K tile of W to f16
+// and copies a TILE_M x TILE_K tile of X, both into workgroup memory, while the next k-block is in flight. No
+// invocation returns early: wgpu demands that all invocations reach matrix instructions.
 
-// X in f16: rows of whole steps, each of which begins at a multiple of eight. Without another way to read it, which is
-// what a copy is for: one, never taken, makes products of 512 tokens take twice as long on an H200.
+// X in f16. Its rows are whole k-blocks and begin at multiples of eight. There is no other way to read X, which is what
+// the X prologue is for: a second way, even if it is never taken, doubles the time of 512 tokens on an H200.
 @group(0) @binding(0) var<storage, read> x_halves: array<vec4<f16>>;
 
-// Vectors of four from one column of W to the next, and from one token of X to the next: eight halves more than they
-// hold, so that what is read at once stands in different banks.
+// Vectors of four from one column of W to the next, and from one token of X to the next. The pitch is eight halves more
+// than the tile, so that what is read at once lies in different banks.
 const W_PITCH: u32 = TILE_N / 4u + 2u;
 const X_PITCH: u32 = TILE_K / 4u + 2u;
 const PIECE_COLUMNS: u32 = PIECE_QUADS * 4u;
 const W_BUFFER: u32 = TILE_K * W_PITCH;
 const X_BUFFER: u32 = TILE_M * X_PITCH;
 const SUBGROUPS_N: u32 = TILE_N / (NS * SIDE);
-// Vectors of the sums that a subgroup finishes at once: of 16 rows of W, whose halves belong together, and 16 tokens.
+// Vectors of the accumulators that a subgroup finishes at once: of 16 rows of W, whose halves belong together, and 16
+// tokens.
 const SUMS: u32 = 64u;
 
 var<workgroup> w_tile: array<vec4<f16>, BUFFERS * W_BUFFER>;    // (BUFFERS, TILE_K, W_PITCH)
@@ -36,7 +37,7 @@ struct XPiece {
     hi: vec4<f16>,
 }
 
-// What an invocation brings of a step.
+// What an invocation loads of a k-block.
 struct Step {
     #for i W_PIECES
     w$i: WPiece,
@@ -58,8 +59,8 @@ fn step_of(n0: u32, m0: u32, s0: u32, thread: u32) -> Step {
 }
 
 fn w_piece(n0: u32, s0: u32, i: u32) -> WPiece {
-    let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / SLAB_K);
-    let column = s0 % SLAB_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
+    let rows = rows_of(n0 + i % (TILE_N / 4u) * 4u, s0 / PACKED_K);
+    let column = s0 % PACKED_K + i / (TILE_N / 4u) * PIECE_COLUMNS;
     var piece: WPiece;
     #for q PIECE_QUADS
     piece.quad$q = quad_words(rows, column / 4u + $qu);
@@ -104,14 +105,14 @@ fn main(
 ) {
     let n0 = first_row(group, groups);
     let m0 = group.y * TILE_M;
-    // Of the subgroup's part of the tile.
+    // Within the subgroup's part of the tile.
     let part_n = subgroup % SUBGROUPS_N * (NS * SIDE);
     let part_m = subgroup / SUBGROUPS_N * (MS * SIDE);
     begin(thread);
 
     #for j MS
     #for i NS
-    var sums$i_$j: Sums;
+    var sums$i_$j: Accumulators;
     #end
     #end
     var next = step_of(n0, m0, 0u, thread);
@@ -145,8 +146,8 @@ fn main(
         buffer = (buffer + 1u) % BUFFERS;
     }
 
-    // Sixteen rows and tokens after the other, the next moving up, so that what finishes sums stands in the program
-    // once.
+    // Accumulators of 16 rows and 16 tokens at a time, the next ones moving up, so that the epilogue stands in the
+    // program once.
     for (var j = 0u; j < MS / BLOCK; j++) {
         for (var i = 0u; i < NS / BLOCK; i++) {
             #for b BLOCK
@@ -175,21 +176,21 @@ fn main(
     }
 }
 
-// Stores what the subgroup's sums of rows of W from `n` on and of tokens from `m0` on make of D.
+// Stores the outputs of the subgroup's accumulators: rows of W from `n` on and tokens from `m0` on.
 fn finish(n: u32, m0: u32, subgroup: u32, lane: u32) {
     for (var i = lane; i < SUMS / 2u; i += THREADS / SUBGROUPS) {
         let m = m0 + i / 2u;
         let row = n + i % 2u * 4u;
         let at = subgroup * SUMS + i / 2u * 4u + i % 2u;
-        if (m < p.shape.m && row < p.shape.n) {
+        if (m < p.shape.m && row < p.shape.stored_rows) {
             let factor = x_factor(m);
             store8(m, row, sums[at] * factor, sums[at + 2u] * factor);
         }
     }
 }
 
-// What the sums of token m are multiplied with, the inverse of what X was. Binding 3 holds it where X is a copy, whose
-// columns are in order.
+// The factor of token m's accumulators, the inverse of the one that X was multiplied with. Binding 3 holds it where X
+// was converted, whose columns are in order.
 fn x_factor(m: u32) -> f32 {
     if (has(FLAG_X_FACTOR)) {
         return bitcast<f32>(k_order[p.k_order_base + m]);

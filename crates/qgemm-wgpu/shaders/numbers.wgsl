@@ -1,5 +1,5 @@
-// Number types as bit patterns. Conversions are written out, because the built-in ones leave subnormal numbers
-// and the direction of rounding to the adapter.
+// Number types as bit patterns. Conversions are written out because the built-in ones leave subnormal numbers and the
+// direction of rounding to the adapter.
 
 const F32: u32 = 0u;
 const F16: u32 = 1u;

@@ -1,30 +1,34 @@
-// X by token and stored column of W.
+// X by token and stored column of W; of `convert`, by row and column of D.
 
-// What row `m` of X holds for the stored columns `s .. s + 8` of W, `s` being a multiple of eight; 0 where it holds
-// nothing.
+// The columns of row `m` of X for the stored columns `s .. s + 8`. `s` is a multiple of eight. Columns outside X are 0.
 fn x8(m: u32, s: u32) -> Eight {
+    return x8_of(m, s, stored_columns(), has(FLAG_K_ORDER));
+}
+
+// As `x8`, of `end` columns, in X's own order unless `gathers`.
+fn x8_of(m: u32, s: u32, end: u32, gathers: bool) -> Eight {
     let row = p.x_base + m * p.x_row;
-    if (p.x_col == 1u && s + 8u <= p.shape.stored_k && !has(FLAG_K_ORDER)) {
+    if (p.x_col == 1u && s + 8u <= end && !gathers) {
         return x_eight(row + s);
     }
-    // One by one, in a loop that drivers cannot write out eight times.
+    // Column by column, in a loop that drivers cannot unroll.
     var values = Eight();
-    for (var i = 0u; i < min(8u, max(p.shape.stored_k, s) - s); i++) {
-        let value = vec4<f32>(x_at(row, s + i));
+    for (var i = 0u; i < min(8u, max(end, s) - s); i++) {
+        let value = vec4<f32>(x_at(row, s + i, gathers));
         values.lo = select(values.lo, value, vec4<u32>(i) == vec4<u32>(0u, 1u, 2u, 3u));
         values.hi = select(values.hi, value, vec4<u32>(i) == vec4<u32>(4u, 5u, 6u, 7u));
     }
     return values;
 }
 
-fn x_at(row: u32, s: u32) -> f32 {
+fn x_at(row: u32, s: u32, gathers: bool) -> f32 {
     var column = s;
-    if (has(FLAG_K_ORDER)) {
+    if (gathers) {
         column = k_order[p.k_order_base + s];
-        if (column == NO_COLUMN) {
-            return 0.0;
-        }
+    }
+    if (column >= x_columns()) {
+        return 0.0;
     }
     let index = row + column * p.x_col;
-    return element(x_word(word_of(index, p.shape.x_dtype)), index, p.shape.x_dtype);
+    return element(x_word(word_of(index, x_dtype())), index, x_dtype());
 }

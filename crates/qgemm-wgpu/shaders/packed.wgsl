@@ -1,5 +1,5 @@
-// W in layout R (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into slabs of SLAB_K columns. An invocation
-// decodes four rows at a time, which `rows_*.wgsl` before this says.
+// W in the packed layout Simd16 (`qgemm-formats`, `prepack.rs`): tiles of 16 rows, cut into k-tiles of PACKED_K columns.
+// An invocation decodes four rows at a time; `rows_*.wgsl` before this file says which.
 
 const TILE_ROWS: u32 = 16u;
 
@@ -8,7 +8,7 @@ fn first_row(group: vec3<u32>, groups: vec3<u32>) -> u32 {
     return p.n_first + (group.x + group.z * groups.x) * TILE_N;
 }
 
-// Where the records of a scale plane stand in a slab.
+// The place of the records of a scale plane in a k-tile.
 struct Plane {
     at: u32,     // first byte
     row: u32,    // bytes of a row's records
@@ -20,9 +20,9 @@ fn by_words(plane: Plane) -> bool {
     return plane.rows == 1u && plane.row % 4u == 0u;
 }
 
-// Of sub-blocks of four rows: a value is `scale * number + min`, the number being the unsigned code as an integer or
-// what table, FP8 or type make of it. What `dequant/<stem>.wgsl` reads from the records; `encoding/` may keep it
-// otherwise.
+// For sub-blocks of four rows. A value is `scale * number + min`, where the number is the unsigned code as an integer
+// or what table, FP8 or type make of it. `dequant/<stem>.wgsl` reads these from the records; `encoding/` may transform
+// them.
 struct Affine {
     scale: vec4<f32>,
     min: vec4<f32>,
@@ -40,7 +40,7 @@ fn record_f32(rows: Rows, plane: Plane, byte: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(record_bits(rows, plane, byte));
 }
 
-// Of codes from which an offset, or a zero point, is subtracted before they are scaled.
+// For codes from which an offset, or a zero point, is subtracted before they are scaled.
 fn offset_scale(scale: vec4<f32>, offset: vec4<f32>) -> Affine {
     return Affine(scale, -scale * offset);
 }
@@ -50,8 +50,8 @@ fn scale_alone(scale: vec4<f32>) -> Affine {
 }
 
 // Scale and minimum of Q4_K and Q5_K: f16 d, f16 dmin and 12 bytes with eight scales and minima of six bits each. Those
-// of the second four sub-blocks have their lower four bits in the last four bytes, the upper two above those of the
-// first four. Without a branch, at which an invocation would wait for what it loads before it loads more.
+// of the second four sub-blocks have their lower four bits in the last four bytes, and the upper two above those of the
+// first four. There is no branch: at a branch, an invocation would wait for its loads before it loads more.
 fn k_scale_min(rows: Rows, plane: Plane, sub: u32) -> Affine {
     let byte = sub % 4u;
     let scales = record_u8(rows, plane, 4u + byte);

@@ -1,14 +1,15 @@
-// What every GEMM kernel receives. The bindings begin at a multiple of the adapter's offset alignment, so each
-// operand also has the distance (`*_base`) from there to its own first element, or vector for W.
+// The parameter of every GEMM kernel. Bindings begin at a multiple of the adapter's offset alignment, so each operand
+// also has the distance (`*_base`) from there to its own first element, or vector for W.
 
 struct Params {
-    shape: GemmShape,     // of this launch: `m` counts its tokens, `n` ends its rows of W, `k_slabs` are W's slabs
+    shape: GemmShape,     // of this dispatch: `m` counts its tokens, `stored_rows` ends its rows of W
+    modes: u32,           // `mode()` reads it
     x_row: u32,           // elements between rows of X
     x_col: u32,           // elements between columns of X
     c_row: u32,           // elements between rows of C
     d_row: u32,           // elements between rows of D
     residual_row: u32,    // elements between rows of the residual
-    n_first: u32,         // the launch's first row of W, and the first that is bound: a multiple of 16
+    n_first: u32,         // the dispatch's first row of W, and the first that is bound: a multiple of 16
     x_base: u32,
     w_base: u32,          // vectors of four words
     row_scale_base: u32,
@@ -22,18 +23,25 @@ struct Params {
 
 var<immediate> p: Params;
 
-// Binding 0 is X: `x.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`.
+// Binding 0 is X: `x.wgsl` declares it. Binding 1 is W: `rows_*.wgsl`. Binding 3 is the column order: `modes.wgsl`.
 @group(0) @binding(2) var<storage, read> row_scale: array<f32>;
-@group(0) @binding(3) var<storage, read> k_order: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
 @group(0) @binding(6) var<storage, read> token_scale: array<f32>;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
-// Entry of `k_order` for a stored column that no input feature feeds.
-const NO_COLUMN: u32 = 0xffffffffu;
+// Columns of X.
+fn x_columns() -> u32 {
+    return p.shape.k;
+}
 
-fn has(flag: u32) -> bool {
-    return (p.shape.flags & flag) != 0u;
+// Columns in the order in which W stores them.
+fn stored_columns() -> u32 {
+    return p.shape.stored_k;
+}
+
+// Packed k-tiles of a row of W.
+fn k_tiles() -> u32 {
+    return (p.shape.stored_k + PACKED_K - 1u) / PACKED_K;
 }

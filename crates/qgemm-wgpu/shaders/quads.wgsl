@@ -8,8 +8,8 @@ struct Quad {
     d: vec4<f32>,
 }
 
-// What a quad is decoded from: codes of up to eight bits stand in `a`, and `b` has those of the second plane; wider
-// ones take as many words as they need.
+// The words of a quad. `a` holds codes of up to eight bits, and `b` those of the second plane. Wider codes take as many
+// words as they need.
 struct QuadWords {
     a: vec4<u32>,
     b: vec4<u32>,
@@ -17,7 +17,7 @@ struct QuadWords {
     d: vec4<u32>,
 }
 
-// The words of quad `quad` of a slab.
+// The words of quad `quad` of a k-tile.
 fn quad_words(rows: Rows, quad: u32) -> QuadWords {
     var words: QuadWords;
     if (LOW_BITS == 32u) {

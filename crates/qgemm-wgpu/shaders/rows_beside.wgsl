@@ -1,5 +1,5 @@
-// Four rows of a tile of W, the first a multiple of four: their words stand side by side, one load brings them. Of
-// layout R: tiles of 16 rows, in each the slabs of SLAB_K columns.
+// Four rows of a tile of W, the first a multiple of four. Their words stand side by side, so that one load brings them.
+// The packed layout is Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_vectors: array<vec4<u32>>;
 
@@ -7,50 +7,50 @@
 const LANES_BESIDE: bool = true;
 
 struct Rows {
-    slab: u32,   // where the slab begins, in vectors
-    first: u32,  // the first row's place in its tile
+    k_tile: u32,  // where the k-tile begins, in vectors
+    first: u32,   // the first row's place in its tile
 }
 
-// Rows `row .. row + 4` in slab `slab`. Rows behind the last tile are those of that tile.
-fn rows_of(row: u32, slab: u32) -> Rows {
-    let tile = (min(row, p.shape.n - 1u) - p.n_first) / TILE_ROWS;
-    return Rows(p.w_base + (tile * p.shape.k_slabs + slab) * SLAB_VECTORS, row % TILE_ROWS);
+// Rows `row .. row + 4` in k-tile `k_tile`. Rows behind the last tile are those of that tile.
+fn rows_of(row: u32, k_tile: u32) -> Rows {
+    let tile = (min(row, p.shape.stored_rows - 1u) - p.n_first) / TILE_ROWS;
+    return Rows(p.w_base + (tile * k_tiles() + k_tile) * PACKED_VECTORS, row % TILE_ROWS);
 }
 
-// The rows of lane `lane` from row `n0` of W on, in the first slab.
+// The rows of lane `lane` from row `n0` of W on, in the first k-tile.
 fn rows_of_lane(n0: u32, lane: u32) -> Rows {
     return rows_of(n0 + lane * 4u, 0u);
 }
 
-// The rows in slab `slab`, those of the first being `rows`.
-fn in_slab(rows: Rows, slab: u32) -> Rows {
-    return Rows(rows.slab + slab * SLAB_VECTORS, rows.first);
+// The rows in k-tile `k_tile`; `rows` are those of the first.
+fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
+    return Rows(rows.k_tile + k_tile * PACKED_VECTORS, rows.first);
 }
 
-// Word `word` of a code plane that begins at vector `plane` of the slab.
+// Word `word` of a code plane that begins at vector `plane` of the k-tile.
 fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
-    return w_vectors[rows.slab + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
+    return w_vectors[rows.k_tile + plane + word * (TILE_ROWS / 4u) + rows.first / 4u];
 }
 
-// The word of a slab in which `byte` stands, that byte lowest.
-fn slab_bits(slab: u32, byte: u32) -> u32 {
-    return w_vectors[slab + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
+// The word of a k-tile that holds `byte`, shifted so that this byte is lowest.
+fn k_tile_bits(k_tile: u32, byte: u32) -> u32 {
+    return w_vectors[k_tile + byte / 16u][(byte / 4u) % 4u] >> ((byte % 4u) * 8u);
 }
 
-// The bits from `byte` of each row's records on: at least as many as stand in its word.
+// The bits of each row's records from `byte` on: at least to the end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (plane.rows > 1u) {
-        return vec4<u32>(slab_bits(rows.slab, plane.at + rows.first / plane.rows * plane.row + byte));
+        return vec4<u32>(k_tile_bits(rows.k_tile, plane.at + rows.first / plane.rows * plane.row + byte));
     }
     if (by_words(plane)) {
         let word = byte / 4u * (TILE_ROWS / 4u) + rows.first / 4u;
-        return w_vectors[rows.slab + plane.at / 16u + word] >> vec4<u32>(byte % 4u * 8u);
+        return w_vectors[rows.k_tile + plane.at / 16u + word] >> vec4<u32>(byte % 4u * 8u);
     }
     let first = plane.at + rows.first * plane.row + byte;
     return vec4<u32>(
-        slab_bits(rows.slab, first),
-        slab_bits(rows.slab, first + plane.row),
-        slab_bits(rows.slab, first + 2u * plane.row),
-        slab_bits(rows.slab, first + 3u * plane.row),
+        k_tile_bits(rows.k_tile, first),
+        k_tile_bits(rows.k_tile, first + plane.row),
+        k_tile_bits(rows.k_tile, first + 2u * plane.row),
+        k_tile_bits(rows.k_tile, first + 3u * plane.row),
     );
 }

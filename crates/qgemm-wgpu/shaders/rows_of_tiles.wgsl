@@ -1,6 +1,6 @@
-// The same row of four tiles of W that follow one another. Sixteen invocations side by side have the rows of these
-// tiles, so that each load of theirs reads neighbouring words, however wide a driver makes it. Of layout R: tiles of 16
-// rows, in each the slabs of SLAB_K columns.
+// The same row of four tiles of W that follow one another. Sixteen neighbouring invocations have the rows of these
+// tiles, so that each of their loads reads neighbouring words, whatever its width on the adapter. The packed layout is
+// Simd16: tiles of 16 rows, in each the k-tiles of PACKED_K columns.
 
 @group(0) @binding(1) var<storage, read> w_words: array<u32>;
 
@@ -8,28 +8,28 @@
 const LANES_BESIDE: bool = false;
 
 struct Rows {
-    slabs: vec4<u32>,  // where the slab of each tile begins, in words
-    row: u32,          // within the tile
+    k_tiles: vec4<u32>,  // where the k-tile of each tile begins, in words
+    row: u32,            // within the tile
 }
 
-// The rows of lane `lane` from row `n0` of W on, in the first slab. Tiles behind the last are the last.
+// The rows of lane `lane` from row `n0` of W on, in the first k-tile. Tiles behind the last are the last.
 fn rows_of_lane(n0: u32, lane: u32) -> Rows {
-    let last = (p.shape.n - 1u - p.n_first) / TILE_ROWS;
+    let last = (p.shape.stored_rows - 1u - p.n_first) / TILE_ROWS;
     let tiles = min(vec4<u32>((n0 - p.n_first) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
-    return Rows((vec4<u32>(p.w_base) + tiles * (p.shape.k_slabs * SLAB_VECTORS)) * 4u, lane);
+    return Rows((vec4<u32>(p.w_base) + tiles * (k_tiles() * PACKED_VECTORS)) * 4u, lane);
 }
 
-// The rows in slab `slab`, those of the first being `rows`.
-fn in_slab(rows: Rows, slab: u32) -> Rows {
-    return Rows(rows.slabs + vec4<u32>(slab * (SLAB_VECTORS * 4u)), rows.row);
+// The rows in k-tile `k_tile`; `rows` are those of the first.
+fn in_k_tile(rows: Rows, k_tile: u32) -> Rows {
+    return Rows(rows.k_tiles + vec4<u32>(k_tile * (PACKED_VECTORS * 4u)), rows.row);
 }
 
-// Word `word` of a code plane that begins at vector `plane` of the slab.
+// Word `word` of a code plane that begins at vector `plane` of the k-tile.
 fn code_word(rows: Rows, plane: u32, word: u32) -> vec4<u32> {
     return at_each(rows, plane * 4u + word * TILE_ROWS + rows.row);
 }
 
-// The bits from `byte` of each row's records on: at least as many as stand in its word.
+// The bits of each row's records from `byte` on: at least to the end of the word.
 fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
     if (by_words(plane)) {
         return at_each(rows, plane.at / 4u + byte / 4u * TILE_ROWS + rows.row) >> vec4<u32>(byte % 4u * 8u);
@@ -39,6 +39,6 @@ fn record_bits(rows: Rows, plane: Plane, byte: u32) -> vec4<u32> {
 }
 
 fn at_each(rows: Rows, word: u32) -> vec4<u32> {
-    let at = rows.slabs + vec4<u32>(word);
+    let at = rows.k_tiles + vec4<u32>(word);
     return vec4<u32>(w_words[at.x], w_words[at.y], w_words[at.z], w_words[at.w]);
 }

@@ -3,11 +3,12 @@
 @group(0) @binding(8) var<storage, read_write> d: array<atomic<u32>>;
 
 // Stores the first `count` values from `feature` on in row m of D. A word of two elements is stored whole only where
-// both are ours; else the other half belongs to another invocation or lies outside D, and must keep its bits.
+// both are this invocation's. Otherwise the other half belongs to another invocation or lies outside D, and must keep
+// its bits.
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
     let first = p.d_base + m * p.d_row + feature;
-    if (p.shape.d_dtype == F32) {
+    if (d_dtype() == F32) {
         for (var i = 0u; i < count; i++) {
             atomicStore(&d[first + i], bitcast<u32>(v[i]));
         }
@@ -32,11 +33,4 @@ fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
             i += 1u;
         }
     }
-}
-
-fn to_half(value: f32) -> u32 {
-    if (p.shape.d_dtype == F16) {
-        return f32_to_f16(value);
-    }
-    return f32_to_bf16(value);
 }

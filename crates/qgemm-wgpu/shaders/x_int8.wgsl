@@ -1,6 +1,6 @@
-// X quantized to eight bits, as `QuantizedActivations` of `qgemm-formats` does, bit by bit: a block of X_BLOCK columns
-// has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`. A unit of a token is two vectors of codes, in the
-// order in which words of W hold a quad's, and one with d and with `d * (sum of codes)` of its spans.
+// X quantized to eight bits, bit for bit as `QuantizedActivations` of `qgemm-formats` does it: a block of X_BLOCK
+// columns has the factor `d = max |x| / 127` and codes `round(x * (1 / d))`. A unit of a token is two vectors of codes,
+// in the order in which words of W hold a quad's, and one vector with d and with `d * (sum of codes)` of its spans.
 
 const UNIT_PITCH: u32 = 3u;
 const BLOCK_UNITS: u32 = X_BLOCK / UNIT;
@@ -8,11 +8,11 @@ const CHUNK: u32 = TILE_M * CHUNK_UNITS;
 
 const NAN_BITS: u32 = 0x7fc00000u;
 const INFINITY_BITS: u32 = 0x7f800000u;
-// Below 127 * 2^-126 factors would not be normal numbers, and are 2^-126 instead.
+// Below 127 * 2^-126 factors would not be normal numbers. They are 2^-126 instead.
 const LEAST_LARGEST: u32 = 0x03fe0000u;
 const LEAST_FACTOR: u32 = 0x00800000u;
 
-// Brings `units` units of X from column `s0` on. There are as many invocations as units of a chunk or fewer, by a power
+// Loads `units` units of X from column `s0` on. There are as many invocations as units of a chunk or fewer, by a power
 // of two.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     for (var i = thread; i < CHUNK; i += THREADS) {
@@ -59,15 +59,16 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     }
 }
 
-// The bits of the largest magnitude: those of a NaN are larger than those of infinity, and these than all others.
+// The bits of the largest magnitude. The bits of a NaN are larger than those of infinity, and these are larger than all
+// others.
 fn largest_of(x: Eight) -> u32 {
     let magnitude = vec4<u32>(0x7fffffffu);
     let magnitudes = max(bitcast<vec4<u32>>(x.lo) & magnitude, bitcast<vec4<u32>>(x.hi) & magnitude);
     return max(max(magnitudes.x, magnitudes.y), max(magnitudes.z, magnitudes.w));
 }
 
-// The bits of `largest / 127`, rounded to nearest: WGSL's division may be off by more. With integers: 127 divides the
-// mantissa, seven bits longer.
+// The bits of `largest / 127`, rounded to nearest: WGSL's division may be less accurate. The integers are the mantissa,
+// seven bits longer, and 127.
 fn factor(largest: u32) -> u32 {
     if (largest >= INFINITY_BITS) {
         return NAN_BITS;
@@ -80,7 +81,7 @@ fn factor(largest: u32) -> u32 {
     let rest = dividend - quotient * 127u;
     var exponent = (largest >> 23u) - 7u;
     if (quotient >= 1u << 24u) {
-        // A bit too long. Halves are rounded to even, and are halves only where the division leaves no rest.
+        // One bit too long. Halves are rounded to even; a half can only occur where the division is exact.
         let half = quotient & 1u;
         quotient >>= 1u;
         quotient += half & (quotient | u32(rest > 0u));
@@ -97,11 +98,12 @@ fn inverse_of(d: u32) -> f32 {
         return 0.0;
     }
     let mantissa = (d & 0x7fffffu) | 0x800000u;
-    // Within a few units; what it is off shows in the lower 32 bits of 2^47 - quotient * mantissa, all others being 0.
+    // The quotient is accurate to a few units. Its error is in the lower 32 bits of 2^47 - quotient * mantissa; all
+    // other bits are 0.
     var quotient = u32(0x1p47f / f32(mantissa));
     let rest = bitcast<i32>(0u - quotient * mantissa);
     let divisor = i32(mantissa);
-    // Rounded down; no quotient but that of a power of two is exact or lies between two numbers.
+    // Rounded down. Only the quotient of a power of two is exact, and none lies in the middle of two numbers.
     var correction = (2 * rest + divisor) / (2 * divisor);
     correction -= i32(2 * rest + divisor < correction * 2 * divisor);
     quotient = u32(i32(quotient) + correction);

@@ -178,8 +178,8 @@ pub(crate) struct Lack {
 pub(crate) fn missing(features: Features, limits: &Limits) -> Option<Lack> {
     if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < PARAMS_BYTES {
         Some(Lack {
-            what: "immediates of 124 bytes",
-            advice: "request Features::IMMEDIATES and Limits::max_immediate_size of at least 124",
+            what: "immediates of 96 bytes",
+            advice: "request Features::IMMEDIATES and Limits::max_immediate_size of at least 96",
         })
     } else if limits.max_storage_buffers_per_shader_stage < STORAGE_BUFFERS {
         Some(Lack {
@@ -296,6 +296,7 @@ pub(crate) fn info(
         name: about.name,
         arch: about.backend.to_str().to_owned(),
         variant: None,
+        driver: format!("{} {}", about.driver, about.driver_info).trim().to_owned(),
         units: typical.units,
         memory_bytes: 0,
         bandwidth: typical.bandwidth,

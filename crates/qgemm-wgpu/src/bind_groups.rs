@@ -5,11 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use qgemm_hal::HalError;
 
-use crate::families::STORAGE_BUFFERS;
+use crate::pipeline::Interface;
 use crate::shared::Shared;
-
-/// All bindings of a kernel, in their order.
-pub(crate) type Bindings<'a> = [wgpu::BufferBinding<'a>; STORAGE_BUFFERS as usize];
 
 /// Groups that are kept at most. Who binds other parts of buffers with every launch does not collect them.
 const MOST_KEPT: usize = 4096;
@@ -17,8 +14,11 @@ const MOST_KEPT: usize = 4096;
 /// The groups made so far. They are forgotten with any of their buffers, whose memory they would keep otherwise.
 #[derive(Default)]
 pub(crate) struct BindGroups {
-    made: Mutex<HashMap<[Operand; STORAGE_BUFFERS as usize], wgpu::BindGroup>>,
+    made: Mutex<HashMap<Key, wgpu::BindGroup>>,
 }
+
+/// Name of the interface, and what is bound to it.
+type Key = (&'static str, Vec<Operand>);
 
 /// What is bound of a buffer.
 #[derive(PartialEq, Eq, Hash)]
@@ -32,33 +32,42 @@ impl BindGroups {
     /// Forgets the groups that `buffer` is in.
     pub fn forget(&self, buffer: &wgpu::Buffer) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.retain(|operands, _| operands.iter().all(|operand| operand.buffer != *buffer));
+        made.retain(|(_, operands), _| operands.iter().all(|operand| operand.buffer != *buffer));
     }
 }
 
-/// The group of `bindings`. `name` is for debuggers.
-pub(crate) fn bind_group(shared: &Shared, name: &str, bindings: Bindings<'_>) -> Result<wgpu::BindGroup, HalError> {
-    let operands = bindings.each_ref().map(|b| Operand { buffer: b.buffer.clone(), offset: b.offset, size: b.size });
+/// The group of `bindings`, in the order of the interface. `name` is for debuggers.
+pub(crate) fn bind_group(
+    shared: &Shared,
+    interface: &Interface,
+    name: &str,
+    bindings: &[wgpu::BufferBinding<'_>],
+) -> Result<wgpu::BindGroup, HalError> {
+    let operand = |b: &wgpu::BufferBinding<'_>| Operand { buffer: b.buffer.clone(), offset: b.offset, size: b.size };
+    let key = (interface.name, bindings.iter().map(operand).collect());
     let mut made = shared.groups.made.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(group) = made.get(&operands) {
+    if let Some(group) = made.get(&key) {
         return Ok(group.clone());
     }
-    let mut binding = 0..;
-    let entries = bindings.map(|buffer| wgpu::BindGroupEntry {
-        binding: binding.next().unwrap_or_default(),
-        resource: wgpu::BindingResource::Buffer(buffer),
-    });
     let group = shared.scoped("binding the operands of a kernel", || {
+        let numbers = interface.bindings.iter().map(|&(binding, _)| binding);
+        let entries: Vec<_> = numbers
+            .zip(bindings)
+            .map(|(binding, buffer)| wgpu::BindGroupEntry {
+                binding,
+                resource: wgpu::BindingResource::Buffer(buffer.clone()),
+            })
+            .collect();
         shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some(name),
-            layout: &shared.pipelines.bindings,
+            layout: &shared.pipelines.layout(interface).bindings,
             entries: &entries,
         })
     })?;
     if made.len() >= MOST_KEPT {
         made.clear();
     }
-    made.insert(operands, group.clone());
+    made.insert(key, group.clone());
     Ok(group)
 }
 
@@ -76,9 +85,11 @@ mod tests {
         let [one, other] = [0; 2].map(|_| opened.allocate(64, "test").expect("small"));
         let bind = |buffer: &qgemm_hal::Buffer| {
             let raw = WgpuBuffer::of(shared, buffer.into(), "test").expect("our own");
-            let mut bindings = [0; STORAGE_BUFFERS as usize].map(|_| shared.absent.as_entire_buffer_binding());
+            let interface = &crate::families::gemm::INTERFACE;
+            let absent = interface.bindings.iter().map(|_| shared.absent.as_entire_buffer_binding());
+            let mut bindings: Vec<_> = absent.collect();
             bindings[0] = raw.buffer.as_entire_buffer_binding();
-            bind_group(shared, "test", bindings).expect("valid")
+            bind_group(shared, interface, "test", &bindings).expect("valid")
         };
         let kept = || shared.groups.made.lock().expect("not poisoned").len();
         let first = bind(&one);

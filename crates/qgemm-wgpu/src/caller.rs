@@ -17,7 +17,7 @@ static NEXT_ORDINAL: AtomicU32 = AtomicU32::new(FIRST_ORDINAL);
 
 /// qgemm on a device that the caller opened, called `wgpu:1000` and up.
 ///
-/// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 124
+/// It must have been opened with [`Features::IMMEDIATES`](wgpu::Features::IMMEDIATES), a `max_immediate_size` of 96
 /// and nine `max_storage_buffers_per_shader_stage`. Subgroups and timestamps (inside encoders) are used where they were
 /// asked for, too; limits are those that the device was opened with, so ask for what the adapter has. With the cargo
 /// feature `experimental-cooperative-matrix`, so are matrix instructions, which take `EXPERIMENTAL_COOPERATIVE_MATRIX`,

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use qgemm_formats::Format;
 use qgemm_formats::prepack::PackClass;
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceInfo, Event, HalError, KernelFamily, Stream};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Catalog, Device, DeviceInfo, Event, HalError, Stream};
 
 use crate::event::{self, WgpuStream};
-use crate::families::FAMILIES;
+use crate::families::CATALOG;
 use crate::memory;
 use crate::shared::Shared;
 use crate::weight_code::CLASS;
@@ -78,8 +78,8 @@ impl Device for WgpuDevice {
         CLASS
     }
 
-    fn families(&self) -> &'static [&'static dyn KernelFamily] {
-        FAMILIES
+    fn catalog(&self) -> Catalog {
+        CATALOG
     }
 
     fn as_any(&self) -> &dyn Any {

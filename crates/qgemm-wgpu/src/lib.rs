@@ -4,7 +4,7 @@
 //! encoding of its codes, the format's scales (`dequant/<stem>.wgsl`) and the family's main loop. Weights are packed by
 //! sixteen rows, as the processor reads them; arithmetic is f32, of integers where activations are quantized to eight
 //! bits, or in f16 with sums in f32 by cooperative matrices (feature `experimental-cooperative-matrix`). Needed of an
-//! adapter: immediates of 124 bytes, nine storage buffers a shader, workgroups of 256. Knows how to launch kernels, not
+//! adapter: immediates of 96 bytes, nine storage buffers a shader, workgroups of 256. Knows how to launch kernels, not
 //! which one to choose.
 #![deny(missing_docs)]
 

@@ -5,47 +5,84 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use qgemm_hal::HalError;
 
-use crate::families::{PARAMS_BYTES, STORAGE_BUFFERS};
+use crate::families::INTERFACES;
 use crate::shader::Shader;
 use crate::shared::Shared;
 
-/// Binding of D, the only operand that is written.
-const D_BINDING: u32 = STORAGE_BUFFERS - 1;
+/// What all kernels of an operation are given.
+#[derive(Debug)]
+pub(crate) struct Interface {
+    /// The operation.
+    pub name: &'static str,
+    /// Number of each binding, and whether kernels write what is bound there.
+    pub bindings: &'static [(u32, bool)],
+    /// Bytes of the parameters, which travel as immediates.
+    pub params_bytes: u32,
+}
 
-/// The one pipeline layout of all kernels, and the pipelines made so far by their source.
-pub(crate) struct Pipelines {
+/// An interface as a device knows it.
+pub(crate) struct Layout {
     pub bindings: wgpu::BindGroupLayout,
-    layout: wgpu::PipelineLayout,
+    pipeline: wgpu::PipelineLayout,
+}
+
+/// A kernel that is ready: its name, for errors and debuggers, and its pipeline.
+#[derive(Debug)]
+pub(crate) struct Compiled {
+    pub name: String,
+    pub pipeline: wgpu::ComputePipeline,
+}
+
+/// The layouts of all operations, and the pipelines made so far by their source.
+pub(crate) struct Pipelines {
+    layouts: Vec<(&'static str, Layout)>,
     compiled: Mutex<HashMap<String, Arc<Mutex<Option<wgpu::ComputePipeline>>>>>,
 }
 
 impl Pipelines {
     pub fn new(device: &wgpu::Device) -> Self {
-        let entries: Vec<_> = (0..STORAGE_BUFFERS)
-            .map(|binding| wgpu::BindGroupLayoutEntry {
-                binding,
-                visibility: wgpu::ShaderStages::COMPUTE,
-                ty: wgpu::BindingType::Buffer {
-                    ty: wgpu::BufferBindingType::Storage { read_only: binding != D_BINDING },
-                    has_dynamic_offset: false,
-                    min_binding_size: None,
-                },
-                count: None,
-            })
-            .collect();
-        let bindings = device
-            .create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some("operands"), entries: &entries });
-        let layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some("gemm"),
+        let layouts = INTERFACES.iter().map(|interface| (interface.name, Layout::new(device, interface))).collect();
+        Self { layouts, compiled: Mutex::new(HashMap::new()) }
+    }
+
+    /// The layout of one of [`INTERFACES`].
+    pub fn layout(&self, interface: &Interface) -> &Layout {
+        let own = self.layouts.iter().find(|(name, _)| *name == interface.name);
+        &own.unwrap_or_else(|| unreachable!("{} is not among the interfaces", interface.name)).1
+    }
+}
+
+impl Layout {
+    fn new(device: &wgpu::Device, interface: &Interface) -> Self {
+        let entry = |&(binding, written): &(u32, bool)| wgpu::BindGroupLayoutEntry {
+            binding,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Storage { read_only: !written },
+                has_dynamic_offset: false,
+                min_binding_size: None,
+            },
+            count: None,
+        };
+        let entries: Vec<_> = interface.bindings.iter().map(entry).collect();
+        let label = Some(interface.name);
+        let bindings = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label, entries: &entries });
+        let pipeline = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label,
             bind_group_layouts: &[Some(&bindings)],
-            immediate_size: PARAMS_BYTES,
+            immediate_size: interface.params_bytes,
         });
-        Self { bindings, layout, compiled: Mutex::new(HashMap::new()) }
+        Self { bindings, pipeline }
     }
 }
 
 /// The pipeline of `shader`, compiled where it has not been before. `name` is for errors and debuggers.
-pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wgpu::ComputePipeline, HalError> {
+pub(crate) fn pipeline(
+    shared: &Shared,
+    interface: &Interface,
+    name: &str,
+    shader: Shader,
+) -> Result<wgpu::ComputePipeline, HalError> {
     let Shader { source, prelude } = shader;
     let place = {
         let mut compiled = shared.pipelines.compiled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -62,19 +99,21 @@ pub(crate) fn pipeline(shared: &Shared, name: &str, shader: Shader) -> Result<wg
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(source.as_str().into()),
         };
-        // SAFETY: the text is our own. Every access to a buffer is within what a launch binds: rows of W are clamped to
-        // the last tile, tokens to the last of X, columns of X and the column order are compared with `stored_k`,
-        // positions in C, bias, scales, residual and D with N and M; and `Operand::bind` refuses views that are
-        // shorter than the extents of all of those, from which the strides come, too. Entries of the column order are
-        // below K or skipped, which `HostWeight` and packed files check. X that is read without comparing columns has
-        // whole steps of them (`staging::staged_x`), and a copy of X has room for all that is written (`Staging`).
-        // Workgroup memory is indexed by constants of the tile. Every loop counts to such a bound in steps of at least
-        // 1.
+        // SAFETY: the text is our own. Every access to a buffer is within what a dispatch binds, for `Touched::bind` refuses
+        // views that are shorter than the extents of all that is accessed, from which the strides come, too. Of `gemm`: rows
+        // of W are clamped to the last tile, tokens to the last of X, columns of the column order are compared with
+        // `stored_k`, its entries and other columns of X with K, positions in C, bias, scales, residual and D with the counts
+        // of rows, features and tokens. X that is read without comparing columns has whole steps of them:
+        // `matrix::x_prologue` has it converted otherwise, to as many columns as `WorkspaceLayout::with_x` makes whole steps.
+        // Of `convert`: rows are compared with their count, columns of X, of D and of the order with theirs, entries of the
+        // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`). Workgroup
+        // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps
+        // of at least 1.
         let module =
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
-            layout: Some(&shared.pipelines.layout),
+            layout: Some(&shared.pipelines.layout(interface).pipeline),
             module: &module,
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {

@@ -5,11 +5,14 @@ use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType};
 
+use crate::families::modes;
 use crate::template::expand;
 use crate::weight_code::WeightCode;
 
 const ABI: &str = include_str!("../shaders/generated/abi.wgsl");
 const PARAMS: &str = include_str!("../shaders/params.wgsl");
+const CONVERT_PARAMS: &str = include_str!("../shaders/convert_params.wgsl");
+const MODES: &str = include_str!("../shaders/modes.wgsl");
 const NUMBERS: &str = include_str!("../shaders/numbers.wgsl");
 const ROWS_BESIDE: &str = include_str!("../shaders/rows_beside.wgsl");
 const ROWS_OF_TILES: &str = include_str!("../shaders/rows_of_tiles.wgsl");
@@ -26,10 +29,47 @@ const SCALE_AND_MIN: &str = include_str!("../shaders/scaling/scale_and_min.wgsl"
 const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
+const HALVES: &str = include_str!("../shaders/halves.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
+const STORE_WORDS: &str = include_str!("../shaders/store_words.wgsl");
+const STORE_VECTORS: &str = include_str!("../shaders/store_vectors.wgsl");
 /// The entry point of shaders that have none of their own.
 pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
-const STAGE_X: &str = include_str!("../shaders/stage_x.wgsl");
+const CONVERT: &str = include_str!("../shaders/convert.wgsl");
+
+/// Texts of products that families share.
+const COMMON: [&str; 21] = [
+    ABI,
+    PARAMS,
+    MODES,
+    NUMBERS,
+    ROWS_BESIDE,
+    ROWS_OF_TILES,
+    PACKED,
+    INTEGER,
+    CODEBOOK,
+    INTEGER_BYTES,
+    E4M3,
+    E5M2,
+    PLAIN,
+    SCALE,
+    TWO_FACTORS,
+    SCALE_AND_MIN,
+    X,
+    OPERANDS,
+    EPILOGUE,
+    HALVES,
+    STORE,
+];
+
+/// All texts of conversions.
+pub(crate) const CONVERT_TEXTS: [&str; 11] =
+    [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
+
+/// The texts of products that families share, those of all formats among them.
+pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
+    COMMON.into_iter().chain(DEQUANT.iter().map(|(_, source)| *source))
+}
 
 macro_rules! snippets {
     ($($stem:literal)*) => {
@@ -91,6 +131,13 @@ pub(crate) struct Part {
     pub constants: Vec<(&'static str, u32)>,
 }
 
+impl Part {
+    /// Invocations of a workgroup.
+    pub fn threads(&self) -> u32 {
+        self.constants.iter().find(|(name, _)| *name == "THREADS").map_or(0, |&(_, threads)| threads)
+    }
+}
+
 /// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment
 /// of X are looked at where they are read and written, for a shader takes software adapters half a second to compile.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
@@ -113,23 +160,39 @@ pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader 
         FourRows::Beside => ROWS_BESIDE,
         FourRows::OfTiles => ROWS_OF_TILES,
     };
-    let mut parts =
-        vec![part.extensions, prelude.as_str(), ABI, PARAMS, NUMBERS, rows, PACKED, &declarations, encoding, scaling];
-    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, STORE]);
+    let mut parts = vec![
+        part.extensions,
+        prelude.as_str(),
+        ABI,
+        PARAMS,
+        MODES,
+        NUMBERS,
+        rows,
+        PACKED,
+        &declarations,
+        encoding,
+        scaling,
+    ];
+    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, HALVES, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
 }
 
-/// The shader that copies X for matrix instructions, with `threads` invocations a token.
-pub(crate) fn compose_staging(threads: u32) -> Shader {
+/// The shader of conversions, with `threads` invocations; `by_vectors` where rows of D are whole vectors.
+pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
     let prelude = prelude(&[("THREADS", threads)]);
-    let source = [prelude.as_str(), ABI, PARAMS, NUMBERS, X, OPERANDS, STAGE_X].join("\n");
-    Shader { source, prelude }
+    let mut parts = vec![prelude.as_str(), ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES];
+    match by_vectors {
+        true => parts.push(STORE_VECTORS),
+        false => parts.extend([STORE, STORE_WORDS]),
+    }
+    parts.push(CONVERT);
+    Shader { source: parts.join("\n"), prelude }
 }
 
-fn prelude(constants: &[(&str, u32)]) -> String {
-    constants.iter().fold(String::new(), |mut text, (name, value)| {
+fn prelude(constants: &[(&'static str, u32)]) -> String {
+    constants.iter().copied().chain(modes::constants()).fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
         text
     })
@@ -144,7 +207,7 @@ fn scaling(format: Format) -> &'static str {
 mod tests {
     use super::*;
     use crate::adapter::CooperativeMatrices;
-    use crate::families::{gemm, gemm_int8, gemm_matrix, gemv, gemv_int8};
+    use crate::families::gemm::{gemv, gemv_int8, int8, matrix, simt};
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
@@ -174,23 +237,25 @@ mod tests {
                 let part = gemv_int8::part(config, format, (i + k) % 2 == 0);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
-            for config in gemm_int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
-                let part = gemm_int8::part(config, format);
+            for config in int8::CONFIGS.iter().filter(|_| gemv_int8::holds_bytes(format)) {
+                let part = int8::part(config, format);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
-            for config in gemm::CONFIGS {
-                let part = gemm::part(config);
+            for config in simt::CONFIGS {
+                let part = simt::part(config);
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
-            for (k, tile) in gemm_matrix::TILES.iter().enumerate() {
+            for (k, config) in matrix::CONFIGS.iter().enumerate() {
                 // Subgroups and matrices of all sizes take turns.
                 let matrices =
                     [(16, 32), (8, 8), (16, 16), (8, 32)].map(|(side, lanes)| CooperativeMatrices { side, lanes });
-                let part = gemm_matrix::part(tile, matrices[(i + k) % 4]);
-                validate(&compose(format, &code, &part).source, &format!("{:?} with {format}", tile.config));
+                let part = matrix::part(config, matrices[(i + k) % 4]);
+                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
         }
-        validate(&compose_staging(256).source, "the copy of X");
+        for by_vectors in [false, true] {
+            validate(&compose_convert(256, by_vectors).source, "a conversion");
+        }
     }
 
     #[test]

@@ -8,7 +8,6 @@ use wgpu::ErrorFilter;
 
 use crate::adapter::CooperativeMatrices;
 use crate::bind_groups::BindGroups;
-use crate::families::STORAGE_BUFFERS;
 use crate::pipeline::Pipelines;
 
 /// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a
@@ -26,8 +25,10 @@ pub(crate) struct Shared {
     pub matrices: Option<CooperativeMatrices>,
     pub pipelines: Pipelines,
     pub groups: BindGroups,
-    /// Bound where a kernel has no such operand.
+    /// Bound where a kernel reads no such operand.
     pub absent: wgpu::Buffer,
+    /// Bound where it writes none: no dispatch may see a buffer both ways.
+    pub absent_written: wgpu::Buffer,
     /// Launches that the queue has not been given yet.
     pending: Mutex<Pending>,
     /// Most launches that are gathered.
@@ -85,12 +86,14 @@ impl Shared {
         if owner == Owner::Backend {
             watch(id, &device, &broken);
         }
-        let (pipelines, absent) = scoped(&device, || {
-            let absent = device.create_buffer(&wgpu::BufferDescriptor {
-                label: Some("absent operand"),
-                size: 16,
-                usage: wgpu::BufferUsages::STORAGE,
-                mapped_at_creation: false,
+        let (pipelines, [absent, absent_written]) = scoped(&device, || {
+            let absent = ["absent operand", "absent result"].map(|label| {
+                device.create_buffer(&wgpu::BufferDescriptor {
+                    label: Some(label),
+                    size: 16,
+                    usage: wgpu::BufferUsages::STORAGE,
+                    mapped_at_creation: false,
+                })
             });
             (Pipelines::new(&device), absent)
         })
@@ -103,6 +106,7 @@ impl Shared {
             pipelines,
             groups: BindGroups::default(),
             absent,
+            absent_written,
             pending: Mutex::default(),
             // What the caller submits after a launch must come after it.
             most_together: if owner == Owner::Backend { MOST_TOGETHER } else { 1 },
@@ -119,19 +123,20 @@ impl Shared {
 
     /// Whether `buffer`, which shaders may read, is one of this device.
     pub fn owns(&self, buffer: &wgpu::Buffer) -> Result<bool, HalError> {
-        let entries: Vec<_> = (0..STORAGE_BUFFERS)
-            .map(|binding| wgpu::BindGroupEntry {
-                binding,
-                resource: wgpu::BindingResource::Buffer(match binding {
-                    0 => wgpu::BufferBinding { buffer, offset: 0, size: wgpu::BufferSize::new(4) },
-                    _ => self.absent.as_entire_buffer_binding(),
-                }),
-            })
-            .collect();
+        let interface = &crate::families::gemm::INTERFACE;
+        let entry = |(i, &(binding, written)): (usize, &(u32, bool))| wgpu::BindGroupEntry {
+            binding,
+            resource: wgpu::BindingResource::Buffer(match (i, written) {
+                (0, _) => wgpu::BufferBinding { buffer, offset: 0, size: wgpu::BufferSize::new(4) },
+                (_, false) => self.absent.as_entire_buffer_binding(),
+                (_, true) => self.absent_written.as_entire_buffer_binding(),
+            }),
+        };
+        let entries: Vec<_> = interface.bindings.iter().enumerate().map(entry).collect();
         let bound = self.try_scoped("wrapping a buffer", || {
             self.device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: None,
-                layout: &self.pipelines.bindings,
+                layout: &self.pipelines.layout(interface).bindings,
                 entries: &entries,
             })
         })?;
@@ -318,7 +323,8 @@ mod tests {
         });
         assert!(matches!(error, Err(HalError::Driver { call: "trying", .. })));
         let shader = crate::shader::Shader { prelude: "const A = 1;".into(), source: "not WGSL".into() };
-        let error = crate::pipeline::pipeline(shared, "broken", shader).expect_err("broken");
+        let error =
+            crate::pipeline::pipeline(shared, &crate::families::gemm::INTERFACE, "broken", shader).expect_err("broken");
         let HalError::Compile { kernel, log, .. } = &error else { panic!("{error}") };
         assert!(kernel == "broken" && log.contains("WGSL"), "{log}");
         assert!(opened.allocate(8, "test").is_ok(), "later calls are not affected");

@@ -51,11 +51,6 @@ impl WeightCode {
         self.layout.bytes(self.layout.tile_rows, stored_k)
     }
 
-    /// Slabs of a row of `stored_k` columns.
-    pub fn k_slabs(&self, stored_k: usize) -> usize {
-        self.layout.k_slabs(stored_k)
-    }
-
     /// The integer constants.
     pub fn constants(&self) -> Vec<(&'static str, u32)> {
         let plane = |i: usize| self.layout.codes.get(i);
@@ -63,9 +58,9 @@ impl WeightCode {
         let vectors = |i| plane(i).map_or(0, |p| p.offset / 16);
         let quads = |i| 8usize.checked_div(bits(i)).unwrap_or(0).max(1);
         [
-            ("SLAB_K", self.layout.slab_k),
-            ("SLAB_VECTORS", self.layout.slab_bytes / 16),
-            ("SLAB_UNITS", self.layout.slab_k / self.unit),
+            ("PACKED_K", self.layout.slab_k),
+            ("PACKED_VECTORS", self.layout.slab_bytes / 16),
+            ("PACKED_UNITS", self.layout.slab_k / self.unit),
             ("SUB_BLOCK", self.sub_block),
             ("UNIT", self.unit),
             ("SPANS", self.unit / self.span),

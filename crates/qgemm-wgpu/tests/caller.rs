@@ -84,7 +84,7 @@ fn operands_beyond_a_binding_take_several_launches() {
     }
     // One row of D does not fit.
     let case = Case::new(format("q8_0"), [1, 17_000, 32], DType::F32, DType::F32, Options::default(), 2);
-    let why = device.families()[0].supports(&case.op, device.info()).expect_err("68 kB").why;
+    let why = device.catalog().gemm[0].configs(&case.op, device.info()).expect_err("68 kB").why;
     assert!(why.contains("a row of D takes 68000 bytes"), "{why}");
 }
 

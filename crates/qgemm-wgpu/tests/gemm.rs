@@ -8,8 +8,8 @@ mod common;
 use case::{Case, Options, POISON, plan};
 use common::{adapter, download, upload};
 use qgemm_formats::prepack::PackClass;
-use qgemm_formats::{DType, Format, HostWeight, QuantizedActivations};
-use qgemm_hal::{CheckedGemm, Dense, GemmArgs, HalError, WeightArgs};
+use qgemm_formats::{DType, Format, HostWeight, QuantizedActivations, XFormat};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, Operands, XOperand};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -107,8 +107,8 @@ fn scales_at_the_edges_of_their_range() {
         case.weight = HostWeight::new(format, 5, 64, blocks.into()).expect("well formed");
         if exponent < 100 {
             // Keeps the products well above the smallest normal f32.
-            let x: Vec<f32> = case.op.x.dtype.decode(&case.x).iter().map(|v| v * 1e12).collect();
-            case.x = case.op.x.dtype.encode(&x);
+            let x: Vec<f32> = case.x_dtype().decode(&case.x).iter().map(|v| v * 1e12).collect();
+            case.x = case.x_dtype().encode(&x);
         }
         case.check(&*device, 0, false);
     }
@@ -134,7 +134,7 @@ fn halves_are_rounded_to_nearest_even() {
         let mut case = Case::new("f32".parse().expect("exists"), [1, n, 1], DType::F32, d, Options::default(), 1);
         case.weight = HostWeight::new(case.op.format, n, 1, DType::F32.encode(&values).into()).expect("well formed");
         case.x = 1.0f32.to_le_bytes().to_vec();
-        for (index, family) in device.families().iter().enumerate() {
+        for (index, family) in device.catalog().gemm.iter().enumerate() {
             for config in case.configs(&*device, index).into_iter().take(1) {
                 assert_eq!(case.run(&*device, index, config), d.encode(&values), "{} to {d}", family.name());
             }
@@ -172,7 +172,7 @@ fn blocks_of_any_magnitude(count: usize, rng: &mut StdRng) -> Vec<f32> {
 fn activations_are_quantized_as_the_model_does() {
     let Some(device) = adapter() else { return };
     let format: Format = "q8_0".parse().expect("exists");
-    let family = device.families().iter().position(|family| family.name() == "gemv_int8").expect("is offered");
+    let family = device.catalog().gemm.iter().position(|family| family.name() == "gemv_int8").expect("is offered");
     let (tokens, k) = (8, 128);
     let mut rng = StdRng::seed_from_u64(7);
     for round in 0..40 {
@@ -203,37 +203,43 @@ fn tiles_beyond_one_grid_dimension() {
 fn what_cannot_be_served_is_refused() {
     let Some(device) = adapter() else { return };
     let case = Case::new("q4_0".parse().expect("exists"), [1, 8, 32], DType::F32, DType::F32, Options::default(), 1);
-    let gemm = device.families()[1];
-    let config = gemm.candidates(&case.op, device.info())[0];
+    let gemm = device.catalog().gemm[1];
+    let config = gemm.configs(&case.op, device.info()).expect("supported")[0];
 
     let n = device.info().max_buffer_bytes as usize / 4 + 1;
-    let large = CheckedGemm { n, features: n, d: Dense { row_stride: n as u64, ..case.op.d }, ..case.op.clone() };
-    let why = gemm.supports(&large, device.info()).expect_err("too large a row of D").why;
+    let large = CheckedGemm {
+        stored_rows: n,
+        out_features: n,
+        d: Dense { row_stride: n as u64, ..case.op.d },
+        ..case.op.clone()
+    };
+    let why = gemm.configs(&large, device.info()).expect_err("too large a row of D").why;
     assert!(why.contains("a row of D takes") && why.contains("max_storage_buffer_binding_size"), "{why}");
     let error = gemm.prepare(&*device, &large, &plan(&large, config)).expect_err("too large a row of D");
     assert!(matches!(error, HalError::Unsupported { .. }), "{error}");
 
     let packed = CheckedGemm { class: PackClass::T, ..case.op.clone() };
-    assert!(gemm.supports(&packed, device.info()).is_err());
+    assert!(gemm.configs(&packed, device.info()).is_err());
+
+    let quantized = XOperand { format: XFormat::Q8 { block: 32 }, ..case.op.x };
+    let quantized = CheckedGemm { x: quantized, ..case.op.clone() };
+    for family in device.catalog().gemm {
+        let why = family.configs(&quantized, device.info()).expect_err("X is quantized").why;
+        assert!(why.contains("q8_0") || why.contains("cooperative"), "{}: {why}", family.name());
+    }
 
     let invariant = CheckedGemm { batch_invariant: true, ..case.op.clone() };
-    assert!(device.families()[0].supports(&invariant, device.info()).is_err());
-    assert!(gemm.supports(&invariant, device.info()).is_ok());
+    assert!(device.catalog().gemm[0].configs(&invariant, device.info()).is_err());
+    assert!(gemm.configs(&invariant, device.info()).is_ok());
 
-    let kernel = gemm.prepare(&*device, &case.op, &plan(&case.op, config)).expect("supported");
+    let sequence = gemm.prepare(&*device, &case.op, &plan(&case.op, config)).expect("supported");
     let (x, w, mut d) = (upload(&*device, &case.x), upload(&*device, &[0; 17]), upload(&*device, &[POISON; 32]));
-    let args = GemmArgs {
-        x: (&x).into(),
-        w: WeightArgs { data: (&w).into(), row_scale: None, k_order: None },
-        c: None,
-        bias: None,
-        token_scale: None,
-        residual: None,
-        d: (&mut d).into(),
-        workspace: None,
-    };
-    let error = kernel.launch(&device.default_stream(), args).expect_err("W is too short");
-    assert!(matches!(error, HalError::OutOfBounds { what: "W", .. }), "{error}");
+    let mut operands = Operands::new();
+    operands.read(GemmOperand::X, (&x).into());
+    operands.read(GemmOperand::W, (&w).into());
+    operands.write(GemmOperand::D, (&mut d).into());
+    let error = sequence.run(&device.default_stream(), operands).expect_err("W is too short");
+    assert!(matches!(error, HalError::OutOfBounds { what: "the weight", .. }), "{error}");
     assert_eq!(download(&*device, &d), [POISON; 32]);
 }
 
@@ -243,12 +249,12 @@ fn batch_invariant_rows_keep_their_bits() {
     let format: Format = "q6_k".parse().expect("exists");
     let mut large = Case::new(format, [40, 33, 512], DType::F16, DType::F32, Options::default(), 4);
     large.op.batch_invariant = true;
-    let gemm = device.families()[1];
+    let gemm = device.catalog().gemm[1];
     let row = 33 * 4;
     let mut bits = None;
     for m in [40, 7, 1] {
         large.op.m = m;
-        for config in gemm.candidates(&large.op, device.info()) {
+        for config in gemm.configs(&large.op, device.info()).expect("supported") {
             let first = large.run(&*device, 1, config)[..row].to_vec();
             assert_eq!(bits.get_or_insert_with(|| first.clone()), &first, "{m} tokens, tile of {}", config.tile_m);
         }

@@ -14,7 +14,12 @@ fn adapters_are_listed_and_missing_ones_refused() {
             assert!(!devices.is_empty());
             for (info, ordinal) in devices.iter().zip(0..) {
                 assert_eq!((info.id.kind, info.id.ordinal), (DeviceKind::Wgpu, ordinal));
-                assert!(!info.name.is_empty() && info.bandwidth > 0.0 && info.max_buffer_bytes > 0);
+                assert!(
+                    !info.name.is_empty()
+                        && !info.driver.is_empty()
+                        && info.bandwidth > 0.0
+                        && info.max_buffer_bytes > 0
+                );
             }
             devices.len()
         }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::{Finding, Source};
+use super::{Finding, Source, format_names};
 
 /// Longest file, in lines.
 const MAX_LINES: usize = 800;
@@ -11,9 +11,11 @@ const MAX_LINES: usize = 800;
 /// Crates that may print: programs.
 const PROGRAMS: &[&str] = &["crates/qgemm-cli/", "xtask/", "benches/"];
 
+/// Crates that may decide by a format's name: the one that defines them, and the test kit, which picks samples of them.
+const KNOW_FORMATS: &[&str] = &["crates/qgemm-formats", "crates/qgemm-testkit"];
+
 /// Checks all Rust, CUDA and WGSL sources; sizes apply to all three.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
-    let formats = format_names(sources);
     let mut findings = Vec::new();
     for source in sources {
         let extension = source.path.extension().and_then(|e| e.to_str()).unwrap_or_default();
@@ -25,20 +27,21 @@ pub fn check(sources: &[Source]) -> Vec<Finding> {
             }
         }
         if extension == "rs" {
-            findings.extend(rust(source, &formats));
+            findings.extend(rust(source));
         }
     }
     findings
 }
 
-fn rust(source: &Source, formats: &[String]) -> Vec<Finding> {
+fn rust(source: &Source) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !source.text.starts_with("//!") && !source.text.starts_with("#![") {
         findings.push(Finding::in_file(&source.path, "opens without a `//!` that says what the module is for"));
     }
     let in_library = is_library(&source.path);
-    let outside_formats = !source.path.starts_with("crates/qgemm-formats");
+    let decides_by_format = !KNOW_FORMATS.iter().any(|known| source.path.starts_with(known)) && in_library;
     let mut in_tests = false;
+    let mut library_code = String::new();
     for (i, line) in source.text.lines().enumerate() {
         let code = without_comment(line);
         in_tests |= code.trim_start().starts_with("#[cfg(test)]");
@@ -54,9 +57,14 @@ fn rust(source: &Source, formats: &[String]) -> Vec<Finding> {
         if in_library && !in_tests && ["println!", "print!", "eprint!"].iter().any(|p| contains_word(code, p)) {
             report("a library prints nothing; use `tracing`");
         }
-        if outside_formats && !in_tests && in_library && matches_format(code, formats) {
-            report("decides by a format's name; put what differs into its `FormatDesc`");
+        if !in_tests {
+            library_code.push_str(code);
+            library_code.push('\n');
         }
+    }
+    if decides_by_format {
+        let what = "decides by a format's name; put what differs into its `FormatDesc`";
+        findings.extend(format_names::lines(&library_code).into_iter().map(|i| Finding::at(&source.path, i + 1, what)));
     }
     findings
 }
@@ -91,43 +99,18 @@ fn contains_word(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'))
 }
 
-/// Whether the line is a match arm or a comparison on a format's name: `"q4_0" =>`, `== "q4_0"`.
-fn matches_format(code: &str, formats: &[String]) -> bool {
-    formats.iter().any(|name| {
-        let quoted = format!("\"{name}\"");
-        code.match_indices(&quoted).any(|(at, _)| {
-            let (before, after) = (code[..at].trim_end(), code[at + quoted.len()..].trim_start());
-            let arm = after.starts_with("=>") || (after.starts_with('|') && !after.starts_with("||"));
-            arm || before.ends_with("==") || before.ends_with("!=")
-        })
-    })
-}
-
-/// The names of all formats: the `name: "…"` fields of the formats crate.
-fn format_names(sources: &[Source]) -> Vec<String> {
-    let formats = sources.iter().filter(|s| s.path.starts_with("crates/qgemm-formats/src/formats"));
-    // Plain element types are dtypes as well, whose names anything may know.
-    let plain = ["f32", "f16", "bf16"];
-    formats
-        .flat_map(|s| s.text.split('"').skip(1).step_by(2))
-        .filter(|name| name.len() < 32 && name.contains(|c: char| c.is_ascii_digit()) && !plain.contains(name))
-        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
-        .map(str::to_owned)
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn findings(path: &str, text: &str) -> Vec<String> {
         let source = Source { path: path.into(), text: text.into() };
-        rust(&source, &["q4_0".into()]).iter().map(ToString::to_string).collect()
+        rust(&source).iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_tidy_file_has_no_findings() {
-        let text = "//! Something.\nfn f() { tracing::info!(\"q4_0\"); } // println!(\n";
+        let text = "//! Something.\nfn f() { tracing::info!(\"q4_0 is slow\"); } // println!(\n";
         assert_eq!(findings("crates/qgemm-hal/src/f.rs", text), [""; 0]);
     }
 
@@ -148,13 +131,14 @@ mod tests {
     }
 
     #[test]
-    fn dispatch_on_a_format_is_found_outside_of_formats() {
-        for code in ["match f.name { \"q4_0\" => 1, _ => 2 }", "if f.name == \"q4_0\" {}", "\"q4_0\" | \"x\" => 1"] {
-            let text = format!("//! X.\nfn f() {{ {code} }}\n");
-            assert_eq!(findings("crates/qgemm-cuda/src/f.rs", &text).len(), 1, "{code}");
-            assert_eq!(findings("crates/qgemm-formats/src/f.rs", &text).len(), 0, "{code}");
+    fn dispatch_on_a_format_is_found_in_libraries_that_do_not_define_it() {
+        let text = "//! X.\nfn f() {\n    if f.name == \"q4_0\" {}\n}\n";
+        let found = findings("crates/qgemm-cuda/src/f.rs", text);
+        assert!(found.len() == 1 && found[0].contains("f.rs:3:"), "{found:?}");
+        for path in ["crates/qgemm-formats/src/f.rs", "crates/qgemm-testkit/src/f.rs", "crates/qgemm-cuda/tests/f.rs"] {
+            assert_eq!(findings(path, text), [""; 0], "{path}");
         }
-        let parse = "//! X.\nfn f() { let f: Format = \"q4_0\".parse(); }\n";
-        assert_eq!(findings("crates/qgemm-cuda/src/f.rs", parse).len(), 0);
+        let in_tests = text.replacen("fn f()", "#[cfg(test)]\nfn f()", 1);
+        assert_eq!(findings("crates/qgemm-cuda/src/f.rs", &in_tests), [""; 0]);
     }
 }

@@ -55,6 +55,7 @@ mod tests {
             format: "q4_0".into(),
             x_dtype: "f16".into(),
             kernel: "gemv".into(),
+            kernel_id: None,
             microseconds,
             noise,
             bytes_per_second: 1.0,

@@ -6,10 +6,11 @@ use anyhow::Context as _;
 use qgemm_api::{Candidate, Context, LaunchPlan, Plan, Problem, TunedTable, Weight};
 use serde::Serialize;
 
+use super::Args;
 use super::cliffs::{self, Point};
+use super::gemm::Bench;
 use super::subject::Subject;
 use super::timing::{Pace, Timing};
-use super::{Args, Bench};
 use crate::Holds;
 use crate::choice::Shape;
 use crate::progress::Progress;
@@ -25,6 +26,7 @@ struct SweepRow {
     n: usize,
     k: usize,
     family: &'static str,
+    kernel_id: String,
     /// Tile and resources of the configuration.
     config: String,
     /// How K is cut.
@@ -165,15 +167,17 @@ impl Sweep<'_> {
         let Some(launch) = plan.launch() else { return Ok(()) };
         let Timing { median, noise, .. } = self.bench.time(plan, Pace::Sweep)?;
         let (op, config) = (plan.op(), &launch.config);
-        self.tuned.record(self.bench.ctx.info(), op, launch, median);
+        let source_hash = plan.source_hash().unwrap_or_default();
+        self.tuned.record(self.bench.ctx.info(), op, launch, source_hash, median);
         self.rows.push(SweepRow {
             device: self.bench.ctx.info().name.clone(),
             format: op.format.to_string(),
-            x_dtype: op.x.dtype.to_string(),
+            x_dtype: op.x.format.to_string(),
             m: op.m,
-            n: op.n,
+            n: op.out_features,
             k: op.k,
             family: config.family,
+            kernel_id: config.kernel_id(op.format).to_string(),
             config: format!("{}x{}x{}", config.tile_n, config.tile_m, config.tile_k),
             cut: cut(launch),
             blocks: launch.grid.iter().map(|&g| u64::from(g)).product(),
@@ -216,7 +220,7 @@ fn cut(launch: &LaunchPlan) -> String {
 impl Args {
     /// The problem of `m` tokens that the options ask for.
     pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
-        let problem = Problem::new(weight, m).x_dtype(self.x_dtype).x_rounding(self.x_rounding);
+        let problem = Problem::new(weight, m).x_dtype(self.x_dtype).x_precision(self.x_precision);
         match &self.family {
             Some(family) => problem.family(family),
             None => problem,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use qgemm_api::{Context, DeviceKind, Error, Stream, Weight};
+use qgemm_api::{Context, DeviceKind, Error, Stream};
 
 /// What was measured.
 pub struct Timing {
@@ -46,28 +46,28 @@ impl Pace {
     }
 }
 
-/// Times `launch` with `weights` in turn, on CUDA from a graph, between events of the device.
+/// Times `launch` with `items`, such as copies of a weight, in turn, on CUDA from a graph, between events of the device.
 ///
 /// # Errors
 /// Those of `launch` and of the device.
-pub fn time_launches<'a>(
+pub fn time_launches<'a, T: Sync>(
     ctx: &Context,
     stream: &Stream,
-    weights: &'a [Weight],
+    items: &'a [T],
     pace: Pace,
-    mut launch: impl FnMut(&'a Weight) -> Result<(), Error> + Send + 'a,
+    mut launch: impl FnMut(&'a T) -> Result<(), Error> + Send + 'a,
 ) -> Result<Timing, Error> {
     // A slow kernel is timed alone: the first launch, which may also load it, says which is slow.
-    launch(&weights[0])?;
+    launch(&items[0])?;
     ctx.synchronize(stream)?;
     let start = Instant::now();
-    launch(&weights[0])?;
+    launch(&items[0])?;
     ctx.synchronize(stream)?;
     let slow = start.elapsed() > LONGEST / (pace.rounds() * LAUNCHES_PER_ROUND) as u32;
-    let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(weights.len()) };
-    let launches = turns * weights.len();
+    let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(items.len()) };
+    let launches = turns * items.len();
 
-    let mut round = move || (0..turns).flat_map(|_| weights).try_for_each(&mut launch);
+    let mut round = move || (0..turns).flat_map(|_| items).try_for_each(&mut launch);
     if ctx.info().id.kind == DeviceKind::Cuda {
         let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, round)?;
         let replay = || Ok(graph.replay(stream)?);

@@ -63,7 +63,7 @@ impl Family<CheckedConvert> for ConvertFamily {
         Ok(LaunchSequence::new::<ConvertOperand>(name, vec![step]))
     }
 
-    fn source_hash(&self, _: &ConvertConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
         SOURCE_HASH
     }
 }

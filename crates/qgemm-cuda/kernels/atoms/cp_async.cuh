@@ -1,7 +1,7 @@
-// Copies from global to shared memory that pass no register and arrive while the thread goes on. They have arrived, for
-// the thread that issued them, when it has waited for their group; other threads see them after a barrier on top.
+// Copies from global to shared memory that pass no register and run in the background. The thread that issued a copy
+// sees its bytes when it has waited for the copy's group. Other threads see them after a barrier on top.
 //
-// Both addresses are multiples of the size. Of the source only `source_bytes`, at most the size, are read; the rest of
+// Both addresses are multiples of the size. Only `source_bytes` of the source, at most the size, are read; the rest of
 // the destination becomes zero.
 #pragma once
 #include "atoms/shared_address.cuh"
@@ -18,46 +18,48 @@ QG_DEVICE void cp_async_8(u8* shared, const u8* global, u32 source_bytes) {
                  "r"(source_bytes)
                  : "memory");
 }
-// cp.async.cg: through L2 only, for what one block reads once.
+// cp.async.cg: through L2 only, for what one CTA reads once.
 QG_DEVICE void cp_async_16(u8* shared, const u8* global, u32 source_bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
                  "r"(source_bytes)
                  : "memory");
 }
-// To an address in shared memory.
+// The destination is an address from `shared_address`.
 QG_DEVICE void cp_async_16(u32 shared, const u8* global, u32 source_bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(source_bytes)
+                 : "memory");
 }
 QG_DEVICE void cp_async_16(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
-// All of it, or, where it is not `wanted`, zeros, for which nothing is read (PTX ISA, "cp.async", ignore-src).
+// Copies 16 bytes if `wanted`; otherwise writes zeros and reads nothing (PTX ISA, "cp.async", ignore-src).
 QG_DEVICE void cp_async_16_or_zeros(bool wanted, u32 shared, const u8* global) {
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared), "l"(global),
-                 "r"((u32)wanted)
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.cg.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
+                 "l"(global), "r"((u32)wanted)
                  : "memory");
 }
-// The same through L1, for what another block of the multiprocessor reads at about the same time.
+// The same through L1, for bytes that another CTA of the multiprocessor reads at about the same time.
 QG_DEVICE void cp_async_16_or_zeros_l1(bool wanted, u32 shared, const u8* global) {
-    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared), "l"(global),
-                 "r"((u32)wanted)
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %2, 0; cp.async.ca.shared.global [%0], [%1], 16, p; }" ::"r"(shared),
+                 "l"(global), "r"((u32)wanted)
                  : "memory");
 }
-// All of it, from memory that is read from end to end: L2 fetches whole lines, which come faster from memory.
+// Copies 16 bytes of memory that is read from end to end: L2 fetches whole lines, which come faster from memory.
 QG_DEVICE void cp_async_16_stream(u32 shared, const u8* global) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
 }
 
-// Ends the group of the copies issued since the last one ended.
+// Ends the group of the copies issued since the last group ended.
 QG_DEVICE void cp_async_commit_group() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// Waits until at most the last N groups are on their way.
+// Waits until at most the last N groups are in flight.
 template <u32 N>
 QG_DEVICE void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-// cp.async.mbarrier.arrive.noinc: this thread arrives on `barrier` as soon as all copies that it has issued have arrived.
+// cp.async.mbarrier.arrive.noinc: this thread arrives on `barrier` as soon as all copies that it has issued are
+// complete.
 QG_DEVICE void cp_async_mbarrier_arrive(u64* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

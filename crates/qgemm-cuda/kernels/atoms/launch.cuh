@@ -1,4 +1,4 @@
-// Where a thread stands in the launch, and its block's shared memory.
+// The place of a thread in the launch, and the shared memory of its CTA.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -9,20 +9,20 @@ struct u32x3 {
 QG_DEVICE u32 thread_index() {
     return threadIdx.x;
 }
-// Threads of a block.
-QG_DEVICE u32 block_threads() {
+// Threads of a CTA.
+QG_DEVICE u32 cta_threads() {
     return blockDim.x;
 }
-QG_DEVICE u32x3 block_index() {
+QG_DEVICE u32x3 cta_index() {
     return {blockIdx.x, blockIdx.y, blockIdx.z};
 }
-// Blocks of the grid.
-QG_DEVICE u32x3 grid_blocks() {
+// CTAs of the grid.
+QG_DEVICE u32x3 grid_ctas() {
     return {gridDim.x, gridDim.y, gridDim.z};
 }
 
-// The block's dynamic shared memory, as many bytes as the launch asked for, at a multiple of 1024: what the copy engine's
-// widest swizzle repeats after.
+// The CTA's dynamic shared memory, as many bytes as the launch asked for. It begins at a multiple of 1024, the period
+// of TMA's widest swizzle.
 QG_DEVICE u8* dynamic_shared() {
     extern __shared__ __align__(1024) u8 shared_bytes[];
     return shared_bytes;

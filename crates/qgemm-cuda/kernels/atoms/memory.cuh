@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-// ld.global.nc: weights are read once by one warp and never written, so they bypass L1 allocation.
+// ld.global.nc: one warp reads weights once, and nothing writes them, so they bypass L1 allocation.
 QG_DEVICE u32x4 ld_global_stream_v4(const u8* address) {
     u32x4 v;
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -30,7 +30,7 @@ QG_DEVICE u32 ld_global_u8(const u8* address) {
     asm("ld.global.nc.u8 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
 }
-// ld.global: cached; activations and small operands are read by many blocks.
+// ld.global: cached, because many CTAs read X and small operands.
 QG_DEVICE u32x4 ld_global_v4(const u8* address) {
     u32x4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -43,7 +43,7 @@ QG_DEVICE u32 ld_global_u32(const u8* address) {
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address));
     return v;
 }
-// Partial sums written by other blocks of this launch: through L2, never a stale L1 line.
+// Partial accumulators that other CTAs of this launch wrote are read through L2, never from a stale L1 line.
 QG_DEVICE float ld_global_cg_f32(const float* address) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(address) : "memory");

@@ -4,13 +4,13 @@
 //   A: a0 = (row g, k 2t..2t+1), a1 = (row g+8, k 2t..), a2 = (row g, k 2t+8..), a3 = (row g+8, k 2t+8..)
 //   B: b0 = (k 2t..2t+1, column g), b1 = (k 2t+8.., column g)
 //   D: d0 = (row g, column 2t), d1 = (row g, column 2t+1), d2, d3 = the same columns of row g+8
-// The k8 shape has the registers of the lower half of k only.
+// The k8 shape has only the registers of the lower half of k.
 //
 // m8n8k4 is four independent products of 8×8×4 (PTX ISA, "Matrix Fragments for mma.m8n8k4 with .f16 floating point
 // type"). Lane l belongs to product (l % 16) / 4. With r = l % 4 + 4 (l / 16) and h = 4 (l / 16):
 //   A: a0, a1 = (row r, k 0..1 and k 2..3)          B: b0, b1 = (k 0..1 and k 2..3, column r)
 //   D: d[i] = (row l % 2 + (i & 2) + h, column (i & 4) + (l & 2) + i % 2)
-// It is an instruction on Volta and Turing; newer chips run a sequence of others in its place.
+// It is an instruction on Volta and Turing. Newer chips run a sequence of other instructions instead.
 #pragma once
 #include "atoms/types.cuh"
 

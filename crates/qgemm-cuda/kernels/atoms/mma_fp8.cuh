@@ -1,11 +1,11 @@
 // Matrix instructions of one warp with FP8 operands and f32 accumulators: D += A · B.
 //
-// A register holds four values of neighbouring k, the lowest in its low byte. With g = lane / 4 and t = lane % 4
-// (PTX ISA, "Matrix Fragments for mma.m16n8k32"):
+// A register holds four values of neighbouring k, the lowest in its low byte. With g = lane / 4 and t = lane % 4 (PTX
+// ISA, "Matrix Fragments for mma.m16n8k32"):
 //   A: a0 = (row g, k 4t..4t+3), a1 = (row g+8, k 4t..), a2 = (row g, k 4t+16..), a3 = (row g+8, k 4t+16..)
 //   B: b0 = (k 4t..4t+3, column g), b1 = (k 4t+16.., column g)
 //   D: d0, d1 = (row g, columns 2t, 2t+1), d2, d3 = the same columns of row g+8
-// Ada's tensor cores keep about 14 bits of a sum inside the instruction, so long sums need to be moved to f32 often.
+// Ada's tensor cores keep about 14 bits of a sum inside the instruction, so long sums must be promoted to f32 often.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -9,7 +9,7 @@ QG_DEVICE u32 prmt(u32 a, u32 b, u32 selector) {
     return d;
 }
 
-// lop3.b32 as (a & mask) | bits: one instruction, where the compiler makes two of two immediates.
+// lop3.b32 as (a & mask) | bits: one instruction, where the compiler makes two for two immediates.
 QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     u32 d;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(a), "r"(mask), "r"(bits));
@@ -23,7 +23,7 @@ QG_DEVICE float fma_f32(float a, float b, float c) {
     return d;
 }
 
-// dp4a: c + the products of the four pairs of signed bytes, modulo 2^32.
+// dp4a: c plus the products of the four pairs of signed bytes, modulo 2^32.
 QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     i32 d;
     asm("dp4a.s32.s32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));

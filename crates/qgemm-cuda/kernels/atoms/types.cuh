@@ -25,7 +25,7 @@ struct alignas(16) f32x4 {
 constexpr u32 DTYPE_F32 = 0, DTYPE_F16 = 1, DTYPE_BF16 = 2;
 
 #define QG_DEVICE static __device__ __forceinline__
-// A call, which keeps what it does out of the registers of its caller.
+// A call, so that the function's registers are not live in its caller.
 #define QG_DEVICE_CALL static __device__ __noinline__
 
 // Byte offset of a field. NVRTC has no offsetof; the compiler front end that it is built on spells it __INTADDR__.

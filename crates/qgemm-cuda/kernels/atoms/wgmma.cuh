@@ -1,5 +1,5 @@
-// Matrix instructions of four warps that run by themselves: D += A · B, 64 rows, A in registers, B in shared memory.
-// They exist on sm_90a only: kernels that use them are compiled for the chip itself.
+// Asynchronous matrix instructions of a warpgroup: D += A · B, 64 rows, A in registers, B in shared memory. They exist
+// on sm_90a only: kernels that use them are compiled for the chip itself.
 //
 // Warp w of the four has rows 16w..16w+15. With g = lane / 4 and t = lane % 4 (PTX ISA, "Register Fragments and Shared
 // Memory Matrix Layouts" of wgmma), in these rows:
@@ -10,20 +10,20 @@
 #include "atoms/shared_address.cuh"
 
 #if QG_VARIANT == 90
-// Before the first instruction, and before one whose A or D registers other instructions have written.
+// Needed before the first instruction, and before an instruction whose A or D registers others have written.
 QG_DEVICE void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-// No instruction: what computes an operand stays before it, so that the compiler need not order it with the matrix
-// instructions itself, for which it may let them wait for each other (ptxas C7520).
+// Emits no instruction. What computes an operand stays before this point, so that the compiler need not order it with
+// the matrix instructions itself: for that it may serialize them (ptxas C7520).
 QG_DEVICE void wgmma_fence_operand(u32 (&a)[4]) {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
-// Ends the group of the instructions issued since the last one ended.
+// Ends the group of the instructions issued since the last group ended.
 QG_DEVICE void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-// Waits until at most the last N groups are running. Registers of the others may then be used.
+// Waits until at most the last N groups are in flight. Registers of the other groups may then be used.
 template <u32 N>
 QG_DEVICE void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -31,8 +31,8 @@ QG_DEVICE void wgmma_wait_group() {
 
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): columns of 128 bytes along k (64
 // values of 16 bits), 1024 bytes from one group of eight columns to the next, in the 128-byte swizzle that TMA writes:
-// the 16-byte unit u of column c stands at u ^ (c % 8). The matrix starts at a multiple of 1024 bytes; steps along k
-// within its 128 bytes move the address on by as many bytes.
+// the 16-byte chunk u of column c stands at u ^ (c % 8). The matrix begins at a multiple of 1024 bytes. A step along k
+// within its 128 bytes adds as many bytes to the address.
 QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     const u64 start = (shared_address(shared) & 0x3ffffu) >> 4;
     const u64 leading = 1;  // Not used with swizzles.
@@ -41,7 +41,7 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
     return start | leading << 16 | stride << 32 | swizzle_128 << 62;
 }
 
-// The registers of D as operands of an instruction, and their places in its text: QG_TEN("1") is "%10, %11, … %19".
+// The registers of D as operands of an instruction, and their names in its text: QG_TEN("1") is "%10, %11, … %19".
 #define QG_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define QG_D8(i) QG_D4(i), QG_D4(i + 4)
 #define QG_D16(i) QG_D8(i), QG_D8(i + 8)
@@ -63,25 +63,26 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 #define QG_PLACES_120 QG_PLACES_90 ", " QG_TEN("9") ", " QG_TEN("10") ", " QG_TEN("11")
 #define QG_PLACES_128 QG_PLACES_120 ", " QG_EIGHT("12")
 
-// One instruction for `n` columns: the operands are D, A, B's descriptor, and immediates: D is added to, A and B as they are,
-// B not turned.
-#define QG_WGMMA(n, type, places, operands, a, b)                                                                       \
-    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b            \
-                 ", 1, 1, 1, 0;"                                                                                         \
-                 : operands                                                                                              \
-                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]), "l"(b_descriptor))
-#define QG_WGMMA_OF_COLUMNS(type)                                                                                       \
-    if constexpr (COLUMNS == 8)                                                                                         \
-        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                               \
-    else if constexpr (COLUMNS == 16)                                                                                   \
-        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                           \
-    else if constexpr (COLUMNS == 32)                                                                                   \
-        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                       \
-    else if constexpr (COLUMNS == 64)                                                                                   \
-        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                       \
-    else if constexpr (COLUMNS == 128)                                                                                  \
-        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                      \
-    else                                                                                                                \
+// One instruction for `n` columns. The operands are D, A, B's descriptor, and immediates: accumulate into D, no
+// negation of A and B, no transposition of B.
+#define QG_WGMMA(n, type, places, operands, a, b)                                                                      \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b          \
+                 ", 1, 1, 1, 0;"                                                                                       \
+                 : operands                                                                                            \
+                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]),                 \
+                   "l"(b_descriptor))
+#define QG_WGMMA_OF_COLUMNS(type)                                                                                      \
+    if constexpr (COLUMNS == 8)                                                                                        \
+        QG_WGMMA(8, type, QG_PLACES_4, QG_D4(0), "%4, %5, %6, %7", "%8");                                              \
+    else if constexpr (COLUMNS == 16)                                                                                  \
+        QG_WGMMA(16, type, QG_PLACES_8, QG_D8(0), "%8, %9, %10, %11", "%12");                                          \
+    else if constexpr (COLUMNS == 32)                                                                                  \
+        QG_WGMMA(32, type, QG_PLACES_16, QG_D16(0), "%16, %17, %18, %19", "%20");                                      \
+    else if constexpr (COLUMNS == 64)                                                                                  \
+        QG_WGMMA(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                                      \
+    else if constexpr (COLUMNS == 128)                                                                                 \
+        QG_WGMMA(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                                     \
+    else                                                                                                               \
         QG_WGMMA(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
 // D[64 rows, COLUMNS] += A · B over 16 values of k. COLUMNS is a power of two from 8 to 256.

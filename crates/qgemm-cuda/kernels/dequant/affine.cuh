@@ -6,14 +6,14 @@ struct Affine {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = true;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(MIDDLE_CODE));
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return integer_pair_f16(kt, quad, pair, offset_of(MIDDLE_CODE));
     }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4));
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        return f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4));
     }
     // Added once per sub-block: weight = scale * (code - MIDDLE_CODE) + min.
-    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        return centered_min(f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 4 + 2)), scale(s, row, sub));
+    QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
+        return centered_min(f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 4 + 2)), scale(kt, row, sub));
     }
 };

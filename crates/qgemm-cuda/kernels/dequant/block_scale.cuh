@@ -1,13 +1,15 @@
-// Blocks with one f16 scale, the first scale plane, and nothing else on the sums.
+// Blocks with one f16 scale, the first scale plane, and no minimum.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 struct BlockScale {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, sub * 2));
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        return f16_to_f32(KTile::Scales0::half(kt.scales0, row, sub * 2));
     }
-    QG_DEVICE u32 scale_f16x2(const Slab& s, u32 row, u32 sub) { return Slab::Scales0::half_twice(s.scales0, row, sub * 2); }
+    QG_DEVICE u32 scale_f16x2(const KTile& kt, u32 row, u32 sub) {
+        return KTile::Scales0::half_twice(kt.scales0, row, sub * 2);
+    }
 };

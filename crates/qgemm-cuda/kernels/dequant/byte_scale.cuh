@@ -1,18 +1,18 @@
 // Scales that are integers of one byte times a factor of the super-block.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
-// Scales and minimums that are integers times a unit of the super-block: formats give `unit(slab, row, kind)`, and
-// `integers(slab, row, half, pair, kind)`, those of sub-blocks 8 half + 2 pair and the next in the two low bytes.
-enum class Nested { SCALES, MINS };
+// Scales and minimums of a super-block are integers times a unit. Formats give `unit(k_tile, row, kind)`, and
+// `integers(k_tile, row, half, pair, kind)`: those of sub-blocks 8 half + 2 pair and the next, in the two low bytes.
+enum class SuperBlockPart { SCALES, MINS };
 
-// Bytes 2 `pair` and the next of eight.
+// Bytes 2 `pair` and 2 `pair` + 1 of eight bytes.
 QG_DEVICE u32 byte_pair(u32 low, u32 high, u32 pair) { return prmt(low, high, 0x10u + 0x22u * pair); }
 
 // An f32 of this size has a last bit that is worth 1.
 constexpr float BIASED_BYTE = 8388608.0f;
 
-// 2^23 + byte `index` of `word`: a conversion for the price of a permutation.
+// 2^23 + byte `index` of `word`: a conversion that costs one permutation.
 QG_DEVICE float biased_byte(u32 word, u32 index) {
     return bits_to_f32(prmt(word, 0x4b000000u, 0x7440u | index));
 }

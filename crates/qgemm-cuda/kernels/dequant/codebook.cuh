@@ -1,6 +1,6 @@
 // 4-bit codes that index a table of 16 signed bytes, looked up with prmt.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 // Table entries 4i..4i+3, each plus 128, as the bytes of a word.
 struct Codebook {
@@ -8,8 +8,8 @@ struct Codebook {
 };
 
 // Pair `pair` of quad `quad` in f16. The two lookups of a word serve both of its quads; the compiler shares them.
-QG_DEVICE u32 codebook_pair_f16(const Codebook& table, const Slab& s, u32 quad, u32 pair) {
-    const u32 word = s.codes0.word[quad / 2];
+QG_DEVICE u32 codebook_pair_f16(const Codebook& table, const KTile& kt, u32 quad, u32 pair) {
+    const u32 word = kt.codes0.word[quad / 2];
     // prmt selectors have three index bits; the fourth bit of each nibble chooses between the halves of the table.
     const u32 index = word & 0x77777777u;
     const u32 upper = (word >> 1) & 0x44444444u;

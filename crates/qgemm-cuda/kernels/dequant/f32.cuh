@@ -1,13 +1,13 @@
 // f32 weights: a code is the number itself.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
 struct Dequant {
     static constexpr bool HAS_SCALE = false;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE void quad_f32(const Slab& s, u32 quad, float (&w)[4]) {
+    QG_DEVICE void quad_f32(const KTile& kt, u32 quad, float (&w)[4]) {
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) w[i] = bits_to_f32(s.codes0.word[quad * 4 + i]);
+        for (u32 i = 0; i < 4; i++) w[i] = bits_to_f32(kt.codes0.word[quad * 4 + i]);
     }
 };

@@ -1,24 +1,24 @@
-// FP8 E4M3 codes made into f16 pairs exactly.
+// FP8 E4M3 codes as exact f16 pairs.
 #pragma once
 #include "atoms/fp8.cuh"
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
-// The numbers in the upper bytes of two halves, times 2^-8, exactly (biases 7 and 15): the sign is in place; the rest moves down
-// by one bit into exponent and mantissa.
+// The numbers in the upper bytes of two halves, times 2^-8, exactly (the biases are 7 and 15). The sign is in place;
+// the other bits move down by one into exponent and mantissa.
 QG_DEVICE u32 e4m3_upper_bytes_f16(u32 upper) {
     return and_or(upper, 0x80008000u, (upper >> 1) & 0x3f803f80u);
 }
 
 #if QG_VARIANT >= 89
-// Pair `pair` of quad `quad`, by the chip's own conversion. NaN stays NaN.
-QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
-    const u32 word = Slab::Codes0::word_of(s.codes0, quad);
+// Pair `pair` of quad `quad`, by the chip's conversion. NaN stays NaN.
+QG_DEVICE u32 e4m3_pair_f16(const KTile& kt, u32 quad, u32 pair) {
+    const u32 word = KTile::Codes0::word_of(kt.codes0, quad);
     return cvt_f16x2_e4m3x2(prmt(word, 0, pair == 0 ? 0x4420 : 0x4431));
 }
 #else
 // Pair `pair` of quad `quad`. The two NaN codes come out as +-480.
-QG_DEVICE u32 e4m3_pair_f16(const Slab& s, u32 quad, u32 pair) {
-    const u32 word = Slab::Codes0::word_of(s.codes0, quad);
+QG_DEVICE u32 e4m3_pair_f16(const KTile& kt, u32 quad, u32 pair) {
+    const u32 word = KTile::Codes0::word_of(kt.codes0, quad);
     return mul_f16x2(e4m3_upper_bytes_f16(pair == 0 ? word << 8 : word), 0x5c005c00u);
 }
 #endif

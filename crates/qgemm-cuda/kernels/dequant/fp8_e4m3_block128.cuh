@@ -6,10 +6,10 @@ struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return e4m3_pair_f16(s, quad, pair);
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return e4m3_pair_f16(kt, quad, pair);
     }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        return bits_to_f32(Slab::Scales0::full(s.scales0, row, sub * 4));
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        return bits_to_f32(KTile::Scales0::full(kt.scales0, row, sub * 4));
     }
 };

@@ -6,9 +6,9 @@ struct Dequant {
     static constexpr bool HAS_SCALE = false;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        // e5m2 is the upper byte of f16.
-        const u32 word = Slab::Codes0::word_of(s.codes0, quad);
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        // E5M2 is the upper byte of f16.
+        const u32 word = KTile::Codes0::word_of(kt.codes0, quad);
         return (pair == 0 ? word << 8 : word) & 0xff00ff00u;
     }
 };

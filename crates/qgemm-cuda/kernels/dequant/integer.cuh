@@ -1,11 +1,11 @@
-// Codes that are unsigned integers in one or two bit planes, made into f16 pairs exactly.
+// Unsigned integer codes in one or two bit planes, as exact f16 pairs.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 
-// 1024 in both halves of an f16 pair. Its last mantissa bit is worth 1, so or'ing a code in adds it.
+// 1024 in both halves of an f16 pair. Its last mantissa bit is worth 1, so an OR with a code adds the code.
 constexpr u32 F16X2_1024 = 0x64006400u;
 
-// What is subtracted from the codes of one row and sub-block, as the constants of the two ways below.
+// The offset of the codes of one row and sub-block, as the constants of the two ways below.
 struct Offset {
     // f16 pair 1024 + offset.
     u32 biased;
@@ -14,7 +14,7 @@ struct Offset {
 };
 
 QG_DEVICE constexpr Offset offset_of(u32 offset) {
-    // The last mantissa bit of 1024 is worth 1, that of -64 is worth 1/16.
+    // The last mantissa bit of 1024 is worth 1, and that of -64 is worth 1/16.
     return {(0x6400u + offset) * 0x00010001u, (0xd400u + offset * 16) * 0x00010001u};
 }
 
@@ -25,38 +25,38 @@ QG_DEVICE constexpr u32 code_bits() {
     return bits;
 }
 
-// `codes` with their upper bits, which the second plane holds, when those of the first begin at bit `lift`.
+// `codes` with their upper bits from the second plane, where the bits of the first plane begin at bit `lift`.
 template <class S>
-QG_DEVICE u32 or_upper_bits(u32 codes, const S& s, u32 quad, u32 pair, u32 lift) {
+QG_DEVICE u32 or_upper_bits(u32 codes, const S& kt, u32 quad, u32 pair, u32 lift) {
     using High = typename S::Codes1;
-    const u32 word = High::word_of(s.codes1, quad);
+    const u32 word = High::word_of(kt.codes1, quad);
     const u32 from = High::shift(quad, pair), to = S::Codes0::BITS + lift;
     return and_or(from >= to ? word >> (from - to) : word << (to - from), High::MASK << to, codes);
 }
 
-// `code - offset` of a pair in f16. A template, so that the second plane may be absent.
+// `code - offset` of a pair in f16. The function is a template so that the second plane may be absent.
 template <class S>
-QG_DEVICE u32 integer_pair_f16(const S& s, u32 quad, u32 pair, Offset offset) {
+QG_DEVICE u32 integer_pair_f16(const S& kt, u32 quad, u32 pair, Offset offset) {
     using Low = typename S::Codes0;
-    const u32 word = Low::word_of(s.codes0, quad);
+    const u32 word = Low::word_of(kt.codes0, quad);
     const u32 shift = Low::shift(quad, pair);
     if constexpr (QG_CODE_PLANES == 1 && Low::BITS == 4) {
-        // The upper nibble of a byte stays where it is, worth 16 times as much: no shift, and the fma that scales it
-        // back (0x2c00 is 1/16) also subtracts.
+        // The upper nibble of a byte stays in place, worth 16 times as much. That saves the shift, and the fma that
+        // scales it back (0x2c00 is 1/16) also subtracts.
         if (shift % 8 == 4)
             return fma_f16x2(and_or(word >> (shift - 4), Low::MASK << 4, F16X2_1024), 0x2c002c00u, offset.minus_64);
     }
     u32 biased = and_or(word >> shift, Low::MASK, F16X2_1024);
-    if constexpr (QG_CODE_PLANES > 1) biased = or_upper_bits(biased, s, quad, pair, 0);
+    if constexpr (QG_CODE_PLANES > 1) biased = or_upper_bits(biased, kt, quad, pair, 0);
     return sub_f16x2(biased, offset.biased);
 }
 
-// Half of the range of the codes. Where weights are rounded, affine formats take it off their codes and add it, times the
-// scale, to their minimum: what is left of the minimum is small, so that a weight made in f16 of a rounded scale and a
-// rounded minimum is right also where X has a mean. Exact kernels need none of it.
-constexpr u32 MIDDLE_CODE = QG_ROUNDED ? 1u << (code_bits<Slab>() - 1) : 0;
+// Half of the range of the codes. Where weights are rounded, affine formats subtract it from their codes and add it,
+// times the scale, to their minimum. What is left of the minimum is small, so a weight computed in f16 from a rounded
+// scale and a rounded minimum is accurate also where X has a mean. Kernels that round no weight need none of it.
+constexpr u32 MIDDLE_CODE = QG_ROUNDED ? 1u << (code_bits<KTile>() - 1) : 0;
 
-// The minimum of codes that `MIDDLE_CODE` is taken off.
+// The minimum that belongs to codes less `MIDDLE_CODE`.
 QG_DEVICE float centered_min(float min, float scale) {
     if constexpr (MIDDLE_CODE == 0) return min;
     return MIDDLE_CODE * scale + min;

@@ -6,14 +6,14 @@ struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         constexpr Codebook table = {{0x3f2d1801u, 0x766a5d4fu, 0xa6998d81u, 0xf1d9c5b5u}};
-        return codebook_pair_f16(table, s, quad, pair);
+        return codebook_pair_f16(table, kt, quad, pair);
     }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
         // The record is d, the upper two bits of eight scales, and their low nibbles.
-        const u32 low = (Slab::Scales0::byte(s.scales0, row, 4 + sub / 2) >> (4 * (sub % 2))) & 0xfu;
-        const u32 high = (Slab::Scales0::half(s.scales0, row, 2) >> (2 * sub)) & 3u;
-        return f16_to_f32(Slab::Scales0::half(s.scales0, row, 0)) * (float)((i32)(low | high << 4) - 32);
+        const u32 low = (KTile::Scales0::byte(kt.scales0, row, 4 + sub / 2) >> (4 * (sub % 2))) & 0xfu;
+        const u32 high = (KTile::Scales0::half(kt.scales0, row, 2) >> (2 * sub)) & 3u;
+        return f16_to_f32(KTile::Scales0::half(kt.scales0, row, 0)) * (float)((i32)(low | high << 4) - 32);
     }
 };

@@ -3,25 +3,25 @@
 #include "dequant/float8.cuh"
 #include "dequant/fp4.cuh"
 
-// Units of the f16 numbers below that make 1.
+// Units of the f16 numbers below in 1.
 constexpr float E4M3_UNITS = 256.0f;
 
-// Scales of sub-blocks 2 `pair` and the next of a row.
-QG_DEVICE u32 e4m3_scales_f16(const Slab& s, u32 row, u32 pair) {
-    static_assert(Slab::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
-    const u32 first = row * Slab::Scales0::ROW_BYTES + pair * 2, from = first % 4;
-    return e4m3_upper_bytes_f16(prmt(s.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12));
+// The scales of sub-blocks 2 `pair` and 2 `pair` + 1 of a row.
+QG_DEVICE u32 e4m3_scales_f16(const KTile& kt, u32 row, u32 pair) {
+    static_assert(KTile::Scales0::ROW_BYTES % 2 == 0, "a pair lies in one word");
+    const u32 first = row * KTile::Scales0::ROW_BYTES + pair * 2, from = first % 4;
+    return e4m3_upper_bytes_f16(prmt(kt.scales0.word[first / 4], 0, 0x0404u | from << 4 | (from + 1) << 12));
 }
 
 struct Dequant {
     static constexpr bool HAS_SCALE = true;
     static constexpr bool HAS_MIN = false;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return fp4_pair_f16(s, quad, pair);
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return fp4_pair_f16(kt, quad, pair);
     }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        const u32 pair = e4m3_scales_f16(s, row, sub / 2);
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        const u32 pair = e4m3_scales_f16(kt, row, sub / 2);
         return f16_to_f32(sub % 2 == 0 ? pair & 0xffffu : pair >> 16) * (E4M3_UNITS / 2);
     }
 };

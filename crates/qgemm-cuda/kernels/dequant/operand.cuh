@@ -1,83 +1,83 @@
 // Codes as the operands of the main loops: f16 or bf16 pairs for matrix instructions, f32 for FMA. Codes of every
-// quantized format are exact in each of them; scales act on the f32 sums.
+// quantized format are exact in each of them. Scales act on the f32 accumulators.
 #pragma once
 #include QG_DEQUANT_FILE
-#if QG_RAW_CODES
-#include "dequant/raw.cuh"
+#if QG_INTEGER_OPERANDS
+#include "dequant/integer_operand.cuh"
 #endif
 
-// A template, so that the branches that a format does not have are not compiled.
+// A template, so that branches that a format lacks are not compiled.
 template <class D>
 struct OperandsOf {
     using Format = D;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return D::pair_f16(s, quad, pair);
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return D::pair_f16(kt, quad, pair);
     }
 
 #if QG_VARIANT >= 80
-    // The scale, rounded to f16, in both halves of a word: as it is stored, where the format has such a function.
-    QG_DEVICE u32 scale_f16x2(const Slab& s, u32 row, u32 sub) { return stored_f16x2<D>(s, row, sub, 0); }
+    // The scale, rounded to f16, in both halves of a word. Formats that store it so have a function for it.
+    QG_DEVICE u32 scale_f16x2(const KTile& kt, u32 row, u32 sub) { return stored_f16x2<D>(kt, row, sub, 0); }
     template <class F>
-    QG_DEVICE auto stored_f16x2(const Slab& s, u32 row, u32 sub, int) -> decltype(F::scale_f16x2(s, row, sub)) {
-        return F::scale_f16x2(s, row, sub);
+    QG_DEVICE auto stored_f16x2(const KTile& kt, u32 row, u32 sub, int) -> decltype(F::scale_f16x2(kt, row, sub)) {
+        return F::scale_f16x2(kt, row, sub);
     }
     template <class F>
-    QG_DEVICE u32 stored_f16x2(const Slab& s, u32 row, u32 sub, long) {
-        const float rounded = scale(s, row, sub);
+    QG_DEVICE u32 stored_f16x2(const KTile& kt, u32 row, u32 sub, long) {
+        const float rounded = scale(kt, row, sub);
         return f32_to_f16x2(rounded, rounded);
     }
 
-    QG_DEVICE u32 pair_bf16(const Slab& s, u32 quad, u32 pair) {
+    QG_DEVICE u32 pair_bf16(const KTile& kt, u32 quad, u32 pair) {
         if constexpr (QG_PLAIN_DTYPE == DTYPE_BF16) {
-            return D::pair_bf16(s, quad, pair);
+            return D::pair_bf16(kt, quad, pair);
         } else {
-            const u32 bits = D::pair_f16(s, quad, pair);
+            const u32 bits = D::pair_f16(kt, quad, pair);
             return f32_to_bf16x2(f16_to_f32(bits & 0xffffu), f16_to_f32(bits >> 16));
         }
     }
 #endif
 
-    QG_DEVICE void quad_f32(const Slab& s, u32 quad, float (&w)[4]) {
+    QG_DEVICE void quad_f32(const KTile& kt, u32 quad, float (&w)[4]) {
         if constexpr (QG_PLAIN_DTYPE == DTYPE_F32 || QG_PLAIN_DTYPE == DTYPE_BF16) {
-            D::quad_f32(s, quad, w);
+            D::quad_f32(kt, quad, w);
         } else {
 #pragma unroll
             for (u32 pair = 0; pair < 2; pair++) {
-                const u32 bits = D::pair_f16(s, quad, pair);
+                const u32 bits = D::pair_f16(kt, quad, pair);
                 w[pair * 2] = f16_to_f32(bits & 0xffffu);
                 w[pair * 2 + 1] = f16_to_f32(bits >> 16);
             }
         }
     }
 
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        if constexpr (D::HAS_SCALE) return D::scale(s, row, sub);
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        if constexpr (D::HAS_SCALE) return D::scale(kt, row, sub);
         return 1.0f;
     }
-    QG_DEVICE float min(const Slab& s, u32 row, u32 sub) {
-        if constexpr (D::HAS_MIN) return D::min(s, row, sub);
+    QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
+        if constexpr (D::HAS_MIN) return D::min(kt, row, sub);
         return 0.0f;
     }
 
     static constexpr bool HAS_SCALE = D::HAS_SCALE;
     static constexpr bool HAS_MIN = D::HAS_MIN;
 };
-#if QG_RAW_CODES
-using Operands = OperandsOf<Raw<Dequant>>;
-// Units of sums of operands that make 1.
-constexpr float FROM_UNITS = RAW_UNITS;
+#if QG_INTEGER_OPERANDS
+using Operands = OperandsOf<IntegerOperands<Dequant>>;
+// Units of an accumulator in 1.
+constexpr float FROM_UNITS = INTEGER_UNITS;
 #else
 using Operands = OperandsOf<Dequant>;
 constexpr float FROM_UNITS = 1.0f;
 #endif
 
-// Columns over which the main loop sums codes before it applies a scale: a sub-block, but never more than a chunk.
-constexpr u32 SUM_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > CHUNK_K ? CHUNK_K : QG_SUB_BLOCK;
-constexpr u32 SUMS = CHUNK_K / SUM_K;
-constexpr u32 STEPS_PER_SUM = STEPS / SUMS;
+// Columns of a partial accumulator, to which one scale applies: a sub-block, but never more than a k-block.
+constexpr u32 PARTIAL_K = !Operands::HAS_SCALE || QG_SUB_BLOCK > K_BLOCK ? K_BLOCK : QG_SUB_BLOCK;
+constexpr u32 PARTIALS = K_BLOCK / PARTIAL_K;
+constexpr u32 K_STEPS_PER_PARTIAL = K_STEPS / PARTIALS;
 
-// The sub-block of the slab that sum `sum` of chunk `chunk` lies in.
-QG_DEVICE constexpr u32 sub_block_of(u32 chunk, u32 sum) {
-    return (chunk * CHUNK_K + sum * SUM_K) / QG_SUB_BLOCK;
+// The sub-block of the k-tile that partial `partial` of k-block `k_block` lies in.
+QG_DEVICE constexpr u32 sub_block_of(u32 k_block, u32 partial) {
+    return (k_block * K_BLOCK + partial * PARTIAL_K) / QG_SUB_BLOCK;
 }

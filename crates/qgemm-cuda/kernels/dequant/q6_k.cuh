@@ -8,12 +8,12 @@ struct Dequant {
     static constexpr bool HAS_MIN = false;
     static constexpr u32 OFFSET = 32;
 
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
-        return integer_pair_f16(s, quad, pair, offset_of(OFFSET));
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return integer_pair_f16(kt, quad, pair, offset_of(OFFSET));
     }
-    QG_DEVICE float scale(const Slab& s, u32 row, u32 sub) {
-        // Signed bytes, made unsigned by their sign bits.
-        const u32 bytes = Slab::Scales0::full(s.scales0, row, sub / 4 * 4) ^ 0x80808080u;
-        return scaled_byte<128>(bytes, sub % 4, f16_to_f32(Slab::Scales1::half(s.scales1, row, 0)));
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        // Flipping the sign bits makes signed bytes unsigned.
+        const u32 bytes = KTile::Scales0::full(kt.scales0, row, sub / 4 * 4) ^ 0x80808080u;
+        return scaled_byte<128>(bytes, sub % 4, f16_to_f32(KTile::Scales1::half(kt.scales1, row, 0)));
     }
 };

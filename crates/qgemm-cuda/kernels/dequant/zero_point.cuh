@@ -1,13 +1,13 @@
 // Grouped unsigned integers of any width with an integer zero point (GPTQ, AWQ): d * (q - z). The zero point is
-// subtracted from the code, exactly, before the product, unless codes are taken raw.
+// subtracted from the code, exactly, before the product, unless codes are integer operands.
 #pragma once
 #include "dequant/block_scale.cuh"
 #include "dequant/integer.cuh"
 
 struct ZeroPoint : BlockScale {
-    QG_DEVICE u32 pair_f16(const Slab& s, u32 quad, u32 pair) {
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
         const u32 group = column_of(quad) / QG_SUB_BLOCK;
-        return integer_pair_f16(s, quad, pair, offset_of(zero_point(s, row_of(quad), group)));
+        return integer_pair_f16(kt, quad, pair, offset_of(zero_point(kt, row_of(quad), group)));
     }
-    QG_DEVICE u32 zero_point(const Slab& s, u32 row, u32 sub) { return Slab::Scales1::byte(s.scales1, row, sub); }
+    QG_DEVICE u32 zero_point(const KTile& kt, u32 row, u32 sub) { return KTile::Scales1::byte(kt.scales1, row, sub); }
 };

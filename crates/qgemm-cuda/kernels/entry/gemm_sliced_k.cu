@@ -1,80 +1,83 @@
-// D[m, n] for a few tokens on matrix instructions, Ampere and newer: slices of a block's warps share the K dimension of its
-// rows. Every warp copies the slabs of its rows, and every slice the columns of X that they meet, into rings of shared
-// memory of its own, so that no slice waits for another before the end. Bound by memory.
+// D[m, n] for a few tokens on matrix instructions, Ampere and newer. Slices of a CTA's warps share the K dimension of
+// the CTA's rows. Every warp copies the k-tiles of its rows into its own ring in shared memory, and every slice copies
+// its columns of X into a ring of the slice. No slice waits for another before the end. The kernel is bound by memory.
 #include "atoms/launch.cuh"
 #include "epilogue/sliced_k.cuh"
-#include "mainloop/slab_product.cuh"
+#include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
 
-// A warp's slabs of W, and afterwards its sums; and its scales.
-struct SlabsOrSums {
+// A warp's k-tiles of W, replaced by its accumulators after the main loop.
+struct KTilesOrAccumulators {
     union {
         WWarpRing ring;
-        WarpSums sums;
+        WarpAccumulators acc;
     };
 };
-struct WarpMemory : SlabsOrSums, ScaleTableOfWarp {};
+struct WarpMemory : KTilesOrAccumulators, ScaleTableOfWarp {};
 struct SharedStorage {
     XSliceRing x[SLICES];
     WarpMemory w[QG_THREADS / 32];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(QG_STAGES >= 2, "a stage ahead");
+static_assert(QG_STAGES >= 2, "at least one stage is in flight");
 
-// Slabs on their way while one is multiplied.
-constexpr u32 AHEAD = QG_STAGES - 1;
+// K-tiles in flight while one is multiplied.
+constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemm_sliced_k(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;
-    const TileWork work = TileWork::of_grid(p);
+    const WorkTile work = WorkTile::of_grid(p);
     XSliceRing& x_ring = shared.x[slice];
     WWarpRing& w_ring = shared.w[thread / 32].ring;
 
     griddepcontrol_launch_dependents();
-    u32 slab = work.begin + slice;
-    WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, slab, lane);
-    // Weights first: they come from memory while X, which all blocks share, comes from L2.
+    u32 k_tile = work.begin + slice;
+    WSource w = WSource::of(p, w_ring, (work.n_tile * QG_WARPS_N + warp) * ROW_TILES, k_tile, lane);
+    // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++)
-        if (slab + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
-    XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, slab, slice_thread);
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++)
+        if (k_tile + i * SLICES < work.end) WSource::copy(w, i, SLICES, lane);
+    XSliceSource x = XSliceSource::of(p, x_ring, work.m_tile * QG_TILE_M, k_tile, slice_thread);
     griddepcontrol_wait();
 #pragma unroll
-    for (u32 i = 0; i < AHEAD; i++) {
-        const u32 ahead = slab + i * SLICES;
-        if (ahead < work.end) XSliceSource::copy(x, p, ahead, i, SLICES, slice_thread);
+    for (u32 i = 0; i < PREFETCH_DISTANCE; i++) {
+        const u32 next = k_tile + i * SLICES;
+        if (next < work.end) XSliceSource::copy(x, p, next, i, SLICES, slice_thread);
         cp_async_commit_group();
     }
 
-    const XCursor cursor = XCursor::of_lane_in_steps(lane);
+    const XCursor cursor = XCursor::of_lane_in_k_steps(lane);
     const Constants constants = Constants::make(lane);
-    Sums sums = {};
+    Accumulators acc = {};
     u32 at = 0;
 #pragma unroll 1
-    for (; slab < work.end; slab += SLICES) {
-        cp_async_wait_group<AHEAD - 1>();
+    for (; k_tile < work.end; k_tile += SLICES) {
+        cp_async_wait_group<PREFETCH_DISTANCE - 1>();
         slice_barrier(slice);
-        // Into the place of the slab before this one.
-        const u32 ahead = slab + AHEAD * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
-        if (ahead < work.end) {
+        // The next k-tile takes the place of the one before this one.
+        const u32 next = k_tile + PREFETCH_DISTANCE * SLICES, free = at == 0 ? QG_STAGES - 1 : at - 1;
+        if (next < work.end) {
             WSource::copy(w, free, SLICES, lane);
-            XSliceSource::copy(x, p, ahead, free, SLICES, slice_thread);
+            XSliceSource::copy(x, p, next, free, SLICES, slice_thread);
         }
         cp_async_commit_group();
-        multiply_slab(sums, w_ring.slabs[at].tile, x_ring.slab[at].chunk, cursor, constants, shared.w[thread / 32], lane);
+        multiply_k_tile(acc, w_ring.k_tiles[at].tile, x_ring.k_tile[at].k_block, cursor, constants,
+                        shared.w[thread / 32], lane);
         at = at + 1 == QG_STAGES ? 0 : at + 1;
     }
 
-    // Sums lie where the warp's own slabs lay, all of which have come and been read.
+    // The accumulators take the place of the warp's k-tiles, all of which have arrived and been read.
     warp_barrier();
-    WarpSums& own = shared.w[thread / 32].sums;
-    for_each_sum(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(own, row, token, value); });
+    WarpAccumulators& own = shared.w[thread / 32].acc;
+    for_each_accumulator(acc, lane,
+                         [&](u32 row, u32 token, float value) { WarpAccumulators::put(own, row, token, value); });
     const bool products = are_products(p);
-    block_barrier();
-    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.w[i].sums; });
+    cta_barrier();
+    store_sliced_k(p, products, &shared.last, thread,
+                   [&](u32 i) -> const WarpAccumulators& { return shared.w[i].acc; });
 }

@@ -1,32 +1,32 @@
-// D[m, n] for a few tokens: few rows a block, their K dimension shared by the block's warps, which stream through the
-// weight without waiting for each other. Bound by memory: every weight is read once, 16 bytes a lane.
+// D[m, n] for a few tokens. A CTA has few rows. Its warps share their K dimension and stream through the weight without
+// waiting for each other. The kernel is bound by memory: it reads every weight once, 16 bytes a lane.
 #include "atoms/launch.cuh"
 #if QG_USE_MMA
-#include "mainloop/mma_chunk.cuh"
+#include "mainloop/mma_k_block.cuh"
 #else
-#include "mainloop/fma_chunk.cuh"
+#include "mainloop/simt_k_block.cuh"
 #endif
 #include "epilogue/sliced_k.cuh"
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
-using Tile = XTile<QG_TILE_M, QG_X_SLABS * QG_SLAB_K>;
+using Tile = XTile<QG_TILE_M, QG_X_K_TILES * QG_K_TILE>;
 using Loop = Engine<ROW_TILES>;
 
 struct SharedStorage {
     Tile x;
-    WarpSums sums[SLICES];
+    WarpAccumulators acc[SLICES];
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// Bytes between the slabs that a warp takes one after another.
-constexpr u32 STRIDE = SLICES * QG_SLAB_BYTES;
-// Slabs that a warp has in flight before it computes: enough bytes to cover the memory's latency.
+// Bytes from a k-tile of a warp to its next.
+constexpr u32 STRIDE = SLICES * QG_K_TILE_BYTES;
+// K-tiles that a warp has in flight before it computes: enough bytes to cover the latency of memory.
 struct Batch {
-    Slab slab[QG_UNROLL][ROW_TILES];
+    KTile k_tile[QG_UNROLL][ROW_TILES];
 };
 
-// Where this warp's next slab of each tile lies.
+// The address of this warp's next k-tile of each row tile.
 struct Cursor {
     const u8* tile[ROW_TILES];
 
@@ -40,76 +40,79 @@ QG_DEVICE void load_batch(Batch& batch, const Cursor& next, u32 lane) {
 #pragma unroll
     for (u32 u = 0; u < QG_UNROLL; u++)
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[u][rt], next.tile[rt] + u * STRIDE, lane);
+        for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[u][rt], next.tile[rt] + u * STRIDE, lane);
 }
 
-QG_DEVICE void accumulate_slab(Loop::Sums& sums, const Slab (&slab)[ROW_TILES], const Tile& x, u32 x_slab, u32 lane) {
+QG_DEVICE void accumulate_k_tile(Loop::Accumulators& acc, const KTile (&k_tile)[ROW_TILES], const Tile& x, u32 x_k_tile,
+                                 u32 lane) {
 #pragma unroll
-    for (u32 chunk = 0; chunk < CHUNKS; chunk++)
-        Loop::accumulate(sums, slab, chunk, x, x_slab * CHUNKS + chunk, lane);
+    for (u32 k_block = 0; k_block < K_BLOCKS; k_block++)
+        Loop::accumulate(acc, k_tile, k_block, x, x_k_tile * K_BLOCKS + k_block, lane);
 }
 
-// Stages the columns of slabs [begin, begin + count) of all tokens.
-QG_DEVICE void stage_x(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
+// Fills the tile with the columns of k-tiles [begin, begin + count) of all tokens.
+QG_DEVICE void fill_x_tile(Tile& tile, const GemmParams& p, u32 first_token, u32 begin, u32 count, u32 thread) {
     for (u32 token = 0; token < QG_TILE_M; token++)
-        for (u32 column = thread * GROUP; column < count * QG_SLAB_K; column += QG_THREADS * GROUP)
-            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_SLAB_K + column));
+        for (u32 column = thread * GROUP; column < count * QG_K_TILE; column += QG_THREADS * GROUP)
+            Tile::store(tile, token, column, load_x_group(p, first_token + token, begin * QG_K_TILE + column));
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_gemv(const __grid_constant__ GemmParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
-    const TileWork work = TileWork::of_grid(p);
-    const u32 tiles = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
+    const WorkTile work = WorkTile::of_grid(p);
+    const u32 tiles = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS;
     const u32 first_token = work.m_tile * QG_TILE_M;
 
     griddepcontrol_launch_dependents();
-    Loop::Sums sums = {};
+    Loop::Accumulators acc = {};
     Batch batch;
-    for (u32 begin = work.begin; begin < work.end; begin += QG_X_SLABS) {
-        const u32 count = begin + QG_X_SLABS < work.end ? QG_X_SLABS : work.end - begin;
+    for (u32 begin = work.begin; begin < work.end; begin += QG_X_K_TILES) {
+        const u32 count = begin + QG_X_K_TILES < work.end ? QG_X_K_TILES : work.end - begin;
         Cursor next;
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            // Tiles beyond the last are computed once more and not stored.
+            // Row tiles beyond the last are computed again and not stored.
             const u32 tile = work.n_tile * ROW_TILES + rt < tiles ? work.n_tile * ROW_TILES + rt : tiles - 1;
             next.tile[rt] = reinterpret_cast<const u8*>(p.at.w) +
-                            ((u64)tile * p.shape.k_slabs + begin + warp) * QG_SLAB_BYTES;
+                            ((u64)tile * p.shape.k_tiles + begin + warp) * QG_K_TILE_BYTES;
         }
-        u32 slab = warp;
-        // Weights first: they come from memory while X, which all blocks share, comes from L2.
-        if (slab + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
+        u32 k_tile = warp;
+        // Weights come first: they come from memory, while X, which all CTAs share, comes from L2.
+        if (k_tile + (QG_UNROLL - 1) * SLICES < count) load_batch(batch, next, lane);
         if (begin == work.begin)
             griddepcontrol_wait();
         else
-            block_barrier();
-        stage_x(shared.x, p, first_token, begin, count, thread);
-        block_barrier();
-        while (slab + (QG_UNROLL - 1) * SLICES < count) {
-            // The next batch is on its way while this one is computed.
-            Batch ahead;
-            const u32 following = slab + QG_UNROLL * SLICES;
+            cta_barrier();
+        fill_x_tile(shared.x, p, first_token, begin, count, thread);
+        cta_barrier();
+        while (k_tile + (QG_UNROLL - 1) * SLICES < count) {
+            // The next batch is in flight while this one is computed.
+            Batch prefetched;
+            const u32 following = k_tile + QG_UNROLL * SLICES;
             Cursor::advance(next, QG_UNROLL * STRIDE);
-            if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(ahead, next, lane);
+            if (following + (QG_UNROLL - 1) * SLICES < count) load_batch(prefetched, next, lane);
 #pragma unroll
             for (u32 u = 0; u < QG_UNROLL; u++)
-                accumulate_slab(sums, batch.slab[u], shared.x, slab + u * SLICES, lane);
-            batch = ahead;
-            slab = following;
+                accumulate_k_tile(acc, batch.k_tile[u], shared.x, k_tile + u * SLICES, lane);
+            batch = prefetched;
+            k_tile = following;
         }
 #pragma unroll 1
-        for (; slab < count; slab += SLICES) {
+        for (; k_tile < count; k_tile += SLICES) {
 #pragma unroll
-            for (u32 rt = 0; rt < ROW_TILES; rt++) Slab::load(batch.slab[0][rt], next.tile[rt], lane);
+            for (u32 rt = 0; rt < ROW_TILES; rt++) KTile::load(batch.k_tile[0][rt], next.tile[rt], lane);
             Cursor::advance(next, STRIDE);
-            accumulate_slab(sums, batch.slab[0], shared.x, slab, lane);
+            accumulate_k_tile(acc, batch.k_tile[0], shared.x, k_tile, lane);
         }
     }
 
-    Loop::reduce_lanes(sums);
-    Loop::for_each(sums, lane, [&](u32 row, u32 token, float value) { WarpSums::put(shared.sums[warp], row, token, value); });
+    Loop::reduce_lanes(acc);
+    Loop::for_each(acc, lane, [&](u32 row, u32 token, float value) {
+        WarpAccumulators::put(shared.acc[warp], row, token, value);
+    });
     const bool products = are_products(p);
-    block_barrier();
-    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpSums& { return shared.sums[i]; });
+    cta_barrier();
+    store_sliced_k(p, products, &shared.last, thread, [&](u32 i) -> const WarpAccumulators& { return shared.acc[i]; });
 }

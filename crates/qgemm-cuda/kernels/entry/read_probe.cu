@@ -1,20 +1,20 @@
-// Reads a buffer once, as fast as the memory delivers it: the yardstick for every bandwidth that is quoted.
+// Reads a buffer once, as fast as memory delivers it: the yardstick for every bandwidth that is quoted.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 
 struct ReadProbe {
     u64 data;   // Address of 16-byte words.
     u64 words;
-    u64 sink;   // A word that is written never, or the loads would be removed.
+    u64 sink;  // A word that is never written. Without it the loads would be removed.
 };
 
-// Loads of one thread in flight at a time.
+// Loads of one thread in flight.
 constexpr u32 IN_FLIGHT = 8;
 
 extern "C" __global__ void __launch_bounds__(512) read_probe(const __grid_constant__ ReadProbe p) {
     const u8* data = reinterpret_cast<const u8*>(p.data);
-    const u64 stride = (u64)grid_blocks().x * block_threads();
-    u64 word = (u64)block_index().x * block_threads() + thread_index();
+    const u64 stride = (u64)grid_ctas().x * cta_threads();
+    u64 word = (u64)cta_index().x * cta_threads() + thread_index();
     u32 mixed = 0;
 
     // Whole groups of loads, issued before the first is used.
@@ -30,6 +30,6 @@ extern "C" __global__ void __launch_bounds__(512) read_probe(const __grid_consta
         mixed += last.x ^ last.y ^ last.z ^ last.w;
     }
 
-    // The buffer holds zeros, whose mix is 0: the compiler cannot know it, and nothing is ever written.
+    // The buffer holds zeros, whose mix is 0. The compiler cannot know that, and nothing is ever written.
     if (mixed != 0) st_global_u32(reinterpret_cast<u8*>(p.sink), mixed);
 }

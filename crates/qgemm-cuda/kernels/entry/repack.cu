@@ -1,51 +1,52 @@
-// Rearranges rows of blocks into the packed layout (qgemm-formats/src/prepack.rs). Bound by memory: a block of the grid
-// stages a strip of a tile's rows in shared memory with 16-byte loads, and each warp then writes whole slabs, 16 bytes a
-// lane. Which bits of a row make up a word is data: QG_WINDOWS and QG_WORDS_<plane> in the prelude, from
-// qgemm-formats/src/repack.rs.
+// Rearranges rows of quantization blocks into the packed layout (qgemm-formats/src/prepack.rs). The kernel is bound by
+// memory: a CTA loads a strip of a tile's rows into shared memory, 16 bytes a load, and each of its warps writes whole
+// k-tiles, 16 bytes a lane. Which bits of a row make up a word is data: QG_WINDOWS and QG_WORDS_<plane> in the prelude,
+// from qgemm-formats/src/repack.rs.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 #include "generated/abi.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-constexpr u32 SLAB_BLOCKS = QG_SLAB_K / QG_BLOCK_LEN;
-// Bytes of a row that go into one slab, and those that are staged.
-constexpr u32 SLAB_ROW_BYTES = SLAB_BLOCKS * QG_BLOCK_BYTES;
-constexpr u32 STRIP_BYTES = QG_STRIP_SLABS * SLAB_ROW_BYTES;
+constexpr u32 K_TILE_BLOCKS = QG_K_TILE / QG_BLOCK_LEN;
+// Bytes of a row that go into one k-tile, and bytes of a row in a strip.
+constexpr u32 K_TILE_ROW_BYTES = K_TILE_BLOCKS * QG_BLOCK_BYTES;
+constexpr u32 STRIP_BYTES = QG_STRIP_K_TILES * K_TILE_ROW_BYTES;
 // Loads of one thread in flight.
 constexpr u32 IN_FLIGHT = 4;
 
 struct SharedStorage {
-    // Rows keep the alignment that they have in memory: each begins up to 15 bytes after the place of its first chunk.
+    // Rows keep the alignment that they have in memory: each begins up to 15 bytes after the place of its first 16-byte
+    // chunk.
     u32x4 row[QG_TILE_ROWS][QG_ROW_CHUNKS];
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// The part of a tile that this block rearranges.
+// The part of a tile that this CTA rearranges.
 struct Strip {
     u32 tile;
-    u32 first_slab;
+    u32 first_k_tile;
     u64 row_bytes;
 
     QG_DEVICE u32 row(const Strip& strip, u32 tile_row) {
         return strip.tile * QG_TILE_ROWS + tile_row;
     }
-    // Where the strip begins in memory, for a row of the tile.
+    // The offset of the strip in memory, for a row of the tile.
     QG_DEVICE u64 begin(const Strip& strip, u32 tile_row) {
-        return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_slab * SLAB_ROW_BYTES;
+        return row(strip, tile_row) * strip.row_bytes + (u64)strip.first_k_tile * K_TILE_ROW_BYTES;
     }
     QG_DEVICE u32 misalignment(const Strip& strip, u32 tile_row) {
         return (u32)begin(strip, tile_row) % 16;
     }
 };
 
-// The mask of a word's bytes that lie before `bytes`.
+// A mask of the bytes of word `word` that lie before `bytes`.
 QG_DEVICE u32 bytes_before(u32 bytes, u32 word) {
     if (bytes >= word * 4 + 4) return ~0u;
     return bytes <= word * 4 ? 0 : (1u << (bytes - word * 4) * 8) - 1;
 }
 
-// 16 bytes of a row of the strip; zeros beyond the last row and beyond the row's end.
+// A 16-byte chunk of a row of the strip. Bytes beyond the last row and beyond the end of the row are zero.
 QG_DEVICE u32x4 load_chunk(const RepackParams& p, const Strip& strip, u32 tile_row, u32 chunk) {
     u32x4 v = {0, 0, 0, 0};
     if (Strip::row(strip, tile_row) >= p.n) return v;
@@ -79,7 +80,7 @@ QG_DEVICE void stage(SharedStorage& shared, const RepackParams& p, const Strip& 
     }
 }
 
-// A staged row, from one of its bits on.
+// A row in shared memory, from one of its bits on.
 struct Bits {
     const u32* words;
     u32 first;
@@ -93,24 +94,24 @@ struct Bits {
     }
 };
 
-// One slab of the strip.
-struct Slab {
+// One k-tile of the strip.
+struct KTile {
     const SharedStorage* shared;
     const Strip* strip;
     u32 index;
     u32 rows;
     u32 blocks;
 
-    // Row `tile_row`, from byte `byte` of the slab and then bit `bit` on.
-    QG_DEVICE Bits row(const Slab& s, u32 tile_row, u32 byte, u32 bit) {
-        const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * SLAB_ROW_BYTES + byte;
+    // Row `tile_row`, from byte `byte` of the k-tile and then bit `bit` on.
+    QG_DEVICE Bits row(const KTile& s, u32 tile_row, u32 byte, u32 bit) {
+        const u32 first = Strip::misalignment(*s.strip, tile_row) + s.index * K_TILE_ROW_BYTES + byte;
         return {&s.shared->row[tile_row][0].x, first * 8 + bit};
     }
-    // What turns moved bits of a block into codes.
-    QG_DEVICE u32 flip(const Slab& s, u32 tile_row, u32 block) {
+    // The mask that turns the moved bits of a block into codes.
+    QG_DEVICE u32 flip(const KTile& s, u32 tile_row, u32 block) {
         if constexpr (QG_ZERO_CODE == 0) return 0;
         const bool is_padding = Strip::row(*s.strip, tile_row) >= s.rows ||
-                                (s.strip->first_slab + s.index) * SLAB_BLOCKS + block >= s.blocks;
+                                (s.strip->first_k_tile + s.index) * K_TILE_BLOCKS + block >= s.blocks;
         return is_padding ? 0 : QG_ZERO_CODE * 0x01010101u;
     }
 };
@@ -123,15 +124,15 @@ QG_DEVICE u32 shifted(u32 word) {
         return word << SHIFT;
 }
 
-// The rows of the tile that a lane's words are made of.
+// The row of the tile that a lane holds as its row `row`.
 QG_DEVICE u32 row_of_lane(u32 lane, u32 row) {
-    return QG_CLASS_V ? lane : lane / 4 + row * 8;
+    return QG_MMA_M8N8K4 ? lane : lane / 4 + row * 8;
 }
 
 template <u32 P, u32 WORDS>
-QG_DEVICE void store_words(u8* slab, u32 lane, const u32 (&word)[WORDS]) {
+QG_DEVICE void store_words(u8* k_tile, u32 lane, const u32 (&word)[WORDS]) {
     constexpr u32 bytes = QgCodePlane<P>::WORD_BYTES;
-    u8* at = slab + QgCodePlane<P>::OFFSET + lane * bytes;
+    u8* at = k_tile + QgCodePlane<P>::OFFSET + lane * bytes;
 #pragma unroll
     for (u32 i = 0; i < WORDS; i += bytes / 4, at += 32 * bytes) {
         if constexpr (bytes == 16) {
@@ -143,18 +144,21 @@ QG_DEVICE void store_words(u8* slab, u32 lane, const u32 (&word)[WORDS]) {
     }
 }
 
-// The expansion of the prelude's lists: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted from.
+// The prelude's lists expand with these: `lane_row(row, lane_bits)` is where a lane's windows of a row are counted
+// from.
 #define QG_WINDOW(index, row, bit, lane_bits) const u32 window##index = Bits::window(lane_row(row, lane_bits), bit);
 #define QG_MOVE(index, shift, mask) | (shifted<shift>(window##index) & mask)
-#define QG_WORD0(index, row, block, moves) word0[index] = (0u moves) ^ Slab::flip(slab, row_of_lane(lane, row), block);
-#define QG_WORD1(index, row, block, moves) word1[index] = (0u moves) ^ Slab::flip(slab, row_of_lane(lane, row), block);
+#define QG_WORD0(index, row, block, moves) \
+    word0[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
+#define QG_WORD1(index, row, block, moves) \
+    word1[index] = (0u moves) ^ KTile::flip(k_tile, row_of_lane(lane, row), block);
 
-// The words of all planes before the first is stored: planes share windows.
-QG_DEVICE void store_codes(u8* out, const Slab& slab, u32 lane) {
+// Planes share windows, so the words of all planes are made before the first is stored.
+QG_DEVICE void store_codes(u8* out, const KTile& k_tile, u32 lane) {
     const auto lane_row = [&](u32 row, u32 lane_bits) {
-        return Slab::row(slab, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
+        return KTile::row(k_tile, row_of_lane(lane, row), 0, lane_bits * (lane % 4));
     };
-    constexpr u32 words = QG_SLAB_K * QG_TILE_ROWS / 1024;
+    constexpr u32 words = QG_K_TILE * QG_TILE_ROWS / 1024;
     QG_WINDOWS(QG_WINDOW)
     u32 word0[words * QgCodePlane<0>::BITS];
     QG_WORDS_0(QG_WORD0, QG_MOVE)
@@ -172,19 +176,20 @@ QG_DEVICE void store_codes(u8* out, const Slab& slab, u32 lane) {
 template <u32 P>
 QG_DEVICE u32 row_of_record(u32 place) {
     if constexpr (QgScalePlane<P>::SHARED_BY > 1) return place * QgScalePlane<P>::SHARED_BY;
-    return QG_CLASS_V ? place : place % 2 * 8 + place / 2;
+    return QG_MMA_M8N8K4 ? place : place % 2 * 8 + place / 2;
 }
 
-// Four bytes of a scale plane, in as large pieces as records have.
+// Four bytes of a scale plane, in pieces as large as a record allows.
 template <u32 P>
-QG_DEVICE u32 record_word(const Slab& slab, u32 word) {
+QG_DEVICE u32 record_word(const KTile& k_tile, u32 word) {
     constexpr u32 row_bytes = QgScalePlane<P>::ROW_BYTES, part = QgBlockRecords<P>::BYTES;
     constexpr u32 piece = part % 4 == 0 ? 4 : part % 2 == 0 ? 2 : 1;
     u32 value = 0;
 #pragma unroll
     for (u32 i = 0; i < 4; i += piece) {
         const u32 row = row_of_record<P>((word * 4 + i) / row_bytes), at = (word * 4 + i) % row_bytes;
-        const Bits bits = Slab::row(slab, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
+        const Bits bits =
+            KTile::row(k_tile, row, at / part * QG_BLOCK_BYTES + QgBlockRecords<P>::OFFSET + at % part, 0);
         if constexpr (piece == 1)
             value |= (u32)ld_shared(reinterpret_cast<const u8*>(bits.words) + bits.first / 8) << 8 * i;
         else
@@ -193,39 +198,40 @@ QG_DEVICE u32 record_word(const Slab& slab, u32 word) {
     return value;
 }
 
-// The records of a plane and the padding after them, of `count` slabs. They are few: all threads of the block share them.
+// The records of a plane and the padding behind them, for `count` k-tiles. Records are few: all threads of the CTA
+// share them.
 template <u32 P>
-QG_DEVICE void store_records(u8* out, Slab slab, u32 count, u32 thread) {
+QG_DEVICE void store_records(u8* out, KTile k_tile, u32 count, u32 thread) {
     constexpr u32 bytes = QG_TILE_ROWS / QgScalePlane<P>::SHARED_BY * QgScalePlane<P>::ROW_BYTES;
     constexpr u32 words = bytes / 4, padded = (words + 3) / 4 * 4;
     static_assert(bytes % 4 == 0, "whole words");
     for (u32 i = thread; i < count * padded; i += QG_THREADS) {
         const u32 word = i % padded;
-        slab.index = i / padded;
-        st_global_u32(out + slab.index * QG_SLAB_BYTES + QgScalePlane<P>::OFFSET + word * 4,
-                      word < words ? record_word<P>(slab, word) : 0);
+        k_tile.index = i / padded;
+        st_global_u32(out + k_tile.index * QG_K_TILE_BYTES + QgScalePlane<P>::OFFSET + word * 4,
+                      word < words ? record_word<P>(k_tile, word) : 0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_repack(const __grid_constant__ RepackParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
-    const u32 strips = (p.k_slabs + QG_STRIP_SLABS - 1) / QG_STRIP_SLABS;
-    const Strip strip = {block_index().x / strips, block_index().x % strips * QG_STRIP_SLABS,
+    const u32 strips = (p.k_tiles + QG_STRIP_K_TILES - 1) / QG_STRIP_K_TILES;
+    const Strip strip = {cta_index().x / strips, cta_index().x % strips * QG_STRIP_K_TILES,
                          (u64)p.blocks * QG_BLOCK_BYTES};
     stage(shared, p, strip, thread);
-    block_barrier();
+    cta_barrier();
 
-    const u32 left = p.k_slabs - strip.first_slab, count = left < QG_STRIP_SLABS ? left : QG_STRIP_SLABS;
-    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_slabs + strip.first_slab) * QG_SLAB_BYTES;
-    Slab slab = {&shared, &strip, 0, p.n, p.blocks};
+    const u32 left = p.k_tiles - strip.first_k_tile, count = left < QG_STRIP_K_TILES ? left : QG_STRIP_K_TILES;
+    u8* out = reinterpret_cast<u8*>(p.packed) + ((u64)strip.tile * p.k_tiles + strip.first_k_tile) * QG_K_TILE_BYTES;
+    KTile k_tile = {&shared, &strip, 0, p.n, p.blocks};
 #if QG_SCALE_PLANES > 0
-    store_records<0>(out, slab, count, thread);
+    store_records<0>(out, k_tile, count, thread);
 #endif
 #if QG_SCALE_PLANES > 1
-    store_records<1>(out, slab, count, thread);
+    store_records<1>(out, k_tile, count, thread);
 #endif
-    for (slab.index = thread / 32; slab.index < count; slab.index += WARPS)
-        store_codes(out + slab.index * QG_SLAB_BYTES, slab, lane);
+    for (k_tile.index = thread / 32; k_tile.index < count; k_tile.index += WARPS)
+        store_codes(out + k_tile.index * QG_K_TILE_BYTES, k_tile, lane);
 }

@@ -1,17 +1,17 @@
-// Functions applied to what has been added up, in f32. All but the last are v · sigmoid(…): 1 + tanh(u), added up as it
-// is written, cancels where u is negative, and equals 2 · sigmoid(2u).
+// Activation functions, in f32. All but the last are v · sigmoid(…): GELU by tanh has 1 + tanh(u), which equals 2 ·
+// sigmoid(2u) but cancels where u is negative.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "generated/abi.cuh"
 
-// exp(x) for x of at most 0, within 1e-7 of it, and 0 below -87, where results would leave the normal numbers. The
-// polynomial is the minimax one for |r| up to ln(2) / 2.
+// exp(x) for x ≤ 0, within 1e-7 of the exact value. It is 0 below -87, where results would leave the normal numbers.
+// The polynomial is the minimax polynomial for |r| up to ln(2) / 2.
 QG_DEVICE float exp_nonpositive(float x) {
-    // 1.5 · 2^23: its sum with a small number is that number rounded to an integer, in the lowest bits.
+    // 1.5 · 2^23. Its sum with a small number is that number rounded to an integer, in the lowest bits.
     const float round = 12582912.0f;
     const float shifted = x * 1.44269504f + round;
     const float n = shifted - round;
-    // x - n · ln(2), in two parts, the first exact.
+    // x - n · ln(2), in two parts, of which the first is exact.
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float q = 0.00138144672f;
     q = q * r + 0.00836878084f;
@@ -29,8 +29,8 @@ QG_DEVICE float sigmoid(float x) {
     return (x < 0.0f ? e : 1.0f) / (1.0f + e);
 }
 
-// (1 + erf(x / sqrt(2))) / 2, the normal distribution. Its tail at z = |x| / sqrt(2) is exp(-z²) / 2 times a function of
-// t = 1 / (1 + 0.4 z), which the polynomial meets within 1e-7 for z up to 9.4; beyond, exp(-z²) is 0.
+// (1 + erf(x / sqrt(2))) / 2, the normal distribution. Its tail at z = |x| / sqrt(2) is exp(-z²) / 2 times a function
+// of t = 1 / (1 + 0.4 z). The polynomial approximates that function within 1e-7 for z up to 9.4; beyond, exp(-z²) is 0.
 QG_DEVICE float normal_cdf(float x) {
     const float e = exp_nonpositive(-0.5f * x * x);
     const float t = 1.0f / (1.0f + 0.282842712f * (x < 0.0f ? -x : x));

@@ -1,4 +1,4 @@
-// Dense operands of the epilogue, whose types are known at run time: one element, or a run of a few.
+// Dense operands of the epilogue, whose types are known at run time: one element, or a run of a few elements.
 #pragma once
 #include "atoms/float.cuh"
 #include "atoms/memory.cuh"
@@ -49,11 +49,11 @@ QG_DEVICE void store_words(u8* address, const u32 (&words)[WORDS]) {
         st_global_v4(address, u32x4{words[0], words[1], words[2], words[3]});
 }
 
-// The first `count` elements of a run of two or eight that begins at a multiple of as many; `wide` says that its row begins at a
-// multiple of 16 bytes. The others are 0.
+// The first `count` elements of a run of WIDTH, two or eight, that begins at a multiple of WIDTH. The others are 0.
+// `aligned` says that rows begin at multiples of 16 bytes.
 template <u32 WIDTH>
-QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index, bool wide, u32 count) {
-    if (!wide || count < WIDTH) {
+QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index, bool aligned, u32 count) {
+    if (!aligned || count < WIDTH) {
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] = i < count ? load_dense(dtype, base, index + i) : 0.0f;
         return;
@@ -79,8 +79,8 @@ QG_DEVICE void load_dense_run(float (&v)[WIDTH], u32 dtype, u64 base, u64 index,
 }
 
 template <u32 WIDTH>
-QG_DEVICE void store_dense_run(u32 dtype, u64 base, u64 index, bool wide, u32 count, const float (&v)[WIDTH]) {
-    if (!wide || count < WIDTH) {
+QG_DEVICE void store_dense_run(u32 dtype, u64 base, u64 index, bool aligned, u32 count, const float (&v)[WIDTH]) {
+    if (!aligned || count < WIDTH) {
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++)
             if (i < count) store_dense(dtype, base, index + i, v[i]);

@@ -1,11 +1,15 @@
-// Outputs that need little of an epilogue, and have code of their own for it.
+// The fast path of epilogues: outputs for which kernels have code of their own.
 #pragma once
 #include "sched/params.cuh"
 
-// Whether an output is a sum times a factor of its row, plus a bias, in the type of X, and rows of D are aligned.
+// Whether an output is the accumulator times a factor of its row, plus a bias, in the type of X, and rows of D are
+// aligned. The path lists what it allows: an operand that it does not know is none of its own.
 QG_DEVICE bool is_plain(const GemmParams& p) {
-    constexpr u32 OTHERS = QG_FLAG_C | QG_FLAG_RESIDUAL | QG_FLAG_TOKEN_SCALE | QG_FLAG_X_FACTOR | QG_FLAG_GATED;
+    constexpr u32 OPERANDS = QG_FLAG_ROW_SCALE | QG_FLAG_K_ORDER | QG_FLAG_BIAS;
+    constexpr u32 ALIGNMENTS = QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
+                               QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
+    constexpr u32 OTHERS = QG_GEMM_FLAGS & ~(OPERANDS | ALIGNMENTS);
     const bool alone = !(p.shape.flags & OTHERS) && p.shape.activation == QG_ACTIVATION_IDENTITY;
-    const bool wide = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
-    return alone && wide;
+    const bool direct = (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype == QG_X_DTYPE;
+    return alone && direct;
 }

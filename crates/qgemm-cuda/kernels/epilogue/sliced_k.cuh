@@ -1,5 +1,5 @@
-// The end of kernels whose warps share the K dimension of a block's rows: the sums of its slices, warps that share rows,
-// are added up in their order, then those of the blocks that share the tile, and stored.
+// The epilogue of sliced-K kernels. The accumulators of a CTA's slices (warps with the same rows) are added in the
+// order of the slices, then those of the CTAs that share the tile, and stored.
 #pragma once
 #include "atoms/sync.cuh"
 #include "dequant/operand.cuh"
@@ -8,40 +8,47 @@
 #include "sched/split.cuh"
 
 constexpr u32 SLICES = QG_THREADS / 32 / QG_WARPS_N;
-constexpr u32 SUM_ROWS = QG_ROW_TILES * QG_TILE_ROWS;
-constexpr u32 BLOCK_ROWS = QG_WARPS_N * SUM_ROWS;
-constexpr u32 ELEMENTS = BLOCK_ROWS * QG_TILE_M;
+constexpr u32 WARP_ROWS = QG_ROW_TILES * QG_TILE_ROWS;
+constexpr u32 CTA_ROWS = QG_WARPS_N * WARP_ROWS;
+constexpr u32 ELEMENTS = CTA_ROWS * QG_TILE_M;
 
-// The sums of one warp, in shared memory.
-struct WarpSums {
+// The accumulators of one warp, in shared memory.
+struct WarpAccumulators {
     // Four words of padding put the tokens that lanes write together, 2t, into different banks.
-    static constexpr u32 PITCH = SUM_ROWS + (QG_TILE_M < 8 ? 0 : 4);
+    static constexpr u32 PITCH = WARP_ROWS + (QG_TILE_M < 8 ? 0 : 4);
     alignas(16) float value[QG_TILE_M * PITCH];
 
-    QG_DEVICE void put(WarpSums& sums, u32 row, u32 token, float value) { st_shared(&sums.value[token * PITCH + row], value); }
+    QG_DEVICE void put(WarpAccumulators& acc, u32 row, u32 token, float value) {
+        st_shared(&acc.value[token * PITCH + row], value);
+    }
 };
 
-// Rows that a thread adds up and stores at once: few, so that all threads have some, for what follows is one thread's latency.
+// Rows that a thread adds and stores at once. They are few, so that all threads have some: the latency of one thread is
+// what the epilogue takes.
 constexpr u32 WIDTH = 2;
 
-// Sums of a pair of rows over the block's part of K. `sums_of(i)` are those of warp i; the warps of a slice follow one another.
-template <class SumsOf>
-QG_DEVICE void add_up_slices(float (&sum)[WIDTH], u32 token, u32 row, SumsOf sums_of) {
-    sum[0] = sum[1] = 0;
+// Adds the slices' accumulators of a pair of rows. `accumulators_of(i)` are those of warp i; the warps of a slice
+// follow one another.
+template <class AccumulatorsOf>
+QG_DEVICE void reduce_slices(float (&acc)[WIDTH], u32 token, u32 row, AccumulatorsOf accumulators_of) {
+    acc[0] = acc[1] = 0;
 #pragma unroll
     for (u32 slice = 0; slice < SLICES; slice++) {
-        const WarpSums& part = sums_of(slice * QG_WARPS_N + row / SUM_ROWS);
-        const f32x2 v = ld_shared(reinterpret_cast<const f32x2*>(&part.value[token * WarpSums::PITCH + row % SUM_ROWS]));
-        sum[0] += v.x, sum[1] += v.y;
+        const WarpAccumulators& part = accumulators_of(slice * QG_WARPS_N + row / WARP_ROWS);
+        const f32x2 v =
+            ld_shared(reinterpret_cast<const f32x2*>(&part.value[token * WarpAccumulators::PITCH + row % WARP_ROWS]));
+        acc[0] += v.x, acc[1] += v.y;
     }
-    sum[0] *= FROM_UNITS, sum[1] *= FROM_UNITS;
+    acc[0] *= FROM_UNITS, acc[1] *= FROM_UNITS;
 }
 
-// Sums that nothing but a factor is to be done with, of rows that all lie inside. All are added up before the first is stored, so
-// that their latencies overlap. A thread stores the same rows of several tokens: no addresses are found anew.
-template <class SumsOf>
-QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, SumsOf sums_of) {
-    constexpr u32 ROW_THREADS = BLOCK_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
+// Stores outputs that need nothing but a factor, where all rows lie inside. All slices are added before the first
+// output is stored, so that latencies overlap. A thread stores the same rows of several tokens, so addresses are
+// computed once.
+template <class AccumulatorsOf>
+QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_row, u32 thread,
+                              AccumulatorsOf accumulators_of) {
+    constexpr u32 ROW_THREADS = CTA_ROWS / WIDTH, TOKENS_AT_ONCE = QG_THREADS / ROW_THREADS;
     constexpr u32 PASSES = (QG_TILE_M + TOKENS_AT_ONCE - 1) / TOKENS_AT_ONCE;
     static_assert(TOKENS_AT_ONCE > 0, "a thread has a pair of rows at most");
     const u32 row = thread % ROW_THREADS * WIDTH, first = thread / ROW_THREADS;
@@ -51,7 +58,7 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
 #pragma unroll
     for (u32 i = 0; i < PASSES; i++) {
         const u32 token = first + i * TOKENS_AT_ONCE;
-        add_up_slices(v[i], token < QG_TILE_M ? token : first, row, sums_of);
+        reduce_slices(v[i], token < QG_TILE_M ? token : first, row, accumulators_of);
         v[i][0] *= alpha, v[i][1] *= alpha;
     }
     float scale[WIDTH] = {1, 1};
@@ -64,58 +71,61 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
         const u32 token = first + i * TOKENS_AT_ONCE;
         v[i][0] *= scale[0], v[i][1] *= scale[1];
         if (token < QG_TILE_M && first_token + token < p.shape.m)
-            store_dense_run(QG_X_DTYPE, p.at.d, (first_token + token) * p.at.d_row + first_row + row, true, WIDTH, v[i]);
+            store_dense_run(QG_X_DTYPE, p.at.d, (first_token + token) * p.at.d_row + first_row + row, true, WIDTH,
+                            v[i]);
     }
 }
 
-// All other outputs, those of tiles that several blocks share among them.
-template <class SumsOf>
-QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, SumsOf sums_of) {
-    const TileWork work = TileWork::of_grid(p);
-    const auto part_of = [&](u32 split, u32 token, u32 row) {
-        return partial_slot(p, work, split, ELEMENTS) + token * BLOCK_ROWS + row;
+// Stores all other outputs, among them those of tiles that several CTAs share.
+template <class AccumulatorsOf>
+QG_DEVICE void store_others(const GemmParams& p, u32* flag, u32 thread, AccumulatorsOf accumulators_of) {
+    const WorkTile work = WorkTile::of_grid(p);
+    const auto lift_level = [&](u32 split, u32 token, u32 row) {
+        return partial_slot(p, work, split, ELEMENTS) + token * CTA_ROWS + row;
     };
     if (p.shape.splits > 1) {
 #pragma unroll 1
         for (u32 at = thread * WIDTH; at < ELEMENTS; at += QG_THREADS * WIDTH) {
-            const u32 token = at / BLOCK_ROWS, row = at % BLOCK_ROWS;
-            float sum[WIDTH];
-            add_up_slices(sum, token, row, sums_of);
-            float* mine = part_of(work.index, token, row);
-            st_global_f32(mine, sum[0]), st_global_f32(mine + 1, sum[1]);
+            const u32 token = at / CTA_ROWS, row = at % CTA_ROWS;
+            float acc[WIDTH];
+            reduce_slices(acc, token, row, accumulators_of);
+            float* mine = lift_level(work.index, token, row);
+            st_global_f32(mine, acc[0]), st_global_f32(mine + 1, acc[1]);
         }
         if (!arrive_and_check_last(p, work, flag)) return;
     }
-    store_runs<QG_TILE_M, BLOCK_ROWS, QG_THREADS, WIDTH>(
-        p, work.m_tile * QG_TILE_M, work.n_tile * BLOCK_ROWS, thread, [&](u32 token, u32 run, float (&sum)[WIDTH]) {
+    store_runs<QG_TILE_M, CTA_ROWS, QG_THREADS, WIDTH>(
+        p, work.m_tile * QG_TILE_M, work.n_tile * CTA_ROWS, thread, [&](u32 token, u32 run, float (&acc)[WIDTH]) {
             const u32 row = run * WIDTH;
             if (p.shape.splits == 1) {
-                add_up_slices(sum, token, row, sums_of);
+                reduce_slices(acc, token, row, accumulators_of);
                 return;
             }
-            sum[0] = sum[1] = 0;
+            acc[0] = acc[1] = 0;
             for (u32 split = 0; split < p.shape.splits; split++) {
-                const float* part = part_of(split, token, row);
-                sum[0] += ld_global_cg_f32(part), sum[1] += ld_global_cg_f32(part + 1);
+                const float* part = lift_level(split, token, row);
+                acc[0] += ld_global_cg_f32(part), acc[1] += ld_global_cg_f32(part + 1);
             }
         });
 }
 
-// Whether nothing but a factor is to be done with the block's sums. Asked before the barrier behind the last `put`, where the
-// answer is not waited for.
+// Whether the CTA's outputs need nothing but a factor. The caller asks before the barrier behind the last `put`, where
+// the answer costs no time.
 QG_DEVICE bool are_products(const GemmParams& p) {
     constexpr u32 OTHERS = QG_FLAG_BIAS | (Operands::HAS_SCALE ? QG_FLAG_ROW_SCALE : 0);
-    const bool inside = (block_index().x + 1) * BLOCK_ROWS <= p.shape.features;
+    const bool inside = (cta_index().x + 1) * CTA_ROWS <= p.shape.out_features;
     return is_plain(p) && !(p.shape.flags & OTHERS) && p.shape.splits == 1 && inside;
 }
 
-// By the whole block, after a barrier behind the last `put`. `flag` is a word of shared memory. Products alone have code of their
-// own, as little as possible and in one piece, because no other work hides how long it takes to fetch: of a block with 64 rows the
-// way past all that was not asked for took 2.0 us for eight tokens, 3.7 for 16 (0.5 and 0.9 so, on an H200).
-template <class SumsOf>
-QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread, SumsOf sums_of) {
+// For the whole CTA, after a barrier behind the last `put`. `flag` is a word of shared memory. Plain products have code
+// of their own, short and without branches, because nothing hides the fetch of instructions here: for a CTA with 64
+// rows on an H200, the code with all options took 2.0 us for eight tokens and 3.7 us for 16, and this code takes 0.5
+// and 0.9 us.
+template <class AccumulatorsOf>
+QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread,
+                              AccumulatorsOf accumulators_of) {
     if (products)
-        store_products(p, block_index().y * QG_TILE_M, block_index().x * BLOCK_ROWS, thread, sums_of);
+        store_products(p, cta_index().y * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
     else
-        store_others(p, flag, thread, sums_of);
+        store_others(p, flag, thread, accumulators_of);
 }

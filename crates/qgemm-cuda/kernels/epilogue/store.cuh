@@ -1,16 +1,17 @@
-// What becomes of finished sums, in f32, converted once:
-//     v = alpha · row_scale · token_scale · x_factor · sum + beta · C + bias
+// The outputs of complete accumulators, computed in f32 and converted once:
+//     v = alpha · row_scale · token_scale · x_factor · acc + beta · C + bias
 //     D = activation(v) + residual, or, of a gated pair, activation(v of the gate) · v of the up + residual
-// Choices are uniform branches. `row` counts rows of W. Those of a gated pair stand in groups of 16: eight of the gate and
-// the same eight features' of the up. Rows and tokens beyond the output are accepted and not stored. Every element of the
-// residual is read by the thread that afterwards writes the same element of D, so that they may be the same memory.
+// Options are uniform branches. `row` counts rows of W. Rows of a gated pair stand in groups of 16: eight of the gate,
+// then the up's rows of the same eight features. Rows and tokens beyond the output are accepted and not stored. The
+// thread that stores an element of D has read the same element of the residual before, so residual and D may be the
+// same memory.
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/activation.cuh"
 #include "epilogue/operands.cuh"
 #include "sched/params.cuh"
 
-// What undoes the power of two that X was multiplied with: first of all, and exactly.
+// Undoes the power of two that X was multiplied with: before all other factors, and exactly.
 QG_DEVICE float x_factor(const GemmParams& p, u32 token) {
     return p.shape.flags & QG_FLAG_X_FACTOR ? load_dense(DTYPE_F32, p.at.x_factor, token) : 1.0f;
 }
@@ -20,10 +21,10 @@ QG_DEVICE float token_factor(const GemmParams& p, u32 token) {
     return p.shape.alpha * load_dense(DTYPE_F32, p.at.token_scale, token);
 }
 
-// The v of one sum. `bias_index` is its feature, or beyond the gate's features the up's.
-QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float sum) {
+// The v of one accumulator. `bias_index` is its feature, or, for the up, its feature behind all features of the gate.
+QG_DEVICE float linear_output(const GemmParams& p, u32 token, u32 row, u32 bias_index, float acc) {
     const u32 flags = p.shape.flags;
-    float v = token_factor(p, token) * (x_factor(p, token) * sum);
+    float v = token_factor(p, token) * (x_factor(p, token) * acc);
     if (flags & QG_FLAG_ROW_SCALE) v *= load_dense(DTYPE_F32, p.at.row_scale, row);
     if (flags & QG_FLAG_C) v += p.shape.beta * load_dense(p.shape.c_dtype, p.at.c, token * p.at.c_row + row);
     if (flags & QG_FLAG_BIAS) v += load_dense(p.shape.bias_dtype, p.at.bias, bias_index);
@@ -36,33 +37,33 @@ QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float 
     store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
 }
 
-// One output of a weight that is no gated pair.
-QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float sum) {
-    if (token >= p.shape.m || row >= p.shape.features) return;
-    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, sum)));
+// Stores one output of a weight that is no gated pair.
+QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) {
+    if (token >= p.shape.m || row >= p.shape.out_features) return;
+    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, acc)));
 }
 
 QG_DEVICE u32 feature_of_gate(u32 gate_row) {
     return gate_row / 16 * 8 + gate_row % 8;
 }
 
-// One output of a gated pair, from the sums of rows `gate_row` and `gate_row` + 8.
-QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_sum, float up_sum) {
+// Stores one output of a gated pair, from the accumulators of rows `gate_row` and `gate_row` + 8.
+QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_acc, float up_acc) {
     const u32 feature = feature_of_gate(gate_row);
-    if (token >= p.shape.m || feature >= p.shape.features) return;
-    const float gate = linear_output(p, token, gate_row, feature, gate_sum);
-    const float up = linear_output(p, token, gate_row + 8, p.shape.features + feature, up_sum);
+    if (token >= p.shape.m || feature >= p.shape.out_features) return;
+    const float gate = linear_output(p, token, gate_row, feature, gate_acc);
+    const float up = linear_output(p, token, gate_row + 8, p.shape.out_features + feature, up_acc);
     store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
 }
 
-// One sum from every lane of a warp, all of which take part; `inside` says whether the lane has one. Lanes l and l ^ 8
-// hold the same token, and rows of the same 16 that lie 8 apart.
-QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float sum, bool inside) {
+// Stores one accumulator of every lane of a warp. All lanes call it; `inside` says whether the lane has an accumulator.
+// Lanes l and l ^ 8 hold the same token, and rows of the same 16 that lie 8 apart.
+QG_DEVICE_CALL void store_by_lane(const GemmParams& p, u32 token, u32 row, float acc, bool inside) {
     if (p.shape.flags & QG_FLAG_GATED) {
-        const float up = shfl_xor(sum, 8);
-        if (inside && row % 16 < 8) store_gated(p, token, row, sum, up);
+        const float up = shfl_xor(acc, 8);
+        if (inside && row % 16 < 8) store_gated(p, token, row, acc, up);
     } else if (inside) {
-        store_output(p, token, row, sum);
+        store_output(p, token, row, acc);
     }
 }
 
@@ -75,7 +76,7 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) v[i] = factor * (inverse * v[i]);
     if (flags & QG_FLAG_ROW_SCALE) {
-        // The weight's own memory, which is aligned.
+        // Row scales are the weight's own memory, which is aligned.
         load_dense_run(operand, DTYPE_F32, p.at.row_scale, row, true, count);
 #pragma unroll
         for (u32 i = 0; i < WIDTH; i++) v[i] *= operand[i];
@@ -92,7 +93,7 @@ QG_DEVICE void linear_run(const GemmParams& p, u32 token, u32 row, u32 bias_inde
     }
 }
 
-// In turns, so that the functions stand in the code once.
+// The loop is not unrolled, so that the functions stand in the code once.
 template <u32 WIDTH>
 QG_DEVICE void activate_run(u32 activation, float (&v)[WIDTH]) {
     if (activation == QG_ACTIVATION_IDENTITY) return;
@@ -118,39 +119,40 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
     store_dense_run(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, flags & QG_FLAG_D_ALIGNED16, count, v);
 }
 
-// A run of outputs of one token, of a weight that is no gated pair, from `first_row` on, a multiple of the run.
+// Stores a run of outputs of one token, of a weight that is no gated pair. `first_row` is a multiple of the run.
 template <u32 WIDTH>
-QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&sum)[WIDTH]) {
-    if (token >= p.shape.m || first_row >= p.shape.features) return;
-    const u32 left = p.shape.features - first_row, count = left < WIDTH ? left : WIDTH;
+QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&acc)[WIDTH]) {
+    if (token >= p.shape.m || first_row >= p.shape.out_features) return;
+    const u32 left = p.shape.out_features - first_row, count = left < WIDTH ? left : WIDTH;
     float v[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < WIDTH; i++) v[i] = sum[i];
+    for (u32 i = 0; i < WIDTH; i++) v[i] = acc[i];
     linear_run(p, token, first_row, first_row, count, v);
     activate_run(p.shape.activation, v);
     store_features(p, token, first_row, count, v);
 }
 
-// The same of a gated pair, from the sums of a run of the gate's rows and of the rows eight further, which are the up's.
+// The same for a gated pair, from the accumulators of a run of the gate's rows and of the up's rows, eight rows
+// further.
 template <u32 WIDTH>
-QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_sum)[WIDTH],
-                               const float (&up_sum)[WIDTH]) {
+QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_acc)[WIDTH],
+                               const float (&up_acc)[WIDTH]) {
     const u32 feature = feature_of_gate(first_row);
-    if (token >= p.shape.m || feature >= p.shape.features) return;
-    const u32 left = p.shape.features - feature, count = left < WIDTH ? left : WIDTH;
+    if (token >= p.shape.m || feature >= p.shape.out_features) return;
+    const u32 left = p.shape.out_features - feature, count = left < WIDTH ? left : WIDTH;
     float gate[WIDTH], up[WIDTH];
 #pragma unroll
-    for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_sum[i], up[i] = up_sum[i];
+    for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_acc[i], up[i] = up_acc[i];
     linear_run(p, token, first_row, feature, count, gate);
     activate_run(p.shape.activation, gate);
-    linear_run(p, token, first_row + 8, p.shape.features + feature, count, up);
+    linear_run(p, token, first_row + 8, p.shape.out_features + feature, count, up);
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] *= up[i];
     store_features(p, token, feature, count, gate);
 }
 
-// The outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, by THREADS threads, each of which stores runs of WIDTH.
-// `take(token, run, sums)` gives the sums of a run of rows.
+// Stores the outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, with THREADS threads, each of which stores
+// runs of WIDTH. `take(token, run, acc)` reads the accumulators of a run of rows.
 template <u32 TOKENS, u32 ROWS, u32 THREADS, u32 WIDTH, class Take>
 QG_DEVICE void store_runs(const GemmParams& p, u32 first_token, u32 first_row, u32 thread, Take take) {
     constexpr u32 RUNS = ROWS / WIDTH, OF_EIGHT = 8 / WIDTH;

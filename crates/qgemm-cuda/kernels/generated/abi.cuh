@@ -2,45 +2,41 @@
 #pragma once
 #include "atoms/types.cuh"
 
-struct GemmShape {
+struct CudaGemmShape {
     u32 m;  // Tokens.
-    u32 stored_rows;  // Rows of W as stored: the output features, or, of a gated pair, both weights' rows interleaved by eights.
+    u32 stored_rows;  // Rows of W as stored.
     u32 k;  // Input features.
     u32 stored_k;  // Stored columns of W.
-    u32 flags;  // Optional operands: see the `FLAG_` constants.
-    u32 out_features;  // Columns of D: the stored rows, or, of a gated pair, the rows of each weight.
-    float alpha;  // Factor of the product.
-    float beta;  // Factor of C.
-};
-static_assert(QG_OFFSET_OF(GemmShape, m) == 0, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, stored_rows) == 4, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, k) == 8, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, stored_k) == 12, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, flags) == 16, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, out_features) == 20, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, alpha) == 24, "layout");
-static_assert(QG_OFFSET_OF(GemmShape, beta) == 28, "layout");
-static_assert(sizeof(GemmShape) == 32, "layout");
-
-struct GemmModes {
     u32 k_tiles;  // Packed k-tiles of W along K.
     u32 splits;  // CTAs that share one tile's K dimension.
+    u32 flags;  // Optional operands: see the `FLAG_` constants.
     u32 activation;  // Function applied to what has been added up: see the `ACTIVATION_` constants.
-    u32 x_dtype;  // Element type of X, for kernels not specialised on it.
     u32 d_dtype;  // Element type of D.
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
+    u32 x_dtype;  // Element type of X, for kernels not specialised on it.
+    float alpha;  // Factor of the product.
+    float beta;  // Factor of C.
+    u32 out_features;  // Columns of D.
     u32 residual_dtype;  // Element type of the residual.
 };
-static_assert(QG_OFFSET_OF(GemmModes, k_tiles) == 0, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, splits) == 4, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, activation) == 8, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, x_dtype) == 12, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, d_dtype) == 16, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, c_dtype) == 20, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, bias_dtype) == 24, "layout");
-static_assert(QG_OFFSET_OF(GemmModes, residual_dtype) == 28, "layout");
-static_assert(sizeof(GemmModes) == 32, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, m) == 0, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, stored_rows) == 4, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, stored_k) == 12, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, k_tiles) == 16, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, splits) == 20, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, flags) == 24, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, activation) == 28, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, d_dtype) == 32, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, c_dtype) == 36, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, bias_dtype) == 40, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, x_dtype) == 44, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, alpha) == 48, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, beta) == 52, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, out_features) == 56, "layout");
+static_assert(QG_OFFSET_OF(CudaGemmShape, residual_dtype) == 60, "layout");
+static_assert(sizeof(CudaGemmShape) == 64, "layout");
 
 struct GemmPointers {
     u64 x;  // X.
@@ -156,6 +152,7 @@ constexpr u32 QG_FLAG_RESIDUAL_ALIGNED16 = 1024;
 constexpr u32 QG_FLAG_BIAS_ALIGNED16 = 2048;
 constexpr u32 QG_FLAG_X_FACTOR = 4096;
 constexpr u32 QG_FLAG_ROW_IN_SHARED = 8192;
+constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;
 constexpr u32 QG_ACTIVATION_SILU = 2;

@@ -1,11 +1,12 @@
-// The tiles of rows of W that a warp multiplies, in global memory.
+// The row tiles of W that a warp multiplies, in global memory.
 #pragma once
 #include "sched/params.cuh"
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 
-// Slab `slab` of tile `tile` of W. Tiles beyond the last are computed once more and not stored.
-QG_DEVICE const u8* row_tile(const GemmParams& p, u32 tile, u32 slab) {
-    const u32 last = (p.shape.n + QG_TILE_ROWS - 1) / QG_TILE_ROWS - 1;
-    return reinterpret_cast<const u8*>(p.at.w) + ((u64)(tile < last ? tile : last) * p.shape.k_slabs + slab) * QG_SLAB_BYTES;
+// K-tile `k_tile` of row tile `tile`. Tiles beyond the last are computed again and not stored.
+QG_DEVICE const u8* row_tile(const GemmParams& p, u32 tile, u32 k_tile) {
+    const u32 last = (p.shape.stored_rows + QG_TILE_ROWS - 1) / QG_TILE_ROWS - 1;
+    return reinterpret_cast<const u8*>(p.at.w) +
+           ((u64)(tile < last ? tile : last) * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES;
 }

@@ -1,46 +1,48 @@
-// Scales of a warp's rows in f32, in shared memory, of formats that nest them. One lane makes those of a row, where the four
-// that hold its codes would each make all.
+// The scales of a warp's rows in f32, in shared memory, for formats with super-blocks. One lane computes the scales of
+// a row. Without the table, each of the four lanes that hold the row's codes would compute all of them.
 #pragma once
 #include "mainloop/row_tiles.cuh"
-#include "mainloop/sub_block_sum.cuh"
+#include "mainloop/sub_block_accumulators.cuh"
 
-// Formats with slabs of 256 columns nest their scales.
-constexpr bool HAS_SCALE_TABLE = QG_SLAB_K > 128;
+// Formats with super-blocks have k-tiles of 256 columns.
+constexpr bool HAS_SCALE_TABLE = QG_K_TILE > 128;
 
-// A row has units of four scales; none where there is no table.
+// The scales of a row stand in units of four. Without a table there are none.
 template <u32 UNITS>
 struct ScaleTable {
-    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in slabs of 256");
-    // Rows stand in the order of their records. Units of neighbouring rows change places, so that those that are read or written
-    // together lie in different banks.
+    static_assert(UNITS == 2 || UNITS == 4, "scales of 16 or 32 columns in k-tiles of 256");
+    // Rows stand in the order of their records. Units of neighbouring rows are swizzled, so that those that lanes read
+    // or write together lie in different banks.
     f32x4 scale[ROW_TILES][QG_TILE_ROWS * UNITS];
 
-    QG_DEVICE constexpr u32 place(u32 record, u32 unit) { return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS); }
+    QG_DEVICE constexpr u32 place(u32 record, u32 unit) {
+        return record * UNITS + (unit ^ record / (8 / UNITS) % UNITS);
+    }
 
-    // By all lanes of a warp; they see it after a barrier.
-    QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_SLAB_BYTES], u32 lane) {
+    // For all lanes of a warp, which see the table after a barrier.
+    QG_DEVICE void make(ScaleTable& table, const u8 (&w)[ROW_TILES][QG_K_TILE_BYTES], u32 lane) {
         constexpr u32 TILES_AT_ONCE = 32 / QG_TILE_ROWS;
         const u32 record = lane % QG_TILE_ROWS;
 #pragma unroll
         for (u32 first = 0; first < ROW_TILES; first += TILES_AT_ONCE) {
             const u32 row_tile = first + lane / QG_TILE_ROWS;
             if (first + TILES_AT_ONCE > ROW_TILES && row_tile >= ROW_TILES) break;
-            Slab slab;
-            Slab::Scales0::load_one<FromShared>(slab.scales0, w[row_tile], record);
-            Slab::Scales1::load_one<FromShared>(slab.scales1, w[row_tile], record);
+            KTile k_tile;
+            KTile::Scales0::load_one<FromShared>(k_tile.scales0, w[row_tile], record);
+            KTile::Scales1::load_one<FromShared>(k_tile.scales1, w[row_tile], record);
 #pragma unroll
             for (u32 unit = 0; unit < UNITS; unit++) {
                 float v[4];
 #pragma unroll
-                for (u32 i = 0; i < 4; i++) v[i] = scale_of_sum(slab, unit * 4 + i);
+                for (u32 i = 0; i < 4; i++) v[i] = scale_of_partial(k_tile, unit * 4 + i);
                 st_shared(&table.scale[row_tile][place(record, unit)], {v[0], v[1], v[2], v[3]});
             }
         }
     }
 
-    // A sub-block's scale for the sum of its raw codes, all of which are lifted alike.
-    QG_DEVICE float scale_of_sum(const Slab& slab, u32 sub) {
-        return Operands::scale(slab, 0, sub) * part_factor(part_of(sub * SUM_STEPS));
+    // A sub-block's scale for an accumulator of integer operands, all of which have the same lift.
+    QG_DEVICE float scale_of_partial(const KTile& k_tile, u32 sub) {
+        return Operands::scale(k_tile, 0, sub) * level_factor(lift_level(sub * PARTIAL_K_STEPS));
     }
 };
 
@@ -49,9 +51,9 @@ struct ScaleTable<0> {
     template <class... T>
     QG_DEVICE void make(T&&...) {}
 };
-using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_SLAB_K / QG_SUB_BLOCK / 4 : 0>;
+using ScaleTableOfWarp = ScaleTable<HAS_SCALE_TABLE ? QG_K_TILE / QG_SUB_BLOCK / 4 : 0>;
 
-// Scales of a lane's two rows of each tile, four sub-blocks at a time.
+// The scales of a lane's two rows of each row tile, four sub-blocks at a time.
 struct ScaleUnit {
     float value[ROW_TILES][2][4];
 

@@ -1,12 +1,11 @@
-// Slabs of W in shared memory as they lie in global memory: a warp copies those of its own rows, and lanes read their
-// codes 16 bytes at a time.
+// K-tiles of W in shared memory, in the packed layout of global memory. Lanes read their codes 16 bytes at a time.
 #pragma once
 #include "dequant/operand.cuh"
 #include "mainloop/row_tiles.cuh"
 
-// Tiles of rows of a block.
-constexpr u32 BLOCK_ROW_TILES = QG_WARPS_N * ROW_TILES;
+// Row tiles of a CTA.
+constexpr u32 CTA_ROW_TILES = QG_WARPS_N * ROW_TILES;
 
 struct WStage {
-    alignas(16) u8 slab[BLOCK_ROW_TILES][QG_SLAB_BYTES];
+    alignas(16) u8 k_tile[CTA_ROW_TILES][QG_K_TILE_BYTES];
 };

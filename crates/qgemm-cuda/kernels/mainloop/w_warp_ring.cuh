@@ -1,46 +1,46 @@
-// Slabs of W on their way to one warp: a ring that the warp fills for itself, with asynchronous copies, so that many bytes
-// are on their way that take no registers.
+// A ring of one warp's k-tiles of W. The warp fills its ring with asynchronous copies, so that many bytes are in flight
+// without taking registers.
 #pragma once
 #include "atoms/cp_async.cuh"
-#include "atoms/kept.cuh"
+#include "atoms/opaque_register.cuh"
 #include "mainloop/row_tiles.cuh"
 
-// One slab of each of the warp's tiles of rows.
-struct WSlabs {
-    alignas(16) u8 tile[ROW_TILES][QG_SLAB_BYTES];
+// One k-tile of each of the warp's row tiles.
+struct WKTiles {
+    alignas(16) u8 tile[ROW_TILES][QG_K_TILE_BYTES];
 };
 
 struct WWarpRing {
-    WSlabs slabs[QG_STAGES];
+    WKTiles k_tiles[QG_STAGES];
 };
 
-// 16-byte units of a slab.
-constexpr u32 SLAB_UNITS = QG_SLAB_BYTES / 16;
+// 16-byte chunks of a k-tile.
+constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
 
-// Where a lane's part of the next slabs lies, and where it goes to in the first slabs of the ring. Addresses are kept, not found
-// anew from the lane's number for every slab: with those of X that took a third of the loop's instructions.
+// The addresses of a lane's part of the next k-tiles, and of its place in the first stage. They stay in registers:
+// computing them for every k-tile from the lane's number took, with those of X, a third of the loop's instructions.
 struct WSource {
     const u8* tile[ROW_TILES];
     u32 target;
 
-    QG_DEVICE WSource of(const GemmParams& p, const WWarpRing& ring, u32 first_tile, u32 slab, u32 lane) {
+    QG_DEVICE WSource of(const GemmParams& p, const WWarpRing& ring, u32 first_tile, u32 k_tile, u32 lane) {
         WSource w;
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) w.tile[rt] = row_tile(p, first_tile + rt, slab) + lane * 16;
-        w.target = kept(shared_address(ring.slabs[0].tile[0] + lane * 16));
+        for (u32 rt = 0; rt < ROW_TILES; rt++) w.tile[rt] = row_tile(p, first_tile + rt, k_tile) + lane * 16;
+        w.target = opaque_register(shared_address(ring.k_tiles[0].tile[0] + lane * 16));
         return w;
     }
 
-    // Starts copying to place `stage` of the ring, and goes on by `slabs` slabs.
-    QG_DEVICE void copy(WSource& w, u32 stage, u32 slabs, u32 lane) {
-        const u32 target = w.target + stage * sizeof(WSlabs);
+    // Starts copying to stage `stage` of the ring, and moves on by `k_tiles` k-tiles.
+    QG_DEVICE void copy(WSource& w, u32 stage, u32 k_tiles, u32 lane) {
+        const u32 target = w.target + stage * sizeof(WKTiles);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
 #pragma unroll
-            for (u32 i = 0; i < SLAB_UNITS; i += 32)
-                if (i + 32 <= SLAB_UNITS || i + lane < SLAB_UNITS)
-                    cp_async_16_stream(target + rt * QG_SLAB_BYTES + i * 16, w.tile[rt] + i * 16);
-            w.tile[rt] += slabs * QG_SLAB_BYTES;
+            for (u32 i = 0; i < K_TILE_CHUNKS; i += 32)
+                if (i + 32 <= K_TILE_CHUNKS || i + lane < K_TILE_CHUNKS)
+                    cp_async_16_stream(target + rt * QG_K_TILE_BYTES + i * 16, w.tile[rt] + i * 16);
+            w.tile[rt] += k_tiles * QG_K_TILE_BYTES;
         }
     }
 };

@@ -1,7 +1,8 @@
-// The product of a warp: ROW_TILES x 16 rows of W and all tokens of the block, 64 columns at a time, both from shared memory.
+// The product of a warp: ROW_TILES × 16 rows of W and all tokens of the CTA, a k-block at a time, both from shared
+// memory.
 //
-// Scale and minimum act on the codes in registers, each weight is rounded once to the type of X, and one set of sums suffices; the
-// cost does not grow with the tokens.
+// Scale and minimum act on the codes in registers, and each weight is rounded once to the type of X. So there is one
+// set of accumulators, and the cost of dequantizing does not grow with the tokens.
 #pragma once
 #include "atoms/float.cuh"
 #include "mainloop/mma_operand.cuh"
@@ -12,78 +13,79 @@ constexpr u32 TOKEN_TILES = QG_TILE_M / MMA_TOKENS;
 static_assert(TOKEN_TILES * MMA_TOKENS == QG_TILE_M && TOKEN_TILES % 2 == 0, "tokens fill instructions, two at a time");
 
 // value[rt][tt] are the D registers of one instruction.
-struct Sums {
+struct Accumulators {
     float value[ROW_TILES][TOKEN_TILES][4];
 };
 
-// Scale and minimum of one of the lane's rows as factors of operand pairs.
+// Scale and minimum of one of the lane's rows, as factors of operand pairs.
 struct RowFactor {
 #if QG_X_DTYPE == 1
     u32 scale, min;
 
-    QG_DEVICE RowFactor of(const Slab& slab, u32 row, u32 sub) {
-        const float min = Operands::min(slab, row, sub);
-        return {Operands::scale_f16x2(slab, row, sub), f32_to_f16x2(min, min)};
+    QG_DEVICE RowFactor of(const KTile& k_tile, u32 row, u32 sub) {
+        const float min = Operands::min(k_tile, row, sub);
+        return {Operands::scale_f16x2(k_tile, row, sub), f32_to_f16x2(min, min)};
     }
-    QG_DEVICE u32 weights(const RowFactor& f, const Slab& slab, u32 quad, u32 pair) {
-        const u32 codes = Operands::pair_f16(slab, quad, pair);
+    QG_DEVICE u32 weights(const RowFactor& f, const KTile& k_tile, u32 quad, u32 pair) {
+        const u32 codes = Operands::pair_f16(k_tile, quad, pair);
         return Operands::HAS_MIN ? fma_f16x2(codes, f.scale, f.min) : mul_f16x2(codes, f.scale);
     }
 #else
     float scale, min;
 
-    QG_DEVICE RowFactor of(const Slab& slab, u32 row, u32 sub) {
-        return {Operands::scale(slab, row, sub), Operands::min(slab, row, sub)};
+    QG_DEVICE RowFactor of(const KTile& k_tile, u32 row, u32 sub) {
+        return {Operands::scale(k_tile, row, sub), Operands::min(k_tile, row, sub)};
     }
-    QG_DEVICE u32 weights(const RowFactor& f, const Slab& slab, u32 quad, u32 pair) {
-        const u32 codes = Operands::pair_f16(slab, quad, pair);
+    QG_DEVICE u32 weights(const RowFactor& f, const KTile& k_tile, u32 quad, u32 pair) {
+        const u32 codes = Operands::pair_f16(k_tile, quad, pair);
         const float low = f16_to_f32(codes & 0xffffu), high = f16_to_f32(codes >> 16);
         return f32_to_bf16x2(low * f.scale + f.min, high * f.scale + f.min);
     }
 #endif
 };
 
-// sums += a · X over the columns of step `step`.
-QG_DEVICE void multiply_step(Sums& sums, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor, u32 step) {
+// acc += A · X over the columns of MMA k-step `k_step`.
+QG_DEVICE void multiply_k_step(Accumulators& acc, const u32 (&a)[ROW_TILES][4], const XStage& x, const XCursor& cursor,
+                               u32 k_step) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt += 2) {
         u32 b[2][2];
-        XCursor::load_two_tiles(cursor, x, step, tt, b);
+        XCursor::load_two_tiles(cursor, x, k_step, tt, b);
 #pragma unroll
         for (u32 rt = 0; rt < ROW_TILES; rt++) {
-            mma_step(sums.value[rt][tt], a[rt], b[0]);
-            mma_step(sums.value[rt][tt + 1], a[rt], b[1]);
+            mma_k_step(acc.value[rt][tt], a[rt], b[0]);
+            mma_k_step(acc.value[rt][tt + 1], a[rt], b[1]);
         }
     }
 }
 
-// The A operand of step `step` of a tile's chunk, weights rounded to the type of X. Factors are kept from step to step.
-QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const Slab& slab, u32 chunk, u32 step) {
+// The A operand of MMA k-step `k_step` of a k-block: weights rounded to the type of X. `factor` is kept between calls.
+QG_DEVICE void rounded_weights(u32 (&a)[4], RowFactor (&factor)[2], const KTile& k_tile, u32 k_block, u32 k_step) {
 #pragma unroll
     for (u32 i = 0; i < 4; i++) {
-        const u32 quad = quad_of(chunk, i % 2, step);
+        const u32 quad = quad_of(k_block, i % 2, k_step);
         if constexpr (Operands::HAS_SCALE) {
-            if (i < 2 && step * STEP_K % SUM_K == 0)
-                factor[i] = RowFactor::of(slab, i, sub_block_of(chunk, step * STEP_K / SUM_K));
-            a[i] = RowFactor::weights(factor[i % 2], slab, quad, i / 2);
+            if (i < 2 && k_step * K_STEP % PARTIAL_K == 0)
+                factor[i] = RowFactor::of(k_tile, i, sub_block_of(k_block, k_step * K_STEP / PARTIAL_K));
+            a[i] = RowFactor::weights(factor[i % 2], k_tile, quad, i / 2);
         } else {
-            a[i] = operand_pair(slab, quad, i / 2);
+            a[i] = operand_pair(k_tile, quad, i / 2);
         }
     }
 }
 
-// sums += W · X over chunk `chunk` of the slabs, weights rounded to the type of X. `between` is called after every step
-// for what else the warp has to issue.
-template <class Between>
-QG_DEVICE void accumulate_rounded(Sums& sums, const Slab (&slabs)[ROW_TILES], u32 chunk, const XStage& x,
-                                  const XCursor& cursor, Between between) {
+// acc += W · X over k-block `k_block`, with weights rounded to the type of X. `per_k_step` is called after every MMA
+// k-step, for what else the warp has to issue.
+template <class PerKStep>
+QG_DEVICE void accumulate_rounded(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], u32 k_block, const XStage& x,
+                                  const XCursor& cursor, PerKStep per_k_step) {
     [[maybe_unused]] RowFactor factor[ROW_TILES][2];
 #pragma unroll
-    for (u32 step = 0; step < STEPS; step++) {
+    for (u32 k_step = 0; k_step < K_STEPS; k_step++) {
         u32 a[ROW_TILES][4];
 #pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], slabs[rt], chunk, step);
-        multiply_step(sums, a, x, cursor, step);
-        between(step);
+        for (u32 rt = 0; rt < ROW_TILES; rt++) rounded_weights(a[rt], factor[rt], k_tiles[rt], k_block, k_step);
+        multiply_k_step(acc, a, x, cursor, k_step);
+        per_k_step(k_step);
     }
 }

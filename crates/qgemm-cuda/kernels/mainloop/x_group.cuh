@@ -1,7 +1,7 @@
-// Eight neighbouring columns of one token, read from X wherever and however it lies: any strides, any alignment, ragged
-// ends, columns in act-order.
+// Eight neighbouring columns of one token, read from X with any strides and any alignment, with ragged ends, and with
+// columns in act-order.
 #pragma once
-#include "dequant/slab.cuh"
+#include "dequant/k_tile.cuh"
 #include "sched/params.cuh"
 
 #if QG_USE_MMA
@@ -10,7 +10,7 @@ using XElement = u16;
 using XElement = float;
 #endif
 
-// Columns that one staging step moves, and the words that they are in registers.
+// Columns that a thread loads at once, and words that they take in registers.
 constexpr u32 GROUP = 8;
 constexpr u32 GROUP_WORDS = GROUP * sizeof(XElement) / 4;
 struct XGroup {
@@ -19,7 +19,7 @@ struct XGroup {
 
 constexpr u32 X_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 
-// The element at `address` in the low bits: for matrix instructions as it is, else as f32.
+// The element at `address` in the low bits: unchanged for matrix instructions, otherwise as f32.
 QG_DEVICE u32 load_x_element(const u8* address) {
     if constexpr (QG_X_DTYPE == DTYPE_F32) return ld_global_u32(address);
     const u32 bits = ld_global_cached_u16(address);
@@ -27,7 +27,7 @@ QG_DEVICE u32 load_x_element(const u8* address) {
     return f32_to_bits(QG_X_DTYPE == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits));
 }
 
-// Eight columns from `column` (a multiple of 8, in stored order) of one token; what lies outside X is zero.
+// Eight columns from `column` (a multiple of 8, in stored order) of one token. Elements outside X are zero.
 QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
     XGroup x = {};
     if (token >= p.shape.m) return x;
@@ -54,13 +54,13 @@ QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
         }
         return x;
     }
-    // One element at a time, shifted in from the end, so that the loop need not be unrolled to keep the group in
+    // Elements are shifted in from the end, one at a time, so that the loop need not be unrolled to keep the group in
     // registers.
 #pragma unroll 1
     for (u32 i = 0; i < GROUP; i++) {
         u32 source = column + i;
         if (p.shape.flags & QG_FLAG_K_ORDER) {
-            // The table is as long as stored_k; positions that no input feature feeds hold 0xffffffff.
+            // The table has `stored_k` entries. Columns that have no input feature hold 0xffffffff.
             source = source < p.shape.stored_k
                          ? ld_global_u32(reinterpret_cast<const u8*>(p.at.k_order) + (u64)source * 4)
                          : 0xffffffffu;

@@ -1,36 +1,36 @@
-// Activations of a block's tokens in shared memory, in the order in which lanes read them.
+// X of a CTA's tokens in shared memory, in the order in which lanes read it.
 //
-// Class T: for every 64 columns, lane t of a group of four needs columns 16 s + {2t, 2t+1, 2t+8, 2t+9} for s = 0..3.
-// They are stored one after another (index 16 t + 4 s + i), so that a lane reads them with 16-byte accesses.
-// Class V: every lane needs every column; the order is natural.
+// MmaM16: of every 64 columns, lane t of a group of four needs columns 16 s + {2t, 2t+1, 2t+8, 2t+9} for s = 0..3. They
+// are stored one after another (index 16 t + 4 s + i), so that a lane reads them with 16-byte accesses. MmaM8N8K4:
+// every lane needs every column, and the order is natural.
 #pragma once
 #include "mainloop/x_group.cuh"
 
 template <u32 TOKENS, u32 COLUMNS>
 struct XTile {
-    // Padding spreads what a warp stores at once (class T: four chunks) and reads at once (two tokens) over the banks.
-    static constexpr u32 CHUNK_PITCH = CHUNK_K + (QG_CLASS_V ? 0 : 16);
-    static constexpr u32 PITCH = COLUMNS / CHUNK_K * CHUNK_PITCH + 16 / sizeof(XElement);
+    // Padding spreads over the banks what a warp stores at once (MmaM16: four k-blocks) and reads at once (two tokens).
+    static constexpr u32 K_BLOCK_PITCH = K_BLOCK + (QG_MMA_M8N8K4 ? 0 : 16);
+    static constexpr u32 PITCH = COLUMNS / K_BLOCK * K_BLOCK_PITCH + 16 / sizeof(XElement);
     static constexpr u32 ROW_GROUPS = COLUMNS / GROUP;
     alignas(16) XElement element[TOKENS * PITCH];
 
-    QG_DEVICE const XElement* chunk(const XTile& tile, u32 token, u32 chunk_index, u32 lane) {
-        return tile.element + token * PITCH + chunk_index * CHUNK_PITCH + (QG_CLASS_V ? 0 : lane % 4 * 16);
+    QG_DEVICE const XElement* k_block(const XTile& tile, u32 token, u32 index, u32 lane) {
+        return tile.element + token * PITCH + index * K_BLOCK_PITCH + (QG_MMA_M8N8K4 ? 0 : lane % 4 * 16);
     }
 
     QG_DEVICE void store(XTile& tile, u32 token, u32 column, const XGroup& x) {
-        XElement* chunk = tile.element + token * PITCH + column / CHUNK_K * CHUNK_PITCH;
-        if constexpr (QG_CLASS_V) {
+        XElement* k_block = tile.element + token * PITCH + column / K_BLOCK * K_BLOCK_PITCH;
+        if constexpr (QG_MMA_M8N8K4) {
 #pragma unroll
             for (u32 i = 0; i < GROUP_WORDS; i += 4)
-                st_shared(reinterpret_cast<u32x4*>(chunk + column % CHUNK_K + i),
+                st_shared(reinterpret_cast<u32x4*>(k_block + column % K_BLOCK + i),
                           u32x4{x.word[i], x.word[i + 1], x.word[i + 2], x.word[i + 3]});
         } else {
             // Columns 2t and 2t + 1 go to lane t.
             struct alignas(2 * sizeof(XElement)) Pair {
                 u32 word[GROUP_WORDS / 4];
             };
-            XElement* base = chunk + column % 64 / 16 * 4 + column / 8 % 2 * 2;
+            XElement* base = k_block + column % 64 / 16 * 4 + column / 8 % 2 * 2;
 #pragma unroll
             for (u32 t = 0; t < 4; t++) {
                 Pair pair;

@@ -3,7 +3,7 @@
 #include "generated/abi.cuh"
 
 struct GemmParams {
-    GemmShape shape;
+    CudaGemmShape shape;
     GemmPointers at;
     TileSchedule tiles;
 };

@@ -1,49 +1,50 @@
-// Which tiles and which K ranges a block works on, as qgemm-sched lays it out (`Partition`).
+// Which tiles and which K ranges a CTA works on, as qgemm-sched lays them out (`Partition`).
 #pragma once
 #include "atoms/launch.cuh"
 #include "sched/params.cuh"
 
-// Part of an output tile, or all of it.
-struct TileWork {
+// An output tile, or a K range of one.
+struct WorkTile {
     u32 n_tile, m_tile;
-    // Slabs [begin, end) of the tile's K dimension.
+    // K-tiles [begin, end) of the output tile.
     u32 begin, end;
-    // Blocks that share the tile, this one's place among them in the order of their ranges, and the tile's counter.
-    u32 contributors, index, tile;
-    // Where the partial sums of contributor 0 lie; the others' follow.
+    // The number of CTAs that share the tile, this CTA's place among them in the order of their K ranges, and the
+    // tile's counter.
+    u32 peers, index, tile;
+    // The slot of the partial accumulators of peer 0; those of the other peers follow.
     u32 first_slot;
 
-    // Grid (n tile, m tile, split).
-    QG_DEVICE TileWork of_grid(const GemmParams& p) {
-        const u32x3 block = block_index();
-        TileWork w;
-        w.n_tile = block.x;
-        w.m_tile = block.y;
-        w.begin = 0, w.end = p.shape.k_slabs;
-        // Weights are asked for only when this is known, so that tiles which are not split do not wait for divisions.
+    // For a grid (n tile, m tile, split).
+    QG_DEVICE WorkTile of_grid(const GemmParams& p) {
+        const u32x3 cta = cta_index();
+        WorkTile w;
+        w.n_tile = cta.x;
+        w.m_tile = cta.y;
+        w.begin = 0, w.end = p.shape.k_tiles;
+        // Addresses of weights depend on these divisions, so tiles that are not split skip them.
         if (p.shape.splits > 1) {
-            w.begin = first_slab(p, block.z);
-            w.end = first_slab(p, block.z + 1);
+            w.begin = first_k_tile(p, cta.z);
+            w.end = first_k_tile(p, cta.z + 1);
         }
-        w.contributors = p.shape.splits;
-        w.index = block.z;
-        w.tile = block.y * grid_blocks().x + block.x;
+        w.peers = p.shape.splits;
+        w.index = cta.z;
+        w.tile = cta.y * grid_ctas().x + cta.x;
         w.first_slot = w.tile * p.shape.splits;
         return w;
     }
 
-    // split * k_slabs / splits, in 32 bits.
-    QG_DEVICE u32 first_slab(const GemmParams& p, u32 split) {
-        const u32 whole = p.shape.k_slabs / p.shape.splits, rest = p.shape.k_slabs % p.shape.splits;
+    // split * k_tiles / splits, in 32 bits.
+    QG_DEVICE u32 first_k_tile(const GemmParams& p, u32 split) {
+        const u32 whole = p.shape.k_tiles / p.shape.splits, rest = p.shape.k_tiles % p.shape.splits;
         return split * whole + split * rest / p.shape.splits;
     }
 
-    // Tile number `tile` in raster order: groups of `raster_group` tiles along N, within each all tiles along M, and
-    // next to each other those along N.
-    QG_DEVICE void place(TileWork& w, const TileSchedule& s, u32 tile) {
-        const u32 group = tile / (s.raster_group * s.m_tiles);
-        const u32 first = group * s.raster_group;
-        const u32 width = s.n_tiles - first < s.raster_group ? s.n_tiles - first : s.raster_group;
+    // Tile number `tile` in rasterization order: swizzle groups of `swizzle_group` tiles along N, and within a group all
+    // tiles along M, each with the group's tiles along N.
+    QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
+        const u32 group = tile / (s.swizzle_group * s.m_tiles);
+        const u32 first = group * s.swizzle_group;
+        const u32 width = s.n_tiles - first < s.swizzle_group ? s.n_tiles - first : s.swizzle_group;
         const u32 rest = tile - first * s.m_tiles;
         w.tile = tile;
         w.n_tile = first + rest % width;
@@ -51,64 +52,64 @@ struct TileWork {
     }
 };
 
-// Everything that a block of a persistent grid works on: its range of the tiles that are cut, then whole tiles.
+// The work of a CTA of a persistent grid: its range of the split tiles, then whole tiles.
 struct WorkList {
-    // What is left of the range, in units of `cut_slabs` slabs, of which every cut tile has `units`.
-    u32 unit, last_unit, units;
-    // The next whole tile, in raster order.
+    // What is left of the range, in split quanta of `cut_k_tiles` k-tiles. Every split tile has `quanta` of them.
+    u32 quantum, last_quantum, quanta;
+    // The next whole tile, in rasterization order.
     u32 tile;
 
-    QG_DEVICE WorkList of_block(const GemmParams& p) {
+    QG_DEVICE WorkList of_cta(const GemmParams& p) {
         const TileSchedule& s = p.tiles;
-        const u32 block = block_index().x;
+        const u32 cta = cta_index().x;
         WorkList list;
-        list.unit = list.last_unit = list.units = 0;
-        if (block < s.cut_blocks) {
-            list.units = (p.shape.k_slabs + s.cut_slabs - 1) / s.cut_slabs;
-            const u64 total = (u64)s.cut_tiles * list.units;
-            list.unit = (u32)(block * total / s.cut_blocks);
-            list.last_unit = (u32)((block + 1) * total / s.cut_blocks);
+        list.quantum = list.last_quantum = list.quanta = 0;
+        if (cta < s.cut_ctas) {
+            list.quanta = (p.shape.k_tiles + s.cut_k_tiles - 1) / s.cut_k_tiles;
+            const u64 total = (u64)s.cut_tiles * list.quanta;
+            list.quantum = (u32)(cta * total / s.cut_ctas);
+            list.last_quantum = (u32)((cta + 1) * total / s.cut_ctas);
         }
-        list.tile = s.cut_tiles + block;
+        list.tile = s.cut_tiles + cta;
         return list;
     }
 
-    // The next piece of work; false when there is none.
-    QG_DEVICE bool next(WorkList& list, const GemmParams& p, TileWork& w) {
-        if (list.unit < list.last_unit) {
+    // The next work tile; false when there is none.
+    QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
+        if (list.quantum < list.last_quantum) {
             next_of_range(list, p, w);
             return true;
         }
         const TileSchedule& s = p.tiles;
         if (list.tile >= s.n_tiles * s.m_tiles) return false;
-        TileWork::place(w, s, list.tile);
+        WorkTile::place(w, s, list.tile);
         w.begin = 0;
-        w.end = p.shape.k_slabs;
-        w.contributors = 1;
+        w.end = p.shape.k_tiles;
+        w.peers = 1;
         w.index = w.first_slot = 0;
-        list.tile += grid_blocks().x;
+        list.tile += grid_ctas().x;
         return true;
     }
 
     // The part of the range that lies in its next tile.
-    QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, TileWork& w) {
+    QG_DEVICE void next_of_range(WorkList& list, const GemmParams& p, WorkTile& w) {
         const TileSchedule& s = p.tiles;
-        const u32 tile = list.unit / list.units;
-        const u32 tile_begin = tile * list.units, tile_end = tile_begin + list.units;
-        const u32 end = list.last_unit < tile_end ? list.last_unit : tile_end;
-        TileWork::place(w, s, tile);
-        w.begin = (list.unit - tile_begin) * s.cut_slabs;
-        w.end = end == tile_end ? p.shape.k_slabs : (end - tile_begin) * s.cut_slabs;
-        const u32 first_block = owner(s, list.units, tile_begin);
-        w.contributors = owner(s, list.units, tile_end - 1) - first_block + 1;
-        w.index = block_index().x - first_block;
-        // Of the tiles before this one, so many were cut at most.
-        w.first_slot = first_block + (tile < first_block ? tile : first_block);
-        list.unit = end;
+        const u32 tile = list.quantum / list.quanta;
+        const u32 tile_begin = tile * list.quanta, tile_end = tile_begin + list.quanta;
+        const u32 end = list.last_quantum < tile_end ? list.last_quantum : tile_end;
+        WorkTile::place(w, s, tile);
+        w.begin = (list.quantum - tile_begin) * s.cut_k_tiles;
+        w.end = end == tile_end ? p.shape.k_tiles : (end - tile_begin) * s.cut_k_tiles;
+        const u32 first_cta = owner(s, list.quanta, tile_begin);
+        w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
+        w.index = cta_index().x - first_cta;
+        // At most as many of the tiles before this one were split.
+        w.first_slot = first_cta + (tile < first_cta ? tile : first_cta);
+        list.quantum = end;
     }
 
-    // The block whose range holds `unit`.
-    QG_DEVICE u32 owner(const TileSchedule& s, u32 units, u32 unit) {
-        return (u32)(((u64)(unit + 1) * s.cut_blocks - 1) / ((u64)s.cut_tiles * units));
+    // The CTA whose range holds `quantum`.
+    QG_DEVICE u32 owner(const TileSchedule& s, u32 quanta, u32 quantum) {
+        return (u32)(((u64)(quantum + 1) * s.cut_ctas - 1) / ((u64)s.cut_tiles * quanta));
     }
 };

@@ -6,11 +6,10 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::float8::E2M1_DOUBLED;
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType};
-use qgemm_hal::Variant;
-use qgemm_hal::abi::{GemmPointers, GemmShape, TileSchedule};
+use qgemm_hal::abi::{CudaGemmShape, GemmPointers, TileSchedule};
+use qgemm_hal::{GemmSpec, Geometry, KernelId, Name, Spec, Variant};
 
 use super::prelude;
-use crate::launch::Geometry;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -37,7 +36,7 @@ pub struct BlockScaledParams {
     /// Shape, flags and scalars; `splits` is 1 and `x_dtype` not read. A scale of the whole of X goes into `alpha`, that
     /// of W is its row scale. [`FLAG_X_ALIGNED16`](qgemm_hal::abi::FLAG_X_ALIGNED16) says that every row of codes begins
     /// at a multiple of 16 bytes.
-    pub shape: GemmShape,
+    pub shape: CudaGemmShape,
     /// Addresses. W is in layout class T. `x` is the codes of X, `[m][⌈k / 2⌉]` bytes with the lower column in the low
     /// nibble, and `x_row` the **bytes** from one row to the next; `x_col` is not read.
     pub at: GemmPointers,
@@ -58,7 +57,7 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     let mut prelude = String::new();
     for (name, value) in [
         ("QG_VARIANT", Variant::Sm120.number()),
-        ("QG_CLASS_V", 0),
+        ("QG_MMA_M8N8K4", 0),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -67,25 +66,43 @@ pub fn block_scaled_spec(format: Format) -> Option<KernelSpec> {
     prelude::planes(&mut prelude, &layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_SLAB_K", layout.slab_k as u32),
-        ("QG_SLAB_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.slab_k as u32),
+        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
         ("QG_SUB_BLOCK", format.sub_block as u32),
         ("QG_TILE_M", TILE_M),
-        ("QG_X_SLABS", X_SLABS),
+        ("QG_X_K_TILES", X_SLABS),
         ("QG_THREADS", THREADS),
-        ("QG_BLOCKS_PER_SM", BLOCKS_PER_SM),
+        ("QG_CTAS_PER_SM", BLOCKS_PER_SM),
         ("QG_SHARED_BYTES", shared_bytes()),
     ] {
         prelude::constant_line(&mut prelude, name, value);
     }
     Some(KernelSpec {
-        name: format!("gemm_block_scaled_nt_{0}_{0}_m{TILE_M}", format.name),
-        entry: "entry/gemm_block_scaled.cu",
-        text: source::entry("entry/gemm_block_scaled.cu"),
-        symbol: "qg_gemm_block_scaled",
+        name: id(format, &layout)?.to_string(),
+        entry: "entry/sm120_gemm_block_scaled.cu",
+        text: source::entry("entry/sm120_gemm_block_scaled.cu"),
+        symbol: "qg_sm120_gemm_block_scaled",
         prelude,
         arch_specific: true,
     })
+}
+
+/// What the kernel is; `None` where activations have no format of the name of the weights'.
+fn id(format: Format, layout: &PackedLayout) -> Option<KernelId> {
+    let spec = GemmSpec {
+        main_loop: Name::new("sm120_block_scaled"),
+        w: format,
+        x: format.name.parse().ok()?,
+        n: TILE_N,
+        m: TILE_M,
+        k: layout.slab_k as u32,
+        threads: THREADS,
+        warps_n: THREADS / 32,
+        k_groups: 1,
+        ctas: BLOCKS_PER_SM,
+        stages: X_SLABS,
+    };
+    Some(KernelId::new("gemm_block_scaled", Some(Variant::Sm120), Spec::Gemm(spec)))
 }
 
 /// The launch of the kernel for `m` tokens and `n` output features: tiles of 64 features along x, of 32 tokens along y.

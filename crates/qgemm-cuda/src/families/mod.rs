@@ -1,54 +1,47 @@
 //! The kernel families of the CUDA backend, and the list of all their kernels.
 
 mod block_scaled;
+mod catalog;
+mod convert;
 mod gemm;
-mod gemv;
-mod instance;
-mod kernel;
-mod params;
+mod kernel_launch;
+mod launch_params;
 mod prelude;
 mod repack;
-mod sliced_k;
-mod staging;
-mod sync_copy;
-mod warpgroup;
 
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{KernelFamily, Variant};
+use qgemm_hal::Variant;
 
 pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
-pub use kernel::{GemmLaunch, launch_of};
-pub use params::{EncodedMap, LaunchParams, XMap};
-pub use staging::StageLaunch;
-
-pub use repack::{Repack, RepackLaunch};
+pub use catalog::CATALOG;
+pub use convert::convert_sequence;
+pub use gemm::gemm_sequence;
+pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
+pub use launch_params::LaunchParams;
+pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 
 use crate::probe;
 use crate::spec::KernelSpec;
-pub use instance::class as pack_class;
-
-use instance::Instance;
-
-/// The families, in no particular order: the scheduler ranks what they offer.
-pub static FAMILIES: &[&dyn KernelFamily] = &[&gemv::Gemv, &gemm::Gemm];
 
 /// Every kernel that a device of `variant` may ask for: what `cargo xtask build-kernels` compiles.
 pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let instances = Format::all()
-        .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| instances(format, x, variant)))
+        .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| gemm::instances(format, x, variant)))
         .map(|instance| instance.spec());
     let block_scaled = Format::all().filter(|_| variant == Variant::Sm120).filter_map(block_scaled_spec);
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
     std::iter::once(probe::spec())
         .chain(repacks)
-        .chain(staging::specs(variant))
+        .chain(convert::specs(variant))
         .chain(instances)
         .chain(block_scaled)
         .collect()
 }
 
-fn instances(format: Format, x: DType, variant: Variant) -> impl Iterator<Item = Instance> {
-    gemv::instances(format, x, variant).into_iter().chain(gemm::instances(format, x, variant))
+/// Asks `fits` of each kernel of `variant` that main loops choose from whether it fits in registers, as far as the answers let
+/// them: what `cargo xtask spills` makes `kernels.spills` of. A line of that file names the kernel.
+pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
+    gemm::ask_registers(variant, &|line, instance| fits(line, instance.spec()));
 }
 
 #[cfg(test)]

@@ -6,11 +6,16 @@ use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::repack::{Move, Repacking, Window};
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::abi::RepackParams;
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, HalError, Stream, Variant};
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, Device, Geometry, HalError, KernelId, Name, PackSpec, Spec, Stream, Variant,
+};
 
-use super::instance::class;
 use super::prelude;
-use crate::launch::Geometry;
+use crate::arch;
+use crate::function::Start;
+use crate::gpu::Gpu;
+use crate::memory::device_address;
+use crate::probe;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -61,7 +66,7 @@ impl Repack {
     /// The kernel that packs weights of `format` for kernels of `variant`; `None` for formats whose packed bits are not
     /// bits of their blocks (no format at present).
     pub fn new(format: Format, variant: Variant) -> Option<Self> {
-        let layout = PackedLayout::new(format, class(variant))?;
+        let layout = PackedLayout::new(format, arch::pack_class(variant))?;
         let repacking = Repacking::new(&layout)?;
         let slab_row = layout.slab_k / format.block_len * format.block_bytes;
         let fitting = (STRIP_BYTES / layout.tile_rows / slab_row).max(1);
@@ -72,7 +77,7 @@ impl Repack {
         let shared_bytes = (layout.tile_rows * row_chunks * ACCESS) as u32;
         let prelude = prelude(&layout, &repacking, variant, strip_slabs, row_chunks, shared_bytes);
         let spec = KernelSpec {
-            name: format!("repack_nt_{}_{}", format.name, if layout.class == PackClass::V { "v" } else { "t" }),
+            name: id(&layout, variant).to_string(),
             entry: "entry/repack.cu",
             text: source::entry("entry/repack.cu"),
             symbol: "qg_repack",
@@ -80,6 +85,18 @@ impl Repack {
             arch_specific: false,
         };
         Some(Self { layout, spec, strip_slabs, shared_bytes })
+    }
+
+    /// The kernel that packs weights of `format` on `gpu`.
+    ///
+    /// # Errors
+    /// [`HalError::KernelUnavailable`].
+    pub(crate) fn of(gpu: &Gpu, format: Format) -> Result<Self, HalError> {
+        Self::new(format, gpu.chip().variant).ok_or_else(|| HalError::KernelUnavailable {
+            kernel: format!("repack_nt_{format}"),
+            target: gpu.chip().info.arch.clone(),
+            why: "its packed bits are not bits of its blocks".into(),
+        })
     }
 
     /// The kernel.
@@ -123,18 +140,12 @@ impl Repack {
     }
 
     /// Bytes of a packed weight.
-    pub(crate) fn packed_bytes(&self, n: usize, k: usize) -> usize {
+    fn packed_bytes(&self, n: usize, k: usize) -> usize {
         self.layout.bytes(n, k)
     }
 
     /// The launch that packs `n` rows of `k` values into whole tiles.
-    pub(crate) fn launch<'a>(
-        &self,
-        rows: BufferRef<'a>,
-        packed: BufferMut<'a>,
-        n: usize,
-        k: usize,
-    ) -> RepackLaunch<'a> {
+    fn launch<'a>(&self, rows: BufferRef<'a>, packed: BufferMut<'a>, n: usize, k: usize) -> RepackLaunch<'a> {
         let k_slabs = self.layout.k_slabs(k);
         let blocks = self.layout.n_tiles(n) * k_slabs.div_ceil(self.strip_slabs);
         RepackLaunch {
@@ -144,11 +155,42 @@ impl Repack {
             params: RepackParams {
                 n: n as u32,
                 blocks: self.layout.format().blocks_per_row(k) as u32,
-                k_slabs: k_slabs as u32,
+                k_tiles: k_slabs as u32,
                 ..RepackParams::default()
             },
         }
     }
+}
+
+/// What the kernel is.
+fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
+    let fragments = Name::new(if layout.class == PackClass::V { "mma_m8n8k4" } else { "mma_m16" });
+    KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
+}
+
+/// Bytes a second, read and written together, at which the device packs a weight of `n` x `k` in `format` whose rows lie
+/// in its memory: the best of seven runs.
+///
+/// # Errors
+/// As [`read_bandwidth`](crate::read_bandwidth).
+pub fn repack_bandwidth(device: &dyn Device, format: Format, n: usize, k: usize) -> Result<f64, HalError> {
+    let gpu = Gpu::of(device)?;
+    let repack = Repack::of(gpu, format)?;
+    let function = gpu.kernel(repack.spec())?;
+    let row_bytes = format.row_bytes(k);
+    let rows = device.allocate((n * row_bytes).next_multiple_of(ACCESS), "the rows of a weight")?;
+    let mut packed = device.allocate(repack.packed_bytes(n, k), "a weight")?;
+    let moved = rows.len() + packed.len();
+    let launch = repack.launch((&rows).into(), (&mut packed).into(), n, k);
+    let params = launch.params(|view, what| device_address(device.info().id, view, what))?;
+    let Geometry { grid, threads, shared_bytes } = launch.geometry;
+    let stream = device.default_stream();
+    let best = probe::best_time(device, &stream, || {
+        // SAFETY: the parameter is the kernel's, made for these buffers, which live to the end of this function, after
+        // the last run was waited for.
+        unsafe { function.launch(&stream, grid, threads, shared_bytes, bytemuck::bytes_of(&params), Start::InOrder) }
+    })?;
+    Ok(moved as f64 / best)
 }
 
 fn prelude(
@@ -163,7 +205,7 @@ fn prelude(
     let mut out = String::new();
     for (name, value) in [
         ("QG_VARIANT", variant.number()),
-        ("QG_CLASS_V", u32::from(layout.class == PackClass::V)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::V)),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -172,16 +214,16 @@ fn prelude(
     prelude::planes(&mut out, layout);
     for (name, value) in [
         ("QG_TILE_ROWS", layout.tile_rows as u32),
-        ("QG_SLAB_K", layout.slab_k as u32),
-        ("QG_SLAB_BYTES", layout.slab_bytes as u32),
+        ("QG_K_TILE", layout.slab_k as u32),
+        ("QG_K_TILE_BYTES", layout.slab_bytes as u32),
         ("QG_BLOCK_LEN", format.block_len as u32),
         ("QG_BLOCK_BYTES", format.block_bytes as u32),
         ("QG_ZERO_CODE", repacking.zero_code),
-        ("QG_STRIP_SLABS", strip_slabs as u32),
+        ("QG_STRIP_K_TILES", strip_slabs as u32),
         ("QG_ROW_CHUNKS", row_chunks as u32),
         ("QG_THREADS", THREADS),
         // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
-        ("QG_BLOCKS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
+        ("QG_CTAS_PER_SM", if layout.class == PackClass::V { 6 } else { 8 }),
         ("QG_SHARED_BYTES", shared_bytes),
     ] {
         prelude::constant_line(&mut out, name, value);

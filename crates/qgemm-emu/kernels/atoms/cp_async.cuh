@@ -1,4 +1,4 @@
-// Copies from global to shared memory that arrive when they are waited for, not before.
+// Copies from global to shared memory. They arrive when they are waited for, not before.
 #pragma once
 #include "atoms/shared_address.cuh"
 

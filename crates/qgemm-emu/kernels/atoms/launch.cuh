@@ -1,4 +1,4 @@
-// Where a thread stands in the launch, and its block's shared memory.
+// The place of a thread in the launch, and the shared memory of its CTA.
 #pragma once
 #include "atoms/types.cuh"
 
@@ -7,12 +7,12 @@ struct u32x3 {
 };
 
 QG_DEVICE u32 thread_index() { return emu->place()->thread; }
-QG_DEVICE u32 block_threads() { return emu->place()->threads; }
-QG_DEVICE u32x3 block_index() {
+QG_DEVICE u32 cta_threads() { return emu->place()->threads; }
+QG_DEVICE u32x3 cta_index() {
     const EmuPlace* p = emu->place();
-    return {p->block[0], p->block[1], p->block[2]};
+    return {p->cta[0], p->cta[1], p->cta[2]};
 }
-QG_DEVICE u32x3 grid_blocks() {
+QG_DEVICE u32x3 grid_ctas() {
     const EmuPlace* p = emu->place();
     return {p->grid[0], p->grid[1], p->grid[2]};
 }

@@ -14,8 +14,8 @@ QG_DEVICE u32 f32_to_bits(float f) {
     return bits;
 }
 
-// The magnitude of a finite `value`, rounded to nearest even, in a format with FRACTION stored bits of significand whose
-// least normal exponent is LEAST. Beyond the format's range the code counts on as if there were more exponents.
+// The magnitude of a finite `value`, rounded to nearest even, in a format with FRACTION stored bits of significand
+// whose least normal exponent is LEAST. Beyond the format's range, codes continue as if there were more exponents.
 template <u32 FRACTION, i32 LEAST>
 QG_DEVICE u32 emu_round(double value) {
     u64 bits;
@@ -93,8 +93,8 @@ QG_DEVICE u32 mul_f16x2(u32 a, u32 b) {
     return low | emu_f64_to_f16((double)f16_to_f32(a >> 16) * f16_to_f32(b >> 16)) << 16;
 }
 
-// The product has 22 bits and is exact. A sum that needs more than a double's 53 bits is one of c and a product less than
-// 2^-30 of it, which is c in f16, so rounding twice is rounding once.
+// The product has 22 bits and is exact. A sum that needs more than a double's 53 bits has a product less than 2^-30 of
+// c. It is c in f16, so rounding twice is rounding once.
 QG_DEVICE u32 emu_fma_f16(u32 a, u32 b, u32 c) {
     return emu_f64_to_f16((double)f16_to_f32(a) * f16_to_f32(b) + f16_to_f32(c));
 }

@@ -1,4 +1,4 @@
-// Threads here have all registers that they want.
+// Registers that pass between warpgroups. Emulated threads have all registers that they need.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/types.cuh"
 
-QG_DEVICE void block_barrier(QG_AT) { emu->barrier(0, 0, 1, file, line); }
+QG_DEVICE void cta_barrier(QG_AT) { emu->barrier(0, 0, 1, file, line); }
 QG_DEVICE void barrier_sync(u32 id, u32 threads, QG_AT) { emu->barrier(id, threads, 1, file, line); }
 QG_DEVICE void barrier_arrive(u32 id, u32 threads, QG_AT) { emu->barrier(id, threads, 0, file, line); }
 
@@ -17,6 +17,6 @@ QG_DEVICE void st_global_relaxed_u32(u32* address, u32 value, QG_AT) {
 }
 QG_DEVICE void fence_gpu() { emu->fence(); }
 
-// Whether the launch lets the kernel start early is the emulated device's affair.
+// The emulated device decides whether the kernel starts early.
 QG_DEVICE void griddepcontrol_launch_dependents() {}
 QG_DEVICE void griddepcontrol_wait() { emu->grid_wait(); }

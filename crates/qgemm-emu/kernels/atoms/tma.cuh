@@ -1,4 +1,4 @@
-// The copy engine: tiles arrive when every thread waits for something, not before.
+// TMA. Tiles arrive when every thread waits for something, not before.
 #pragma once
 #include "atoms/types.cuh"
 

@@ -1,4 +1,4 @@
-// Matrix instructions of four warps: accumulators are not numbers until they have been waited for.
+// Asynchronous matrix instructions of a warpgroup. Accumulators are not numbers until they have been waited for.
 #pragma once
 #include "atoms/shared_address.cuh"
 

@@ -1,4 +1,4 @@
-// The first warp says that its numbers are there, and writes them then.
+// The first warp announces that its numbers are there, and writes them afterwards.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

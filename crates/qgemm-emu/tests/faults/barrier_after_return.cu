@@ -9,6 +9,6 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 value = ld_global_u32(p.in + thread * 4);
     if (thread >= 32 && !QG_FIXED) return;
     st_shared(shared + thread, value);
-    block_barrier();  // FAULT
+    cta_barrier();  // FAULT
     st_global_u32(p.out + thread * 4, ld_shared(shared + (thread ^ 1)));
 }

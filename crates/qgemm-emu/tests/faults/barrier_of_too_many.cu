@@ -1,4 +1,4 @@
-// One warp meets at a barrier of its own, which wants two.
+// One warp meets at a barrier of its own, which expects two warps.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

@@ -1,4 +1,4 @@
-// A wait is for the thread's own copies: what others copied takes a barrier, too.
+// A thread waits only for its own copies. Those of other threads need a barrier, too.
 #include "atoms/cp_async.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
@@ -11,7 +11,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     cp_async_commit_group();
     cp_async_wait_group<0>();
 #if QG_FIXED
-    block_barrier();
+    cta_barrier();
 #endif
     const u32 neighbour = thread == 0 ? 0 : thread - 1;
     st_global_u32(p.out + thread * 4, ld_shared(shared + neighbour));  // FAULT

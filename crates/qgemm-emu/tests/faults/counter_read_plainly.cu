@@ -1,4 +1,4 @@
-// Blocks draw tickets, and read the counter as if nobody else changed it.
+// CTAs draw tickets, and read the counter as if no other CTA changed it.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"

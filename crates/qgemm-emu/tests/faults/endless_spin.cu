@@ -1,13 +1,13 @@
-// Every block waits until all have arrived, though some may start only when others have ended.
+// Every CTA waits until all have arrived, but some may start only when others have ended.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 
 extern "C" __global__ void planted(const __grid_constant__ Params p) {
-    const u32 block = block_index().x;
+    const u32 cta = cta_index().x;
     atomic_add_acq_rel(p.counter, 1);
 #if !QG_FIXED
-    while (atomic_add_acq_rel(p.counter, 0) < grid_blocks().x) {}  // FAULT
+    while (atomic_add_acq_rel(p.counter, 0) < grid_ctas().x) {}  // FAULT
 #endif
-    st_global_u32(p.out + block * 4, ld_global_u32(p.in + block * 4));
+    st_global_u32(p.out + cta * 4, ld_global_u32(p.in + cta * 4));
 }

@@ -1,4 +1,4 @@
-// Fix-up of a split sum by one warp: lanes hear of the last arrival by an exchange, which orders no memory.
+// Fix-up of a split tile by one warp: lanes learn of the last arrival by an exchange, which orders no memory.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -6,18 +6,18 @@
 
 extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 thread = thread_index();
-    const u32 blocks = grid_blocks().x, block = block_index().x;
-    st_global_u32(p.partials + (block * 32 + thread) * 4, ld_global_u32(p.in + thread * 4) + block);
+    const u32 ctas = grid_ctas().x, cta = cta_index().x;
+    st_global_u32(p.partials + (cta * 32 + thread) * 4, ld_global_u32(p.in + thread * 4) + cta);
     warp_barrier();
     u32 last = 0;
-    if (thread == 0) last = atomic_add_acq_rel(p.counter, 1) == blocks - 1;
+    if (thread == 0) last = atomic_add_acq_rel(p.counter, 1) == ctas - 1;
     last = shfl_idx_u32(last, 0);
 #if QG_FIXED
     warp_barrier();
 #endif
     if (last) {
         u32 sum = 0;
-        for (u32 b = 0; b < blocks; b++) sum += ld_global_u32(p.partials + (b * 32 + thread) * 4);  // FAULT
+        for (u32 c = 0; c < ctas; c++) sum += ld_global_u32(p.partials + (c * 32 + thread) * 4);  // FAULT
         st_global_u32(p.out + thread * 4, sum);
     }
 }

@@ -1,11 +1,11 @@
-// Every thread reads what lies right of its own number, where the last has no neighbour.
+// Every thread reads the number right of its own. The last thread's number has no right neighbour.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 
 extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 thread = thread_index();
 #if QG_FIXED
-    const u32 next = (thread + 1) % block_threads();
+    const u32 next = (thread + 1) % cta_threads();
 #else
     const u32 next = thread + 1;
 #endif

@@ -8,8 +8,8 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u8* word = reinterpret_cast<u8*>(p.counter);
     const u32 value = ld_global_u32(word);
 #if QG_FIXED
-    block_barrier();
+    cta_barrier();
 #endif
-    if (thread == block_threads() - 1) st_global_u32(word, ld_global_u32(p.in));  // FAULT
+    if (thread == cta_threads() - 1) st_global_u32(word, ld_global_u32(p.in));  // FAULT
     st_global_u32(p.out + thread * 4, value);
 }

@@ -1,4 +1,4 @@
-// Every thread writes to the left of its own place, where the first has none.
+// Every thread writes to the place left of its own. The first thread's place has no left neighbour.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 

@@ -8,7 +8,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u8* shared = dynamic_shared();
     const u32 thread = thread_index();
     st_shared(reinterpret_cast<u32*>(shared + thread * 4), ld_global_u32(p.in + thread * 4));
-    block_barrier();
+    cta_barrier();
 #if QG_FIXED
     const u8* row = shared + thread % 8 * 16;
 #else

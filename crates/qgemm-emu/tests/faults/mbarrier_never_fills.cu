@@ -1,4 +1,4 @@
-// An mbarrier in shared memory that wants one thread more than there are.
+// An mbarrier in shared memory that expects one thread more than there are.
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/memory.cuh"
@@ -9,7 +9,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u32* shared = reinterpret_cast<u32*>(dynamic_shared() + 8);
     const u32 thread = thread_index();
     if (thread == 0) mbarrier_init(filled, QG_FIXED ? 32 : 33);
-    block_barrier();
+    cta_barrier();
     st_shared(shared + thread, ld_global_u32(p.in + thread * 4));
     mbarrier_arrive(filled);
     mbarrier_wait(filled, 0);  // FAULT

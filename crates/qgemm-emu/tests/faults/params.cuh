@@ -1,4 +1,5 @@
-// What the kernels of these tests take: 64 numbers, room for 64 results, and for partial sums; a counter that is zero.
+// The parameter of these tests' kernels: 64 numbers, room for 64 results, room for partial accumulators, and a counter
+// that is zero.
 #include "atoms/types.cuh"
 
 struct Params {

@@ -1,4 +1,4 @@
-// Fix-up of a split sum: the last block to arrive adds, and miscounts who is last.
+// Fix-up of a split tile: the last CTA to arrive adds, and miscounts which CTA is last.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -6,20 +6,20 @@
 extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u32* shared = reinterpret_cast<u32*>(dynamic_shared());
     const u32 thread = thread_index();
-    const u32 blocks = grid_blocks().x, block = block_index().x;
-    st_global_u32(p.partials + (block * 32 + thread) * 4, ld_global_u32(p.in + thread * 4) + block);
+    const u32 ctas = grid_ctas().x, cta = cta_index().x;
+    st_global_u32(p.partials + (cta * 32 + thread) * 4, ld_global_u32(p.in + thread * 4) + cta);
     fence_gpu();
-    block_barrier();
+    cta_barrier();
 #if QG_FIXED
-    const u32 others = blocks - 1;
+    const u32 others = ctas - 1;
 #else
-    const u32 others = blocks - 2;
+    const u32 others = ctas - 2;
 #endif
     if (thread == 0) st_shared(shared, (u32)(atomic_add_acq_rel(p.counter, 1) == others));
-    block_barrier();
+    cta_barrier();
     if (ld_shared(shared)) {
         u32 sum = 0;
-        for (u32 b = 0; b < blocks; b++) sum += ld_global_u32(p.partials + (b * 32 + thread) * 4);  // FAULT
+        for (u32 c = 0; c < ctas; c++) sum += ld_global_u32(p.partials + (c * 32 + thread) * 4);  // FAULT
         st_global_u32(p.out + thread * 4, sum);
     }
 }

@@ -8,7 +8,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 thread = thread_index();
     if (thread == 0) st_shared(shared, ld_global_u32(p.in));
 #if QG_FIXED
-    block_barrier();
+    cta_barrier();
 #endif
     st_global_u32(p.out + thread * 4, ld_shared(shared) + thread);  // FAULT
 }

@@ -1,4 +1,4 @@
-// Rotates words in place; between reading and writing everyone must have read.
+// Rotates words in place. All threads must have read before the first writes.
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -7,12 +7,12 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u32* shared = reinterpret_cast<u32*>(dynamic_shared());
     const u32 thread = thread_index();
     st_shared(shared + thread, ld_global_u32(p.in + thread * 4));
-    block_barrier();
-    const u32 value = ld_shared(shared + (thread + 1) % block_threads());
+    cta_barrier();
+    const u32 value = ld_shared(shared + (thread + 1) % cta_threads());
 #if QG_FIXED
-    block_barrier();
+    cta_barrier();
 #endif
     st_shared(shared + thread, value);  // FAULT
-    block_barrier();
+    cta_barrier();
     st_global_u32(p.out + thread * 4, ld_shared(shared + thread));
 }

@@ -8,6 +8,6 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 thread = thread_index();
     const u32 value = ld_global_u32(p.in + thread * 4);
     if (thread % 2 == 0 || !QG_FIXED) st_shared(shared + thread / 2, value);  // FAULT
-    block_barrier();
+    cta_barrier();
     st_global_u32(p.out + thread * 4, ld_shared(shared + thread / 2));
 }

@@ -7,7 +7,7 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     u32* shared = reinterpret_cast<u32*>(dynamic_shared());
     const u32 thread = thread_index();
     st_shared(shared + thread, ld_global_u32(p.in + thread * 4));
-    block_barrier();
+    cta_barrier();
     if (thread % 2 == 1) return;
 #if QG_FIXED
     const u32* from = shared + thread;

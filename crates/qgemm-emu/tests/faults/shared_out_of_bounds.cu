@@ -12,6 +12,6 @@ extern "C" __global__ void planted(const __grid_constant__ Params p) {
     const u32 place = thread + thread / 32;
 #endif
     st_shared(shared + place, ld_global_u32(p.in + thread * 4));  // FAULT
-    block_barrier();
+    cta_barrier();
     st_global_u32(p.out + thread * 4, ld_shared(shared + place));
 }

@@ -1,5 +1,5 @@
-// Runs one atom on registers from memory: lane l of block c takes words [32c + l][…], and writes what the atom yields
-// to the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
+// Runs one atom on registers from memory: lane l of CTA c takes words [32c + l][…], and writes what the atom yields to
+// the same place of the results. The prelude lists the probes: QG_PROBES(number, words in, words out, name).
 #include "atoms/cp_async.cuh"
 #include "atoms/float.cuh"
 #include "atoms/fp8.cuh"
@@ -20,7 +20,7 @@ struct AtomProbe {
     u32 reserved;
 };
 
-// What a probe may need beside its words: where they came from, and a place for 16 bytes of each lane.
+// What a probe may need beside its words: their address, and 16 bytes of shared memory for each lane.
 struct Lane {
     u32 index;
     const u8* in;
@@ -29,11 +29,11 @@ struct Lane {
 
 // The last N words are the accumulators.
 template <u32 N, u32 IN>
-QG_DEVICE void take_sums(float (&d)[N], const u32 (&in)[IN]) {
+QG_DEVICE void take_accumulators(float (&d)[N], const u32 (&in)[IN]) {
     for (u32 i = 0; i < N; i++) d[i] = bits_to_f32(in[IN - N + i]);
 }
 template <u32 N, u32 IN>
-QG_DEVICE void take_sums(i32 (&d)[N], const u32 (&in)[IN]) {
+QG_DEVICE void take_accumulators(i32 (&d)[N], const u32 (&in)[IN]) {
     for (u32 i = 0; i < N; i++) d[i] = (i32)in[IN - N + i];
 }
 template <u32 N>
@@ -49,7 +49,7 @@ QG_DEVICE void give(u32 (&out)[N], const i32 (&d)[N]) {
 #define MMA_PROBE(atom, type, A, B, D, a, b)                                                    \
     QG_DEVICE void probe_##atom(const u32 (&in)[A + B + D], u32 (&out)[D], const Lane&) {       \
         type d[D];                                                                              \
-        take_sums(d, in);                                                                       \
+        take_accumulators(d, in);                                                                       \
         atom(d, a, b);                                                                          \
         give(out, d);                                                                           \
     }
@@ -101,10 +101,11 @@ QG_DEVICE void probe_e4m3_to_f32(const u32 (&in)[1], u32 (&out)[1], const Lane&)
 MMA_PROBE(mma_m16n8k8_f16, float, 2, 1, 4, WORDS2(0), in[2])
 MMA_PROBE(mma_m8n8k16_s8, i32, 1, 1, 2, in[0], in[1])
 
-// Four words of each lane are a row in shared memory; the fifth says whose row the lane gives the address of.
+// Four words of each lane are a row in shared memory. The fifth word is the number of the row whose address the lane
+// gives.
 QG_DEVICE const u8* share_rows(const u32 (&in)[5], const Lane& lane) {
     st_shared(reinterpret_cast<u32x4*>(lane.shared + lane.index * 16), u32x4{in[0], in[1], in[2], in[3]});
-    block_barrier();
+    cta_barrier();
     return lane.shared + in[4] * 16;
 }
 #define LDMATRIX_PROBE(atom, N)                                                             \
@@ -131,13 +132,13 @@ QG_DEVICE void probe_f32_to_bf16x2(const u32 (&in)[2], u32 (&out)[1], const Lane
     out[0] = f32_to_bf16x2(bits_to_f32(in[0]), bits_to_f32(in[1]));
 }
 
-// The first word says how many bytes to copy, the last four are the source. The destination is not zero before, so that
-// the filling with zeros shows.
+// The first word is the number of bytes to copy; the last four are the source. The destination is not zero before, so
+// that zero-filling shows.
 #define CP_ASYNC_PROBE(atom, BYTES)                                                                        \
     QG_DEVICE void probe_##atom(const u32 (&in)[8], u32 (&out)[BYTES / 4], const Lane& lane) {             \
         u8* place = lane.shared + lane.index * 16;                                                         \
         st_shared(reinterpret_cast<u32x4*>(place), u32x4{~0u, ~0u, ~0u, ~0u});                             \
-        block_barrier();                                                                                   \
+        cta_barrier();                                                                                   \
         atom(place, lane.in + 16, in[0]);                                                                  \
         cp_async_commit_group();                                                                           \
         cp_async_wait_group<0>();                                                                          \
@@ -169,7 +170,7 @@ QG_DEVICE void probe_cvt_e5m2x2_f32(const u32 (&in)[2], u32 (&out)[1], const Lan
 template <u32 IN, u32 OUT, void (*RUN)(const u32 (&)[IN], u32 (&)[OUT], const Lane&)>
 QG_DEVICE void run_probe(const AtomProbe& p) {
     const u32 lane = thread_index();
-    const u64 index = (u64)block_index().x * 32 + lane;
+    const u64 index = (u64)cta_index().x * 32 + lane;
     const u8* from = reinterpret_cast<const u8*>(p.in) + index * (IN * 4);
     u8* to = reinterpret_cast<u8*>(p.out) + index * (OUT * 4);
     u32 in[IN], out[OUT];

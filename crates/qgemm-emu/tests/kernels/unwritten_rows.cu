@@ -16,8 +16,9 @@ extern "C" __global__ void unwritten_rows(const __grid_constant__ Params p) {
     const u32 lane = thread_index();
     const u32 one_pair = 0x3c003c00u;
     if (lane / 4 < WRITTEN)
-        for (u32 i = 0; i < 2; i++) st_shared(reinterpret_cast<u32*>(x + lane / 4 * ROW_BYTES + (lane % 4 * 2 + i) * 4), one_pair);
-    block_barrier();
+        for (u32 i = 0; i < 2; i++)
+            st_shared(reinterpret_cast<u32*>(x + lane / 4 * ROW_BYTES + (lane % 4 * 2 + i) * 4), one_pair);
+    cta_barrier();
     u32 b[2];
     ldmatrix_x2(b, x + lane % 8 * ROW_BYTES + lane / 8 % 2 * 16);
     const u32 a[4] = {one_pair, one_pair, one_pair, one_pair};

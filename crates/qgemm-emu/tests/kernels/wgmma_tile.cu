@@ -1,5 +1,5 @@
-// D[32 tokens, 64 features] = X[32, K] · W[64, K]ᵀ on one warpgroup's wgmma, the way a Hopper kernel does it: W goes from
-// memory to registers, X comes by the copy engine in tiles of 64 columns, two on their way at a time.
+// D[32 tokens, 64 features] = X[32, K] · W[64, K]ᵀ on one warpgroup's wgmma, as a Hopper kernel computes it: W goes
+// from memory to registers, and TMA brings X in k-blocks of 64 columns, two in flight at a time.
 #include "atoms/launch.cuh"
 #include "atoms/mbarrier.cuh"
 #include "atoms/memory.cuh"
@@ -8,7 +8,7 @@
 #include "atoms/wgmma.cuh"
 
 constexpr u32 FEATURES = 64, TOKENS = 32, STAGE_K = 64, STAGES = 2;
-// Four warps that compute, and one whose first lane issues the copies.
+// Four consumer warps, and a producer warp whose first lane issues the copies.
 constexpr u32 CONSUMERS = 128;
 
 struct alignas(64) TensorMap {
@@ -26,7 +26,7 @@ static_assert(sizeof(WgmmaTile) == 192, "the host lays out another size");
 struct SharedStorage {
     // The swizzle repeats every 1024 bytes.
     alignas(1024) u8 x[STAGES][TOKENS * STAGE_K * 2];
-    // The stage's tile has come; its readers are done.
+    // `full`: the k-block has arrived. `empty`: its readers are done.
     u64 full[STAGES], empty[STAGES];
 };
 
@@ -35,20 +35,20 @@ QG_DEVICE SharedStorage& shared_storage() {
     return *reinterpret_cast<SharedStorage*>((start + 1023) / 1024 * 1024);
 }
 
-QG_DEVICE void produce(const WgmmaTile& p, SharedStorage& shared, u32 steps) {
-    for (u32 step = 0; step < steps; step++) {
-        const u32 stage = step % STAGES, use = step / STAGES;
+QG_DEVICE void produce(const WgmmaTile& p, SharedStorage& shared, u32 k_blocks) {
+    for (u32 k_block = 0; k_block < k_blocks; k_block++) {
+        const u32 stage = k_block % STAGES, use = k_block / STAGES;
         // Before the first use of a stage there is nothing to wait for.
         if (use > 0) mbarrier_wait(&shared.empty[stage], (use - 1) % 2);
         mbarrier_arrive_expect_tx(&shared.full[stage], sizeof(shared.x[0]));
-        cp_async_bulk_tensor_2d(shared.x[stage], &p.x, (i32)(step * STAGE_K), 0, &shared.full[stage]);
+        cp_async_bulk_tensor_2d(shared.x[stage], &p.x, (i32)(k_block * STAGE_K), 0, &shared.full[stage]);
     }
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const __grid_constant__ WgmmaTile p) {
     SharedStorage& shared = shared_storage();
     const u32 thread = thread_index(), warp = thread / 32, lane = thread % 32;
-    const u32 steps = (u32)p.k / STAGE_K;
+    const u32 k_blocks = (u32)p.k / STAGE_K;
     if (thread == 0) {
         for (u32 stage = 0; stage < STAGES; stage++) {
             mbarrier_init(&shared.full[stage], 1);
@@ -56,9 +56,9 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
         }
         fence_mbarrier_init();
     }
-    block_barrier();
+    cta_barrier();
     if (thread >= CONSUMERS) {
-        if (lane == 0) produce(p, shared, steps);
+        if (lane == 0) produce(p, shared, k_blocks);
         return;
     }
 
@@ -66,15 +66,15 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + 32, 1) wgmma_tile(const
     const u32 row = warp * 16 + lane / 4, pair = lane % 4 * 2;
     const u8* w = reinterpret_cast<const u8*>(p.w) + (row * p.k + pair) * 2;
     float d[16] = {};
-    for (u32 step = 0; step < steps; step++) {
-        const u32 stage = step % STAGES;
+    for (u32 k_block = 0; k_block < k_blocks; k_block++) {
+        const u32 stage = k_block % STAGES;
         u32 a[STAGE_K / 16][4];
 #pragma unroll
         for (u32 k16 = 0; k16 < STAGE_K / 16; k16++)
 #pragma unroll
             for (u32 i = 0; i < 4; i++)
-                a[k16][i] = ld_global_u32(w + (i % 2 * 8 * p.k + step * STAGE_K + k16 * 16 + i / 2 * 8) * 2);
-        mbarrier_wait(&shared.full[stage], step / STAGES % 2);
+                a[k16][i] = ld_global_u32(w + (i % 2 * 8 * p.k + k_block * STAGE_K + k16 * 16 + i / 2 * 8) * 2);
+        mbarrier_wait(&shared.full[stage], k_block / STAGES % 2);
         wgmma_fence();
 #pragma unroll
         for (u32 k16 = 0; k16 < STAGE_K / 16; k16++)

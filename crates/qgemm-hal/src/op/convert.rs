@@ -9,8 +9,11 @@ use crate::kernel_id::{KernelId, spec};
 
 /// `D[r, c] = X[r, order[c]] · 2^e(r)`, rounded to nearest even; validated by the API.
 ///
-/// Without an order, D's columns beyond X's are 0, as are those whose entry of the order is
-/// [`NO_COLUMN`](qgemm_formats::NO_COLUMN). `e` is 0 unless [`CheckedConvert::row_factors`] asks for it.
+/// Without an order, D's columns beyond X's are 0 and X's beyond D's are left out. An entry of the order that is no column of X,
+/// such as [`NO_COLUMN`](qgemm_formats::NO_COLUMN), makes a column of zeros. `e` is 0 unless
+/// [`CheckedConvert::row_factors`] asks for it.
+///
+/// Numbers beyond f16's range become infinite there; finite ones beyond bf16's largest become that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedConvert {
     /// Rows of X and D; at least 1.
@@ -25,9 +28,9 @@ pub struct CheckedConvert {
     pub d: Dense,
     /// Whether an order says which column of X each column of D is.
     pub gathers: bool,
-    /// Whether each row is multiplied by a power of two so that its largest finite value lies in [2¹⁴, 2¹⁵), which f16 holds
-    /// whatever the row's magnitude was; the inverse is written to [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are
-    /// multiplied by 2¹²⁶.
+    /// Whether each row is multiplied by a power of two so that X's largest finite value in it lies in [2¹⁴, 2¹⁵), which f16
+    /// holds whatever the row's magnitude was; the inverse is written to [`ConvertOperand::RowFactors`]. Rows below 2⁻¹¹² are
+    /// multiplied by 2¹²⁶. Columns of X that D leaves out count, too.
     pub row_factors: bool,
 }
 
@@ -87,6 +90,12 @@ impl Operation for CheckedConvert {
     type Operand = ConvertOperand;
     type Config = ConvertConfig;
     type Plan = ConvertPlan;
+
+    fn operands(&self) -> Vec<ConvertOperand> {
+        let optional = [(self.gathers, ConvertOperand::Order), (self.row_factors, ConvertOperand::RowFactors)];
+        let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
+        [ConvertOperand::X, ConvertOperand::D].into_iter().chain(given).collect()
+    }
 
     fn traffic(&self) -> f64 {
         let d = self.rows as f64 * self.d_columns as f64 * self.d.dtype.bytes() as f64;

@@ -30,6 +30,9 @@ pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {
     /// A configuration with launch geometry and workspace: what the scheduler decides.
     type Plan: Clone + fmt::Debug + Send + Sync;
 
+    /// What a run of it is given, workspace aside: operands that are optional are left out where it lacks them.
+    fn operands(&self) -> Vec<Self::Operand>;
+
     /// Bytes that it must move at least.
     fn traffic(&self) -> f64;
 

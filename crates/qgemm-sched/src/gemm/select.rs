@@ -15,7 +15,7 @@ const INVARIANT_PROBES: [usize; 3] = [1, INVARIANT_M, 1 << 16];
 const EXACTNESS: f64 = 0.05;
 
 /// What the user wants of a plan.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Preferences {
     /// Only the family of this name.
     pub family: Option<String>,
@@ -187,7 +187,7 @@ impl Search<'_> {
     fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
         let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;
-        if family.source_hash(config) != tuned.source_hash {
+        if family.source_hash(self.op, config) != tuned.source_hash {
             return None;
         }
         let partition = self.partition(config, tuned.cut)?;
@@ -333,7 +333,7 @@ pub(crate) mod tests {
         fn prepare(&self, device: &dyn Device, _: &CheckedGemm, _: &LaunchPlan) -> Result<LaunchSequence, HalError> {
             Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
         }
-        fn source_hash(&self, _: &TileConfig) -> u64 {
+        fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
             SOURCES
         }
     }

@@ -1,5 +1,5 @@
-// Codes that select from the format's table `TABLE` of 16 numbers. In workgroup memory every entry has a bank of its
-// own, so that invocations may read different ones at once.
+// Codes that index the format's table `TABLE` of 16 numbers. In workgroup memory every entry has its own bank, so that
+// invocations may read different entries at once.
 
 var<workgroup> table: array<f32, 16>;
 

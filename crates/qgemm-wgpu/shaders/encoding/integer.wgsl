@@ -1,5 +1,5 @@
-// Integers. A number is not converted, which GPUs do at a fraction of their rate, but placed in the upper bits of the
-// mantissa of 1.0: it becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
+// Integers. GPUs convert numbers at a fraction of their rate, so a code is placed in the upper bits of the mantissa of
+// 1.0 instead. It becomes `1 + code / CODES`, and scale and minimum are such that the same values come out.
 
 fn begin(thread: u32) {}
 
@@ -17,7 +17,7 @@ fn number(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<
     return bitcast<vec4<f32>>(bits | vec4<u32>(0x3f800000u));
 }
 
-// With bit `from` at bit `to`.
+// Moves bit `from` to bit `to`.
 fn moved(word: vec4<u32>, from_bit: u32, to_bit: u32) -> vec4<u32> {
     if (from_bit > to_bit) {
         return word >> vec4<u32>(from_bit - to_bit);

@@ -11,7 +11,7 @@ fn affine(rows: Rows, sub: u32) -> Affine {
     return of_codes;
 }
 
-// The codes of a quad, given the words that they stand in and the bit from which each byte has its own.
+// The codes of a quad, from the words that hold them. Each byte's code begins at bit `from`.
 fn quad(low: vec4<u32>, high: vec4<u32>, low_bit: u32, high_bit: u32) -> vec4<u32> {
     var codes = (low >> vec4<u32>(low_bit)) & vec4<u32>(((1u << LOW_BITS) - 1u) * 0x01010101u);
     if (HIGH_BITS > 0u) {

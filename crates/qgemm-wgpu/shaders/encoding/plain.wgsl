@@ -6,7 +6,7 @@ fn affine(rows: Rows, sub: u32) -> Affine {
     return Affine();
 }
 
-// The sum of values times x, given that of numbers times x.
+// The accumulator of values times x, from that of numbers times x.
 fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
     return sum;
 }

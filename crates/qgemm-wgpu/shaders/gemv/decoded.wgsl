@@ -1,7 +1,7 @@
-// Three tokens or more: weights are made once for all of them.
+// Three tokens or more: weights are dequantized once for all of them.
 
 // Adds the products of a unit with the X that begins at vector `x` of each token.
-fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for t TILE_M
     var sum$t = (*sums)[$t];
     #end

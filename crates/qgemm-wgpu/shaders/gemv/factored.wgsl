@@ -1,7 +1,7 @@
-// One token or two: scales and minima act on the sums of a span, columns that share them.
+// One token or two: scales and minima act on the accumulators of a span, columns that share them.
 
 // Adds the products of a unit with the X that begins at vector `x` of each token.
-fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for s SPANS
     {
         #for t TILE_M

@@ -1,7 +1,7 @@
-// Products of bytes: sums of a span's codes are exact, scales and minima act on them.
+// Products of bytes. The integer accumulators of a span are exact; scales and minima act on them.
 
 // Adds the products of a unit with the X that begins at vector `x` of each token.
-fn multiply(w: Unit, x: u32, sums: ptr<function, Sums>) {
+fn multiply(w: Unit, x: u32, sums: ptr<function, Accumulators>) {
     #for t TILE_M
     let low$t = tile[x + $tu * TOKEN_PITCH];
     let high$t = tile[x + $tu * TOKEN_PITCH + 1u];

@@ -1,49 +1,49 @@
-// Few tokens: a workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES of them
-// side by side have all, and every SLICES-th unit of UNIT columns of those rows. X is in workgroup memory, CHUNK_UNITS
-// units at a time, as `x_*.wgsl` brings it. The sums of the slices are added by `reduce_*.wgsl`, always in the same
-// order.
+// Few tokens. A workgroup computes TILE_N outputs for TILE_M tokens. An invocation has four rows of W, LANES
+// neighbouring ones have all rows, and an invocation has every SLICES-th unit of UNIT columns of its rows. X is in
+// workgroup memory, CHUNK_UNITS units at a time, as `x_*.wgsl` loads it. `reduce_*.wgsl` adds the slices' accumulators,
+// always in the same order.
 
 const LANES: u32 = TILE_N / 4u;
 const SLICES: u32 = THREADS / LANES;
 const TOKEN_PITCH: u32 = CHUNK_UNITS * UNIT_PITCH;
 
-// Bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; then of (SLICES, TILE_M, LANES) of sums.
+// The bits of (TILE_M, CHUNK_UNITS, UNIT_PITCH) of X; afterwards accumulators of (SLICES, TILE_M, LANES).
 var<workgroup> tile: array<vec4<u32>, TILE_VECTORS>;
 
 fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     let lane = thread % LANES;
     let slice = thread / LANES;
     let rows = rows_of_lane(n0, lane);
-    let units = p.shape.k_slabs * SLAB_UNITS;
-    var sums: Sums;
+    let units = k_tiles() * PACKED_UNITS;
+    var sums: Accumulators;
     for (var first = 0u; first < units; first += CHUNK_UNITS) {
         workgroupBarrier();
         let end = min(CHUNK_UNITS, units - first);
         load_x(m0, first * UNIT, end, thread);
         workgroupBarrier();
         for (var unit = slice; unit < end; unit += SLICES) {
-            // Counted along all slabs.
+            // Counted along all k-tiles.
             let at = first + unit;
-            multiply(unit_of(in_slab(rows, at / SLAB_UNITS), at % SLAB_UNITS), unit * UNIT_PITCH, &sums);
+            multiply(unit_of(in_k_tile(rows, at / PACKED_UNITS), at % PACKED_UNITS), unit * UNIT_PITCH, &sums);
         }
     }
     workgroupBarrier();
     reduce(lane, slice, &sums);
 
-    // Eight rows of 16 an invocation: four, and those eight behind them.
+    // An invocation has eight rows of 16: four, and the four that lie eight behind them.
     if (thread < TILE_M * TILE_N / 8u) {
         let m = thread / (TILE_N / 8u);
         let tile_of_n = thread / 2u % (TILE_N / TILE_ROWS);
         let first = thread % 2u * 4u;
         let first_row = n0 + tile_of_n * TILE_ROWS + first;
-        if (m0 + m < p.shape.m && first_row < p.shape.n) {
+        if (m0 + m < p.shape.m && first_row < p.shape.stored_rows) {
             store8(m0 + m, first_row, finished(m, tile_of_n, first), finished(m, tile_of_n, first + 8u));
         }
     }
 }
 
-// Adds the sums of all parts in `tile`, of which there are a power of two up to SLICES; invocations that lead have
-// written those of `part` from `at` on. All invocations of the workgroup call it.
+// Adds the accumulators of all parts in `tile`. The number of parts is a power of two up to SLICES. Invocations that
+// lead have written those of `part` from `at` on. All invocations of the workgroup call it.
 fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     workgroupBarrier();
     for (var half = SLICES / 2u; half > 0u; half /= 2u) {
@@ -58,7 +58,7 @@ fn add_parts(at: u32, part: u32, parts: u32, leads: bool) {
     }
 }
 
-// The sums of the four rows from `first` on of a tile of W.
+// The accumulators of the four rows from `first` on of a tile of W.
 fn finished(m: u32, tile_of_n: u32, first: u32) -> vec4<f32> {
     if (LANES_BESIDE) {
         return bitcast<vec4<f32>>(tile[m * LANES + tile_of_n * 4u + first / 4u]);

@@ -1,10 +1,10 @@
-// Sums of slices are added within subgroups first, then through workgroup memory.
+// Adds the accumulators of slices within subgroups first, then through workgroup memory.
 
-// Invocations of a subgroup. 1 where subgroups are not full, so that places in them say nothing about slices.
+// Invocations of a subgroup. It is 1 where subgroups are not full, so that places in them say nothing about slices.
 var<private> lanes: u32 = 1u;
 
-// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
-fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
+// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
+fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     // A subgroup holds that many slices of the same rows, LANES apart.
     let together = max(lanes / LANES, 1u);
     for (var apart = LANES; apart < lanes; apart *= 2u) {
@@ -35,11 +35,12 @@ fn main(
     @builtin(subgroup_invocation_id) lane: u32,
 ) {
     let n0 = first_row(group, groups);
-    if (n0 >= p.shape.n) {
+    if (n0 >= p.shape.stored_rows) {
         return;
     }
     var thread = index;
-    // As many places as invocations: every subgroup is full, and its lanes can be counted on.
+    // Every subgroup is full if there are as many places as invocations. Only then do lanes say which slice an
+    // invocation has.
     if (subgroup_size * subgroups == THREADS) {
         lanes = subgroup_size;
         thread = subgroup * subgroup_size + lane;

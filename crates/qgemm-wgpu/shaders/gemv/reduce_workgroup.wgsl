@@ -1,7 +1,7 @@
-// Sums of slices are added through workgroup memory.
+// Adds the accumulators of slices through workgroup memory.
 
-// Leaves the sums of all slices in `tile`: (TILE_M, LANES).
-fn reduce(lane: u32, slice: u32, sums: ptr<function, Sums>) {
+// Leaves the accumulators of all slices in `tile`: (TILE_M, LANES).
+fn reduce(lane: u32, slice: u32, sums: ptr<function, Accumulators>) {
     let at = slice * TILE_M * LANES + lane;
     #for t TILE_M
     tile[at + $tu * LANES] = bitcast<vec4<u32>>((*sums)[$t]);

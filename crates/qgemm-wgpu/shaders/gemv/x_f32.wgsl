@@ -1,9 +1,8 @@
-// X in f32. A unit of a token is followed by a vector that is not used, so that units which are read at once lie in
-// different banks.
+// X in f32. An unused vector follows each unit of a token, so that units that are read at once lie in different banks.
 
 const UNIT_PITCH: u32 = UNIT / 4u + 1u;
 
-// Brings `units` units of X from column `s0` on.
+// Loads `units` units of X from column `s0` on.
 fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     let eights = CHUNK_UNITS * (UNIT / 8u);
     for (var i = thread; i < TILE_M * eights; i += THREADS) {
@@ -16,7 +15,7 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     }
 }
 
-// Vector `vector` of what a token has in `tile`.
+// Vector `vector` of a token in `tile`.
 fn x_vector(vector: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(tile[vector]);
 }

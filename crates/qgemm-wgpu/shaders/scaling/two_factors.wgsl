@@ -1,11 +1,11 @@
-// Formats whose scales are powers of two that may be no normal f32, which adapters may take for 0. They are applied in
-// two factors, which the fields of `Affine` hold.
+// Formats whose scales are powers of two that may be no normal f32. Adapters may flush those to 0, so scales are
+// applied as two factors, which the fields of `Affine` hold.
 
 fn affine(rows: Rows, sub: u32) -> Affine {
     return sub_scale(rows, sub);
 }
 
-// 2^(exponent - 128): half of what E8M0 means by `exponent`.
+// 2^(exponent - 128): half of what `exponent` means in E8M0.
 fn half_e8m0(exponent: vec4<u32>) -> Affine {
     let first = exponent / vec4<u32>(2u);
     return Affine(power_of_two(first + vec4<u32>(63u)), power_of_two(exponent - first + vec4<u32>(63u)));
@@ -16,7 +16,7 @@ fn power_of_two(biased: vec4<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(biased << vec4<u32>(23u));
 }
 
-// The sum of values times x, given that of numbers times x.
+// The accumulator of values times x, from that of numbers times x.
 fn scaled(sum: vec4<f32>, sum_x: f32, affine: Affine) -> vec4<f32> {
     return sum * affine.scale * affine.min;
 }

@@ -1,116 +1,62 @@
-//! The kernel families of the backend.
+//! The kernel families of the backend: a module an operation.
 
+pub(crate) mod convert;
+mod dispatch;
 pub(crate) mod gemm;
-pub(crate) mod gemm_int8;
-pub(crate) mod gemm_matrix;
-pub(crate) mod gemv;
-pub(crate) mod gemv_int8;
-mod kernel;
-mod launches;
+pub(crate) mod modes;
 mod operands;
-mod staging;
 
 use std::sync::Arc;
 
-use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::GemmShape;
-use qgemm_hal::{CheckedGemm, Device, DeviceInfo, HalError, Kernel, KernelFamily, LaunchPlan, TileConfig, Unsupported};
+use qgemm_hal::{Catalog, Device, HalError};
 
 use crate::device::WgpuDevice;
-use crate::pipeline::pipeline;
-use crate::shader::{self, Part};
+use crate::pipeline::Interface;
 use crate::shared::Shared;
-use crate::weight_code::{CLASS, WeightCode};
-use kernel::{Compiled, GemmKernel};
-use launches::Launch;
-use staging::Staging;
 
 /// What a wgpu device offers.
-pub(crate) static FAMILIES: &[&dyn KernelFamily] =
-    &[&gemv::Gemv, &gemm::Gemm, &gemv_int8::GemvInt8, &gemm_int8::GemmInt8, &gemm_matrix::GemmMatrix];
+pub(crate) const CATALOG: Catalog = Catalog { gemm: gemm::FAMILIES, convert: convert::FAMILIES };
 
-/// Storage buffers of every kernel, D being the last: see `shaders/params.wgsl`.
+/// What the kernels of each operation are given.
+pub(crate) static INTERFACES: &[&Interface] = &[&gemm::INTERFACE, &convert::INTERFACE];
+
+/// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
+pub(crate) const PARAMS_BYTES: u32 = 96;
+
+/// Most storage buffers of a kernel.
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
 
-/// Workgroups along one dimension of a grid, on every adapter.
-const MAX_GROUPS: u32 = 65_535;
+const _: () = {
+    assert!(gemm::INTERFACE.params_bytes <= PARAMS_BYTES && convert::INTERFACE.params_bytes <= PARAMS_BYTES);
+    let (gemm, convert) = (gemm::INTERFACE.bindings.len(), convert::INTERFACE.bindings.len());
+    assert!(gemm <= STORAGE_BUFFERS as usize && convert <= STORAGE_BUFFERS as usize);
+};
 
-/// `Params` of `shaders/params.wgsl`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-struct Params {
-    shape: GemmShape,
-    x_row: u32,
-    x_col: u32,
-    c_row: u32,
-    d_row: u32,
-    residual_row: u32,
-    n_first: u32,
-    x_base: u32,
-    w_base: u32,
-    row_scale_base: u32,
-    k_order_base: u32,
-    c_base: u32,
-    bias_base: u32,
-    token_scale_base: u32,
-    residual_base: u32,
-    d_base: u32,
+/// What the objects of a device share, which must be one of this backend.
+fn shared_of<'d>(device: &'d dyn Device, what: &'static str) -> Result<&'d Arc<Shared>, HalError> {
+    match device.as_any().downcast_ref::<WgpuDevice>() {
+        Some(device) => Ok(&device.shared),
+        None => Err(HalError::WrongDevice { device: device.info().id, what }),
+    }
 }
 
-/// Size of the parameters, which travel as immediates (128 bytes at most).
-pub(crate) const PARAMS_BYTES: u32 = size_of::<Params>() as u32;
-const _: () = assert!(PARAMS_BYTES == 124);
-
-/// What all families need of an operation; `config` is the smallest that the adapter has room for.
-fn check(op: &CheckedGemm, info: &DeviceInfo, config: Option<TileConfig>) -> Result<(), Unsupported> {
-    let Some(config) = config else {
-        return Err(Unsupported::new(format!("{} bytes of workgroup memory are too few", info.shared_bytes)));
-    };
-    if op.class != CLASS {
-        return Err(Unsupported::new(format!("reads weights packed as {CLASS:?}, and these are {:?}", op.class)));
-    }
-    if [Some(op.d), op.c, op.residual].iter().flatten().any(|dense| dense.col_stride != 1) {
-        return Err(Unsupported::new("stores row-major D and reads row-major C and residuals"));
-    }
-    let code = weight_code(op)?;
-    Launch::of(op, &code, &config, info.max_buffer_bytes).map(|_| ()).map_err(Unsupported::new)
+/// FNV-1a over `texts`, of 64 bits: the same with every compiler.
+fn hash_of<'t>(texts: impl IntoIterator<Item = &'t str>) -> u64 {
+    // A byte that no text has ends each of them.
+    let bytes = texts.into_iter().flat_map(|text| text.bytes().chain([0xff]));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
-fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
-    if shader::dequant(op.format).is_none() {
-        return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
-    }
-    WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything a
-/// launch needs.
-fn prepare(
-    device: &dyn Device,
-    op: &CheckedGemm,
-    plan: &LaunchPlan,
-    part: impl FnOnce(&WeightCode, &Shared) -> Option<Part>,
-) -> Result<Arc<dyn Kernel>, HalError> {
-    let info = device.info();
-    let name = op.kernel_name(plan.config.family);
-    let Some(WgpuDevice { shared, .. }) = device.as_any().downcast_ref() else {
-        return Err(HalError::WrongDevice { device: info.id, what: "a plan of the wgpu backend" });
-    };
-    let unsupported = |why| HalError::Unsupported { device: info.id, what: name.clone(), why };
-    let code = weight_code(op).map_err(|reason| unsupported(reason.why))?;
-    let cut = |op: &CheckedGemm| Launch::of(op, &code, &plan.config, info.max_buffer_bytes).map_err(unsupported);
-    let layout = plan.workspace_layout().and_then(|layout| layout.staged_x);
-    let (op, staging) = match plan.config.staged_x.zip(layout) {
-        None => (op.clone(), None),
-        Some((staged, layout)) => {
-            let staging = Staging::new(shared, op, &code, staged, layout, &cut(op)?)?;
-            (staging::staged_op(op, &layout), Some(staging))
-        }
-    };
-    let launches = cut(&op)?;
-    let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
-    let shader = shader::compose(op.format, &code, &part);
-    let pipeline = pipeline(shared, &name, shader)?;
-    let compiled = Compiled { name, pipeline };
-    Ok(Arc::new(GemmKernel::new(compiled, shared.clone(), op, &code, plan, staging, launches)))
+    #[test]
+    fn hashes_are_those_of_fnv() {
+        assert_eq!(hash_of([]), 0xcbf2_9ce4_8422_2325);
+        // "a" is af63dc4c8601ec8c.
+        let a: u64 = 0xaf63_dc4c_8601_ec8c;
+        assert_eq!(hash_of(["a"]), (a ^ 0xff).wrapping_mul(0x0000_0100_0000_01b3));
+        assert_ne!(hash_of(["ab", "c"]), hash_of(["a", "bc"]));
+    }
 }

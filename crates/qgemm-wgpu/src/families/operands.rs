@@ -1,4 +1,4 @@
-//! Binding what a launch reads and writes.
+//! Binding what a dispatch reads and writes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,23 +8,47 @@ use qgemm_hal::{BufferRef, HalError};
 use crate::memory::{VECTOR, WgpuBuffer};
 use crate::shared::Shared;
 
-/// What a launch touches of an operand.
-pub(super) struct Operand<'a> {
+/// What a dispatch touches of an operand.
+pub(super) struct Touched<'a> {
     /// Which one, for errors.
     pub what: &'static str,
     pub view: Option<BufferRef<'a>>,
     /// Bytes of the view; none of an operand that is absent.
-    pub touched: Range<usize>,
-    /// Bytes of an element.
+    pub bytes: Range<usize>,
+    /// Bytes of an element, or of what the kernel accesses at once.
     pub width: usize,
 }
 
-impl<'a> Operand<'a> {
-    /// What to bind of the buffer, and how many elements of it come before the first that is touched.
-    pub fn bind(self, shared: &'a Arc<Shared>) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
-        let Self { what, view, touched: Range { start, end }, width } = self;
+/// What to bind of a buffer, and how many elements of it come before the first that is touched.
+pub(super) type Bound<'a> = (wgpu::BufferBinding<'a>, u32);
+
+impl<'a> Touched<'a> {
+    /// What to bind of an operand that is read.
+    pub fn bind(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
+        self.bind_or(shared, &shared.absent)
+    }
+
+    /// As [`Self::bind`], of an operand that is written.
+    pub fn bind_written(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
+        self.bind_or(shared, &shared.absent_written)
+    }
+
+    /// As [`Self::bind`], of an operand that shaders see as vectors, of which there must be one.
+    pub fn bind_vectors(self, shared: &'a Arc<Shared>) -> Result<Bound<'a>, HalError> {
+        let what = self.what;
+        let (binding, base) = self.bind(shared)?;
+        if binding.size.is_some_and(|size| size.get() < VECTOR) {
+            let why = format!("{VECTOR} bytes are bound at least, and fewer are left of the buffer");
+            return Err(unsupported(shared, what, why));
+        }
+        Ok((binding, base))
+    }
+
+    /// `absent` is bound where there is no such operand.
+    fn bind_or(self, shared: &Arc<Shared>, absent: &'a wgpu::Buffer) -> Result<Bound<'a>, HalError> {
+        let Self { what, view, bytes: Range { start, end }, width } = self;
         if start == end {
-            return Ok((shared.absent.as_entire_buffer_binding(), 0));
+            return Ok((absent.as_entire_buffer_binding(), 0));
         }
         let len = view.map_or(0, |view| view.len());
         let Some(view) = view.filter(|_| len >= end) else {
@@ -35,7 +59,7 @@ impl<'a> Operand<'a> {
         let first = view.offset() + start;
         let behind = first % limits.min_storage_buffer_offset_alignment as usize;
         if !behind.is_multiple_of(width) {
-            let why = format!("it begins at byte {first}, and kernels read {width} bytes at a time");
+            let why = format!("it begins at byte {first}, and kernels access {width} bytes at a time");
             return Err(unsupported(shared, what, why));
         }
         let offset = (first - behind) as u64;
@@ -47,17 +71,6 @@ impl<'a> Operand<'a> {
         }
         let binding = wgpu::BufferBinding { buffer: &raw.buffer, offset, size: wgpu::BufferSize::new(size) };
         Ok((binding, (behind / width) as u32))
-    }
-
-    /// As [`Self::bind`], of an operand that shaders see as vectors, of which there must be one.
-    pub fn bind_vectors(self, shared: &'a Arc<Shared>) -> Result<(wgpu::BufferBinding<'a>, u32), HalError> {
-        let what = self.what;
-        let (binding, base) = self.bind(shared)?;
-        if binding.size.is_some_and(|size| size.get() < VECTOR) {
-            let why = format!("{VECTOR} bytes are bound at least, and fewer are left of the buffer");
-            return Err(unsupported(shared, what, why));
-        }
-        Ok((binding, base))
     }
 }
 

@@ -2,7 +2,10 @@
 
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
-use qgemm_hal::{Activation, CheckedGemm, Dense, Device, GemmArgs, LaunchPlan, TileConfig, WeightArgs, XRounding};
+use qgemm_hal::{
+    Activation, Buffer, CheckedGemm, Dense, Device, GemmOperand, LaunchPlan, Operands, TileConfig, WorkspaceLayout,
+    XPrecision,
+};
 use qgemm_testkit::{Rounding, rounded};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -119,8 +122,8 @@ impl Case {
         };
         let op = CheckedGemm {
             m,
-            n,
-            features: n,
+            stored_rows: n,
+            out_features: n,
             gated: false,
             k,
             stored_k: weight.stored_k(),
@@ -129,8 +132,8 @@ impl Case {
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
-            x,
-            x_rounding: XRounding::default(),
+            x: x.into(),
+            x_precision: XPrecision::default(),
             d: dense(d, n),
             c: options.c.map(|dtype| dense(dtype, n)),
             bias: options.bias,
@@ -147,15 +150,21 @@ impl Case {
         Self { op, weight, x, c, bias }
     }
 
+    /// The element type of X.
+    pub fn x_dtype(&self) -> DType {
+        self.op.x.format.plain().expect("X is plain")
+    }
+
     /// The expected D of `config`, row-major, and ΣΣ w²x².
     fn oracle(&self, config: &TileConfig) -> (Vec<f64>, f64) {
-        let op = &self.op;
+        let (op, dtype) = (&self.op, self.x_dtype());
         let at = |m, k| m * op.x.row_stride as usize + k * op.x.col_stride as usize;
-        let x: Vec<f32> = (0..op.m * op.k).map(|i| op.x.dtype.read(&self.x, at(i / op.k, i % op.k))).collect();
-        let x = rounded(&x, op.k, Rounding::of(config, op.format, self.weight.k_order()));
+        let x: Vec<f32> = (0..op.m * op.k).map(|i| dtype.read(&self.x, at(i / op.k, i % op.k))).collect();
+        let rounding = Rounding::of(config, dtype, self.weight.k_order()).expect("a format that the oracle knows");
+        let x = rounded(&x, op.k, rounding);
         let x: Vec<&[f64]> = x.chunks(op.k).collect();
-        let (mut out, mut squares) = (vec![0.0; op.m * op.n], 0.0);
-        for n in 0..op.n {
+        let (mut out, mut squares) = (vec![0.0; op.m * op.out_features], 0.0);
+        for n in 0..op.out_features {
             let w: Vec<f64> = self.weight.dequantize_row(n).into_iter().map(f64::from).collect();
             for m in 0..op.m {
                 let products = || w.iter().zip(x[m]).map(|(w, x)| w * x);
@@ -167,7 +176,7 @@ impl Case {
                 if let Some(dtype) = op.bias {
                     value += f64::from(dtype.read(&self.bias, n));
                 }
-                out[m * op.n + n] = value;
+                out[m * op.out_features + n] = value;
             }
         }
         (out, squares)
@@ -177,8 +186,10 @@ impl Case {
     pub fn run(&self, device: &dyn Device, family: usize, config: TileConfig) -> Vec<u8> {
         let op = &self.op;
         let plan = plan(op, config);
-        let kernel = device.families()[family].prepare(device, op, &plan).expect("supported");
-        assert!(kernel.name().ends_with(&format!("_nt_{}_{}", op.format, op.x.dtype)), "{}", kernel.name());
+        let sequence = device.catalog().gemm[family].prepare(device, op, &plan).expect("supported");
+        assert!(sequence.name().ends_with(&format!("_nt_{}_{}", op.format, op.x.format)), "{}", sequence.name());
+        let last = sequence.steps().last().expect("the product");
+        assert_eq!(*last.kernel_id(), config.kernel_id(op.format));
         let padded = |bytes: &[u8]| upload(device, &[&[POISON; PAD], bytes, &[POISON; PAD]].concat());
         let x = padded(&self.x);
         let layout = PackedLayout::new(op.format, op.class).expect("prepacked");
@@ -188,28 +199,28 @@ impl Case {
             self.weight.k_order().map(|o| padded(&o.iter().flat_map(|c| c.to_le_bytes()).collect::<Vec<_>>()));
         let c = op.c.map(|_| padded(&self.c));
         let bias = op.bias.map(|_| padded(&self.bias));
-        let len = ((op.m - 1) * op.d.row_stride as usize + op.n) * op.d.dtype.bytes();
+        let len = ((op.m - 1) * op.d.row_stride as usize + op.out_features) * op.d.dtype.bytes();
         let mut d = upload(device, &vec![POISON; len + 2 * PAD]);
-        let inner = |buffer: &qgemm_hal::Buffer| PAD..buffer.len() - PAD;
-        let view = |buffer: &'_ Option<qgemm_hal::Buffer>| buffer.as_ref().map(inner);
-        let (scale_range, order_range, c_range, bias_range) = (view(&row_scale), view(&k_order), view(&c), view(&bias));
+        let mut workspace = (plan.workspace.bytes > 0).then(|| upload(device, &vec![0; plan.workspace.bytes]));
+        let inner = |buffer: &Buffer| PAD..buffer.len() - PAD;
+        let mut operands = Operands::new();
+        let given = [
+            (GemmOperand::RowScale, &row_scale),
+            (GemmOperand::KOrder, &k_order),
+            (GemmOperand::C, &c),
+            (GemmOperand::Bias, &bias),
+        ];
+        for (operand, buffer) in given {
+            operands.read_if_any(operand, buffer.as_ref().map(|b| b.slice(inner(b)).expect("inside")));
+        }
+        operands.read(GemmOperand::X, x.slice(inner(&x)).expect("inside"));
+        operands.read(GemmOperand::W, w.slice(W_PAD..w.len() - W_PAD).expect("inside"));
         let d_range = inner(&d);
-        let mut workspace = (plan.workspace_bytes > 0).then(|| upload(device, &vec![0; plan.workspace_bytes]));
-        let args = GemmArgs {
-            x: x.slice(inner(&x)).expect("inside"),
-            w: WeightArgs {
-                data: w.slice(W_PAD..w.len() - W_PAD).expect("inside"),
-                row_scale: row_scale.as_ref().zip(scale_range).map(|(b, r)| b.slice(r).expect("inside")),
-                k_order: k_order.as_ref().zip(order_range).map(|(b, r)| b.slice(r).expect("inside")),
-            },
-            c: c.as_ref().zip(c_range).map(|(b, r)| b.slice(r).expect("inside")),
-            bias: bias.as_ref().zip(bias_range).map(|(b, r)| b.slice(r).expect("inside")),
-            token_scale: None,
-            residual: None,
-            d: d.slice_mut(d_range).expect("inside"),
-            workspace: workspace.as_mut().map(Into::into),
-        };
-        kernel.launch(&device.default_stream(), args).expect("launches");
+        operands.write(GemmOperand::D, d.slice_mut(d_range).expect("inside"));
+        if let Some(workspace) = &mut workspace {
+            operands.write(GemmOperand::Workspace, workspace.into());
+        }
+        sequence.run(&device.default_stream(), operands).expect("launches");
         let all = download(device, &d);
         assert!(all[..PAD].iter().chain(&all[len + PAD..]).all(|&b| b == POISON), "wrote outside D");
         all[PAD..len + PAD].to_vec()
@@ -218,29 +229,28 @@ impl Case {
     /// Runs every configuration of every family that serves the case; returns how many there were.
     pub fn check_all(&self, device: &dyn Device) -> usize {
         let most = 8;
-        (0..device.families().len()).flat_map(|family| (0..most).map(move |turn| (family, turn))).fold(0, |runs, at| {
-            let (family, turn) = at;
-            let there = self.configs(device, family).len() > turn;
-            if there {
-                self.check_family(device, family, turn, false);
-            }
-            runs + usize::from(there)
-        })
+        (0..device.catalog().gemm.len()).flat_map(|family| (0..most).map(move |turn| (family, turn))).fold(
+            0,
+            |runs, at| {
+                let (family, turn) = at;
+                let there = self.configs(device, family).len() > turn;
+                if there {
+                    self.check_family(device, family, turn, false);
+                }
+                runs + usize::from(there)
+            },
+        )
     }
 
     /// Runs a configuration of every family that serves the case: they take turns, for each takes a software adapter a
     /// while to compile.
     pub fn check(&self, device: &dyn Device, turn: usize, exact: bool) {
-        (0..device.families().len()).for_each(|family| self.check_family(device, family, turn, exact));
+        (0..device.catalog().gemm.len()).for_each(|family| self.check_family(device, family, turn, exact));
     }
 
     /// The configurations of one family; none if it does not serve the case.
     pub fn configs(&self, device: &dyn Device, index: usize) -> Vec<TileConfig> {
-        let family = device.families()[index];
-        match family.supports(&self.op, device.info()) {
-            Ok(()) => family.candidates(&self.op, device.info()),
-            Err(_) => Vec::new(),
-        }
+        device.catalog().gemm[index].configs(&self.op, device.info()).unwrap_or_default()
     }
 
     /// Runs one configuration of one family, if it serves the case.
@@ -251,7 +261,15 @@ impl Case {
         let (expected, squares) = self.oracle(&config);
         let what = format!(
             "{} {}x{} of {}, {}x{}x{}, {} to {}",
-            config.family, config.tile_n, config.tile_m, op.format, op.m, op.n, op.k, op.x.dtype, op.d.dtype
+            config.family,
+            config.tile_n,
+            config.tile_m,
+            op.format,
+            op.m,
+            op.out_features,
+            op.k,
+            op.x.format,
+            op.d.dtype
         );
         let bytes = self.run(device, index, config);
         let rounds = config.rounded_weights.is_some();
@@ -265,15 +283,15 @@ impl Case {
         let mut error = 0.0;
         for m in 0..op.m {
             let row = m * op.d.row_stride as usize;
-            for n in 0..op.n {
+            for n in 0..op.out_features {
                 let got = f64::from(op.d.dtype.read(bytes, row + n));
-                let want = expected[m * op.n + n];
+                let want = expected[m * op.out_features + n];
                 assert!(got.is_finite(), "{what}: D[{m}, {n}] = {got}, expected {want}");
                 assert!(!exact || got == want, "{what}: D[{m}, {n}] = {got}, expected exactly {want}");
                 error += (got - want).powi(2);
             }
             let width = op.d.dtype.bytes();
-            let gap = (row + op.n) * width..((row + op.d.row_stride as usize) * width).min(bytes.len());
+            let gap = (row + op.out_features) * width..((row + op.d.row_stride as usize) * width).min(bytes.len());
             assert!(bytes[gap].iter().all(|&b| b == POISON), "{what}: wrote behind row {m}");
         }
         let error = error / expected.iter().map(|y| y * y).sum::<f64>().max(squares).max(f64::MIN_POSITIVE);
@@ -294,19 +312,19 @@ const ROUNDED: f64 = 2.4e-7;
 
 /// One launch of `config` for all of `op`.
 pub fn plan(op: &CheckedGemm, config: TileConfig) -> LaunchPlan {
-    let n_tiles = (op.n as u32).div_ceil(config.tile_n);
+    let n_tiles = (op.stored_rows as u32).div_ceil(config.tile_n);
     let m_tiles = (op.m as u32).div_ceil(config.tile_m);
-    let plan = LaunchPlan {
+    let k_steps = (op.stored_k as u32).div_ceil(config.tile_k);
+    let workspace = WorkspaceLayout::split(1, 0, 0).and_then(|layout| layout.with_x(&config, m_tiles, k_steps));
+    LaunchPlan {
         config,
         n_tiles,
         m_tiles,
-        k_steps: (op.stored_k as u32).div_ceil(config.tile_k),
+        k_steps,
         splits: 1,
         stream_k: None,
         grid: [n_tiles, m_tiles, 1],
-        workspace_bytes: 0,
+        workspace: workspace.expect("small"),
         estimate: 0.0,
-    };
-    let workspace_bytes = plan.workspace_layout().expect("small").bytes;
-    LaunchPlan { workspace_bytes, ..plan }
+    }
 }

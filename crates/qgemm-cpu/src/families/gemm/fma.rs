@@ -47,7 +47,7 @@ impl Family<CheckedGemm> for GemmFamily {
         CpuGemm::prepare(device, op, plan, None)
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         SOURCE_HASH
     }
 }

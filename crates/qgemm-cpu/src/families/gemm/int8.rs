@@ -82,7 +82,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
         CpuGemm::prepare(device, op, plan, Some(how))
     }
 
-    fn source_hash(&self, _: &TileConfig) -> u64 {
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         SOURCE_HASH
     }
 }

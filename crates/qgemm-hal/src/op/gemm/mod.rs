@@ -225,6 +225,19 @@ impl Operation for CheckedGemm {
     type Config = TileConfig;
     type Plan = LaunchPlan;
 
+    fn operands(&self) -> Vec<GemmOperand> {
+        let optional = [
+            (self.row_scale, GemmOperand::RowScale),
+            (self.k_order, GemmOperand::KOrder),
+            (self.c.is_some(), GemmOperand::C),
+            (self.bias.is_some(), GemmOperand::Bias),
+            (self.token_scale, GemmOperand::TokenScale),
+            (self.residual.is_some(), GemmOperand::Residual),
+        ];
+        let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
+        [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(given).collect()
+    }
+
     /// W, X, D, C and the residual once each.
     fn traffic(&self) -> f64 {
         let output = |dense: &Dense| self.m as f64 * self.out_features as f64 * dense.dtype.bytes() as f64;

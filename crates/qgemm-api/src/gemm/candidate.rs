@@ -1,0 +1,44 @@
+//! [`Candidate`]: one of the ways to run a problem.
+
+use qgemm_hal::{CheckedGemm, Device, DeviceId, Family, KernelId, LaunchPlan};
+use qgemm_sched::gemm::candidates;
+
+use super::problem::Problem;
+use crate::error::Error;
+
+/// One way to run a [`Problem`]: a kernel family, a configuration of it and a launch geometry. Made by
+/// [`Context::candidates`](crate::Context::candidates), to time others than the one that a plan would take.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    pub(super) problem: Problem,
+    pub(super) op: CheckedGemm,
+    pub(super) family: &'static dyn Family<CheckedGemm>,
+    pub(super) launch: LaunchPlan,
+}
+
+impl Candidate {
+    /// Every way there is, the fastest by the cost model first; none for 0 tokens.
+    pub(crate) fn all(device: &dyn Device, problem: &Problem) -> Result<Vec<Self>, Error> {
+        let op = problem.check()?;
+        if op.m == 0 {
+            return Ok(Vec::new());
+        }
+        let all = candidates(&op, device.info(), device.catalog().gemm, problem.preferences())?;
+        let candidate = |(family, launch)| Self { problem: problem.clone(), op: op.clone(), family, launch };
+        Ok(all.into_iter().map(candidate).collect())
+    }
+
+    /// The configuration and its launch geometry.
+    pub fn launch(&self) -> &LaunchPlan {
+        &self.launch
+    }
+
+    /// Identity of the kernel.
+    pub fn kernel_id(&self) -> KernelId {
+        self.launch.config.kernel_id(self.op.format)
+    }
+
+    pub(crate) fn device(&self) -> DeviceId {
+        self.problem.weight().device
+    }
+}

@@ -1,0 +1,244 @@
+//! [`Plan`]: kernels made ready for one problem.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmOperand, KernelId, LaunchPlan, LaunchSequence,
+    Operands, Operation, Stream,
+};
+use qgemm_sched::TunedTable;
+use qgemm_sched::gemm::choose;
+
+use super::candidate::Candidate;
+use super::problem::{Problem, not_served};
+use crate::error::Error;
+use crate::operand::{Checks, Extent};
+use crate::plan_cache::{PlanCaches, Ready};
+use crate::weight::{Weight, WeightShape};
+use crate::workspace::Workspace;
+
+/// Kernels chosen and made ready for one [`Problem`]; made by [`Context::plan`](crate::Context::plan). Its text says what a run
+/// launches, and what each launch reads and writes.
+///
+/// A plan belongs to a shape, not to a weight: it runs with every weight that has the format, N, K and device
+/// of the one it was made from; where that one's values are fit for f16 ([`Weight::fits_f16`]), theirs must be, too.
+#[derive(Debug)]
+pub struct Plan {
+    op: CheckedGemm,
+    weight: WeightShape,
+    /// Whether the problem names a C, read or (with `beta` 0) not.
+    c_stated: bool,
+    x: Extent,
+    d: Extent,
+    c: Option<Extent>,
+    bias: Option<Extent>,
+    token_scale: Option<Extent>,
+    residual: Option<Extent>,
+    /// `None` for 0 tokens.
+    ready: Option<Arc<Ready<CheckedGemm>>>,
+}
+
+const F32_BYTES: usize = DType::F32.bytes();
+
+/// What one run reads and writes.
+///
+/// ```
+/// # use qgemm_api::{Args, Context, DType, HostWeight, Problem};
+/// # let ctx = Context::open("noop")?;
+/// # let weight = ctx.load_dense(&[0; 4 * 64], DType::F32, 2, 32, Default::default())?;
+/// # let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
+/// let x = ctx.upload(&DType::F16.encode(&[1.0; 32]))?;
+/// let mut d = ctx.allocate(2 * 2)?;
+/// plan.run(&ctx.default_stream(), Args::new((&x).into(), &weight, (&mut d).into()))?;
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Args<'a> {
+    /// Activations.
+    pub x: BufferRef<'a>,
+    /// The weight.
+    pub w: &'a Weight,
+    /// Output.
+    pub d: BufferMut<'a>,
+    /// C, when the problem adds `beta · C`.
+    pub c: Option<BufferRef<'a>>,
+    /// N values, when the problem adds a bias; of a gated pair 2 N.
+    pub bias: Option<BufferRef<'a>>,
+    /// M values in f32, when the problem scales tokens.
+    pub token_scale: Option<BufferRef<'a>>,
+    /// The residual, when the problem adds one.
+    pub residual: Option<BufferRef<'a>>,
+    /// At least [`Plan::workspace_bytes`], when that is not 0.
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+impl<'a> Args<'a> {
+    /// What every run has; the other operands are fields to set.
+    pub fn new(x: BufferRef<'a>, w: &'a Weight, d: BufferMut<'a>) -> Self {
+        Self { x, w, d, c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    }
+}
+
+impl Plan {
+    pub(crate) fn new(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        caches: &PlanCaches,
+        problem: &Problem,
+    ) -> Result<Self, Error> {
+        let key = (problem.check()?, problem.preferences().clone());
+        let (op, preferences) = &key;
+        let make = || {
+            let CheckedGemm { m, stored_rows, k, format, .. } = op;
+            let _span = tracing::info_span!("plan", m, n = stored_rows, k, %format).entered();
+            let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, tuned)?;
+            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
+        };
+        let ready = if op.m == 0 { None } else { Some(caches.gemm.get_or_make(&key, make)?) };
+        Self::of(problem, key.0, ready)
+    }
+
+    pub(crate) fn of_candidate(device: &dyn Device, candidate: &Candidate) -> Result<Self, Error> {
+        let &Candidate { ref problem, ref op, family, launch } = candidate;
+        let ready = Ready { family, plan: launch, sequence: family.prepare(device, op, &launch)? };
+        Self::of(problem, op.clone(), Some(Arc::new(ready)))
+    }
+
+    fn of(problem: &Problem, op: CheckedGemm, ready: Option<Arc<Ready<CheckedGemm>>>) -> Result<Self, Error> {
+        let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
+        let x = op.plain_x().map_err(|_| not_served(op.x.format))?;
+        Ok(Self {
+            x: Extent::of(&x, op.m, op.k),
+            d: output(&op.d),
+            c: op.c.as_ref().map(output),
+            bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
+            token_scale: op.token_scale.then(|| Extent::of_values(op.m, F32_BYTES)),
+            residual: op.residual.as_ref().map(output),
+            weight: *problem.weight(),
+            c_stated: problem.states_c(),
+            op,
+            ready,
+        })
+    }
+
+    /// Bytes of workspace that [`Plan::run`] needs; 0 for most plans.
+    pub fn workspace_bytes(&self) -> usize {
+        self.launch().map_or(0, |launch| launch.workspace.bytes)
+    }
+
+    /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16`; `none` for 0 tokens.
+    pub fn kernel_name(&self) -> &str {
+        self.sequence().map_or("none", LaunchSequence::name)
+    }
+
+    /// Identity of the chosen kernel; `None` for 0 tokens.
+    pub fn kernel_id(&self) -> Option<KernelId> {
+        self.launch().map(|launch| launch.config.kernel_id(self.op.format))
+    }
+
+    /// A number that changes with the sources of the chosen kernel, for
+    /// [`TunedTable::record`](crate::TunedTable::record); `None` for 0 tokens.
+    pub fn source_hash(&self) -> Option<u64> {
+        self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, &ready.plan.config))
+    }
+
+    /// The chosen configuration and its launch geometry; `None` for 0 tokens.
+    pub fn launch(&self) -> Option<&LaunchPlan> {
+        self.ready.as_ref().map(|ready| &ready.plan)
+    }
+
+    /// The kernels that a run launches, in order; `None` for 0 tokens.
+    pub fn sequence(&self) -> Option<&LaunchSequence> {
+        self.ready.as_ref().map(|ready| &ready.sequence)
+    }
+
+    /// The validated operation.
+    pub fn op(&self) -> &CheckedGemm {
+        &self.op
+    }
+
+    /// Bytes that a run must move at least: W, X, D, C and the residual once each.
+    pub fn bytes(&self) -> f64 {
+        self.op.traffic()
+    }
+
+    /// Multiply-adds of a run.
+    pub fn macs(&self) -> f64 {
+        self.op.macs()
+    }
+
+    /// The device that the plan is for.
+    pub fn device(&self) -> DeviceId {
+        self.weight.device
+    }
+
+    /// Submits the multiplication to `stream`. Allocates nothing, waits for nothing and takes no lock, so it
+    /// may be captured in a CUDA graph.
+    ///
+    /// # Errors
+    /// When an operand is missing, too short, misaligned, on another device, or (C, bias, …) not part of the
+    /// problem; when the weight is not like the one planned for; or a device error. Nothing has been written
+    /// then.
+    pub fn run(&self, stream: &Stream, args: Args<'_>) -> Result<(), Error> {
+        let Args { x, w, d, c, bias, token_scale, residual, workspace } = args;
+        if !self.weight.serves(w.shape()) {
+            return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
+        }
+        let checks = Checks(self.device());
+        checks.device("stream", stream.device())?;
+        checks.view("X", x, self.x)?;
+        checks.view("D", d.as_ref(), self.d)?;
+        // With `beta` 0, a C may come that is not read.
+        let c = c.filter(|_| self.c.is_some() || !self.c_stated);
+        let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
+        let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
+        let token_scale =
+            checks.optional("token scales", token_scale, self.token_scale, "the problem scales tokens")?;
+        let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
+        let Some(ready) = &self.ready else { return Ok(()) };
+        let mut operands = Operands::new();
+        operands.read(GemmOperand::X, x);
+        w.give(&mut operands);
+        operands.read_if_any(GemmOperand::C, c);
+        operands.read_if_any(GemmOperand::Bias, bias);
+        operands.read_if_any(GemmOperand::TokenScale, token_scale);
+        operands.read_if_any(GemmOperand::Residual, residual);
+        operands.write(GemmOperand::D, d);
+        match (self.workspace_bytes(), workspace) {
+            (0, _) => {}
+            (_, None) => {
+                return Err(Error::MissingOperand {
+                    operand: "workspace",
+                    why: "the plan keeps partial accumulators or converted activations",
+                });
+            }
+            (expected, Some(workspace)) => {
+                checks.device("workspace", workspace.device())?;
+                if workspace.bytes() < expected {
+                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.bytes() });
+                }
+                operands.write(GemmOperand::Workspace, workspace.view());
+            }
+        }
+        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
+        Ok(ready.sequence.run(stream, operands)?)
+    }
+}
+
+/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CheckedGemm { m, out_features, k, .. } = self.op;
+        write!(f, "{} for {m} x {out_features} x {k} on {}", self.kernel_name(), self.device())?;
+        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
+        let mut given = self.op.operands();
+        if plan.workspace.bytes > 0 {
+            given.push(GemmOperand::Workspace);
+        }
+        let microseconds = plan.estimate * 1e6;
+        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", plan.workspace.bytes)?;
+        sequence.display_with(&given).fmt(f)
+    }
+}

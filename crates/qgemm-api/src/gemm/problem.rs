@@ -1,0 +1,323 @@
+//! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
+
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::{Activation, CheckedGemm, Math, XPrecision};
+use qgemm_sched::Preferences;
+
+use crate::error::Error;
+use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+use crate::weight::{Weight, WeightShape};
+
+/// The formats of X that plans read today.
+const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F16), XFormat::Plain(DType::BF16)];
+
+/// What is to be computed with a weight, described for [`Context::plan`]:
+///
+/// ```text
+/// v[m, n] = alpha · token_scale[m] · row_scale[n] · Σk X[m, k] · W[n, k] + beta · C[m, n] + bias[n]
+/// D[m, n] = activation(v[m, n]) + residual[m, n]
+/// ```
+///
+/// For a gated pair ([`Context::load_gated`]), `vg` and `vu` are the `v` of the gate and of the up, each with its own
+/// weight, row scales and bias (there is no C):
+///
+/// ```text
+/// D[m, n] = activation(vg[m, n]) · vu[m, n] + residual[m, n]
+/// ```
+///
+/// All of it in f32, converted to D's type once. `row_scale` is the weight's own
+/// ([`HostWeight::with_row_scale`](crate::HostWeight::with_row_scale)), so that scales per channel cost nothing more;
+/// every other operand is there when a method below states it.
+///
+/// Unless said otherwise `alpha` is 1, there is no other operand than X, W and D, the activation is the identity, X is
+/// f32, D has the type of X, and all operands are row-major without gaps. A gated pair's activation must be stated.
+///
+/// [`Context::load_gated`]: crate::Context::load_gated
+/// [`Context::plan`]: crate::Context::plan
+#[derive(Clone, Debug)]
+pub struct Problem {
+    weight: WeightShape,
+    m: usize,
+    x_format: XFormat,
+    x_precision: XPrecision,
+    x_row_stride: Option<u64>,
+    x_transposed: bool,
+    x_alignment: usize,
+    d_dtype: Option<DType>,
+    d_row_stride: Option<u64>,
+    d_alignment: usize,
+    c: Option<(f32, DType)>,
+    c_row_stride: Option<u64>,
+    c_alignment: usize,
+    bias: Option<DType>,
+    token_scale: bool,
+    activation: Option<Activation>,
+    residual: Option<DType>,
+    residual_row_stride: Option<u64>,
+    residual_alignment: usize,
+    alpha: f32,
+    batch_invariant: bool,
+    preferences: Preferences,
+}
+
+impl Problem {
+    /// `m` tokens times `weight`. `m` may be 0: such a plan launches nothing.
+    pub fn new(weight: &Weight, m: usize) -> Self {
+        Self {
+            weight: *weight.shape(),
+            m,
+            x_format: DType::F32.into(),
+            x_precision: XPrecision::default(),
+            x_row_stride: None,
+            x_transposed: false,
+            x_alignment: WIDE_ACCESS,
+            d_dtype: None,
+            d_row_stride: None,
+            d_alignment: WIDE_ACCESS,
+            c: None,
+            c_row_stride: None,
+            c_alignment: WIDE_ACCESS,
+            bias: None,
+            token_scale: false,
+            activation: None,
+            residual: None,
+            residual_row_stride: None,
+            residual_alignment: WIDE_ACCESS,
+            alpha: 1.0,
+            batch_invariant: false,
+            preferences: Preferences::default(),
+        }
+    }
+
+    /// Element type of X, where its numbers are stored as they are.
+    pub fn x_dtype(self, dtype: DType) -> Self {
+        self.x_format(dtype.into())
+    }
+
+    /// Format of X in memory. Plans read plain numbers today; of quantized activations, [`Context::plan`] says which format came
+    /// and which are served ([`Error::XFormatNotServed`]).
+    ///
+    /// [`Context::plan`]: crate::Context::plan
+    pub fn x_format(mut self, format: XFormat) -> Self {
+        self.x_format = format;
+        self
+    }
+
+    /// How far activations may be rounded ([`XPrecision::Int8`] when not given). A permission: the planner uses what
+    /// makes the product fast on its device. Where every bit of X counts, [`XPrecision::Exact`] asks for it, and
+    /// [`XPrecision::F16`] for eleven bits, with which the CPU and wgpu read X as it is, too. What a plan does, the
+    /// [`TileConfig::x_format`](crate::TileConfig::x_format) and [`TileConfig::x_prologue`](crate::TileConfig::x_prologue) of
+    /// its launch say.
+    pub fn x_precision(mut self, allowed: XPrecision) -> Self {
+        self.x_precision = allowed;
+        self
+    }
+
+    /// Element type of D (that of X when not given).
+    pub fn d_dtype(mut self, dtype: DType) -> Self {
+        self.d_dtype = Some(dtype);
+        self
+    }
+
+    /// Factor of the product.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Adds `beta · C` before the activation. With `beta` 0, C is not read (it may hold NaN) and need not be passed. A
+    /// gated pair takes no C.
+    pub fn c(mut self, beta: f32, dtype: DType) -> Self {
+        self.c = Some((beta, dtype));
+        self
+    }
+
+    /// Adds a bias to every row before the activation: N elements, or, of a gated pair, 2 N, the gate's and then the
+    /// up's.
+    pub fn bias(mut self, dtype: DType) -> Self {
+        self.bias = Some(dtype);
+        self
+    }
+
+    /// Multiplies the sums of every token with a factor of its own: M values in f32, contiguous. The scale of quantized
+    /// activations, or a router's weight of a token.
+    pub fn token_scale(mut self) -> Self {
+        self.token_scale = true;
+        self
+    }
+
+    /// Applies a function to everything added up so far; of a gated pair, to the gate, which is then multiplied with
+    /// the up.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = Some(activation);
+        self
+    }
+
+    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D,
+    /// unless both are memory of the caller's on a CUDA device and the same: every element of the residual is read by
+    /// the thread that then writes the same element of D, so one address, element type and row stride for both is right
+    /// there.
+    pub fn residual(mut self, dtype: DType) -> Self {
+        self.residual = Some(dtype);
+        self
+    }
+
+    /// X is stored as `[K, M]`, the values of one input feature contiguous.
+    pub fn x_transposed(mut self) -> Self {
+        self.x_transposed = true;
+        self
+    }
+
+    /// Elements from one stored row of X to the next (its leading dimension): at least K, or at least M when
+    /// X is transposed.
+    pub fn x_row_stride(mut self, elements: u64) -> Self {
+        self.x_row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of D to the next: at least N. What lies between rows is left as it is.
+    pub fn d_row_stride(mut self, elements: u64) -> Self {
+        self.d_row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of C to the next: at least N.
+    pub fn c_row_stride(mut self, elements: u64) -> Self {
+        self.c_row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of the residual to the next: at least N.
+    pub fn residual_row_stride(mut self, elements: u64) -> Self {
+        self.residual_row_stride = Some(elements);
+        self
+    }
+
+    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer
+    /// that a context allocates meets; less costs speed.
+    pub fn x_alignment(mut self, bytes: usize) -> Self {
+        self.x_alignment = bytes;
+        self
+    }
+
+    /// What the address of D is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
+        self.d_alignment = bytes;
+        self
+    }
+
+    /// What the address of C is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn c_alignment(mut self, bytes: usize) -> Self {
+        self.c_alignment = bytes;
+        self
+    }
+
+    /// What the address of the residual is a multiple of, in bytes; see [`Problem::x_alignment`].
+    pub fn residual_alignment(mut self, bytes: usize) -> Self {
+        self.residual_alignment = bytes;
+        self
+    }
+
+    /// Makes the bits of a row independent of the number of rows it is multiplied with.
+    pub fn batch_invariant(mut self, on: bool) -> Self {
+        self.batch_invariant = on;
+        self
+    }
+
+    /// Restricts the plan to at most this much workspace.
+    pub fn max_workspace(mut self, bytes: usize) -> Self {
+        self.preferences.max_workspace = Some(bytes);
+        self
+    }
+
+    /// Restricts the plan to one kernel family, such as `gemv`: for tests and benchmarks.
+    pub fn family(mut self, name: impl Into<String>) -> Self {
+        self.preferences.family = Some(name.into());
+        self
+    }
+
+    /// Restricts the plan to kernels that compute by `math`: for tests and benchmarks.
+    pub fn math(mut self, math: Math) -> Self {
+        self.preferences.math = Some(math);
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
+        let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
+        check_dimension("M", self.m)?;
+        let x_dtype = self.x_format.plain().ok_or_else(|| not_served(self.x_format))?;
+        let (beta, c_dtype) = self.c.map_or((0.0, None), |(beta, dtype)| (beta, Some(dtype)));
+        for (name, got) in [("alpha", self.alpha), ("beta", beta)] {
+            if !got.is_finite() {
+                return Err(Error::NonFiniteScalar { name, got });
+            }
+        }
+        if gated && let Some((beta, _)) = self.c {
+            return Err(Error::GatedWithC { beta });
+        }
+        let activation = match self.activation {
+            None if gated => return Err(Error::MissingActivation),
+            activation => activation.unwrap_or_default(),
+        };
+        let stored_x = |rows, columns| Stored { name: "X", rows, columns, dtype: x_dtype, alignment: self.x_alignment };
+        let x = match self.x_transposed {
+            false => stored_x(self.m, k).check(self.x_row_stride)?,
+            true => stored_x(k, self.m).check_transposed(self.x_row_stride)?,
+        };
+        let output =
+            |name, dtype, alignment, stride| Stored { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
+        let d = output("D", self.d_dtype.unwrap_or(x_dtype), self.d_alignment, self.d_row_stride)?;
+        let c = match c_dtype {
+            Some(dtype) => Some(output("C", dtype, self.c_alignment, self.c_row_stride)?),
+            None => None,
+        };
+        let residual = match self.residual {
+            Some(dtype) => Some(output("residual", dtype, self.residual_alignment, self.residual_row_stride)?),
+            None => None,
+        };
+        Ok(CheckedGemm {
+            m: self.m,
+            stored_rows: rows,
+            out_features: n,
+            gated,
+            k,
+            stored_k,
+            format,
+            class,
+            row_scale,
+            k_order,
+            weight_fits_f16: fits_f16,
+            x: x.into(),
+            x_precision: self.x_precision,
+            d,
+            c: c.filter(|_| beta != 0.0),
+            bias: self.bias,
+            token_scale: self.token_scale,
+            residual,
+            alpha: self.alpha,
+            beta,
+            activation,
+            batch_invariant: self.batch_invariant,
+        })
+    }
+
+    /// What the scheduler is asked to respect.
+    pub(crate) fn preferences(&self) -> &Preferences {
+        &self.preferences
+    }
+
+    /// Whether a C is part of the problem, read or (with `beta` 0) not.
+    pub(crate) fn states_c(&self) -> bool {
+        self.c.is_some()
+    }
+
+    pub(crate) fn weight(&self) -> &WeightShape {
+        &self.weight
+    }
+}
+
+/// The refusal of a format of X.
+pub(super) fn not_served(got: XFormat) -> Error {
+    Error::XFormatNotServed { got, served: SERVED }
+}

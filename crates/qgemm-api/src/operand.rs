@@ -1,0 +1,137 @@
+//! Operands as plans see them: how a matrix must lie when it is planned, and what a run's buffers must hold.
+
+use qgemm_formats::DType;
+use qgemm_hal::{BufferMut, BufferRef, Dense, DeviceId};
+
+use crate::error::Error;
+
+/// The largest dimension: kernels count rows and columns in 32 bits (offsets in 64).
+pub(crate) const MAX_DIMENSION: usize = u32::MAX as usize;
+/// Alignment that lets kernels use their widest accesses, in bytes.
+pub(crate) const WIDE_ACCESS: usize = 16;
+
+/// Checks that kernels can count to `got`.
+pub(crate) fn check_dimension(name: &'static str, got: usize) -> Result<(), Error> {
+    if got <= MAX_DIMENSION { Ok(()) } else { Err(Error::DimensionTooLarge { name, got, limit: MAX_DIMENSION }) }
+}
+
+/// A dense operand as it is stored: `rows` rows of `columns` contiguous elements.
+pub(crate) struct Stored {
+    pub name: &'static str,
+    pub rows: usize,
+    pub columns: usize,
+    pub dtype: DType,
+    pub alignment: usize,
+}
+
+impl Stored {
+    /// The matrix, whose rows lie `row_stride` elements apart; without gaps when that is not given.
+    pub fn check(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
+        let (operand, width) = (self.name, self.dtype.bytes());
+        let (rows, columns) = (self.rows as u64, self.columns as u64);
+        let row_stride = row_stride.unwrap_or(columns);
+        if row_stride < columns {
+            return Err(Error::StrideTooSmall { operand, expected: columns, got: row_stride });
+        }
+        if !self.alignment.is_power_of_two() || self.alignment < width {
+            return Err(Error::Misaligned { operand, expected: width, got: self.alignment });
+        }
+        let row_aligned = row_stride.checked_mul(width as u64).is_some_and(|b| b.is_multiple_of(WIDE_ACCESS as u64));
+        let aligned16 = self.alignment >= WIDE_ACCESS && row_aligned;
+        let dense = Dense { dtype: self.dtype, row_stride, col_stride: 1, aligned16 };
+        // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
+        let bytes = dense.extent(self.rows, self.columns).and_then(|elements| elements.checked_mul(width as u64));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::ExtentOverflow { operand, rows, row_stride });
+        }
+        Ok(dense)
+    }
+
+    /// The transpose of the stored matrix, whose rows lie `row_stride` elements apart.
+    pub fn check_transposed(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
+        let stored = self.check(row_stride)?;
+        Ok(Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored })
+    }
+}
+
+/// What a run asks of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    bytes: usize,
+    alignment: usize,
+}
+
+impl Extent {
+    /// Of `rows × columns` elements, whose extent [`Stored::check`] found to fit the address space.
+    pub fn of(dense: &Dense, rows: usize, columns: usize) -> Self {
+        let width = dense.dtype.bytes();
+        let elements = dense.extent(rows, columns).unwrap_or(u64::MAX) as usize;
+        Self { bytes: elements * width, alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
+    }
+
+    /// Of `count` contiguous values of `width` bytes.
+    pub fn of_values(count: usize, width: usize) -> Self {
+        Self { bytes: count * width, alignment: width }
+    }
+}
+
+/// Checks the operands of runs on one device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Checks(pub DeviceId);
+
+impl Checks {
+    /// That an object lives on the device.
+    pub fn device(self, operand: &'static str, got: DeviceId) -> Result<(), Error> {
+        let expected = self.0;
+        if got == expected { Ok(()) } else { Err(Error::WrongDevice { operand, expected, got }) }
+    }
+
+    /// That a view is on the device, long enough and aligned.
+    pub fn view(self, operand: &'static str, view: BufferRef<'_>, extent: Extent) -> Result<(), Error> {
+        self.device(operand, view.device())?;
+        if view.len() < extent.bytes {
+            return Err(Error::BufferTooShort { operand, expected: extent.bytes, got: view.len() });
+        }
+        let got = view.alignment();
+        if got < extent.alignment {
+            return Err(Error::Misaligned { operand, expected: extent.alignment, got });
+        }
+        Ok(())
+    }
+
+    /// That an operand came if, and only if, the plan uses one, which is when `extent` is some; `why` it does.
+    pub fn optional<V: AsView>(
+        self,
+        operand: &'static str,
+        view: Option<V>,
+        extent: Option<Extent>,
+        why: &'static str,
+    ) -> Result<Option<V>, Error> {
+        match (view, extent) {
+            (Some(view), Some(extent)) => {
+                self.view(operand, view.as_view(), extent)?;
+                Ok(Some(view))
+            }
+            (None, Some(_)) => Err(Error::MissingOperand { operand, why }),
+            (Some(_), None) => Err(Error::UnexpectedOperand { operand }),
+            (None, None) => Ok(None),
+        }
+    }
+}
+
+/// A view to be read or written.
+pub(crate) trait AsView {
+    fn as_view(&self) -> BufferRef<'_>;
+}
+
+impl AsView for BufferRef<'_> {
+    fn as_view(&self) -> BufferRef<'_> {
+        *self
+    }
+}
+
+impl AsView for BufferMut<'_> {
+    fn as_view(&self) -> BufferRef<'_> {
+        self.as_ref()
+    }
+}

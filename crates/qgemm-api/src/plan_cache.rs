@@ -1,0 +1,144 @@
+//! What plans have made ready, kept so that a problem that was planned before costs a lookup.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use qgemm_hal::{CheckedConvert, CheckedGemm, Family, LaunchSequence, Operation};
+use qgemm_sched::Preferences;
+
+/// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
+pub(crate) const MOST_ENTRIES: usize = 1024;
+
+/// A kernel family's sequence for one operation, with the configuration that it was made for.
+pub(crate) struct Ready<O: Operation> {
+    pub family: &'static dyn Family<O>,
+    pub plan: O::Plan,
+    pub sequence: LaunchSequence,
+}
+
+impl<O: Operation> fmt::Debug for Ready<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").field("plan", &self.plan).field("sequence", &self.sequence).finish_non_exhaustive()
+    }
+}
+
+/// The caches of a context, one an operation. What it was asked with is part of a key; what a context is made with is not.
+#[derive(Debug, Default)]
+pub(crate) struct PlanCaches {
+    pub gemm: PlanCache<(CheckedGemm, Preferences), Ready<CheckedGemm>>,
+    pub convert: PlanCache<CheckedConvert, Ready<CheckedConvert>>,
+}
+
+/// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.
+#[derive(Debug)]
+pub(crate) struct PlanCache<K, V> {
+    entries: RwLock<HashMap<K, Entry<V>>>,
+    /// Counts what was asked.
+    clock: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    value: Arc<V>,
+    /// The clock when it was last asked for.
+    used: AtomicU64,
+}
+
+impl<K, V> Default for PlanCache<K, V> {
+    fn default() -> Self {
+        Self { entries: RwLock::default(), clock: AtomicU64::new(0) }
+    }
+}
+
+impl<K: Clone + Eq + Hash, V> PlanCache<K, V> {
+    /// The value of `key`, which `make` makes where it is not known. No lock is held meanwhile, so that kernels compile side by
+    /// side; of two threads that make the same, both get what the first one finished.
+    ///
+    /// # Errors
+    /// Those of `make`; nothing is kept then.
+    pub fn get_or_make<E>(&self, key: &K, make: impl FnOnce() -> Result<V, E>) -> Result<Arc<V>, E> {
+        if let Some(known) = self.get(key) {
+            return Ok(known);
+        }
+        Ok(self.insert(key, Arc::new(make()?)))
+    }
+
+    fn get(&self, key: &K) -> Option<Arc<V>> {
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.get(key)?;
+        entry.used.store(self.tick(), Ordering::Relaxed);
+        Some(Arc::clone(&entry.value))
+    }
+
+    /// Keeps `value` unless there is one by now; returns the one that is kept.
+    fn insert(&self, key: &K, value: Arc<V>) -> Arc<V> {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = entries.get(key) {
+            return Arc::clone(&entry.value);
+        }
+        let oldest = match entries.len() {
+            MOST_ENTRIES.. => entries.iter().min_by_key(|(_, entry)| entry.used.load(Ordering::Relaxed)),
+            _ => None,
+        };
+        let oldest = oldest.map(|(key, _)| key.clone());
+        let evicted = oldest.and_then(|oldest| entries.remove(&oldest));
+        let used = AtomicU64::new(self.tick());
+        entries.insert(key.clone(), Entry { value: Arc::clone(&value), used });
+        // The lock goes first: the last owner of a sequence may free memory of the device.
+        drop(entries);
+        drop(evicted);
+        value
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use super::*;
+
+    fn get(cache: &PlanCache<usize, usize>, key: usize) -> Arc<usize> {
+        let Ok(value) = cache.get_or_make(&key, || Ok::<_, Infallible>(key * 10));
+        value
+    }
+
+    #[test]
+    fn what_is_known_is_the_same() {
+        let cache = PlanCache::default();
+        let first = get(&cache, 3);
+        assert!(*first == 30 && Arc::ptr_eq(&first, &get(&cache, 3)));
+        let failed = cache.get_or_make(&4, || Err("no kernel"));
+        assert_eq!((failed, *get(&cache, 4)), (Err("no kernel"), 40));
+    }
+
+    #[test]
+    fn two_that_make_the_same_get_the_first() {
+        let cache = PlanCache::default();
+        // Made while another is being made: no lock is held.
+        let Ok(mine) = cache.get_or_make(&1, || Ok::<_, Infallible>(*get(&cache, 1) + 1));
+        assert_eq!((*mine, *get(&cache, 1)), (10, 10));
+    }
+
+    #[test]
+    fn the_longest_unused_goes_first() {
+        let cache = PlanCache::default();
+        let first = get(&cache, 0);
+        for key in 1..MOST_ENTRIES {
+            get(&cache, key);
+        }
+        get(&cache, 0);
+        for key in MOST_ENTRIES..MOST_ENTRIES + 10 {
+            get(&cache, key);
+        }
+        let is_known = |key| cache.entries.read().expect("not poisoned").contains_key(&key);
+        assert_eq!(cache.entries.read().expect("not poisoned").len(), MOST_ENTRIES);
+        assert!(Arc::ptr_eq(&first, &get(&cache, 0)) && !is_known(1) && !is_known(10) && is_known(11));
+    }
+}

@@ -1,0 +1,137 @@
+//! Plans as a caller sees them: planned once, readable, and refused for what is not served.
+
+use std::sync::Barrier;
+
+use qgemm_api::{
+    Args, Context, Conversion, DType, Error, Plan, Problem, TunedTable, Weight, XFormat, XPrecision, quantize,
+};
+
+const N: usize = 48;
+const K: usize = 256;
+
+fn weight(ctx: &Context) -> Weight {
+    let values: Vec<f32> = (0..N * K).map(|i| (i % 13) as f32 - 6.0).collect();
+    let (host, _) = quantize(&values, N, K, "q4_k".parse().expect("a format")).expect("K suits");
+    ctx.load(&host).expect("memory")
+}
+
+/// Whether two plans share what was made ready.
+fn same(a: &Plan, b: &Plan) -> bool {
+    std::ptr::eq(a.sequence().expect("it launches"), b.sequence().expect("it launches"))
+}
+
+#[test]
+fn a_problem_is_planned_once() {
+    for device in ["noop", "cpu"] {
+        let ctx = Context::open(device).expect("always there");
+        let w = weight(&ctx);
+        let problem = |m| Problem::new(&w, m).x_dtype(DType::F16);
+        let plan = |ctx: &Context, problem: Problem| ctx.plan(&problem).expect("served");
+        let first = plan(&ctx, problem(3));
+        assert!(same(&first, &plan(&ctx, problem(3))), "the same problem");
+        assert!(
+            same(&first, &plan(&ctx.clone(), Problem::new(&weight(&ctx), 3).x_dtype(DType::F16))),
+            "another weight"
+        );
+        for other in [problem(4), problem(3).bias(DType::F32), problem(3).alpha(2.0), problem(3).max_workspace(1 << 20)]
+        {
+            assert!(!same(&first, &plan(&ctx, other)));
+        }
+        let tuned = ctx.clone().with_tuned(TunedTable::new());
+        assert!(!same(&first, &plan(&tuned, problem(3))), "another table may choose another kernel");
+        assert!(same(&first, &plan(&ctx, problem(3))), "which is no matter of the context it came from");
+    }
+}
+
+#[test]
+fn conversions_are_planned_once() {
+    let ctx = Context::open("noop").expect("always there");
+    let plan = |rows| ctx.plan_conversion(&Conversion::new(rows, 8, DType::F32, DType::F16)).expect("served");
+    let same = |a, b| std::ptr::eq(plan(a).sequence().expect("it launches"), plan(b).sequence().expect("it launches"));
+    assert!(same(3, 3) && !same(3, 4));
+}
+
+#[test]
+fn more_problems_than_are_kept_can_be_planned() {
+    let ctx = Context::open("noop").expect("always there");
+    let w = weight(&ctx);
+    let plan = |m| ctx.plan(&Problem::new(&w, m)).expect("served");
+    let first = plan(1);
+    for m in 2..=1024 + 1 {
+        plan(m);
+    }
+    // The plan that went is made again; the one that somebody holds still runs.
+    assert!(!same(&first, &plan(1)));
+    let x = ctx.allocate(4 * K).expect("memory");
+    let mut d = ctx.allocate(4 * N).expect("memory");
+    let mut workspace = ctx.workspace(first.workspace_bytes()).expect("memory");
+    let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &w, (&mut d).into()) };
+    first.run(&ctx.default_stream(), args).expect("valid arguments");
+}
+
+#[test]
+fn threads_that_plan_the_same_at_once_share_it() {
+    const THREADS: usize = 4;
+    let ctx = Context::open("cpu").expect("always there");
+    let (w, start) = (weight(&ctx), Barrier::new(THREADS));
+    let plan = || {
+        start.wait();
+        ctx.plan(&Problem::new(&w, 7)).expect("served")
+    };
+    let plans: Vec<Plan> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(plan)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    assert!(plans.iter().all(|plan| same(plan, &plans[0])));
+}
+
+#[test]
+fn a_plan_says_what_it_launches() {
+    for device in ["noop", "cpu"] {
+        let ctx = Context::open(device).expect("always there");
+        let w = weight(&ctx);
+        let plan = ctx.plan(&Problem::new(&w, 2).x_dtype(DType::F16).bias(DType::F32)).expect("served");
+        let (id, text) = (plan.kernel_id().expect("it launches"), plan.to_string());
+        assert_eq!(id.operation(), "gemm");
+        assert!(plan.sequence().is_some_and(|s| s.steps().iter().any(|step| *step.kernel_id() == id)), "{text}");
+        assert!(text.starts_with(&format!("{} for 2 x 48 x 256 on {device}", plan.kernel_name())), "{text}");
+        assert!(plan.kernel_name().ends_with("_nt_q4_k_f16"), "{text}");
+        for part in [id.to_string().as_str(), "<<<(", "read x", "constant the weight", "read the bias", "write d"] {
+            assert!(text.contains(part), "no `{part}` in {text}");
+        }
+        assert!(!text.contains("the residual") && !text.contains("the column order"), "{text}");
+        let none = ctx.plan(&Problem::new(&w, 0)).expect("valid");
+        assert!(none.sequence().is_none() && none.kernel_id().is_none() && none.source_hash().is_none());
+        assert_eq!(none.to_string(), format!("none for 0 x 48 x 256 on {device}"));
+    }
+}
+
+#[test]
+fn quantized_activations_are_refused_by_name() {
+    let ctx = Context::open("cpu").expect("always there");
+    let w = weight(&ctx);
+    for format in XFormat::ALL {
+        let planned = ctx.plan(&Problem::new(&w, 2).x_format(format).d_dtype(DType::F32));
+        match (planned, format.plain()) {
+            (Ok(plan), Some(_)) => assert_eq!(plan.op().x.format, format),
+            (Err(error @ Error::XFormatNotServed { got, served }), None) => {
+                assert!(got == format && served.len() == DType::ALL.len());
+                let text = error.to_string();
+                assert!(text.contains(format.name()) && text.contains("expected one of f32, f16, bf16"), "{text}");
+            }
+            (planned, _) => panic!("{format}: {planned:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_precision_is_a_permission_that_the_plan_keeps() {
+    let ctx = Context::open("cpu").expect("always there");
+    let w = weight(&ctx);
+    for precision in XPrecision::ALL {
+        let plan = ctx.plan(&Problem::new(&w, 2).x_precision(precision)).expect("served");
+        let x_format = plan.launch().expect("it launches").config.x_format;
+        let expected = if precision == XPrecision::Int8 { XFormat::Q8 { block: 256 } } else { DType::F32.into() };
+        assert_eq!(x_format, expected, "{}", precision.name());
+    }
+}

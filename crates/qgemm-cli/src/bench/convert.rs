@@ -1,0 +1,125 @@
+//! `qgemm bench --op convert`.
+
+use std::fmt;
+
+use anyhow::ensure;
+use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, DType};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Rows and columns, unless others are asked for.
+const SHAPES: [[usize; 2]; 2] = [[512, 4096], [4096, 7168]];
+
+/// A conversion to measure.
+pub struct Subject {
+    rows: usize,
+    columns: usize,
+    from: DType,
+    to: DType,
+    transposed: bool,
+    gathered: bool,
+    row_factors: bool,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{} {}", self.rows, self.columns, self.types())
+    }
+}
+
+/// Every shape with every pair of types that the options ask for.
+///
+/// # Errors
+/// When a shape is none, or no pair of types is left.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.convert()).collect::<anyhow::Result<_>>()?,
+    };
+    let types = |given: Option<DType>| given.map_or(DType::ALL.to_vec(), |dtype| vec![dtype]);
+    let mut subjects = Vec::new();
+    for [rows, columns] in shapes {
+        for from in types(args.from) {
+            for to in types(args.to) {
+                // Only f16 has row factors.
+                if args.row_factors && to != DType::F16 {
+                    continue;
+                }
+                let &Args { transposed, gathered, row_factors, .. } = args;
+                subjects.push(Subject { rows, columns, from, to, transposed, gathered, row_factors });
+            }
+        }
+    }
+    ensure!(!subjects.is_empty(), "--row-factors: expected `--to f16`");
+    Ok(subjects)
+}
+
+impl Subject {
+    /// Types, and what else is asked for.
+    fn types(&self) -> String {
+        let mut text = format!("{}->{}", self.from, self.to);
+        let flags = [(self.transposed, "transposed"), (self.gathered, "gathered"), (self.row_factors, "row-factors")];
+        for (_, name) in flags.iter().filter(|(on, _)| *on) {
+            text.push(' ');
+            text.push_str(name);
+        }
+        text
+    }
+
+    fn conversion(&self) -> Conversion {
+        let mut conversion = Conversion::new(self.rows, self.columns, self.from, self.to);
+        if self.transposed {
+            conversion = conversion.x_transposed();
+        }
+        if self.gathered {
+            conversion = conversion.gathered(self.columns);
+        }
+        if self.row_factors { conversion.row_factors() } else { conversion }
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of X and D in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { rows, columns, from, to, .. } = subject;
+    let plan = ctx.plan_conversion(&subject.conversion())?;
+    let (x_bytes, d_bytes) = (rows * columns * from.bytes(), rows * columns * to.bytes());
+    let places: Vec<usize> = (0..copies(ctx, x_bytes + d_bytes)).collect();
+    let values = from.encode(&vec![0.5; rows * columns]);
+    let x: Vec<Buffer> = places.iter().map(|_| ctx.upload(&values)).collect::<Result<_, _>>()?;
+    let mut d: Vec<Buffer> = places.iter().map(|_| ctx.allocate(d_bytes)).collect::<Result<_, _>>()?;
+    let reverse: Vec<u8> = (0..columns as u32).rev().flat_map(u32::to_le_bytes).collect();
+    let order = if subject.gathered { Some(ctx.upload(&reverse)?) } else { None };
+    let mut row_factors = if subject.row_factors { Some(ctx.allocate(rows * 4)?) } else { None };
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let args = ConversionArgs {
+            order: order.as_ref().map(Into::into),
+            row_factors: row_factors.as_mut().map(Into::into),
+            ..ConversionArgs::new((&x[place]).into(), (&mut d[place]).into())
+        };
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{rows}x{columns}"),
+        format: subject.types(),
+        x_dtype: from.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

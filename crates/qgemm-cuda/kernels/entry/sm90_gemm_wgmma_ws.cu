@@ -1,0 +1,72 @@
+// D[m, n] for more than a few tokens on Hopper, warp-specialized. Consumer warpgroups dequantize W in registers and
+// multiply it with X in shared memory, with `wgmma`. A producer warpgroup copies W and X. For few tokens, two groups of
+// consumers share the K dimension of the tile, k-tile by k-tile: one group dequantizes while the other waits.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/accumulator_exchange.cuh"
+#include "epilogue/warp_store.cuh"
+#include "mainloop/sm90/warpgroup_product.cuh"
+
+static_assert(QG_K_GROUPS <= 2, "accumulators pass once");
+using Exchange = ExchangeOf<QG_K_GROUPS>::type;
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_WARPS_N];
+    Exchange exchange;
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
+static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
+
+// The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
+// same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
+// registers.
+template <u32 GROUP>
+QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
+    Pipeline& pipeline = shared.pipeline;
+    const u32 lane = thread % 32, warp = thread / 32;
+    WorkTile work;
+    WorkList list = WorkList::of_cta(p);
+    Position tile_at = {};
+    bool is_first = true;
+    while (WorkList::next(list, p, work)) {
+        Product product = Product::of_tile(tile_at);
+        Position::skip<GROUP>(product.at);
+        Product::multiply<GROUP>(product, pipeline, work, warp, lane);
+        Position::skip_all(tile_at, work);
+        if constexpr (GROUP > 0) {
+            Exchange::put(shared.exchange, product.acc, is_first, thread);
+        } else {
+            Exchange::add(shared.exchange, product.acc, thread);
+            if (work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
+                store_tile(product.acc, p, work, shared.staging[warp], warp, lane);
+        }
+        is_first = false;
+    }
+    if constexpr (GROUP > 0) Exchange::end(!is_first);
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm90_gemm_wgmma_ws(const __grid_constant__ TmaGemmParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    using Registers = RegistersOf<32>;
+    // The shuffle tells the compiler that the role is the same for the whole warp.
+    const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
+    if (role < QG_K_GROUPS) {
+        Registers::take();
+        griddepcontrol_wait();
+        if (role == 0)
+            consume<0>(shared, params.gemm, thread);
+        else
+            consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
+    } else {
+        Registers::give();
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+    }
+}

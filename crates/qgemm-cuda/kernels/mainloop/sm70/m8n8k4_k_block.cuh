@@ -1,0 +1,107 @@
+// A k-block of 32 columns on Volta's matrix instruction: acc[32 rows, 8 tokens] += scale · (codes · X) + min · Σx.
+//
+// m8n8k4 is four products of 8 × 8 × 4 at once. Each takes eight rows of W, and all take the same eight tokens: lane l
+// holds row l of a tile, as the packed layout has it, and the columns of token l % 4 + 4 (l / 16). Product p = l % 16 /
+// 4 then has rows 4p..4p+3 and 16+4p.., of which lane l gets the accumulators of rows r and r + 2 (see `first_row`).
+#pragma once
+#include "atoms/mma.cuh"
+#include "mainloop/sm70/w_stream.cuh"
+
+static_assert(QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m8n8k4 takes f16, a row of W in a lane");
+static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
+constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
+
+// value[rt][tt][i]: the D registers of one instruction.
+struct Accumulators {
+    float value[ROW_TILES][TOKEN_TILES][8];
+};
+
+struct Engine {
+    // MMA k-steps whose columns one access of X brings.
+    static constexpr u32 GROUP_K_STEPS = GROUP / K_STEP;
+
+    QG_DEVICE u32 first_row(u32 lane) {
+        return lane % 16 / 4 * 4 + lane % 2 + lane / 16 * 16;
+    }
+    // The token of accumulator i, which is 4 less than that of accumulator i + 4.
+    QG_DEVICE u32 first_token(u32 lane) {
+        return lane & 2;
+    }
+
+    // Multiplies k-block `k_block` of the stage.
+    QG_DEVICE void accumulate(Accumulators& acc, const KTile (&k_tiles)[ROW_TILES], const XRows& x,
+                              const WScales& scales, u32 k_block, u32 lane) {
+        const u32 x_offset = XRows::offset(lane % 4 + lane / 16 * 4) ^ k_block * (K_BLOCK / GROUP * 16);
+        const u32 place = WScales::place(first_row(lane));
+#pragma unroll
+        for (u32 partial = 0; partial < PARTIALS; partial++) {
+            const u32 first_quad = partial * K_STEPS_PER_PARTIAL;
+            const u32 sub = (k_block * PARTIALS + partial) * STAGE_SUBS / (STAGE_K_BLOCKS * PARTIALS);
+            u32 a[ROW_TILES][K_STEPS_PER_PARTIAL][2];
+            f32x2 scale[ROW_TILES] = {}, min[ROW_TILES] = {};
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++) {
+#pragma unroll
+                for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step++)
+#pragma unroll
+                    for (u32 pair = 0; pair < 2; pair++)
+                        a[rt][k_step][pair] = Operands::pair_f16(k_tiles[rt], first_quad + k_step, pair);
+                if constexpr (Operands::HAS_SCALE) scale[rt] = WScales::pair(scales.scale, sub, rt, place);
+                if constexpr (Operands::HAS_MIN) min[rt] = WScales::pair(scales.min, sub, rt, place);
+            }
+#pragma unroll
+            for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
+                float part[ROW_TILES][8] = {};
+#pragma unroll
+                for (u32 k_step = 0; k_step < K_STEPS_PER_PARTIAL; k_step += GROUP_K_STEPS) {
+                    const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(
+                        XRows::address(x, x_offset, (first_quad + k_step) / GROUP_K_STEPS, tt)));
+                    const u32 b[GROUP_K_STEPS][2] = {{v.x, v.y}, {v.z, v.w}};
+#pragma unroll
+                    for (u32 i = 0; i < GROUP_K_STEPS; i++)
+#pragma unroll
+                        for (u32 rt = 0; rt < ROW_TILES; rt++)
+                            mma_m8n8k4_f16(Operands::HAS_SCALE ? part[rt] : acc.value[rt][tt], a[rt][k_step + i], b[i]);
+                }
+                if constexpr (Operands::HAS_SCALE) apply(acc, part, scale, tt);
+                if constexpr (Operands::HAS_MIN) {
+                    const u32 token = tt * 8 + first_token(lane);
+                    const f32x2 low = XRows::sums(x, sub, token), high = XRows::sums(x, sub, token + 4);
+                    const float x_sum[4] = {low.x, low.y, high.x, high.y};
+                    float spread[ROW_TILES][8];
+#pragma unroll
+                    for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+                        for (u32 i = 0; i < 8; i++) spread[rt][i] = x_sum[i / 4 * 2 + i % 2];
+                    apply(acc, spread, min, tt);
+                }
+            }
+        }
+    }
+
+    // acc += factor · values, with one factor for each of a lane's two rows.
+    QG_DEVICE void apply(Accumulators& acc, const float (&values)[ROW_TILES][8], const f32x2 (&factor)[ROW_TILES],
+                         u32 tt) {
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 i = 0; i < 8; i++)
+                acc.value[rt][tt][i] += (i & 2 ? factor[rt].y : factor[rt].x) * values[rt][i];
+    }
+
+    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane. Lanes with other tokens
+    // take their rows in the other order, so that a warp that stores neighbouring rows reaches all banks.
+    template <class Visit>
+    QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
+        const bool swap = lane & 2;
+#pragma unroll
+        for (u32 rt = 0; rt < ROW_TILES; rt++)
+#pragma unroll
+            for (u32 tt = 0; tt < TOKEN_TILES; tt++)
+#pragma unroll
+                for (u32 i = 0; i < 8; i++)
+                    visit(rt * 32 + first_row(lane) + ((i & 2) ^ (swap ? 2 : 0)),
+                          tt * 8 + first_token(lane) + (i & 4) + i % 2,
+                          swap ? acc.value[rt][tt][i ^ 2] : acc.value[rt][tt][i]);
+    }
+};

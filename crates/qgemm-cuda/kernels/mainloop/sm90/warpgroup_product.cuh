@@ -1,0 +1,100 @@
+// The product of a work tile in one warp of a consumer warpgroup: run by run through the ring, dequantizing one k-block
+// while another is multiplied.
+#pragma once
+#include "mainloop/sm90/wgmma_k_block.cuh"
+#include "mainloop/tma_pipeline.cuh"
+
+// K-blocks of row tiles whose instructions are in flight at once. While the instructions of one run, the weights of the
+// next are made, in registers of their own.
+constexpr u32 IN_FLIGHT = 2;
+// Runs of k-tiles in one round of the loop, so that its k-blocks alternate between the registers. No branch may stand
+// between them: the compiler gives the registers of operands in flight to other values where one does (NVRTC 12.9;
+// `build-kernels` checks the machine code for it).
+constexpr u32 LOOP_RUNS = RUN_K_TILES * K_BLOCKS * ROW_TILES % IN_FLIGHT == 0 ? 1 : IN_FLIGHT;
+// K-tiles from a group's run to its next, and from the first to the last of a round of the loop.
+constexpr u32 GROUP_STRIDE = QG_K_GROUPS * RUN_K_TILES;
+constexpr u32 LOOP_K_TILES = (LOOP_RUNS - 1) * GROUP_STRIDE + RUN_K_TILES;
+static_assert(RUN_K_TILES <= 2, "the loop leaves no more than one k-tile");
+
+// Plain weights are loaded into the operands' registers, so not before the instructions that read these are complete.
+constexpr bool CODES_ARE_OPERANDS = QG_PLAIN_DTYPE == QG_X_DTYPE;
+
+// The state of a work tile in a warp.
+struct Product {
+    Accumulators acc;
+    KBlockOperands operands[IN_FLIGHT];
+    // The stages that are free when the instructions on these operands are complete.
+    u32 read[IN_FLIGHT];
+    Position at;
+
+    QG_DEVICE Product of_tile(const Position& at) {
+        Product product;
+        product.acc = {};
+#pragma unroll
+        for (u32 turn = 0; turn < IN_FLIGHT; turn++) product.read[turn] = QG_X_STAGES;
+        product.at = at;
+        return product;
+    }
+
+    // Multiplies all runs of group GROUP.
+    template <u32 GROUP>
+    QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
+        u32 k_tile = work.begin + GROUP * RUN_K_TILES;
+#pragma unroll 1
+        for (; k_tile + LOOP_K_TILES <= work.end; k_tile += LOOP_RUNS * GROUP_STRIDE) {
+            multiply_run<RUN_K_TILES, 0>(product, pipeline, warp, lane);
+            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1>(product, pipeline, warp, lane);
+        }
+        wait(product, pipeline, lane);
+        if (LOOP_K_TILES > 1 && k_tile < work.end) {
+            multiply_run<1, 0>(product, pipeline, warp, lane);
+            wait(product, pipeline, lane);
+        }
+    }
+
+    // Multiplies the next K_TILES k-tiles: a whole run or the rest of one. The first k-block takes the registers of
+    // turn TURN.
+    template <u32 K_TILES, u32 TURN>
+    QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
+        Position& at = product.at;
+        KTile k_tile[ROW_TILES];
+#pragma unroll
+        for (u32 i = 0; i < K_TILES * K_BLOCKS; i++) {
+            const u32 k_block = i % K_BLOCKS, of_stage = i % STAGE_K_BLOCKS;
+            if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
+#pragma unroll
+            for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;
+                const u32 turn = (TURN + i * ROW_TILES + rt) % IN_FLIGHT;
+                if (k_block == 0) KTile::load_scales<FromShared>(k_tile[rt], bytes, lane);
+                if constexpr (!CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
+                wgmma_wait_group<IN_FLIGHT - 1>();
+                release(product, pipeline, turn, lane);
+                if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
+                start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block,
+                              pipeline.x[at.x][of_stage]);
+                const bool ends_k_block = rt == ROW_TILES - 1;
+                const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
+                product.read[turn] = ends_stage ? at.x : QG_X_STAGES;
+                if (ends_stage) Position::next_stage(at);
+            }
+        }
+        Position::next_run(at);
+        Position::skip<QG_K_GROUPS - 1>(at);
+    }
+
+    // Waits until no instruction is in flight.
+    QG_DEVICE void wait(Product& product, Pipeline& pipeline, u32 lane) {
+        wgmma_wait_group<0>();
+#pragma unroll
+        for (u32 turn = 0; turn < IN_FLIGHT; turn++) {
+            release(product, pipeline, turn, lane);
+            product.read[turn] = QG_X_STAGES;
+        }
+    }
+
+    // The instructions on the operands of turn `turn` are complete. A stage of QG_X_STAGES means that they free none.
+    QG_DEVICE void release(Product& product, Pipeline& pipeline, u32 turn, u32 lane) {
+        if (product.read[turn] < QG_X_STAGES) Pipeline::release(pipeline, product.read[turn], lane);
+    }
+};

@@ -1,0 +1,14 @@
+// The parameter of kernels that read X with TMA, Hopper and newer.
+#pragma once
+#include "sched/params.cuh"
+
+// A tensor map of X, for X with aligned rows: [tokens][columns], boxes of 64 columns, 128-byte swizzle.
+struct alignas(64) TensorMap {
+    u64 word[16];
+};
+
+struct TmaGemmParams {
+    GemmParams gemm;
+    // Maps with boxes of a whole token tile, and of the last token tile where that is no whole one.
+    TensorMap x_map, x_tail_map;
+};

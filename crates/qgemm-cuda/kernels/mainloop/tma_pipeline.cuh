@@ -1,0 +1,187 @@
+// The ring of a warp-specialized CTA, on Hopper and newer. As soon as a stage is free, a producer warpgroup starts TMA
+// copies of its columns of X, and of the k-tiles of W that begin with it. The consumers wait only for data.
+#pragma once
+#include "atoms/mbarrier.cuh"
+#include "atoms/registers.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/tma.cuh"
+#include "atoms/warp.cuh"
+#include "mainloop/tma_params.cuh"
+#include "mainloop/w_ring.cuh"
+#include "mainloop/x_ring.cuh"
+#include "sched/tile.cuh"
+
+// A stage is a few k-blocks: a part of a k-tile, or several k-tiles, which follow one another in W. Either way each
+// k-tile, or run of k-tiles, arrives with the first stage that needs it.
+constexpr u32 STAGE_K_BLOCKS = QG_STAGE_K_BLOCKS;
+constexpr u32 K_TILE_STAGES = K_BLOCKS > STAGE_K_BLOCKS ? K_BLOCKS / STAGE_K_BLOCKS : 1;
+constexpr u32 RUN_K_TILES = STAGE_K_BLOCKS > K_BLOCKS ? STAGE_K_BLOCKS / K_BLOCKS : 1;
+static_assert(K_TILE_STAGES * STAGE_K_BLOCKS == RUN_K_TILES * K_BLOCKS, "runs of k-tiles are whole stages");
+// A run is overwritten when the first stage of a later run is filled: by then its own last stage is free.
+static_assert(QG_W_STAGES == 1 + (QG_X_STAGES - 1 + K_TILE_STAGES - 1) / K_TILE_STAGES, "runs for all stages of X");
+
+// The first thread of the producer warpgroup.
+constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
+
+// Producer threads give all registers but PRODUCER to the consumers.
+template <u32 PRODUCER>
+struct RegistersOf {
+    static constexpr u32 START = 65536 / QG_CTAS_PER_SM / QG_THREADS / 8 * 8;
+    static constexpr u32 CONSUMER = (START * QG_THREADS - PRODUCER * 128) / FIRST_PRODUCER / 8 * 8;
+    // In small CTAs, threads start with as many registers as a thread can have.
+    static constexpr bool PASS = START < 248;
+
+    QG_DEVICE void take() {
+        if constexpr (PASS) setmaxnreg_inc<CONSUMER>();
+    }
+    QG_DEVICE void give() {
+        if constexpr (PASS) setmaxnreg_dec<PRODUCER>();
+    }
+};
+
+struct WRuns {
+    alignas(16) u8 tile[CTA_ROW_TILES][RUN_K_TILES * QG_K_TILE_BYTES];
+};
+
+struct Pipeline {
+    XStage x[QG_X_STAGES][STAGE_K_BLOCKS];
+    WRuns w[QG_W_STAGES];
+    u64 full[QG_X_STAGES];
+    u64 empty[QG_X_STAGES];
+
+    // For the first thread, before a CTA barrier.
+    QG_DEVICE void init(Pipeline& pipeline) {
+#pragma unroll
+        for (u32 i = 0; i < QG_X_STAGES; i++) {
+            mbarrier_init(&pipeline.full[i], 1);
+            mbarrier_init(&pipeline.empty[i], QG_WARPS_N);
+        }
+        fence_mbarrier_init();
+    }
+    // For a warp that has read all of a stage.
+    QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
+    }
+};
+
+// A position in the ring.
+struct Position {
+    u32 x, w;
+    // How often the stages have wrapped, modulo 2.
+    u32 parity;
+
+    QG_DEVICE void next_stage(Position& at) {
+        if (++at.x == QG_X_STAGES) at.x = 0, at.parity ^= 1;
+    }
+    QG_DEVICE void next_run(Position& at) {
+        if (++at.w == QG_W_STAGES) at.w = 0;
+    }
+    // Skips runs that another group multiplies: COUNT of them, or all of a work tile.
+    template <u32 COUNT>
+    QG_DEVICE void skip(Position& at) {
+        if constexpr (COUNT > 0) {
+#pragma unroll
+            for (u32 i = 0; i < K_TILE_STAGES; i++) next_stage(at);
+            next_run(at);
+            skip<COUNT - 1>(at);
+        }
+    }
+    QG_DEVICE void skip_all(Position& at, const WorkTile& work) {
+        const u32 runs = (work.end - work.begin + RUN_K_TILES - 1) / RUN_K_TILES;
+        const u32 x = at.x + runs * K_TILE_STAGES;
+        at.x = x % QG_X_STAGES;
+        at.parity ^= x / QG_X_STAGES % 2;
+        at.w = (at.w + runs) % QG_W_STAGES;
+    }
+};
+
+// Warps of the producer warpgroup that copy W; the first warp copies X. A lane's copy takes some 60 cycles to issue,
+// one lane after another, so a CTA with eight row tiles waited for a single producer warp (measured on an H200).
+constexpr u32 W_PRODUCERS = 3;
+
+// What a producer warp walks through: the same work as the consumers.
+struct ProducerWalk {
+    WorkList list;
+    WorkTile work;
+    Position at;
+
+    QG_DEVICE ProducerWalk start(const GemmParams& p) { return {WorkList::of_cta(p), {}, {}}; }
+    QG_DEVICE bool next_tile(ProducerWalk& walk, const GemmParams& p) {
+        return WorkList::next(walk.list, p, walk.work);
+    }
+    // For a stage that has never been filled, the phase before the first counts as complete.
+    QG_DEVICE void wait_empty(const ProducerWalk& walk, Pipeline& pipeline) {
+        mbarrier_wait(&pipeline.empty[walk.at.x], walk.at.parity ^ 1);
+    }
+    // K-tiles of the run that begins with `k_tile`.
+    QG_DEVICE u32 k_tiles_of_run(const ProducerWalk& walk, u32 k_tile) {
+        return walk.work.end - k_tile < RUN_K_TILES ? walk.work.end - k_tile : RUN_K_TILES;
+    }
+};
+
+// The work of one lane of the first producer warp. It arrives on a full barrier for all copies. Tokens beyond the last
+// are not copied: TMA takes longer to fill rows outside a tensor than to copy rows (13 cycles a row, measured on an
+// H200), and no other token depends on their values.
+QG_DEVICE void produce_x(Pipeline& pipeline, const TmaGemmParams& params) {
+    const GemmParams& p = params.gemm;
+    ProducerWalk walk = ProducerWalk::start(p);
+    griddepcontrol_wait();
+    while (ProducerWalk::next_tile(walk, p)) {
+        const u32 token = walk.work.m_tile * QG_TILE_M;
+        const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
+        const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
+        u32 column = walk.work.begin * QG_K_TILE;
+#pragma unroll 1
+        for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
+            const u32 k_tiles = ProducerWalk::k_tiles_of_run(walk, k_tile);
+            const u32 k_blocks = RUN_K_TILES > 1 ? k_tiles * K_BLOCKS : STAGE_K_BLOCKS;
+#pragma unroll
+            for (u32 i = 0; i < K_TILE_STAGES; i++) {
+                ProducerWalk::wait_empty(walk, pipeline);
+                u64* full = &pipeline.full[walk.at.x];
+                const u32 w_bytes = i == 0 ? CTA_ROW_TILES * k_tiles * QG_K_TILE_BYTES : 0;
+                mbarrier_arrive_expect_tx(full, k_blocks * tokens * X_ROW_BYTES + w_bytes);
+#pragma unroll
+                for (u32 k_block = 0; k_block < STAGE_K_BLOCKS; k_block++, column += K_BLOCK)
+                    if (k_block == 0 || k_block < k_blocks)
+                        cp_async_bulk_tensor_2d(pipeline.x[walk.at.x][k_block].bytes, map, column, token, full);
+                Position::next_stage(walk.at);
+            }
+        }
+    }
+}
+
+// The work of the other producer warps. W does not depend on the kernel before this one, so they do not wait for it.
+QG_DEVICE void produce_w(Pipeline& pipeline, const GemmParams& p, u32 warp, u32 lane) {
+    const u32 tile = lane * W_PRODUCERS + warp;
+    const bool copies = tile < CTA_ROW_TILES;
+    ProducerWalk walk = ProducerWalk::start(p);
+    while (ProducerWalk::next_tile(walk, p)) {
+        const u8* w = row_tile(p, walk.work.n_tile * CTA_ROW_TILES + (copies ? tile : 0), walk.work.begin);
+#pragma unroll 1
+        for (u32 k_tile = walk.work.begin; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
+            const u32 k_tiles = ProducerWalk::k_tiles_of_run(walk, k_tile);
+            u64* full = &pipeline.full[walk.at.x];
+#pragma unroll
+            for (u32 i = 0; i < K_TILE_STAGES; i++) {
+                // Also for stages that bring no W: the run that is overwritten is free when all its stages are.
+                ProducerWalk::wait_empty(walk, pipeline);
+                if (i == 0 && copies)
+                    cp_async_bulk(pipeline.w[walk.at.w].tile[tile], w, k_tiles * QG_K_TILE_BYTES, full);
+                Position::next_stage(walk.at);
+            }
+            Position::next_run(walk.at);
+            w += RUN_K_TILES * QG_K_TILE_BYTES;
+        }
+    }
+}
+
+// The work of the producer warpgroup; `thread` is the number in it.
+QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thread) {
+    const u32 warp = thread / 32, lane = thread % 32;
+    if (warp > 0)
+        produce_w(pipeline, params.gemm, warp - 1, lane);
+    else if (lane == 0)
+        produce_x(pipeline, params);
+}

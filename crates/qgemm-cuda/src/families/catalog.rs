@@ -1,0 +1,147 @@
+//! The families of the product, and which of their kernels they offer for a problem.
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    Catalog, CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
+    Variant,
+};
+
+use super::convert::Convert;
+use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
+use super::kernel_launch::load;
+use crate::arch;
+
+/// What CUDA devices offer.
+pub static CATALOG: Catalog = Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert] };
+
+/// A few tokens: the kernel with the smallest tile that takes all of them.
+#[derive(Debug)]
+struct Gemv;
+
+/// Any number of tokens: every kernel that serves them.
+#[derive(Debug)]
+struct Gemm;
+
+/// The kernels of a family for these types.
+fn of_family(
+    family: &dyn Family<CheckedGemm>,
+    op: &CheckedGemm,
+    x: DType,
+    variant: Variant,
+) -> impl Iterator<Item = &'static Instance> {
+    let name = family.name();
+    instances(op.format, x, variant).iter().filter(move |i| i.main_loop.family == name)
+}
+
+/// The variant of the device that `info` describes, whose kernels must read weights as that of `op` lies.
+fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupported> {
+    let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+    let expected = arch::pack_class(variant);
+    if op.class != expected {
+        return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
+    }
+    Ok(variant)
+}
+
+/// Whether the device has the shared memory that the kernel needs.
+fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(), Unsupported> {
+    let (needs, has) = (instance.shared_bytes, info.shared_bytes);
+    if needs <= has {
+        return Ok(());
+    }
+    Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")))
+}
+
+/// Of the sources of the configuration's kernel.
+fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
+    let id = config.kernel_id(op.format);
+    let x = config.x_format.plain().zip(config.variant);
+    let mut all = x.into_iter().flat_map(|(x, variant)| instances(op.format, x, variant));
+    all.find(|i| i.id() == id).map_or(0, |i| i.spec().source_hash().short())
+}
+
+fn unsupported_tokens(most: usize, op: &CheckedGemm) -> Unsupported {
+    Unsupported::new(format!("serves at most {most} tokens, not {}", op.m))
+}
+
+impl Family<CheckedGemm> for Gemv {
+    fn name(&self) -> &'static str {
+        "gemv"
+    }
+
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        let (variant, x) = (variant_for(op, info)?, op.plain_x()?.dtype);
+        let kernels = || of_family(self, op, x, variant);
+        let most = kernels().map(|i| i.tile_m as usize).max();
+        let serving = kernels().find(|i| i.tile_m as usize >= op.m);
+        let instance = serving.ok_or_else(|| unsupported_tokens(most.unwrap_or(0), op))?;
+        check_shared(instance, info)?;
+        Ok(vec![instance.config()])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        gemm_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
+        source_hash(op, config)
+    }
+}
+
+/// Loads of X that a group of eight columns takes where its elements are not neighbours, instead of one.
+const GATHER_LOADS: u32 = 8;
+
+impl Gemm {
+    /// The kernels that take activations of type `x`, whose rows are aligned and in the order of the weight's columns if
+    /// `in_order` says so.
+    fn serving(
+        &self,
+        op: &CheckedGemm,
+        x: DType,
+        in_order: bool,
+        variant: Variant,
+        info: &DeviceInfo,
+    ) -> Result<Vec<TileConfig>, Unsupported> {
+        let mut all: Vec<_> = of_family(self, op, x, variant).filter(|i| i.serves(op, in_order)).collect();
+        let most = all.iter().map(|i| i.most_tokens()).max().unwrap_or(0);
+        all.retain(|i| op.m <= i.most_tokens());
+        if all.is_empty() {
+            return Err(unsupported_tokens(most, op));
+        }
+        all.retain(|i| check_shared(i, info).is_ok());
+        if all.is_empty() {
+            return Err(Unsupported::new("needs more shared memory than the device has"));
+        }
+        Ok(all.into_iter().map(Instance::config).collect())
+    }
+}
+
+impl Family<CheckedGemm> for Gemm {
+    fn name(&self) -> &'static str {
+        "gemm"
+    }
+
+    /// Kernels that read X in place, and those that read what a prologue makes of it.
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        let (variant, x) = (variant_for(op, info)?, op.plain_x()?);
+        let mut direct = self.serving(op, x.dtype, x.aligned16 && !op.k_order, variant, info);
+        let Some((dtype, prologue)) = x_prologue(op, &x, variant) else { return direct };
+        if gathers(op) {
+            for config in direct.iter_mut().flatten() {
+                config.efficiency.0 = (config.efficiency.0 / GATHER_LOADS).max(1);
+            }
+        }
+        let converted = self.serving(op, dtype, true, variant, info).into_iter().flatten();
+        let converted = converted.map(|config| TileConfig { x_prologue: Some(prologue), ..config });
+        let all: Vec<_> = direct.iter().flatten().copied().chain(converted).collect();
+        if all.is_empty() { direct } else { Ok(all) }
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        gemm_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
+        source_hash(op, config)
+    }
+}

@@ -1,0 +1,50 @@
+//! The main loop of `gemm` without matrix instructions: f32 FMA, for types that those do not take.
+
+use qgemm_hal::Schedule;
+
+use super::common;
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::types::{Engine, Types};
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "gemm_simt",
+    entry: "entry/gemm_simt.cu",
+    symbol: "qg_gemm_simt",
+    arch_specific: false,
+    schedule: Schedule::Grid,
+    x_access: XAccess::Any,
+    rounds_beyond: None,
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+const THREADS: u32 = 128;
+/// Tiles of rows of a warp.
+const ROW_TILES: u32 = 1;
+
+fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
+    if types.engine != Engine::Fma {
+        return Vec::new();
+    }
+    // The most tokens whose sums stay in registers (`kernels.lock` shows no spills). All columns of a k-tile are unrolled for
+    // all tokens: with 256 columns, 16 tokens take the compiler 2 s.
+    let tile_m = if types.has_nested_scales() { 8 } else { 16 };
+    let tile_n = THREADS / 32 * ROW_TILES * types.tile_rows();
+    // Activations of two chunks, and afterwards the sums in the same place.
+    let x = 2 * tile_m * common::x_row(types, 1);
+    vec![Instance {
+        ctas_per_sm: 2,
+        stages: 2,
+        constants: vec![("QG_ROW_TILES", ROW_TILES)],
+        efficiency: (350, 450),
+        ..Instance::new(Parts {
+            main_loop: &MAIN_LOOP,
+            types,
+            tile: [tile_m, tile_n],
+            threads: THREADS,
+            shared_bytes: x.max(common::cta_sums(tile_m, tile_n)).next_multiple_of(common::ALIGNMENT) + common::FLAG,
+        })
+    }]
+}

@@ -1,0 +1,163 @@
+//! The main loop of `gemm` for a few tokens on Ampere and newer: a CTA is few rows, whose K dimension slices of its warps
+//! share. W and X pass through rings of the slices' own.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Schedule, Variant};
+
+use super::common;
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::types::Types;
+use crate::arch::most_shared;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "gemm_sliced_k",
+    entry: "entry/gemm_sliced_k.cu",
+    symbol: "qg_gemm_sliced_k",
+    arch_specific: false,
+    schedule: Schedule::Grid,
+    x_access: XAccess::AlignedRows,
+    rounds_beyond: None,
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+/// How a CTA divides its work.
+#[derive(Clone, Copy, PartialEq)]
+struct Division {
+    /// Tiles of rows of a warp, and warps of a slice.
+    row_tiles: u32,
+    warps: u32,
+    slices: u32,
+    ctas_per_sm: u32,
+}
+
+const fn division(row_tiles: u32, warps: u32, slices: u32, ctas_per_sm: u32) -> Division {
+    Division { row_tiles, warps, slices, ctas_per_sm }
+}
+
+/// CTAs of eight warps, in the order in which they are tried for room. Two on an SM hide each other's beginnings and ends;
+/// more rows share the activations that a CTA reads.
+const EIGHT_WARPS: [Division; 5] =
+    [division(4, 1, 8, 2), division(2, 2, 4, 2), division(1, 2, 4, 2), division(4, 1, 8, 1), division(2, 2, 4, 1)];
+/// The same for 16 tokens, of which activations are half of what is copied, and half of the arithmetic is done for all rows
+/// alike: first one warp per slice with more rows, which waits for no other.
+const FOR_16: [Division; 6] =
+    [WARP_PER_SLICE, EIGHT_WARPS[0], EIGHT_WARPS[1], EIGHT_WARPS[2], EIGHT_WARPS[3], EIGHT_WARPS[4]];
+const WARP_PER_SLICE: Division = division(4, 1, 4, 2);
+/// For weights that have so many rows that there are two such CTAs for every SM. There are registers for four warps that
+/// have 112 rows each, and for six of 64.
+const MANY_ROWS: [Division; 2] = [division(7, 1, 4, 2), division(4, 2, 3, 2)];
+
+/// A tile of tokens, and the divisions that may serve it.
+struct Tile {
+    tile_m: u32,
+    divisions: &'static [Division],
+    /// Shares of the arithmetic and bandwidth that an H200 reaches, per mille.
+    efficiency: (u32, u32),
+}
+
+const fn tile(tile_m: u32, divisions: &'static [Division], efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, divisions, efficiency }
+}
+
+const TILES: [Tile; 2] = [tile(8, &EIGHT_WARPS, (180, 920)), tile(16, &FOR_16, (180, 840))];
+/// For weights of up to six bits, of which a CTA reads no more than of activations: INT4 of 28672 x 8192 took an H200 34.2 µs
+/// for 36.3 with 8 tokens, 36.2 for 40.9 with 16. Q8_0 with 16 tokens took 64.5 for 62.4.
+const MANY_ROWS_TILES: [Tile; 2] = [tile(8, &MANY_ROWS, (160, 950)), tile(16, &MANY_ROWS, (170, 920))];
+/// For nested scales, which take instructions and registers beside their codes: eight warps an SM before
+/// sixteen, and four where shared memory has room for no more (100 KiB: Ada, consumer Blackwell). The shares are Q4_K's; others
+/// have `nested_share` of them.
+const NESTED_TILES: [Tile; 2] = [tile(8, &NESTED, (165, 920)), tile(16, &NESTED_16, (185, 800))];
+const NESTED: [Division; 8] = [
+    WARP_PER_SLICE,
+    division(2, 1, 4, 2),
+    EIGHT_WARPS[0],
+    EIGHT_WARPS[1],
+    EIGHT_WARPS[2],
+    EIGHT_WARPS[3],
+    EIGHT_WARPS[4],
+    division(2, 1, 4, 1),
+];
+const NESTED_16: [Division; 4] =
+    [division(2, 2, 3, 2), division(2, 2, 2, 2), division(2, 2, 2, 1), division(1, 4, 2, 1)];
+/// For weights that have many more rows (28672 x 8192, Q4_K, on an H200): three CTAs an SM for 8 tokens, and for 16 CTAs of 128
+/// rows, which read half of the activations (43 for 50 µs).
+const NESTED_MANY_ROWS_TILES: [Tile; 2] =
+    [tile(8, &[division(2, 1, 4, 3)], (183, 950)), tile(16, &[division(4, 2, 2, 2)], (210, 900))];
+
+/// K-tiles in the rings: most, and fewest. As many as there is room for, also because a CTA more on an SM than was meant is
+/// slower: the next kernel's CTAs, which start early, then crowd on some SMs (measured on an H200: 16.4 for 11.9 µs).
+const STAGES: (u32, u32) = (8, 2);
+
+fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    if !types.engine.is_mma() || types.variant < Variant::Sm80 {
+        return Vec::new();
+    }
+    // A CTA's memory counts with the 1 KiB that the system keeps of it.
+    let fits = |i: &Instance| (i.shared_bytes + 1024) * i.ctas_per_sm <= most_shared(types.variant) + 1024;
+    let is_nested = types.has_nested_scales();
+    let divided = |tile: &Tile, division: &Division| {
+        // Operands in f16 take so few instructions that a longer ring gains more than more rows (measured on an H200).
+        let needs_long = !is_nested && [WARP_PER_SLICE, MANY_ROWS[1]].contains(division)
+            || types.x == DType::F16 && *division == EIGHT_WARPS[0];
+        let fewest = if needs_long { STAGES.1 + 1 } else { STAGES.1 };
+        (fewest..=STAGES.0).rev().map(|stages| tile.instance(types, division, stages)).find(fits)
+    };
+    let instance = |tile: &Tile| {
+        let mut with_room = tile.divisions.iter().filter_map(|division| divided(tile, division));
+        with_room.find(fits_registers)
+    };
+    let is_narrow = types.layout.slab_bytes * 8 < 7 * types.layout.tile_rows * types.layout.slab_k;
+    let (tiles, many_rows): (&[_], &[_]) = match (is_nested, is_narrow) {
+        (true, _) => (&NESTED_TILES, &NESTED_MANY_ROWS_TILES),
+        (false, true) => (&TILES, &MANY_ROWS_TILES),
+        (false, false) => (&TILES, &[]),
+    };
+    tiles.iter().chain(many_rows).filter_map(instance).collect()
+}
+
+impl Tile {
+    fn instance(&self, types: &Types, division: &Division, stages: u32) -> Instance {
+        let Division { row_tiles, warps, slices, ctas_per_sm } = *division;
+        let rows = row_tiles * types.tile_rows();
+        let x = self.tile_m * types.tile_k() * types.engine.x_bytes();
+        let w = row_tiles * types.k_tile_bytes();
+        let ring = (stages * w).max(common::warp_sums(self.tile_m, rows));
+        let of_warp = stages * x / warps + ring + scale_table_bytes(types, rows);
+        Instance {
+            ctas_per_sm,
+            stages,
+            integer_operands: types.has_integer_operands(),
+            constants: vec![("QG_ROW_TILES", row_tiles), ("QG_WARPS_N", warps), ("QG_STAGES", stages)],
+            warps_n: warps,
+            k_groups: slices,
+            efficiency: (self.efficiency.0 * nested_share(types) / 100, self.efficiency.1),
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [self.tile_m, warps * rows],
+                threads: warps * slices * 32,
+                shared_bytes: warps * slices * of_warp + common::FLAG,
+            })
+        }
+    }
+}
+
+/// `sizeof(ScaleTableOfWarp)` in `mainloop/scale_table.cuh`.
+fn scale_table_bytes(types: &Types, rows: u32) -> u32 {
+    if types.has_nested_scales() { rows * types.tile_k() / types.format.sub_block as u32 * 4 } else { 0 }
+}
+
+/// What kernels of nested scales reach of Q4_K's arithmetic, per cent: codes of two planes or looked up, and twice the scales,
+/// take more instructions (measured on an H200).
+fn nested_share(types: &Types) -> u32 {
+    let format = types.format;
+    match () {
+        () if !types.has_nested_scales() => 100,
+        () if !format.encoding.is_integer() => 60,
+        () if format.code_planes.len() > 1 || format.sub_block == 16 => 85,
+        () => 100,
+    }
+}

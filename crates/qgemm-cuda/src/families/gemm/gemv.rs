@@ -1,0 +1,129 @@
+//! The main loop of `gemv`: a few tokens. Bound by memory, so a CTA is one tile of rows whose K dimension its warps share.
+
+use qgemm_formats::Encoding;
+use qgemm_hal::{Schedule, Variant};
+
+use super::common;
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::types::{Engine, Types};
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemv",
+    name: "gemv",
+    entry: "entry/gemv.cu",
+    symbol: "qg_gemv",
+    arch_specific: false,
+    schedule: Schedule::Grid,
+    x_access: XAccess::Any,
+    rounds_beyond: None,
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+const THREADS: u32 = 128;
+/// Bytes of codes that a lane loads before it computes: with 32 resident warps an SM, 32 KiB, which covers the latency
+/// of HBM3e (4.5 TB/s over 132 SMs at about 0.8 µs is 27 KiB). Measured on an H200: 64 bytes cost registers, and with
+/// them resident CTAs, that are worth more.
+const BYTES_IN_FLIGHT: usize = 32;
+const MAX_UNROLL: usize = 2;
+/// Bytes of activations that a CTA keeps in shared memory.
+const X_BYTES: u32 = 16 * 1024;
+
+/// Tokens that a tile may have: matrix instructions take eight for the price of one; FMA is bound by arithmetic
+/// beyond two.
+fn token_tiles(engine: Engine, variant: Variant) -> &'static [u32] {
+    match engine {
+        // From two tokens on, `gemm`'s kernels whose warps share K are faster (measured on an H200).
+        Engine::Mma(_) if variant >= Variant::Sm80 => &[1],
+        Engine::Mma(_) => &[1, 2, 8],
+        Engine::Fma => &[1, 2],
+    }
+}
+
+fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
+    // For Volta always FMA: tokens beyond two, where it is slower, are `gemm`'s, whose smallest tile splits K as well.
+    let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
+    let types = Types { engine, ..types.clone() };
+    token_tiles(engine, types.variant).iter().map(|&tile_m| instance(&types, tile_m)).collect()
+}
+
+fn instance(types: &Types, tile_m: u32) -> Instance {
+    let Types { engine, layout, .. } = types;
+    let tile_k = types.tile_k();
+    let lane_bytes: usize = layout.codes.iter().map(|p| p.word_bytes * p.words).sum();
+    // Staging eight tokens costs as much as streaming a tile of rows: share it among more rows, where registers hold
+    // two k-tiles.
+    let row_tiles: u32 = if tile_m >= 8 && tile_k <= 128 { 2 } else { 1 };
+    let unroll = (BYTES_IN_FLIGHT / lane_bytes / row_tiles as usize).clamp(1, MAX_UNROLL) as u32;
+    // Eight tokens get twice the room, so that a warp still works on a few k-tiles between barriers.
+    let room = if tile_m >= 8 { 2 * X_BYTES } else { X_BYTES };
+    let x_k_tiles = (room / (tile_m * engine.x_bytes() * tile_k)).max(8);
+    let tile_n = row_tiles * types.tile_rows();
+    let x = tile_m * common::x_row(types, x_k_tiles * tile_k / types.chunk_k());
+    let sums = THREADS / 32 * common::warp_sums(tile_m, tile_n);
+    Instance {
+        ctas_per_sm: ctas_per_sm(types, tile_m),
+        stages: x_k_tiles,
+        efficiency: match engine {
+            Engine::Mma(_) => {
+                let (arithmetic, bandwidth) = mma_efficiency(types);
+                // A tile of eight tokens costs the same as one: the rate is per token.
+                (arithmetic * tile_m, bandwidth)
+            }
+            Engine::Fma => (300, 700),
+        },
+        warps_n: 1,
+        k_groups: THREADS / 32,
+        constants: vec![
+            ("QG_ROW_TILES", row_tiles),
+            ("QG_WARPS_N", 1),
+            ("QG_X_K_TILES", x_k_tiles),
+            ("QG_UNROLL", unroll),
+        ],
+        ..Instance::new(Parts {
+            main_loop: &MAIN_LOOP,
+            types,
+            tile: [tile_m, tile_n],
+            threads: THREADS,
+            shared_bytes: x.next_multiple_of(common::ALIGNMENT) + sums + common::FLAG,
+        })
+    }
+}
+
+/// Shares of the arithmetic, per token of a tile, and bandwidth that an H200 reaches with matrix instructions, per mille:
+/// conversions from FP8 and nested scales take instructions. Where X lies well, `gemm` serves one token of most formats faster,
+/// above all of few rows (INT4 of 6144 x 4096: 6.9 for 9.3 µs).
+fn mma_efficiency(types: &Types) -> (u32, u32) {
+    match types.format.encoding {
+        Encoding::E4M3 | Encoding::E5M2 => (40, 740),
+        _ if types.has_nested_scales() => (10, 650),
+        Encoding::Codebook(_) => (40, 940),
+        _ => (40, 660),
+    }
+}
+
+/// CTAs that the kernel's registers allow an SM at once: as many as there are without spills (`kernels.lock`), and of
+/// those the fastest on an H200. The compiler's schedule jumps with the limit, so that fewer can be faster or slower.
+fn ctas_per_sm(types: &Types, tile_m: u32) -> u32 {
+    let Types { format, variant, engine, .. } = types;
+    // Minimums, zero points and scales per 16 columns take registers of their own.
+    let heavy = types.has_block_offsets() || format.sub_block == 16;
+    match (engine, types.tile_k(), tile_m) {
+        (Engine::Fma, ..) if format.code_planes == [32] => 2,
+        (Engine::Fma, ..=64, _) => 4,
+        (Engine::Fma, ..=128, _) => 3,
+        (Engine::Fma, ..) => 2,
+        (Engine::Mma(_), ..=128, 8..) => 3,
+        (Engine::Mma(_), ..=64, 1) if heavy && format.code_planes == [4] && *variant == Variant::Sm120 => 4,
+        (Engine::Mma(_), ..=64, _) if heavy => 5,
+        (Engine::Mma(_), ..=64, _) => 7,
+        (Engine::Mma(_), ..=128, _) if format.code_planes == [4] => 7,
+        (Engine::Mma(_), ..=128, _) => 5,
+        // For Turing and Blackwell the compiler takes a few registers more, for Ampere and Ada with scales per 16 columns.
+        (Engine::Mma(_), _, 1) if matches!(variant, Variant::Sm80 | Variant::Sm89) && format.sub_block == 16 => 3,
+        (Engine::Mma(_), _, 2..) if types.has_block_offsets() && format.sub_block == 16 => 2,
+        (Engine::Mma(_), _, 1) if *variant >= Variant::Sm80 && *variant < Variant::Sm120 => 4,
+        (Engine::Mma(_), ..) => 3,
+    }
+}

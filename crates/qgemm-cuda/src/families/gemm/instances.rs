@@ -1,0 +1,52 @@
+//! All kernels of the product, listed once a process.
+
+use std::collections::HashMap;
+use std::sync::{LazyLock, OnceLock};
+
+use qgemm_formats::{DType, Format};
+use qgemm_hal::Variant;
+
+use super::instance::{FitsRegisters, Instance, MainLoop};
+use super::types::Types;
+use super::{gemm_simt, gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm90_wgmma_ws, sm120_tma_ws, spills};
+
+/// Every main loop. An instruction set that needs another adds its file here.
+static MAIN_LOOPS: [&MainLoop; 7] = [
+    &gemv::MAIN_LOOP,
+    &sm70_two_stage::MAIN_LOOP,
+    &gemm_sliced_k::MAIN_LOOP,
+    &sm80_cp_async::MAIN_LOOP,
+    &sm120_tma_ws::MAIN_LOOP,
+    &sm90_wgmma_ws::MAIN_LOOP,
+    &gemm_simt::MAIN_LOOP,
+];
+
+/// What kernels are listed by.
+type Key = (Format, DType, Variant);
+
+/// The kernels of each key, listed once a process: planning asks for them again and again.
+static INSTANCES: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> =
+    LazyLock::new(|| keys().map(|key| (key, OnceLock::new())).collect());
+
+fn keys() -> impl Iterator<Item = Key> {
+    let of_format = |format| DType::ALL.into_iter().flat_map(move |x| Variant::ALL.map(|variant| (format, x, variant)));
+    Format::all().flat_map(of_format)
+}
+
+/// Every kernel for these types.
+pub(crate) fn instances(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
+    let key = (format, x, variant);
+    INSTANCES.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &spills::fits_registers)))
+}
+
+/// Lists the kernels of `variant` anew, as they are where `fits` tells of each line of `kernels.spills` and its kernel whether it
+/// fits in registers.
+pub(crate) fn ask_registers(variant: Variant, fits: &dyn Fn(String, &Instance) -> bool) {
+    let fits = |instance: &Instance| fits(spills::key(instance), instance);
+    keys().filter(|key| key.2 == variant).for_each(|key| drop(list(key, &fits)));
+}
+
+fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    let types = Types::new(format, x, variant);
+    types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
+}

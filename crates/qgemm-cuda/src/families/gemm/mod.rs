@@ -1,0 +1,22 @@
+//! Kernels of the product, one file a main loop; the list of all of them; and what they are launched with.
+
+mod common;
+mod gemm_simt;
+mod gemm_sliced_k;
+mod gemv;
+mod instance;
+mod instances;
+mod params;
+mod sequence;
+mod sm120_tma_ws;
+mod sm70_two_stage;
+mod sm80_cp_async;
+mod sm90_wgmma_ws;
+mod spills;
+mod types;
+mod x_prologue;
+
+pub(super) use instance::Instance;
+pub(super) use instances::{ask_registers, instances};
+pub use sequence::gemm_sequence;
+pub(super) use x_prologue::{gathers, x_prologue};

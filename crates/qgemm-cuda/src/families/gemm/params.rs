@@ -1,0 +1,161 @@
+//! The parameter of the kernels of a product.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, activation_code, dtype_code};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPrologue};
+
+use super::super::kernel_launch::{Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::common::K_BLOCK;
+use super::instance::{Instance, XAccess};
+use crate::tensor_map::{EncodedMap, XMap};
+
+/// `GemmParams` in `sched/params.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct GemmParams {
+    shape: CudaGemmShape,
+    at: GemmPointers,
+    tiles: TileSchedule,
+}
+
+/// Alignment of a tensor map in a kernel's parameter.
+const MAP_ALIGNMENT: usize = 64;
+const PADDING: usize = (size_of::<GemmParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<GemmParams>()) / 8;
+
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`: with maps of X for whole tiles of tokens and for the last.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedParams {
+    gemm: GemmParams,
+    padding: [u64; PADDING],
+    x_maps: [EncodedMap; 2],
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+pub(super) struct GemmLaunch {
+    params: GemmParams,
+    /// Bytes from the gate's bias to the up's, of a gated pair.
+    second_bias: u64,
+    tile_m: u32,
+    x_dtype: DType,
+    takes_x_map: bool,
+}
+
+impl GemmLaunch {
+    /// The parameter of `instance` for `plan` of `op`, whose X, `x`, is as the kernel reads it. The API has checked that counts
+    /// fit 32 bits.
+    pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
+        Self {
+            params: params(op, x, plan),
+            second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
+            tile_m: plan.config.tile_m,
+            x_dtype: x.dtype,
+            takes_x_map: instance.main_loop.x_access == XAccess::Tma,
+        }
+    }
+
+    /// X for TMA, `tokens` at once; none where the kernel reads X through registers because of how it lies.
+    fn x_map(&self, params: &GemmParams, tokens: u32) -> Option<XMap> {
+        let GemmParams { shape, at, .. } = params;
+        let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
+        in_place.then_some(XMap {
+            address: at.x,
+            dtype: self.x_dtype,
+            size: [shape.k.into(), shape.m.into()],
+            row_bytes: at.x_row * self.x_dtype.bytes() as u64,
+            tile: [K_BLOCK, tokens],
+        })
+    }
+}
+
+impl Params for GemmLaunch {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use GemmOperand as O;
+        let mut params = self.params;
+        let at = &mut params.at;
+        at.x = places.of(operands, O::X)?;
+        at.w = places.of(operands, O::W)?;
+        at.row_scale = places.of(operands, O::RowScale)?;
+        at.k_order = places.of(operands, O::KOrder)?;
+        at.c = places.of(operands, O::C)?;
+        at.bias = places.of(operands, O::Bias)?;
+        at.token_scale = places.of(operands, O::TokenScale)?;
+        at.residual = places.of(operands, O::Residual)?;
+        at.d = places.of(operands, O::D)?;
+        at.x_factor = places.of(operands, O::XFactor)?;
+        at.partials = places.of(operands, O::Partials)?;
+        at.counters = places.of(operands, O::Counters)?;
+        let has_bias = params.shape.flags & abi::FLAG_BIAS != 0;
+        if has_bias && [at.bias, at.bias + self.second_bias].iter().all(|at| at.is_multiple_of(16)) {
+            params.shape.flags |= abi::FLAG_BIAS_ALIGNED16;
+        }
+        if !self.takes_x_map {
+            return Ok(LaunchParams::of(&params));
+        }
+        let map = |tokens| self.x_map(&params, tokens).map_or(Ok(EncodedMap::default()), |map| (places.encode)(&map));
+        let tail = match params.shape.m % self.tile_m {
+            0 => EncodedMap::default(),
+            tokens => map(tokens)?,
+        };
+        let x_maps = [map(self.tile_m)?, tail];
+        Ok(LaunchParams::of(&MappedParams { gemm: params, x_maps, ..MappedParams::zeroed() }))
+    }
+}
+
+fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
+    let flag = |present: bool, flag: u32| if present { flag } else { 0 };
+    let has_factors = matches!(plan.config.x_prologue, Some(XPrologue::Convert { row_factors: true }));
+    let shape = CudaGemmShape {
+        m: op.m as u32,
+        stored_rows: op.stored_rows as u32,
+        k: op.k as u32,
+        stored_k: op.stored_k as u32,
+        flags: flag(op.row_scale, abi::FLAG_ROW_SCALE)
+            | flag(op.k_order, abi::FLAG_K_ORDER)
+            | flag(op.c.is_some(), abi::FLAG_C)
+            | flag(op.bias.is_some(), abi::FLAG_BIAS)
+            | flag(x.aligned16, abi::FLAG_X_ALIGNED16)
+            | flag(op.token_scale, abi::FLAG_TOKEN_SCALE)
+            | flag(op.residual.is_some(), abi::FLAG_RESIDUAL)
+            | flag(op.gated, abi::FLAG_GATED)
+            | flag(op.d.aligned16, abi::FLAG_D_ALIGNED16)
+            | flag(op.c.is_some_and(|c| c.aligned16), abi::FLAG_C_ALIGNED16)
+            | flag(op.residual.is_some_and(|r| r.aligned16), abi::FLAG_RESIDUAL_ALIGNED16)
+            | flag(has_factors, abi::FLAG_X_FACTOR),
+        out_features: op.out_features as u32,
+        alpha: op.alpha,
+        beta: op.beta,
+        k_tiles: plan.k_steps,
+        splits: plan.splits,
+        activation: activation_code(op.activation),
+        x_dtype: dtype_code(x.dtype),
+        d_dtype: dtype_code(op.d.dtype),
+        c_dtype: op.c.map_or(0, |c| dtype_code(c.dtype)),
+        bias_dtype: op.bias.map_or(0, dtype_code),
+        residual_dtype: op.residual.map_or(0, |r| dtype_code(r.dtype)),
+    };
+    let at = GemmPointers {
+        x_row: x.row_stride,
+        x_col: x.col_stride,
+        c_row: op.c.map_or(0, |c| c.row_stride),
+        d_row: op.d.row_stride,
+        residual_row: op.residual.map_or(0, |r| r.row_stride),
+        ..GemmPointers::default()
+    };
+    GemmParams { shape, at, tiles: tile_schedule(plan) }
+}
+
+fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {
+    let StreamK { cut_tiles, cut_blocks, cut_steps, swizzle_group } = plan.stream_k.unwrap_or_default();
+    TileSchedule {
+        n_tiles: plan.n_tiles,
+        m_tiles: plan.m_tiles,
+        swizzle_group,
+        cut_tiles,
+        cut_ctas: cut_blocks,
+        cut_k_tiles: cut_steps,
+    }
+}

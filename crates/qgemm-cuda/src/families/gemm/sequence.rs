@@ -1,0 +1,116 @@
+//! The launches of a product: a prologue where its kernel cannot read X in place, then the kernel.
+
+use std::sync::Arc;
+
+use qgemm_hal::{
+    CheckedConvert, CheckedGemm, ConvertOperand, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
+    LaunchSequence, LaunchStep, Operand, Variant,
+};
+
+use super::super::convert;
+use super::super::kernel_launch::{KernelLaunch, MakeKernel};
+use super::instances::instances;
+use super::params::GemmLaunch;
+
+/// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
+///
+/// # Errors
+/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the backend's, [`HalError::WrongDevice`] when the device has
+/// no kernel variant, and those of `make`.
+pub fn gemm_sequence(
+    op: &CheckedGemm,
+    plan: &LaunchPlan,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let id = plan.config.kernel_id(op.format);
+    let unavailable = |why: &str| HalError::KernelUnavailable {
+        kernel: id.to_string(),
+        target: info.arch.clone(),
+        why: why.to_owned(),
+    };
+    let name = op.kernel_name(plan.config.family);
+    let mut steps = Vec::new();
+    let mut own = None;
+    if plan.config.x_prologue.is_some() {
+        let prologue = op.x_prologue(plan).ok_or_else(|| unavailable("its X prologue does not fit the problem"))?;
+        steps.push(prologue_step(op, &prologue, plan, variant, info, make)?);
+        own = Some(op.after(&prologue));
+    }
+    let own = own.as_ref().unwrap_or(op);
+    let x = own.plain_x().map_err(|reason| unavailable(&reason.why))?;
+    let mut all = instances(op.format, x.dtype, variant).iter();
+    let instance = all.find(|i| i.id() == id).ok_or_else(|| unavailable("it is none of the variant's kernels"))?;
+    let launch = KernelLaunch {
+        id,
+        spec: instance.spec(),
+        geometry: Geometry { grid: plan.grid, threads: plan.config.threads, shared_bytes: plan.config.shared_bytes },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: GemmOperand::ALL,
+        params: Arc::new(GemmLaunch::new(own, &x, plan, instance)),
+    };
+    steps.push(bound(launch.step::<GemmOperand>(make)?, own, plan));
+    Ok(LaunchSequence::new::<GemmOperand>(name, steps))
+}
+
+/// The launch that writes X into the workspace.
+fn prologue_step(
+    op: &CheckedGemm,
+    prologue: &CheckedConvert,
+    plan: &LaunchPlan,
+    variant: Variant,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchStep, HalError> {
+    let mut step = convert::launch(prologue, variant, info).step::<ConvertOperand>(make)?;
+    step = step.bind(ConvertOperand::X, GemmOperand::X);
+    if prologue.gathers {
+        step = step.bind(ConvertOperand::Order, GemmOperand::KOrder);
+    }
+    if let Some(region) = plan.workspace.x {
+        step = step.bind_part(ConvertOperand::D, GemmOperand::Workspace, region.x_of(op.m));
+        if let Some(factors) = region.factors_of(op.m) {
+            step = step.bind_part(ConvertOperand::RowFactors, GemmOperand::Workspace, factors);
+        }
+    }
+    Ok(step)
+}
+
+/// The product's step with what `op`, as its kernel sees it, reads and writes.
+fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
+    use GemmOperand as O;
+    let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
+    let optional = [
+        (op.row_scale, O::RowScale),
+        (op.k_order, O::KOrder),
+        (op.c.is_some(), O::C),
+        (op.bias.is_some(), O::Bias),
+        (op.token_scale, O::TokenScale),
+        (op.residual.is_some(), O::Residual),
+    ];
+    for (_, operand) in optional.into_iter().filter(|(present, _)| *present) {
+        step = step.bind(operand, operand);
+    }
+    let layout = &plan.workspace;
+    step = match &layout.x {
+        None => step.bind(O::X, O::X),
+        Some(region) => {
+            let step = step.bind_part(O::X, O::Workspace, region.x_of(op.m));
+            match region.factors_of(op.m) {
+                None => step,
+                Some(factors) => step.bind_part(O::XFactor, O::Workspace, factors),
+            }
+        }
+    };
+    if layout.partial_bytes == 0 {
+        return step;
+    }
+    let counters = layout.counters..layout.counters + plan.shared_tiles() as usize * 4;
+    step.bind_part(O::Partials, O::Workspace, layout.partials..layout.partials + layout.partial_bytes).bind_part(
+        O::Counters,
+        O::Workspace,
+        counters,
+    )
+}

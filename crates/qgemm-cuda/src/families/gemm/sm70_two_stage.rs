@@ -1,0 +1,94 @@
+//! The main loop of `gemm` on matrix instructions of chips without asynchronous copies (Volta, Turing): X passes through
+//! registers into one of two stages while the other is multiplied.
+
+use qgemm_hal::{Schedule, Variant};
+
+use super::common::{self, SUM_PADDING};
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::types::Types;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm70_two_stage",
+    entry: "entry/sm70_gemm_two_stage.cu",
+    symbol: "qg_sm70_gemm_two_stage",
+    arch_specific: false,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::Any,
+    rounds_beyond: None,
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+const THREADS: u32 = 128;
+/// Columns of activations in a stage (`STAGE_K`).
+const STAGE_K: u32 = 64;
+
+/// Tokens, row tiles of a warp, and CTAs of an SM, which are as many as there are registers for
+/// (`kernels.lock`: none of these kernels spills).
+struct Tile {
+    tokens: u32,
+    row_tiles: u32,
+    ctas_per_sm: u32,
+    /// Share of the tensor cores' rate, per mille: that of matrix instructions in the main loop's issue slots
+    /// (docs/performance.md), not measured on a chip.
+    arithmetic: u32,
+}
+
+/// Volta issues four instructions for a product that keeps its tensor core busy for eight cycles. An access of X brings
+/// half of what shared memory could deliver, so that from 32 tokens on two tiles of rows share it.
+const VOLTA: [Tile; 3] = [
+    Tile { tokens: 8, row_tiles: 1, ctas_per_sm: 4, arithmetic: 400 },
+    Tile { tokens: 16, row_tiles: 1, ctas_per_sm: 3, arithmetic: 600 },
+    Tile { tokens: 32, row_tiles: 2, ctas_per_sm: 2, arithmetic: 850 },
+];
+
+/// Turing issues one, and `ldmatrix` wastes nothing.
+const TURING: [Tile; 3] = [
+    Tile { tokens: 8, row_tiles: 2, ctas_per_sm: 4, arithmetic: 400 },
+    Tile { tokens: 16, row_tiles: 2, ctas_per_sm: 3, arithmetic: 600 },
+    Tile { tokens: 32, row_tiles: 2, ctas_per_sm: 2, arithmetic: 850 },
+];
+
+fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
+    let tiles: &[Tile] = match types.variant {
+        Variant::Sm70 if types.engine.is_mma() => &VOLTA,
+        Variant::Sm75 if types.engine.is_mma() => &TURING,
+        _ => &[],
+    };
+    tiles.iter().map(|tile| tile.instance(types)).collect()
+}
+
+impl Tile {
+    fn instance(&self, types: &Types) -> Instance {
+        let Tile { tokens, row_tiles, ctas_per_sm, arithmetic } = *self;
+        let tile_n = THREADS / 32 * row_tiles * types.tile_rows();
+        let stages = 2 * self.stage_bytes(types);
+        let bytes = stages.max(common::cta_sums(tokens, tile_n)).next_multiple_of(common::ALIGNMENT) + common::FLAG;
+        Instance {
+            ctas_per_sm,
+            stages: 2,
+            constants: vec![("QG_ROW_TILES", row_tiles)],
+            efficiency: (arithmetic, 700),
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [tokens, tile_n],
+                threads: THREADS,
+                shared_bytes: bytes,
+            })
+        }
+    }
+
+    /// `sizeof(Stage)`: activations, their sums, and scales and minima of the CTA's rows.
+    fn stage_bytes(&self, types: &Types) -> u32 {
+        let subs = (STAGE_K / types.format.sub_block as u32).max(1);
+        let floats = |present: bool, pitch: u32| if present { subs * pitch } else { 2 };
+        let x = self.tokens * STAGE_K * 2 + 4 * floats(types.has_minimums(), self.tokens + SUM_PADDING);
+        let rows = self.row_tiles * types.tile_rows();
+        let of_warp = floats(!types.layout.scales.is_empty(), rows) + floats(types.has_minimums(), rows);
+        let scales = THREADS / 32 * 4 * of_warp;
+        (x.next_multiple_of(common::ALIGNMENT) + scales).next_multiple_of(common::ALIGNMENT)
+    }
+}

@@ -1,0 +1,115 @@
+//! The main loop of `gemm` on Ampere and Ada for more than a few tokens: the CTA's threads copy W and X asynchronously into rings
+//! that all warps share.
+
+use qgemm_hal::{Schedule, Variant};
+
+use super::common::{self, BARRIER, K_BLOCK, STAGED};
+use super::instance::{FitsRegisters, Instance, MOST_EXACT, MainLoop, Parts, XAccess};
+use super::types::Types;
+use crate::arch::most_shared;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm80_cp_async",
+    entry: "entry/sm80_gemm_cp_async.cu",
+    symbol: "qg_sm80_gemm_cp_async",
+    arch_specific: false,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::AlignedRows,
+    rounds_beyond: Some(MOST_EXACT),
+    // A persistent grid has one dimension.
+    most_m_tiles: usize::MAX,
+    // Threads reckon in 32 bits from a tile of rows to the next.
+    most_tile_bytes: u32::MAX as usize,
+    instances,
+};
+
+struct Tile {
+    tile_m: u32,
+    /// Warps along N; all of them compute the CTA's tokens.
+    warps: u32,
+    /// Stages of a k-block of X.
+    x_stages: u32,
+    /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
+    staged: u32,
+    /// Whether scheduler state is parked: what is tried in turn.
+    parks_state: &'static [bool],
+    /// Shares of what `mma.sync` reaches on an H200, and of bandwidth, per mille.
+    efficiency: (u32, u32),
+}
+
+const fn tile(tile_m: u32, warps: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
+    let parks_state: &[bool] = if tile_m < 128 { &[false] } else { &[false, true] };
+    Tile { tile_m, warps, x_stages, staged: STAGED, parks_state, efficiency }
+}
+
+const fn low_smem_tile(tile_m: u32, warps: u32, efficiency: (u32, u32)) -> Tile {
+    let parks_state: &[bool] = if tile_m < 128 { &[false] } else { &[true] };
+    Tile { tile_m, warps, x_stages: 3, staged: 1, parks_state, efficiency }
+}
+
+/// Tiles of rows of a warp.
+const ROW_TILES: u32 = 2;
+
+/// Eight warps with 32 rows each: every byte of X that a CTA copies meets 256 rows. What a warp does beside matrix
+/// instructions costs as many cycles as it has instructions, so tiles have as many tokens as registers hold sums of.
+static TILES: [Tile; 3] = [tile(32, 8, 6, (345, 560)), tile(64, 8, 4, (545, 500)), tile(128, 8, 4, (685, 450))];
+/// Large tiles with what rings and staging need at least, for formats whose others don't fit in 100 KiB (an RTX 3090, an RTX 4090),
+/// or need more registers.
+static LOW_SMEM_TILES: [Tile; 2] = [low_smem_tile(64, 8, (440, 450)), low_smem_tile(128, 8, (670, 420))];
+/// For few features, and for formats whose others don't fit in 100 KiB.
+static SMALL_TILES: [Tile; 1] = [tile(64, 4, 3, (330, 400))];
+
+fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    if !types.engine.is_mma() || !matches!(types.variant, Variant::Sm80 | Variant::Sm89) {
+        return Vec::new();
+    }
+    let kernels = |tile: &'static Tile| {
+        let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
+        tile.parks_state.iter().map(|&parks| tile.instance(types, parks)).filter(has_room)
+    };
+    let best = |tile: &'static Tile| kernels(tile).find(fits_registers);
+    let large: Vec<_> = TILES.iter().map(best).collect();
+    // An A100 has room for the large tiles; other chips of its variant have not.
+    let fits_all = |instance: &Instance| instance.shared_bytes <= most_shared(Variant::Sm89);
+    let low_smem = LOW_SMEM_TILES.iter().filter_map(|tile| {
+        let at = TILES.iter().position(|large| large.tile_m == tile.tile_m)?;
+        let is_wanted = |low: &Instance| large[at].as_ref().is_none_or(|large| !fits_all(large) && fits_all(low));
+        kernels(tile).find(|low| is_wanted(low) && fits_registers(low))
+    });
+    let low_smem: Vec<_> = low_smem.collect();
+    large.into_iter().flatten().chain(low_smem).chain(SMALL_TILES.iter().filter_map(best)).collect()
+}
+
+impl Tile {
+    fn instance(&self, types: &Types, parks_state: bool) -> Instance {
+        let Tile { tile_m, warps, x_stages, staged, efficiency, .. } = *self;
+        let rows = ROW_TILES * types.tile_rows();
+        // The k-tile in use, and those of all k-blocks in flight. Threads that copy leave a stage to the slowest of them.
+        let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
+        let x = x_stages * common::x_stage(types, tile_m);
+        let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
+        let parked = if parks_state { warps * common::PARKED } else { 0 };
+        let staging = warps * common::warp_staging(rows, staged);
+        Instance {
+            stages: x_stages,
+            parks_state,
+            constants: vec![
+                ("QG_ROW_TILES", ROW_TILES),
+                ("QG_WARPS_N", warps),
+                ("QG_X_STAGES", x_stages),
+                ("QG_W_STAGES", w_stages),
+                ("QG_STAGED", staged),
+            ],
+            warps_n: warps,
+            efficiency,
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [tile_m, warps * rows],
+                threads: warps * 32,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + parked + common::FLAG,
+            })
+        }
+    }
+}

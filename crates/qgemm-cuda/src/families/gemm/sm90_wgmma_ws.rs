@@ -1,0 +1,137 @@
+//! The main loop of `gemm` on Hopper for more than a few tokens: consumer warpgroups, whose matrix instructions run by themselves,
+//! and a producer warpgroup that copies W and X into rings by TMA.
+
+use qgemm_formats::{DType, Encoding};
+use qgemm_hal::{Schedule, Variant};
+
+use super::common::{self, BARRIER, K_BLOCK, PRODUCER_WARPS, STAGED};
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::types::Types;
+use crate::arch::most_shared;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm90_wgmma_ws",
+    entry: "entry/sm90_gemm_wgmma_ws.cu",
+    symbol: "qg_sm90_gemm_wgmma_ws",
+    arch_specific: true,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::Tma,
+    // Warpgroups take 32 tokens of some formats in less time than others take two.
+    rounds_beyond: Some(1),
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+/// A tile: its tokens, how warps share its 128 rows and its K, and the shares of the arithmetic and bandwidth that an H200
+/// reaches with it, per mille.
+struct Tile {
+    tile_m: u32,
+    division: Division,
+    efficiency: (u32, u32),
+}
+
+/// How the consumer warps of a CTA divide a tile.
+#[derive(Clone, Copy)]
+struct Division {
+    /// Tiles of rows of a warp, and warps of a group, along N.
+    row_tiles: u32,
+    warps: u32,
+    /// Groups of warps that share the K dimension of the CTA's rows.
+    k_groups: u32,
+    /// K-blocks of X in a stage.
+    stage_k_blocks: u32,
+}
+
+const fn division(row_tiles: u32, warps: u32, k_groups: u32, stage_k_blocks: u32) -> Division {
+    Division { row_tiles, warps, k_groups, stage_k_blocks }
+}
+
+/// Two groups serve 32 tokens faster (14.1 us for 15.0). Two k-blocks a stage cost fewer waits than one; for 256 tokens there is
+/// no room for three such stages. Times here are an H200's, of INT4 14336x4096 where nothing else is said.
+const TILES: [Tile; 4] = [
+    Tile { tile_m: 32, division: division(1, 8, 2, 2), efficiency: (350, 765) },
+    Tile { tile_m: 64, division: division(1, 8, 1, 2), efficiency: (535, 740) },
+    Tile { tile_m: 128, division: division(1, 8, 1, 2), efficiency: (690, 740) },
+    Tile { tile_m: 256, division: division(1, 8, 1, 1), efficiency: (750, 740) },
+];
+
+/// Share of the arithmetic of tiles of up to so many tokens with nested scales, which take as many instructions as their codes,
+/// in per cent of the others'.
+const NESTED: (u32, u32) = (64, 80);
+
+/// Stages: most, and fewest.
+const STAGES: (u32, u32) = (8, 3);
+
+fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
+    if !types.engine.is_mma() || types.variant != Variant::Sm90 {
+        return Vec::new();
+    }
+    let best = |tile: &Tile| {
+        let mut kernels = (STAGES.1..=STAGES.0).rev().map(|stages| tile.instance(types, stages));
+        kernels.find(|i| i.shared_bytes <= most_shared(Variant::Sm90))
+    };
+    TILES.iter().filter_map(best).collect()
+}
+
+impl Tile {
+    /// How the tile is divided, with no more values at hand than registers (`kernels.lock` shows no spills).
+    fn best_division(&self, types: &Types) -> Division {
+        let format = types.format;
+        let bits = format.code_planes.first();
+        // Integers of one plane whose scale, and no more, changes from block to block or is joined by a zero point.
+        let is_plain_integer = matches!(format.encoding, Encoding::IntOffset { .. } | Encoding::IntZero);
+        let takes_few_instructions = format.code_planes == [4] && is_plain_integer;
+        match (self.tile_m, types.tile_k()) {
+            // Fewer waits (44.8 us for 48.2, INT4 28672x8192). Weights in bf16 pass through f32, which takes the registers.
+            (32, 128) if takes_few_instructions && types.x == DType::F16 => {
+                Division { stage_k_blocks: 4, ..self.division }
+            }
+            // The scales of every 16 columns take a second group's registers.
+            (32, _) if format.sub_block == 16 && bits == Some(&2) => Division { k_groups: 1, ..self.division },
+            // Half as many warps do once what two tiles of rows have in common (57.3 us for 62.6, INT4 28672x8192); weights of
+            // Q8_0, Q4_K and Q6_K take them longer.
+            (64, ..=128) if takes_few_instructions => division(2, 4, 2, 2),
+            _ => self.division,
+        }
+    }
+
+    fn instance(&self, types: &Types, stages: u32) -> Instance {
+        let Division { row_tiles, warps, k_groups, stage_k_blocks } = self.best_division(types);
+        let tile_m = self.tile_m;
+        let rows = row_tiles * types.tile_rows();
+        let k_blocks = types.tile_k() / K_BLOCK;
+        // Runs of k-tiles, of those that arrive together (`RUN_SLABS`).
+        let w_stages = 1 + (stages - 1).div_ceil((k_blocks / stage_k_blocks).max(1));
+        let run = (stage_k_blocks / k_blocks).max(1) * types.k_tile_bytes();
+        let x = stages * stage_k_blocks * common::x_stage(types, tile_m);
+        let w = w_stages * warps * row_tiles * run;
+        let staging = warps * common::warp_staging(rows, STAGED);
+        let exchange = (k_groups - 1) * tile_m * warps * rows * 4;
+        let share = if types.has_nested_scales() && tile_m <= NESTED.0 { NESTED.1 } else { 100 };
+        Instance {
+            consumers: warps * 32,
+            stages,
+            constants: vec![
+                ("QG_ROW_TILES", row_tiles),
+                ("QG_WARPS_N", warps),
+                ("QG_K_GROUPS", k_groups),
+                ("QG_STAGE_K_BLOCKS", stage_k_blocks),
+                ("QG_X_STAGES", stages),
+                ("QG_W_STAGES", w_stages),
+                ("QG_STAGED", STAGED),
+            ],
+            warps_n: warps,
+            k_groups,
+            efficiency: (self.efficiency.0 * share / 100, self.efficiency.1),
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [tile_m, warps * rows],
+                threads: (warps * k_groups + PRODUCER_WARPS) * 32,
+                shared_bytes: x + w + stages * 2 * BARRIER + staging + exchange + common::FLAG,
+            })
+        }
+    }
+}

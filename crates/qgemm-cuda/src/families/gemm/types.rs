@@ -1,0 +1,147 @@
+//! [`Types`]: what a kernel is made for, and what its main loop multiplies with.
+
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::{Math, Variant};
+
+use crate::arch;
+
+/// What matrix instructions take. Eight-bit integers, FP8 and block-scaled FP4 become cases when main loops issue
+/// instructions on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Operand {
+    /// `mma.sync` and `wgmma` on f16.
+    F16,
+    /// The same on bf16.
+    BF16,
+}
+
+impl Operand {
+    /// Bytes of one number.
+    fn bytes(self) -> u32 {
+        match self {
+            Operand::F16 | Operand::BF16 => 2,
+        }
+    }
+
+    /// Bits of the integers that it holds exactly.
+    fn integer_bits(self) -> u32 {
+        match self {
+            Operand::F16 => 10,
+            Operand::BF16 => 7,
+        }
+    }
+}
+
+/// What a main loop issues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Engine {
+    /// Matrix instructions with sums in f32.
+    Mma(Operand),
+    /// f32 fused multiply-adds.
+    Fma,
+}
+
+impl Engine {
+    /// The engine for `format` weights and `x` activations. Codes of quantized formats are exact in f16 and bf16;
+    /// plain weights go to matrix instructions only with activations of their own type.
+    pub(crate) fn of(format: Format, x: DType, variant: Variant) -> Self {
+        let (operand, first) = match x {
+            DType::F16 => (Operand::F16, Variant::Sm70),
+            DType::BF16 => (Operand::BF16, Variant::Sm80),
+            DType::F32 => return Engine::Fma,
+        };
+        let same_type = !matches!(format.encoding, Encoding::Plain(w) if w != x);
+        if variant >= first && same_type { Engine::Mma(operand) } else { Engine::Fma }
+    }
+
+    /// Whether it is matrix instructions.
+    pub(crate) fn is_mma(self) -> bool {
+        matches!(self, Engine::Mma(_))
+    }
+
+    /// Bytes of an activation in shared memory.
+    pub(crate) fn x_bytes(self) -> u32 {
+        match self {
+            Engine::Mma(operand) => operand.bytes(),
+            Engine::Fma => 4,
+        }
+    }
+
+    pub(crate) fn math(self) -> Math {
+        match self {
+            Engine::Mma(Operand::F16 | Operand::BF16) => Math::TensorF16,
+            Engine::Fma => Math::FmaF32,
+        }
+    }
+}
+
+/// The types that a kernel multiplies, the chips that it is for, and what follows from both.
+#[derive(Clone, Debug)]
+pub(crate) struct Types {
+    pub format: Format,
+    pub x: DType,
+    pub variant: Variant,
+    pub engine: Engine,
+    pub layout: PackedLayout,
+}
+
+impl Types {
+    pub(crate) fn new(format: Format, x: DType, variant: Variant) -> Option<Self> {
+        let layout = PackedLayout::new(format, arch::pack_class(variant))?;
+        Some(Self { format, x, variant, engine: Engine::of(format, x, variant), layout })
+    }
+
+    /// Rows of a tile of W.
+    pub(crate) fn tile_rows(&self) -> u32 {
+        self.layout.tile_rows as u32
+    }
+
+    /// Columns of a packed k-tile.
+    pub(crate) fn tile_k(&self) -> u32 {
+        self.layout.slab_k as u32
+    }
+
+    /// Bytes of a packed k-tile.
+    pub(crate) fn k_tile_bytes(&self) -> u32 {
+        self.layout.slab_bytes as u32
+    }
+
+    /// Whether k-tiles have 256 columns: those of formats that nest their scales.
+    pub(crate) fn has_nested_scales(&self) -> bool {
+        self.layout.slab_k > 128
+    }
+
+    /// Whether codes have an offset of their own in every block, which takes registers beside the scale.
+    pub(crate) fn has_block_offsets(&self) -> bool {
+        matches!(self.format.encoding, Encoding::IntAffine | Encoding::IntZero)
+    }
+
+    /// Whether blocks have a minimum, for which exact kernels hold sums of X in registers beside the others.
+    pub(crate) fn has_minimums(&self) -> bool {
+        self.format.encoding == Encoding::IntAffine
+    }
+
+    /// Whether codes are integers with a scale.
+    pub(crate) fn is_scaled_integers(&self) -> bool {
+        self.format.encoding.is_integer() && !self.format.scale_planes.is_empty()
+    }
+
+    /// Whether codes can be operands as they are, so that offsets act on sums (`dequant/integer_operand.cuh`).
+    pub(crate) fn has_integer_operands(&self) -> bool {
+        let Engine::Mma(operand) = self.engine else { return false };
+        // Offsets of sums as short as this cost as much as those of codes (measured on an H200); bf16 operands cost more.
+        let short = self.format.encoding == Encoding::IntZero && self.format.sub_block <= 32 && operand == Operand::F16;
+        self.is_scaled_integers() && !short && self.format.code_bits() <= operand.integer_bits()
+    }
+
+    /// Columns of a chunk of X (`CHUNK_K`): eight quads a lane.
+    pub(crate) fn chunk_k(&self) -> u32 {
+        1024 / self.tile_rows()
+    }
+
+    /// Elements between the chunks of a token (`XTile::CHUNK_PITCH`).
+    pub(crate) fn chunk_padding(&self) -> u32 {
+        if self.layout.class == PackClass::V { 0 } else { 16 }
+    }
+}

@@ -1,0 +1,38 @@
+//! [`LaunchParams`]: a kernel's one by-value parameter, as bytes.
+
+use std::fmt;
+
+use bytemuck::Pod;
+
+/// Room for the largest parameter: that of a product with two tensor maps of X.
+const MOST_BYTES: usize = 512;
+
+/// The parameter of one launch. Tensor maps in it lie at multiples of 64 bytes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub struct LaunchParams {
+    bytes: [u8; MOST_BYTES],
+    /// Bytes that the kernel takes.
+    len: usize,
+}
+
+impl LaunchParams {
+    /// The parameter `params`.
+    pub(crate) fn of<T: Pod>(params: &T) -> Self {
+        const { assert!(size_of::<T>() <= MOST_BYTES, "a parameter is larger than there is room for") };
+        let mut bytes = [0; MOST_BYTES];
+        bytes[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(params));
+        Self { bytes, len: size_of::<T>() }
+    }
+
+    /// As the kernel sees it.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl fmt::Debug for LaunchParams {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LaunchParams({} bytes)", self.len)
+    }
+}

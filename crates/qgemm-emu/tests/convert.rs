@@ -1,0 +1,123 @@
+//! Kernels that convert, as prologues of products: which plans have one, and rows that shared memory has no room for. What
+//! the kernels write is the conformance suite's.
+
+use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XPrecision, XPrologue};
+use qgemm_cuda::{KernelLaunch, convert_sequence};
+use qgemm_hal::{CheckedConvert, Dense, HalError, Kernel, Operands, Stream};
+
+const GROUP: usize = 32;
+
+/// How X lies in memory and what the weight asks of its columns.
+#[derive(Clone, Copy, Debug, Default)]
+struct Way {
+    transposed: bool,
+    /// Elements between stored rows.
+    gap: usize,
+    /// Columns are gathered.
+    permuted: bool,
+}
+
+/// A permutation of `k` columns, the last group not full.
+fn k_order(k: usize) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..k as u32).rev().collect();
+    order.resize(k.next_multiple_of(GROUP), NO_COLUMN);
+    order
+}
+
+/// What the first configuration of `gemm` that has a prologue makes of X, for 40 tokens and four features of 4-bit groups.
+/// `None`, and a note, without a C++ compiler.
+fn prologue(device: &str, x_dtype: DType, precision: XPrecision, way: Way) -> Option<Option<(DType, XPrologue)>> {
+    let ctx = open("which_plans_convert_x", device)?;
+    let (m, k) = (40, 256);
+    let stored_k = if way.permuted { k.next_multiple_of(GROUP) } else { k };
+    let format: qgemm_api::Format = "int4_g32".parse().unwrap();
+    let blocks = vec![0u8; 4 * format.row_bytes(stored_k)];
+    let host = match way.permuted {
+        false => HostWeight::new(format, 4, k, blocks.into()),
+        true => HostWeight::with_k_order(format, 4, k, blocks.into(), k_order(k)),
+    };
+    let weight = ctx.load(&host.unwrap()).unwrap();
+    let stored_row = if way.transposed { m } else { k };
+    let mut problem = Problem::new(&weight, m)
+        .x_dtype(x_dtype)
+        .x_precision(precision)
+        .x_row_stride((stored_row + way.gap) as u64)
+        .d_dtype(DType::F32)
+        .family("gemm");
+    if way.transposed {
+        problem = problem.x_transposed();
+    }
+    let plan = ctx.plan(&problem).unwrap();
+    let gemm = ctx.device().catalog().gemm.iter().find(|family| family.name() == "gemm").unwrap();
+    let configs = gemm.configs(plan.op(), ctx.info()).unwrap();
+    let converts = configs.into_iter().find(|config| config.x_prologue.is_some());
+    Some(converts.map(|config| (config.x_format.plain().unwrap(), config.x_prologue.unwrap())))
+}
+
+/// `None`, and a note, without a C++ compiler.
+fn open(test: &str, device: &str) -> Option<Context> {
+    match Context::open(device) {
+        Ok(ctx) => Some(ctx),
+        Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+            qgemm_testkit::skipped(test, &why.to_string());
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn which_plans_convert_x() {
+    let to = |dtype, row_factors| Some((dtype, XPrologue::Convert { row_factors }));
+    let plain = Way::default();
+    let unaligned = Way { gap: 3, ..plain };
+    let transposed = Way { transposed: true, ..plain };
+    let permuted = Way { permuted: true, ..plain };
+    use DType::{BF16, F16, F32};
+    let cases = [
+        ("emu:sm80", F32, XPrecision::F16, plain, to(F16, true)),
+        ("emu:sm80", F32, XPrecision::BF16, plain, to(BF16, false)),
+        ("emu:sm75", F32, XPrecision::BF16, plain, None),
+        ("emu:sm80", F32, XPrecision::Exact, plain, None),
+        ("emu:sm80", F16, XPrecision::F16, plain, None),
+        ("emu:sm80", F16, XPrecision::F16, unaligned, to(F16, false)),
+        ("emu:sm75", F16, XPrecision::F16, unaligned, None),
+        ("emu:sm80", F16, XPrecision::Exact, transposed, to(F16, false)),
+        ("emu:sm80", BF16, XPrecision::F16, permuted, to(BF16, false)),
+        ("emu:sm75", BF16, XPrecision::F16, plain, to(F16, true)),
+        ("emu:sm75", BF16, XPrecision::Exact, plain, None),
+    ];
+    for (device, x_dtype, precision, way, expected) in cases {
+        let Some(got) = prologue(device, x_dtype, precision, way) else { return };
+        assert_eq!(got, expected, "{device}: {x_dtype} {precision:?} {way:?}");
+    }
+}
+
+/// Stands for a kernel where only its launch is looked at.
+#[derive(Debug)]
+struct NoKernel;
+
+impl Kernel for NoKernel {
+    fn launch(&self, _: &Stream, _: Operands<'_>) -> Result<(), HalError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn rows_that_are_read_twice_wait_in_shared_memory_where_they_fit() {
+    let Some(ctx) = open("rows_that_are_read_twice_wait_in_shared_memory_where_they_fit", "emu:sm75") else { return };
+    let shared_bytes = |columns: usize, row_factors: bool| {
+        let (x, d) = (Dense::rows_of(DType::F32, columns), Dense::rows_of(DType::F16, columns));
+        let op = CheckedConvert { rows: 1, columns, d_columns: columns, x, d, gathers: false, row_factors };
+        let mut launches: Vec<KernelLaunch> = Vec::new();
+        convert_sequence(&op, ctx.info(), &mut |launch| {
+            launches.push(launch);
+            Ok(std::sync::Arc::new(NoKernel))
+        })
+        .unwrap();
+        launches[0].geometry.shared_bytes as usize
+    };
+    assert!(shared_bytes(4096, true) >= 4096 * 4 && shared_bytes(4096, false) < 1024);
+    // 64 KiB are all that Turing has.
+    assert!(shared_bytes(16_500, true) < 1024);
+}

@@ -1,0 +1,45 @@
+//! `convert`: its oracle, its cases, and how one is run.
+
+mod case;
+mod groups;
+mod oracle;
+mod run;
+mod stress;
+
+use qgemm_api::Context;
+
+pub use case::{ConvertCase, ConvertLayout, ConvertOrder, ConvertValues};
+pub use oracle::{convert, converted_row, nearest};
+pub use run::run as run_conversion;
+
+use crate::outcome::Outcome;
+use crate::suite::{Group, Selection, Suite, TestCase};
+
+impl TestCase for ConvertCase {
+    fn run(&self, ctx: &Context) -> Outcome {
+        run::run(ctx, self)
+    }
+}
+
+/// The suite of `convert`.
+#[derive(Debug)]
+pub(crate) struct ConvertSuite;
+
+impl Suite for ConvertSuite {
+    fn operation(&self) -> &'static str {
+        "convert"
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        groups::GROUPS.iter().map(|&(group, _)| group).collect()
+    }
+
+    fn cases(&self, group: &str, _: &Selection) -> Vec<Box<dyn TestCase>> {
+        let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
+        cases().into_iter().map(|case| Box::new(case) as Box<dyn TestCase>).collect()
+    }
+
+    fn random_case(&self, _: &Selection, seed: u64) -> Box<dyn TestCase> {
+        Box::new(stress::random_case(seed))
+    }
+}

@@ -1,0 +1,425 @@
+//! The suite of `gemm`: which cases a backend must pass.
+
+use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::{Activation, Math, XPrecision};
+
+use super::case::{ActOrder, Case, Epilogue, Layout};
+use crate::activations::ActivationKind;
+use crate::suite::Group;
+use crate::weights::WeightKind;
+
+/// Numbers of tokens that every format is tested with: around each tile width of every kernel family.
+pub const TOKENS: [usize; 11] = [1, 2, 3, 7, 8, 9, 17, 33, 64, 65, 129];
+
+/// A group with its cases for one format; none where the group does not concern the format.
+type Cases = (Group, fn(Format) -> Vec<Case>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<Case>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite. Shapes are split by encoding, so that a format always belongs to exactly one of them.
+pub(super) const GROUPS: &[Cases] = &[
+    group("shapes_plain", "all shapes of unquantized formats", |f| {
+        shapes_if(f, matches!(f.encoding, Encoding::Plain(_)))
+    }),
+    group("shapes_int_offset", "all shapes of formats with a fixed offset", |f| {
+        shapes_if(f, matches!(f.encoding, Encoding::IntOffset { .. }))
+    }),
+    group("shapes_int_affine", "all shapes of formats with a minimum per block", |f| {
+        shapes_if(f, f.encoding == Encoding::IntAffine)
+    }),
+    group("shapes_int_zero", "all shapes of formats with integer zero points", |f| {
+        shapes_if(f, f.encoding == Encoding::IntZero)
+    }),
+    group("shapes_codebook", "all shapes of formats with a table of values", |f| {
+        shapes_if(f, matches!(f.encoding, Encoding::Codebook(_)))
+    }),
+    group("shapes_float8", "all shapes of FP8 formats", |f| {
+        shapes_if(f, matches!(f.encoding, Encoding::E4M3 | Encoding::E5M2))
+    }),
+    group("exact", "small integers, bit for bit", exact),
+    group("values", "every kind of weights with every kind of activations", values),
+    group("deep_k", "long K, which kernels split", deep_k),
+    group("epilogue", "alpha, beta and C, bias, output types", epilogue),
+    group("scales", "factors of tokens and of output features, residuals", scales),
+    group("activations", "every activation, of exact sums and of ordinary ones", activations),
+    group("gated", "gated pairs with everything that the epilogue adds", gated),
+    group("layouts", "leading dimensions, unaligned rows, transposed operands", layouts),
+    group("act_order", "permuted columns", act_order),
+    group("x_prologue", "activations converted for matrix instructions", x_prologue),
+    group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
+    group("configurations", "every tile that could be chosen, whole and cut", configurations),
+];
+
+/// Odd numbers of output features, from one up past every tile height.
+const FEATURES: [usize; 4] = [33, 1, 129, 67];
+
+/// The smallest K that the format allows and one that ends in the middle of a kernel's step (and, where the
+/// format allows, of a block).
+fn depths(format: Format) -> Vec<usize> {
+    let block = format.block_len;
+    match (block, format.ragged_k) {
+        (1, _) => vec![1, 67, 256],
+        (_, true) => vec![1, block - 1, 2 * block + 5],
+        (16, false) => vec![16, 13 * 16],
+        (_, false) => vec![block, 3 * block],
+    }
+}
+
+/// A K of medium length that suits every kernel step.
+fn medium_k(format: Format) -> usize {
+    match format.ragged_k {
+        true => 2 * format.block_len + 5,
+        false => 512usize.next_multiple_of(format.block_len),
+    }
+}
+
+fn shapes_if(format: Format, concerned: bool) -> Vec<Case> {
+    if concerned { shapes(format) } else { Vec::new() }
+}
+
+/// Every number of tokens with every depth and every type of X.
+fn shapes(format: Format) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for m in TOKENS {
+        for k in depths(format) {
+            for x_dtype in DType::ALL {
+                let seed = cases.len() as u64;
+                let n = FEATURES[cases.len() % FEATURES.len()];
+                let weights = if seed.is_multiple_of(2) { WeightKind::Quantized } else { WeightKind::Raw };
+                let x_precision = if (seed / 2).is_multiple_of(2) { XPrecision::Int8 } else { XPrecision::F16 };
+                cases.push(Case {
+                    x_dtype,
+                    x_precision,
+                    d_dtype: x_dtype,
+                    weights,
+                    seed,
+                    ..Case::new(format, m, n, k)
+                });
+            }
+        }
+    }
+    cases
+}
+
+fn exact(format: Format) -> Vec<Case> {
+    let shapes = [(1, 33), (2, 1), (3, 67), (8, 129), (33, 67), (65, 65)];
+    let types = [
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::F32),
+        (DType::F32, DType::F32),
+        (DType::F16, DType::F16),
+        (DType::BF16, DType::BF16),
+        (DType::F32, DType::F16),
+    ];
+    let case = |((m, n), (x_dtype, d_dtype)): ((usize, usize), (DType, DType))| {
+        let case = Case::new(format, m, n, medium_k(format)).with_exact_sums();
+        Case { x_dtype, d_dtype, seed: (m * n) as u64, ..case }
+    };
+    shapes.into_iter().zip(types).map(case).collect()
+}
+
+/// Extreme weights and activations store D in f32: no range of the output is under test here.
+fn values(format: Format) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, weights) in WeightKind::ALL.into_iter().enumerate() {
+        for (j, activations) in ActivationKind::ALL.into_iter().enumerate() {
+            let x_dtype = DType::ALL[(i + j) % 3];
+            let (m, n) = [(1, 65), (5, 33), (20, 35)][(i + j / 3) % 3];
+            let x_precision = [XPrecision::F16, XPrecision::Int8][(i + j) % 2];
+            let seed = cases.len() as u64;
+            let case = Case::new(format, m, n, medium_k(format));
+            cases.push(Case { x_dtype, x_precision, weights, activations, seed, ..case });
+        }
+    }
+    cases
+}
+
+fn deep_k(format: Format) -> Vec<Case> {
+    let k = match format.ragged_k {
+        true => 4096 + format.block_len / 2,
+        false => 4096 + format.block_len,
+    };
+    let shapes = [(1, 65, DType::F16), (2, 33, DType::BF16), (17, 33, DType::F16), (33, 17, DType::F32)];
+    let case = |(m, n, x_dtype)| Case { x_dtype, weights: WeightKind::Raw, ..Case::new(format, m, n, k) };
+    shapes.into_iter().map(case).collect()
+}
+
+fn epilogue(format: Format) -> Vec<Case> {
+    let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
+    let epilogues = [
+        (-0.5, None, None),
+        (1.0, None, f32),
+        (1.0, None, f16),
+        (2.0, Some((1.0, DType::F32)), None),
+        (1.0, Some((-3.0, DType::F16)), bf16),
+        (0.0, Some((0.5, DType::BF16)), f32),
+        (1.0, Some((0.0, DType::F32)), f32),
+    ];
+    let mut cases = Vec::new();
+    for (i, (alpha, c, bias)) in epilogues.into_iter().enumerate() {
+        for (m, n) in [(1, 67), (19, 45)] {
+            let (x_dtype, d_dtype) = (DType::ALL[i % 3], DType::ALL[(i + m) % 3]);
+            let epilogue = Epilogue { alpha, c, bias, ..Epilogue::default() };
+            let seed = cases.len() as u64;
+            cases.push(Case { x_dtype, d_dtype, epilogue, seed, ..Case::new(format, m, n, medium_k(format)) });
+        }
+    }
+    cases
+}
+
+/// Alone and together; residuals that lie as D does and otherwise.
+fn scales(format: Format) -> Vec<Case> {
+    let none = Epilogue::default();
+    let (f16, bf16, f32) = (Some(DType::F16), Some(DType::BF16), Some(DType::F32));
+    let epilogues = [
+        (Epilogue { token_scale: true, ..none }, 0, WeightKind::Exact),
+        (Epilogue { channel_scale: true, ..none }, 0, WeightKind::Exact),
+        (Epilogue { residual: f32, ..none }, 0, WeightKind::Exact),
+        (Epilogue { residual: f16, bias: bf16, ..none }, 3, WeightKind::Raw),
+        (Epilogue { residual: bf16, c: Some((0.5, DType::F16)), token_scale: true, ..none }, 16, WeightKind::Raw),
+        (
+            Epilogue { alpha: 0.25, residual: f16, token_scale: true, channel_scale: true, bias: f32, ..none },
+            5,
+            WeightKind::Quantized,
+        ),
+    ];
+    let mut cases = Vec::new();
+    for (i, (epilogue, residual_gap, weights)) in epilogues.into_iter().enumerate() {
+        for (j, (m, n)) in [(2, 67), (19, 48)].into_iter().enumerate() {
+            let case = Case { weights, ..Case::new(format, m, n, medium_k(format)) };
+            cases.push(Case {
+                x_dtype: DType::ALL[(i + j) % 3],
+                d_dtype: DType::ALL[(i + 2 * j) % 3],
+                epilogue,
+                layout: Layout { residual_gap, offset: residual_gap % 4, ..Layout::default() },
+                seed: cases.len() as u64,
+                ..if weights == WeightKind::Exact { case.with_exact_sums() } else { case }
+            });
+        }
+    }
+    cases
+}
+
+/// Products of ordinary weights and activations are about 20 where K is 512: this brings them to where activations bend.
+const BENT: f32 = 1.0 / 16.0;
+
+fn activations(format: Format) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (i, activation) in Activation::ALL.into_iter().skip(1).enumerate() {
+        // Exact sums show the activation's own error; the others add everything else.
+        let exact = Epilogue { alpha: BENT, activation, ..Epilogue::default() };
+        let bias = Some(DType::ALL[i % 3]);
+        let c = Some((0.25, DType::ALL[(i + 1) % 3]));
+        let added = Epilogue { bias, c, token_scale: true, residual: Some(DType::ALL[(i + 2) % 3]), ..exact };
+        let shapes = [(1, 65, exact), (33, 40, exact), (3, 33, added), (17, 65, added)];
+        for (j, (m, n, epilogue)) in shapes.into_iter().enumerate() {
+            let case = Case::new(format, m, n, medium_k(format));
+            cases.push(Case {
+                x_dtype: DType::ALL[(i + j) % 3],
+                d_dtype: DType::ALL[(i + j / 2) % 3],
+                epilogue,
+                seed: cases.len() as u64,
+                ..match j < 2 {
+                    true => case.with_exact_sums(),
+                    false => Case { activations: ActivationKind::PositiveMean, ..case },
+                }
+            });
+        }
+    }
+    cases
+}
+
+/// N around the eights in which rows are interleaved, and K that kernels split.
+fn gated(format: Format) -> Vec<Case> {
+    let long = match format.ragged_k {
+        true => 4096 + format.block_len / 2,
+        false => 4096 + format.block_len,
+    };
+    let k = medium_k(format);
+    let pair = Epilogue { alpha: BENT, ..Epilogue::default() };
+    let scaled = Epilogue { token_scale: true, channel_scale: true, ..pair };
+    let all = Epilogue { bias: Some(DType::F16), residual: Some(DType::F32), ..scaled };
+    let case = |m, n, k, epilogue| Case { gated: true, epilogue, ..Case::new(format, m, n, k) };
+    let mut cases = vec![
+        case(1, 67, k, pair).with_exact_sums(),
+        case(9, 1, k, pair).with_exact_sums(),
+        case(2, 8, k, scaled).with_exact_sums(),
+        case(33, 136, k, Epilogue { bias: Some(DType::F32), ..pair }).with_exact_sums(),
+        case(65, 40, k, Epilogue { bias: Some(DType::BF16), residual: Some(DType::F16), ..pair }),
+        case(3, 133, k, all),
+        case(1, 29, long, Epilogue { alpha: BENT / 2.0, ..all }),
+        case(20, 24, long, Epilogue { alpha: BENT / 2.0, ..pair }),
+    ];
+    for (i, case) in cases.iter_mut().enumerate() {
+        let activation = [1, 2, 3, 4, 0].map(|a| Activation::ALL[a])[(i + 1) % 5];
+        case.epilogue.activation = activation;
+        case.x_dtype = DType::ALL[i % 3];
+        case.d_dtype = DType::ALL[(i + 1 + i / 3) % 3];
+        case.layout = match i % 4 {
+            3 => Layout { d_gap: 3, residual_gap: 1, offset: 1, ..Layout::default() },
+            _ => Layout::default(),
+        };
+        case.batch_invariant = i == 5;
+        case.seed = i as u64;
+    }
+    if format.encoding == Encoding::IntZero {
+        let act_order = Some(ActOrder::Padded);
+        let epilogue = Epilogue { activation: Activation::Silu, ..pair };
+        cases.push(Case { act_order, ..case(5, 35, 3 * format.block_len + 9, epilogue) });
+    }
+    cases
+}
+
+fn layouts(format: Format) -> Vec<Case> {
+    let plain = Layout::default();
+    let mut layouts = vec![
+        Layout { x_gap: 3, ..plain },
+        Layout { x_gap: 16, d_gap: 16, ..plain },
+        Layout { d_gap: 5, ..plain },
+        Layout { d_gap: 1, c_gap: 7, ..plain },
+        Layout { offset: 1, ..plain },
+        Layout { offset: 2, x_gap: 1, d_gap: 3, c_gap: 2, ..plain },
+        Layout { x_transposed: true, ..plain },
+        Layout { x_transposed: true, x_gap: 5, offset: 1, ..plain },
+    ];
+    if matches!(format.encoding, Encoding::Plain(_)) {
+        layouts.push(Layout { w_transposed: true, ..plain });
+        layouts.push(Layout { w_transposed: true, x_transposed: true, ..plain });
+    }
+    let mut cases = Vec::new();
+    for (i, layout) in layouts.into_iter().enumerate() {
+        for (j, (m, n)) in [(1, 33), (2, 67), (21, 64)].into_iter().enumerate() {
+            let x_dtype = DType::ALL[(i + j) % 3];
+            let c = (layout.c_gap != 0).then_some((0.5, DType::ALL[(i + 1) % 3]));
+            cases.push(Case {
+                x_dtype,
+                d_dtype: x_dtype,
+                layout,
+                epilogue: Epilogue { c, ..Epilogue::default() },
+                seed: cases.len() as u64,
+                ..Case::new(format, m, n, medium_k(format))
+            });
+        }
+    }
+    cases
+}
+
+/// Only group formats come with permuted columns (GPTQ's `g_idx`).
+fn act_order(format: Format) -> Vec<Case> {
+    if format.encoding != Encoding::IntZero {
+        return Vec::new();
+    }
+    let mut cases = Vec::new();
+    for order in [ActOrder::Full, ActOrder::Padded] {
+        for (i, m) in [1, 2, 9, 65].into_iter().enumerate() {
+            let x_dtype = DType::ALL[i % 3];
+            let k = 3 * format.block_len + 9;
+            let seed = cases.len() as u64;
+            let layout = Layout { x_transposed: i == 2, x_gap: i, ..Layout::default() };
+            let act_order = Some(order);
+            cases.push(Case { x_dtype, act_order, layout, seed, ..Case::new(format, m, 35, k) });
+        }
+    }
+    cases
+}
+
+/// Activations that matrix instructions take only after a prologue converted them: f32 (and bf16 on older chips), transposed,
+/// gathered; then what may not be rounded.
+fn x_prologue(format: Format) -> Vec<Case> {
+    if matches!(format.encoding, Encoding::Plain(DType::F32 | DType::BF16)) {
+        return Vec::new();
+    }
+    let k = medium_k(format);
+    let case = |m, activations, seed| Case { activations, seed, ..Case::new(format, m, 67, k) };
+    let tensor = Some(Math::TensorF16);
+    let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Outliers];
+    let mut cases = Vec::new();
+    for (i, m) in [1, 2, 3, 17, 65].into_iter().enumerate() {
+        let kind = |salt: usize| kinds[(i + salt) % kinds.len()];
+        let ordered = |order| (format.encoding == Encoding::IntZero).then_some(order);
+        let (act_order, seed) = (ordered(ActOrder::Padded).filter(|_| i % 2 == 0), i as u64);
+        cases.push(Case { math: tensor, act_order, ..case(m, kind(0), seed) });
+        let layout = Layout { x_transposed: true, x_gap: i % 2, ..Layout::default() };
+        let act_order = ordered(ActOrder::Full).filter(|_| i % 2 == 1);
+        let k = if act_order.is_some() { 3 * format.block_len } else { k };
+        cases.push(Case { math: tensor, act_order, layout, k, ..case(m, kind(1), seed) });
+        if format.encoding != Encoding::Plain(DType::F16) && i % 2 == 0 {
+            cases.push(Case { math: tensor, x_dtype: DType::BF16, ..case(m, kind(2), seed) });
+        }
+    }
+    cases.push(Case { x_precision: XPrecision::Exact, ..case(17, ActivationKind::MixedMagnitudes, 6) });
+    cases.push(Case { math: tensor, batch_invariant: true, ..case(33, ActivationKind::MixedMagnitudes, 7) });
+    cases
+}
+
+fn batch_invariant(format: Format) -> Vec<Case> {
+    let case = |(i, m): (usize, usize)| Case {
+        x_dtype: DType::ALL[i % 3],
+        batch_invariant: true,
+        weights: WeightKind::Raw,
+        seed: i as u64,
+        ..Case::new(format, m, 67, medium_k(format))
+    };
+    [2, 3, 9, 17, 65].into_iter().enumerate().map(case).collect()
+}
+
+/// Formats whose weights take different ways through a kernel: minimums, zero points, a table, FP8 with shared scales, scales
+/// for every 16 columns.
+const WAYS: [&str; 5] = ["q4_k", "int4_g128", "iq4_nl", "fp8_e4m3_block128", "q6_k"];
+
+/// Tiles for many tokens are not chosen for matrices as small as the other groups'.
+fn configurations(format: Format) -> Vec<Case> {
+    if !WAYS.contains(&format.name) {
+        return Vec::new();
+    }
+    let case = |x_dtype, m, k, activations, seed| Case {
+        x_dtype,
+        activations,
+        seed,
+        every_configuration: true,
+        ..Case::new(format, m, 290, k)
+    };
+    let k = medium_k(format);
+    // Some kernels take only activations whose rows are aligned.
+    let aligned = k.next_multiple_of(8);
+    vec![
+        case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
+        case(DType::BF16, 20, aligned, ActivationKind::Normal, 2),
+        case(DType::F16, 20, k, ActivationKind::Normal, 3),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_has_shapes_in_exactly_one_group_and_all_tokens() {
+        for format in Format::all() {
+            let mut with_shapes = 0;
+            for (_, cases) in GROUPS.iter().filter(|(group, _)| group.name.starts_with("shapes_")) {
+                let cases = cases(format);
+                if !cases.is_empty() {
+                    with_shapes += 1;
+                    for m in TOKENS {
+                        for x in DType::ALL {
+                            assert!(cases.iter().any(|c| c.m == m && c.x_dtype == x), "{format} lacks {m} tokens, {x}");
+                        }
+                    }
+                }
+            }
+            assert_eq!(with_shapes, 1, "{format}");
+        }
+    }
+
+    #[test]
+    fn every_case_suits_its_format() {
+        for format in Format::all() {
+            for case in GROUPS.iter().flat_map(|(_, cases)| cases(format)) {
+                format.check_k(case.k).unwrap_or_else(|e| panic!("{case}: {e}"));
+            }
+        }
+    }
+}

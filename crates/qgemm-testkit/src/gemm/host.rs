@@ -1,0 +1,132 @@
+//! The operands of a case in host memory.
+
+use qgemm_api::{Context, Weight, WeightOrder};
+use qgemm_formats::{DType, Encoding, HostWeight};
+
+use super::case::Case;
+use super::oracle::{Added, Expected, multiply, multiply_gated};
+use crate::activations::{ActivationKind, activations};
+use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
+
+/// The weight of a case, or both of its gated pair.
+pub(super) enum HostWeights {
+    One(HostWeight),
+    Pair([HostWeight; 2]),
+}
+
+impl HostWeights {
+    pub fn new(case: &Case) -> Result<Self, TestWeightError> {
+        let Case { weights, format, n, k, act_order, seed, .. } = *case;
+        let scaled = |weight, seed| match case.epilogue.channel_scale {
+            true => with_channel_scale(weight, seed),
+            false => Ok(weight),
+        };
+        Ok(match case.gated {
+            false => HostWeights::One(scaled(weight(weights, format, n, k, act_order, seed)?, seed)?),
+            true => {
+                let [gate, up] = gated_weights(weights, format, n, k, act_order, seed)?;
+                HostWeights::Pair([scaled(gate, seed)?, scaled(up, !seed)?])
+            }
+        })
+    }
+
+    /// Permuted columns; both weights of a pair have the same.
+    pub fn k_order(&self) -> Option<&[u32]> {
+        match self {
+            HostWeights::One(weight) | HostWeights::Pair([weight, _]) => weight.k_order(),
+        }
+    }
+
+    /// Whether `dtype` holds every value.
+    pub fn is_exact_in(&self, dtype: DType) -> bool {
+        let weights = match self {
+            HostWeights::One(weight) => std::slice::from_ref(weight),
+            HostWeights::Pair(pair) => pair,
+        };
+        let holds = |row: Vec<f32>| dtype.decode(&dtype.encode(&row)) == row;
+        weights.iter().all(|weight| (0..weight.n()).all(|n| holds(weight.dequantize_row(n))))
+    }
+
+    pub fn load(&self, ctx: &Context, transposed: bool) -> Result<Weight, qgemm_api::Error> {
+        match self {
+            HostWeights::One(weight) => load(ctx, weight, transposed),
+            HostWeights::Pair([gate, up]) => ctx.load_gated(gate, up),
+        }
+    }
+
+    pub fn multiply<X: Copy + Into<f64>>(&self, x: &[X], added: &Added<'_>) -> Expected {
+        match self {
+            HostWeights::One(weight) => multiply(weight, x, added),
+            HostWeights::Pair([gate, up]) => multiply_gated([gate, up], x, added),
+        }
+    }
+}
+
+fn load(ctx: &Context, host: &HostWeight, transposed: bool) -> Result<Weight, qgemm_api::Error> {
+    let Encoding::Plain(dtype) = host.format().encoding else { return ctx.load(host) };
+    if !transposed {
+        return ctx.load(host);
+    }
+    let (n, k) = (host.n(), host.k());
+    let rows: Vec<Vec<f32>> = (0..n).map(|row| host.dequantize_row(row)).collect();
+    let columns: Vec<f32> = (0..k).flat_map(|column| rows.iter().map(move |row| row[column])).collect();
+    ctx.load_dense(&dtype.encode(&columns), dtype, n, k, WeightOrder::KN)
+}
+
+/// The operands of a case in host memory, without gaps.
+pub(super) struct HostOperands {
+    pub x: Vec<f32>,
+    pub c: Vec<f32>,
+    pub bias: Vec<f32>,
+    pub token_scale: Vec<f32>,
+    pub residual: Vec<f32>,
+}
+
+impl HostOperands {
+    pub fn new(case: &Case) -> Self {
+        // Exact cases keep what is added exact, too.
+        let kind = if case.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
+        let added = |rows, dtype: Option<DType>, salt| match dtype {
+            Some(dtype) => activations(kind, rows, case.n, dtype, case.seed ^ salt),
+            None => Vec::new(),
+        };
+        // Powers of two, of all magnitudes at which activations bend.
+        let token_scale = |token: usize| [1.0, 0.25, 2.0, 0.0625, 0.5][(token + case.seed as usize) % 5];
+        Self {
+            x: activations(case.activations, case.m, case.k, case.x_dtype, case.seed),
+            c: added(case.m, case.epilogue.c.map(|(_, dtype)| dtype), 0xc),
+            bias: added(case.bias_rows(), case.epilogue.bias, 0xb1a5),
+            token_scale: match case.epilogue.token_scale {
+                true => (0..case.m).map(token_scale).collect(),
+                false => Vec::new(),
+            },
+            residual: added(case.m, case.epilogue.residual, 0x4e5),
+        }
+    }
+
+    /// The operands of one row.
+    pub fn row(&self, case: &Case, row: usize) -> Self {
+        let part = |all: &[f32], width| match all {
+            [] => Vec::new(),
+            all => all[row * width..][..width].to_vec(),
+        };
+        Self {
+            x: part(&self.x, case.k),
+            c: part(&self.c, case.n),
+            bias: self.bias.clone(),
+            token_scale: part(&self.token_scale, 1),
+            residual: part(&self.residual, case.n),
+        }
+    }
+
+    pub fn added(&self, case: &Case) -> Added<'_> {
+        Added {
+            alpha: case.epilogue.alpha,
+            c: case.epilogue.c.filter(|(beta, _)| *beta != 0.0).map(|(beta, _)| (beta, &*self.c)),
+            bias: case.epilogue.bias.map(|_| &*self.bias),
+            token_scale: case.epilogue.token_scale.then_some(&*self.token_scale),
+            activation: case.epilogue.activation,
+            residual: case.epilogue.residual.map(|_| &*self.residual),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! `gemm`: its oracle, its cases, and how one is run.
+
+mod activation;
+mod case;
+mod groups;
+mod host;
+mod launch;
+mod oracle;
+mod rounding;
+mod run;
+mod stress;
+
+use qgemm_api::Context;
+
+pub use activation::activate;
+pub use case::{ActOrder, Case, Epilogue, Layout};
+pub use groups::TOKENS;
+pub use oracle::{Added, Expected, multiply, multiply_gated};
+pub use rounding::{Rounding, rounded};
+pub use run::{exemptions, run};
+pub use stress::random_case;
+
+use crate::outcome::Outcome;
+use crate::suite::{Group, Selection, Suite, TestCase};
+
+impl TestCase for Case {
+    fn run(&self, ctx: &Context) -> Outcome {
+        run(ctx, self)
+    }
+}
+
+/// The suite of `gemm`.
+#[derive(Debug)]
+pub(crate) struct GemmSuite;
+
+impl Suite for GemmSuite {
+    fn operation(&self) -> &'static str {
+        "gemm"
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        groups::GROUPS.iter().map(|&(group, _)| group).collect()
+    }
+
+    fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>> {
+        let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
+        let boxed = |case| Box::new(Case { family: wanted.family, ..case }) as Box<dyn TestCase>;
+        wanted.formats.iter().flat_map(|&format| cases(format)).map(boxed).collect()
+    }
+
+    fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase> {
+        Box::new(Case { family: wanted.family, ..random_case(&wanted.formats, seed) })
+    }
+}

@@ -1,0 +1,202 @@
+//! The oracle: the multiplication in f64, over dequantized weights and the activations that the kernel uses.
+
+use qgemm_formats::HostWeight;
+use qgemm_hal::Activation;
+use rayon::prelude::*;
+
+use super::activation::activate;
+
+/// What a correct kernel computes, and how large the summands of each output were.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Expected {
+    /// Rows (tokens).
+    pub m: usize,
+    /// Columns (output features).
+    pub n: usize,
+    /// `D[M, N]`, row-major.
+    pub values: Vec<f64>,
+    /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
+    /// scale), carried through the activation by its slope and through the product of a gated pair, and the residual's:
+    /// the scale that errors are measured on where summands cancel.
+    pub energy: Vec<f64>,
+}
+
+/// What is done to the product `X·Wᵀ`.
+#[derive(Clone, Copy, Debug)]
+pub struct Added<'a> {
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of C and C itself, `[M, N]` without gaps.
+    pub c: Option<(f32, &'a [f32])>,
+    /// N values; of a gated pair 2 N, the gate's first.
+    pub bias: Option<&'a [f32]>,
+    /// M factors.
+    pub token_scale: Option<&'a [f32]>,
+    /// Applied before the residual is added; of a gated pair, to the gate.
+    pub activation: Activation,
+    /// The residual, `[M, N]` without gaps.
+    pub residual: Option<&'a [f32]>,
+}
+
+impl Default for Added<'_> {
+    fn default() -> Self {
+        let activation = Activation::Identity;
+        Self { alpha: 1.0, c: None, bias: None, token_scale: None, activation, residual: None }
+    }
+}
+
+/// `activation(alpha · token_scale · X·Wᵀ + beta · C + bias) + residual` for `x[M, K]` without gaps, already rounded as the
+/// kernel rounds it.
+///
+/// # Panics
+/// When `x` or something added is not as long as the shape asks for: a test would prove nothing then.
+pub fn multiply<X: Copy + Into<f64>>(weight: &HostWeight, x: &[X], added: &Added<'_>) -> Expected {
+    let n = weight.n();
+    let product = Product::new(n, weight.k(), n, x, added);
+    product.outputs(|row| product.linear(weight, row, row).into_iter().map(|v| v.activated(added.activation)).collect())
+}
+
+/// `activation(v of the gate) · v of the up + residual`, with `v` as in [`multiply`].
+///
+/// # Panics
+/// As [`multiply`], and when C is given.
+pub fn multiply_gated<X: Copy + Into<f64>>([gate, up]: [&HostWeight; 2], x: &[X], added: &Added<'_>) -> Expected {
+    assert!(added.c.is_none(), "a gated pair takes no C");
+    let n = gate.n();
+    let product = Product::new(n, gate.k(), 2 * n, x, added);
+    product.outputs(|row| {
+        let (gate, up) = (product.linear(gate, row, row), product.linear(up, row, n + row));
+        gate.into_iter().zip(up).map(|(gate, up)| gate.activated(added.activation).times(up)).collect()
+    })
+}
+
+/// A value with its energy.
+#[derive(Clone, Copy)]
+struct Value {
+    value: f64,
+    energy: f64,
+}
+
+impl Value {
+    fn activated(self, activation: Activation) -> Self {
+        let (value, slope) = activate(activation, self.value);
+        Self { value, energy: slope * slope * self.energy }
+    }
+
+    fn times(self, other: Self) -> Self {
+        let energy = self.energy * other.value.powi(2) + other.energy * self.value.powi(2);
+        Self { value: self.value * other.value, energy }
+    }
+}
+
+/// The operands of a product.
+struct Product<'a> {
+    m: usize,
+    n: usize,
+    /// `[M, K]`.
+    x: Vec<f64>,
+    added: &'a Added<'a>,
+}
+
+impl<'a> Product<'a> {
+    /// Of `x` with weights of `n` × `k`, to which a bias of `bias_len` values is added.
+    fn new<X: Copy + Into<f64>>(n: usize, k: usize, bias_len: usize, x: &[X], added: &'a Added<'a>) -> Self {
+        assert_eq!(x.len() % k, 0, "X is not a whole number of rows of {k}");
+        let m = x.len() / k;
+        let lengths = [
+            ("C", added.c.map(|(_, c)| c), m * n),
+            ("the bias", added.bias, bias_len),
+            ("the token scales", added.token_scale, m),
+            ("the residual", added.residual, m * n),
+        ];
+        for (what, operand, len) in lengths {
+            assert!(operand.is_none_or(|operand| operand.len() == len), "{what} is not {len} long");
+        }
+        Self { m, n, x: x.iter().map(|&v| v.into()).collect(), added }
+    }
+
+    /// What one row of a weight makes of every token before the activation.
+    fn linear(&self, weight: &HostWeight, row: usize, bias_index: usize) -> Vec<Value> {
+        let w: Vec<f64> = weight.dequantize_row(row).into_iter().map(f64::from).collect();
+        let Added { alpha, c, bias, token_scale, .. } = *self.added;
+        let bias = bias.map_or(0.0, |bias| f64::from(bias[bias_index]));
+        let one = |(token, x): (usize, &[f64])| {
+            let (dot, squares) = dot(&w, x);
+            let factor = f64::from(alpha) * token_scale.map_or(1.0, |scales| f64::from(scales[token]));
+            let c = c.map_or(0.0, |(beta, c)| f64::from(beta) * f64::from(c[token * self.n + row]));
+            Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias }
+        };
+        self.x.chunks_exact(w.len()).enumerate().map(one).collect()
+    }
+
+    /// All outputs, from those of every feature, with the residual added.
+    fn outputs(&self, feature: impl Fn(usize) -> Vec<Value> + Send + Sync) -> Expected {
+        let (m, n) = (self.m, self.n);
+        let columns: Vec<Vec<Value>> = (0..n).into_par_iter().map(feature).collect();
+        let mut expected = Expected { m, n, values: vec![0.0; m * n], energy: vec![0.0; m * n] };
+        for (feature, column) in columns.iter().enumerate() {
+            for (token, value) in column.iter().enumerate() {
+                let at = token * n + feature;
+                let residual = self.added.residual.map_or(0.0, |residual| f64::from(residual[at]));
+                expected.values[at] = value.value + residual;
+                expected.energy[at] = value.energy + residual * residual;
+            }
+        }
+        expected
+    }
+}
+/// `Σ w·x` and `Σ (w·x)²`, in four interleaved sums each so that the compiler can use vectors.
+fn dot(w: &[f64], x: &[f64]) -> (f64, f64) {
+    const LANES: usize = 4;
+    let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
+    let (w_parts, x_parts) = (w.chunks_exact(LANES), x.chunks_exact(LANES));
+    let tail = w_parts.remainder().iter().zip(x_parts.remainder()).map(|(a, b)| a * b);
+    let (mut sum, mut square) = tail.fold((0.0, 0.0), |(s, q), p| (s + p, q + p * p));
+    for (w, x) in w_parts.zip(x_parts) {
+        for lane in 0..LANES {
+            let product = w[lane] * x[lane];
+            sums[lane] += product;
+            squares[lane] += product * product;
+        }
+    }
+    sum += sums.iter().sum::<f64>();
+    square += squares.iter().sum::<f64>();
+    (sum, square)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qgemm_formats::{DType, Format};
+
+    #[test]
+    fn known_product() {
+        let format: Format = "f32".parse().expect("f32 is a format");
+        let bytes = DType::F32.encode(&[1.0, 2.0, 3.0, 4.0, 5.0, -6.0]);
+        let weight = HostWeight::new(format, 2, 3, bytes.into()).expect("valid");
+        let added = Added { alpha: 2.0, c: Some((0.5, &[10.0, 20.0])), bias: Some(&[1.0, -1.0]), ..Added::default() };
+        let expected = multiply(&weight, &[1.0, 0.0, -1.0], &added);
+        // Row 0: 1·1 − 1·3 = −2; row 1: 4 + 6 = 10.
+        assert_eq!(expected.values, [2.0 * -2.0 + 5.0 + 1.0, 2.0 * 10.0 + 10.0 - 1.0]);
+        assert_eq!(expected.energy, [4.0 * (1.0 + 9.0) + 25.0 + 1.0, 4.0 * (16.0 + 36.0) + 100.0 + 1.0]);
+    }
+
+    #[test]
+    fn known_gated_pair() {
+        let format: Format = "f32".parse().expect("f32 is a format");
+        let weight = |values: &[f32]| HostWeight::new(format, 1, 2, DType::F32.encode(values).into()).expect("valid");
+        let added = Added {
+            bias: Some(&[-1.0, 0.5]),
+            token_scale: Some(&[2.0, 1.0]),
+            activation: Activation::Relu,
+            residual: Some(&[100.0, 10.0]),
+            ..Added::default()
+        };
+        let (gate, up) = (weight(&[1.0, 2.0]), weight(&[-3.0, 1.0]));
+        let expected = multiply_gated([&gate, &up], &[1.0, 1.0, -1.0, 0.0], &added);
+        // Token 0: gate 2·3 − 1 = 5, up 2·(−2) + 0.5 = −3.5; token 1: gate −1 − 1 < 0.
+        assert_eq!(expected.values, [5.0 * -3.5 + 100.0, 10.0]);
+        let (gate, up) = (4.0 * 5.0 + 1.0, 4.0 * 10.0 + 0.25);
+        assert_eq!(expected.energy[0], gate * 3.5 * 3.5 + up * 25.0 + 1e4);
+    }
+}

@@ -1,0 +1,137 @@
+//! What activations become before they are multiplied: the numbers that a kernel really uses, as its configuration says.
+
+use qgemm_formats::{DType, NO_COLUMN, QuantizedActivations, XFormat};
+use qgemm_hal::{TileConfig, XPrologue};
+
+use crate::convert::converted_row;
+
+/// How a plan changes activations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Rounding<'a> {
+    /// Not at all.
+    None,
+    /// A prologue converts them.
+    Convert {
+        /// To this type.
+        dtype: DType,
+        /// After each token was multiplied by a power of two.
+        row_factors: bool,
+    },
+    /// They are quantized to eight bits.
+    Q8 {
+        /// Columns that share a scale.
+        block: usize,
+        /// The column of X that every stored column of W is multiplied with, where they are permuted: blocks are of stored
+        /// columns.
+        order: Option<&'a [u32]>,
+    },
+}
+
+impl<'a> Rounding<'a> {
+    /// What a kernel of `config` does with activations of type `x`, for weights whose columns are permuted by `order`; `None`
+    /// where the oracle has no model of it.
+    pub fn of(config: &TileConfig, x: DType, order: Option<&'a [u32]>) -> Option<Self> {
+        match (config.x_prologue, config.x_format) {
+            (Some(XPrologue::Convert { row_factors }), XFormat::Plain(dtype)) => {
+                Some(Rounding::Convert { dtype, row_factors })
+            }
+            // f32 holds what the others do.
+            (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
+            (None, XFormat::Q8 { block }) => Some(Rounding::Q8 { block, order }),
+            _ => None,
+        }
+    }
+
+    /// Whether `x_dtype` is rounded to something narrower.
+    pub fn loses(&self, x_dtype: DType) -> bool {
+        match self {
+            Rounding::None => false,
+            Rounding::Convert { dtype, .. } => *dtype != x_dtype,
+            Rounding::Q8 { .. } => true,
+        }
+    }
+}
+
+/// `x`, rows of `k` values, as the kernel multiplies it.
+pub fn rounded(x: &[f32], k: usize, rounding: Rounding<'_>) -> Vec<f64> {
+    match rounding {
+        Rounding::None => x.iter().copied().map(f64::from).collect(),
+        Rounding::Convert { dtype, row_factors } => {
+            x.chunks(k).flat_map(|row| unscaled_row(row, dtype, row_factors)).collect()
+        }
+        Rounding::Q8 { block, order } => x.chunks(k).flat_map(|row| quantized_row(row, block, order)).collect(),
+    }
+}
+
+/// As the converted row holds it, divided by the factor again: f32's largest numbers may be rounded up to 2¹²⁸.
+fn unscaled_row(row: &[f32], dtype: DType, row_factors: bool) -> Vec<f64> {
+    let (held, factor) = converted_row(row, dtype, row_factors);
+    held.iter().map(|&held| f64::from(held) * f64::from(factor)).collect()
+}
+
+fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
+    let stored: Vec<f32> = match order {
+        None => row.to_vec(),
+        Some(order) => {
+            order.iter().map(|&column| if column == NO_COLUMN { 0.0 } else { row[column as usize] }).collect()
+        }
+    };
+    let quantized = QuantizedActivations::new(&stored, block, block);
+    let values = quantized.codes.iter().enumerate();
+    let values = values.map(|(i, &code)| f64::from(quantized.scales[i / block]) * f64::from(code));
+    match order {
+        None => values.take(row.len()).collect(),
+        Some(order) => {
+            // A column that feeds no weight keeps its value: it is multiplied with 0.
+            let mut out: Vec<f64> = row.iter().copied().map(f64::from).collect();
+            for (&column, value) in order.iter().zip(values).filter(|(column, _)| **column != NO_COLUMN) {
+                out[column as usize] = value;
+            }
+            out
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const F16: Rounding<'_> = Rounding::Convert { dtype: DType::F16, row_factors: true };
+
+    #[test]
+    fn rows_keep_eleven_bits_whatever_their_magnitude() {
+        let x = [1e30f32, -3e29, 1e-30, 3.3e-31, 0.0, 0.0];
+        for (rounded, x) in rounded(&x, 2, F16).iter().zip(x.map(f64::from)) {
+            assert!((rounded - x).abs() <= x.abs() * 2f64.powi(-11), "{x} became {rounded}");
+        }
+        let mixed = rounded(&[f32::INFINITY, 1.0, f32::NAN, 2049.0], 2, F16);
+        assert_eq!(mixed[..2], [f64::INFINITY, 1.0]);
+        assert!(mixed[2].is_nan() && mixed[3] == 2048.0, "{mixed:?}");
+    }
+
+    #[test]
+    fn nothing_finite_becomes_infinite_in_bf16() {
+        let converted = Rounding::Convert { dtype: DType::BF16, row_factors: false };
+        let largest = f64::from(f32::from_bits(0x7f7f_0000));
+        let bf16 = rounded(&[f32::MAX, f32::MIN, f32::NEG_INFINITY], 3, converted);
+        assert_eq!(bf16, [largest, -largest, f64::NEG_INFINITY]);
+        assert_eq!(rounded(&[f32::MAX], 1, F16), [2f64.powi(128)]);
+    }
+
+    #[test]
+    fn blocks_of_eight_bits_are_of_stored_columns() {
+        let x = [127.0, 1.0, 0.25, 12.7, 0.3, 0.0];
+        let plain = Rounding::Q8 { block: 3, order: None };
+        let close = |got: &[f64], expected: &[f64]| {
+            got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6)
+        };
+        assert!(close(&rounded(&x, 6, plain), &[127.0, 1.0, 0.0, 12.7, 0.3, 0.0]));
+        let order = [0, 3, NO_COLUMN, 1, 2, 4];
+        let permuted = Rounding::Q8 { block: 3, order: Some(&order) };
+        let got = rounded(&x, 6, permuted);
+        assert!(close(&[got[0], got[3], got[1]], &[127.0, 13.0, 1.0]), "{got:?}");
+        assert!((got[2] - 0.25).abs() <= 0.5 / 127.0 && got[5] == 0.0, "{got:?}");
+        let spoiled = rounded(&[f32::INFINITY, 1.0, 2.0, 3.0], 4, Rounding::Q8 { block: 2, order: None });
+        assert!(spoiled[..2].iter().all(|v| v.is_nan()) && spoiled[2..].iter().all(|v| v.is_finite()));
+    }
+}

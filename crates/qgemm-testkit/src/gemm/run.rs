@@ -1,0 +1,166 @@
+//! Runs one case on a device and judges the result.
+
+use qgemm_api::{Candidate, Context, DeviceKind, Weight};
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, DeviceInfo, LaunchPlan, Math, TileConfig};
+
+use super::case::Case;
+use super::host::{HostOperands, HostWeights};
+use super::launch::{multiply_on, problem, stored_d, stored_x};
+use super::rounding::{Rounding, rounded};
+use crate::compare::{compare, first_difference};
+use crate::limits::{ACTIVATION_FLUSHES, EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+pub fn exemptions() -> &'static [Exemption<Case>] {
+    const fn of(device: DeviceKind, applies: fn(&Case, &DeviceInfo) -> bool, reason: &'static str) -> Exemption<Case> {
+        Exemption { device, applies, reason }
+    }
+    const TENSOR: fn(&Case, &DeviceInfo) -> bool = |case, _| case.math == Some(Math::TensorF16);
+    const NO_TENSOR: fn(&Case, &DeviceInfo) -> bool =
+        |case, info| TENSOR(case, info) && info.rate(Math::TensorF16).is_none();
+    const EXEMPTIONS: &[Exemption<Case>] = &[
+        of(DeviceKind::Cpu, TENSOR, "it has no matrix instructions and reads activations as they are"),
+        of(DeviceKind::Wgpu, NO_TENSOR, "it has no matrix instructions and reads activations as they are"),
+    ];
+    EXEMPTIONS
+}
+
+/// Runs `case`: plans it, runs it on poisoned memory, again where that may show something else, and compares with the oracle.
+pub fn run(ctx: &Context, case: &Case) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, exemptions());
+    outcome
+}
+
+fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failure> {
+    let host = HostWeights::new(case).map_err(|e| Failure::Weight(e.to_string()))?;
+    let loaded = host.load(ctx, case.layout.w_transposed).map_err(|e| Failure::Weight(e.to_string()))?;
+    let operands = HostOperands::new(case);
+    if case.every_configuration {
+        // The table shows the one that comes nearest to its limit.
+        let mut nearest: Option<Outcome> = None;
+        for candidate in &configurations(ctx, &loaded, case)? {
+            check(ctx, &host, &loaded, case, &operands, Some(candidate), outcome)
+                .map_err(|failure| Failure::Of(describe(candidate.launch()), Box::new(failure)))?;
+            if nearest.as_ref().is_none_or(|nearest| outcome.share_of_limit() > nearest.share_of_limit()) {
+                nearest = Some(outcome.clone());
+            }
+        }
+        *outcome = nearest.ok_or_else(|| Failure::NotPlanned("there is no configuration".into()))?;
+        return Ok(());
+    }
+    let got = check(ctx, &host, &loaded, case, &operands, None, outcome)?;
+    if case.batch_invariant { check_single_rows(ctx, &loaded, case, &operands, &got) } else { Ok(()) }
+}
+
+/// Every configuration for the case: the first cut that leaves its tiles whole, and the first that does not.
+fn configurations(ctx: &Context, weight: &Weight, case: &Case) -> Result<Vec<Candidate>, Failure> {
+    let [x, d] = [stored_x(case), stored_d(case)];
+    let mut all = ctx.candidates(&problem(weight, case, &x, &d)).map_err(|e| Failure::NotPlanned(e.to_string()))?;
+    let mut seen = Vec::new();
+    all.retain(|candidate| {
+        let launch = candidate.launch();
+        let is_cut = launch.splits > 1 || launch.stream_k.is_some_and(|cut| cut.cut_tiles > 0);
+        let new = !seen.contains(&(launch.config, is_cut));
+        if new {
+            seen.push((launch.config, is_cut));
+        }
+        new
+    });
+    Ok(all)
+}
+
+fn describe(launch: &LaunchPlan) -> String {
+    let TileConfig { family, tile_n, tile_m, threads, .. } = launch.config;
+    format!("{family} {tile_n}x{tile_m}, {threads} threads, grid {:?}", launch.grid)
+}
+
+/// Runs one plan, of `candidate` or as it is chosen, and judges what came of it, which is returned.
+fn check(
+    ctx: &Context,
+    host: &HostWeights,
+    loaded: &Weight,
+    case: &Case,
+    operands: &HostOperands,
+    candidate: Option<&Candidate>,
+    outcome: &mut Outcome,
+) -> Result<Vec<f32>, Failure> {
+    let result = multiply_on(ctx, loaded, case, operands, candidate)?;
+    outcome.kernel = Some(result.kernel.clone());
+    outcome.kernel_id = result.kernel_id;
+    let (math, weights) = result.config.map_or((Math::FmaF32, None), |config| (config.math, config.rounded_weights));
+    let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
+    let of_config = |config: &TileConfig| {
+        let rounding = Rounding::of(config, case.x_dtype, host.k_order());
+        rounding.ok_or_else(|| Failure::NoModel(format!("X in {} after {:?}", config.x_format, config.x_prologue)))
+    };
+    let rounding = result.config.as_ref().map_or(Ok(Rounding::None), of_config)?;
+    // Quantized activations are no small integers any more.
+    let quantized = matches!(rounding, Rounding::Q8 { .. });
+    // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
+    let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));
+    let tolerance = tolerance(case, path, weights, exact);
+    outcome.limit = Some(tolerance.nmse);
+
+    let got = result.d.decode(&result.first);
+    let rounded = rounded(&operands.x, case.k, rounding);
+    let expected = host.multiply(&rounded, &operands.added(case));
+    let comparison = compare(&got, &expected, tolerance);
+    outcome.comparison = Some(comparison);
+    if rounding.loses(case.x_dtype) {
+        let unrounded = host.multiply(&operands.x, &operands.added(case));
+        outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
+    }
+
+    if let Some(byte) = result.d.first_written_outside(&result.first) {
+        return Err(Failure::WroteOutside(byte));
+    }
+    if !comparison.within(tolerance) {
+        return Err(Failure::Inaccurate(comparison));
+    }
+    if case.is_exact() && exact {
+        let round = |value| case.d_dtype.decode(&case.d_dtype.encode(&[value]))[0];
+        if let Some(mismatch) = first_difference(&got, &expected, round) {
+            return Err(Failure::NotExact(mismatch));
+        }
+    }
+    if let Some(second) = &result.second {
+        Failure::check_same(&result.first, second)?;
+    }
+    Ok(got)
+}
+
+/// Multiplies the first and the last row alone and compares bits with the whole batch.
+fn check_single_rows(
+    ctx: &Context,
+    weight: &Weight,
+    case: &Case,
+    operands: &HostOperands,
+    batch: &[f32],
+) -> Result<(), Failure> {
+    for row in [0, case.m - 1] {
+        let alone = Case { m: 1, ..*case };
+        let result = multiply_on(ctx, weight, &alone, &operands.row(case, row), None)?;
+        let got = result.d.decode(&result.first);
+        let same = got.iter().zip(&batch[row * case.n..]).all(|(a, b)| a.to_bits() == b.to_bits());
+        if !same {
+            return Err(Failure::DependsOnBatch(row));
+        }
+    }
+    Ok(())
+}
+
+/// What the result may be off.
+fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>, exact_sums: bool) -> Tolerance {
+    let tolerance = match exact_sums {
+        true => rounded_to(case.d_dtype, EXACT_SUMS),
+        false => path.tolerance(rounded_weights, case.d_dtype),
+    };
+    match case.epilogue.activation {
+        Activation::Identity => tolerance,
+        _ => Tolerance { absolute: tolerance.absolute.max(ACTIVATION_FLUSHES), ..tolerance },
+    }
+}

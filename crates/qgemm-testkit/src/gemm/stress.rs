@@ -1,0 +1,103 @@
+//! Random cases: any shape, format, layout and epilogue from one seed.
+
+use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::Activation;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{ActOrder, Case, Epilogue, Layout};
+use crate::activations::ActivationKind;
+use crate::random::{gap, pick, skewed};
+use crate::weights::WeightKind;
+
+/// Largest output and depth of a random case: small enough that the oracle keeps up.
+const MAX_TOKENS: usize = 300;
+const MAX_FEATURES: usize = 700;
+const MAX_DEPTH: usize = 3000;
+/// Deepest case whose sums must be exact, a multiple of every block: the widest codes (Q6_K's, 2^12 with their
+/// sub-scales) times integers up to 2 then stay within the 24 bits of f32.
+const MAX_EXACT_DEPTH: usize = 1024;
+
+/// The case that `seed` stands for, in one of `formats`. The same arguments give the same case.
+///
+/// # Panics
+/// When `formats` is empty.
+pub fn random_case(formats: &[Format], seed: u64) -> Case {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let format = pick(rng, formats);
+    let depth = skewed(rng, MAX_DEPTH);
+    let k = if format.ragged_k { depth } else { depth.next_multiple_of(format.block_len) };
+    let (m, n) = (skewed(rng, MAX_TOKENS), skewed(rng, MAX_FEATURES));
+    let x_dtype = pick(rng, &DType::ALL);
+    let weights = pick(rng, &WeightKind::ALL);
+    let activations = pick(rng, &ActivationKind::ALL);
+    let k = if weights == WeightKind::Exact { k.min(MAX_EXACT_DEPTH) } else { k };
+    // Extreme values would leave the range of a narrow output, which is no kernel's fault.
+    let tame = matches!(weights, WeightKind::Quantized | WeightKind::Raw) && activations != ActivationKind::Denormals;
+    let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
+    let grouped = format.encoding == Encoding::IntZero;
+    let gated = rng.random_ratio(1, 5);
+    Case {
+        x_dtype,
+        d_dtype,
+        weights,
+        activations,
+        act_order: match grouped && rng.random_ratio(1, 4) {
+            true => Some(pick(rng, &[ActOrder::Full, ActOrder::Padded])),
+            false => None,
+        },
+        epilogue: Epilogue {
+            alpha: match gated {
+                // Products of two sums would leave the range of f16.
+                true => 0.0625,
+                false if rng.random_ratio(1, 3) => pick(rng, &[-1.0, 0.5, 3.0, 0.0625]),
+                false => 1.0,
+            },
+            c: (!gated && rng.random_ratio(1, 4)).then(|| (pick(rng, &[0.0, 1.0, -0.5]), pick(rng, &DType::ALL))),
+            bias: rng.random_ratio(1, 3).then(|| pick(rng, &DType::ALL)),
+            token_scale: rng.random_ratio(1, 4),
+            channel_scale: rng.random_ratio(1, 4),
+            activation: if rng.random() { pick(rng, &Activation::ALL) } else { Activation::Identity },
+            residual: rng.random_ratio(1, 4).then(|| pick(rng, &DType::ALL)),
+        },
+        gated,
+        layout: Layout {
+            x_transposed: rng.random_ratio(1, 6),
+            w_transposed: !gated && matches!(format.encoding, Encoding::Plain(_)) && rng.random(),
+            x_gap: gap(rng, 40),
+            d_gap: gap(rng, 40),
+            c_gap: gap(rng, 40),
+            residual_gap: gap(rng, 40),
+            offset: if rng.random_ratio(1, 4) { rng.random_range(1..8) } else { 0 },
+        },
+        batch_invariant: rng.random_ratio(1, 8),
+        seed,
+        ..Case::new(format, m, n, k)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_case_that_suits_its_format() {
+        let formats: Vec<Format> = Format::all().collect();
+        for seed in 0..2000 {
+            let case = random_case(&formats, seed);
+            assert_eq!(case, random_case(&formats, seed));
+            case.format.check_k(case.k).unwrap_or_else(|e| panic!("{case}: {e}"));
+        }
+        assert_ne!(random_case(&formats, 1), random_case(&formats, 2));
+    }
+
+    #[test]
+    fn exact_weights_of_the_deepest_case_can_be_made() {
+        for format in Format::all() {
+            for seed in 0..20 {
+                let made = crate::weights::weight(WeightKind::Exact, format, 8, MAX_EXACT_DEPTH, None, seed);
+                made.unwrap_or_else(|e| panic!("{format}, seed {seed}: {e}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,30 @@
+// The parameter of every `convert` kernel; distances (`*_base`) as in `params.wgsl`, in elements.
+
+struct Params {
+    shape: ConvertShape,  // of this dispatch
+    modes: u32,           // `mode()` reads it
+    rows_together: u32,   // rows of a workgroup, a power of two
+    rows_beside: u32,     // 1 where invocations side by side have neighbouring rows, 0 where they have neighbouring columns
+    x_row: u32,           // elements between rows of X
+    x_col: u32,           // elements between columns of X
+    d_row: u32,           // elements between rows of D
+    x_base: u32,
+    k_order_base: u32,
+    d_base: u32,
+    factor_base: u32,
+}
+
+var<immediate> p: Params;
+
+// Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order: `modes.wgsl`. Binding 8 is D.
+@group(0) @binding(9) var<storage, read_write> row_factors: array<u32>;
+
+// Columns of X.
+fn x_columns() -> u32 {
+    return p.shape.columns;
+}
+
+// Columns of D that are columns of X.
+fn stored_columns() -> u32 {
+    return select(min(p.shape.columns, p.shape.d_columns), p.shape.d_columns, has(FLAG_K_ORDER));
+}

@@ -1,0 +1,8 @@
+// Elements of D of 16 bits.
+
+fn to_half(value: f32) -> u32 {
+    if (d_dtype() == F16) {
+        return f32_to_f16(value);
+    }
+    return f32_to_bf16(value);
+}

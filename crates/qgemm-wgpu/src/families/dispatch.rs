@@ -1,0 +1,88 @@
+//! Dispatches: what one of them can reach, and recording those of a launch.
+
+use bytemuck::Pod;
+use qgemm_hal::{Dense, HalError, Unsupported};
+
+use crate::bind_groups::bind_group;
+use crate::pipeline::{Compiled, Interface};
+use crate::shared::Shared;
+
+/// Workgroups along one dimension of a grid, on every adapter.
+pub(super) const MAX_GROUPS: u32 = 65_535;
+
+/// What a view may begin behind the adapter's offset alignment.
+pub(super) const MARGIN: u64 = 1 << 8;
+
+/// Rows of `columns` elements that a binding of `limit` bytes holds of `dense`, which is called `name`.
+pub(super) fn rows_that_fit(name: &str, dense: &Dense, columns: usize, limit: u64) -> Result<usize, Unsupported> {
+    let width = dense.dtype.bytes() as u64;
+    let row = (columns as u64 - 1).checked_mul(dense.col_stride).and_then(|last| (last + 1).checked_mul(width));
+    let row = row.ok_or_else(|| Unsupported::new(format!("the extent of {name} overflows")))?;
+    let room = limit.saturating_sub(MARGIN).checked_sub(row);
+    let room = room.ok_or_else(|| too_large(&format!("a row of {name}"), row, limit))?;
+    let stride = dense.row_stride.saturating_mul(width).max(1);
+    Ok(usize::try_from(room / stride).unwrap_or(usize::MAX).saturating_add(1))
+}
+
+/// The refusal of an operand of which a dispatch must see too much.
+pub(super) fn too_large(what: &str, bytes: u64, limit: u64) -> Unsupported {
+    let why = format!("{what} takes {bytes} bytes, and the adapter's max_storage_buffer_binding_size is {limit}");
+    Unsupported::new(why)
+}
+
+/// The stride of what has `count` of something: with one it plays no part, and extents that were checked bound every other.
+pub(super) fn stride(count: usize, stride: u64) -> u32 {
+    if count > 1 { stride as u32 } else { 0 }
+}
+
+/// A dispatch with what it binds.
+pub(super) struct Dispatch<'a, P> {
+    pub params: P,
+    /// In the order of the interface.
+    pub bindings: Vec<wgpu::BufferBinding<'a>>,
+    pub grid: [u32; 3],
+}
+
+/// Hands the dispatches of one launch to the queue, at the latest before the next work of another kind. Everything is bound
+/// before anything is recorded: what is wrong with this launch must not spoil those that it is recorded with.
+pub(super) fn submit<P: Pod>(
+    shared: &Shared,
+    interface: &Interface,
+    Compiled { name, pipeline }: &Compiled,
+    dispatches: &[Dispatch<'_, P>],
+) -> Result<(), HalError> {
+    let _span = tracing::trace_span!("launch", kernel = name).entered();
+    let bind = |dispatch: &Dispatch<'_, P>| {
+        check_apart(shared, interface, name, &dispatch.bindings)?;
+        bind_group(shared, interface, name, &dispatch.bindings)
+    };
+    let groups = dispatches.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
+    shared.scoped("launching a kernel", || {
+        shared.launch(|pass| {
+            pass.set_pipeline(pipeline);
+            for (Dispatch { params, grid: [x, y, z], .. }, group) in dispatches.iter().zip(&groups) {
+                pass.set_bind_group(0, group, &[]);
+                pass.set_immediates(0, bytemuck::bytes_of(params));
+                pass.dispatch_workgroups(*x, *y, *z);
+            }
+        });
+    })
+}
+
+/// That no buffer is both read and written, which wgpu forbids whatever the parts of it are.
+fn check_apart(
+    shared: &Shared,
+    interface: &Interface,
+    name: &str,
+    bindings: &[wgpu::BufferBinding<'_>],
+) -> Result<(), HalError> {
+    let of_kind = |written| {
+        let all = interface.bindings.iter().zip(bindings);
+        all.filter(move |((_, is_written), _)| *is_written == written).map(|(_, binding)| binding.buffer)
+    };
+    if of_kind(true).any(|written| of_kind(false).any(|read| read == written)) {
+        let why = "wgpu lets no kernel read and write the same buffer: give what is written and what is read buffers of their own";
+        return Err(HalError::Unsupported { device: shared.id, what: name.to_owned(), why: why.into() });
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `gemm_int8`: any number of tokens, quantized to eight bits. An invocation has four neighbouring rows of W, which it
+//! reads from memory, for several tokens; every workgroup quantizes X for itself.
+
+use std::sync::LazyLock;
+
+use qgemm_formats::Format;
+use qgemm_hal::{
+    CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
+};
+
+use super::CONFIG;
+use super::gemv::UNITS;
+use super::gemv_int8::{UNIT_BYTES, X_INT8, of_quantized_x};
+use crate::shader::{Codes, ENTRY, FourRows, Part};
+
+/// Name of the family.
+const NAME: &str = "gemm_int8";
+const MAIN_LOOP: &str = include_str!("../../../shaders/gemm_int8.wgsl");
+const SOURCES: [&str; 4] = [UNITS, X_INT8, MAIN_LOOP, ENTRY];
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
+
+/// Tokens of a workgroup.
+const TILE_M: u32 = 32;
+/// Units of X in workgroup memory: the longest block of columns that share a factor.
+const CHUNK_UNITS: u32 = 8;
+
+/// From many rows to few. Efficiencies and workgroups of a unit as measured on an H200 with 64 and 512 tokens of Q4_0,
+/// 14336x4096.
+pub(crate) static CONFIGS: &[TileConfig] =
+    &[config(256, 256, 2, 480), config(128, 128, 4, 430), config(64, 128, 4, 280)];
+
+const fn config(tile_n: u32, threads: u32, blocks_per_unit: u32, efficiency: u32) -> TileConfig {
+    TileConfig {
+        family: NAME,
+        main_loop: NAME,
+        math: Math::DotI8,
+        tile_n,
+        tile_m: TILE_M,
+        tile_k: 64,
+        threads,
+        blocks_per_unit,
+        shared_bytes: TILE_M * CHUNK_UNITS * UNIT_BYTES,
+        efficiency: (efficiency, 500),
+        ..CONFIG
+    }
+}
+
+/// Tokens of an invocation.
+const fn tokens(config: &TileConfig) -> u32 {
+    config.tile_m * config.tile_n / 4 / config.threads
+}
+
+/// The sources and constants of a configuration.
+pub(crate) fn part(config: &TileConfig, format: Format) -> Part {
+    let constants = vec![
+        ("TILE_N", config.tile_n),
+        ("TILE_M", config.tile_m),
+        ("THREADS", config.threads),
+        ("TOKENS", tokens(config)),
+        ("MOVES", tokens(config) - 1),
+        ("X_BLOCK", format.activation_block() as u32),
+        ("CHUNK_UNITS", CHUNK_UNITS),
+        ("TILE_VECTORS", config.shared_bytes / 16),
+    ];
+    Part { extensions: "", rows: FourRows::Beside, codes: Codes::Bytes, sources: SOURCES.to_vec(), constants }
+}
+
+/// The configurations that an adapter's workgroup memory allows.
+fn fitting(info: &DeviceInfo) -> impl Iterator<Item = TileConfig> + use<> {
+    let available = info.shared_bytes;
+    // Software takes seconds to compile what is written out for more.
+    let most = if info.features.contains("software-adapter") { 4 } else { u32::MAX };
+    CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available && tokens(c) <= most)
+}
+
+/// The family.
+#[derive(Debug)]
+pub(crate) struct GemmInt8;
+
+impl Family<CheckedGemm> for GemmInt8 {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+        super::served(op, info, of_quantized_x(op, fitting(info))?)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
+        super::prepare(device, op, plan, |_, _| Some(part(&plan.config, op.format)))
+    }
+
+    fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
+        *SOURCE_HASH
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn invocations_share_rows_and_tokens_without_rest() {
+        for config in CONFIGS {
+            assert_eq!(tokens(config) * 4 * config.threads, TILE_M * config.tile_n, "{config:?}");
+            // Else invocations would miss barriers while they bring a chunk.
+            assert_eq!(TILE_M * CHUNK_UNITS % config.threads, 0, "{config:?}");
+            // Sums that are exchanged stand where X was.
+            assert!(config.threads * 16 <= config.shared_bytes, "{config:?}");
+        }
+        for format in Format::all() {
+            assert_eq!(CHUNK_UNITS as usize * 32 % format.activation_block(), 0, "{format}");
+        }
+    }
+}

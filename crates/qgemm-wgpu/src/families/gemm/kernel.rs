@@ -1,0 +1,199 @@
+//! A compiled kernel with its parameters: what a launch of any family does.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::abi::{
+    FLAG_BIAS, FLAG_C, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16,
+    FLAG_X_FACTOR, GemmShape,
+};
+use qgemm_hal::{
+    CheckedGemm, Dense, GemmOperand, Geometry, HalError, Kernel, LaunchPlan, LaunchStep, Operand, Operands, Stream,
+    XRegion,
+};
+
+use super::launches::{Extents, Launch, Product};
+use super::{INTERFACE, Params};
+use crate::event::WgpuStream;
+use crate::families::dispatch::{Dispatch, MAX_GROUPS, stride, submit};
+use crate::families::modes::Modes;
+use crate::families::operands::Touched;
+use crate::memory::VECTOR;
+use crate::pipeline::Compiled;
+use crate::shared::Shared;
+
+/// A kernel for one operation. A launch makes no device memory: parameters travel as immediates. wgpu itself allocates
+/// a command buffer on the host, and the first launch with its operands a bind group.
+#[derive(Debug)]
+pub(super) struct GemmKernel {
+    compiled: Compiled,
+    shared: Arc<Shared>,
+    /// As the kernel sees it: where X is converted first, its X is the result.
+    op: CheckedGemm,
+    /// Bytes of an element of X.
+    x_width: usize,
+    /// Whether accumulators are multiplied with factors of the tokens, which then stand where the column order would.
+    x_factor: bool,
+    parts: Vec<Part>,
+}
+
+/// One dispatch.
+#[derive(Debug)]
+struct Part {
+    /// All but the `*_base` fields, which depend on the views of a launch.
+    params: Params,
+    extents: Extents,
+    /// Bytes of an operand that other parts read or write before what is this one's.
+    before: Extents,
+    grid: [u32; 3],
+}
+
+impl GemmKernel {
+    /// The kernel for `launches` of `product`. With `x_factor`, its accumulators are multiplied with factors of the tokens.
+    pub fn new(
+        compiled: Compiled,
+        shared: Arc<Shared>,
+        product: &Product<'_>,
+        plan: &LaunchPlan,
+        x_factor: bool,
+        launches: Vec<Launch>,
+    ) -> Self {
+        let part = |launch: Launch| {
+            let mut part = Part {
+                params: params(product, &launch),
+                extents: Extents::of(product, &launch),
+                before: Extents::before(product, &launch),
+                grid: grid(plan, &launch),
+            };
+            if x_factor {
+                // Columns of a converted X are in order, so the binding of the order is free.
+                part.params.shape.flags |= FLAG_X_FACTOR;
+                part.before.k_order = launch.m.start * 4;
+                part.extents.k_order = launch.m.len() * 4;
+            }
+            part
+        };
+        let parts = launches.into_iter().map(part).collect();
+        Self { compiled, shared, op: product.op.clone(), x_width: product.x.dtype.bytes(), x_factor, parts }
+    }
+
+    /// The kernel as a step of a plan, with all of its operands bound; `x` is where the workspace holds its X, if it does.
+    pub fn step(self, plan: &LaunchPlan, threads: u32, x: Option<XRegion>) -> LaunchStep {
+        use GemmOperand as O;
+        let geometry = Geometry {
+            grid: self.parts.first().map_or([0; 3], |part| part.grid),
+            threads,
+            shared_bytes: plan.config.shared_bytes,
+        };
+        let op = &self.op;
+        let m = op.m;
+        let own = [
+            (O::X, x.is_none()),
+            (O::W, true),
+            (O::RowScale, op.row_scale),
+            (O::KOrder, op.k_order),
+            (O::C, op.c.is_some()),
+            (O::Bias, op.bias.is_some()),
+            (O::TokenScale, op.token_scale),
+            (O::Residual, op.residual.is_some()),
+            (O::D, true),
+        ];
+        let id = plan.config.kernel_id(op.format);
+        let step = LaunchStep::new::<O>(id, geometry, Arc::new(self));
+        let there = own.into_iter().filter_map(|(operand, there)| there.then_some(operand));
+        let step = there.fold(step, |step, operand| step.bind(operand, operand));
+        let Some(x) = x else { return step };
+        let step = step.bind_part(O::X, O::Workspace, x.x_of(m));
+        match x.factors_of(m) {
+            Some(factors) => step.bind_part(O::XFactor, O::Workspace, factors),
+            None => step,
+        }
+    }
+
+    /// What a part binds, and its parameters.
+    fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
+        use GemmOperand as O;
+        let Part { extents, before, grid, .. } = part;
+        let (shared, op, mut p) = (&self.shared, &self.op, part.params);
+        let touched = |operand: O, of: fn(&Extents) -> usize, width| {
+            let (first, view) = (of(before), operands.get(operand));
+            Touched { what: operand.name(), view, bytes: first..first + of(extents), width }
+        };
+        // Where an operand is absent, its width is that of any.
+        let width = |dtype: Option<DType>| dtype.unwrap_or(op.d.dtype).bytes();
+        let dense = |dense: Option<Dense>| width(dense.map(|dense| dense.dtype));
+        let third = if self.x_factor { O::XFactor } else { O::KOrder };
+        let (x, w, row_scale, k_order, c, bias, token_scale, residual, d);
+        (x, p.x_base) = touched(O::X, |e| e.x, self.x_width).bind_vectors(shared)?;
+        (w, p.w_base) = touched(O::W, |e| e.w, VECTOR as usize).bind_vectors(shared)?;
+        (row_scale, p.row_scale_base) = touched(O::RowScale, |e| e.row_scale, 4).bind(shared)?;
+        (k_order, p.k_order_base) = touched(third, |e| e.k_order, 4).bind(shared)?;
+        (c, p.c_base) = touched(O::C, |e| e.c, dense(op.c)).bind(shared)?;
+        (bias, p.bias_base) = touched(O::Bias, |e| e.bias, width(op.bias)).bind(shared)?;
+        (token_scale, p.token_scale_base) = touched(O::TokenScale, |e| e.token_scale, 4).bind(shared)?;
+        (residual, p.residual_base) = touched(O::Residual, |e| e.residual, dense(op.residual)).bind(shared)?;
+        (d, p.d_base) = touched(O::D, |e| e.d, dense(Some(op.d))).bind_written(shared)?;
+        let bindings = vec![x, w, row_scale, k_order, c, bias, token_scale, residual, d];
+        Ok(Dispatch { params: p, bindings, grid: *grid })
+    }
+}
+
+impl Kernel for GemmKernel {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        let dispatches: Vec<_> =
+            self.parts.iter().map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
+        submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+}
+
+/// All parameters but the `*_base` fields.
+fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
+    let m = launch.m.len();
+    let flags = [
+        (FLAG_ROW_SCALE, op.row_scale),
+        (FLAG_K_ORDER, op.k_order),
+        // As in BLAS, C is not read where its factor is 0, and may hold anything.
+        (FLAG_C, op.c.is_some() && op.beta != 0.0),
+        (FLAG_BIAS, op.bias.is_some()),
+        (FLAG_TOKEN_SCALE, op.token_scale),
+        (FLAG_RESIDUAL, op.residual.is_some()),
+        (FLAG_GATED, op.gated),
+        (FLAG_X_ALIGNED16, x.aligned16 && x.col_stride == 1),
+    ];
+    let modes = Modes {
+        activation: op.activation,
+        x: Some(x.dtype),
+        d: Some(op.d.dtype),
+        c: op.c.map(|c| c.dtype),
+        bias: op.bias,
+        residual: op.residual.map(|residual| residual.dtype),
+    };
+    Params {
+        shape: GemmShape {
+            m: m as u32,
+            stored_rows: launch.rows.end as u32,
+            k: op.k as u32,
+            stored_k: op.stored_k as u32,
+            flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+            out_features: op.out_features as u32,
+            alpha: op.alpha,
+            beta: op.beta,
+        },
+        modes: modes.packed(),
+        x_row: stride(m, x.row_stride),
+        x_col: if op.k > 1 { x.col_stride as u32 } else { 1 },
+        c_row: op.c.map_or(0, |c| stride(m, c.row_stride)),
+        d_row: stride(m, op.d.row_stride),
+        residual_row: op.residual.map_or(0, |r| stride(m, r.row_stride)),
+        n_first: launch.rows.start as u32,
+        ..Params::default()
+    }
+}
+
+/// Tiles along N, those beyond one dimension's limit continuing along z, and tiles along M.
+fn grid(plan: &LaunchPlan, launch: &Launch) -> [u32; 3] {
+    let n_tiles = (launch.rows.len() as u32).div_ceil(plan.config.tile_n);
+    let columns = n_tiles.clamp(1, MAX_GROUPS);
+    [columns, (launch.m.len() as u32).div_ceil(plan.config.tile_m), n_tiles.div_ceil(columns)]
+}

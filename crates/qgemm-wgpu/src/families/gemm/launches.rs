@@ -1,0 +1,260 @@
+//! Cutting an operation into dispatches: kernels index in 32 bits, and see only so much of a buffer and of a grid at
+//! once.
+
+use std::ops::Range;
+
+use qgemm_formats::prepack::SHARED_ROWS;
+use qgemm_hal::{CheckedGemm, Dense, TileConfig, Unsupported};
+
+use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
+use crate::weight_code::WeightCode;
+
+/// Rows of W that may begin a dispatch: whole tiles of its layout.
+pub(super) const TILE_ROWS: usize = 2 * SHARED_ROWS;
+
+/// A product as kernels see it: where X is converted first, its X is the result.
+#[derive(Clone, Copy)]
+pub(super) struct Product<'a> {
+    pub op: &'a CheckedGemm,
+    pub code: &'a WeightCode,
+    pub x: Dense,
+}
+
+impl<'a> Product<'a> {
+    pub fn new(op: &'a CheckedGemm, code: &'a WeightCode) -> Result<Self, Unsupported> {
+        Ok(Self { op, code, x: op.plain_x()? })
+    }
+}
+
+/// The part of an operation that one dispatch computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Launch {
+    /// Tokens.
+    pub m: Range<usize>,
+    /// Stored rows of W.
+    pub rows: Range<usize>,
+}
+
+/// Bytes from the first to the last element that a dispatch touches; 0 for operands that are absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extents {
+    pub x: usize,
+    pub w: usize,
+    pub row_scale: usize,
+    pub k_order: usize,
+    pub c: usize,
+    pub bias: usize,
+    pub token_scale: usize,
+    pub residual: usize,
+    pub d: usize,
+}
+
+impl Extents {
+    /// Of `launch`, whose operands have been found to fit.
+    pub fn of(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
+        let m = launch.m.len();
+        let dense = |dense: &Dense, columns: usize| {
+            let last = (m - 1) as u64 * dense.row_stride + (columns - 1) as u64 * dense.col_stride;
+            (last as usize + 1) * dense.dtype.bytes()
+        };
+        Self {
+            x: dense(&x, op.k),
+            w: launch.rows.len().div_ceil(TILE_ROWS) * code.row_of_tiles_bytes(op.stored_k),
+            c: op.c.as_ref().map_or(0, |c| dense(c, op.out_features)),
+            residual: op.residual.as_ref().map_or(0, |residual| dense(residual, op.out_features)),
+            d: dense(&op.d, op.out_features),
+            ..Self::of_vectors(op, m)
+        }
+    }
+
+    /// Of what has one dimension, for `m` tokens: a dispatch sees all of it, whatever its rows are.
+    fn of_vectors(op: &CheckedGemm, m: usize) -> Self {
+        Self {
+            row_scale: if op.row_scale { op.stored_rows * 4 } else { 0 },
+            k_order: if op.k_order { op.stored_k * 4 } else { 0 },
+            bias: op.bias.map_or(0, |dtype| op.bias_len() * dtype.bytes()),
+            token_scale: if op.token_scale { m * 4 } else { 0 },
+            ..Self::default()
+        }
+    }
+
+    /// What stands before a dispatch's tokens and rows.
+    pub fn before(&Product { op, code, x }: &Product<'_>, launch: &Launch) -> Self {
+        let tokens = |dense: Dense| launch.m.start * dense.row_stride as usize * dense.dtype.bytes();
+        Self {
+            x: tokens(x),
+            w: launch.rows.start / TILE_ROWS * code.row_of_tiles_bytes(op.stored_k),
+            c: op.c.map_or(0, tokens),
+            token_scale: launch.m.start * 4,
+            residual: op.residual.map_or(0, tokens),
+            d: tokens(op.d),
+            ..Self::default()
+        }
+    }
+}
+
+impl Launch {
+    /// The dispatches that compute `product` with tiles of `config`, where a binding sees at most `limit` bytes.
+    ///
+    /// # Errors
+    /// Names what no cut makes small enough, and the limit.
+    pub fn of(product: &Product<'_>, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, Unsupported> {
+        let op = product.op;
+        let sizes = [("M", op.m), ("the number of stored rows", op.stored_rows), ("K", op.k.max(op.stored_k))];
+        for (name, size) in sizes {
+            if size >= 1 << 31 {
+                return Err(Unsupported::new(format!("{name} is {size}, and kernels count in 31 bits")));
+            }
+        }
+        let rows = rows_a_launch(product, config, limit)?;
+        let tokens = tokens_a_launch(product, config, limit)?;
+        let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
+        let of_rows = |rows: Range<usize>| ranges(op.m, tokens).map(move |m| Launch { m, rows: rows.clone() });
+        Ok(ranges(op.stored_rows, rows).flat_map(of_rows).collect())
+    }
+}
+
+/// Rows of W that one binding holds: all, or whole tiles.
+fn rows_a_launch(
+    &Product { op, code, .. }: &Product<'_>,
+    config: &TileConfig,
+    limit: u64,
+) -> Result<usize, Unsupported> {
+    let bytes = code.row_of_tiles_bytes(op.stored_k) as u64;
+    let tiles = limit.saturating_sub(MARGIN) / bytes;
+    if op.stored_rows.div_ceil(TILE_ROWS) as u64 <= tiles {
+        return Ok(op.stored_rows);
+    }
+    let rows = tiles as usize * TILE_ROWS;
+    // Workgroups whose tile is cut would idle.
+    match (rows, rows / config.tile_n as usize * config.tile_n as usize) {
+        (0, _) => Err(too_large(&format!("{TILE_ROWS} rows of W"), bytes, limit)),
+        (rows, 0) => Ok(rows),
+        (_, whole) => Ok(whole),
+    }
+}
+
+/// Tokens whose rows of X, C, residual and D fit a binding each, and whose tiles fit the grid.
+fn tokens_a_launch(
+    &Product { op, x, .. }: &Product<'_>,
+    config: &TileConfig,
+    limit: u64,
+) -> Result<usize, Unsupported> {
+    let tile = config.tile_m as usize;
+    let mut tokens = MAX_GROUPS as usize * tile;
+    let d_like = |dense| (dense, op.out_features);
+    let dense = [
+        ("X", Some((x, op.k))),
+        ("C", op.c.map(d_like)),
+        ("the residual", op.residual.map(d_like)),
+        ("D", Some(d_like(op.d))),
+    ];
+    for (name, (dense, columns)) in dense.into_iter().filter_map(|(name, dense)| Some((name, dense?))) {
+        tokens = tokens.min(rows_that_fit(name, &dense, columns, limit)?);
+    }
+    let Extents { row_scale, k_order, bias, token_scale, .. } = Extents::of_vectors(op, tokens.min(op.m));
+    let whole = [
+        ("the row scales", row_scale),
+        ("the column order", k_order),
+        ("the bias", bias),
+        ("the token scales", token_scale),
+    ];
+    for (name, bytes) in whole {
+        if bytes as u64 + MARGIN > limit {
+            return Err(too_large(name, bytes as u64, limit));
+        }
+    }
+    Ok(if tokens < op.m && tokens > tile { tokens / tile * tile } else { tokens.min(op.m) })
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::families::gemm::{gemv, simt};
+    use crate::weight_code::CLASS;
+    use qgemm_formats::{DType, Format};
+    use qgemm_hal::{Activation, XPrecision};
+
+    pub fn op(m: usize, n: usize, k: usize) -> CheckedGemm {
+        let dense = |dtype, row_stride| Dense { dtype, row_stride, col_stride: 1, aligned16: false };
+        CheckedGemm {
+            m,
+            stored_rows: n,
+            out_features: n,
+            gated: false,
+            k,
+            stored_k: k,
+            format: "q4_0".parse::<Format>().expect("exists"),
+            class: CLASS,
+            row_scale: false,
+            k_order: false,
+            weight_fits_f16: true,
+            x: dense(DType::F16, k as u64 + 3).into(),
+            x_precision: XPrecision::default(),
+            d: dense(DType::F32, n as u64),
+            c: None,
+            bias: Some(DType::BF16),
+            token_scale: false,
+            residual: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+            batch_invariant: false,
+        }
+    }
+
+    fn launches(op: &CheckedGemm, config: &TileConfig, limit: u64) -> Result<Vec<Launch>, String> {
+        let code = WeightCode::new(op.format).expect("q4_0");
+        let product = Product::new(op, &code).expect("plain");
+        let launches = Launch::of(&product, config, limit).map_err(|reason| reason.why)?;
+        for launch in &launches {
+            let extents = Extents::of(&product, launch);
+            for bytes in [extents.x, extents.w, extents.d, extents.bias] {
+                assert!(bytes as u64 + MARGIN <= limit, "{launch:?}: {extents:?}");
+            }
+        }
+        // Every output once.
+        assert_eq!(launches.iter().map(|l| l.m.len() * l.rows.len()).sum::<usize>(), op.m * op.stored_rows);
+        Ok(launches)
+    }
+
+    #[test]
+    fn extents_count_strides_and_tiles() {
+        let op = op(2, 5, 64);
+        let code = WeightCode::new(op.format).expect("q4_0");
+        let extents = Extents::of(&Product::new(&op, &code).expect("plain"), &Launch { m: 0..2, rows: 0..5 });
+        let expected = Extents { x: (67 + 64) * 2, w: 16 * 36, bias: 10, d: 40, ..Extents::default() };
+        assert_eq!(extents, expected);
+    }
+
+    #[test]
+    fn what_fits_is_one_launch_and_what_does_not_is_cut() {
+        let (gemm, gemv) = (&simt::CONFIGS[0], &gemv::CONFIGS[0]);
+        assert_eq!(launches(&op(3, 1000, 4096), gemm, 128 << 20), Ok(vec![Launch { m: 0..3, rows: 0..1000 }]));
+        // 2.25 GiB of weights.
+        let cut = launches(&op(1, 1 << 20, 4096), gemv, 128 << 20).expect("cut");
+        assert_eq!(cut.len(), 19);
+        assert!(cut.iter().all(|l| l.rows.start % 64 == 0 && l.m == (0..1)), "{cut:?}");
+        // X of 32 MiB, and D of 256 MiB.
+        let cut = launches(&op(4096, 1 << 14, 4096), gemm, 64 << 20).expect("cut");
+        assert!(cut.len() > 4 && cut.iter().all(|l| l.m.start % 128 == 0), "{cut:?}");
+        // More tiles than a grid has.
+        assert_eq!(launches(&op(65_536 * 128, 1, 1), gemm, u64::MAX).expect("cut").len(), 2);
+        // Less than a workgroup's tile.
+        let cut = launches(&op(1, 100, 4096), gemv, 80 << 10).expect("cut");
+        assert_eq!(cut.iter().map(|l| l.rows.start).collect::<Vec<_>>(), [0, 32, 64, 96]);
+    }
+
+    #[test]
+    fn what_no_cut_makes_fit_is_named() {
+        let config = &simt::CONFIGS[0];
+        let why = launches(&op(1, 1 << 20, 4096), config, 1 << 14).expect_err("a tile of W");
+        assert!(why.contains("16 rows of W takes 36864 bytes") && why.contains("16384"), "{why}");
+        let why = launches(&op(1, 1 << 14, 64), config, 1 << 15).expect_err("a row of D");
+        assert!(why.contains("a row of D"), "{why}");
+        assert!(launches(&op(1, 1 << 31, 32), config, u64::MAX).expect_err("31 bits").contains("stored rows is"));
+        let mut op = op(3, 1, 32);
+        op.x.col_stride = u64::MAX / 2;
+        assert!(launches(&op, config, u64::MAX).expect_err("overflows").contains("extent of X"));
+    }
+}

@@ -1,0 +1,66 @@
+//! Modes of a kernel, packed into one word of its parameters: `Params::modes`, read by `mode()` of `shaders/modes.wgsl`.
+
+use qgemm_formats::DType;
+use qgemm_hal::Activation;
+use qgemm_hal::abi::{activation_code, dtype_code};
+
+/// Bits of a mode.
+const BITS: u32 = 4;
+
+/// Name of each mode's first bit in shaders, from the lowest on.
+const NAMES: [&str; 6] = ["ACTIVATION_MODE", "X_MODE", "D_MODE", "C_MODE", "BIAS_MODE", "RESIDUAL_MODE"];
+
+/// What shaders look up where they read or write it. Operands that are absent have no type.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Modes {
+    pub activation: Activation,
+    pub x: Option<DType>,
+    pub d: Option<DType>,
+    pub c: Option<DType>,
+    pub bias: Option<DType>,
+    pub residual: Option<DType>,
+}
+
+impl Modes {
+    /// The word.
+    pub fn packed(self) -> u32 {
+        let Self { activation, x, d, c, bias, residual } = self;
+        let types = [x, d, c, bias, residual].map(|dtype| dtype.map_or(0, dtype_code));
+        types.iter().rev().fold(0, |word, code| word << BITS | code) << BITS | activation_code(activation)
+    }
+}
+
+/// The first bit of every mode, for shaders.
+pub(crate) fn constants() -> impl Iterator<Item = (&'static str, u32)> {
+    NAMES.into_iter().zip((0..).map(|i| i * BITS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_stands_where_shaders_look_for_it() {
+        let first_bit = |name| constants().find(|(n, _)| *n == name).expect("a mode").1;
+        let mode = |modes: Modes, name| modes.packed() >> first_bit(name) & 15;
+        let of = |change: fn(&mut Modes)| {
+            let mut modes = Modes::default();
+            change(&mut modes);
+            modes
+        };
+        let bf16 = dtype_code(DType::BF16);
+        let cases = [
+            (of(|m| m.activation = Activation::GeluErf), "ACTIVATION_MODE", activation_code(Activation::GeluErf)),
+            (of(|m| m.x = Some(DType::BF16)), "X_MODE", bf16),
+            (of(|m| m.d = Some(DType::BF16)), "D_MODE", bf16),
+            (of(|m| m.c = Some(DType::BF16)), "C_MODE", bf16),
+            (of(|m| m.bias = Some(DType::BF16)), "BIAS_MODE", bf16),
+            (of(|m| m.residual = Some(DType::BF16)), "RESIDUAL_MODE", bf16),
+        ];
+        for (modes, own, code) in cases {
+            for (name, _) in constants() {
+                assert_eq!(mode(modes, name), if name == own { code } else { 0 }, "{name} of {modes:?}");
+            }
+        }
+    }
+}

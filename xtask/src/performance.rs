@@ -1,0 +1,124 @@
+//! `cargo xtask performance`: writes the tables of `docs/performance.md` from the result files in `benches/results/`.
+//!
+//! The schema is described in `benches/results/README.md`. A table stands between `<!-- generated: FILE -->` and
+//! `<!-- end -->`; every result file has exactly one.
+
+mod results;
+mod tables;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+
+use crate::workspace;
+use results::Results;
+
+/// The page, and where the results are, relative to the root.
+const PAGE: &str = "docs/performance.md";
+const RESULTS: &str = "benches/results";
+
+/// Longest page, in lines: what was tried goes to `docs/experiments.md`.
+const MAX_LINES: usize = 120;
+
+const BEGIN: &str = "<!-- generated: ";
+const END: &str = "<!-- end -->";
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Write nothing; fail when a table is stale.
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When a result file is invalid, the page has no place for one, or, with `check`, a table is stale.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let path = workspace::root().join(PAGE);
+    let page = fs::read_to_string(&path).with_context(|| format!("reading {PAGE}"))?;
+    let new = filled(&page, &tables()?)?;
+    let lines = new.lines().count();
+    ensure!(lines <= MAX_LINES, "{PAGE}: {lines} lines; move what is over {MAX_LINES} to docs/experiments.md");
+    if new == page {
+        return Ok(());
+    }
+    ensure!(!args.check, "{PAGE} is stale, run `cargo xtask performance`");
+    fs::write(&path, new).with_context(|| format!("writing {PAGE}"))?;
+    println!("wrote {PAGE}");
+    Ok(())
+}
+
+/// The text for each result file, by the file's name.
+fn tables() -> anyhow::Result<BTreeMap<String, String>> {
+    let mut tables = BTreeMap::new();
+    let folder = workspace::root().join(RESULTS);
+    let files: Vec<PathBuf> = fs::read_dir(&folder)
+        .with_context(|| format!("reading {RESULTS}"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<anyhow::Result<_>>()?;
+    for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "json")) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let table = || -> anyhow::Result<String> {
+            let results: Results = serde_json::from_str(&fs::read_to_string(path)?)?;
+            results.check()?;
+            tables::text(&results)
+        };
+        tables.insert(name.clone(), table().with_context(|| format!("{RESULTS}/{name}"))?);
+    }
+    Ok(tables)
+}
+
+/// The page with each table between its markers.
+fn filled(page: &str, tables: &BTreeMap<String, String>) -> anyhow::Result<String> {
+    let mut out = String::new();
+    let mut missing: Vec<&str> = tables.keys().map(String::as_str).collect();
+    let mut rest = page;
+    while let Some((before, after)) = rest.split_once(BEGIN) {
+        let (name, after) = after.split_once(" -->").context("a marker that is not closed")?;
+        let Some(at) = missing.iter().position(|m| *m == name) else {
+            bail!("{PAGE}: {name} has no result file, or a second place");
+        };
+        missing.remove(at);
+        let (old, after) = after.split_once(END).with_context(|| format!("{PAGE}: {name} has no `{END}`"))?;
+        ensure!(!old.contains(BEGIN), "{PAGE}: {name} has no `{END}`");
+        out += &format!("{before}{BEGIN}{name} -->\n{}{END}", tables[name]);
+        rest = after;
+    }
+    ensure!(missing.is_empty(), "{PAGE} has no `{BEGIN}FILE -->` for {}", missing.join(", "));
+    Ok(out + rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tables_of(name: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([(name.into(), "| new |\n".into())])
+    }
+
+    #[test]
+    fn the_committed_page_is_current() {
+        run(&Args { check: true }).unwrap();
+    }
+
+    #[test]
+    fn a_table_replaces_what_stands_between_its_markers() {
+        let page = "# Page\n<!-- generated: a.json -->\n| old |\n<!-- end -->\ntext\n";
+        let new = "# Page\n<!-- generated: a.json -->\n| new |\n<!-- end -->\ntext\n";
+        assert_eq!(filled(page, &tables_of("a.json")).unwrap(), new);
+        assert_eq!(filled(new, &tables_of("a.json")).unwrap(), new);
+    }
+
+    #[test]
+    fn a_result_file_without_a_place_and_a_place_without_a_file_are_errors() {
+        let page = "<!-- generated: a.json -->\n<!-- end -->\n";
+        assert!(filled(page, &tables_of("b.json")).is_err());
+        assert!(filled("# Page\n", &tables_of("a.json")).is_err());
+        assert!(filled(&page.repeat(2), &tables_of("a.json")).is_err());
+        assert!(filled("<!-- generated: a.json -->\n| old |\n", &tables_of("a.json")).is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! The rule that nothing outside of `qgemm-formats` decides by a format's name: what differs between formats stands in their
+//! descriptions.
+//!
+//! A name that a library writes out has no other use than to decide by it, so each is a finding, in comparisons, match arms, lists
+//! and constants alike, but for two: a name that is parsed, and names within a macro of the same file that includes files, for
+//! these are the files' stems. Parts of names are findings where a name is asked whether it holds them.
+
+use std::collections::HashMap;
+
+use qgemm_formats::Format;
+
+/// What asks a string for a part of it.
+const ASKING: &[&str] = &[".starts_with(", ".ends_with(", ".contains(", ".strip_prefix(", ".strip_suffix("];
+
+/// Words by which an expression that is a format's name, or its stem, goes.
+const NAMED: &[&str] = &["name", "format", "dequant", "stem"];
+
+/// Lines, counted from 0, of `code` that decide by a format's name; comments are gone from it.
+pub fn lines(code: &str) -> Vec<usize> {
+    let including = including_macros(code);
+    let mut found = Vec::new();
+    for (at, literal) in literals(code) {
+        let after = code[at + literal.len() + 2..].trim_start();
+        let is_compared = is_compared(code, at, after);
+        let is_name = names().any(|name| name == literal);
+        let is_stem = Format::all().any(|format| format.dequant == literal) && !is_element_type(literal);
+        let is_allowed = after.starts_with(".parse") || including.iter().any(|(from, to)| (*from..*to).contains(&at));
+        if (is_name || is_stem && is_compared) && !is_allowed {
+            found.push(at);
+        }
+    }
+    found.extend(asked_parts(code));
+    found.sort_unstable();
+    let mut lines: Vec<_> = found.into_iter().map(|at| code[..at].matches('\n').count()).collect();
+    lines.dedup();
+    lines
+}
+
+/// The names of all formats but of plain element types, which are dtypes as well, whose names anything may know.
+fn names() -> impl Iterator<Item = &'static str> {
+    Format::all().map(|format| format.name).filter(|name| !is_element_type(name))
+}
+
+fn is_element_type(name: &str) -> bool {
+    qgemm_formats::DType::ALL.iter().any(|dtype| dtype.name() == name)
+}
+
+/// Every string literal of one line without escapes, with the place of its first quote.
+fn literals(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut start = 0;
+    code.split_inclusive('\n').flat_map(move |line| {
+        let line_start = start;
+        start += line.len();
+        let quotes: Vec<usize> = line.match_indices('"').map(|(at, _)| at).collect();
+        let pairs: Vec<_> =
+            quotes.chunks_exact(2).map(|pair| (line_start + pair[0], &line[pair[0] + 1..pair[1]])).collect();
+        pairs
+    })
+}
+
+/// Whether the literal at `at` is a match arm, or something is compared with it.
+fn is_compared(code: &str, at: usize, after: &str) -> bool {
+    let before = code[..at].trim_end();
+    let arm = after.starts_with("=>") || (after.starts_with('|') && !after.starts_with("||"));
+    arm || before.ends_with("==") || before.ends_with("!=")
+}
+
+/// Where a format's name is asked for a part of a name, written there or in a constant of the same file.
+fn asked_parts(code: &str) -> Vec<usize> {
+    let constants = constants(code);
+    let calls = ASKING.iter().flat_map(|call| code.match_indices(call).map(|(at, _)| (at, *call)));
+    let decides = |&(at, call): &(usize, &str)| {
+        let receiver = receiver(&code[..at]);
+        let argument = code[at + call.len()..].trim_start().trim_start_matches('&');
+        let part = match argument.strip_prefix(['"', '\'']) {
+            Some(text) => text.split(['"', '\'']).next(),
+            None => argument
+                .split(|c: char| !c.is_alphanumeric() && c != '_')
+                .next()
+                .and_then(|n| constants.get(n).copied()),
+        };
+        let holds = |name: &str, part: &str| match call {
+            ".starts_with(" | ".strip_prefix(" => name.starts_with(part),
+            ".ends_with(" | ".strip_suffix(" => name.ends_with(part),
+            _ => name.contains(part),
+        };
+        let part = part.filter(|part| !part.is_empty());
+        NAMED.iter().any(|word| receiver.contains(word))
+            && part.is_some_and(|part| names().any(|name| holds(name, part)))
+    };
+    calls.filter(decides).map(|(at, _)| at).collect()
+}
+
+/// The expression that a call at the end of `before` is made on: names, fields and calls without arguments.
+fn receiver(before: &str) -> &str {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '(' | ')');
+    let start = before.rfind(|c: char| !is_part(c)).map_or(0, |at| at + 1);
+    &before[start..]
+}
+
+/// The constants of the file that are one string.
+fn constants(code: &str) -> HashMap<&str, &str> {
+    let items = ["const ", "static "]
+        .into_iter()
+        .flat_map(|word| code.match_indices(word).map(|(at, word)| &code[at + word.len()..]));
+    let parse = |item: &'_ str| -> Option<(usize, usize, usize)> {
+        let colon = item.find(':')?;
+        let item = &item[..item.find(';')?];
+        let (from, to) = (item.find('"')?, item.rfind('"')?);
+        (colon < from && from < to && !item[from + 1..to].contains('"')).then_some((colon, from + 1, to))
+    };
+    items.filter_map(|item| parse(item).map(|(colon, from, to)| (item[..colon].trim(), &item[from..to]))).collect()
+}
+
+/// Where the file invokes macros of its own that include files.
+fn including_macros(code: &str) -> Vec<(usize, usize)> {
+    let mut found = Vec::new();
+    for (at, word) in code.match_indices("macro_rules! ") {
+        let rest = &code[at + word.len()..];
+        let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+        if !rest[..rest.find("\n}").unwrap_or(rest.len())].contains("include_") {
+            continue;
+        }
+        for (from, call) in code.match_indices(&format!("{name}![")) {
+            let length = code[from + call.len()..].find(']').unwrap_or(0);
+            found.push((from, from + call.len() + length));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comparisons_and_arms_are_found() {
+        for code in ["match f.name { \"q4_0\" => 1, _ => 2 }", "if f.name == \"q4_0\" {}", "\"q4_0\" | \"x\" => 1"] {
+            assert_eq!(lines(code), [0], "{code}");
+        }
+        assert_eq!(lines("if f.dequant == \"int4\" {}"), [0], "a stem");
+    }
+
+    #[test]
+    fn lists_and_constants_of_names_are_found() {
+        assert_eq!(lines("const MANY: &[&str] = &[\n    \"q2_k\",\n    \"q3_k\",\n];"), [1, 2]);
+        assert_eq!(lines("let spills = [\"q4_k\", \"q5_k\"].contains(&format.name);"), [0]);
+        assert_eq!(lines("static ONE: &str = \"fp8_e4m3_block128\";"), [0]);
+    }
+
+    #[test]
+    fn parts_of_names_are_found() {
+        for code in [
+            "if format.name.ends_with(\"_block128\") {}",
+            "format.name.starts_with(\"int3\")",
+            "let k = i.format.name.contains(\"_k\");",
+            "name.strip_prefix(\"q4_\")",
+            "format.dequant.starts_with('q')",
+            "const TAIL: &str = \"_block128\"; fn f() { name.ends_with(TAIL) }",
+        ] {
+            assert_eq!(lines(code), [0], "{code}");
+        }
+    }
+
+    #[test]
+    fn other_strings_and_receivers_are_none_of_the_rule() {
+        for code in [
+            "let f: Format = \"q4_0\".parse();",
+            "tracing::info!(\"q4_0 is slow\");",
+            "path.ends_with(\"_k\")",
+            "format.name.starts_with(other)",
+            "spec.name.starts_with(\"gemv_nt\")",
+            "XRounding::Int8 => \"int8\",",
+            "match x { \"f16\" => 1, _ => 2 }",
+        ] {
+            assert_eq!(lines(code), [0; 0], "{code}");
+        }
+    }
+
+    #[test]
+    fn stems_in_a_macro_that_includes_files_are_file_names() {
+        let uses = "static S: &[(&str, &str)] = snippets![\n    \"q4_0\"\n];\n";
+        let including = "macro_rules! snippets {\n    ($s:literal) => { include_str!(concat!($s, \".wgsl\")) };\n}\n";
+        assert_eq!(lines(&format!("{including}{uses}")), [0; 0]);
+        assert_eq!(lines(&format!("macro_rules! snippets {{\n    ($s:literal) => {{ $s }};\n}}\n{uses}")).len(), 1);
+    }
+}
