@@ -364,7 +364,7 @@ fn configurations_have_identities_of_their_own() {
                     _ => XFormat::Plain(DType::BF16),
                 };
                 assert_eq!(config.x_format, expected, "{id}");
-                assert_ne!(family.source_hash(&config), 0);
+                assert_ne!(family.source_hash(&op, &config), 0);
             }
         }
         assert!(!ids.is_empty());
