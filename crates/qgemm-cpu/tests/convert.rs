@@ -104,8 +104,8 @@ impl Problem {
         [exponent, -exponent].map(|e| 2f64.powi(e))
     }
 
-    /// What D holds at a place, by definition.
-    fn expected(&self, row: usize, column: usize) -> f32 {
+    /// What D holds at a place, by definition, where the row is multiplied by `factor`.
+    fn expected(&self, row: usize, column: usize, factor: f64) -> f32 {
         let of_x = match self.op.gathers {
             true => self.order[column] as usize,
             false => column,
@@ -113,7 +113,7 @@ impl Problem {
         if of_x >= self.op.columns {
             return 0.0;
         }
-        let value = (f64::from(self.x[Self::at(&self.op.x, row, of_x)]) * self.factor(row)[0]) as f32;
+        let value = (f64::from(self.x[Self::at(&self.op.x, row, of_x)]) * factor) as f32;
         let rounded = self.op.d.dtype.decode(&self.op.d.dtype.encode(&[value]))[0];
         match rounded.is_infinite() && value.is_finite() && self.op.d.dtype == DType::BF16 {
             true => f32::from_bits(0x7f7f_0000).copysign(value),
@@ -152,8 +152,9 @@ impl Problem {
 
     fn check(&self, devices: &[CpuDevice], what: &str) {
         let CheckedConvert { rows, d_columns, d, .. } = self.op;
-        let expected: Vec<f32> =
-            (0..rows).flat_map(|r| (0..d_columns).map(move |c| (r, c))).map(|(r, c)| self.expected(r, c)).collect();
+        let factors_of_rows: Vec<[f64; 2]> = (0..rows).map(|row| self.factor(row)).collect();
+        let places = (0..rows).flat_map(|row| (0..d_columns).map(move |column| (row, column)));
+        let expected: Vec<f32> = places.map(|(r, c)| self.expected(r, c, factors_of_rows[r][0])).collect();
         for device in devices {
             let (bytes, factors) = self.run(device);
             let what = format!("{what} {:?} {}", self.op, device.info().arch);
@@ -166,7 +167,7 @@ impl Problem {
                 let gap = &bytes[(row * d.row_stride as usize + d_columns) * d.dtype.bytes()..];
                 let gap = &gap[..gap.len().min(5 * d.dtype.bytes())];
                 assert!(gap.iter().all(|&byte| byte == UNTOUCHED), "{what}: beyond row {row}");
-                let factor = if self.op.row_factors { self.factor(row)[1] as f32 } else { factors[0] };
+                let factor = if self.op.row_factors { factors_of_rows[row][1] as f32 } else { factors[0] };
                 assert_eq!(factors[row].to_bits(), factor.to_bits(), "{what}: the factor of row {row}");
             }
         }
