@@ -2,7 +2,9 @@
 //! leaves the old one.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+#[cfg(any(test, feature = "write-bundles"))]
+use std::io::BufWriter;
+use std::io::{self, Write};
 use std::path::Path;
 
 use tempfile::{Builder, NamedTempFile};
@@ -25,6 +27,7 @@ pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// Those of `write` and of the system; nothing is left then.
+#[cfg(any(test, feature = "write-bundles"))]
 pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let file = partial(path)?;
     let mut buffer = BufWriter::new(file);

@@ -6,7 +6,7 @@ pub const EMBED_VARIABLE: &str = "QGEMM_EMBED_KERNELS";
 pub const EXTENSION: &str = "qgk";
 
 /// The version of the format that this library reads and writes.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 /// Bytes before the header.
 pub const PREFIX_BYTES: usize = 24;
 /// The first bytes of a bundle.
@@ -19,8 +19,8 @@ pub struct Prefix {
     pub version: u32,
     /// Bytes of the header, which the hash of the header follows.
     pub header: u32,
-    /// Bytes of the images, to the file's end.
-    pub images: u64,
+    /// Bytes of the frames, to the file's end.
+    pub frames: u64,
 }
 
 impl Prefix {
@@ -28,16 +28,16 @@ impl Prefix {
     pub fn parse(bytes: &[u8; PREFIX_BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_at(MAGIC.len());
         let (version, rest) = rest.split_at(4);
-        let (header, images) = rest.split_at(4);
+        let (header, frames) = rest.split_at(4);
         (magic == MAGIC).then_some(Self {
             version: u32::from_le_bytes(version.try_into().ok()?),
             header: u32::from_le_bytes(header.try_into().ok()?),
-            images: u64::from_le_bytes(images.try_into().ok()?),
+            frames: u64::from_le_bytes(frames.try_into().ok()?),
         })
     }
 
     /// Length of the bundle.
     pub fn file_bytes(self) -> u64 {
-        (PREFIX_BYTES as u64 + u64::from(self.header) + 32).saturating_add(self.images)
+        (PREFIX_BYTES as u64 + u64::from(self.header) + 32).saturating_add(self.frames)
     }
 }

@@ -2,27 +2,32 @@
 //! `cargo xtask build-kernels`, read where it lies or embedded in the program.
 //!
 //! ```text
-//! magic | format version | header length | length of the images | header | hash of the header | images
-//! header = source hash | NVRTC version | target | count | entries
-//! entry  = kernel hash | name | target | resources | offset | stored length | hash of the stored bytes | length
+//! magic | format version | header length | length of the frames | header | hash of the header | frames
+//! header = source hash | NVRTC version | target | dictionary | count | entries
+//! entry  = kernel hash | name | target | resources | frame of the image
+//! dictionary, frame = offset | stored length | hash of the stored bytes | length
 //! ```
 //!
-//! Each image is compressed on its own (DEFLATE), so that loading one kernel reads and unpacks that one.
+//! Each image is a Zstandard frame of its own, so that loading one kernel reads and unpacks that one. Kernels of a chip
+//! share most of their text: a dictionary, a frame without one, serves all of them. It is unpacked when the first kernel is
+//! read. PTX is compressed in another form (`registers.rs`).
 
 mod embedded;
+mod frame;
 mod layout;
+mod registers;
 mod set;
+#[cfg(any(test, feature = "write-bundles"))]
+mod write;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-
-use miniz_oxide::{deflate, inflate};
+use std::sync::{Mutex, PoisonError};
 
 use crate::artifact::{Artifact, Resources};
-use crate::binary::{Reader, Writer};
+use crate::binary::Reader;
 use crate::hash::Sha256Hash;
-use crate::replace;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::target::Target;
@@ -31,10 +36,8 @@ pub use layout::{EMBED_VARIABLE, EXTENSION};
 pub use set::BUNDLES_VARIABLE;
 pub(crate) use set::Bundles;
 
-use layout::{FORMAT_VERSION, MAGIC, PREFIX_BYTES, Prefix};
-
-/// Compression levels above this one save 1 % and take three times as long.
-const COMPRESSION_LEVEL: u8 = 6;
+use frame::{Frame, Part, Unpacker};
+use layout::{FORMAT_VERSION, PREFIX_BYTES, Prefix};
 
 /// Why a bundle is not used.
 #[derive(Debug, thiserror::Error)]
@@ -54,7 +57,19 @@ pub enum BundleError {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        what: &'static str,
+        what: String,
+    },
+    /// The file says that something in it is larger than what this library makes room for.
+    #[error("{}: {part} of {got} bytes, expected at most {limit}", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// What is too large.
+        part: &'static str,
+        /// The most that is read or written.
+        limit: u64,
+        /// What the file says, or the kernel to be written has.
+        got: u64,
     },
     /// The file was written by another version of this library, in another format.
     #[error("{}: of version {got} of the bundle format, this library reads {expected}: build it again", path.display())]
@@ -84,10 +99,7 @@ struct Entry {
     key: Sha256Hash,
     target: Target,
     resources: Option<Resources>,
-    offset: u64,
-    stored: u64,
-    hash: Sha256Hash,
-    len: u64,
+    frame: Frame,
 }
 
 /// Where the bytes of a bundle are.
@@ -106,56 +118,14 @@ pub struct Bundle {
     place: Place,
     target: Target,
     nvrtc: String,
+    /// Empty where the kernels share none.
+    dictionary: Frame,
     entries: Vec<Entry>,
+    /// Made for the first kernel that is read. Absent while a kernel is unpacked, so that none stays that failed.
+    unpacker: Mutex<Option<Unpacker>>,
 }
 
 impl Bundle {
-    /// Writes the bundle of `target` to `path`, in one step: a failed or interrupted write leaves what was there
-    /// before. Returns the file's length.
-    ///
-    /// # Errors
-    /// [`BundleError::Io`].
-    pub fn write(
-        path: &Path,
-        target: Target,
-        nvrtc: &str,
-        kernels: &[(KernelSpec, Artifact)],
-    ) -> Result<u64, BundleError> {
-        let images: Vec<Vec<u8>> =
-            kernels.iter().map(|(_, a)| deflate::compress_to_vec(&a.image, COMPRESSION_LEVEL)).collect();
-        let mut header = Writer::default();
-        header.hash(source::source_hash());
-        header.text(nvrtc);
-        header.text(&target.to_string());
-        header.u32(kernels.len() as u32);
-        let mut offset = 0u64;
-        for ((spec, artifact), image) in kernels.iter().zip(&images) {
-            header.hash(spec.key());
-            header.text(&spec.name);
-            header.text(&artifact.target.to_string());
-            header.u32(u32::from(artifact.resources.is_some()));
-            artifact.resources.unwrap_or_default().write(&mut header);
-            header.u64(offset);
-            header.u64(image.len() as u64);
-            header.hash(Sha256Hash::of(image));
-            header.u64(artifact.image.len() as u64);
-            offset += image.len() as u64;
-        }
-        let mut head = Writer::default();
-        head.bytes.extend_from_slice(MAGIC);
-        head.u32(FORMAT_VERSION);
-        head.u32(header.bytes.len() as u32);
-        head.u64(offset);
-        head.bytes.extend_from_slice(&header.bytes);
-        head.hash(Sha256Hash::of(&header.bytes));
-        replace::durably(path, |file| {
-            file.write_all(&head.bytes)?;
-            images.iter().try_for_each(|image| file.write_all(image))
-        })
-        .map_err(|error| BundleError::Io { path: path.to_path_buf(), error })?;
-        Ok(head.bytes.len() as u64 + offset)
-    }
-
     /// Opens a bundle and checks its index.
     ///
     /// # Errors
@@ -183,7 +153,7 @@ impl Bundle {
     /// Reads the index of the bundle whose `file_len` bytes `contents` yields.
     fn index(path: &Path, place: Place, mut contents: impl Read, file_len: u64) -> Result<Self, BundleError> {
         let io = |error| BundleError::Io { path: path.to_path_buf(), error };
-        let damaged = |what| BundleError::Damaged { path: path.to_path_buf(), what };
+        let damaged = |what: &str| BundleError::Damaged { path: path.to_path_buf(), what: what.into() };
         let mut prefix = [0u8; PREFIX_BYTES];
         contents.read_exact(&mut prefix).map_err(|_| damaged("shorter than a bundle's first bytes"))?;
         let prefix = Prefix::parse(&prefix).ok_or_else(|| damaged("not a kernel bundle"))?;
@@ -213,11 +183,12 @@ impl Bundle {
     }
 
     fn parse(path: &Path, place: Place, header: &[u8]) -> Option<(Sha256Hash, Self)> {
-        let images = (PREFIX_BYTES + header.len() + 32) as u64;
+        let frames = (PREFIX_BYTES + header.len() + 32) as u64;
         let mut reader = Reader(header);
         let sources = reader.hash()?;
         let nvrtc = reader.text()?.to_owned();
         let target = reader.text()?.parse().ok()?;
+        let dictionary = Frame::read(&mut reader, frames)?;
         let count = reader.u32()?;
         let mut entries = Vec::new();
         for _ in 0..count {
@@ -226,11 +197,11 @@ impl Bundle {
             let target = reader.text()?.parse().ok()?;
             let has_resources = reader.u32()? != 0;
             let resources = Some(Resources::read(&mut reader)?).filter(|_| has_resources);
-            let offset = images.checked_add(reader.u64()?)?;
-            let (stored, hash, len) = (reader.u64()?, reader.hash()?, reader.u64()?);
-            entries.push(Entry { key, target, resources, offset, stored, hash, len });
+            let frame = Frame::read(&mut reader, frames)?;
+            entries.push(Entry { key, target, resources, frame });
         }
-        Some((sources, Self { path: path.to_path_buf(), place, target, nvrtc, entries }))
+        let path = path.to_path_buf();
+        Some((sources, Self { path, place, target, nvrtc, dictionary, entries, unpacker: Mutex::default() }))
     }
 
     /// What the bundle was built for.
@@ -257,31 +228,56 @@ impl Bundle {
         let Some(entry) = self.entries.iter().find(|e| e.key == key && e.target.runs_on(chip)) else {
             return Ok(None);
         };
-        let damaged = |what| BundleError::Damaged { path: self.path.clone(), what };
-        let stored = self.stored(entry).map_err(|error| BundleError::Io { path: self.path.clone(), error })?;
-        if stored.len() as u64 != entry.stored || Sha256Hash::of(&stored) != entry.hash {
-            return Err(damaged("wrong checksum of a kernel"));
-        }
-        let len = usize::try_from(entry.len).map_err(|_| damaged("length of a kernel"))?;
-        let image = inflate::decompress_to_vec_with_limit(&stored, len)
-            .ok()
-            .filter(|image| image.len() == len)
-            .ok_or_else(|| damaged("a kernel that does not unpack"))?;
+        let stored = self.stored(&entry.frame, Part::Kernel)?;
+        let mut kept = self.unpacker.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unpacker = match kept.take() {
+            Some(unpacker) => unpacker,
+            None => self.unpacker()?,
+        };
+        let contents = unpacker.unpack(&stored, entry.frame.len).ok_or_else(|| self.does_not_unpack(Part::Kernel))?;
+        *kept = Some(unpacker);
+        drop(kept);
+        let image = match entry.target.is_ptx() {
+            true => registers::unpack(&contents).ok_or_else(|| self.does_not_unpack(Part::Kernel))?,
+            false => contents,
+        };
         Ok(Some(Artifact { target: entry.target, nvrtc: self.nvrtc.clone(), resources: entry.resources, image }))
     }
 
-    /// The stored bytes of `entry`; fewer where the bundle ends.
-    fn stored(&self, entry: &Entry) -> io::Result<Vec<u8>> {
+    /// What unpacks this bundle's kernels.
+    fn unpacker(&self) -> Result<Unpacker, BundleError> {
+        let stored = self.stored(&self.dictionary, Part::Dictionary)?;
+        let unpacker = Unpacker::new(&stored, self.dictionary.len);
+        unpacker.ok_or_else(|| self.does_not_unpack(Part::Dictionary))
+    }
+
+    fn does_not_unpack(&self, part: Part) -> BundleError {
+        BundleError::Damaged { path: self.path.clone(), what: format!("{} that does not unpack", part.name()) }
+    }
+
+    /// The stored bytes of `frame`, which are those that were written, and whose contents are not too long.
+    fn stored(&self, frame: &Frame, part: Part) -> Result<Vec<u8>, BundleError> {
+        part.check(frame.len, &self.path)?;
+        let stored = self.stored_bytes(frame).map_err(|error| BundleError::Io { path: self.path.clone(), error })?;
+        if stored.len() as u64 != frame.stored || Sha256Hash::of(&stored) != frame.hash {
+            let what = format!("wrong checksum of {}", part.name());
+            return Err(BundleError::Damaged { path: self.path.clone(), what });
+        }
+        Ok(stored)
+    }
+
+    /// The stored bytes of `frame`; fewer where the bundle ends.
+    fn stored_bytes(&self, frame: &Frame) -> io::Result<Vec<u8>> {
         let mut stored = Vec::new();
         match self.place {
             Place::File => {
                 let mut file = File::open(&self.path)?;
-                file.seek(SeekFrom::Start(entry.offset))?;
-                file.take(entry.stored).read_to_end(&mut stored)?;
+                file.seek(SeekFrom::Start(frame.offset))?;
+                file.take(frame.stored).read_to_end(&mut stored)?;
             }
             Place::Program(bytes) => {
-                let from = usize::try_from(entry.offset).unwrap_or(usize::MAX).min(bytes.len());
-                bytes[from..].take(entry.stored).read_to_end(&mut stored)?;
+                let from = usize::try_from(frame.offset).unwrap_or(usize::MAX).min(bytes.len());
+                bytes[from..].take(frame.stored).read_to_end(&mut stored)?;
             }
         }
         Ok(stored)
@@ -289,122 +285,4 @@ impl Bundle {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::jit::tests::probe;
-
-    pub(super) fn kernel(prelude: &str, target: &str) -> (KernelSpec, Artifact) {
-        let artifact = Artifact {
-            target: target.parse().unwrap(),
-            nvrtc: "12.9".into(),
-            resources: Some(Resources { registers: 32, ..Default::default() }),
-            image: format!("{prelude} for {target}").repeat(20).into_bytes(),
-        };
-        (probe(prelude), artifact)
-    }
-
-    pub(super) fn write(folder: &Path, target: &str, kernels: &[(KernelSpec, Artifact)]) -> PathBuf {
-        let path = folder.join(format!("{target}.{EXTENSION}"));
-        let len = Bundle::write(&path, target.parse().unwrap(), "12.9", kernels).unwrap();
-        assert_eq!(len, path.metadata().unwrap().len());
-        path
-    }
-
-    #[test]
-    fn kernels_round_trip() {
-        let folder = tempfile::tempdir().unwrap();
-        let kernels = [kernel("A", "sm_90"), kernel("B", "sm_90a")];
-        let path = write(folder.path(), "sm_90", &kernels);
-        let program: &[u8] = std::fs::read(&path).unwrap().leak();
-        for bundle in [Bundle::open(&path).unwrap(), Bundle::of_program("sm_90.qgk", program).unwrap()] {
-            assert_eq!((bundle.target().to_string().as_str(), bundle.len()), ("sm_90", 2));
-            for (spec, artifact) in &kernels {
-                assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
-            }
-            assert_eq!(bundle.read(&probe("C"), 90).unwrap(), None);
-            assert_eq!(bundle.read(&kernels[0].0, 80).unwrap(), None, "another chip");
-        }
-    }
-
-    #[test]
-    fn images_are_compressed() {
-        let folder = tempfile::tempdir().unwrap();
-        let (spec, artifact) = kernel("A", "sm_90");
-        let big = Artifact { image: artifact.image.repeat(1000), ..artifact };
-        let path = write(folder.path(), "sm_90", &[(spec.clone(), big.clone())]);
-        assert!(path.metadata().unwrap().len() < big.image.len() as u64 / 20);
-        assert_eq!(Bundle::open(&path).unwrap().read(&spec, 90).unwrap(), Some(big));
-    }
-
-    #[test]
-    fn a_bundle_of_other_sources_is_refused_with_the_reason() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
-        let mut bytes = std::fs::read(&path).unwrap();
-        bytes[PREFIX_BYTES] ^= 1;
-        let prefix = Prefix::parse(bytes[..PREFIX_BYTES].try_into().unwrap()).unwrap();
-        let len = prefix.header as usize;
-        let checksum = Sha256Hash::of(&bytes[PREFIX_BYTES..PREFIX_BYTES + len]);
-        bytes[PREFIX_BYTES + len..PREFIX_BYTES + len + 32].copy_from_slice(&checksum.0);
-        std::fs::write(&path, bytes).unwrap();
-        assert!(matches!(Bundle::open(&path), Err(BundleError::OtherSources { .. })));
-        let bundles = Bundles::at([path].into_iter(), 90);
-        assert_eq!(bundles.find(&probe("A"), 90), None);
-        assert!(bundles.refused()[0].contains("build it again"), "{:?}", bundles.refused());
-    }
-
-    #[test]
-    fn a_bundle_of_another_version_is_refused_with_the_reason() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
-        let good = std::fs::read(&path).unwrap();
-        for version in [1u32, FORMAT_VERSION + 1] {
-            let mut bytes = good.clone();
-            bytes[8..12].copy_from_slice(&version.to_le_bytes());
-            std::fs::write(&path, bytes).unwrap();
-            let error = Bundle::open(&path).unwrap_err();
-            assert!(matches!(error, BundleError::OtherVersion { got, .. } if got == version), "{error}");
-            assert!(error.to_string().contains("build it again"), "{error}");
-        }
-    }
-
-    #[test]
-    fn damage_is_found_wherever_it_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
-        let good = std::fs::read(&path).unwrap();
-        let read = |bytes: &[u8]| {
-            std::fs::write(&path, bytes).unwrap();
-            let from_file = Bundle::open(&path).and_then(|b| b.read(&probe("A"), 90));
-            let from_program = Bundle::of_program("A", bytes.to_vec().leak()).and_then(|b| b.read(&probe("A"), 90));
-            assert_eq!(from_file.as_ref().ok(), from_program.as_ref().ok());
-            from_file
-        };
-        assert!(read(&good).unwrap().is_some());
-        for at in 0..good.len() {
-            let mut bad = good.clone();
-            bad[at] ^= 0x40;
-            let refused = match read(&bad) {
-                Err(BundleError::Damaged { .. }) => true,
-                // The version's own bytes are under no checksum.
-                Err(BundleError::OtherVersion { .. }) => (8..12).contains(&at),
-                _ => false,
-            };
-            assert!(refused, "byte {at}");
-        }
-        for len in 0..good.len() {
-            assert!(matches!(read(&good[..len]), Err(BundleError::Damaged { .. })), "cut to {len}");
-        }
-    }
-
-    #[test]
-    fn a_place_that_cannot_be_written_is_an_error_with_its_name() {
-        // A file where the folder should be fails for every user, root included.
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("file");
-        std::fs::write(&file, b"").unwrap();
-        let path = file.join("sm_90.qgk");
-        let error = Bundle::write(&path, "sm_90".parse().unwrap(), "12.9", &[kernel("A", "sm_90")]).unwrap_err();
-        assert!(error.to_string().contains("sm_90.qgk: "), "{error}");
-    }
-}
+mod tests;

@@ -1,0 +1,267 @@
+//! Bundles as they are written and read, and what damages them.
+
+use super::*;
+use crate::jit::tests::probe;
+
+pub(super) fn kernel(prelude: &str, target: &str) -> (KernelSpec, Artifact) {
+    let artifact = Artifact {
+        target: target.parse().unwrap(),
+        nvrtc: "12.9".into(),
+        resources: Some(Resources { registers: 32, ..Default::default() }),
+        image: format!("{prelude} for {target}").repeat(20).into_bytes(),
+    };
+    (probe(prelude), artifact)
+}
+
+pub(super) fn write(folder: &Path, target: &str, kernels: &[(KernelSpec, Artifact)]) -> PathBuf {
+    let path = folder.join(format!("{target}.{EXTENSION}"));
+    let len = Bundle::write(&path, target.parse().unwrap(), "12.9", kernels).unwrap();
+    assert_eq!(len, path.metadata().unwrap().len());
+    path
+}
+
+/// Kernels that share most of what they consist of.
+fn relatives(target: &str) -> Vec<(KernelSpec, Artifact)> {
+    let mut state = 1u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 16
+    };
+    let fragments: Vec<Vec<u8>> = (0..64).map(|_| (0..256).map(|_| random() as u8).collect()).collect();
+    let relative = |i| {
+        let (spec, artifact) = kernel(&format!("kernel {i}"), target);
+        let image = (0..40).flat_map(|_| fragments[random() as usize % fragments.len()].clone()).collect();
+        (spec, Artifact { image, ..artifact })
+    };
+    (0..100).map(relative).collect()
+}
+
+/// Changes the header of the bundle `bytes` as one who can compute its hash.
+fn edit_header(bytes: &mut [u8], edit: impl FnOnce(&mut [u8])) {
+    let prefix = Prefix::parse(bytes[..PREFIX_BYTES].try_into().unwrap()).unwrap();
+    let (header, rest) = bytes[PREFIX_BYTES..].split_at_mut(prefix.header as usize);
+    edit(header);
+    rest[..32].copy_from_slice(&Sha256Hash::of(header).0);
+}
+
+/// Sets a field of `frame` in the header: `at` bytes from its hash.
+fn forge(bytes: &[u8], frame: &Frame, at: isize, value: &[u8]) -> Vec<u8> {
+    let mut forged = bytes.to_vec();
+    edit_header(&mut forged, |header| {
+        let hash = header.windows(32).position(|window| window == frame.hash.0).unwrap();
+        header[hash.strict_add_signed(at)..][..value.len()].copy_from_slice(value);
+    });
+    forged
+}
+const STORED_LEN: isize = -8;
+const HASH: isize = 0;
+const LEN: isize = 32;
+
+#[test]
+fn kernels_round_trip() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = [kernel("A", "sm_90"), kernel("B", "sm_90a")];
+    let path = write(folder.path(), "sm_90", &kernels);
+    let program: &[u8] = std::fs::read(&path).unwrap().leak();
+    for bundle in [Bundle::open(&path).unwrap(), Bundle::of_program("sm_90.qgk", program).unwrap()] {
+        assert_eq!((bundle.target().to_string().as_str(), bundle.len()), ("sm_90", 2));
+        for (spec, artifact) in &kernels {
+            assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
+        }
+        assert_eq!(bundle.read(&probe("C"), 90).unwrap(), None);
+        assert_eq!(bundle.read(&kernels[0].0, 80).unwrap(), None, "another chip");
+    }
+}
+
+#[test]
+fn images_are_compressed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spec, artifact) = kernel("A", "sm_90");
+    let big = Artifact { image: artifact.image.repeat(1000), ..artifact };
+    let path = write(folder.path(), "sm_90", &[(spec.clone(), big.clone())]);
+    assert!(path.metadata().unwrap().len() < big.image.len() as u64 / 20);
+    assert_eq!(Bundle::open(&path).unwrap().read(&spec, 90).unwrap(), Some(big));
+}
+
+#[test]
+fn ptx_round_trips() {
+    let folder = tempfile::tempdir().unwrap();
+    let (spec, artifact) = kernel("A", "compute_80");
+    let lines = (0..500).map(|i| format!("\tadd.s32 \t%r{}, %r{}, %r{};\n", i + 2, i + 1, i / 2));
+    let image = [lines.collect::<String>().as_bytes(), b"\xff\0"].concat();
+    let ptx = Artifact { image, resources: None, ..artifact };
+    let path = write(folder.path(), "compute_80", &[(spec.clone(), ptx.clone())]);
+    let bundle = Bundle::open(&path).unwrap();
+    assert_eq!(bundle.read(&spec, 120).unwrap(), Some(ptx));
+    assert!(bundle.entries[0].frame.stored < 500, "{:?}", bundle.entries[0].frame);
+}
+
+#[test]
+fn what_kernels_share_is_stored_once_and_each_is_read_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = relatives("sm_90");
+    let path = write(folder.path(), "sm_90", &kernels);
+    let alone = write(&folder.path().join("alone"), "sm_90", &kernels[..1]);
+    let bundle = Bundle::open(&path).unwrap();
+    assert!(bundle.dictionary.len > 0);
+    let (together, alone) = (path.metadata().unwrap().len(), alone.metadata().unwrap().len());
+    assert!(together < alone * kernels.len() as u64 / 8, "{together} bytes, one kernel alone {alone}");
+    std::thread::scope(|scope| {
+        for stride in [1, 37, 63] {
+            let (bundle, kernels) = (&bundle, &kernels);
+            scope.spawn(move || {
+                for (spec, artifact) in (0..kernels.len()).map(|i| &kernels[i * stride % kernels.len()]) {
+                    assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
+                }
+            });
+        }
+    });
+    let empty = write(&folder.path().join("empty"), "sm_90", &[]);
+    assert!(Bundle::open(&empty).unwrap().is_empty());
+}
+
+#[test]
+fn a_damaged_kernel_is_refused_and_the_others_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = relatives("sm_90");
+    let path = write(folder.path(), "sm_90", &kernels);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[Bundle::open(&path).unwrap().entries[7].frame.offset as usize] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let bundle = Bundle::open(&path).unwrap();
+    for (i, (spec, artifact)) in kernels.iter().enumerate() {
+        match bundle.read(spec, 90) {
+            Err(BundleError::Damaged { what, .. }) if i == 7 => assert_eq!(what, "wrong checksum of a kernel"),
+            read => assert_eq!(read.unwrap().as_ref(), Some(artifact)),
+        }
+    }
+}
+
+#[test]
+fn a_damaged_dictionary_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = relatives("sm_90");
+    let path = write(folder.path(), "sm_90", &kernels);
+    let good = std::fs::read(&path).unwrap();
+    let dictionary = Bundle::open(&path).unwrap().dictionary;
+    let span = dictionary.offset as usize..(dictionary.offset + dictionary.stored) as usize;
+    let read = |bytes: Vec<u8>| Bundle::of_program("A", bytes.leak()).unwrap().read(&kernels[0].0, 90);
+    for at in span.clone().step_by(span.len() / 100) {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        let error = read(bad.clone()).unwrap_err();
+        assert_eq!(error.to_string(), "embedded A: damaged: wrong checksum of the dictionary");
+        // One who computes the checksum, too, gets an error or another kernel, but nothing worse.
+        let hash = Sha256Hash::of(&bad[span.clone()]);
+        match read(forge(&bad, &dictionary, HASH, &hash.0)) {
+            Ok(kernel) => assert_ne!(kernel, None),
+            Err(error) => assert!(matches!(error, BundleError::Damaged { .. }), "byte {at}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn lengths_that_are_not_true_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = relatives("sm_90");
+    let path = write(folder.path(), "sm_90", &kernels);
+    let good = std::fs::read(&path).unwrap();
+    let bundle = Bundle::open(&path).unwrap();
+    for (part, frame) in [(Part::Dictionary, &bundle.dictionary), (Part::Kernel, &bundle.entries[0].frame)] {
+        let read = |at, value: u64| {
+            let bytes = forge(&good, frame, at, &value.to_le_bytes());
+            Bundle::of_program("A", bytes.leak()).unwrap().read(&kernels[0].0, 90).unwrap_err()
+        };
+        for len in [part.limit() + 1, u64::MAX] {
+            let error = read(LEN, len);
+            assert!(matches!(error, BundleError::TooLarge { got, .. } if got == len), "{error}");
+            let (name, limit) = (part.name(), part.limit());
+            let expected = format!("embedded A: {name} of {len} bytes, expected at most {limit}");
+            assert_eq!(error.to_string(), expected);
+        }
+        for (at, value) in [
+            (LEN, frame.len - 1),
+            (LEN, frame.len + 1),
+            (LEN, part.limit()),
+            (LEN, 0),
+            (STORED_LEN, frame.stored - 1),
+            (STORED_LEN, u64::MAX),
+        ] {
+            let error = read(at, value);
+            assert!(matches!(error, BundleError::Damaged { .. }), "{part:?}, {value} at {at}: {error}");
+        }
+    }
+    let (spec, artifact) = kernels[0].clone();
+    let image = vec![0; Part::Kernel.limit() as usize + 1];
+    let error = Bundle::write(&path, artifact.target, "12.9", &[(spec, Artifact { image, ..artifact })]).unwrap_err();
+    assert!(matches!(error, BundleError::TooLarge { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), good, "what was there before");
+}
+
+#[test]
+fn a_bundle_of_other_sources_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
+    let mut bytes = std::fs::read(&path).unwrap();
+    edit_header(&mut bytes, |header| header[0] ^= 1);
+    std::fs::write(&path, bytes).unwrap();
+    assert!(matches!(Bundle::open(&path), Err(BundleError::OtherSources { .. })));
+    let bundles = Bundles::at([path].into_iter(), 90);
+    assert_eq!(bundles.find(&probe("A"), 90), None);
+    assert!(bundles.refused()[0].contains("build it again"), "{:?}", bundles.refused());
+}
+
+#[test]
+fn a_bundle_of_another_version_is_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
+    let good = std::fs::read(&path).unwrap();
+    for version in [1u32, FORMAT_VERSION - 1, FORMAT_VERSION + 1] {
+        let mut bytes = good.clone();
+        bytes[8..12].copy_from_slice(&version.to_le_bytes());
+        std::fs::write(&path, bytes).unwrap();
+        let error = Bundle::open(&path).unwrap_err();
+        assert!(matches!(error, BundleError::OtherVersion { got, .. } if got == version), "{error}");
+        assert!(error.to_string().contains("build it again"), "{error}");
+    }
+}
+
+#[test]
+fn damage_is_found_wherever_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = write(folder.path(), "sm_90", &[kernel("A", "sm_90")]);
+    let good = std::fs::read(&path).unwrap();
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let from_file = Bundle::open(&path).and_then(|b| b.read(&probe("A"), 90));
+        let from_program = Bundle::of_program("A", bytes.to_vec().leak()).and_then(|b| b.read(&probe("A"), 90));
+        assert_eq!(from_file.as_ref().ok(), from_program.as_ref().ok());
+        from_file
+    };
+    assert!(read(&good).unwrap().is_some());
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 0x40;
+        let refused = match read(&bad) {
+            Err(BundleError::Damaged { .. }) => true,
+            // The version's own bytes are under no checksum.
+            Err(BundleError::OtherVersion { .. }) => (8..12).contains(&at),
+            _ => false,
+        };
+        assert!(refused, "byte {at}");
+    }
+    for len in 0..good.len() {
+        assert!(matches!(read(&good[..len]), Err(BundleError::Damaged { .. })), "cut to {len}");
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_an_error_with_its_name() {
+    // A file where the folder should be fails for every user, root included.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, b"").unwrap();
+    let path = file.join("sm_90.qgk");
+    let error = Bundle::write(&path, "sm_90".parse().unwrap(), "12.9", &[kernel("A", "sm_90")]).unwrap_err();
+    assert!(error.to_string().contains("sm_90.qgk: "), "{error}");
+}

@@ -1,0 +1,120 @@
+//! Writing bundles, with the encoder in C, which trains dictionaries and searches longer than those in Rust.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{panic, thread};
+
+use zstd::bulk::Compressor;
+
+use super::frame::{Frame, Part};
+use super::layout::{FORMAT_VERSION, MAGIC};
+use super::{Bundle, BundleError, registers};
+use crate::artifact::Artifact;
+use crate::binary::Writer;
+use crate::hash::Sha256Hash;
+use crate::spec::KernelSpec;
+use crate::target::Target;
+use crate::{replace, source};
+
+/// Levels above this one save nothing.
+const LEVEL: i32 = 19;
+/// The dictionary has one byte for this many of the kernels, or it would weigh more than it saves.
+const BYTES_PER_DICTIONARY_BYTE: usize = 32;
+
+impl Bundle {
+    /// Writes the bundle of `target` to `path`, in one step: a failed or interrupted write leaves what was there
+    /// before. Returns the file's length.
+    ///
+    /// # Errors
+    /// [`BundleError::Io`], and [`BundleError::TooLarge`] for a kernel that would not be read.
+    pub fn write(
+        path: &Path,
+        target: Target,
+        nvrtc: &str,
+        kernels: &[(KernelSpec, Artifact)],
+    ) -> Result<u64, BundleError> {
+        let io = |error| BundleError::Io { path: path.to_path_buf(), error };
+        let contents: Vec<Cow<'_, [u8]>> = kernels.iter().map(|(_, artifact)| contents(artifact)).collect();
+        contents.iter().try_for_each(|contents| Part::Kernel.check(contents.len() as u64, path))?;
+        let dictionary = dictionary(&contents);
+        let stored_dictionary = compress(&[], &[Cow::Borrowed(dictionary.as_slice())]).map_err(io)?.concat();
+        let images = compress(&dictionary, &contents).map_err(io)?;
+
+        let mut end = 0;
+        let mut frame = |stored: &[u8], contents: &[u8]| {
+            let (offset, stored_len) = (end, stored.len() as u64);
+            end += stored_len;
+            Frame { offset, stored: stored_len, hash: Sha256Hash::of(stored), len: contents.len() as u64 }
+        };
+        let mut header = Writer::default();
+        header.hash(source::source_hash());
+        header.text(nvrtc);
+        header.text(&target.to_string());
+        frame(&stored_dictionary, &dictionary).write(&mut header);
+        header.u32(kernels.len() as u32);
+        for (((spec, artifact), contents), image) in kernels.iter().zip(&contents).zip(&images) {
+            header.hash(spec.key());
+            header.text(&spec.name);
+            header.text(&artifact.target.to_string());
+            header.u32(u32::from(artifact.resources.is_some()));
+            artifact.resources.unwrap_or_default().write(&mut header);
+            frame(image, contents).write(&mut header);
+        }
+        let mut head = Writer::default();
+        head.bytes.extend_from_slice(MAGIC);
+        head.u32(FORMAT_VERSION);
+        head.u32(header.bytes.len() as u32);
+        head.u64(end);
+        head.bytes.extend_from_slice(&header.bytes);
+        head.hash(Sha256Hash::of(&header.bytes));
+        replace::durably(path, |file| {
+            file.write_all(&head.bytes)?;
+            file.write_all(&stored_dictionary)?;
+            images.iter().try_for_each(|image| file.write_all(image))
+        })
+        .map_err(io)?;
+        Ok(head.bytes.len() as u64 + end)
+    }
+}
+
+/// What is compressed of a kernel.
+fn contents(artifact: &Artifact) -> Cow<'_, [u8]> {
+    match artifact.target.is_ptx() {
+        true => Cow::Owned(registers::pack(&artifact.image)),
+        false => Cow::Borrowed(&artifact.image),
+    }
+}
+
+/// What kernels share; empty where training finds that they are too few or too small to share anything.
+fn dictionary(contents: &[Cow<'_, [u8]>]) -> Vec<u8> {
+    let len: usize = contents.iter().map(|contents| contents.len()).sum();
+    let most = Part::Dictionary.limit() as usize;
+    zstd::dict::from_samples(contents, most.min(len / BYTES_PER_DICTIONARY_BYTE)).unwrap_or_default()
+}
+
+/// A frame for each of `contents`, made by as many threads as there are processors.
+fn compress(dictionary: &[u8], contents: &[Cow<'_, [u8]>]) -> io::Result<Vec<Vec<u8>>> {
+    let next = AtomicUsize::new(0);
+    let work = || -> io::Result<Vec<(usize, Vec<u8>)>> {
+        let mut compressor = Compressor::with_dictionary(LEVEL, dictionary)?;
+        let mut frames = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(contents) = contents.get(at) else { return Ok(frames) };
+            frames.push((at, compressor.compress(contents)?));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(contents.len());
+    let mut frames = Vec::new();
+    thread::scope(|scope| -> io::Result<()> {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for worker in workers {
+            frames.extend(worker.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?);
+        }
+        Ok(())
+    })?;
+    frames.sort_unstable_by_key(|(at, _)| *at);
+    Ok(frames.into_iter().map(|(_, frame)| frame).collect())
+}
