@@ -199,7 +199,8 @@ impl Family<CheckedConvert> for NoopFamily {
     }
 
     fn configs(&self, op: &CheckedConvert, _info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
-        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1 };
+        let spec =
+            ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1, row_factors: op.row_factors };
         Ok(vec![ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }])
     }
 

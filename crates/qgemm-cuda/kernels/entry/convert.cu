@@ -110,15 +110,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid
     const u32 thread = thread_index(), threads = cta_threads(), row_index = cta_index().x;
     const u8* row = reinterpret_cast<const u8*>(p.at.x) + row_index * p.at.x_row * SOURCE_BYTES;
     const bool caches_row = p.shape.flags & QG_FLAG_ROW_IN_SHARED;
-    const bool scaled = MAY_SCALE && (p.shape.flags & QG_FLAG_X_FACTOR);
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     u32 largest = 0;
-    if (scaled || caches_row) {
+    if (SCALED || caches_row) {
         for (u32 column = thread * GROUP; column < p.shape.columns; column += threads * GROUP) {
             const SourceGroup group = load_group(p, row, column);
-            if (scaled) {
+            if constexpr (SCALED) {
 #pragma unroll
                 for (u32 i = 0; i < GROUP; i++)
                     largest = larger_magnitude(largest, source_value(SourceGroup::bits(group, i)));
@@ -128,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_convert(const __grid
         largest = cta_max(largest, shared.largest);
     }
     RowScale scale = {1.0f, 1.0f};
-    if (scaled) {
+    if constexpr (SCALED) {
         scale = RowScale::of(largest);
         if (thread == 0) store_factor(p, row_index, scale);
     }

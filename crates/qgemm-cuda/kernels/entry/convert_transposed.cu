@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     float factor = 1;
-    if (MAY_SCALE && (p.shape.flags & QG_FLAG_X_FACTOR)) {
+    if constexpr (SCALED) {
         const RowScale scale = RowScale::of(largest_of_row(p, row, shared));
         if (thread < ROWS && row < p.shape.rows) store_factor(p, row, scale);
         factor = scale.factor;

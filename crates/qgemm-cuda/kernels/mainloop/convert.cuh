@@ -14,8 +14,9 @@ struct ConvertParams {
 
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 D_BYTES = QG_D_DTYPE == DTYPE_F32 ? 4 : 2;
-// Whether rows may be multiplied by powers of two: f16 alone has too few exponents for them.
-constexpr bool MAY_SCALE = QG_D_DTYPE == DTYPE_F16;
+// Whether rows are multiplied by powers of two. A constant, because a flag costs 64 rows of 4096 columns 0.6 us of 3.
+constexpr bool SCALED = QG_ROW_FACTORS;
+static_assert(!SCALED || QG_D_DTYPE == DTYPE_F16, "f16 alone has too few exponents for its rows");
 // Columns of D that a thread writes at once.
 constexpr u32 GROUP = 8;
 

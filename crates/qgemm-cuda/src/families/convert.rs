@@ -74,6 +74,7 @@ fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
     constant_line(&mut prelude, "QG_D_DTYPE", dtype_code(spec.d));
+    constant_line(&mut prelude, "QG_ROW_FACTORS", spec.row_factors.into());
     constant_line(&mut prelude, "QG_THREADS", template.threads);
     constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes(spec.d));
     KernelSpec {
@@ -89,7 +90,12 @@ fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d)));
-    let specs = types.flat_map(|(x, d)| [false, true].map(|transposed| ConvertSpec { x, d, transposed }));
+    let layouts = [(false, false), (true, false), (false, true), (true, true)];
+    let specs = types.flat_map(move |(x, d)| {
+        let with_factors = move |row_factors: bool| !row_factors || d == DType::F16;
+        let served = layouts.into_iter().filter(move |(_, row_factors)| with_factors(*row_factors));
+        served.map(move |(transposed, row_factors)| ConvertSpec { x, d, transposed, row_factors })
+    });
     specs.map(move |spec| source(spec, variant))
 }
 
@@ -114,7 +120,8 @@ impl Params for ConvertParams {
 
 /// The launch for `op` on a device like `info`.
 pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
-    let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1 };
+    let spec =
+        ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1, row_factors: op.row_factors };
     let template = Template::of(spec.transposed);
     let base_bytes = template.shared_bytes(op.d.dtype);
     let mut flags = 0;
@@ -122,7 +129,6 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
     set(op.gathers, abi::FLAG_K_ORDER);
     set(op.x.aligned16, abi::FLAG_X_ALIGNED16);
     set(op.d.aligned16, abi::FLAG_D_ALIGNED16);
-    set(op.row_factors, abi::FLAG_X_FACTOR);
     let geometry = if spec.transposed {
         let grid = [(op.rows as u32).div_ceil(template.rows), 1, 1];
         Geometry { grid, threads: template.threads, shared_bytes: base_bytes }
@@ -187,7 +193,7 @@ impl Family<CheckedConvert> for Convert {
             return Err(Unsupported::new(format!("has row factors for f16 results, not {}", op.d.dtype)));
         }
         let transposed = op.x.col_stride != 1;
-        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed };
+        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed, row_factors: op.row_factors };
         Ok(vec![ConvertConfig { kernel: id(spec, variant), efficiency: EFFICIENCY[usize::from(transposed)] }])
     }
 

@@ -57,6 +57,8 @@ spec! {
         d: DType,
         /// Whether the kernel reads columns of X and writes rows.
         transposed: bool,
+        /// Whether it multiplies rows by powers of two.
+        row_factors: bool,
     }
 }
 

@@ -120,7 +120,7 @@ fn writes_vectors(op: &CheckedConvert) -> bool {
 }
 
 fn kernel_id(op: &CheckedConvert) -> KernelId {
-    let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: is_transposed(op) };
+    let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: is_transposed(op), row_factors: op.row_factors };
     KernelId::new(NAME, None, Spec::Convert(spec))
 }
 
