@@ -1,10 +1,12 @@
 //! The suites as tests of a backend.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use qgemm_api::{Context, Error, HalError};
+use qgemm_formats::Format;
 use rayon::prelude::*;
 
 use crate::outcome::{Outcome, Verdict};
@@ -54,7 +56,7 @@ pub fn check_group(device: &str, group: &str) {
         }
         Err(error) => panic!("{device} fails to open: {error}"),
     };
-    let cases = suite.cases(group, &Selection::default());
+    let cases = suite.cases(group, &selection(device));
     let outcomes: Vec<Outcome> = cases.par_iter().map(|case| case.run(&ctx)).collect();
     let mut skips = BTreeMap::<&str, usize>::new();
     let mut failures = Vec::new();
@@ -83,6 +85,43 @@ pub fn check_group(device: &str, group: &str) {
     );
 }
 
+/// Makes tests of emulated devices run every format, when it is `all`.
+const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
+/// Days in which an emulated device has met every format.
+const DAYS: u64 = 3;
+
+/// The formats that a test of `device` runs: all, or on an emulated device, which takes thousands of times as long as a GPU,
+/// those that the date draws. The six variants draw others on the same day.
+fn selection(device: &str) -> Selection {
+    let all = Selection::default();
+    let Some(variant) = device.strip_prefix("emu:sm").and_then(|number| number.parse::<u64>().ok()) else { return all };
+    if std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") {
+        return all;
+    }
+    let day = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60));
+    let (formats, left_out) = drawn(all.formats, day + variant / 5);
+    say_once(device, &left_out, day);
+    Selection { formats, ..Selection::default() }
+}
+
+/// Every third format, from the one on that `turn` says, and the others.
+fn drawn(formats: Vec<Format>, turn: u64) -> (Vec<Format>, Vec<Format>) {
+    let numbered = (turn..).zip(formats);
+    let (drawn, left_out): (Vec<_>, Vec<_>) = numbered.partition(|(number, _)| number.is_multiple_of(DAYS));
+    let formats = |numbered: Vec<(u64, Format)>| numbered.into_iter().map(|(_, format)| format).collect();
+    (formats(drawn), formats(left_out))
+}
+
+/// Says which formats were left out on `device`, once a process.
+fn say_once(device: &str, left_out: &[Format], day: u64) {
+    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(device.to_owned()) {
+        let names: Vec<&str> = left_out.iter().map(|format| format.desc().name).collect();
+        let why = format!("day {day} drew the others; {ALL_VARIABLE}=all runs all, as does `qgemm verify --device {device}`");
+        skipped(&format!("conformance on {device} of {}", names.join(", ")), &why);
+    }
+}
+
 /// The one context of this process on a device: compiling a kernel again for each group would take most of the time.
 fn shared_context(device: &str) -> Result<Arc<Context>, Error> {
     static OPEN: Mutex<BTreeMap<String, Arc<Context>>> = Mutex::new(BTreeMap::new());
@@ -105,4 +144,24 @@ fn is_absent(error: &Error) -> bool {
 pub fn skipped(what: &str, why: &str) {
     // A closed standard error is no reason to fail a test.
     let _ = writeln!(std::io::stderr(), "skipped: {what}: {why}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn three_days_draw_every_format_once() {
+        let all: Vec<Format> = Format::all().collect();
+        let mut seen = Vec::new();
+        for day in 20_780..20_783 {
+            let (formats, left_out) = drawn(all.clone(), day);
+            assert_eq!(formats.len() + left_out.len(), all.len());
+            assert!(formats.len() >= all.len() / 3);
+            seen.extend(formats);
+        }
+        assert_eq!(seen.len(), all.len());
+        assert!(all.iter().all(|format| seen.contains(format)));
+        assert!(selection("cpu").formats.len() == all.len() && selection("wgpu:0").formats.len() == all.len());
+    }
 }
