@@ -32,12 +32,13 @@ fn kernels_are_counted_in_all_and_by_place() {
     let (cases, kernels) = (both["cases"].as_array().expect("cases"), both["kernels"].as_array().expect("kernels"));
     // f32, f16 and bf16 activations, each by a kernel of its own; and one packs their weights.
     let (packing, kernels): (Vec<&Value>, Vec<&Value>) =
-        kernels.iter().partition(|k| k["kernel"].as_str().is_some_and(|name| name.starts_with("repack_")));
+        kernels.iter().partition(|k| k["kernel"].as_str().is_some_and(|name| name.starts_with("pack:")));
     assert_eq!((cases.len(), kernels.len(), packing.len()), (3, 3, 1));
     assert!(cases.iter().all(|case| case["verdict"] == "pass"));
+    let is = |kernel: &Value, identity: &str| kernel["kernel"].as_str().is_some_and(|name| name.starts_with(identity));
     for kernel in &kernels {
         // Those that cut K have a workspace, with which they run twice.
-        let launches = if kernel["kernel"] == "gemv_nt_q8_0_f16_m8" { 1 } else { 2 };
+        let launches = if is(kernel, "gemm:gemv:sm75:main_loop=gemv,w=q8_0,x=f16,") { 1 } else { 2 };
         assert_eq!(number(kernel, "launches"), launches, "{kernel}");
         assert!(number(kernel, "blocks") >= launches, "{kernel}");
         assert!(number(kernel, "barriers") > 0, "{kernel}");
@@ -53,8 +54,10 @@ fn kernels_are_counted_in_all_and_by_place() {
         let place = |site: &Value| site["place"].as_str().expect("a place").to_owned();
         assert!(sites.iter().any(|site| place(site).starts_with("mainloop/x_tile.cuh:")), "{kernel}");
     }
-    let f16 =
-        kernels.iter().find(|k| k["kernel"].as_str().is_some_and(|name| name.contains("_f16_"))).expect("one for f16");
+    let f16 = kernels
+        .iter()
+        .find(|k| k["kernel"].as_str().is_some_and(|name| name.contains(",x=f16,")))
+        .expect("one for f16");
     // Instructions of 16 rows, 8 tokens and 8 columns.
     assert!(number(&f16["mma"], "mma_m16n8k8_f16") >= 5 * 256 / 8, "{f16}");
 }
