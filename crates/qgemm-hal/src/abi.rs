@@ -162,7 +162,7 @@ abi_struct! {
         pub columns: u32,
         /// Columns of D.
         pub d_columns: u32,
-        /// `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
+        /// `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
         pub flags: u32,
     }
 }

@@ -18,7 +18,7 @@ use crate::pack_spec::{PackSpec, ProbeSpec};
 ///
 /// ```
 /// use qgemm_hal::KernelId;
-/// let text = "convert:convert:sm80:x=f32,d=f16,transposed=false,row_factors=false";
+/// let text = "convert:convert:sm80:x=f32,d=f16,transposed=false,row_factors=false,whole_groups=true";
 /// let id: KernelId = text.parse()?;
 /// assert_eq!((id.operation(), id.to_string().as_str()), ("convert", text));
 /// # Ok::<(), qgemm_hal::KernelIdError>(())
@@ -256,7 +256,8 @@ mod tests {
             ids.push(KernelId::new("pack", None, Spec::Pack(pack)));
         }
         for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
-            let spec = ConvertSpec { x, d, transposed: x == d, row_factors: d == DType::F16 };
+            let spec =
+                ConvertSpec { x, d, transposed: x == d, row_factors: d == DType::F16, whole_groups: x == DType::F32 };
             ids.extend(Variant::ALL.map(|v| KernelId::new("convert", Some(v), Spec::Convert(spec))));
         }
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
@@ -271,13 +272,22 @@ mod tests {
         let cases = [
             ("gemm", "no family"),
             ("conv:a:-:x", "no operation is called `conv`"),
-            ("convert:convert:sm81:x=f32,d=f16,transposed=false,row_factors=false", "no variant is called `sm81`"),
+            (
+                "convert:convert:sm81:x=f32,d=f16,transposed=false,row_factors=false,whole_groups=true",
+                "no variant is called `sm81`",
+            ),
             ("convert:convert:-:x=f32,d=f16", "it ends before `transposed`"),
             ("convert:convert:-:d=f16", "expected `x=…`, and `d=f16` came"),
-            ("convert:convert:-:x=f8,d=f16,transposed=false,row_factors=false", "`f8` is no value of `x`"),
-            ("convert:convert:-:x=f32,d=f16,transposed=false,row_factors=true,y=1", "`y=1` follows its last key"),
             (
-                "convert:a-very-long-name-that-no-family-has:-:x=f32,d=f16,transposed=false,row_factors=false",
+                "convert:convert:-:x=f8,d=f16,transposed=false,row_factors=false,whole_groups=true",
+                "`f8` is no value of `x`",
+            ),
+            (
+                "convert:convert:-:x=f32,d=f16,transposed=false,row_factors=true,whole_groups=true,y=1",
+                "`y=1` follows its last key",
+            ),
+            (
+                "convert:a-very-long-name-that-no-family-has:-:x=f32,d=f16,transposed=false,row_factors=false,whole_groups=true",
                 "is no name",
             ),
             (&good.replace("q4_0", "q4_z"), "`q4_z` is no value of `w`"),

@@ -199,8 +199,7 @@ impl Family<CheckedConvert> for NoopFamily {
     }
 
     fn configs(&self, op: &CheckedConvert, _info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
-        let spec =
-            ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1, row_factors: op.row_factors };
+        let spec = ConvertSpec::of(op);
         Ok(vec![ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }])
     }
 

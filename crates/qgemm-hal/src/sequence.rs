@@ -241,7 +241,8 @@ mod tests {
     }
 
     fn step(kernel: &Arc<Witness>) -> LaunchStep {
-        let spec = ConvertSpec { x: DType::F32, d: DType::F16, transposed: false, row_factors: false };
+        let spec =
+            ConvertSpec { x: DType::F32, d: DType::F16, transposed: false, row_factors: false, whole_groups: false };
         let geometry = Geometry { grid: [1, 2, 3], threads: 32, shared_bytes: 0 };
         LaunchStep::new::<ConvertOperand>(KernelId::new("convert", None, Spec::Convert(spec)), geometry, kernel.clone())
     }
@@ -263,7 +264,7 @@ mod tests {
         assert_eq!(*kernel.0.lock().expect("not poisoned"), [(x_at, 16, false), (d_at, 32, true)]);
         let text = sequence.to_string();
         assert!(
-            text.starts_with("convert:convert:-:x=f32,d=f16,transposed=false,row_factors=false <<<(1, 2, 3), 32, 0>>>"),
+            text.starts_with("convert:convert:-:x=f32,d=f16,transposed=false,row_factors=false,whole_groups=false <<<(1, 2, 3), 32, 0>>>"),
             "{text}"
         );
         assert!(text.contains("read x\n") && text.contains("write d = the workspace[8..40]"), "{text}");

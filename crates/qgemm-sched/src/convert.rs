@@ -54,7 +54,7 @@ mod tests {
         }
         fn configs(&self, op: &CheckedConvert, _: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
             let efficiency = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
-            let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: false, row_factors: op.row_factors };
+            let spec = ConvertSpec::of(op);
             Ok(vec![ConvertConfig { kernel: KernelId::new(self.0, None, Spec::Convert(spec)), efficiency }])
         }
         fn prepare(

@@ -43,7 +43,7 @@ impl Family<CheckedConvert> for ConvertFamily {
 
     fn configs(&self, op: &CheckedConvert, _: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
         let transposed = is_transposed(&op.x);
-        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed, row_factors: op.row_factors };
+        let spec = ConvertSpec { transposed, row_factors: false, whole_groups: false, ..ConvertSpec::of(op) };
         let efficiency = if transposed || op.gathers { 300 } else { 700 };
         Ok(vec![ConvertConfig { kernel: KernelId::new(self.name(), None, Spec::Convert(spec)), efficiency }])
     }

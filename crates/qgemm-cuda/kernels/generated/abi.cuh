@@ -96,7 +96,7 @@ struct ConvertShape {
     u32 rows;  // Rows of X and D.
     u32 columns;  // Columns of X.
     u32 d_columns;  // Columns of D.
-    u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
 };
 static_assert(QG_OFFSET_OF(ConvertShape, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");

@@ -75,6 +75,7 @@ fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
     constant_line(&mut prelude, "QG_D_DTYPE", dtype_code(spec.d));
     constant_line(&mut prelude, "QG_ROW_FACTORS", spec.row_factors.into());
+    constant_line(&mut prelude, "QG_WHOLE_GROUPS", spec.whole_groups.into());
     constant_line(&mut prelude, "QG_THREADS", template.threads);
     constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes(spec.d));
     KernelSpec {
@@ -90,11 +91,12 @@ fn source(spec: ConvertSpec, variant: Variant) -> KernelSpec {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let types = DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d)));
-    let layouts = [(false, false), (true, false), (false, true), (true, true)];
     let specs = types.flat_map(move |(x, d)| {
-        let with_factors = move |row_factors: bool| !row_factors || d == DType::F16;
-        let served = layouts.into_iter().filter(move |(_, row_factors)| with_factors(*row_factors));
-        served.map(move |(transposed, row_factors)| ConvertSpec { x, d, transposed, row_factors })
+        let spec = move |bits: u32| {
+            let [transposed, row_factors, whole_groups] = [0, 1, 2].map(|bit| bits >> bit & 1 == 1);
+            ConvertSpec { x, d, transposed, row_factors, whole_groups }
+        };
+        (0..8).map(spec).filter(|spec| !spec.row_factors || spec.d == DType::F16)
     });
     specs.map(move |spec| source(spec, variant))
 }
@@ -120,15 +122,13 @@ impl Params for ConvertParams {
 
 /// The launch for `op` on a device like `info`.
 pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
-    let spec =
-        ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: op.x.col_stride != 1, row_factors: op.row_factors };
+    let spec = ConvertSpec::of(op);
     let template = Template::of(spec.transposed);
     let base_bytes = template.shared_bytes(op.d.dtype);
     let mut flags = 0;
     let mut set = |on: bool, flag| flags |= if on { flag } else { 0 };
     set(op.gathers, abi::FLAG_K_ORDER);
     set(op.x.aligned16, abi::FLAG_X_ALIGNED16);
-    set(op.d.aligned16, abi::FLAG_D_ALIGNED16);
     let geometry = if spec.transposed {
         let grid = [(op.rows as u32).div_ceil(template.rows), 1, 1];
         Geometry { grid, threads: template.threads, shared_bytes: base_bytes }
@@ -192,9 +192,8 @@ impl Family<CheckedConvert> for Convert {
         if op.row_factors && op.d.dtype != DType::F16 {
             return Err(Unsupported::new(format!("has row factors for f16 results, not {}", op.d.dtype)));
         }
-        let transposed = op.x.col_stride != 1;
-        let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed, row_factors: op.row_factors };
-        Ok(vec![ConvertConfig { kernel: id(spec, variant), efficiency: EFFICIENCY[usize::from(transposed)] }])
+        let spec = ConvertSpec::of(op);
+        Ok(vec![ConvertConfig { kernel: id(spec, variant), efficiency: EFFICIENCY[usize::from(spec.transposed)] }])
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedConvert, _: &ConvertPlan) -> Result<LaunchSequence, HalError> {

@@ -57,8 +57,23 @@ spec! {
         d: DType,
         /// Whether the kernel reads columns of X and writes rows.
         transposed: bool,
-        /// Whether it multiplies rows by powers of two.
+        /// Whether it multiplies rows by powers of two; `false` of kernels that are told at run time.
         row_factors: bool,
+        /// Whether it writes whole groups of eight columns, aligned, and no others; `false` of kernels that write any.
+        whole_groups: bool,
+    }
+}
+
+impl ConvertSpec {
+    /// The keys of the kernel that is made for what `op` asks, and no more.
+    pub fn of(op: &CheckedConvert) -> Self {
+        Self {
+            x: op.x.dtype,
+            d: op.d.dtype,
+            transposed: op.x.col_stride != 1,
+            row_factors: op.row_factors,
+            whole_groups: op.d.aligned16 && op.d_columns.is_multiple_of(8),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ struct ConvertShape {
     rows: u32, // Rows of X and D.
     columns: u32, // Columns of X.
     d_columns: u32, // Columns of D.
-    flags: u32, // `K_ORDER`, `X_ALIGNED16`, `D_ALIGNED16`, `X_FACTOR` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    flags: u32, // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
 }
 
 const FLAG_ROW_SCALE: u32 = 1u;

@@ -120,7 +120,8 @@ fn writes_vectors(op: &CheckedConvert) -> bool {
 }
 
 fn kernel_id(op: &CheckedConvert) -> KernelId {
-    let spec = ConvertSpec { x: op.x.dtype, d: op.d.dtype, transposed: is_transposed(op), row_factors: op.row_factors };
+    let transposed = is_transposed(op);
+    let spec = ConvertSpec { transposed, row_factors: false, whole_groups: false, ..ConvertSpec::of(op) };
     KernelId::new(NAME, None, Spec::Convert(spec))
 }
 

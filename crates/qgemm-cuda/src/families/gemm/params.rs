@@ -150,12 +150,5 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
 
 fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {
     let StreamK { cut_tiles, cut_ctas, cut_k_tiles, swizzle_group } = plan.stream_k.unwrap_or_default();
-    TileSchedule {
-        n_tiles: plan.n_tiles,
-        m_tiles: plan.m_tiles,
-        swizzle_group,
-        cut_tiles,
-        cut_ctas: cut_ctas,
-        cut_k_tiles: cut_k_tiles,
-    }
+    TileSchedule { n_tiles: plan.n_tiles, m_tiles: plan.m_tiles, swizzle_group, cut_tiles, cut_ctas, cut_k_tiles }
 }
