@@ -24,7 +24,7 @@ fn a_tile_is_multiplied() {
 fn what_is_left_out_is_found() {
     let Some(device) = emulator_or_skip("what_is_left_out_is_found") else { return };
     let mistakes = [
-        ("mbarrier_wait(&shared.full[stage], step / STAGES % 2);", "", FaultKind::InFlight),
+        ("mbarrier_wait(&shared.full[stage], k_block / STAGES % 2);", "", FaultKind::InFlight),
         ("if (use > 0) mbarrier_wait(&shared.empty[stage], (use - 1) % 2);", "", FaultKind::BadOperand),
         ("mbarrier_arrive(&shared.empty[stage]);", "", FaultKind::Deadlock),
         ("fence_mbarrier_init();", "", FaultKind::Race),
