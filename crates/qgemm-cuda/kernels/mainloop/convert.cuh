@@ -14,8 +14,8 @@ struct ConvertParams {
 
 constexpr u32 SOURCE_BYTES = QG_X_DTYPE == DTYPE_F32 ? 4 : 2;
 constexpr u32 D_BYTES = QG_D_DTYPE == DTYPE_F32 ? 4 : 2;
-// Whether rows are multiplied by powers of two. This and whether groups are whole are constants: a CTA of few rows waits
-// for all of the code that it fetches.
+// Whether rows are multiplied by powers of two. This and whether groups are whole are constants, so that the prologue of a
+// product has no code that it does not need.
 constexpr bool SCALED = QG_ROW_FACTORS;
 static_assert(!SCALED || QG_D_DTYPE == DTYPE_F16, "f16 alone has too few exponents for its rows");
 // Columns of D that a thread writes at once.

@@ -30,7 +30,6 @@ pub fn gemm_sequence(
         target: info.arch.clone(),
         why: why.to_owned(),
     };
-    let name = op.kernel_name(plan.config.family);
     let mut steps = Vec::new();
     let mut own = None;
     if plan.config.x_prologue.is_some() {
@@ -39,6 +38,7 @@ pub fn gemm_sequence(
         own = Some(op.after(&prologue));
     }
     let own = own.as_ref().unwrap_or(op);
+    let name = own.kernel_name(plan.config.family);
     let x = own.plain_x().map_err(|reason| unavailable(&reason.why))?;
     let mut all = instances(op.format, x.dtype, variant).iter();
     let instance = all.find(|i| i.id() == id).ok_or_else(|| unavailable("it is none of the variant's kernels"))?;
