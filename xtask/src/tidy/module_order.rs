@@ -177,10 +177,10 @@ mod tests {
 
     #[test]
     fn trees_of_imports_are_followed() {
-        let imports = "use super::{\n    gemm::{Engine, instances},\n    kernel,\n};\n";
+        let imports = "use super::{\n    gemm::{Engine, instances},\n    kernel_launch,\n};\n";
         assert_eq!(findings("families/catalog.rs", imports), 0);
-        assert_eq!(findings("families/staging.rs", imports), 1);
-        assert_eq!(findings("families/gemm/types.rs", "use super::super::{kernel, prelude::planes};\n"), 1);
+        assert_eq!(findings("families/kernel_launch.rs", "use super::{\n    convert,\n    prelude,\n};\n"), 1);
+        assert_eq!(findings("families/gemm/types.rs", "use super::super::{catalog, prelude::planes};\n"), 1);
         assert_eq!(findings("families/gemm/types.rs", "use super::instance::Instance;\n"), 1);
         assert_eq!(findings("families/gemm/mod.rs", "use super::prelude;\nuse crate::arch;\n"), 0);
     }
@@ -188,6 +188,6 @@ mod tests {
     #[test]
     fn a_module_without_a_place_and_items_of_the_folder_itself_are_found() {
         assert_eq!(findings("new.rs", ""), 1);
-        assert_eq!(findings("families/kernel.rs", "use super::manifest;\n"), 1);
+        assert_eq!(findings("families/kernel_launch.rs", "use super::manifest;\n"), 1);
     }
 }
