@@ -178,7 +178,7 @@ fn special(turn: usize) -> f32 {
         1.0 / 3.0,
     ];
     let number = numbers[turn % numbers.len()];
-    if turn / numbers.len() % 2 == 0 { number } else { -number }
+    if (turn / numbers.len()).is_multiple_of(2) { number } else { -number }
 }
 
 /// A line for tables: `17x33 f32->f16 normal`, then whatever is not the default.
