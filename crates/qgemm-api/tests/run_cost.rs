@@ -101,7 +101,6 @@ fn planning_costs_little_and_less_when_the_problem_is_known() {
         // A context with another table knows no plans; kernels that need compiling are ready after the first.
         let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
         let seen = least(|| timed(&ctx));
-        println!("{device}: unseen {unseen:?}, seen {seen:?}");
         assert!(unseen < Duration::from_micros(100), "{device}: {unseen:?}");
         assert!(seen < Duration::from_micros(10), "{device}: {seen:?}");
     }

@@ -71,7 +71,7 @@ impl Case {
         let contiguous = Dense { dtype: x, row_stride: (columns + gaps.0) as u64, col_stride: 1, aligned16: false };
         let x = match transposed {
             true => Dense { row_stride: 1, col_stride: (rows + gaps.0) as u64, ..contiguous },
-            false => Dense { aligned16: contiguous.row_stride * x.bytes() as u64 % 16 == 0, ..contiguous },
+            false => Dense { aligned16: (contiguous.row_stride * x.bytes() as u64).is_multiple_of(16), ..contiguous },
         };
         let d = Dense { dtype: d, row_stride: (d_columns + gaps.1) as u64, col_stride: 1, aligned16: d_aligned16 };
         let elements = (rows + gaps.0) * (columns + gaps.0);
