@@ -51,8 +51,8 @@ pub fn run() -> anyhow::Result<()> {
 
 /// A kernel that compiles quickly.
 fn kernel() -> anyhow::Result<KernelSpec> {
-    let probe = manifest(Variant::Sm80).into_iter().find(|spec| spec.name == "read_probe");
-    probe.context("no kernel is called read_probe")
+    let probe = manifest(Variant::Sm80).into_iter().find(|spec| spec.symbol == "read_probe");
+    probe.context("no kernel has the symbol read_probe")
 }
 
 /// Sees that the crate is not built with `bundles`, and that `why` is said.
