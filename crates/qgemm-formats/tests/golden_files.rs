@@ -47,8 +47,6 @@ fn weights_quantize_as_ggml() {
         quantize(&inputs, &mut got);
         let max = |x: &[f32]| x.iter().fold(0.0f32, |max, v| max.max(v.abs()));
         let unspecified = |x: &[f32]| match format.name {
-            // ggml's reference leaves the codes of such a block as they were in the block before.
-            "iq4_nl" if max(x) < 1e-15 => Some(2),
             // ggml converts a negative exponent to an unsigned byte.
             "mxfp4" if max(x) < 2f32.powi(-125) && max(x) > 0.0 => Some(0),
             _ => None,

@@ -44,17 +44,13 @@ fn dequantize_block(block: &[u8], out: &mut [f32]) {
     }
 }
 
+/// As ggml's `ggml_quantize_chunk` does it (its `quantize_row_iq4_nl_ref` tries fewer scales): codes are chosen under
+/// the scale before its rounding to f16.
 fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(32).zip(out.chunks_exact_mut(18)) {
-        let extreme = field::extreme(x);
-        // Zeros get the level nearest to 0 under a scale of 0.
-        let (scale, inverse) = if extreme.abs() < fit::ZERO {
-            (0.0, 0.0)
-        } else {
-            let inverse = 1.0 / (extreme / f32::from(IQ4_TABLE[0]));
-            (fit_table(x, inverse, &[]), inverse)
-        };
+        let scale = fit_scale(x);
         field::write_f16(block, 0, scale);
+        let inverse = field::inverse(scale);
         let codes: [u32; 32] = std::array::from_fn(|j| nearest_level(inverse * x[j]));
         nibbles::pack(&codes, &mut block[2..]);
     }
@@ -73,9 +69,15 @@ pub(super) fn nearest_level(value: f32) -> u32 {
     }
 }
 
-/// The scale with the least error of `x ≈ scale · level`, values weighing by their square, among those that
-/// fit the levels of `x · inverse` for `inverse` and each of the others.
-pub(super) fn fit_table(x: &[f32], inverse: f32, others: &[f32]) -> f32 {
+/// The scale with the least error of `x ≈ scale · level`, values weighing by their square, among those that fit the
+/// levels under 16 scales: the one that maps the extreme value to the positive end of the table, then fifteen, one level
+/// apart, around the one that maps it to the lowest level. 0 for zeros.
+pub(super) fn fit_scale(x: &[f32]) -> f32 {
+    const TRIES: i16 = 7;
+    let extreme = field::extreme(x);
+    if extreme.abs() < fit::ZERO {
+        return 0.0;
+    }
     let moments = |inverse: f32| {
         x.iter().fold((0.0, 0.0), |(xq, qq), &v| {
             let level = f32::from(IQ4_TABLE[nearest_level(inverse * v) as usize]);
@@ -83,11 +85,12 @@ pub(super) fn fit_table(x: &[f32], inverse: f32, others: &[f32]) -> f32 {
             (xq + weight * level * v, qq + weight * level * level)
         })
     };
-    let (xq, qq): (f32, f32) = moments(inverse);
+    let lowest = f32::from(IQ4_TABLE[0]);
+    let (xq, qq): (f32, f32) = moments(1.0 / (-extreme / lowest));
     let mut scale = if qq > 0.0 { xq / qq } else { 0.0 };
     let mut best = scale * xq;
-    for &other in others {
-        let (xq, qq) = moments(other);
+    for shift in -TRIES..=TRIES {
+        let (xq, qq) = moments((f32::from(shift) + lowest) / extreme);
         if qq > 0.0 && xq * xq > best * qq {
             scale = xq / qq;
             best = scale * xq;

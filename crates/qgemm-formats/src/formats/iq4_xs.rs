@@ -4,7 +4,7 @@
 //! Bytes: d, a word with the upper two bits of each scale, four bytes with the lower nibbles of two scales
 //! each, 128 of nibbles (each sub-block in the order of Q4_0).
 
-use super::iq4_nl::{IQ4_TABLE, fit_table, nearest_level};
+use super::iq4_nl::{IQ4_TABLE, fit_scale, nearest_level};
 use super::{field, fit, nibbles};
 use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
 use crate::sub_scale::{BitField, Minimum, SubCodes, SubScales};
@@ -76,7 +76,7 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
     for (x, block) in values.chunks_exact(256).zip(out.chunks_exact_mut(136)) {
         let mut scales = [0.0; 8];
         for (scale, x) in scales.iter_mut().zip(x.chunks_exact(32)) {
-            *scale = sub_block_scale(x);
+            *scale = fit_scale(x);
         }
         // The signed scale of largest magnitude maps to −32.
         let d = -field::extreme(&scales) / 32.0;
@@ -95,15 +95,4 @@ fn quantize_blocks(values: &[f32], out: &mut [u8]) {
             nibbles::pack(&codes, bytes);
         }
     }
-}
-
-/// The best of 16 scales around the one that maps the extreme value to the lowest level.
-fn sub_block_scale(x: &[f32]) -> f32 {
-    let extreme = field::extreme(x);
-    if extreme.abs() < fit::ZERO {
-        return 0.0;
-    }
-    let lowest = f32::from(IQ4_TABLE[0]);
-    let others: [f32; 15] = std::array::from_fn(|i| (i as f32 - 7.0 + lowest) / extreme);
-    fit_table(x, 1.0 / (-extreme / lowest), &others)
 }
