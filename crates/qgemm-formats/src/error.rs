@@ -80,6 +80,51 @@ pub enum FormatError {
         /// The up's.
         up: String,
     },
+    /// Weights whose rows are to be one weight differ in what they must share.
+    #[error("rows of several weights: the {what} of the first is {first}, of number {number} {got}")]
+    PartMismatch {
+        /// `format`, `K`, `stored columns` or `column order`.
+        what: &'static str,
+        /// Which weight differs, counted from 1.
+        number: usize,
+        /// That of the first.
+        first: String,
+        /// That of this one.
+        got: String,
+    },
+    /// A weight ends amid rows that share their scales, so that no rows can follow it.
+    #[error(
+        "rows of several weights: number {number} has {n} rows; as {format} shares scales among rows, expected a multiple of {rows} of all but the last"
+    )]
+    PartEndsInScale {
+        /// Name of the format.
+        format: &'static str,
+        /// Which weight, counted from 1.
+        number: usize,
+        /// Rows it has.
+        n: usize,
+        /// Rows that share their scales when packed.
+        rows: usize,
+    },
+    /// No weights where at least one is needed.
+    #[error("rows of several weights: expected at least one weight, got none")]
+    NoParts,
+    /// An entry of a column order is no column, or not its first mention.
+    #[error("column order: entry {at} is {column}, which {}", if *.column as usize >= *.k { format!("is not below K = {k}") } else { "an earlier entry is, too".into() })]
+    ColumnOrder {
+        /// Index of the entry.
+        at: usize,
+        /// The entry.
+        column: u32,
+        /// Input features.
+        k: usize,
+    },
+    /// More columns than the 32-bit numbers of a column order can name.
+    #[error("column order: K = {k} exceeds the {} columns that 32-bit entries can name", crate::NO_COLUMN)]
+    TooManyColumns {
+        /// Input features.
+        k: usize,
+    },
     /// The format cannot be produced from plain values.
     #[error("weights cannot be quantized to {format}: {why}")]
     NotQuantizable {

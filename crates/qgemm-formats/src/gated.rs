@@ -60,14 +60,24 @@ impl HostWeight {
 }
 
 fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
-    let mismatch = |what, gate: String, up: String| Err(FormatError::PairMismatch { what, gate, up });
-    if gate.format() != up.format() {
-        return mismatch("format", gate.format().to_string(), up.format().to_string());
+    if gate.format() == up.format() && gate.n() != up.n() {
+        return Err(FormatError::PairMismatch { what: "N", gate: gate.n().to_string(), up: up.n().to_string() });
     }
-    let sizes = |w: &HostWeight| [("N", w.n()), ("K", w.k()), ("stored columns", w.stored_k())];
-    for ((what, gate), (_, up)) in sizes(gate).into_iter().zip(sizes(up)) {
-        if gate != up {
-            return mismatch(what, gate.to_string(), up.to_string());
+    match row_difference(gate, up) {
+        None => Ok(()),
+        Some((what, gate, up)) => Err(FormatError::PairMismatch { what, gate, up }),
+    }
+}
+
+/// In what the rows of two weights differ, and what each has; `None` where they could be rows of one weight.
+pub(crate) fn row_difference(a: &HostWeight, b: &HostWeight) -> Option<(&'static str, String, String)> {
+    if a.format() != b.format() {
+        return Some(("format", a.format().to_string(), b.format().to_string()));
+    }
+    let sizes = |w: &HostWeight| [("K", w.k()), ("stored columns", w.stored_k())];
+    for ((what, a), (_, b)) in sizes(a).into_iter().zip(sizes(b)) {
+        if a != b {
+            return Some((what, a.to_string(), b.to_string()));
         }
     }
     let stored = |w: &HostWeight, i: usize| match w.k_order().map(|order| order[i]) {
@@ -78,17 +88,12 @@ fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
         NO_COLUMN => "nothing".to_owned(),
         column => format!("input feature {column}"),
     };
-    match (0..gate.stored_k()).find(|&i| stored(gate, i) != stored(up, i)) {
-        Some(i) => {
-            let (gate, up) = (describe(stored(gate, i)), describe(stored(up, i)));
-            mismatch("column order", format!("{gate} at {i}"), format!("{up} at {i}"))
-        }
-        None if gate.k_order().is_some() != up.k_order().is_some() => {
-            let name = |w: &HostWeight| if w.k_order().is_some() { "a list" } else { "none" }.to_owned();
-            mismatch("column order", name(gate), name(up))
-        }
-        None => Ok(()),
+    if let Some(i) = (0..a.stored_k()).find(|&i| stored(a, i) != stored(b, i)) {
+        let (a, b) = (describe(stored(a, i)), describe(stored(b, i)));
+        return Some(("column order", format!("{a} at {i}"), format!("{b} at {i}")));
     }
+    let name = |w: &HostWeight| if w.k_order().is_some() { "a list" } else { "none" }.to_owned();
+    (a.k_order().is_some() != b.k_order().is_some()).then(|| ("column order", name(a), name(b)))
 }
 
 #[cfg(test)]

@@ -16,6 +16,8 @@ pub struct Quantized {
     pub requested: Format,
     /// The format that was used: another one where K is no multiple of the super-block.
     pub used: Format,
+    /// Rows of which every value became 0 though not all were: their values are too small for the format's scales.
+    pub zeroed_rows: usize,
 }
 
 /// What llama.cpp stores instead of a format with super-blocks of 256 where K is no multiple of 256.
@@ -58,7 +60,8 @@ pub fn format_for_k(format: Format, k: usize) -> Result<Format, FormatError> {
 ///
 /// # Errors
 /// A [`FormatError`] when the dimensions do not match the values or the format ([`format_for_k`]), when a value
-/// is NaN or infinite or leaves the range of the format, or when the format has no quantizer.
+/// is NaN or infinite or leaves the range of the format, or when the format has no quantizer. Rows whose values are all too
+/// small are no error: they are counted, and warned of.
 pub fn quantize_matrix(values: &[f32], n: usize, k: usize, format: Format) -> Result<Quantized, FormatError> {
     let _span = tracing::debug_span!("quantize", %format, n, k).entered();
     let used = format_for_k(format, k)?;
@@ -70,7 +73,50 @@ pub fn quantize_matrix(values: &[f32], n: usize, k: usize, format: Format) -> Re
         }
     };
     check_range(&weight)?;
-    Ok(Quantized { weight, requested: format, used })
+    check_largest(values, &weight)?;
+    let zeroed_rows = (0..n).into_par_iter().filter(|&row| is_zeroed(&weight, row, &values[row * k..][..k])).count();
+    if zeroed_rows > 0 {
+        tracing::warn!(format = %used, n, k, zeroed_rows, "rows of values too small for the format are now rows of zeros");
+    }
+    Ok(Quantized { weight, requested: format, used, zeroed_rows })
+}
+
+impl HostWeight {
+    /// This weight in another format, by way of its values in f32: what the first format lost stays lost, and the second
+    /// rounds again. The columns come in the order of the input features.
+    ///
+    /// # Errors
+    /// As [`quantize_matrix`]; also when the weight's own values are not finite.
+    pub fn to_format(&self, format: Format) -> Result<Quantized, FormatError> {
+        quantize_matrix(&self.dequantize()?, self.n(), self.k(), format)
+    }
+}
+
+/// Whether row `row`, made of `values`, is one of zeros though these are not.
+fn is_zeroed(weight: &HostWeight, row: usize, values: &[f32]) -> bool {
+    let format = weight.format();
+    let factor = weight.row_scale().map_or(1.0, |scales| scales[row]);
+    let mut decoded = vec![0.0; format.block_len];
+    // Nearly always the first block ends the search.
+    let mut blocks = weight.row(row).chunks_exact(format.block_bytes);
+    let is_zero = blocks.all(|block| {
+        (format.dequantize_block)(block, &mut decoded);
+        decoded.iter().all(|&value| value * factor == 0.0)
+    });
+    is_zero && values.iter().any(|&value| value != 0.0)
+}
+
+/// Checks that rows of values near the end of f32's range did not become infinite: the product of a scale, which is
+/// rounded, and the largest code may exceed what the scale was made from.
+fn check_largest(values: &[f32], weight: &HostWeight) -> Result<(), FormatError> {
+    const NEAR_THE_END: f32 = 1e38;
+    let (format, k) = (weight.format(), weight.k());
+    let infinite = values.par_chunks(k).enumerate().find_map_first(|(row, values)| {
+        let is_near = values.iter().any(|value| value.abs() > NEAR_THE_END);
+        let mut decoded = is_near.then(|| weight.dequantize_row(row)).into_iter().flatten();
+        decoded.position(|value| !value.is_finite()).map(|column| (row, column / format.block_len))
+    });
+    infinite.map_or(Ok(()), |(row, block)| Err(out_of_range(format, row, block)))
 }
 
 fn quantize_rows(

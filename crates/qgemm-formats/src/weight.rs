@@ -1,11 +1,16 @@
 //! [`HostWeight`]: one weight matrix in host memory, in its canonical (row of blocks) layout.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
 use crate::desc::Format;
 use crate::error::FormatError;
+use crate::gated::row_difference;
+use crate::prepack::SHARED_ROWS;
 
 /// Bytes that are owned or borrowed from something shared (a memory-mapped file), cheap to clone and slice.
 #[derive(Clone)]
@@ -125,7 +130,8 @@ impl HostWeight {
     /// [`NO_COLUMN`]. `k` is the number of input features; `k_order.len()` is the stored row length.
     ///
     /// # Errors
-    /// As [`HostWeight::new`], and when an entry is neither below `k` nor [`NO_COLUMN`], or comes twice.
+    /// As [`HostWeight::new`]; [`FormatError::ColumnOrder`] when an entry is neither below `k` nor [`NO_COLUMN`], or comes
+    /// twice; [`FormatError::TooManyColumns`] when entries of 32 bits cannot name all of `k`.
     pub fn with_k_order(
         format: Format,
         n: usize,
@@ -133,19 +139,17 @@ impl HostWeight {
         blocks: SharedBytes,
         k_order: Vec<u32>,
     ) -> Result<Self, FormatError> {
-        let mut seen = vec![false; k];
-        for &column in k_order.iter().filter(|&&c| c != NO_COLUMN) {
-            match seen.get_mut(column as usize) {
-                Some(s) if !*s => *s = true,
-                _ => {
-                    return Err(FormatError::BadFile {
-                        file: "act-order".into(),
-                        what: format!("column {column} comes twice or is not below K = {k}"),
-                    });
-                }
-            }
+        if k > NO_COLUMN as usize {
+            return Err(FormatError::TooManyColumns { k });
         }
         let mut weight = Self::build(format, n, k, k_order.len(), blocks)?;
+        // A set of what was named, not a flag a column: `k` may be far more than the order and the blocks hold.
+        let mut named = HashSet::with_capacity(k_order.len());
+        let is_bad = |&(_, &column): &(usize, &u32)| column as usize >= k || !named.insert(column);
+        let columns = k_order.iter().enumerate().filter(|&(_, &column)| column != NO_COLUMN);
+        if let Some((at, &column)) = { columns }.find(is_bad) {
+            return Err(FormatError::ColumnOrder { at, column, k });
+        }
         weight.k_order = Some(k_order.into());
         Ok(weight)
     }
@@ -224,5 +228,79 @@ impl HostWeight {
                 row
             }
         }
+    }
+
+    /// All values, `[n, k]` row-major, in the order of the input features; on all threads of the current rayon pool.
+    ///
+    /// ```
+    /// use qgemm_formats::quantize_matrix;
+    /// let weight = quantize_matrix(&[1.0; 3 * 64], 3, 64, "q4_k".parse()?)?.weight;
+    /// assert_eq!((weight.format().name, weight.dequantize().len()), ("q5_0", 3 * 64));
+    /// # Ok::<(), qgemm_formats::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FormatError::Overflow`] when so many values do not fit the address space (few columns may be stored of a large K).
+    pub fn dequantize(&self) -> Result<Vec<f32>, FormatError> {
+        let size = self.n.checked_mul(self.k).filter(|&count| count <= isize::MAX as usize / size_of::<f32>());
+        let size = size.ok_or_else(|| FormatError::Overflow {
+            what: format!("values of a {} weight", self.format),
+            dims: vec![self.n as u64, self.k as u64],
+        })?;
+        let mut values = vec![0.0; size];
+        values.par_chunks_mut(self.k).enumerate().for_each(|(n, row)| row.copy_from_slice(&self.dequantize_row(n)));
+        Ok(values)
+    }
+
+    /// The rows of several weights as one weight, in their order: Q, K and V in one product. Where only some have row
+    /// factors, those of the others are 1.
+    ///
+    /// ```
+    /// use qgemm_formats::{HostWeight, quantize_matrix};
+    /// let part = |n: usize| quantize_matrix(&vec![0.5; n * 32], n, 32, "q8_0".parse()?);
+    /// let qkv = HostWeight::concat_rows(&[&part(4)?.weight, &part(2)?.weight, &part(2)?.weight])?;
+    /// assert_eq!((qkv.n(), qkv.k()), (8, 32));
+    /// # Ok::<(), qgemm_formats::FormatError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FormatError::PartMismatch`] when format, K or column order differ; [`FormatError::PartEndsInScale`] when rows share
+    /// scales (128×128 blocks) and a weight before the last has a number of rows that is no multiple of 8;
+    /// [`FormatError::NoParts`]; [`FormatError::Overflow`].
+    pub fn concat_rows(parts: &[&HostWeight]) -> Result<HostWeight, FormatError> {
+        let (&first, others) = parts.split_first().ok_or(FormatError::NoParts)?;
+        for (i, other) in others.iter().enumerate() {
+            if let Some((what, first, got)) = row_difference(first, other) {
+                return Err(FormatError::PartMismatch { what, number: i + 2, first, got });
+            }
+        }
+        let format = first.format;
+        let shares = format.scale_planes.iter().any(|plane| plane.rows > 1);
+        let ends = parts[..parts.len() - 1].iter().position(|part| shares && !part.n.is_multiple_of(SHARED_ROWS));
+        if let Some(part) = ends {
+            let n = parts[part].n;
+            return Err(FormatError::PartEndsInScale {
+                format: format.desc().name,
+                number: part + 1,
+                n,
+                rows: SHARED_ROWS,
+            });
+        }
+        let overflow = || FormatError::Overflow {
+            what: format!("rows of several {format} weights"),
+            dims: parts.iter().map(|part| part.n as u64).collect(),
+        };
+        let sum = |of: fn(&HostWeight) -> usize| parts.iter().try_fold(0usize, |sum, part| sum.checked_add(of(part)));
+        let (n, bytes) = (sum(|w| w.n).ok_or_else(overflow)?, sum(|w| w.blocks.len()).ok_or_else(overflow)?);
+        let mut blocks = Vec::with_capacity(bytes);
+        parts.iter().for_each(|part| blocks.extend_from_slice(&part.blocks));
+        let mut weight = Self::build(format, n, first.k, first.stored_k, blocks.into())?;
+        weight.k_order = first.k_order.clone();
+        if parts.iter().all(|part| part.row_scale.is_none()) {
+            return Ok(weight);
+        }
+        let ones = |part: &HostWeight| vec![1.0; part.n];
+        let scales = parts.iter().flat_map(|&part| part.row_scale().map_or_else(|| ones(part), <[f32]>::to_vec));
+        weight.with_row_scale(scales.collect())
     }
 }

@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use qgemm_formats::{
-    ActivationFormat, Encoding, Format, FormatError, QuantizedActivations, ScaleType, format_for_k, quantize_matrix,
+    ActivationFormat, Encoding, Format, FormatError, HostWeight, NO_COLUMN, QuantizedActivations, ScaleType,
+    format_for_k, quantize_matrix,
 };
 
 fn format(name: &str) -> Format {
@@ -219,4 +220,89 @@ proptest! {
             prop_assert!(worst.is_some_and(|worst| worst <= 1.0), "{}: {:?}", format, worst);
         }
     }
+}
+
+#[test]
+fn what_would_decode_as_infinite_is_refused() {
+    for f in Format::all().filter(|f| f.row_scale || f.float_scales.iter().any(|scale| scale.kind == ScaleType::F32)) {
+        for largest in [f32::MAX, f32::MIN] {
+            let mut x = values(3 * 256);
+            x[2 * 256 + 200] = largest;
+            match quantize_matrix(&x, 3, 256, f) {
+                Ok(q) => assert!(q.weight.dequantize_row(2).iter().all(|v| v.is_finite()), "{f} {largest}"),
+                Err(error) => assert!(matches!(error, FormatError::NonFiniteScale { row: 2, .. }), "{f}: {error}"),
+            }
+        }
+    }
+    let mut x = values(256);
+    x[9] = f32::MAX;
+    let error = quantize_matrix(&x, 1, 256, format("int8_channel")).expect_err("127 steps of a rounded scale");
+    assert!(matches!(error, FormatError::NonFiniteScale { row: 0, block: 0, .. }), "{error}");
+}
+
+#[test]
+fn rows_that_become_zero_are_counted() {
+    let x: Vec<f32> = [values(256), vec![1e-9; 256], vec![0.0; 256], vec![-1e-9; 256]].concat();
+    for (name, zeroed) in [("q4_0", 2), ("q6_k", 2), ("f16", 2), ("int4_g128", 2), ("bf16", 0), ("int8_channel", 0)] {
+        let q = quantize_matrix(&x, 4, 256, format(name)).expect("valid");
+        assert_eq!(q.zeroed_rows, zeroed, "{name}");
+    }
+}
+
+#[test]
+fn weights_change_their_format() {
+    let x = values(3 * 256);
+    let fine = quantize_matrix(&x, 3, 256, format("q8_0")).expect("valid").weight;
+    let coarse = fine.to_format(format("q4_k")).expect("valid");
+    assert_eq!((coarse.used, coarse.weight.n(), coarse.weight.k()), (format("q4_k"), 3, 256));
+    let direct = quantize_matrix(&fine.dequantize().expect("fits"), 3, 256, format("q4_k")).expect("valid").weight;
+    assert_eq!(coarse.weight.blocks(), direct.blocks());
+    // Columns that are stored in another order come back in theirs.
+    let order: Vec<u32> = (0..256).rev().collect();
+    let bytes = fine.blocks().to_vec().into();
+    let reversed = HostWeight::with_k_order(format("q8_0"), 3, 256, bytes, order).expect("a permutation");
+    let plain = reversed.to_format(format("f32")).expect("valid").weight;
+    assert_eq!(plain.k_order(), None);
+    let mut row = fine.dequantize_row(1);
+    row.reverse();
+    assert_eq!(plain.dequantize_row(1), row);
+}
+
+#[test]
+fn rows_of_several_weights_are_one() {
+    for f in Format::all() {
+        let part = |n: usize| quantize_matrix(&values(n * 256), n, 256, f).expect("valid").weight;
+        let (a, b, c) = (part(8), part(16), part(3));
+        let all = HostWeight::concat_rows(&[&a, &b, &c]).expect("alike");
+        assert_eq!((all.n(), all.k()), (27, 256));
+        let expected = [&a, &b, &c].map(|w| w.dequantize().expect("fits")).concat();
+        assert_eq!(all.dequantize().expect("fits"), expected, "{f}");
+        let uneven = HostWeight::concat_rows(&[&c, &a]);
+        match f.scale_planes.iter().any(|plane| plane.rows > 1) {
+            true => {
+                assert!(matches!(uneven, Err(FormatError::PartEndsInScale { number: 1, n: 3, rows: 8, .. })), "{f}")
+            }
+            false => assert!(uneven.is_ok(), "{f}"),
+        }
+    }
+    let f32_weight = |n: usize, k: usize| quantize_matrix(&values(n * k), n, k, format("f32")).expect("valid").weight;
+    let scaled = f32_weight(2, 4).with_row_scale(vec![2.0, 3.0]).expect("two");
+    let both = HostWeight::concat_rows(&[&f32_weight(1, 4), &scaled]).expect("alike");
+    assert_eq!(both.row_scale(), Some(&[1.0, 2.0, 3.0][..]));
+    let mismatch = HostWeight::concat_rows(&[&scaled, &f32_weight(1, 5)]).expect_err("another K");
+    assert!(matches!(mismatch, FormatError::PartMismatch { what: "K", number: 2, .. }), "{mismatch}");
+    assert_eq!(HostWeight::concat_rows(&[]).err(), Some(FormatError::NoParts));
+}
+
+#[test]
+fn column_orders_are_checked_before_anything_is_allocated() {
+    let order = |k: usize, order: Vec<u32>| {
+        HostWeight::with_k_order(format("f32"), 1, k, vec![0; 4 * order.len()].into(), order)
+    };
+    assert_eq!(order(1 << 40, vec![0, 1]).err(), Some(FormatError::TooManyColumns { k: 1 << 40 }));
+    assert_eq!(order(2, vec![0, 2]).err(), Some(FormatError::ColumnOrder { at: 1, column: 2, k: 2 }));
+    assert_eq!(order(2, vec![1, NO_COLUMN, 1]).err(), Some(FormatError::ColumnOrder { at: 2, column: 1, k: 2 }));
+    // Features that no stored column serves weigh nothing, however many they are.
+    let sparse = order(1 << 31, vec![7, NO_COLUMN]).expect("an order");
+    assert_eq!((sparse.k(), sparse.stored_k()), (1 << 31, 2));
 }
