@@ -102,7 +102,9 @@ pub use workspace::Workspace;
 pub use qgemm_formats::model::{DenseTensor, GptqZeros, Model, ModelOptions, TensorInfo, TensorKind, gguf};
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
-pub use qgemm_formats::{DType, Format, FormatError, HostWeight, NO_COLUMN, SharedBytes, XFormat, format_for_k};
+pub use qgemm_formats::{
+    DType, Format, FormatError, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat, format_for_k, quantize_matrix,
+};
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device,
     DeviceId, DeviceInfo, DeviceKind, Event, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, LaunchStep,

@@ -3,11 +3,15 @@
 //! ```text
 //! weight           [N, K] I8, F8_E4M3 or F8_E5M2
 //! weight_scale     one, [N] or [N, 1]                     value = scale · weight
+//! weight_zero_point  the same shapes, I8, of INT8 only    value = scale · (weight − zero point)
 //! weight_scale_inv [⌈N/128⌉, ⌈K/128⌉] (also as weight_scale)  value = scale · weight, despite the name
 //! ```
 //!
-//! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked.
+//! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
+//! becomes integer groups whose scales are 1, so that the scale of a row stays the f32 factor that it is. Zero points that
+//! are all 0 (some writers store them of symmetric layers, too) are dropped.
 
+use half::f16;
 use rayon::prelude::*;
 use safetensors::tensor::Dtype;
 
@@ -18,6 +22,7 @@ use super::scales::row_scales;
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::formats::fp8::{FP8_E4M3, FP8_E4M3_BLOCK128, FP8_E5M2, FP8_E5M2_BLOCK128, SCALE_BLOCK};
+use crate::formats::int_group::{INT8_G128, write_block};
 use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
 use crate::weight::{HostWeight, SharedBytes};
 
@@ -31,6 +36,8 @@ pub(super) struct EightBitLayer {
     format: Format,
     /// What turns the file's codes into the format's: two's complement and offset binary differ in the top bit.
     flip: u8,
+    /// Code of 0 of every row, where that is not the same for all layers.
+    zeros: Option<Vec<u8>>,
 }
 
 impl EightBitLayer {
@@ -42,9 +49,14 @@ impl EightBitLayer {
     /// Checks the shapes.
     ///
     /// # Errors
-    /// [`FormatError::BadFile`] when the scales fit neither tensor, rows nor blocks,
-    /// [`FormatError::UnsupportedFile`] for blocks other than 128×128.
-    pub fn new(weight: RawTensor, scale: Option<RawTensor>, config: &QuantConfig) -> Result<Self, FormatError> {
+    /// [`FormatError::BadFile`] when scales fit neither tensor, rows nor blocks, or zero points neither tensor nor rows,
+    /// [`FormatError::UnsupportedFile`] for blocks other than 128×128, and for zero points of FP8.
+    pub fn new(
+        weight: RawTensor,
+        scale: Option<RawTensor>,
+        zero_point: Option<RawTensor>,
+        config: &QuantConfig,
+    ) -> Result<Self, FormatError> {
         let (n, k) = weight.matrix()?;
         let (by_row, by_block) = match weight.dtype {
             Dtype::I8 => (&INT8_CHANNEL, None),
@@ -70,7 +82,29 @@ impl EightBitLayer {
             scale.scale_type()?;
         }
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
-        Ok(Self { n, k, weight: weight.bytes, scale, format: Format::new(format), flip })
+        let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
+        let zeros = zeros.map(|zero_point| zero_codes(&zero_point, &weight, n)).transpose()?;
+        let format = Format::new(if zeros.is_some() { &INT8_G128 } else { format });
+        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros })
+    }
+
+    /// Blocks of integer groups with a scale of 1 and the zero point of their row.
+    fn grouped_blocks(&self, zeros: &[u8]) -> Result<SharedBytes, FormatError> {
+        const BITS: usize = 8;
+        let (len, bytes) = (self.format.block_len, self.format.block_bytes);
+        let mut blocks = vec![0u8; self.size()?];
+        let rows = blocks.par_chunks_mut(self.format.row_bytes(self.k)).zip(self.weight.par_chunks(self.k)).zip(zeros);
+        rows.for_each(|((out, row), &zero)| {
+            let mut codes = vec![zero; len];
+            for (block, values) in out.chunks_exact_mut(bytes).zip(row.chunks(len)) {
+                codes.fill(zero);
+                for (code, &byte) in codes.iter_mut().zip(values) {
+                    *code = byte ^ self.flip;
+                }
+                write_block(BITS, &codes, f16::ONE, zero, block);
+            }
+        });
+        Ok(blocks.into())
     }
 
     /// The blocks of a format of one byte a code and no scales within blocks; the file's own bytes where they
@@ -125,6 +159,20 @@ impl EightBitLayer {
     }
 }
 
+/// The code of 0 of each of `n` rows.
+fn zero_codes(zero_point: &RawTensor, weight: &RawTensor, n: usize) -> Result<Vec<u8>, FormatError> {
+    if weight.dtype != Dtype::I8 {
+        return Err(unsupported(&zero_point.name, format!("zero points of {:?} weights: expected 0", weight.dtype)));
+    }
+    zero_point.expect_type(Dtype::I8)?;
+    if !is_row_scale(zero_point, n) {
+        let what = format!("expected 1 or {n} zero points, got shape {:?}", zero_point.shape);
+        return Err(bad(&zero_point.name, what));
+    }
+    let codes = zero_point.bytes.iter().map(|byte| byte ^ ZERO_CODE);
+    Ok(if zero_point.elements() == 1 { codes.cycle().take(n).collect() } else { codes.collect() })
+}
+
 /// Whether there is one scale for all or one a row, in a shape that says so.
 fn is_row_scale(scale: &RawTensor, n: usize) -> bool {
     scale.elements() == 1 || scale.shape == [n] || scale.shape == [n, 1]
@@ -140,10 +188,15 @@ impl Layer for EightBitLayer {
     }
 
     fn bytes(&self) -> usize {
-        self.weight.len() + self.scale.as_ref().map_or(0, |scale| scale.bytes.len())
+        let zeros = self.zeros.as_ref().map_or(0, Vec::len);
+        self.weight.len() + self.scale.as_ref().map_or(0, |scale| scale.bytes.len()) + zeros
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
+        if let Some(zeros) = &self.zeros {
+            let blocks = self.grouped_blocks(zeros)?;
+            return HostWeight::new(self.format, self.n, self.k, blocks)?.with_row_scale(self.row_scales()?);
+        }
         match &self.scale {
             Some(scale) if !self.format.row_scale => {
                 HostWeight::new(self.format, self.n, self.k, self.scaled_blocks(scale)?)

@@ -1,5 +1,6 @@
 //! Finds the quantized layers among the tensors of a checkpoint, by names, types and settings.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
@@ -11,14 +12,37 @@ use super::eight_bit::EightBitLayer;
 use super::four_bit::{Mxfp4Layer, Nvfp4Layer};
 use super::gptq::{GptqLayer, GptqParts};
 use super::layer::Layer;
-use super::raw::{RawTensor, RawTensors};
+use super::raw::{RawTensor, RawTensors, unsupported};
 use crate::error::FormatError;
 
 /// A layer, or why it is none, under the name that users know it by (`….weight`).
 pub(super) type Found = (String, Result<Arc<dyn Layer>, FormatError>);
 
+/// What a layer may have beside its weight that leaves the weight as it is: what is added to the product, and the scales
+/// that activations and caches were calibrated for.
+const BESIDE_WEIGHT: [&str; 15] = [
+    "bias",
+    "e_score_correction_bias",
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "input_amax",
+    "activation_scale",
+    "output_scale",
+    "output_zero_point",
+    "output_amax",
+    "q_scale",
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "prob_output_scale",
+];
+/// What names of quantization tensors are made of, where the layer is a tensor of its module and not the module.
+const QUANTIZATION_WORDS: [&str; 7] = ["scale", "zero", "blocks", "packed", "g_idx", "shape", "codebook"];
+
 /// Takes the tensors of quantized layers out of `tensors`. A layer whose tensors do not fit together is found
-/// too, as the error that loading it gives, so that the rest of the model stays usable.
+/// too, as the error that loading it gives, so that the rest of the model stays usable; so is one with a tensor that
+/// is not understood, since it may change every weight.
 pub(super) fn take_layers(tensors: &mut RawTensors, config: &QuantConfig, options: &ModelOptions) -> Vec<Found> {
     let names: Vec<String> = tensors.keys().cloned().collect();
     let mut found = Vec::new();
@@ -30,7 +54,33 @@ pub(super) fn take_layers(tensors: &mut RawTensors, config: &QuantConfig, option
             .or_else(|| take_eight_bit(tensors, name, config));
         found.extend(layer);
     }
+    let layers: HashMap<String, usize> = found.iter().enumerate().map(|(i, (layer, _))| (layer.clone(), i)).collect();
+    for name in tensors.keys() {
+        let Some(index) = owner(name, &layers) else { continue };
+        let (layer, result) = &mut found[index];
+        if result.is_ok() {
+            *result =
+                Err(unsupported(name, format!("belongs to the quantized layer `{layer}`, but is not understood")));
+        }
+    }
     found
+}
+
+/// Index of the layer that the tensor `name` says something of that is not understood.
+fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
+    let position = |layer: &str| layers.get(layer).copied();
+    if let Some((module, rest)) = name.rsplit_once('.')
+        && !BESIDE_WEIGHT.contains(&rest)
+        && let Some(index) = position(&format!("{module}.weight"))
+    {
+        return Some(index);
+    }
+    let is_part = |rest: &str| {
+        let beside = BESIDE_WEIGHT.iter().any(|known| rest.ends_with(known));
+        !rest.contains('.') && !beside && QUANTIZATION_WORDS.iter().any(|word| rest.contains(word))
+    };
+    let splits = name.match_indices('_').map(|(at, _)| (&name[..at], &name[at + 1..]));
+    splits.filter(|(_, rest)| is_part(rest)).find_map(|(layer, _)| position(layer))
 }
 
 fn erase<L: Layer + 'static>(layer: Result<L, FormatError>) -> Result<Arc<dyn Layer>, FormatError> {
@@ -55,11 +105,13 @@ fn take<const OTHERS: usize>(
 fn take_grouped(tensors: &mut RawTensors, name: &str, config: &QuantConfig, options: &ModelOptions) -> Option<Found> {
     let base = name.strip_suffix(".qweight")?;
     let (qweight, [qzeros, scales]) = take(tensors, name, [&format!("{base}.qzeros"), &format!("{base}.scales")])?;
-    let g_idx = tensors.remove(&format!("{base}.g_idx"));
-    let is_awq = config.is("awq") || (!config.is("gptq") && g_idx.is_none() && AwqLayer::has_shape(&qweight, &scales));
+    let order = format!("{base}.g_idx");
+    let has_order = tensors.contains_key(&order);
+    let is_awq = config.is("awq") || (!config.is("gptq") && !has_order && AwqLayer::has_shape(&qweight, &scales));
     let layer = if is_awq {
         erase(AwqLayer::new(qweight, qzeros, scales, config))
     } else {
+        let g_idx = tensors.remove(&order);
         erase(GptqLayer::new(GptqParts { qweight, qzeros, scales, g_idx }, config, options.gptq_zeros))
     };
     Some((format!("{base}.weight"), layer))
@@ -103,6 +155,7 @@ fn take_eight_bit(tensors: &mut RawTensors, name: &str, config: &QuantConfig) ->
         return None;
     }
     let scale = scale_name.and_then(|scale| tensors.remove(scale));
+    let zero_point = tensors.remove(&format!("{name}_zero_point"));
     let weight = tensors.remove(name)?;
-    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, config))))
+    Some((name.to_owned(), erase(EightBitLayer::new(weight, scale, zero_point, config))))
 }

@@ -48,6 +48,75 @@ fn int8_per_channel() {
 }
 
 #[test]
+fn int8_with_zero_points() {
+    for (n, k) in [(5, 128), (3, 300), (1, 1)] {
+        let (codes, scale, zeros) = (bytes(n * k, 1, |_| true), scales(n), bytes(n, 9, |byte| byte != 0));
+        let layer = |zero_shape: &[usize], zeros: &[u8]| {
+            Checkpoint::default()
+                .add("layer.weight", Dtype::I8, &[n, k], codes.clone())
+                .add_f32("layer.weight_scale", &[n, 1], &scale)
+                .add("layer.weight_zero_point", Dtype::I8, zero_shape, zeros.to_vec())
+                .weight(None)
+        };
+        let expected = |zero: &dyn Fn(usize) -> i32| -> Vec<f32> {
+            (0..n * k).map(|i| (i32::from(codes[i] as i8) - zero(i / k)) as f32 * scale[i / k]).collect()
+        };
+        let by_row = layer(&[n, 1], &zeros).expect("loads");
+        assert_eq!(by_row.format().name, "int8_g128");
+        assert_eq!(values(&by_row), expected(&|row| i32::from(zeros[row] as i8)));
+        assert_eq!(values(&layer(&[1], &[0x83]).expect("loads")), expected(&|_| -125));
+        // Zero points of 0 change nothing.
+        let symmetric = layer(&[n, 1], &vec![0; n]).expect("loads");
+        assert_eq!((symmetric.format().name, values(&symmetric)), ("int8_channel", expected(&|_| 0)));
+        let error = layer(&[n + 1], &vec![1; n + 1]).expect_err("one too many").to_string();
+        assert!(error.contains("layer.weight_zero_point"), "{error}");
+    }
+    let fp8 = |zero: u8| {
+        Checkpoint::default()
+            .add("layer.weight", Dtype::F8_E4M3, &[2, 2], vec![1; 4])
+            .add_f32("layer.weight_scale", &[1], &[1.0])
+            .add("layer.weight_zero_point", Dtype::I8, &[1], vec![zero])
+            .weight(None)
+    };
+    assert!(fp8(0).is_ok());
+    assert!(fp8(1).expect_err("means nothing").to_string().contains("zero_point"));
+}
+
+#[test]
+fn what_is_not_understood_of_a_layer_is_refused() {
+    let int8 = || {
+        Checkpoint::default()
+            .add("a.weight", Dtype::I8, &[2, 2], vec![1; 4])
+            .add_f32("a.weight_scale", &[2, 1], &[1.0, 2.0])
+            .add("b.weight", Dtype::I8, &[2, 2], vec![1; 4])
+            .add_f32("b.weight_scale", &[2, 1], &[1.0, 2.0])
+    };
+    for name in ["a.weight_g_idx", "a.pre_quant_scale", "a.weight_scale_2", "a.smooth"] {
+        let model = int8().add_f32(name, &[2], &[1.0, 2.0]).open(None);
+        let error = model.weight("a").expect_err("refused").to_string();
+        assert!(error.contains(&format!("`{name}`")) && error.contains("`a.weight`"), "{error}");
+        assert!(model.weight("b").is_ok(), "the other layer has nothing to do with {name}");
+    }
+    for name in ["a.bias", "a.input_scale", "a.k_scale", "a.lora.weight", "ab.smooth", "norm.weight"] {
+        let model = int8().add_f32(name, &[2], &[1.0, 2.0]).open(None);
+        assert!(model.weight("a").is_ok(), "{name} leaves the weight as it is");
+    }
+    let mxfp4 = || {
+        Checkpoint::default().add("experts.up_blocks", Dtype::U8, &[1, 1, 16], vec![0; 16]).add(
+            "experts.up_scales",
+            Dtype::U8,
+            &[1, 1],
+            vec![127],
+        )
+    };
+    let with = |name: &str| mxfp4().add_f32(name, &[1], &[1.0]).open(None).weight("experts.up").map(|_| ());
+    assert!(with("experts.up_global_scale").expect_err("refused").to_string().contains("up_global_scale"));
+    for name in ["experts.up_bias", "experts.up_norm", "experts.down_global_scale"] {
+        assert_eq!(with(name), Ok(()), "{name}");
+    }
+}
+
+#[test]
 fn fp8_per_tensor_and_channel() {
     for (dtype, decode, name) in
         [(Dtype::F8_E4M3, e4m3_to_f32 as fn(u8) -> f32, "fp8_e4m3"), (Dtype::F8_E5M2, e5m2_to_f32, "fp8_e5m2")]
