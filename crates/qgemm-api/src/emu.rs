@@ -19,7 +19,7 @@ pub fn count_accesses(ctx: &Context) -> Result<(), Error> {
 /// What each kernel did since the last call, by its name and configuration (`gemm_nt_q4_k_f16_m16_r1`).
 ///
 /// ```
-/// use qgemm_api::{Context, emu, quantize};
+/// use qgemm_api::{Context, XPrecision, emu, quantize};
 /// # let without_compiler = |e: &qgemm_api::Error| matches!(e, qgemm_api::Error::Hal(qgemm_api::HalError::NoDevice { .. }));
 /// # let ctx = match Context::open("emu:sm75") { Err(e) if without_compiler(&e) => return Ok(()), ctx => ctx? };
 /// # stringify! {
@@ -27,7 +27,7 @@ pub fn count_accesses(ctx: &Context) -> Result<(), Error> {
 /// # };
 /// emu::count_accesses(&ctx)?;
 /// let (host, _) = quantize(&[0.25; 64 * 128], 64, 128, "q8_0".parse()?)?;
-/// ctx.linear(&ctx.load(&host)?, &[1.0; 128], 1)?;
+/// ctx.linear(&ctx.load(&host)?, &[1.0; 128], 1, XPrecision::Auto)?;
 ///
 /// let counters = emu::take_counters(&ctx)?;
 /// let kernel = counters.values().next().expect("one kernel ran");

@@ -5,7 +5,7 @@
 //! A layer from a model file to a result:
 //!
 //! ```
-//! use qgemm_api::{Context, open_model};
+//! use qgemm_api::{Context, XPrecision, open_model};
 //! # use qgemm_api::gguf::GgufHeader;
 //! # let folder = tempfile::tempdir().expect("a writable folder");
 //! # let path = folder.path().join("model.gguf");
@@ -23,7 +23,7 @@
 //!
 //! let tokens = 2;
 //! let x = vec![0.5; tokens * weight.k()];
-//! let y = ctx.linear(&weight, &x, tokens)?; // tokens × N
+//! let y = ctx.linear(&weight, &x, tokens, XPrecision::Auto)?; // tokens × N
 //! assert_eq!(y.len(), tokens * weight.n());
 //! # let expected: f32 = host.dequantize_row(5).iter().map(|w| w * 0.5).sum();
 //! # assert!((y[96 + 5] - expected).abs() <= 1e-3 * expected.abs().max(1.0));

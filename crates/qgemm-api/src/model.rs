@@ -47,7 +47,7 @@ pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
 ///
 /// ```
-/// use qgemm_api::{Context, DType, open_packed};
+/// use qgemm_api::{Context, DType, XPrecision, open_packed};
 /// # let folder = tempfile::tempdir().expect("a writable folder");
 /// # let path = folder.path().join("ffn_up.packed");
 /// let ctx = Context::open("cpu")?;
@@ -56,7 +56,7 @@ pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<
 /// ctx.download_packed(&weight)?.write(file)?;
 ///
 /// let again = ctx.load_packed(&open_packed(&path)?)?; // copied as it is, not packed
-/// assert_eq!(ctx.linear(&again, &[1.0; 32], 1)?, [16.0, 16.0]);
+/// assert_eq!(ctx.linear(&again, &[1.0; 32], 1, XPrecision::Exact)?, [16.0, 16.0]);
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 ///

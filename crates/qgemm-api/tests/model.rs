@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use qgemm_api::gguf::GgufHeader;
-use qgemm_api::{Context, Error, Format, FormatError, HalError, TensorKind, open_model, quantize};
+use qgemm_api::{Context, Error, Format, FormatError, HalError, TensorKind, XPrecision, open_model, quantize};
 
 const N: usize = 3;
 const K: usize = 64;
@@ -46,7 +46,7 @@ fn a_gguf_layer_runs() {
 
     let ctx = Context::open("cpu").expect("always there");
     let weight = ctx.load(&model.weight("blk.0.ffn_up").expect("it is there")).expect("memory");
-    let got = ctx.linear(&weight, &[1.0; K], 1).expect("valid");
+    let got = ctx.linear(&weight, &[1.0; K], 1, XPrecision::Auto).expect("valid");
     for (row, &d) in values().chunks(K).zip(&got) {
         let sum: f32 = row.iter().sum();
         assert!((d - sum).abs() < 0.1, "expected about {sum}, got {d}");

@@ -93,8 +93,10 @@ fn host_slices_give_the_product() {
             for row in expected.chunks_exact_mut(n) {
                 row.iter_mut().zip(&bias).for_each(|(d, &b)| *d += f64::from(b));
             }
-            let got = ctx.linear_with(&weight, &x, m, dtype, Some(&bias)).expect("valid");
-            assert_close(&got, &expected, QUANTIZED);
+            for (allowed, limit) in [(XPrecision::Exact, limit(DType::F32)), (XPrecision::Auto, QUANTIZED)] {
+                let got = ctx.linear_with(&weight, &x, m, dtype, allowed, Some(&bias)).expect("valid");
+                assert_close(&got, &expected, limit);
+            }
         }
     }
 }
@@ -247,7 +249,7 @@ fn act_order_weights_multiply_their_own_columns() {
     let fed: Vec<f32> =
         x.chunks_exact(k).flat_map(|x| order.iter().map(|&c| x.get(c as usize).copied().unwrap_or(0.0))).collect();
     let expected = product(&fed, &dequantized(&stored), 64);
-    assert_close(&ctx.linear(&weight, &x, m).expect("valid"), &expected, QUANTIZED);
+    assert_close(&ctx.linear(&weight, &x, m, XPrecision::Auto).expect("valid"), &expected, QUANTIZED);
 }
 
 #[test]
@@ -259,7 +261,7 @@ fn row_scales_are_applied() {
     let weight = ctx.load(&host).expect("memory");
     let x = values(13, m * k);
     let expected = product(&x, &dequantized(&host), k);
-    assert_close(&ctx.linear(&weight, &x, m).expect("valid"), &expected, QUANTIZED);
+    assert_close(&ctx.linear(&weight, &x, m, XPrecision::Auto).expect("valid"), &expected, QUANTIZED);
 }
 
 #[test]

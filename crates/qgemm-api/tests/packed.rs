@@ -2,7 +2,7 @@
 
 use qgemm_api::{
     Activation, Context, DType, Error, Format, HostWeight, NO_COLUMN, PackClass, PackedWeight, Problem, SharedBytes,
-    open_packed,
+    XPrecision, open_packed,
 };
 
 const N: usize = 37;
@@ -36,7 +36,9 @@ fn a_weight_that_was_written_and_loaded_again_gives_the_same_bits() {
             ctx.load_packed(&written_and_read(&ctx.download_packed(&weight).expect("memory"))).expect("the same");
         assert_eq!((again.bytes(), again.fits_f16()), (weight.bytes(), weight.fits_f16()), "{}", host.format());
         let x: Vec<f32> = (0..3 * host.k()).map(|i| (i % 11) as f32 - 5.0).collect();
-        let bits = |w| -> Vec<u32> { ctx.linear(w, &x, 3).expect("valid").iter().map(|v| v.to_bits()).collect() };
+        let bits = |w| -> Vec<u32> {
+            ctx.linear(w, &x, 3, XPrecision::Auto).expect("valid").iter().map(|v| v.to_bits()).collect()
+        };
         assert_eq!(bits(&again), bits(&weight), "{}", host.format());
     }
 }
@@ -56,7 +58,9 @@ fn what_the_processor_packed_serves_wgpu() {
         // The processor quantizes them without loss: every block has 127.
         let value = |i: usize| if (i % host.k()).is_multiple_of(32) { 127.0 } else { (i % 11) as f32 - 5.0 };
         let x: Vec<f32> = (0..3 * host.k()).map(value).collect();
-        let product = |ctx: &Context| ctx.linear(&ctx.load_packed(&packed).expect("its layout"), &x, 3).expect("valid");
+        let product = |ctx: &Context| {
+            ctx.linear(&ctx.load_packed(&packed).expect("its layout"), &x, 3, XPrecision::Auto).expect("valid")
+        };
         let (ours, theirs) = (product(&wgpu), product(&cpu));
         let largest = theirs.iter().fold(0.0f32, |most, v| most.max(v.abs()));
         let off = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);

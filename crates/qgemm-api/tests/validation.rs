@@ -2,7 +2,7 @@
 
 use qgemm_api::{
     Activation, Args, Buffer, Context, DType, DeviceId, DeviceKind, Error, FormatError, HalError, HostWeight, Plan,
-    Problem, Weight, WeightOrder, devices, quantize,
+    Problem, Weight, WeightOrder, XPrecision, devices, quantize,
 };
 
 const N: usize = 5;
@@ -297,7 +297,7 @@ fn gated_pairs_are_checked() {
     assert!(matches!(error(&Problem::new(&pair, M)), Error::MissingActivation));
     assert!(matches!(error(&problem().c(2.0, DType::F32)), Error::GatedWithC { beta: 2.0 }));
     assert!(matches!(error(&problem().d_row_stride(4)), Error::StrideTooSmall { operand: "D", expected: 5, got: 4 }));
-    assert!(matches!(ctx.linear(&pair, &[0.0; M * K], M), Err(Error::MissingActivation)));
+    assert!(matches!(ctx.linear(&pair, &[0.0; M * K], M, XPrecision::Auto), Err(Error::MissingActivation)));
 
     // Its bias is two, the rest is as long as that of one weight.
     let plan = ctx.plan(&problem().bias(DType::F32).token_scale().residual(DType::F32)).expect("valid");
@@ -383,7 +383,7 @@ fn zero_tokens_launch_nothing() {
     let (x, mut d) = (ctx.allocate(0).expect("memory"), ctx.allocate(0).expect("memory"));
     let args = Args::new((&x).into(), &w, (&mut d).into());
     plan.run(&ctx.default_stream(), args).expect("nothing to do");
-    assert_eq!(ctx.linear(&w, &[], 0).expect("legal"), Vec::<f32>::new());
+    assert_eq!(ctx.linear(&w, &[], 0, XPrecision::Auto).expect("legal"), Vec::<f32>::new());
 }
 
 #[test]
@@ -451,11 +451,12 @@ fn dense_weights_are_checked() {
 fn host_slices_are_checked() {
     let ctx = noop();
     let w = weight(&ctx);
-    let error = ctx.linear(&w, &[0.0; K - 1], 1).expect_err("too short");
+    let error = ctx.linear(&w, &[0.0; K - 1], 1, XPrecision::Auto).expect_err("too short");
     assert!(matches!(error, Error::WrongLength { operand: "X", expected: 64, got: 63 }), "{error:?}");
-    let error = ctx.linear(&w, &[], usize::MAX).expect_err("too many");
+    let error = ctx.linear(&w, &[], usize::MAX, XPrecision::Auto).expect_err("too many");
     assert!(matches!(error, Error::ExtentOverflow { operand: "X", .. }), "{error:?}");
-    let error = ctx.linear_with(&w, &[0.0; K], 1, DType::F16, Some(&[0.0; N + 1])).expect_err("too long");
+    let error =
+        ctx.linear_with(&w, &[0.0; K], 1, DType::F16, XPrecision::Auto, Some(&[0.0; N + 1])).expect_err("too long");
     assert!(matches!(error, Error::WrongLength { operand: "bias", expected: 5, got: 6 }), "{error:?}");
 }
 

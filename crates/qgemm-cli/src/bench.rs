@@ -44,8 +44,8 @@ pub struct Args {
     /// Type of the activations and of the output.
     #[arg(long, default_value = "f16")]
     x_dtype: DType,
-    /// How far activations may be rounded: exact, f16, bf16, or int8.
-    #[arg(long, default_value = "int8", value_parser = choice::x_precision)]
+    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
+    #[arg(long, default_value_t)]
     x_precision: XPrecision,
     /// Of convert: the type of X; every type when not given.
     #[arg(long)]

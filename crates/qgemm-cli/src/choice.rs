@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use qgemm_api::{Format, XPrecision};
+use qgemm_api::Format;
 use qgemm_testkit::Suite;
 
 /// An operation.
@@ -60,15 +60,6 @@ impl FromStr for FormatChoice {
     fn from_str(s: &str) -> Result<Self, Self::Err> {
         if s.eq_ignore_ascii_case("all") { Ok(FormatChoice::All) } else { s.parse().map(FormatChoice::One) }
     }
-}
-
-/// The precision of this name.
-///
-/// # Errors
-/// When there is none.
-pub fn x_precision(name: &str) -> Result<XPrecision, String> {
-    let found = XPrecision::ALL.into_iter().find(|precision| precision.name() == name);
-    found.ok_or_else(|| format!("expected one of {}", XPrecision::ALL.map(XPrecision::name).join(", ")))
 }
 
 /// Sizes with an `x` between them: how many there are depends on the operation.

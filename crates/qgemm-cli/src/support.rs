@@ -1,15 +1,18 @@
 //! `qgemm support`: which operations each kind of device has, and which arithmetic serves each format, as the kernel families
 //! themselves offer it.
 
+mod x_formats;
+
 use std::fmt::Write;
 
 use anyhow::Context as _;
-use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, TileConfig, Weight, XPrologue};
+use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, TileConfig, Weight, XPrecision, XPrologue};
 use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 
 use crate::Holds;
 use crate::table::{self, Column, Row, words};
+use x_formats::XFormats;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -44,6 +47,8 @@ pub struct Support {
     rounded_weights: Option<String>,
     /// The type to which X is converted first, where no kernel reads X in place.
     converted_x: Option<String>,
+    /// In which format X is multiplied, at the coarsest, under each permission.
+    x_formats: XFormats,
     /// Why there is no kernel.
     why_not: Option<String>,
 }
@@ -58,6 +63,7 @@ impl Support {
             math: None,
             rounded_weights: None,
             converted_x: None,
+            x_formats: XFormats::default(),
             why_not: None,
         };
         let problem = Problem::new(weight, tokens).x_dtype(x_dtype);
@@ -78,6 +84,7 @@ impl Support {
                 Self {
                     math: Some(math.name()),
                     rounded_weights: rounds.map(|dtype| dtype.to_string()),
+                    x_formats: XFormats::ask(ctx, &problem, x_dtype),
                     converted_x: with_it.iter().find_map(converts).filter(|_| all_convert),
                     ..unknown
                 }
@@ -140,6 +147,7 @@ impl Row for Support {
         words("arithmetic", 10),
         words("weights as", 10),
         words("X as", 4),
+        words("X at the coarsest", 17),
         words("why not", 0),
     ];
 
@@ -153,6 +161,7 @@ impl Row for Support {
             or_dash(self.math),
             or_dash(self.rounded_weights.as_deref()),
             or_dash(self.converted_x.as_deref()),
+            or_dash(self.x_formats.of(XPrecision::default())),
             self.why_not.clone().unwrap_or_default(),
         ]
     }
@@ -242,6 +251,10 @@ fn page(devices: &[&str], all: &Answers) -> String {
             let _ = writeln!(page, "| {} |{cells}", formats.join(", "));
         }
     }
+    page.push_str(x_formats::HEADER);
+    for x_dtype in DType::ALL {
+        page.push_str(&x_formats::table(devices, &all.formats, x_dtype));
+    }
     page
 }
 
@@ -264,7 +277,7 @@ in f16 offer `tensor*` for all but f32 weights:
 - `dot`: dot products of bytes; activations are quantized first, which `Problem::x_precision` can forbid (then `fma`).
 - `tensor`: matrix instructions on f16 or bf16, sums in f32; codes are exact operands, scales act on the sums.
 - `tensor*`: each weight may be rounded to the type of X ([numerics.md](numerics.md)).
-- (f16), (bf16): X is converted to that type first, which `Problem::x_precision` can forbid.
+- (f16), (bf16): X is converted to that type first, which `Problem::x_precision` can forbid ([below](#rounding-of-x)).
 ";
 
 /// The first two lines of a table with a column a device.

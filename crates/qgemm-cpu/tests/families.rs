@@ -331,7 +331,7 @@ fn activations_are_quantized_by_permission_only() {
     let mut op = Problem::new(weight("q4_0".parse().expect("a format"), 19), 1, DType::F32).op;
     for precision in XPrecision::ALL {
         op.x_precision = precision;
-        let allowed = precision == XPrecision::Int8;
+        let allowed = precision.allows_q8();
         assert_eq!(GEMM_INT8.configs(&op, device.info()).is_ok(), allowed, "{precision:?}");
         assert!(GEMM.configs(&op, device.info()).is_ok(), "{precision:?}");
     }

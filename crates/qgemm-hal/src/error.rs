@@ -24,6 +24,12 @@ pub enum HalError {
         /// The name.
         name: String,
     },
+    /// No permission for rounding X has this name.
+    #[error("no precision of X is called `{name}`: expected one of {}", crate::XPrecision::ALL.map(crate::XPrecision::name).join(", "))]
+    UnknownXPrecision {
+        /// The name asked for.
+        name: String,
+    },
     /// An allocation failed.
     #[error("{device}: out of memory allocating {bytes} bytes for {what}{}", .free.map(|f| format!(" ({f} bytes free)")).unwrap_or_default())]
     OutOfMemory {

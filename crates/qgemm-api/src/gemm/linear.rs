@@ -1,6 +1,7 @@
 //! A linear layer over host slices: one line, at the cost of copies and a plan per call.
 
 use qgemm_formats::DType;
+use qgemm_hal::XPrecision;
 
 use crate::context::Context;
 use crate::error::Error;
@@ -8,16 +9,17 @@ use crate::gemm::{Args, Problem};
 use crate::weight::Weight;
 
 impl Context {
-    /// `X·Wᵀ` for `m` rows of `x`, both in f32 on the host: `m × n` values.
+    /// `X·Wᵀ` for `m` rows of `x`, both in f32 on the host: `m × n` values. X may be rounded as far as `x_precision` permits:
+    /// [`XPrecision::Auto`] for speed, [`XPrecision::Exact`] where every bit counts.
     ///
     /// # Errors
     /// When `x` is not `m × k` values long, or as [`Context::plan`] and [`Plan::run`](crate::Plan::run).
-    pub fn linear(&self, weight: &Weight, x: &[f32], m: usize) -> Result<Vec<f32>, Error> {
-        self.linear_with(weight, x, m, DType::F32, None)
+    pub fn linear(&self, weight: &Weight, x: &[f32], m: usize, x_precision: XPrecision) -> Result<Vec<f32>, Error> {
+        self.linear_with(weight, x, m, DType::F32, x_precision, None)
     }
 
-    /// [`Context::linear`] with X rounded to `x_dtype` before the multiplication, and N bias values added to
-    /// every row. D is computed and returned in f32.
+    /// [`Context::linear`] with X rounded to `x_dtype` before the multiplication, and from there on as far as `x_precision`
+    /// permits, and N bias values added to every row. D is computed and returned in f32.
     ///
     /// # Errors
     /// As [`Context::linear`], and when the bias is not N values long.
@@ -27,12 +29,13 @@ impl Context {
         x: &[f32],
         m: usize,
         x_dtype: DType,
+        x_precision: XPrecision,
         bias: Option<&[f32]>,
     ) -> Result<Vec<f32>, Error> {
         let (n, k) = (weight.n(), weight.k());
         check_length("X", product("X", m, k)?, x.len())?;
         let outputs = product("D", m, n)?;
-        let mut problem = Problem::new(weight, m).x_dtype(x_dtype).d_dtype(DType::F32);
+        let mut problem = Problem::new(weight, m).x_dtype(x_dtype).x_precision(x_precision).d_dtype(DType::F32);
         if let Some(bias) = bias {
             check_length("bias", n, bias.len())?;
             problem = problem.bias(DType::F32);

@@ -206,7 +206,7 @@ impl fmt::Display for Case {
             }
         }
         if self.x_precision != XPrecision::default() {
-            write!(f, " x-precision={}", self.x_precision.name())?;
+            write!(f, " x-precision={}", self.x_precision)?;
         }
         if let Some(family) = self.family {
             write!(f, " family={family}")?;

@@ -88,7 +88,7 @@ fn shapes(format: Format) -> Vec<Case> {
                 let seed = cases.len() as u64;
                 let n = FEATURES[cases.len() % FEATURES.len()];
                 let weights = if seed.is_multiple_of(2) { WeightKind::Quantized } else { WeightKind::Raw };
-                let x_precision = if (seed / 2).is_multiple_of(2) { XPrecision::Int8 } else { XPrecision::F16 };
+                let x_precision = if (seed / 2).is_multiple_of(2) { XPrecision::Auto } else { XPrecision::F16 };
                 cases.push(Case {
                     x_dtype,
                     x_precision,
@@ -127,7 +127,7 @@ fn values(format: Format) -> Vec<Case> {
         for (j, activations) in ActivationKind::ALL.into_iter().enumerate() {
             let x_dtype = DType::ALL[(i + j) % 3];
             let (m, n) = [(1, 65), (5, 33), (20, 35)][(i + j / 3) % 3];
-            let x_precision = [XPrecision::F16, XPrecision::Int8][(i + j) % 2];
+            let x_precision = [XPrecision::F16, XPrecision::Auto][(i + j) % 2];
             let seed = cases.len() as u64;
             let case = Case::new(format, m, n, medium_k(format));
             cases.push(Case { x_dtype, x_precision, weights, activations, seed, ..case });

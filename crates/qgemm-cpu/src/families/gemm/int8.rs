@@ -7,7 +7,6 @@ use std::ops::Range;
 use qgemm_formats::XFormat;
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
-    XPrecision,
 };
 
 use super::{CpuGemm, Traits, check_supported, configs, unavailable};
@@ -54,7 +53,7 @@ impl Family<CheckedGemm> for GemmInt8Family {
 
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         check_supported(op)?;
-        if op.x_precision != XPrecision::Int8 {
+        if !op.x_precision.allows_q8() {
             return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
         }
         let block = op.format.activation_block();

@@ -1,7 +1,7 @@
 //! Which prologue makes of X what matrix instructions read.
 
 use qgemm_formats::DType;
-use qgemm_hal::{CheckedGemm, Dense, Variant, XPrecision, XPrologue};
+use qgemm_hal::{CheckedGemm, Dense, Variant, XPrologue};
 
 use super::types::Engine;
 
@@ -10,12 +10,7 @@ use super::types::Engine;
 /// not begin at multiples of 16 bytes. `None` where X can be read in place, or no matrix instruction helps.
 pub(crate) fn x_prologue(op: &CheckedGemm, x: &Dense, variant: Variant) -> Option<(DType, XPrologue)> {
     let takes = |dtype| Engine::of(op.format, dtype, variant).is_mma();
-    let dtype = match (x.dtype, op.x_precision) {
-        (own, _) if takes(own) => own,
-        (DType::F16, _) | (_, XPrecision::Exact) => return None,
-        (DType::F32, XPrecision::BF16) => DType::BF16,
-        (DType::F32 | DType::BF16, _) => DType::F16,
-    };
+    let dtype = if takes(x.dtype) { x.dtype } else { op.x_precision.half(x.dtype)? };
     let in_place = dtype == x.dtype && !gathers(op) && (x.aligned16 || variant < Variant::Sm80);
     let row_factors = dtype == DType::F16 && x.dtype != DType::F16;
     (takes(dtype) && !in_place).then_some((dtype, XPrologue::Convert { row_factors }))

@@ -1,9 +1,28 @@
 //! [`XPrecision`]: what a problem permits a product to do with X.
 
+use std::fmt;
+use std::str::FromStr;
+
+use qgemm_formats::DType;
+
+use crate::error::HalError;
+
 /// How far activations may be rounded before they are multiplied: a permission, of which kernels use what makes them fast.
-/// Matrix instructions read f16 and bf16 only, and processors multiply integers of eight bits four times as fast as f32.
+///
+/// It allows and never forces: a product that rounds less is always permitted, and taken where it is as fast. What a plan does,
+/// [`TileConfig::x_format`](crate::TileConfig::x_format) of its launch says; what each device makes of each permission stands in
+/// `docs/support.md`.
+///
+/// Integers of eight bits, which [`XPrecision::Auto`] permits, cost an error of 1e-5 to 1e-4 of the output's square, 2.5e-4 seen
+/// for tokens with a few large values. That is what llama.cpp does on processors. It is little beside what weights of four bits
+/// cost (5e-3), and more than weights of eight do (3e-5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum XPrecision {
+    /// What costs no speed on the device, and never rounds further than llama.cpp: as [`XPrecision::Int8`] on processors and
+    /// wgpu, and f16 or bf16 on CUDA.
+    #[default]
+    Auto,
     /// Not at all.
     Exact,
     /// To f16, after each token was multiplied by a power of two of its own: what is beyond the range of f16 keeps eleven
@@ -11,26 +30,107 @@ pub enum XPrecision {
     F16,
     /// To bf16, where matrix instructions take it.
     BF16,
+    /// f32 to TF32: eleven bits in the range of f32. No kernel does so yet: f32 is multiplied as it is.
+    Tf32,
+    /// f32 to the sum of three bf16 numbers, which keeps its 24 bits. No kernel does so yet: f32 is multiplied as it is.
+    Bf16x3,
     /// To integers of eight bits, with a factor for every
-    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, where weights are such integers, too, and the
-    /// device has no faster way that rounds less; elsewhere as [`XPrecision::F16`]. It costs an error of 1e-5 to 1e-4 of the
-    /// output's square, 2.5e-4 seen for tokens with a few large values: little beside what weights of four bits cost (5e-3), and
-    /// more than weights of eight (3e-5). It is what llama.cpp does.
-    #[default]
+    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, where weights are such integers, too. Else as
+    /// [`XPrecision::F16`].
     Int8,
+    /// To integers of eight bits with one factor a token. No kernel does so yet: as [`XPrecision::Int8`], which rounds less.
+    Int8Token,
+    /// To E4M3, four bits of precision, with a factor a token or 128 columns. No kernel does so yet: as [`XPrecision::Int8`],
+    /// which rounds less.
+    E4M3,
 }
 
 impl XPrecision {
-    /// All of them, each allowing more than those before.
-    pub const ALL: [XPrecision; 4] = [XPrecision::Exact, XPrecision::F16, XPrecision::BF16, XPrecision::Int8];
+    /// All of them.
+    pub const ALL: [XPrecision; 9] = [
+        XPrecision::Auto,
+        XPrecision::Exact,
+        XPrecision::F16,
+        XPrecision::BF16,
+        XPrecision::Tf32,
+        XPrecision::Bf16x3,
+        XPrecision::Int8,
+        XPrecision::Int8Token,
+        XPrecision::E4M3,
+    ];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
+            XPrecision::Auto => "auto",
             XPrecision::Exact => "exact",
             XPrecision::F16 => "f16",
             XPrecision::BF16 => "bf16",
+            XPrecision::Tf32 => "tf32",
+            XPrecision::Bf16x3 => "bf16x3",
             XPrecision::Int8 => "int8",
+            XPrecision::Int8Token => "int8_token",
+            XPrecision::E4M3 => "e4m3",
         }
+    }
+
+    /// Whether X, whatever it is stored in, may be multiplied as blocks of integers of eight bits
+    /// ([`XFormat::Q8`](qgemm_formats::XFormat::Q8)).
+    pub const fn allows_q8(self) -> bool {
+        matches!(self, XPrecision::Auto | XPrecision::Int8 | XPrecision::Int8Token | XPrecision::E4M3)
+    }
+
+    /// The 16-bit type in which X, stored in `dtype`, may be multiplied where it is not that type already; f16 with a power of
+    /// two a token.
+    pub const fn half(self, dtype: DType) -> Option<DType> {
+        match (self, dtype) {
+            (XPrecision::Exact | XPrecision::Tf32 | XPrecision::Bf16x3, _) | (_, DType::F16) => None,
+            (XPrecision::BF16, DType::F32) => Some(DType::BF16),
+            (_, DType::F32 | DType::BF16) => Some(DType::F16),
+        }
+    }
+}
+
+impl fmt::Display for XPrecision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for XPrecision {
+    type Err = HalError;
+
+    fn from_str(s: &str) -> Result<Self, HalError> {
+        let found = XPrecision::ALL.into_iter().find(|precision| precision.name().eq_ignore_ascii_case(s));
+        found.ok_or_else(|| HalError::UnknownXPrecision { name: s.to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exact_allows_nothing_and_what_allows_q8_allows_f16() {
+        for dtype in DType::ALL {
+            assert_eq!(XPrecision::Exact.half(dtype), None);
+            for allowed in XPrecision::ALL {
+                let half = allowed.half(dtype);
+                assert!(half != Some(dtype), "{allowed:?}: {dtype}");
+                if allowed.allows_q8() && dtype != DType::F16 {
+                    assert_eq!(half, Some(DType::F16), "{allowed:?}: {dtype}");
+                }
+            }
+        }
+        assert!(!XPrecision::Exact.allows_q8());
+    }
+
+    #[test]
+    fn names_parse_and_others_are_refused() {
+        for precision in XPrecision::ALL {
+            assert_eq!(precision.name().parse::<XPrecision>().expect("a name"), precision);
+        }
+        let error = "int9".parse::<XPrecision>().expect_err("no such precision").to_string();
+        assert!(error.contains("int9") && error.contains("bf16x3"), "{error}");
     }
 }

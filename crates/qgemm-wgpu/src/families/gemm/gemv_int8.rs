@@ -6,7 +6,6 @@ use std::sync::LazyLock;
 use qgemm_formats::{Format, XFormat};
 use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
-    XPrecision,
 };
 
 use super::gemv::{self, LARGE, SMALL, WIDE, slices};
@@ -90,7 +89,7 @@ pub(super) fn of_quantized_x(
     configs: impl Iterator<Item = TileConfig>,
 ) -> Result<impl Iterator<Item = TileConfig>, Unsupported> {
     op.plain_x()?;
-    if op.x_precision != XPrecision::Int8 {
+    if !op.x_precision.allows_q8() {
         return Err(Unsupported::new("quantizes activations, which the problem does not allow"));
     }
     if !holds_bytes(op.format) {

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::{
     CheckedGemm, Dense, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig,
-    Unsupported, XPrecision, XPrologue,
+    Unsupported, XPrologue,
 };
 
 use super::CONFIG;
@@ -126,12 +126,7 @@ fn x_prologue(x: Dense, stored_k: usize, k_order: bool, config: &TileConfig) -> 
 
 /// Whether X may be multiplied in f16.
 fn check_precision(op: &CheckedGemm, x: Dense) -> Result<(), Unsupported> {
-    let allowed = match x.dtype {
-        DType::F16 => true,
-        DType::F32 => matches!(op.x_precision, XPrecision::F16 | XPrecision::Int8),
-        DType::BF16 => op.x_precision != XPrecision::Exact,
-    };
-    if !allowed {
+    if x.dtype != DType::F16 && op.x_precision.half(x.dtype) != Some(DType::F16) {
         let why = format!("multiplies activations in f16, to which {} may not be rounded", x.dtype);
         return Err(Unsupported::new(why));
     }

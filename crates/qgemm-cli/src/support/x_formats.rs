@@ -1,0 +1,105 @@
+//! What each permission ([`XPrecision`]) makes of X: the coarsest format in which a device's kernels multiply it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use qgemm_api::{Context, DType, Format, Problem, XFormat, XPrecision};
+use serde::Serialize;
+
+use super::{Support, TOKENS, cells, title};
+
+/// The coarsest format of X by the name of the permission.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct XFormats(BTreeMap<&'static str, &'static str>);
+
+impl XFormats {
+    /// What the families of the context's device offer for `problem`, whose X is stored in `x_dtype`.
+    pub fn ask(ctx: &Context, problem: &Problem, x_dtype: DType) -> Self {
+        let coarsest = |allowed| {
+            let candidates = ctx.candidates(&problem.clone().x_precision(allowed)).ok()?;
+            let formats = candidates.iter().map(|candidate| candidate.launch().config.x_format);
+            formats.max_by_key(|&format| coarseness(format, x_dtype)).map(XFormat::name)
+        };
+        Self(XPrecision::ALL.into_iter().filter_map(|allowed| Some((allowed.name(), coarsest(allowed)?))).collect())
+    }
+
+    /// The format under `allowed`; `None` where no family serves the problem.
+    pub fn of(&self, allowed: XPrecision) -> Option<&'static str> {
+        self.0.get(allowed.name()).copied()
+    }
+}
+
+/// Greater for what rounds more; X's own type rounds nothing.
+fn coarseness(format: XFormat, x_dtype: DType) -> Option<usize> {
+    XFormat::ALL.into_iter().position(|other| other == format && format != x_dtype.into())
+}
+
+pub const HEADER: &str = "
+## Rounding of X
+
+`Problem::x_precision` permits, and what rounds less is always permitted, too. Here is the coarsest format in which a device's
+kernels multiply X under each permission, for one token and, after a comma where it is another, for 64; the planner takes kernels
+that round less where these are faster. `auto` is the default. `tf32`, `bf16x3`, `int8_token` and `e4m3` have no kernels of their
+own yet.
+
+- `f32`, `f16`, `bf16`: as X is stored where that is the type; else each value is rounded to it, for f16 after each token was
+  multiplied with a power of two.
+- `q8_0`, `q8_256`: signed bytes, with an f32 factor for 32 or 256 columns of a token. Processors and wgpu do so. It costs 1e-5 to
+  1e-4 of the output's square, which with weights of eight bits is more than the weights cost; `f16` spares it, at the price of
+  speed ([numerics.md](numerics.md), \"Activations of eight bits\").
+";
+
+/// A table for X stored in `x_dtype`: weights and permissions in rows, a column a device.
+pub fn table(devices: &[&str], all: &[Support], x_dtype: DType) -> String {
+    let titles = cells(devices.iter().map(|device| title(device)));
+    let mut table = format!("\n### X in {x_dtype}\n\n| weights | allowed |{titles}\n|---|---|");
+    table.push_str(&"---|".repeat(devices.len()));
+    table.push('\n');
+    // Formats that all permissions mean the same for share their lines.
+    let mut groups: Vec<(Vec<Line>, Vec<&str>)> = Vec::new();
+    for format in Format::all() {
+        let lines = lines(devices, all, format, x_dtype);
+        match groups.iter_mut().find(|(same, _)| *same == lines) {
+            Some((_, formats)) => formats.push(format.desc().name),
+            None => groups.push((lines, vec![format.desc().name])),
+        }
+    }
+    for (lines, formats) in groups {
+        let mut weights = formats.join(", ");
+        for Line { allowed, cells } in lines {
+            // Writing to a String cannot fail.
+            let _ = writeln!(table, "| {weights} | {} |{cells}", allowed.join(", "));
+            // The next lines are about the same weights.
+            weights.clear();
+        }
+    }
+    table
+}
+
+/// Permissions under which X of a format of weights is multiplied in the same formats.
+#[derive(PartialEq)]
+struct Line {
+    allowed: Vec<&'static str>,
+    cells: String,
+}
+
+fn lines(devices: &[&str], all: &[Support], format: Format, x_dtype: DType) -> Vec<Line> {
+    let mut lines: Vec<Line> = Vec::new();
+    for allowed in XPrecision::ALL {
+        let of_device = |device: &&str| {
+            let of = |tokens| {
+                let support = all.iter().find(|s| s.is_about(device, format, x_dtype, tokens));
+                support.and_then(|support| support.x_formats.of(allowed)).unwrap_or("–")
+            };
+            let [one, many] = TOKENS.map(of);
+            if one == many { one.to_owned() } else { format!("{one}, {many}") }
+        };
+        let cells = cells(devices.iter().map(of_device));
+        match lines.iter_mut().find(|line| line.cells == cells) {
+            Some(line) => line.allowed.push(allowed.name()),
+            None => lines.push(Line { allowed: vec![allowed.name()], cells }),
+        }
+    }
+    lines
+}
