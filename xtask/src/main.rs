@@ -7,8 +7,10 @@ mod build_kernels;
 mod codegen;
 mod embed;
 mod kernels_lock;
+mod model;
 mod nvrtc;
 mod performance;
+mod pip;
 mod sass;
 mod spills;
 mod test;
@@ -35,6 +37,8 @@ enum Command {
     Codegen(codegen::Args),
     /// Ask the compiler which kernels do not fit in registers, for main loops to choose from the others.
     Spills(spills::Args),
+    /// Print the folder of the sentence encoder that the example `embed` runs, installing it when it is not there.
+    Model(model::Args),
     /// Write the tables of docs/performance.md from benches/results/, or check that they are current.
     Performance(performance::Args),
     /// Run every check and test of every layer, setting up what is missing.
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
         Command::BuildKernels(args) => build_kernels::run(&args),
         Command::Codegen(args) => codegen::run(&args),
         Command::Spills(args) => spills::run(&args),
+        Command::Model(args) => model::run(&args),
         Command::Performance(args) => performance::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Tidy(args) => tidy::run(&args),

@@ -3,13 +3,17 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
+use crate::pip;
+
 /// The wheel: the last version that compiles for every chip since Volta.
 const WHEEL: &str = "nvidia-cuda-nvrtc-cu12==12.9.86";
+
+/// The folder of the compiler, in the target folder and beside programs.
+const NAME: &str = "nvrtc";
 
 /// Makes sure that this process and those that it starts find the compiler.
 ///
@@ -19,9 +23,15 @@ pub fn ensure() -> anyhow::Result<()> {
     if build::compiler_is_installed()? {
         return Ok(());
     }
-    let folder = target_folder()?.join("nvrtc");
+    let folder = target_folder()?.join(NAME);
+    if folder.exists() {
+        link(&folder)?;
+    }
+    if build::compiler_is_installed()? {
+        return Ok(());
+    }
     println!("NVRTC is not installed: putting the wheel {WHEEL} (90 MB) into {}", folder.display());
-    install(&folder).with_context(|| {
+    pip::install(WHEEL, &folder).and_then(|()| link(&folder)).with_context(|| {
         format!(
             "NVIDIA's run-time compiler is neither in `{0}`, nor in a CUDA toolkit, nor in Python's packages, and could \
              not be installed. Install it (`pip install {WHEEL}`), or copy libnvrtc and libnvrtc-builtins from another \
@@ -41,22 +51,22 @@ pub fn target_folder() -> anyhow::Result<PathBuf> {
     executable.ancestors().nth(2).map(Path::to_path_buf).context("the executable is in no target folder")
 }
 
-/// Installs beside the goal and renames, so that an interrupted installation is not taken for a whole one.
-fn install(folder: &Path) -> anyhow::Result<()> {
-    let parts = folder.with_extension("partial");
-    if parts.exists() {
-        fs::remove_dir_all(&parts)?;
+/// Puts the installed compiler beside the programs that cargo builds, which look for it in their own folder only.
+#[cfg(unix)]
+fn link(folder: &Path) -> anyhow::Result<()> {
+    let target = target_folder()?;
+    for programs in ["debug", "debug/deps", "debug/examples", "release", "release/deps", "release/examples"] {
+        let link = target.join(programs).join(NAME);
+        if link.symlink_metadata().is_err() {
+            fs::create_dir_all(target.join(programs))?;
+            std::os::unix::fs::symlink(folder, &link).with_context(|| format!("linking {}", link.display()))?;
+        }
     }
-    let python = if cfg!(windows) { "python" } else { "python3" };
-    let mut pip = Command::new(python);
-    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]);
-    let status = pip.arg(&parts).arg(WHEEL).status().with_context(|| format!("starting {python}"))?;
-    if !status.success() {
-        bail!("{python} -m pip ({status})");
-    }
-    if folder.exists() {
-        fs::remove_dir_all(folder)?;
-    }
-    fs::rename(&parts, folder)?;
     Ok(())
+}
+
+/// Elsewhere links need rights that users do not have.
+#[cfg(not(unix))]
+fn link(folder: &Path) -> anyhow::Result<()> {
+    bail!("set {}={}", build::LIBRARY_VARIABLE, folder.display())
 }

@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
 use crate::kernels_lock::Lock;
-use crate::{arm, codegen, embed, nvrtc, performance, spills, tidy, workspace};
+use crate::{arm, codegen, embed, model, nvrtc, performance, spills, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -48,6 +48,11 @@ const STEPS: &[Step] = &[
         name: "nvrtc",
         why: "the compiler of CUDA kernels is at hand; installed when it is not",
         run: |_| nvrtc::ensure(),
+    },
+    Step {
+        name: "model",
+        why: "the sentence encoder of a test is at hand; installed when it is not",
+        run: |_| model::ensure_model().map(drop),
     },
     Step {
         name: "clippy",
@@ -153,6 +158,7 @@ fn devices() -> anyhow::Result<()> {
 fn cargo(arguments: &[&str], skips: &mut Vec<String>) -> anyhow::Result<()> {
     let mut command = workspace::cargo();
     command.args(arguments).env("RUSTDOCFLAGS", "-D warnings");
+    command.env(model::VARIABLE, model::folder()?);
     println!("$ cargo {}", arguments.join(" "));
     watch(&mut command, |line| {
         if line.starts_with(SKIP) && !skips.iter().any(|s| s == line) {

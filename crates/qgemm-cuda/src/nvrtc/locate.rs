@@ -38,7 +38,7 @@ pub(super) fn search() -> Result<Option<PathBuf>, String> {
 /// What to say when no library was found anywhere.
 pub(super) fn not_found() -> String {
     format!(
-        "{} is neither in `{LIBRARY_VARIABLE}`, nor beside the executable, nor in a CUDA toolkit, nor in Python's \
+        "{} is neither in `{LIBRARY_VARIABLE}`, nor in `nvrtc` beside the executable, nor in a CUDA toolkit, nor in Python's \
          packages (`pip install nvidia-cuda-nvrtc-cu12==12.9.86` installs it there)",
         LIBRARY_NAMES[0]
     )
@@ -61,13 +61,14 @@ fn in_root(root: &Path) -> Option<PathBuf> {
 
 /// Folders to search, in order.
 fn roots() -> Vec<PathBuf> {
-    let mut roots = Vec::new();
-    // `target/nvrtc` of a checkout, where `cargo xtask` installs it: `target/debug/deps/test` is 3 folders below.
-    if let Ok(executable) = env::current_exe() {
-        roots.extend(executable.ancestors().skip(1).take(3).map(|folder| folder.join("nvrtc")));
-    }
-    roots.extend(toolkits());
-    roots
+    let beside = env::current_exe().ok().and_then(|program| beside(&program));
+    beside.into_iter().chain(toolkits()).collect()
+}
+
+/// `nvrtc` in the folder of `program`. In no folder above it: that may be one where anybody can put a library, as `/tmp` is for a
+/// program in `/tmp/demo`.
+fn beside(program: &Path) -> Option<PathBuf> {
+    program.parent().map(|folder| folder.join("nvrtc"))
 }
 
 /// Folders of CUDA toolkits, and of Python's packages, which hold parts of them.
@@ -134,6 +135,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let why = in_named(folder.path()).unwrap_err();
         assert!(why.contains(LIBRARY_VARIABLE) && why.contains("libnvrtc.so.12"), "{why}");
+    }
+
+    #[test]
+    fn beside_a_program_is_its_own_folder_and_none_above() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("target/debug/program");
+        touch(&folder.path().join("target/nvrtc/libnvrtc.so.12"));
+        touch(&folder.path().join("nvrtc/libnvrtc.so.12"));
+        let root = beside(&program).unwrap();
+        assert_eq!(in_root(&root), None);
+        touch(&folder.path().join("target/debug/nvrtc/libnvrtc.so.12"));
+        assert_eq!(in_root(&root).unwrap(), folder.path().join("target/debug/nvrtc/libnvrtc.so.12"));
     }
 
     #[test]
