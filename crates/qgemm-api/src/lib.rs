@@ -94,12 +94,14 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
 pub use gemm::{Args, Candidate, Plan, Problem};
-pub use model::{open_model, open_model_with, open_packed};
+pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
-pub use qgemm_formats::model::{DenseTensor, GptqZeros, Model, ModelOptions, TensorInfo, TensorKind, gguf};
+pub use qgemm_formats::model::{
+    DenseTensor, GptqZeros, Model, ModelOptions, NumberTensor, NumberType, TensorInfo, TensorKind, gguf, printable,
+};
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
 pub use qgemm_formats::{

@@ -2,20 +2,24 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _};
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use qgemm_formats::model::{Model, ModelOptions};
+use qgemm_formats::model::{Model, ModelOptions, NamedFile};
 use qgemm_formats::packed_file::PackedWeight;
 use qgemm_formats::{FormatError, SharedBytes};
-use qgemm_hal::MappedFile;
+use qgemm_hal::{MappedFile, check_regular};
 use serde::Deserialize;
 
 use crate::error::Error;
 
 /// Opens a model: a GGUF or safetensors file, an index of shards (`*.index.json`), or a folder with one of
 /// these. Files are mapped, not read: a tensor's bytes come from disk when it is loaded.
+///
+/// A mapped file must stay as it is. Where another process truncates it, reading a tensor beyond its new end kills the
+/// process (`SIGBUS`), and what is written to it changes weights. Replacing it by renaming another file over it is safe. For
+/// files that others write to there is [`read_model`].
 ///
 /// For safetensors, quantization settings are taken from `config.json`, `quantize_config.json` or
 /// `quant_config.json` in the same folder.
@@ -31,17 +35,32 @@ pub fn open_model(path: impl AsRef<Path>) -> Result<Model, Error> {
 /// # Errors
 /// As [`open_model`].
 pub fn open_model_with(path: impl AsRef<Path>, options: ModelOptions) -> Result<Model, Error> {
-    let path = path.as_ref();
-    let files = files_of(path)?;
+    open(path.as_ref(), options, |file| Ok(SharedBytes::new(Arc::new(MappedFile::open(file)?))))
+}
+
+/// [`open_model_with`], but with the files read into memory at once: nothing that happens to them later matters.
+///
+/// # Errors
+/// As [`open_model`].
+pub fn read_model(path: impl AsRef<Path>, options: ModelOptions) -> Result<Model, Error> {
+    open(path.as_ref(), options, |file| Ok(read(file, u64::MAX)?.into()))
+}
+
+fn open(
+    path: &Path,
+    options: ModelOptions,
+    contents: impl Fn(&Path) -> Result<SharedBytes, Error>,
+) -> Result<Model, Error> {
+    let files = model_files(path)?;
     let settings = match files.first().and_then(|file| file.parent()) {
         Some(folder) if files.iter().any(|file| has_extension(file, "safetensors")) => settings(folder)?,
         _ => None,
     };
-    let shards = files
-        .iter()
-        .map(|file| Ok(SharedBytes::new(Arc::new(MappedFile::open(file)?))))
-        .collect::<Result<Vec<_>, Error>>()?;
-    Ok(Model::from_shards(&shards, settings.as_deref(), options)?)
+    let shard = |file: &PathBuf| Ok(NamedFile { name: file.display().to_string(), contents: contents(file)? });
+    let shards = files.iter().map(shard).collect::<Result<Vec<_>, Error>>()?;
+    let settings =
+        settings.as_ref().map(|NamedFile { name, contents }| NamedFile { name: name.clone(), contents: &**contents });
+    Ok(Model::from_files(&shards, settings, options)?)
 }
 
 /// Opens a file that [`PackedWeight::write`] wrote. It is mapped, and read once to compare its checksum.
@@ -66,8 +85,12 @@ pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
     Ok(PackedWeight::read(&SharedBytes::new(Arc::new(MappedFile::open(path)?)))?)
 }
 
-/// The files that make up the model at `path`.
-fn files_of(path: &Path) -> Result<Vec<PathBuf>, Error> {
+/// The files with the tensors of the model at `path`, as [`open_model`] finds them.
+///
+/// # Errors
+/// When a folder or an index cannot be read, or does not name one model. Whether the files are there is not looked at.
+pub fn model_files(path: impl AsRef<Path>) -> Result<Vec<PathBuf>, Error> {
+    let path = path.as_ref();
     if path.is_dir() {
         files_of_folder(path)
     } else if path.to_string_lossy().ends_with(INDEX_EXTENSION) {
@@ -108,7 +131,7 @@ struct Index {
 }
 
 fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
-    let text = fs::read_to_string(path).map_err(|source| io(path, source))?;
+    let text = read_text(path, MOST_INDEX)?;
     let index: Index =
         serde_json::from_str(&text).map_err(|error| bad(path, format!("expected an index of shards: {error}")))?;
     let names: BTreeSet<&str> = index.weight_map.values().map(String::as_str).collect();
@@ -128,15 +151,15 @@ fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
         .collect()
 }
 
-/// The text of the file in `folder` that states quantization settings, if one does.
-fn settings(folder: &Path) -> Result<Option<String>, Error> {
+/// The file in `folder` that states quantization settings, if one does.
+fn settings(folder: &Path) -> Result<Option<NamedFile<String>>, Error> {
     let config = read_if_there(&folder.join("config.json"))?;
-    if config.as_deref().is_some_and(states_quantization) {
+    if config.as_ref().is_some_and(|config| states_quantization(&config.contents)) {
         return Ok(config);
     }
     for name in ["quantize_config.json", "quant_config.json"] {
-        if let Some(text) = read_if_there(&folder.join(name))? {
-            return Ok(Some(text));
+        if let Some(file) = read_if_there(&folder.join(name))? {
+            return Ok(Some(file));
         }
     }
     Ok(None)
@@ -149,12 +172,39 @@ fn states_quantization(config: &str) -> bool {
         .map_or(true, |value| ["quantization_config", "compression_config"].iter().any(|key| value.get(key).is_some()))
 }
 
-fn read_if_there(path: &Path) -> Result<Option<String>, Error> {
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(io(path, source)),
+fn read_if_there(path: &Path) -> Result<Option<NamedFile<String>>, Error> {
+    match read_text(path, MOST_SETTINGS) {
+        Ok(contents) => Ok(Some(NamedFile { name: path.display().to_string(), contents })),
+        Err(Error::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
     }
+}
+
+/// Bytes of settings, at most: what is read of them is some hundred.
+const MOST_SETTINGS: u64 = 16 << 20;
+/// Bytes of an index, at most: a million tensors take 100 MB.
+const MOST_INDEX: u64 = 256 << 20;
+
+/// The text of a JSON file of at most `limit` bytes.
+fn read_text(path: &Path, limit: u64) -> Result<String, Error> {
+    let bytes = read(path, limit)?;
+    String::from_utf8(bytes).map_err(|_| bad(path, "expected text in UTF-8".into()))
+}
+
+/// What a regular file of at most `limit` bytes holds.
+fn read(path: &Path, limit: u64) -> Result<Vec<u8>, Error> {
+    let failed = |source| io(path, source);
+    let metadata = fs::metadata(path).map_err(failed)?;
+    check_regular(&metadata).map_err(failed)?;
+    let mut bytes = Vec::new();
+    let expected = usize::try_from(metadata.len().min(limit)).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(expected).map_err(|_| failed(ErrorKind::OutOfMemory.into()))?;
+    // The file may have grown since.
+    fs::File::open(path).map_err(failed)?.take(limit.saturating_add(1)).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > limit {
+        return Err(bad(path, format!("expected at most {limit} bytes")));
+    }
+    Ok(bytes)
 }
 
 fn has_extension(path: &Path, extension: &str) -> bool {

@@ -4,7 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use qgemm_api::gguf::GgufHeader;
-use qgemm_api::{Context, Error, Format, FormatError, HalError, TensorKind, XPrecision, open_model, quantize};
+use qgemm_api::{
+    Context, Error, Format, FormatError, HalError, ModelOptions, TensorKind, XPrecision, model_files, open_model,
+    quantize, read_model,
+};
 
 const N: usize = 3;
 const K: usize = 64;
@@ -125,4 +128,69 @@ fn what_is_no_model_is_an_error() {
         fs::write(path(name), bytes).expect("writable");
         assert!(matches!(open_model(path(name)), Err(Error::Format(_))), "{name}");
     }
+}
+
+#[test]
+fn errors_name_the_file() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    write_safetensors(&path("a.safetensors"), "first.weight");
+    let index = r#"{"weight_map":{"first.weight":"a.safetensors","second.weight":"b.safetensors"}}"#;
+    fs::write(path("model.safetensors.index.json"), index).expect("writable");
+    let mut cut = fs::read(path("a.safetensors")).expect("just written");
+    cut.truncate(cut.len() - 1);
+    fs::write(path("b.safetensors"), cut).expect("writable");
+    write_gguf(&path("c.gguf"), "q8_0");
+    let mut cut = fs::read(path("c.gguf")).expect("just written");
+    cut.truncate(40);
+    fs::write(path("c.gguf"), cut).expect("writable");
+    for (open, named) in [("model.safetensors.index.json", "b.safetensors"), ("c.gguf", "c.gguf")] {
+        let error = open_model(path(open)).expect_err("cut off").to_string();
+        assert!(error.contains(path(named).to_str().expect("UTF-8")), "{error}");
+    }
+    fs::write(path("config.json"), r#"{"quantization_config": 7}"#).expect("writable");
+    let error = open_model(path("a.safetensors")).expect_err("bad settings").to_string();
+    assert!(error.contains(path("config.json").to_str().expect("UTF-8")), "{error}");
+}
+
+#[test]
+fn a_model_that_is_read_does_not_mind_its_file() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = folder.path().join("model.safetensors");
+    write_safetensors(&path, "w");
+    assert_eq!(model_files(folder.path()).expect("one model"), [path.clone()]);
+    let model = read_model(folder.path(), ModelOptions::default()).expect("a model");
+    fs::write(&path, "").expect("writable");
+    assert_eq!(model.dense("w").expect("plain").to_f32(), values());
+}
+
+#[cfg(unix)]
+#[test]
+fn what_has_no_end_is_refused_at_once() {
+    use std::os::unix::fs::symlink;
+    let folder = tempfile::tempdir().expect("writable");
+    let path = |name: &str| folder.path().join(name);
+    write_safetensors(&path("model.safetensors"), "w");
+    let pipe = |name: &str| {
+        let made = std::process::Command::new("mkfifo").arg(path(name)).status().expect("mkfifo is everywhere");
+        assert!(made.success());
+    };
+    pipe("pipe.gguf");
+    symlink("/dev/zero", path("zeros.gguf")).expect("writable");
+    symlink("/dev/zero", path("zeros.safetensors.index.json")).expect("writable");
+    for name in ["pipe.gguf", "zeros.gguf", "zeros.safetensors.index.json"] {
+        let error = open_model(path(name)).expect_err("no regular file").to_string();
+        assert!(error.contains("regular file") && error.contains(name), "{error}");
+        assert!(read_model(path(name), ModelOptions::default()).is_err());
+    }
+    for make in [&pipe as &dyn Fn(&str), &|name| symlink("/dev/zero", path(name)).expect("writable")] {
+        make("config.json");
+        let error = open_model(path("model.safetensors")).expect_err("settings without an end").to_string();
+        assert!(error.contains("config.json"), "{error}");
+        fs::remove_file(path("config.json")).expect("there");
+    }
+    let long = fs::File::create(path("config.json")).expect("writable");
+    long.set_len(1 << 40).expect("sparse files");
+    let error = open_model(path("model.safetensors")).expect_err("too long").to_string();
+    assert!(error.contains("at most"), "{error}");
 }

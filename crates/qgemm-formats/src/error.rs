@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use crate::model::printable;
 use crate::prepack::PackClass;
 
 /// What can be wrong with a format's name, a weight's bytes, or a model file.
@@ -196,11 +197,27 @@ pub enum FormatError {
         got: u64,
     },
     /// No tensor of this name.
-    #[error("no tensor is called `{name}`{}", .near.as_ref().map(|n| format!("; did you mean `{n}`?")).unwrap_or_default())]
+    #[error(
+        "no tensor is called `{}`{}", printable(name),
+        .near.as_ref().map(|n| format!("; did you mean `{}`?", printable(n))).unwrap_or_default()
+    )]
     NoSuchTensor {
         /// The name asked for.
         name: String,
         /// The closest name there is.
         near: Option<String>,
     },
+}
+
+impl FormatError {
+    /// This error, naming `file`, whose contents it is about.
+    pub(crate) fn in_file(self, file: &str) -> Self {
+        match self {
+            Self::BadFile { file: kind, what } => Self::BadFile { file: format!("{file}: {kind}"), what },
+            Self::UnsupportedFile { file: kind, what } => {
+                Self::UnsupportedFile { file: format!("{file}: {kind}"), what }
+            }
+            other => Self::BadFile { file: file.to_owned(), what: other.to_string() },
+        }
+    }
 }

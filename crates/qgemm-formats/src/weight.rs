@@ -235,7 +235,7 @@ impl HostWeight {
     /// ```
     /// use qgemm_formats::quantize_matrix;
     /// let weight = quantize_matrix(&[1.0; 3 * 64], 3, 64, "q4_k".parse()?)?.weight;
-    /// assert_eq!((weight.format().name, weight.dequantize().len()), ("q5_0", 3 * 64));
+    /// assert_eq!((weight.format().name, weight.dequantize()?.len()), ("q5_0", 3 * 64));
     /// # Ok::<(), qgemm_formats::FormatError>(())
     /// ```
     ///

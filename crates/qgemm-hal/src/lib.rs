@@ -34,7 +34,7 @@ pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::HostMemory;
 pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
-pub use mapped_file::MappedFile;
+pub use mapped_file::{MappedFile, check_regular};
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,

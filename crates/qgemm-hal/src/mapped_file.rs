@@ -21,10 +21,11 @@ impl MappedFile {
     /// Maps the file at `path`.
     ///
     /// # Errors
-    /// [`HalError::File`] when it cannot be opened or mapped.
+    /// [`HalError::File`] when it is no regular file (a pipe or device is not even opened), or cannot be opened or mapped.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, HalError> {
         let path = path.as_ref();
         let failed = |call, e: std::io::Error| HalError::File { path: path.into(), call, message: e.to_string() };
+        check_regular(&std::fs::metadata(path).map_err(|e| failed("open", e))?).map_err(|e| failed("open", e))?;
         let file = File::open(path).map_err(|e| failed("open", e))?;
         // SAFETY: the mapping is private to this object and read-only. That nobody writes to the file meanwhile
         // is what the type's documentation demands of the user; no operating system lets us enforce it.
@@ -44,6 +45,19 @@ impl AsRef<[u8]> for MappedFile {
     }
 }
 
+/// Checks that a file is one whose bytes are all there: opening a pipe waits for its other end, and devices have no end.
+///
+/// # Errors
+/// When it is not, saying what it is.
+pub fn check_regular(metadata: &std::fs::Metadata) -> std::io::Result<()> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        return Ok(());
+    }
+    let got = if kind.is_dir() { "a folder" } else { "a pipe, socket or device" };
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("expected a regular file, got {got}")))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -59,6 +73,17 @@ mod tests {
         assert_eq!(file.as_ref(), std::fs::read(path).expect("there"));
         let shared = SharedBytes::new(Arc::new(file));
         assert_eq!(&*shared.slice(0..9).expect("in range"), b"[package]");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        let folder = MappedFile::open(env!("CARGO_MANIFEST_DIR")).expect_err("a folder").to_string();
+        assert!(folder.contains("got a folder"), "{folder}");
+        #[cfg(unix)]
+        for device in ["/dev/zero", "/dev/null"] {
+            let error = MappedFile::open(device).expect_err("a device").to_string();
+            assert!(error.contains("device") && error.contains(device), "{error}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::names::printable;
 use crate::error::FormatError;
 
 /// The settings that decide how tensors are read. All optional: what the tensors' shapes tell is taken from
@@ -27,12 +28,12 @@ pub(super) struct QuantConfig {
 }
 
 impl QuantConfig {
-    /// Reads either of the two files; a `config.json` without quantization gives the default.
+    /// Reads either of the two files, which errors call `file`; a `config.json` without quantization gives the default.
     ///
     /// # Errors
     /// [`FormatError::BadFile`] when the text is no JSON object or a setting has the wrong type.
-    pub fn parse(json: &str) -> Result<Self, FormatError> {
-        let bad = |what: String| FormatError::BadFile { file: "model configuration".into(), what };
+    pub fn parse(file: &str, json: &str) -> Result<Self, FormatError> {
+        let bad = |what: String| FormatError::BadFile { file: file.to_owned(), what: printable(&what) };
         let value: serde_json::Value = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
         let object = value.as_object().ok_or_else(|| bad("expected a JSON object".into()))?;
         let nested = object.get("quantization_config").or_else(|| object.get("compression_config"));

@@ -13,6 +13,7 @@ mod gptq;
 mod groups;
 mod layer;
 mod names;
+mod numbers;
 mod raw;
 mod recognise;
 mod scales;
@@ -26,6 +27,8 @@ use crate::error::FormatError;
 use crate::weight::{HostWeight, SharedBytes};
 use config::QuantConfig;
 use layer::{BlockLayer, Layer, stack_size};
+pub use names::printable;
+pub use numbers::{NumberTensor, NumberType};
 
 /// How a GPTQ checkpoint stores its zero points. Some files state the wrong version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,6 +47,15 @@ pub enum GptqZeros {
 pub struct ModelOptions {
     /// How GPTQ zero points are stored.
     pub gptq_zeros: GptqZeros,
+}
+
+/// A file's contents and what errors call it: its path, or a word for it.
+#[derive(Clone, Debug)]
+pub struct NamedFile<T> {
+    /// The path or word.
+    pub name: String,
+    /// The contents.
+    pub contents: T,
 }
 
 /// What a tensor of a model is.
@@ -93,6 +105,7 @@ impl DenseTensor {
 enum Source {
     Layer(Arc<dyn Layer>),
     Dense(DenseTensor),
+    Numbers(NumberTensor),
     Opaque,
     Broken(FormatError),
 }
@@ -126,18 +139,36 @@ impl Model {
         config: Option<&str>,
         options: ModelOptions,
     ) -> Result<Self, FormatError> {
+        let name = |i: usize| if shards.len() == 1 { "model file".into() } else { format!("model file {}", i + 1) };
+        let shards = shards.iter().enumerate().map(|(i, bytes)| NamedFile { name: name(i), contents: bytes.clone() });
+        let config = config.map(|text| NamedFile { name: "model configuration".into(), contents: text });
+        Self::from_files(&shards.collect::<Vec<_>>(), config, options)
+    }
+
+    /// [`Model::from_shards`] of files whose names errors state.
+    ///
+    /// # Errors
+    /// As [`Model::from_shards`].
+    pub fn from_files(
+        shards: &[NamedFile<SharedBytes>],
+        config: Option<NamedFile<&str>>,
+        options: ModelOptions,
+    ) -> Result<Self, FormatError> {
         let _span = tracing::info_span!("open_model", shards = shards.len()).entered();
         let mut model = match shards {
-            [file] if file.starts_with(gguf::MAGIC) => Self::from_gguf(gguf::GgufFile::read(file)?)?,
+            [file] if file.contents.starts_with(gguf::MAGIC) => {
+                let read = gguf::GgufFile::read(&file.contents).and_then(Self::from_gguf);
+                read.map_err(|error| error.in_file(&file.name))?
+            }
             _ => {
-                if let Some(other) = shards.iter().position(|shard| shard.get(8) != Some(&b'{')) {
+                if let Some(other) = shards.iter().find(|shard| shard.contents.get(8) != Some(&b'{')) {
                     return Err(FormatError::BadFile {
-                        file: format!("model file {}", other + 1),
+                        file: other.name.clone(),
                         what: "is not safetensors (which has a JSON header at byte 8), nor a single GGUF file".into(),
                     });
                 }
-                let config = config.map(QuantConfig::parse).transpose()?.unwrap_or_default();
-                Self::from_safetensors(raw::read(shards)?, &config, &options)?
+                let config = config.map(|file| QuantConfig::parse(&file.name, file.contents)).transpose()?;
+                Self::from_safetensors(raw::read(shards)?, &config.unwrap_or_default(), &options)?
             }
         };
         model.by_name = model.tensors.iter().enumerate().map(|(i, tensor)| (tensor.name.clone(), i)).collect();
@@ -204,8 +235,20 @@ impl Model {
                 &self.tensors[index].name,
                 format!("is quantized ({}): load it as a weight", layer.format()),
             )),
-            Source::Opaque => Err(self.opaque(index)),
+            Source::Numbers(_) | Source::Opaque => Err(self.opaque(index)),
             Source::Broken(error) => Err(error.clone()),
+        }
+    }
+
+    /// The tensor called `name`, where it is one of integers or of f64, which are neither weights nor [`Model::dense`]:
+    /// [`TensorKind::Opaque`], but copied without loss. `None` for every other tensor.
+    ///
+    /// # Errors
+    /// [`FormatError::NoSuchTensor`].
+    pub fn numbers(&self, name: &str) -> Result<Option<&NumberTensor>, FormatError> {
+        match &self.sources[self.find(name)?] {
+            Source::Numbers(tensor) => Ok(Some(tensor)),
+            _ => Ok(None),
         }
     }
 
@@ -229,7 +272,7 @@ impl Model {
                 let format = plain_format(tensor.dtype)?;
                 BlockLayer { format, shape: tensor.shape.clone(), bytes: tensor.bytes.clone() }.weight(matrix)?
             }
-            Source::Opaque => return Err(self.opaque(index)),
+            Source::Numbers(_) | Source::Opaque => return Err(self.opaque(index)),
             Source::Broken(error) => return Err(error.clone()),
         };
         scales::check(&info.name, &weight)?;
@@ -259,7 +302,7 @@ impl Model {
             let type_name = tensor.type_name();
             let gguf::GgufTensor { name, shape, format, bytes, .. } = tensor;
             let source = match format.map(|format| (format, format.encoding)) {
-                None => Source::Opaque,
+                None => other(&type_name, &shape, &bytes),
                 Some((_, Encoding::Plain(dtype))) => {
                     Source::Dense(DenseTensor { shape: shape.clone(), dtype, bytes: bytes.clone() })
                 }
@@ -287,9 +330,10 @@ impl Model {
         for (name, tensor) in tensors {
             let size = tensor.bytes.len();
             let type_name = format!("{:?}", tensor.dtype);
+            let numbers = other(&type_name, &tensor.shape, &tensor.bytes);
             let source = match tensor.float_type() {
                 Some(dtype) => Source::Dense(DenseTensor { shape: tensor.shape.clone(), dtype, bytes: tensor.bytes }),
-                None => Source::Opaque,
+                None => numbers,
             };
             model.push(name, tensor.shape, size, &type_name, source)?;
         }
@@ -313,7 +357,7 @@ impl Model {
         let kind = match &source {
             Source::Layer(layer) => TensorKind::Quantized(layer.format()),
             Source::Dense(tensor) => TensorKind::Dense(tensor.dtype),
-            Source::Opaque => TensorKind::Opaque(type_name.to_owned()),
+            Source::Numbers(_) | Source::Opaque => TensorKind::Opaque(type_name.to_owned()),
             Source::Broken(error) => TensorKind::Opaque(error.to_string()),
         };
         if self.by_name.insert(name.clone(), self.tensors.len()).is_some() {
@@ -329,6 +373,11 @@ impl Model {
         pairs.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         (self.tensors, self.sources) = pairs.into_iter().unzip();
     }
+}
+
+/// A tensor that is neither a layer nor dense.
+fn other(type_name: &str, shape: &[usize], bytes: &SharedBytes) -> Source {
+    NumberTensor::new(type_name, shape, bytes).map_or(Source::Opaque, Source::Numbers)
 }
 
 /// The weight format of plain numbers.

@@ -1,7 +1,26 @@
-//! What a user may have meant by a name that is not there.
+//! Names of tensors: what a user may have meant by one that is not there, and how those of a stranger's file are shown.
 
 /// Longer names are not compared, which bounds the time that a hostile file can cost.
 const MAX_LENGTH: usize = 256;
+
+/// `text` without characters that act on a terminal instead of being seen: control characters, and those that turn the
+/// direction of writing, become their escapes. Names in files can hold anything.
+///
+/// ```
+/// use qgemm_formats::model::printable;
+/// assert_eq!(printable("blk.0.ffn_up.weight"), "blk.0.ffn_up.weight");
+/// assert_eq!(printable("a\x1b[2Jb\n"), "a\\u{1b}[2Jb\\n");
+/// ```
+pub fn printable(text: &str) -> String {
+    let acts = |c: char| {
+        c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{200e}' | '\u{200f}')
+    };
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if acts(c) { shown.extend(c.escape_default()) } else { shown.push(c) }
+    }
+    shown
+}
 
 /// The name most like `wanted`: one that contains it, else the one with the fewest differing letters, if those
 /// are no more than a third of it.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use safetensors::tensor::{Dtype, SafeTensors};
 
+use super::NamedFile;
+use super::names::printable;
 use crate::dtype::DType;
 use crate::error::FormatError;
 use crate::weight::SharedBytes;
@@ -75,24 +77,20 @@ impl RawTensor {
 /// # Errors
 /// [`FormatError::BadFile`] for what the `safetensors` crate rejects (truncated files, lying sizes and offsets,
 /// gaps, overlaps) and for names that come twice.
-pub(super) fn read(files: &[SharedBytes]) -> Result<RawTensors, FormatError> {
+pub(super) fn read(files: &[NamedFile<SharedBytes>]) -> Result<RawTensors, FormatError> {
     let mut tensors = RawTensors::new();
-    for bytes in files {
-        let file = || "safetensors file".to_owned();
-        let (header_bytes, header) = SafeTensors::read_metadata(bytes)
-            .map_err(|error| FormatError::BadFile { file: file(), what: error.to_string() })?;
+    for NamedFile { name: file, contents: bytes } in files {
+        let bad = |what: String| FormatError::BadFile { file: file.clone(), what: printable(&what) };
+        let (header_bytes, header) = SafeTensors::read_metadata(bytes).map_err(|error| bad(error.to_string()))?;
         // Eight bytes of length stand before the header.
         let start = header_bytes + 8;
         for (name, info) in header.tensors() {
             let (from, to) = info.data_offsets;
             let bytes = start.checked_add(from).zip(start.checked_add(to)).and_then(|(from, to)| bytes.slice(from..to));
-            let bytes = bytes.ok_or_else(|| FormatError::BadFile {
-                file: file(),
-                what: format!("tensor `{name}` leaves the file"),
-            })?;
+            let bytes = bytes.ok_or_else(|| bad(format!("tensor `{name}` leaves the file")))?;
             let tensor = RawTensor { name: name.clone(), dtype: info.dtype, shape: info.shape.clone(), bytes };
             if tensors.insert(name.clone(), tensor).is_some() {
-                return Err(FormatError::BadFile { file: file(), what: format!("tensor `{name}` is in two shards") });
+                return Err(bad(format!("tensor `{name}` is in two shards")));
             }
         }
     }
@@ -101,12 +99,12 @@ pub(super) fn read(files: &[SharedBytes]) -> Result<RawTensors, FormatError> {
 
 /// A tensor, or a layer's part, breaks the rules.
 pub(super) fn bad(name: &str, what: impl Into<String>) -> FormatError {
-    FormatError::BadFile { file: format!("tensor `{name}`"), what: what.into() }
+    FormatError::BadFile { file: printable(&format!("tensor `{name}`")), what: printable(&what.into()) }
 }
 
 /// A layer uses what is not supported here.
 pub(super) fn unsupported(name: &str, what: impl Into<String>) -> FormatError {
-    FormatError::UnsupportedFile { file: format!("tensor `{name}`"), what: what.into() }
+    FormatError::UnsupportedFile { file: printable(&format!("tensor `{name}`")), what: printable(&what.into()) }
 }
 
 /// 32-bit word `index` of `bytes`.

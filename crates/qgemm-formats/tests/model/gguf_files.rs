@@ -1,6 +1,7 @@
 //! GGUF files: what the writer writes the reader reads, and broken files are refused with the reason.
 
 use half::f16;
+use qgemm_formats::model::NumberType;
 use qgemm_formats::model::gguf::{GgufArray, GgufFile, GgufHeader, GgufScalar, GgufValue};
 use qgemm_formats::model::{Model, TensorKind};
 use qgemm_formats::{Format, FormatError, SharedBytes};
@@ -239,5 +240,51 @@ fn infinite_scales_are_found_in_every_format() {
             let error = model.expect("opens").weight("w").expect_err("refused");
             assert_eq!(error, FormatError::NonFiniteScale { what: "w".into(), row: 2, block: 1 }, "{format}");
         }
+    }
+}
+
+#[test]
+fn names_that_ggml_cannot_hold_are_refused() {
+    let mut header = GgufHeader::new();
+    assert_eq!(header.tensor(&"n".repeat(63), &[32], format("f32")), Ok(128));
+    let name = "w".repeat(64);
+    let error = header.tensor(&name, &[32], format("f32")).expect_err("too long").to_string();
+    assert!(error.contains(&name) && error.contains("63"), "{error}");
+    // Two bytes a letter.
+    assert!(header.tensor(&"é".repeat(32), &[32], format("f32")).is_err());
+}
+
+#[test]
+fn integers_are_copied() {
+    let mut header = GgufHeader::new();
+    let ids: Vec<u8> = (0..3i64).flat_map(i64::to_le_bytes).collect();
+    assert_eq!(header.numbers("ids", &[3], NumberType::I64), Ok(24));
+    assert_eq!(header.numbers("mask", &[1, 5], NumberType::I8), Ok(5));
+    let mut writer = header.write(Vec::new()).expect("writes");
+    writer.tensor(&ids).expect("fits");
+    writer.tensor(&[1, 0, 1, 0, 1]).expect("fits");
+    let model = Model::from_bytes(writer.finish().expect("complete").into(), None, Default::default()).expect("opens");
+    // What the reader has of such a tensor goes on to the next one's offset; the tensor does not.
+    for (name, kind, bytes) in [("ids", NumberType::I64, &ids[..]), ("mask", NumberType::I8, &[1, 0, 1, 0, 1])] {
+        let tensor = model.numbers(name).expect("there").expect("of numbers");
+        assert_eq!((tensor.kind, &*tensor.bytes), (kind, bytes));
+        assert!(matches!(model.dense(name), Err(FormatError::UnsupportedFile { .. })));
+    }
+}
+
+#[test]
+fn names_cannot_act_on_a_terminal() {
+    let name = "a\x1b[31m\u{202e}";
+    let mut header = GgufHeader::new();
+    header.tensor(name, &[32], format("f32")).expect("valid");
+    let twice = header.tensor(name, &[32], format("f32")).expect_err("twice").to_string();
+    let mut writer = header.write(Vec::new()).expect("writes");
+    writer.tensor(&[0; 128]).expect("fits");
+    let model = Model::from_bytes(writer.finish().expect("complete").into(), None, Default::default()).expect("opens");
+    assert_eq!(model.tensors()[0].name, name, "the name itself stays");
+    let no_matrix = model.weight(name).expect_err("one dimension").to_string();
+    let near = model.weight("a\x1b[31m").expect_err("no such tensor").to_string();
+    for error in [twice, no_matrix, near] {
+        assert!(error.contains("\\u{1b}[31m") && !error.contains('\x1b') && !error.contains('\u{202e}'), "{error}");
     }
 }

@@ -24,6 +24,9 @@ const ALIGNMENT_KEY: &str = "general.alignment";
 /// ggml has no tensors of more dimensions.
 const MAX_DIMS: usize = 4;
 
+/// Names of tensors are shorter: ggml holds them, with a zero at their end, in so many bytes.
+pub const NAME_BYTES: usize = 64;
+
 /// What ggml calls the tensor type `ggml_type`, as far as it is known here.
 pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
     Some(match ggml_type {
@@ -62,4 +65,43 @@ pub fn ggml_type_name(ggml_type: u32) -> Option<&'static str> {
         40 => "NVFP4",
         _ => return None,
     })
+}
+
+/// What `general.file_type` says of a file whose weights are mostly of the tensor type `ggml_type`
+/// (`enum llama_ftype`), where llama.cpp has a number for it: of K-quants the one without a mixture of types.
+pub fn file_type(ggml_type: u32) -> Option<u32> {
+    Some(match ggml_type {
+        0 => 0,
+        1 => 1,
+        2 => 2,
+        3 => 3,
+        8 => 7,
+        6 => 8,
+        7 => 9,
+        10 => 10,
+        11 => 11,
+        12 => 14,
+        13 => 16,
+        14 => 18,
+        20 => 25,
+        23 => 30,
+        30 => 32,
+        39 => 38,
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Format;
+
+    #[test]
+    fn every_gguf_format_has_a_file_type_of_its_own() {
+        let types: Vec<u32> = Format::all().filter_map(|format| format.ggml_type).collect();
+        let mut file_types: Vec<u32> = types.iter().filter_map(|&ggml_type| file_type(ggml_type)).collect();
+        file_types.sort_unstable();
+        file_types.dedup();
+        assert_eq!(file_types.len(), types.len());
+    }
 }

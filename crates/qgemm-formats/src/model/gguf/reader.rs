@@ -7,6 +7,7 @@ use super::value::{ARRAY, GgufArray, GgufScalar, GgufValue, STRING, scalar_bytes
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ggml_type_name};
 use crate::desc::Format;
 use crate::error::FormatError;
+use crate::model::names::printable;
 use crate::weight::SharedBytes;
 
 /// Arrays may contain arrays, but no file nests them deeper than this.
@@ -90,11 +91,11 @@ impl GgufFile {
 }
 
 fn bad(what: impl Into<String>) -> FormatError {
-    FormatError::BadFile { file: "GGUF file".into(), what: what.into() }
+    FormatError::BadFile { file: "GGUF file".into(), what: printable(&what.into()) }
 }
 
 fn unsupported(what: impl Into<String>) -> FormatError {
-    FormatError::UnsupportedFile { file: "GGUF file".into(), what: what.into() }
+    FormatError::UnsupportedFile { file: "GGUF file".into(), what: printable(&what.into()) }
 }
 
 fn check_version(version: u32) -> Result<(), FormatError> {
@@ -266,7 +267,7 @@ fn read_description(cursor: &mut Cursor<'_>) -> Result<Description, FormatError>
     dimensions.reverse();
     let ggml_type = cursor.u32(&name)?;
     let offset = cursor.u64(&name)?;
-    let overflow = || FormatError::Overflow { what: format!("tensor `{name}`"), dims: dimensions.clone() };
+    let overflow = || FormatError::Overflow { what: printable(&format!("tensor `{name}`")), dims: dimensions.clone() };
     let shape =
         dimensions.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<usize>, _>>().map_err(|_| overflow())?;
     let values = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d)).ok_or_else(overflow)?;

@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use std::io::Write;
 
 use super::value::{ARRAY, GgufArray, GgufValue, STRING};
-use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS};
+use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, NAME_BYTES};
 use crate::desc::Format;
 use crate::error::FormatError;
+use crate::model::{NumberType, printable};
 
 const VERSION: u32 = 3;
 
@@ -93,29 +94,52 @@ impl GgufHeader {
     ///
     /// # Errors
     /// [`FormatError::UnsupportedFile`] when GGUF has no such format; [`FormatError::BadFile`] when the name is
-    /// already there or the shape has more than 4 dimensions; [`FormatError::KNotMultiple`] and
-    /// [`FormatError::Overflow`] when the shape does not suit the format.
+    /// already there or longer than ggml's names can be ([`NAME_BYTES`]), or the shape has more than 4 dimensions;
+    /// [`FormatError::KNotMultiple`] and [`FormatError::Overflow`] when the shape does not suit the format.
     pub fn tensor(&mut self, name: &str, shape: &[usize], format: Format) -> Result<usize, FormatError> {
         let ggml_type = format.ggml_type.ok_or_else(|| FormatError::UnsupportedFile {
             file: "GGUF file".into(),
-            what: format!("tensor `{name}` is {format}, which GGUF does not have"),
+            what: printable(&format!("tensor `{name}` is {format}, which GGUF does not have")),
         })?;
+        let k = shape.last().copied().unwrap_or_default();
+        if !k.is_multiple_of(format.block_len) {
+            return Err(FormatError::KNotMultiple { format: format.name, block: format.block_len, k });
+        }
+        self.describe(name, shape, ggml_type, (format.block_len, format.block_bytes))
+    }
+
+    /// Adds a tensor of numbers that no format is of, and returns its size in bytes.
+    ///
+    /// # Errors
+    /// As [`GgufHeader::tensor`].
+    pub fn numbers(&mut self, name: &str, shape: &[usize], kind: NumberType) -> Result<usize, FormatError> {
+        self.describe(name, shape, kind.ggml_type(), (1, kind.bytes()))
+    }
+
+    /// Adds a tensor of blocks of so many values and bytes.
+    fn describe(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        ggml_type: u32,
+        (block_len, block_bytes): (usize, usize),
+    ) -> Result<usize, FormatError> {
         if shape.is_empty() || shape.len() > MAX_DIMS {
             return Err(bad(format!("tensor `{name}` has {} dimensions: expected 1 to {MAX_DIMS}", shape.len())));
+        }
+        if name.len() >= NAME_BYTES {
+            let most = NAME_BYTES - 1;
+            return Err(bad(format!("the name `{name}` has {} bytes: ggml's have at most {most}", name.len())));
         }
         if !self.names.insert(name.to_owned()) {
             return Err(bad(format!("tensor `{name}` comes twice")));
         }
-        let k = shape[shape.len() - 1];
-        if !k.is_multiple_of(format.block_len) {
-            return Err(FormatError::KNotMultiple { format: format.name, block: format.block_len, k });
-        }
         let overflow = || FormatError::Overflow {
-            what: format!("tensor `{name}`"),
+            what: printable(&format!("tensor `{name}`")),
             dims: shape.iter().map(|&d| d as u64).collect(),
         };
         let values = shape.iter().try_fold(1usize, |count, &d| count.checked_mul(d)).ok_or_else(overflow)?;
-        let size = (values / format.block_len).checked_mul(format.block_bytes).ok_or_else(overflow)?;
+        let size = (values / block_len).checked_mul(block_bytes).ok_or_else(overflow)?;
         let end = size
             .checked_next_multiple_of(self.alignment)
             .and_then(|padded| padded.checked_add(self.data_bytes))
@@ -213,7 +237,7 @@ impl<W: Write> GgufWriter<W> {
 }
 
 fn bad(what: impl Into<String>) -> FormatError {
-    FormatError::BadFile { file: "GGUF file".into(), what: what.into() }
+    FormatError::BadFile { file: "GGUF file".into(), what: printable(&what.into()) }
 }
 
 fn failed(error: std::io::Error) -> FormatError {
