@@ -45,7 +45,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
     }
-    fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    workspace::write(path, text.as_bytes())?;
     println!("wrote {}", path.display());
     Ok(())
 }

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Context;
@@ -91,16 +90,7 @@ impl Lock {
     /// # Errors
     /// When that fails.
     pub fn write(&self) -> anyhow::Result<()> {
-        let path = Self::path();
-        let write = || -> anyhow::Result<()> {
-            let mut file = tempfile::Builder::new()
-                .prefix(".kernels.lock-")
-                .make_in(path.parent().context("it has no folder")?, |path| fs::File::create_new(path))?;
-            file.write_all(self.text()?.as_bytes())?;
-            file.persist(&path)?;
-            Ok(())
-        };
-        write().with_context(|| format!("writing {}", path.display()))
+        workspace::write(&Self::path(), self.text()?.as_bytes())
     }
 
     /// The chips whose kernels it holds, as `--arch` takes them.

@@ -47,7 +47,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         return Ok(());
     }
     ensure!(!args.check, "{PAGE} is stale, run `cargo xtask performance`");
-    fs::write(&path, new).with_context(|| format!("writing {PAGE}"))?;
+    workspace::write(&path, new.as_bytes())?;
     println!("wrote {PAGE}");
     Ok(())
 }

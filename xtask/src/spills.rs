@@ -67,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         println!("{} is current", path().display());
         return Ok(());
     }
-    fs::write(path(), text).with_context(|| format!("writing {}", path().display()))?;
+    workspace::write(&path(), text.as_bytes())?;
     println!("wrote {}; `cargo xtask build-kernels` updates kernels.lock", path().display());
     Ok(())
 }

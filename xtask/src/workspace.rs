@@ -1,14 +1,32 @@
 //! The workspace's root, its files, and how commands are run in it.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 use anyhow::{Context, bail};
 
-/// The workspace's root: the folder above this crate.
+/// The workspace's root, found anew by each run: this program may have been built in another working tree that shares
+/// the target folder.
 pub fn root() -> PathBuf {
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().unwrap_or(here).to_path_buf()
+    static ROOT: LazyLock<PathBuf> = LazyLock::new(|| {
+        // `cargo run` says where this crate is; started by itself, the program looks upwards from where it is started.
+        let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let start = package.or_else(|| std::env::current_dir().ok()).unwrap_or_default();
+        root_above(&start).unwrap_or(start)
+    });
+    ROOT.clone()
+}
+
+/// The closest folder from `start` upwards that holds a workspace with this crate in it.
+fn root_above(start: &Path) -> Option<PathBuf> {
+    let is_root = |folder: &&Path| {
+        let manifest = std::fs::read_to_string(folder.join("Cargo.toml")).unwrap_or_default();
+        manifest.lines().any(|line| line.trim() == "[workspace]") && folder.join("xtask").is_dir()
+    };
+    start.ancestors().find(is_root).map(Path::to_path_buf)
 }
 
 /// `cargo`, the one that runs this command, started in the root.
@@ -35,6 +53,22 @@ pub fn files() -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// Puts a file that holds `contents` at `path`, in one step: an interrupted command leaves the old one.
+///
+/// # Errors
+/// When that fails.
+pub fn write(path: &Path, contents: &[u8]) -> anyhow::Result<()> {
+    let write = || -> anyhow::Result<()> {
+        let folder = path.parent().context("it has no folder")?;
+        let begin = |path: &Path| File::create_new(path);
+        let mut file = tempfile::Builder::new().prefix(".unfinished-").make_in(folder, begin)?;
+        file.write_all(contents)?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("writing {}", path.display()))
+}
+
 /// What `command` prints, which must succeed.
 ///
 /// # Errors
@@ -45,4 +79,24 @@ pub fn output(command: &mut Command) -> anyhow::Result<String> {
         bail!("{command:?} failed ({}):\n{}", out.status, String::from_utf8_lossy(&out.stderr));
     }
     Ok(String::from_utf8(out.stdout)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_found_from_every_folder_in_it() {
+        let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let expected = crate_folder.parent();
+        assert_eq!(root_above(crate_folder).as_deref(), expected);
+        assert_eq!(root_above(&crate_folder.join("src").join("tidy")).as_deref(), expected);
+        assert_eq!(root_above(Path::new("/")), None);
+        // Another working tree has a root of its own, wherever this program was built.
+        let other = tempfile::tempdir().expect("writable");
+        std::fs::create_dir_all(other.path().join("xtask/src")).expect("writable");
+        std::fs::write(other.path().join("Cargo.toml"), "[workspace]\n").expect("writable");
+        std::fs::write(other.path().join("xtask/Cargo.toml"), "[package]\n").expect("writable");
+        assert_eq!(root_above(&other.path().join("xtask/src")).as_deref(), Some(other.path()));
+    }
 }

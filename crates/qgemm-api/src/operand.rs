@@ -38,6 +38,9 @@ impl Stored {
         }
         let row_aligned = row_stride.checked_mul(width as u64).is_some_and(|b| b.is_multiple_of(WIDE_ACCESS as u64));
         let aligned16 = self.alignment >= WIDE_ACCESS && row_aligned;
+        // Nothing lies a stride away from the only row, but what is computed with the stride must not overflow.
+        let is_harmless = rows > 1 || row_stride <= MAX_DIMENSION as u64;
+        let row_stride = if is_harmless { row_stride } else { columns.next_multiple_of(WIDE_ACCESS as u64) };
         let dense = Dense { dtype: self.dtype, row_stride, col_stride: 1, aligned16 };
         // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
         let bytes = dense.extent(self.rows, self.columns).and_then(|elements| elements.checked_mul(width as u64));

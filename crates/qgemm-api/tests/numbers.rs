@@ -129,6 +129,28 @@ fn strides_leave_the_gaps_alone() {
 }
 
 #[test]
+fn the_stride_of_a_single_row_may_be_anything() {
+    let ctx = cpu();
+    let (n, k) = (5, 32);
+    let host = quantized("q4_0", n, k);
+    let weight = ctx.load(&host).expect("memory");
+    let x = values(4, k);
+    for stride in [1 << 40, 1 << 62, u64::MAX - 15, u64::MAX] {
+        let problem = problem(&weight, 1).x_row_stride(stride).d_row_stride(stride).c(1.0, DType::F32);
+        let plan = ctx.plan(&problem.c_row_stride(stride)).expect("valid");
+        let (x_buffer, c) = (DType::F32.encode(&x), DType::F32.encode(&[0.0; 5]));
+        let upload = |bytes: &[u8]| ctx.upload(bytes).expect("memory");
+        let (x_buffer, c, mut d) = (upload(&x_buffer), upload(&c), ctx.allocate(4 * n).expect("memory"));
+        let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+        let args = Args::new((&x_buffer).into(), &weight, (&mut d).into());
+        let args = Args { c: Some((&c).into()), workspace: Some(&mut workspace), ..args };
+        plan.run(&ctx.default_stream(), args).expect("valid");
+        let got = DType::F32.decode(&ctx.download(&d).expect("done"));
+        assert_close(&got, &product(&x, &dequantized(&host), k), limit(DType::F32));
+    }
+}
+
+#[test]
 fn the_last_row_needs_no_gap_behind_it() {
     let ctx = cpu();
     let (m, n, k) = (3, 5, 32);

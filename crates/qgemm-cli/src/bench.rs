@@ -18,8 +18,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::Holds;
 use crate::choice::{self, FormatChoice, Op, Sizes};
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
+use crate::whole_file::{Existing, WholeFile};
 use baseline::Baseline;
 use tokens::Tokens;
 
@@ -166,6 +168,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     }
     args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
+    // Before the work, which an output that cannot be written would waste.
+    let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
+    let (save, save_tuned) =
+        (args.save.as_ref().map(begin).transpose()?, args.save_tuned.as_ref().map(begin).transpose()?);
     let work = match args.op {
         Op::Gemm => {
             let shapes = match args.shape[..] {
@@ -177,7 +183,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 None => subject::made_up(&shapes, args.format)?,
             };
             if let Some(Tokens(tokens)) = &args.sweep_m {
-                return sweep::run(&ctx, args, tokens, &subjects, json);
+                return sweep::run(&ctx, args, tokens, &subjects, save_tuned, json);
             }
             subjects.into_iter().map(Work::Gemm).collect()
         }
@@ -185,7 +191,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
-        println!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9);
+        out::line(&format!("{} ({}), reads {:.1} GB/s", ctx.info().name, ctx.info().id, bandwidth / 1e9))?;
     }
     let progress = Progress::new(work.len() as u64, "measuring");
     let mut table = Table::new(json);
@@ -203,18 +209,18 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
         }
-        table.push(row, &progress);
+        table.push(row, &progress)?;
         progress.step(1);
     }
     drop(progress);
     let rows = table.finish()?;
-    if let Some(path) = &args.save {
-        baseline::save(path, &rows)?;
+    if let Some(file) = save {
+        baseline::save(file, &rows)?;
     }
     let regressions = rows.iter().filter(|row| row.regressed).count();
     if baseline.is_some() && !json {
         let missing = rows.iter().filter(|row| row.slower.is_none()).count();
-        println!("{regressions} regressions beyond the noise; {missing} results have no baseline");
+        out::line(&format!("{regressions} regressions beyond the noise; {missing} results have no baseline"))?;
     }
     Ok(if regressions == 0 { Holds::Yes } else { Holds::No })
 }

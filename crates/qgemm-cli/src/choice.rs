@@ -73,6 +73,9 @@ impl FromStr for Sizes {
         let numbers: Result<Vec<usize>, _> = s.split('x').map(str::parse).collect();
         let numbers = numbers.with_context(|| format!("`{s}` is no shape: expected numbers, such as 8x4096x4096"))?;
         ensure!(numbers.iter().all(|&n| n > 0), "`{s}`: expected numbers above 0");
+        // What kernels count with; and nothing is allocated before this is known.
+        let most = u32::MAX as usize;
+        ensure!(numbers.iter().all(|&n| n <= most), "`{s}`: expected numbers up to {most}");
         Ok(Self(numbers))
     }
 }
@@ -149,7 +152,7 @@ mod tests {
         let shape: Shape = "8x4096x256".parse().expect("a shape");
         assert_eq!((shape.m, shape.n, shape.k), (8, 4096, 256));
         assert_eq!(shape.to_string(), "8x4096x256");
-        for bad in ["8x4096", "8x4096x256x1", "8x0x256", "ax1x1", ""] {
+        for bad in ["8x4096", "8x4096x256x1", "8x0x256", "ax1x1", "", "4294967296x32x32", "1x1x18446744073709551616"] {
             assert!(bad.parse::<Shape>().is_err(), "{bad}");
         }
         assert_eq!("3x7".parse::<Sizes>().and_then(|sizes| sizes.convert()).expect("two"), [3, 7]);

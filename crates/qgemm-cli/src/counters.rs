@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use qgemm_api::emu::{KernelCounters, Space, Traffic};
 use serde::Serialize;
 
+use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
 /// Places of a kernel that are printed: those with most to gain.
@@ -97,12 +98,11 @@ pub fn print(kernels: Vec<KernelRow>) -> anyhow::Result<()> {
             cost: site.cost,
         }));
     }
-    println!();
+    out::line("")?;
     table::print(kernels, false)?;
-    println!();
+    out::line("")?;
     if worst.is_empty() {
-        println!("every access takes as little as it can");
-        return Ok(());
+        return out::line("every access takes as little as it can");
     }
     table::print(worst, false)
 }

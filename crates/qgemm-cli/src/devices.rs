@@ -4,6 +4,7 @@ use qgemm_api::{DeviceInfo, DeviceListing, Format, devices};
 use serde::Serialize;
 
 use crate::Holds;
+use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
 #[derive(Serialize)]
@@ -152,10 +153,10 @@ pub fn run(json: bool) -> anyhow::Result<Holds> {
     let formats: Vec<FormatRow> = Format::all().map(Into::into).collect();
     if json {
         let both = serde_json::json!({ "devices": devices, "formats": formats });
-        println!("{}", serde_json::to_string_pretty(&both)?);
+        out::json(&both)?;
     } else {
         table::print(devices, false)?;
-        println!();
+        out::line("")?;
         table::print(formats, false)?;
     }
     Ok(Holds::Yes)

@@ -6,6 +6,7 @@ use qgemm_api::{TensorInfo, TensorKind, open_model};
 use serde::Serialize;
 
 use crate::Holds;
+use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
 /// Options of the command.
@@ -71,7 +72,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     table::print(model.tensors().iter().map(TensorRow::from).collect(), json)?;
     if !json {
         let total: u64 = model.tensors().iter().map(|t| t.bytes as u64).sum();
-        println!("{} tensors, {}", model.tensors().len(), table::bytes(total));
+        out::line(&format!("{} tensors, {}", model.tensors().len(), table::bytes(total)))?;
     }
     Ok(Holds::Yes)
 }

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::Holds;
 use crate::bench::subject;
 use crate::choice::{FormatChoice, Shape};
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 
@@ -81,9 +82,9 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let packs = ctx.info().id.kind == DeviceKind::Cuda;
     let copying = packs.then(|| qgemm_api::cuda::copy_bandwidth(&**ctx.device(), COPIED_BYTES)).transpose()?;
     if !json {
-        println!("{} ({})", ctx.info().name, ctx.info().id);
+        out::line(&format!("{} ({})", ctx.info().name, ctx.info().id))?;
         if let Some(rate) = copying {
-            println!("copies {:.1} GB/s, read and written", rate / 1e9);
+            out::line(&format!("copies {:.1} GB/s, read and written", rate / 1e9))?;
         }
     }
     let mut subjects = Vec::new();
@@ -113,7 +114,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             packing,
             of_copying: packing.zip(copying).map(|(packing, copying)| packing / copying),
         };
-        table.push(row, &progress);
+        table.push(row, &progress)?;
         progress.step(1);
     }
     drop(progress);

@@ -1,7 +1,7 @@
 //! The `qgemm` command: what devices there are, what a model file holds, quantizing, verifying kernels against
 //! the oracle, and benchmarks.
 #![forbid(unsafe_code)]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command prints its results")]
+#![allow(clippy::print_stderr, reason = "a command says what it leaves out")]
 
 mod bench;
 mod choice;
@@ -9,15 +9,19 @@ mod counters;
 mod devices;
 mod inspect;
 mod loading;
+mod out;
 mod progress;
 mod quantize;
 mod support;
 mod table;
 mod verify;
+mod whole_file;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use qgemm_api::printable;
 use tracing_subscriber::EnvFilter;
 
 #[derive(Parser)]
@@ -72,9 +76,14 @@ fn main() -> ExitCode {
     match result {
         Ok(Holds::Yes) => ExitCode::SUCCESS,
         Ok(Holds::No) => ExitCode::FAILURE,
+        Err(error) if error.is::<out::Closed>() => ExitCode::from(OF_A_CLOSED_PIPE),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // Names from a file may be part of it. There is nobody to tell when standard error is closed, too.
+            let _ = writeln!(std::io::stderr(), "error: {}", printable(&format!("{error:#}")));
             ExitCode::FAILURE
         }
     }
 }
+
+/// The status that a shell shows for programs that the signal of a closed pipe ends.
+const OF_A_CLOSED_PIPE: u8 = 128 + 13;

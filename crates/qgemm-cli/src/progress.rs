@@ -3,6 +3,9 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use qgemm_api::printable;
+
+use crate::out;
 
 /// A bar, or nothing.
 pub struct Progress(ProgressBar);
@@ -36,12 +39,15 @@ impl Progress {
 
     /// Says what is being done.
     pub fn say(&self, what: String) {
-        self.0.set_message(what);
+        self.0.set_message(printable(&what));
     }
 
     /// Prints a line to standard output above the bar.
-    pub fn print(&self, line: &str) {
-        self.0.suspend(|| println!("{line}"));
+    ///
+    /// # Errors
+    /// When standard output is closed or full.
+    pub fn print(&self, line: &str) -> anyhow::Result<()> {
+        self.0.suspend(|| out::line(line))
     }
 }
 

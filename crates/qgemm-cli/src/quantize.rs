@@ -1,29 +1,40 @@
-//! `qgemm quantize`: the weights of a safetensors file, quantized, into a GGUF file.
+//! `qgemm quantize`: the weights of a model, quantized, into a GGUF file.
 
-use std::fs::File;
-use std::io::BufWriter;
+mod choice;
+
+use std::fs;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
-use qgemm_api::gguf::{GgufHeader, GgufValue};
-use qgemm_api::{Format, Model, TensorInfo, TensorKind, format_for_k, open_model, quantize};
+use anyhow::{Context, bail, ensure};
+use qgemm_api::gguf::{GgufHeader, GgufValue, file_type};
+use qgemm_api::{
+    Format, Model, NumberType, TensorInfo, TensorKind, format_for_k, model_files, open_model, quantize_matrix,
+};
 use serde::Serialize;
 
 use crate::Holds;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
+use crate::whole_file::{Existing, WholeFile};
+use choice::{Fate, Patterns};
 
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model to read: unquantized safetensors.
+    /// The model to read: unquantized safetensors, or GGUF, whose metadata is kept.
     input: PathBuf,
-    /// The GGUF file to write.
+    /// The GGUF file to write. It appears when it is complete.
     output: PathBuf,
-    /// Format of the weights: tensors of two or more dimensions whose name ends in `.weight`. Everything else is
-    /// copied as it is.
+    /// Format of the weights: tensors of two or more dimensions whose name ends in `weight`, but no norms, embeddings of
+    /// positions or types, expert gating or others that llama.cpp keeps, too. Everything else is copied as it is.
     #[arg(long)]
     format: Format,
+    /// Replace the output where it is there already.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    patterns: Patterns,
 }
 
 #[derive(Serialize)]
@@ -64,100 +75,176 @@ impl Row for QuantizedRow {
 /// When the input is no model or holds what cannot be read, GGUF lacks the format, or writing fails. The output
 /// file is then left as it was.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    for file in model_files(&args.input)? {
+        ensure!(!is_same_file(&file, &args.output), "{} is the model that is read", args.output.display());
+    }
+    // Before the work, which an output that cannot be written would waste.
+    let existing = if args.force { Existing::Replace } else { Existing::Refuse };
+    let output = WholeFile::create(&args.output, existing)?;
     let model = open_model(&args.input)?;
+    args.patterns.check(model.tensors().iter().map(|info| info.name.as_str()))?;
     let mut header = GgufHeader::new();
-    let stem = args.input.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    header.metadata("general.name", GgufValue::String(stem))?;
+    metadata(&mut header, &model, args)?;
     let mut targets = Vec::new();
     for info in model.tensors() {
-        let target = Target::of(info, args.format)?;
-        target.bytes_after(&mut header).with_context(|| info.name.clone())?;
+        let Some(target) = Target::of(info, &model, args)? else { continue };
+        target.announce(&mut header).with_context(|| info.name.clone())?;
         targets.push(target);
     }
+    let writer = BufWriter::new(output.file());
+    write(&model, header, &targets, (writer, &args.output), json)?;
+    output.finish()?;
+    Ok(Holds::Yes)
+}
 
-    let partial = partial_path(&args.output);
-    let result = write(&model, header, &targets, &partial, json);
-    let result = result.and_then(|()| {
-        std::fs::rename(&partial, &args.output).with_context(|| format!("renaming to {}", args.output.display()))
-    });
-    if result.is_err() {
-        // What is half written helps nobody; that it cannot be removed matters less than why it failed.
-        let _ = std::fs::remove_file(&partial);
+/// Whether both paths are one file, be it by links.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    if let (Ok(a), Ok(b)) = (fs::canonicalize(a), fs::canonicalize(b))
+        && a == b
+    {
+        return true;
     }
-    result.map(|()| Holds::Yes)
+    #[cfg(unix)]
+    if let (Ok(a), Ok(b)) = (fs::metadata(a), fs::metadata(b)) {
+        use std::os::unix::fs::MetadataExt as _;
+        return (a.dev(), a.ino()) == (b.dev(), b.ino());
+    }
+    false
+}
+
+/// What llama.cpp wants to know of a file, as far as the model says it: all that a GGUF file has, and how it was quantized.
+fn metadata(header: &mut GgufHeader, model: &Model, args: &Args) -> anyhow::Result<()> {
+    const NAME: &str = "general.name";
+    const FILE_TYPE: &str = "general.file_type";
+    const VERSION: (&str, u32) = ("general.quantization_version", 2);
+    let stated = |key: &str| model.metadata().iter().any(|(k, _)| k == key);
+    if !stated(NAME) {
+        let stem = args.input.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        header.metadata(NAME, GgufValue::String(stem))?;
+    }
+    for (key, value) in model.metadata() {
+        if ![FILE_TYPE, VERSION.0].contains(&key.as_str()) {
+            header.metadata(key, value.clone())?;
+        }
+    }
+    if let Some(file_type) = args.format.ggml_type.and_then(file_type) {
+        header.metadata(FILE_TYPE, file_type.into())?;
+    }
+    Ok(header.metadata(VERSION.0, VERSION.1.into())?)
+}
+
+/// How a tensor is written.
+enum Stored {
+    /// Quantized to this format.
+    Quantized(Format),
+    /// Plain numbers that are a format, too, as they are.
+    Dense(Format),
+    /// Other numbers, as they are.
+    Numbers(NumberType),
 }
 
 /// What becomes of a tensor.
 struct Target<'a> {
     info: &'a TensorInfo,
-    format: Format,
-    quantized: bool,
+    stored: Stored,
     note: Option<String>,
 }
 
 impl<'a> Target<'a> {
-    fn of(info: &'a TensorInfo, wanted: Format) -> anyhow::Result<Self> {
-        let dtype = match &info.kind {
-            TensorKind::Dense(dtype) => dtype,
-            TensorKind::Quantized(format) => bail!("{}: it is quantized already, to {format}", info.name),
-            TensorKind::Opaque(why) => bail!("{}: expected f32, f16 or bf16, got {why}", info.name),
+    /// `None` for a tensor that is left out.
+    fn of(info: &'a TensorInfo, model: &Model, args: &Args) -> anyhow::Result<Option<Self>> {
+        let name = &info.name;
+        let fate = args.patterns.fate(name, info.shape.len());
+        let (stored, note) = match (&info.kind, fate) {
+            (_, Fate::LeftOut) => return Ok(None),
+            (TensorKind::Quantized(format), _) => {
+                bail!("{name}: it is quantized already, to {format} (`--skip {name}` leaves it out)")
+            }
+            (TensorKind::Opaque(why), fate) => match (model.numbers(name)?, fate) {
+                (Some(tensor), Fate::Copied(note)) => (Stored::Numbers(tensor.kind), note),
+                (Some(tensor), _) => (Stored::Numbers(tensor.kind), Some("not of real numbers".into())),
+                (None, _) => bail!("{name}: expected numbers that GGUF has, got {why} (`--skip {name}` leaves it out)"),
+            },
+            (TensorKind::Dense(dtype), Fate::Copied(note)) => (Stored::Dense(dtype.name().parse()?), note),
+            (TensorKind::Dense(_), Fate::Quantized) => {
+                let (wanted, k) = (args.format, info.shape.last().copied().unwrap_or(0));
+                let format =
+                    format_for_k(wanted, k).with_context(|| format!("{name} (`--keep {name}` copies it as it is)"))?;
+                let note = (format != wanted).then(|| format!("K = {k} is no multiple of {}", wanted.block_len));
+                (Stored::Quantized(format), note)
+            }
         };
-        let plain: Format = dtype.name().parse()?;
-        let is_weight = info.shape.len() >= 2 && info.name.ends_with(".weight");
-        let Some(&k) = info.shape.last().filter(|_| is_weight) else {
-            return Ok(Self { info, format: plain, quantized: false, note: None });
-        };
-        let format = format_for_k(wanted, k).with_context(|| info.name.clone())?;
-        let note = (format != wanted).then(|| format!("K = {k} is no multiple of {}", wanted.block_len));
-        Ok(Self { info, format, quantized: true, note })
+        Ok(Some(Self { info, stored, note }))
     }
 
     /// Announces the tensor in the header, which says how large it will be.
-    fn bytes_after(&self, header: &mut GgufHeader) -> anyhow::Result<usize> {
+    fn announce(&self, header: &mut GgufHeader) -> anyhow::Result<usize> {
         // GGUF has no tensors without dimensions.
         let shape: &[usize] = if self.info.shape.is_empty() { &[1] } else { &self.info.shape };
-        Ok(header.tensor(&self.info.name, shape, self.format)?)
+        Ok(match self.stored {
+            Stored::Quantized(format) | Stored::Dense(format) => header.tensor(&self.info.name, shape, format)?,
+            Stored::Numbers(kind) => header.numbers(&self.info.name, shape, kind)?,
+        })
+    }
+
+    /// Writes the tensor with `write`, and tells what became of it.
+    fn write(&self, model: &Model, write: impl FnOnce(&[u8]) -> anyhow::Result<()>) -> anyhow::Result<QuantizedRow> {
+        let Self { info, stored, note } = self;
+        let row = |from: &str, to: String, bytes_after, note| QuantizedRow {
+            name: info.name.clone(),
+            from: from.to_owned(),
+            to,
+            bytes_before: info.bytes,
+            bytes_after,
+            note,
+        };
+        match stored {
+            Stored::Numbers(kind) => {
+                let tensor = model.numbers(&info.name)?.context("its kind is known")?;
+                write(&tensor.bytes)?;
+                Ok(row(kind.name(), kind.name().to_owned(), tensor.bytes.len(), note.clone()))
+            }
+            Stored::Dense(format) => {
+                let tensor = model.dense(&info.name)?;
+                write(&tensor.bytes)?;
+                Ok(row(tensor.dtype.name(), format.to_string(), tensor.bytes.len(), note.clone()))
+            }
+            Stored::Quantized(format) => {
+                let tensor = model.dense(&info.name)?;
+                let k = info.shape.last().copied().unwrap_or(1);
+                let n = info.shape.iter().rev().skip(1).product();
+                let quantized = quantize_matrix(&tensor.to_f32(), n, k, *format)?;
+                write(quantized.weight.blocks())?;
+                let zeroed = (quantized.zeroed_rows > 0)
+                    .then(|| format!("{} rows of {n} became zero: too small for the format", quantized.zeroed_rows));
+                let notes: Vec<String> = note.iter().cloned().chain(zeroed).collect();
+                let note = (!notes.is_empty()).then(|| notes.join("; "));
+                Ok(row(tensor.dtype.name(), format.to_string(), quantized.weight.blocks().len(), note))
+            }
+        }
     }
 }
 
-fn write(model: &Model, header: GgufHeader, targets: &[Target<'_>], to: &Path, json: bool) -> anyhow::Result<()> {
-    let file = File::create(to).with_context(|| format!("creating {}", to.display()))?;
-    let mut writer = header.write(BufWriter::new(file))?;
+fn write(
+    model: &Model,
+    header: GgufHeader,
+    targets: &[Target<'_>],
+    (to, path): (impl Write, &Path),
+    json: bool,
+) -> anyhow::Result<()> {
+    let failed = || path.display().to_string();
+    let mut writer = header.write(to).with_context(failed)?;
     let progress = Progress::new(targets.iter().map(|t| t.info.bytes as u64).sum(), "quantizing");
     let mut table = Table::new(json);
     for target in targets {
-        let info = target.info;
-        progress.say(info.name.clone());
-        let dense = model.dense(&info.name)?;
-        let bytes_after = if target.quantized {
-            let k = info.shape.last().copied().unwrap_or(1);
-            let n = info.shape.iter().rev().skip(1).product();
-            let (weight, _) = quantize(&dense.to_f32(), n, k, target.format).with_context(|| info.name.clone())?;
-            writer.tensor(weight.blocks())?;
-            weight.blocks().len()
-        } else {
-            writer.tensor(&dense.bytes)?;
-            dense.bytes.len()
-        };
-        progress.step(info.bytes as u64);
-        let row = QuantizedRow {
-            name: info.name.clone(),
-            from: dense.dtype.to_string(),
-            to: target.format.to_string(),
-            bytes_before: info.bytes,
-            bytes_after,
-            note: target.note.clone(),
-        };
-        table.push(row, &progress);
+        let name = &target.info.name;
+        progress.say(name.clone());
+        let row =
+            target.write(model, |bytes| writer.tensor(bytes).with_context(failed)).with_context(|| name.clone())?;
+        progress.step(target.info.bytes as u64);
+        table.push(row, &progress)?;
     }
-    let file = writer.finish()?.into_inner().map_err(|e| e.into_error())?;
-    file.sync_all()?;
+    writer.finish().with_context(failed)?;
+    drop(progress);
     table.finish().map(|_| ())
-}
-
-/// Beside the output, so that renaming stays within one file system.
-fn partial_path(output: &Path) -> PathBuf {
-    let mut name = output.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    output.with_file_name(name)
 }

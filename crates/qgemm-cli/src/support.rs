@@ -11,6 +11,7 @@ use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 
 use crate::Holds;
+use crate::out;
 use crate::table::{self, Column, Row, words};
 use x_formats::XFormats;
 
@@ -175,11 +176,11 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let devices: Vec<&str> = args.device.iter().map(String::as_str).collect();
     let all = ask_all(&devices)?;
     match (args.markdown, json) {
-        (true, _) => print!("{}", page(&devices, &all)),
-        (false, true) => println!("{}", serde_json::to_string_pretty(&all)?),
+        (true, _) => out::text(&page(&devices, &all))?,
+        (false, true) => out::json(&all)?,
         (false, false) => {
             table::print(all.operations, false)?;
-            println!();
+            out::line("")?;
             table::print(all.formats, false)?;
         }
     }

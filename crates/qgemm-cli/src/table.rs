@@ -1,7 +1,9 @@
 //! Tables: text with aligned columns, row by row as results come, or one JSON array.
 
+use qgemm_api::printable;
 use serde::Serialize;
 
+use crate::out;
 use crate::progress::Progress;
 
 /// A column of text.
@@ -47,16 +49,20 @@ impl<R: Row> Table<R> {
     }
 
     /// Adds a row and, unless JSON is wanted, prints it.
-    pub fn push(&mut self, row: R, progress: &Progress) {
+    ///
+    /// # Errors
+    /// When standard output is closed or full.
+    pub fn push(&mut self, row: R, progress: &Progress) -> anyhow::Result<()> {
         if !self.json {
             let title = || line::<R>(R::COLUMNS.iter().map(|c| c.title.to_owned()).collect());
             if !self.started {
-                progress.print(&title());
+                progress.print(&title())?;
                 self.started = true;
             }
-            progress.print(&line::<R>(row.cells()));
+            progress.print(&line::<R>(row.cells()))?;
         }
         self.rows.push(row);
+        Ok(())
     }
 
     /// The rows, for JSON that holds more than them.
@@ -67,10 +73,10 @@ impl<R: Row> Table<R> {
     /// Ends the table and returns its rows.
     ///
     /// # Errors
-    /// When a row cannot be serialised.
+    /// When a row cannot be serialised, or standard output is closed or full.
     pub fn finish(self) -> anyhow::Result<Vec<R>> {
         if self.json {
-            println!("{}", serde_json::to_string_pretty(&self.rows)?);
+            out::json(&self.rows)?;
         }
         Ok(self.rows)
     }
@@ -79,16 +85,18 @@ impl<R: Row> Table<R> {
 /// Prints a whole table.
 ///
 /// # Errors
-/// When a row cannot be serialised.
+/// When a row cannot be serialised, or standard output is closed or full.
 pub fn print<R: Row>(rows: Vec<R>, json: bool) -> anyhow::Result<()> {
     let mut table = Table::new(json);
     for row in rows {
-        table.push(row, &Progress::none());
+        table.push(row, &Progress::none())?;
     }
     table.finish().map(|_| ())
 }
 
+/// The cells of a row under one another's columns; names from a file can do nothing to the terminal.
 fn line<R: Row>(cells: Vec<String>) -> String {
+    let cells: Vec<String> = cells.iter().map(|cell| printable(cell)).collect();
     let padded = cells.iter().zip(R::COLUMNS).map(|(cell, column)| match column.right {
         true => format!("{cell:>width$}", width = column.width),
         false => format!("{cell:<width$}", width = column.width),

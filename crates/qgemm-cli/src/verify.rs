@@ -13,6 +13,7 @@ use serde::Serialize;
 use crate::Holds;
 use crate::choice::{self, FormatChoice, Op, Sizes};
 use crate::counters;
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, Table, numbers, words};
 
@@ -154,7 +155,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         emu::count_accesses(&ctx).context("--counters")?;
     }
     if !json {
-        println!("{} ({})", ctx.info().name, ctx.info().id);
+        out::line(&format!("{} ({})", ctx.info().name, ctx.info().id))?;
     }
     let wanted = Selection { formats: args.format.formats(), family };
     let mut report = Report {
@@ -162,21 +163,24 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         only_failures: args.failures,
         only_served: family.is_some(),
         counts: Counts::default(),
+        unprinted: None,
     };
     match args.stress {
         Some(seconds) => stress(&ctx, args, &wanted, Duration::from_secs(seconds), &mut report)?,
         None => run_all(&ctx, &cases(args, &wanted)?, args.shape.is_empty(), &mut report),
     }
-    let Report { table, counts, .. } = report;
+    let Report { table, counts, unprinted, .. } = report;
+    unprinted.map_or(Ok(()), Err)?;
     let kernels = if args.counters { Some(counters::rows(emu::take_counters(&ctx)?)) } else { None };
     match (json, kernels) {
         (true, Some(kernels)) => {
             let both = serde_json::json!({ "cases": table.into_rows(), "kernels": kernels });
-            println!("{}", serde_json::to_string_pretty(&both)?);
+            out::json(&both)?;
         }
         (true, None) => table.finish().map(drop)?,
         (false, kernels) => {
-            println!("{} passed, {} failed, {} skipped", counts.passed, counts.failed, counts.skipped);
+            let Counts { passed, failed, skipped } = counts;
+            out::line(&format!("{passed} passed, {failed} failed, {skipped} skipped"))?;
             kernels.map_or(Ok(()), counters::print)?;
         }
     }
@@ -257,6 +261,9 @@ fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut
             report.add(&outcome, None, &progress);
         }
         progress.step(part.len() as u64);
+        if report.unprinted.is_some() {
+            break;
+        }
     }
 }
 
@@ -273,7 +280,7 @@ fn stress(ctx: &Context, args: &Args, wanted: &Selection, time: Duration, report
         let again = format!("{} --stress 0 --seed {seed}", cases_argument(args));
         report.add(&case.run(ctx), Some(again), &progress);
         progress.step(start.elapsed().as_secs().saturating_sub(progress.position()));
-        if start.elapsed() >= time {
+        if start.elapsed() >= time || report.unprinted.is_some() {
             break;
         }
     }
@@ -314,6 +321,8 @@ struct Report {
     /// Cases without a kernel are left out.
     only_served: bool,
     counts: Counts,
+    /// Why a row could not be printed: nobody sees what the run finds from there on.
+    unprinted: Option<anyhow::Error>,
 }
 
 impl Report {
@@ -335,7 +344,8 @@ impl Report {
             detail.push_str(&format!(" (again: {again})"));
         }
         if failed || !self.only_failures {
-            self.table.push(row, progress);
+            let printed = self.table.push(row, progress);
+            self.unprinted = self.unprinted.take().or(printed.err());
         }
     }
 }

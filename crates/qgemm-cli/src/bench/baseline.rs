@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::BenchRow;
+use crate::whole_file::WholeFile;
 
 /// Differences below this are never called a regression: what a machine's state from day to day is worth.
 const SMALLEST: f64 = 0.03;
@@ -39,14 +40,15 @@ impl Baseline {
 /// Writes results for a later run.
 ///
 /// # Errors
-/// When the file cannot be written.
-pub fn save(path: &Path, rows: &[BenchRow]) -> anyhow::Result<()> {
-    fs::write(path, serde_json::to_string_pretty(rows)?).with_context(|| format!("writing {}", path.display()))
+/// When the file cannot be written; one that was there before stays as it was then.
+pub fn save(file: WholeFile, rows: &[BenchRow]) -> anyhow::Result<()> {
+    file.finish_with(serde_json::to_string_pretty(rows)?.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::whole_file::Existing;
 
     fn row(microseconds: f64, noise: f64) -> BenchRow {
         BenchRow {
@@ -92,7 +94,7 @@ mod tests {
     fn results_survive_the_file() {
         let folder = tempfile::tempdir().expect("a writable folder");
         let path = folder.path().join("baseline.json");
-        save(&path, &[row(7.0, 0.1)]).expect("written");
+        save(WholeFile::create(&path, Existing::Replace).expect("writable"), &[row(7.0, 0.1)]).expect("written");
         let mut again = row(7.0, 0.1);
         Baseline::read(&path).expect("read").judge(&mut again);
         assert_eq!(again.slower, Some(0.0));

@@ -1,8 +1,5 @@
 //! `qgemm bench --sweep-m`: one weight at every number of tokens, and where one token more costs too much.
 
-use std::fs;
-
-use anyhow::Context as _;
 use qgemm_api::{Candidate, Context, LaunchPlan, Plan, Problem, TunedTable, Weight};
 use serde::Serialize;
 
@@ -13,8 +10,10 @@ use super::subject::Subject;
 use super::timing::{Pace, Timing};
 use crate::Holds;
 use crate::choice::Shape;
+use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
+use crate::whole_file::WholeFile;
 
 /// One measurement of a sweep.
 #[derive(Clone, Debug, Serialize)]
@@ -92,8 +91,15 @@ impl Row for SweepRow {
 /// Runs the command. Tables are printed when a sweep is done: only then is it known what is a cliff.
 ///
 /// # Errors
-/// When the device fails, or no kernel serves a shape.
-pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], json: bool) -> anyhow::Result<Holds> {
+/// When the device fails, no kernel serves a shape, or the table of the best cannot be written.
+pub fn run(
+    ctx: &Context,
+    args: &Args,
+    tokens: &[usize],
+    subjects: &[Subject],
+    save_tuned: Option<WholeFile>,
+    json: bool,
+) -> anyhow::Result<Holds> {
     let progress = Progress::new((subjects.len() * tokens.len()) as u64, "measuring");
     let mut all = Vec::new();
     let mut tuned = TunedTable::new();
@@ -108,20 +114,20 @@ pub fn run(ctx: &Context, args: &Args, tokens: &[usize], subjects: &[Subject], j
         let rows = sweep.judged();
         if !json {
             let Shape { n, k, .. } = subject.shape;
-            progress.print(&format!("\n{n}x{k} {}", subject.format()));
+            progress.print(&format!("\n{n}x{k} {}", subject.format()))?;
             let mut table = Table::new(false);
-            rows.iter().for_each(|row| table.push(row.clone(), &progress));
+            rows.iter().try_for_each(|row| table.push(row.clone(), &progress))?;
         }
         all.extend(rows);
     }
     drop(progress);
-    if let Some(path) = &args.save_tuned {
-        fs::write(path, tuned.to_json()?).with_context(|| format!("writing {}", path.display()))?;
+    if let Some(file) = save_tuned {
+        file.finish_with(tuned.to_json()?.as_bytes())?;
     }
     let cliffs = all.iter().filter(|row| row.cliff.is_some()).count();
     match json {
-        true => println!("{}", serde_json::to_string_pretty(&all)?),
-        false => println!("{cliffs} cliffs"),
+        true => out::json(&all)?,
+        false => out::line(&format!("{cliffs} cliffs"))?,
     }
     Ok(if cliffs == 0 { Holds::Yes } else { Holds::No })
 }

@@ -71,7 +71,7 @@ fn owner(name: &str, layers: &HashMap<String, usize>) -> Option<usize> {
     let position = |layer: &str| layers.get(layer).copied();
     if let Some((module, rest)) = name.rsplit_once('.')
         && !BESIDE_WEIGHT.contains(&rest)
-        && let Some(index) = position(&format!("{module}.weight"))
+        && let Some(index) = position(&format!("{module}.weight")).or_else(|| position(module))
     {
         return Some(index);
     }

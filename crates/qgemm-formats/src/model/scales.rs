@@ -3,6 +3,7 @@
 use half::f16;
 use rayon::prelude::*;
 
+use super::names::printable;
 use super::raw::{RawTensor, bad};
 use crate::error::FormatError;
 use crate::weight::HostWeight;
@@ -57,6 +58,6 @@ pub(super) fn check(name: &str, weight: &HostWeight) -> Result<(), FormatError> 
     let found = (0..weight.n()).into_par_iter().find_map_first(|row| bad_block(row).map(|block| (row, block)));
     match found {
         None => Ok(()),
-        Some((row, block)) => Err(FormatError::NonFiniteScale { what: name.to_owned(), row, block }),
+        Some((row, block)) => Err(FormatError::NonFiniteScale { what: printable(name), row, block }),
     }
 }

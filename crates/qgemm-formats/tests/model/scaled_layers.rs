@@ -91,7 +91,7 @@ fn what_is_not_understood_of_a_layer_is_refused() {
             .add("b.weight", Dtype::I8, &[2, 2], vec![1; 4])
             .add_f32("b.weight_scale", &[2, 1], &[1.0, 2.0])
     };
-    for name in ["a.weight_g_idx", "a.pre_quant_scale", "a.weight_scale_2", "a.smooth"] {
+    for name in ["a.weight_g_idx", "a.pre_quant_scale", "a.weight_scale_2", "a.smooth", "a.weight.absmax"] {
         let model = int8().add_f32(name, &[2], &[1.0, 2.0]).open(None);
         let error = model.weight("a").expect_err("refused").to_string();
         assert!(error.contains(&format!("`{name}`")) && error.contains("`a.weight`"), "{error}");

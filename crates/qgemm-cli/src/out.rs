@@ -1,0 +1,75 @@
+//! Standard output, which may be closed or full: then printing is an error, not a panic.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+
+use anyhow::Context;
+use qgemm_api::printable;
+use serde::Serialize;
+
+/// Whoever read standard output wants no more of it, as `head` does.
+#[derive(Debug)]
+pub struct Closed;
+
+impl fmt::Display for Closed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output is closed")
+    }
+}
+
+impl std::error::Error for Closed {}
+
+/// Prints `line` and ends it.
+///
+/// # Errors
+/// [`Closed`], or what the system says of a full disk.
+pub fn line(line: &str) -> anyhow::Result<()> {
+    text(&format!("{line}\n"))
+}
+
+/// Prints `text` as it is.
+///
+/// # Errors
+/// As [`line`].
+pub fn text(text: &str) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Err(Closed.into()),
+        written => written.context("writing to standard output"),
+    }
+}
+
+/// Prints `value` as JSON, with nothing in it that acts on a terminal.
+///
+/// # Errors
+/// As [`line`], and when it cannot be serialised.
+pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&escaped(&serde_json::to_string_pretty(value)?))
+}
+
+/// JSON with the characters escaped that JSON itself leaves as they are: outside of strings there are none of them.
+fn escaped(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii_graphic() || c == ' ' || c == '\n' || printable(c.encode_utf8(&mut [0; 4])).starts_with(c) {
+            out.push(c);
+        } else {
+            out += &format!("\\u{:04x}", u32::from(c));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_stays_json_and_acts_on_nothing() {
+        let value = serde_json::json!({ "name": "a\u{1b}[2J\u{9b}\u{202e}é\n\u{7f}", "n": [1, 2] });
+        let text = escaped(&serde_json::to_string_pretty(&value).expect("JSON"));
+        assert!(text.chars().all(|c| c == '\n' || printable(&c.to_string()) == c.to_string()), "{text}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).expect("JSON"), value);
+        assert!(text.contains('é') && text.contains('\n'));
+    }
+}
