@@ -1,7 +1,7 @@
 //! Writing a file in one step: readers see the old file or the new one, never a part, and a writer that fails or dies
 //! leaves the old one.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 #[cfg(any(test, feature = "write-bundles"))]
 use std::io::BufWriter;
 use std::io::{self, Write};
@@ -12,12 +12,13 @@ use tempfile::{Builder, NamedTempFile};
 /// How the names of unfinished files begin.
 const PARTIAL: &str = ".qgemm-partial-";
 
-/// Writes `bytes` to `path`. After a power cut the file may be damaged: for contents that readers check.
+/// Writes `bytes` to `path`, which only this user may write then. After a power cut the file may be damaged: for contents that
+/// readers check.
 ///
 /// # Errors
 /// Whatever the system says; nothing is left then.
 pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = partial(path)?;
+    let mut file = partial(path, &mut owners(File::options()))?;
     file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
@@ -29,7 +30,7 @@ pub(crate) fn with(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Those of `write` and of the system; nothing is left then.
 #[cfg(any(test, feature = "write-bundles"))]
 pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let file = partial(path)?;
+    let file = partial(path, &mut File::options())?;
     let mut buffer = BufWriter::new(file);
     write(&mut buffer)?;
     let file = buffer.into_inner().map_err(io::IntoInnerError::into_error)?;
@@ -38,13 +39,20 @@ pub(crate) fn durably(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
     Ok(())
 }
 
+/// Options for a file that others may read, as far as the umask lets them, and not write.
+fn owners(mut options: OpenOptions) -> OpenOptions {
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o644);
+    options
+}
+
 /// An unfinished file beside `path`, deleted when it is dropped.
-fn partial(path: &Path) -> io::Result<NamedTempFile> {
+fn partial(path: &Path, options: &mut OpenOptions) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let mut builder = Builder::new();
     builder.prefix(PARTIAL);
-    builder.make_in(folder, |path| File::create_new(path))
+    builder.make_in(folder, |path| options.read(true).write(true).create_new(true).open(path))
 }
 
 #[cfg(test)]
@@ -90,9 +98,11 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let (path, plain) = (folder.path().join("file"), folder.path().join("plain"));
-        with(&path, b"").unwrap();
+        durably(&path, |_| Ok(())).unwrap();
         fs::write(&plain, b"").unwrap();
         let mode = |path| fs::metadata(path).unwrap().permissions().mode();
         assert_eq!(mode(&path), mode(&plain));
+        with(&path, b"").unwrap();
+        assert_eq!(mode(&path), mode(&plain) & !0o022);
     }
 }

@@ -211,11 +211,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, b"").unwrap();
+        let target = Target::Ptx { arch: 80, specific: false };
         let cache = Cache::at(&file);
-        for _ in 0..2 {
-            let obtained = obtain(&cache, &probe(""), Target::Ptx { arch: 80, specific: false }).unwrap();
-            assert!(obtained.compiled_in.is_some() && obtained.cached.is_err());
-        }
+        let obtained = obtain(&cache, &probe(""), target).unwrap();
+        assert!(obtained.compiled_in.is_some() && obtained.cached.is_err());
+        let again = obtain(&cache, &probe(""), target).unwrap();
+        assert!(again.compiled_in.is_none() && again.artifact == obtained.artifact, "it is kept in memory");
+        assert!(obtain(&Cache::at(&file), &probe(""), target).unwrap().compiled_in.is_some());
     }
 
     #[test]

@@ -1,15 +1,18 @@
-//! Building a kernel with the host's C++ compiler, once: shared objects are kept in the user's cache.
+//! Building a kernel with the host's C++ compiler, once: shared objects are kept in the user's cache, or in none where it cannot
+//! be used.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use qgemm_cuda::{KernelSpec, Sha256Hash};
 use qgemm_hal::HalError;
 use tempfile::TempDir;
 
+use crate::objects::{Objects, temporary_folder};
 use crate::sources;
 
 /// Names the C++ compiler: `QGEMM_CXX=clang++`.
@@ -38,24 +41,44 @@ pub(crate) struct Compiler {
     /// Program, version and flags: part of every cache key.
     identity: String,
     flags: Vec<&'static str>,
-    folder: Folder,
-    sources: PathBuf,
+    /// Where shared objects are kept.
+    cache: Option<PathBuf>,
+    /// Whether it was said that they are not.
+    warned: AtomicBool,
 }
 
-/// Where shared objects are kept.
+/// A shared object.
 #[derive(Debug)]
-enum Folder {
-    Cache(PathBuf),
-    /// For this process only, where the cache cannot be written.
-    Temporary(TempDir),
+pub(crate) struct Object {
+    path: PathBuf,
+    /// Removed once the object is loaded.
+    _temporary: Option<TempDir>,
 }
 
-impl Folder {
-    fn path(&self) -> &Path {
-        match self {
-            Folder::Cache(path) => path,
-            Folder::Temporary(folder) => folder.path(),
-        }
+impl Object {
+    /// Where it is, as long as this value is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Why there is no shared object.
+enum Failure {
+    /// The kernel is to blame, or the compiler.
+    Kernel(HalError),
+    /// The folder cannot be used.
+    Folder(io::Error),
+}
+
+impl From<HalError> for Failure {
+    fn from(error: HalError) -> Self {
+        Failure::Kernel(error)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Folder(error)
     }
 }
 
@@ -66,10 +89,11 @@ impl Compiler {
     /// What to install.
     pub(crate) fn get() -> Result<&'static Self, String> {
         static COMPILER: OnceLock<Result<Compiler, String>> = OnceLock::new();
-        COMPILER.get_or_init(Self::find).as_ref().map_err(Clone::clone)
+        let find = || Self::find(qgemm_cuda::cache_folder().map(|path| path.join("emu")));
+        COMPILER.get_or_init(find).as_ref().map_err(Clone::clone)
     }
 
-    fn find() -> Result<Self, String> {
+    fn find(cache: Option<PathBuf>) -> Result<Self, String> {
         let named = |variable| std::env::var(variable).ok().filter(|v: &String| !v.is_empty());
         let candidates = match named(COMPILER_VARIABLE) {
             Some(program) => vec![program],
@@ -95,68 +119,77 @@ impl Compiler {
             text += source;
         }
         let identity = Sha256Hash::of(text.as_bytes()).to_string();
-        let folder = folder();
-        let sources = write_sources(folder.path(), &identity)
-            .map_err(|e| format!("{}: kernel sources cannot be written: {e}", folder.path().display()))?;
-        Ok(Self { program, identity, flags, folder, sources })
+        Ok(Self { program, identity, flags, cache, warned: AtomicBool::new(false) })
     }
 
-    /// The shared object of `spec`.
+    /// The shared object of `spec`: from the cache, or built into it. Where the cache cannot be written or trusted, the object is in
+    /// a folder of its own, which goes with it.
     ///
     /// # Errors
     /// [`HalError::Compile`] with the compiler's words, or [`HalError::File`].
-    pub(crate) fn shared_object(&self, spec: &KernelSpec) -> Result<PathBuf, HalError> {
+    pub(crate) fn shared_object(&self, spec: &KernelSpec) -> Result<Object, HalError> {
+        if let Some(folder) = &self.cache {
+            match self.cached(folder, spec) {
+                Ok(path) => return Ok(Object { path, _temporary: None }),
+                Err(Failure::Kernel(error)) => return Err(error),
+                Err(Failure::Folder(error)) => {
+                    if !self.warned.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(folder = %folder.display(), %error, "emulated kernels are not kept");
+                    }
+                }
+            }
+        }
+        let failed = |folder: &Path, error: &io::Error| HalError::File {
+            path: folder.to_owned(),
+            call: "build a kernel",
+            message: error.to_string(),
+        };
+        let folder = temporary_folder().map_err(|error| failed(&std::env::temp_dir(), &error))?;
+        match self.cached(folder.path(), spec) {
+            Ok(path) => Ok(Object { path, _temporary: Some(folder) }),
+            Err(Failure::Kernel(error)) => Err(error),
+            Err(Failure::Folder(error)) => Err(failed(folder.path(), &error)),
+        }
+    }
+
+    /// The shared object of `spec` in `folder`.
+    fn cached(&self, folder: &Path, spec: &KernelSpec) -> Result<PathBuf, Failure> {
+        let objects = Objects::open(folder)?;
         let unit = sources::translation_unit(spec);
-        let note = self.path(&[&self.identity, &unit], "note");
-        if let Some(object) = self.noted(&note) {
+        let of_unit = objects.note_path(&[&self.identity, &unit]);
+        if let Some(object) = objects.noted(&of_unit) {
             return Ok(object);
         }
         let _span = tracing::info_span!("compile", kernel = spec.name, target = "host").entered();
+        let sources = folder.join(format!("sources-{}", self.identity));
+        sources::make(&sources)?;
         // Kernels of different variants are often the same after preprocessing, and compiled once then.
-        let text = self.run(spec, &["-E", "-I.", "-x", "c++"], None, unit.as_bytes())?;
-        let object = self.path(&[&self.identity, &String::from_utf8_lossy(&text)], "so");
-        if !object.exists() {
-            let failed = |e: io::Error| file_error(&object, "write a shared object", &e);
-            let parts = tempfile::Builder::new().suffix(".so").tempfile_in(self.folder.path()).map_err(failed)?;
-            self.run(spec, &["-x", "c++-cpp-output"], Some(parts.path()), &text)?;
-            parts.persist(&object).map_err(|e| failed(e.error))?;
-        }
-        self.note(&note, &object).map_err(|e| file_error(&note, "write", &e))?;
+        let text = self.run(spec, &sources, &["-E", "-I.", "-x", "c++"], None, unit.as_bytes())?;
+        let of_text = objects.note_path(&[&self.identity, &String::from_utf8_lossy(&text)]);
+        let object = match objects.noted(&of_text) {
+            Some(object) => object,
+            None => {
+                let parts = TempDir::with_prefix_in("parts-", folder)?;
+                let out = parts.path().join("kernel.so");
+                self.run(spec, &sources, &["-x", "c++-cpp-output"], Some(&out), &text)?;
+                objects.add(&of_text, &fs::read(&out)?)?
+            }
+        };
+        objects.note(&of_unit, &object)?;
         Ok(object)
     }
 
-    fn path(&self, key: &[&str], extension: &str) -> PathBuf {
-        let hash = Sha256Hash::of(key.join("\0").as_bytes());
-        self.folder.path().join(format!("{hash}.{extension}"))
-    }
-
-    /// The object that a note names, when it is whole.
-    fn noted(&self, note: &Path) -> Option<PathBuf> {
-        let text = fs::read_to_string(note).ok()?;
-        let (name, hash) = text.split_once('\n')?;
-        let object = self.folder.path().join(name);
-        let bytes = fs::read(&object).ok()?;
-        if Sha256Hash::of(&bytes).to_string() == hash {
-            return Some(object);
-        }
-        tracing::warn!(object = %object.display(), "a damaged kernel is compiled again");
-        // Compiled anew under the same name; that it may be gone already is no matter.
-        let _ = fs::remove_file(&object);
-        None
-    }
-
-    fn note(&self, note: &Path, object: &Path) -> io::Result<()> {
-        let hash = Sha256Hash::of(&fs::read(object)?);
-        let name = object.file_name().unwrap_or_default().to_string_lossy();
-        let mut file = tempfile::NamedTempFile::new_in(self.folder.path())?;
-        write!(file, "{name}\n{hash}")?;
-        file.persist(note).map(drop).map_err(|e| e.error)
-    }
-
     /// Runs the compiler on `text`.
-    fn run(&self, spec: &KernelSpec, extra: &[&str], out: Option<&Path>, text: &[u8]) -> Result<Vec<u8>, HalError> {
+    fn run(
+        &self,
+        spec: &KernelSpec,
+        sources: &Path,
+        extra: &[&str],
+        out: Option<&Path>,
+        text: &[u8],
+    ) -> Result<Vec<u8>, HalError> {
         let mut command = Command::new(&self.program);
-        command.args(&self.flags).args(extra).arg("-").current_dir(&self.sources);
+        command.args(&self.flags).args(extra).arg("-").current_dir(sources);
         if let Some(out) = out {
             command.arg("-o").arg(out);
         }
@@ -185,10 +218,6 @@ impl Compiler {
     }
 }
 
-fn file_error(path: &Path, call: &'static str, error: &io::Error) -> HalError {
-    HalError::File { path: path.to_owned(), call, message: error.to_string() }
-}
-
 /// Instructions of this host that make half precision and fused multiply-adds fast.
 fn host_flags() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
@@ -204,35 +233,135 @@ fn host_flags() -> Vec<&'static str> {
     Vec::new()
 }
 
-/// The user's cache, or a folder of this process.
-fn folder() -> Folder {
-    if let Some(path) = qgemm_cuda::cache_folder().map(|path| path.join("emu")) {
-        let writable = fs::create_dir_all(&path).and_then(|()| tempfile::tempfile_in(&path).map(drop));
-        match writable {
-            Ok(()) => return Folder::Cache(path),
-            Err(error) => tracing::warn!(folder = %path.display(), %error, "emulated kernels are not kept"),
+#[cfg(test)]
+mod tests {
+    use qgemm_testkit::skipped;
+
+    use super::*;
+    use crate::kernel::LoadedKernel;
+
+    const SPEC: KernelSpec = KernelSpec {
+        name: String::new(),
+        entry: "test.cu",
+        text: "struct P { unsigned out; };\nextern \"C\" __global__ void test(const P) {}\n",
+        symbol: "test",
+        prelude: String::new(),
+        arch_specific: false,
+    };
+
+    fn compiler(test: &str, cache: Option<&Path>) -> Option<Compiler> {
+        match Compiler::find(cache.map(Path::to_path_buf)) {
+            Ok(compiler) => Some(compiler),
+            Err(why) => {
+                skipped(test, &why);
+                None
+            }
         }
     }
-    match TempDir::with_prefix("qgemm-emu-") {
-        Ok(folder) => Folder::Temporary(folder),
-        // Nothing can be written anywhere: the first attempt to will say so.
-        Err(_) => Folder::Cache(std::env::temp_dir()),
-    }
-}
 
-/// Writes the sources below `folder`, beside the goal and renamed, so that another process sees all or nothing.
-fn write_sources(folder: &Path, identity: &str) -> io::Result<PathBuf> {
-    let goal = folder.join(format!("sources-{identity}"));
-    if goal.is_dir() {
-        return Ok(goal);
+    fn loads(compiler: &Compiler) -> PathBuf {
+        let object = compiler.shared_object(&SPEC).unwrap();
+        LoadedKernel::load(object.path()).unwrap();
+        object.path().to_path_buf()
     }
-    let parts = TempDir::with_prefix_in("parts-", folder)?;
-    sources::write(parts.path())?;
-    let renamed = fs::rename(parts.path(), &goal);
-    if renamed.is_ok() {
-        // What it would delete has moved.
-        let _ = parts.keep();
+
+    fn modified(path: &Path) -> std::time::SystemTime {
+        fs::metadata(path).unwrap().modified().unwrap()
     }
-    // Another process may have been first.
-    if goal.is_dir() { Ok(goal) } else { renamed.map(|()| goal) }
+
+    #[test]
+    fn a_kept_object_is_used_again_and_a_damaged_one_built_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(compiler) = compiler("a_kept_object_is_used_again", Some(folder.path())) else { return };
+        let object = loads(&compiler);
+        let built = modified(&object);
+        assert_eq!((loads(&compiler), modified(&object)), (object.clone(), built), "it is not built again");
+        let whole = fs::read(&object).unwrap();
+        for damaged in [&b""[..], &whole[..whole.len() / 2], b"not an object"] {
+            fs::write(&object, damaged).unwrap();
+            assert_eq!(loads(&compiler), object);
+            assert_eq!(fs::read(&object).unwrap().len(), whole.len());
+        }
+        // An object whose note is gone is not believed to be whole either.
+        let notes = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path());
+        notes
+            .filter(|path| path.extension().is_some_and(|e| e == "note"))
+            .for_each(|note| fs::remove_file(note).unwrap());
+        fs::write(&object, b"not an object").unwrap();
+        assert_eq!(loads(&compiler), object);
+    }
+
+    #[test]
+    fn damaged_sources_are_written_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(compiler) = compiler("damaged_sources_are_written_again", Some(folder.path())) else { return };
+        loads(&compiler);
+        let sources = folder.path().join(format!("sources-{}", compiler.identity));
+        let forget = || {
+            let entries = folder.path().read_dir().unwrap().map(|entry| entry.unwrap().path());
+            entries.filter(|path| path.is_file()).for_each(|file| fs::remove_file(file).unwrap());
+        };
+        let damages: [&dyn Fn(); 4] = [
+            &|| fs::remove_dir_all(sources.join("atoms")).unwrap(),
+            &|| fs::write(sources.join("entry.cuh"), b"#error damaged").unwrap(),
+            &|| {
+                fs::remove_file(sources.join("entry.cuh")).unwrap();
+                fs::create_dir(sources.join("entry.cuh")).unwrap();
+            },
+            &|| {
+                fs::remove_dir_all(&sources).unwrap();
+                fs::write(&sources, b"a file").unwrap();
+            },
+        ];
+        for damage in damages {
+            forget();
+            damage();
+            loads(&compiler);
+        }
+    }
+
+    #[test]
+    fn without_a_cache_objects_are_removed_once_they_are_loaded() {
+        // A file where the folder should be fails for every user, root included.
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, b"").unwrap();
+        for cache in [None, Some(file.as_path())] {
+            let Some(compiler) = compiler("without_a_cache_objects_are_removed", cache) else { return };
+            let object = compiler.shared_object(&SPEC).unwrap();
+            let kernel = LoadedKernel::load(object.path()).unwrap();
+            let path = object.path().to_path_buf();
+            assert!(path.is_file());
+            drop(object);
+            assert!(!path.exists() && !path.parent().unwrap().exists());
+            drop(kernel);
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_others_can_write_is_not_loaded() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let cache = folder.path().join("cache");
+        let Some(compiler) = compiler("what_others_can_write_is_not_loaded", Some(&cache)) else { return };
+        let object = loads(&compiler);
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(fs::metadata(&cache).unwrap().permissions().mode() & 0o777, 0o700);
+        assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0);
+        // The right contents in a file that anybody may change by the time they are loaded.
+        set_mode(&object, 0o666);
+        assert_eq!(loads(&compiler), object);
+        assert_eq!(fs::metadata(&object).unwrap().permissions().mode() & 0o022, 0, "built anew");
+        set_mode(&cache, 0o777);
+        assert_ne!(loads(&compiler), object, "built in a folder of its own");
+    }
+
+    #[test]
+    fn what_does_not_compile_is_no_matter_of_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(compiler) = compiler("what_does_not_compile_is_no_matter", Some(folder.path())) else { return };
+        let error = compiler.shared_object(&KernelSpec { text: "#error wrong\n", ..SPEC }).unwrap_err();
+        assert!(matches!(&error, HalError::Compile { log, .. } if log.contains("wrong")), "{error}");
+    }
 }

@@ -95,7 +95,7 @@ impl EmuDevice {
             let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
             kernels.entry(spec.key()).or_default().clone()
         };
-        slot.get_or_try_init(|| LoadedKernel::load(&self.compiler.shared_object(spec)?))?;
+        slot.get_or_try_init(|| LoadedKernel::load(self.compiler.shared_object(spec)?.path()))?;
         Ok(slot)
     }
 

@@ -18,6 +18,7 @@ mod fault;
 mod kernel;
 mod machine;
 pub mod model;
+mod objects;
 mod sources;
 
 use std::collections::BTreeMap;

@@ -1,10 +1,11 @@
 //! The kernel sources with the emulated atoms in the place of the ones in PTX.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
-use qgemm_cuda::{KernelSpec, source};
+use qgemm_cuda::{KernelSpec, make_private_folder, source};
+use tempfile::NamedTempFile;
 
 use crate::model;
 
@@ -18,14 +19,35 @@ pub(crate) fn files() -> impl Iterator<Item = (&'static str, &'static str)> {
     kept.chain(ATOMS).copied()
 }
 
-/// Writes the files below `folder`.
-pub(crate) fn write(folder: &Path) -> io::Result<()> {
+/// Makes sure that `folder` holds the files, whatever became of it. Each is written in one step, so that processes that do so at
+/// once do not disturb one another.
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn make(folder: &Path) -> io::Result<()> {
+    complete(folder).or_else(|_| {
+        // Something else stands where a file or a folder should.
+        if folder.is_dir() {
+            fs::remove_dir_all(folder)?
+        } else {
+            fs::remove_file(folder)?
+        }
+        complete(folder)
+    })
+}
+
+/// Writes the files that are not there or not as they should be.
+fn complete(folder: &Path) -> io::Result<()> {
     for (name, text) in files() {
         let path = folder.join(name);
-        if let Some(parent) = path.parent() {
-            fs::create_dir_all(parent)?;
+        if fs::read(&path).is_ok_and(|found| found == text.as_bytes()) {
+            continue;
         }
-        fs::write(path, text)?;
+        let parent = path.parent().unwrap_or(folder);
+        make_private_folder(parent)?;
+        let mut file = NamedTempFile::new_in(parent)?;
+        file.write_all(text.as_bytes())?;
+        file.persist(path)?;
     }
     Ok(())
 }

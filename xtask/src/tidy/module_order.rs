@@ -11,6 +11,7 @@ const ORDERS: &[(&str, &[&str])] = &[
         "crates/qgemm-cuda/src",
         &[
             "hash",
+            "private",
             "replace",
             "driver",
             "arch",

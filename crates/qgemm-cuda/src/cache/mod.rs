@@ -1,10 +1,12 @@
 //! The disk cache of compiled kernels. An entry is one file, named after everything that decides its contents,
-//! written under a temporary name and renamed, and believed only when its checksum is right. Whatever goes wrong
-//! with the cache costs time, never correctness.
+//! written under a temporary name and renamed, and believed only when its checksum is right and nobody else can have written it.
+//! Whatever goes wrong with the cache costs time, never correctness: what cannot be written is kept in memory.
 
 mod turn;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 use std::{env, fs, io};
 
@@ -14,6 +16,7 @@ use crate::artifact::{Artifact, Resources};
 use crate::binary::{Reader, Writer};
 use crate::hash::{self, Hasher, Sha256Hash};
 use crate::jit;
+use crate::private::{check_folder, make_private_folder, read_private};
 use crate::replace;
 use crate::source;
 use crate::spec::KernelSpec;
@@ -31,7 +34,7 @@ const EXTENSION: &str = "qgc";
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Hash of everything but the compiler's version that decides a compiled kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey(Sha256Hash);
 
 impl CacheKey {
@@ -52,6 +55,8 @@ impl CacheKey {
 #[derive(Clone, Debug)]
 pub(crate) struct Cache {
     folder: Option<PathBuf>,
+    /// What the folder could not take, until the process ends.
+    memory: Arc<Mutex<HashMap<CacheKey, Artifact>>>,
 }
 
 /// The folder of the user's cache: `QGEMM_CACHE`, else `qgemm/kernels` in the system's folder for caches; `None` where there
@@ -62,14 +67,15 @@ pub fn cache_folder() -> Option<PathBuf> {
 }
 
 impl Cache {
-    /// The user's cache, in [`cache_folder`].
+    /// The user's cache, in [`cache_folder`]. All devices share it.
     pub(crate) fn of_user() -> Self {
-        Self { folder: cache_folder() }
+        static CACHE: OnceLock<Cache> = OnceLock::new();
+        CACHE.get_or_init(|| Self { folder: cache_folder(), memory: Arc::default() }).clone()
     }
 
     /// The cache in `folder`.
     pub(crate) fn at(folder: &Path) -> Self {
-        Self { folder: Some(folder.to_path_buf()) }
+        Self { folder: Some(folder.to_path_buf()), memory: Arc::default() }
     }
 
     /// Its folder, for messages.
@@ -80,12 +86,23 @@ impl Cache {
     /// The entry `key` made by NVRTC `version`, or by any when there is none on this machine. A damaged entry is
     /// reported and treated as absent.
     pub(crate) fn read(&self, key: CacheKey, version: Option<&str>) -> Option<Artifact> {
+        if let Some(artifact) = self.remembered(key, version) {
+            return Some(artifact);
+        }
         let folder = self.folder.as_deref()?;
+        match check_folder(folder) {
+            Ok(()) => {}
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "cached kernels are not used");
+                return None;
+            }
+        }
         let path = match version {
             Some(version) => entry_path(folder, key, version),
             None => newest_entry(folder, key)?,
         };
-        let bytes = match fs::read(&path) {
+        let bytes = match read_private(&path) {
             Ok(bytes) => bytes,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return None,
             Err(error) => {
@@ -103,31 +120,48 @@ impl Cache {
     /// Adds an entry.
     ///
     /// # Errors
-    /// When the folder cannot be written.
+    /// When the folder cannot be written or trusted. The entry is kept in memory then.
     pub(crate) fn write(&self, key: CacheKey, artifact: &Artifact) -> io::Result<()> {
+        let written = self.write_file(key, artifact);
+        if written.is_err() {
+            // A panic while the lock is held cannot leave the map half changed.
+            let mut memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+            memory.insert(key, artifact.clone());
+        }
+        written
+    }
+
+    fn write_file(&self, key: CacheKey, artifact: &Artifact) -> io::Result<()> {
         let Some(folder) = &self.folder else { return Err(io::Error::other("there is no folder for it")) };
+        make_private_folder(folder)?;
         replace::with(&entry_path(folder, key, &artifact.nvrtc), &encode(key, artifact))
+    }
+
+    fn remembered(&self, key: CacheKey, version: Option<&str>) -> Option<Artifact> {
+        let memory = self.memory.lock().unwrap_or_else(PoisonError::into_inner);
+        memory.get(&key).filter(|artifact| version.is_none_or(|version| version == artifact.nvrtc)).cloned()
     }
 
     /// The turn to compile `key`. While it is held, other processes wait for the entry.
     pub(crate) fn turn(&self, key: CacheKey) -> Option<Turn> {
         let folder = self.folder.as_deref()?;
-        fs::create_dir_all(folder).ok()?;
+        make_private_folder(folder).ok()?;
         Some(Turn::take(&folder.join(format!("{}.lock", key.0)), PATIENCE))
     }
 
     /// The version of the compiler at `library`, noted by [`Cache::note_version`] while the file is unchanged:
     /// spares a start that finds all its kernels here the loading of a library of 100 MB.
     pub(crate) fn noted_version(&self, library: &Path) -> Option<String> {
-        let text = fs::read_to_string(self.note_path(library)?).ok()?;
+        check_folder(self.folder.as_deref()?).ok()?;
+        let text = String::from_utf8(read_private(&self.note_path(library)?).ok()?).ok()?;
         let well_formed = text.split('.').count() == 2 && text.split('.').all(|n| n.parse::<u32>().is_ok());
         well_formed.then_some(text)
     }
 
     /// Notes that the compiler at `library` is `version`.
     pub(crate) fn note_version(&self, library: &Path, version: &str) {
-        let Some(path) = self.note_path(library) else { return };
-        if let Err(error) = replace::with(&path, version.as_bytes()) {
+        let (Some(folder), Some(path)) = (self.folder.as_deref(), self.note_path(library)) else { return };
+        if let Err(error) = make_private_folder(folder).and_then(|()| replace::with(&path, version.as_bytes())) {
             tracing::debug!(path = %path.display(), %error, "the compiler's version cannot be noted");
         }
     }
@@ -283,11 +317,45 @@ mod tests {
         let cache = Cache::at(&file);
         let key = CacheKey::new(&probe(""), TARGET);
         assert!(cache.turn(key).is_none());
-        assert!(cache.write(key, &artifact("12.9")).is_err());
         assert_eq!(cache.read(key, Some("12.9")), None);
-        assert_eq!(cache.read(key, None), None);
+        assert!(cache.write(key, &artifact("12.9")).is_err());
+        // Kept in memory, for this cache and its clones.
+        assert_eq!(cache.clone().read(key, Some("12.9")), Some(artifact("12.9")));
+        assert_eq!(cache.read(key, None), Some(artifact("12.9")));
+        assert_eq!(cache.read(key, Some("13.0")), None);
+        assert_eq!(Cache::at(&file).read(key, None), None);
         cache.note_version(&file, "12.9");
         assert_eq!(cache.noted_version(&file), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn nothing_is_loaded_from_where_others_can_write() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (path, library) = (folder.path().join("cache"), folder.path().join("libnvrtc.so.12"));
+        fs::write(&library, b"one").unwrap();
+        let key = CacheKey::new(&probe(""), TARGET);
+        let cache = Cache::at(&path);
+        cache.write(key, &artifact("12.9")).unwrap();
+        let entry = the_entry(&path);
+        cache.note_version(&library, "12.9");
+        let set_mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        let trusted = || (cache.read(key, Some("12.9")).is_some(), cache.read(key, None).is_some());
+        assert_eq!((trusted(), cache.noted_version(&library).is_some()), ((true, true), true));
+        set_mode(&entry, 0o666);
+        assert_eq!(trusted(), (false, false), "a file that anybody can write");
+        set_mode(&entry, 0o600);
+        set_mode(&path, 0o777);
+        assert_eq!(
+            (trusted(), cache.noted_version(&library)),
+            ((false, false), None),
+            "a folder that anybody can write"
+        );
+        let error = cache.write(key, &artifact("12.9")).unwrap_err();
+        assert!(error.to_string().contains("mode 777"), "{error}");
+        assert!(cache.turn(key).is_none());
     }
 
     #[test]
