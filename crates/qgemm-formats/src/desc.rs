@@ -250,7 +250,21 @@ impl fmt::Debug for FormatDesc {
     }
 }
 
-/// Handle to a [`FormatDesc`]: cheap to copy, compared by name, parsed from a name.
+/// Handle to a [`FormatDesc`]: cheap to copy, compared by name, parsed from a name in any case.
+///
+/// | names | values |
+/// |---|---|
+/// | `f32`, `f16`, `bf16` | plain numbers |
+/// | `q4_0`, `q5_0`, `q8_0` | GGUF: integers of 4, 5 and 8 bits in blocks of 32, an f16 scale each |
+/// | `q4_1`, `q5_1` | GGUF: the same with a minimum |
+/// | `q2_k`, `q3_k`, `q4_k`, `q5_k`, `q6_k` | GGUF: integers of 2 to 6 bits in super-blocks of 256, whose sub-blocks have quantized scales and (Q2, Q4, Q5) minimums |
+/// | `iq4_nl`, `iq4_xs` | GGUF: entries of a table of 16 numbers, in blocks of 32 and super-blocks of 256 |
+/// | `mxfp4` | E2M1 numbers in blocks of 32 with an E8M0 scale |
+/// | `int2_g32`, `int2_g64`, `int2_g128`, `int3_g32`, `int3_g64`, `int3_g128`, `int4_g32`, `int4_g64`, `int4_g128`, `int8_g32`, `int8_g64`, `int8_g128` | GPTQ and AWQ: integers of 2, 3, 4 and 8 bits in groups of 32, 64 and 128, with an f16 scale and a zero point each; columns may be permuted (act-order) |
+/// | `int8_channel` | integers of 8 bits, a scale for each output feature |
+/// | `fp8_e4m3`, `fp8_e5m2` | FP8 numbers, a scale for the tensor or for each output feature |
+/// | `fp8_e4m3_block128`, `fp8_e5m2_block128` | FP8 numbers, a scale for each 128×128 block |
+/// | `nvfp4` | E2M1 numbers in blocks of 16 with an E4M3 scale, and a scale of the tensor |
 ///
 /// ```
 /// use qgemm_formats::Format;
@@ -330,6 +344,14 @@ impl FromStr for Format {
 mod tests {
     use super::*;
     use crate::sub_scale::SubScale;
+
+    #[test]
+    fn the_documentation_names_every_format() {
+        let text = include_str!("desc.rs");
+        for format in Format::all() {
+            assert!(text.contains(&format!("`{}`", format.name)), "{format} is not in the table of `Format`");
+        }
+    }
 
     #[test]
     fn sub_scales_and_codes_make_the_values() {

@@ -34,6 +34,9 @@ struct Metadata {
 #[derive(Deserialize)]
 struct Package {
     name: String,
+    readme: Option<String>,
+    /// The registries that it may be published to; `None` for any.
+    publish: Option<Vec<String>>,
     dependencies: Vec<Dependency>,
 }
 
@@ -55,6 +58,10 @@ fn violations(metadata: &Metadata) -> Vec<Finding> {
     let members: Vec<&str> = metadata.packages.iter().map(|p| p.name.as_str()).collect();
     let mut findings = Vec::new();
     for package in &metadata.packages {
+        if package.publish.is_none() && package.readme.is_none() {
+            findings
+                .push(Finding::in_file("Cargo.toml", format!("{}: published crates have a README.md", package.name)));
+        }
         let Some(may_use) = allowed.get(package.name.as_str()) else {
             findings.push(Finding::in_file("Cargo.toml", format!("{}: no layer is stated for it", package.name)));
             continue;
@@ -77,8 +84,14 @@ mod tests {
 
     fn package(name: &str, dependency: &str, kind: Option<&str>) -> Metadata {
         let dependency = Dependency { name: dependency.into(), kind: kind.map(Into::into) };
-        let other = Package { name: dependency.name.clone(), dependencies: Vec::new() };
-        Metadata { packages: vec![Package { name: name.into(), dependencies: vec![dependency] }, other] }
+        let package = |name: &str, dependencies| Package {
+            name: name.into(),
+            readme: Some("README.md".into()),
+            publish: None,
+            dependencies,
+        };
+        let other = package(&dependency.name, Vec::new());
+        Metadata { packages: vec![package(name, vec![dependency]), other] }
     }
 
     #[test]
@@ -95,6 +108,15 @@ mod tests {
             assert_eq!(violations(&package("qgemm-cuda", name, Some("dev"))).len(), 0);
             assert_eq!(violations(&package("qgemm-cuda", name, None)).len(), 1);
         }
+    }
+
+    #[test]
+    fn a_published_crate_without_a_readme_is_found() {
+        let mut metadata = package("qgemm-sched", "qgemm-hal", None);
+        metadata.packages[0].readme = None;
+        assert_eq!(violations(&metadata).len(), 1);
+        metadata.packages[0].publish = Some(Vec::new());
+        assert_eq!(violations(&metadata).len(), 0);
     }
 
     #[test]
