@@ -167,3 +167,8 @@ pub mod emu;
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The programs of the engine guide, run with the doctests.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../../docs/engines.md")]
+struct Engines;
