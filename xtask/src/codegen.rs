@@ -72,6 +72,9 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
     for (name, activation) in abi::ACTIVATIONS {
         writeln!(out, "constexpr u32 QG_ACTIVATION_{name} = {};", abi::activation_code(*activation))?;
     }
+    for (name, value) in abi::EXPERT_CONSTANTS {
+        writeln!(out, "constexpr u32 QG_{name} = {value};")?;
+    }
     for dtype in DType::ALL {
         let (name, code) = (dtype.name().to_uppercase(), abi::dtype_code(dtype));
         writeln!(out, "static_assert(DTYPE_{name} == {code}, \"element type\");")?;
@@ -109,6 +112,9 @@ fn wgsl(structs: &[AbiStruct]) -> anyhow::Result<String> {
     }
     for (name, activation) in abi::ACTIVATIONS {
         writeln!(out, "const ACTIVATION_{name}: u32 = {}u;", abi::activation_code(*activation))?;
+    }
+    for (name, value) in abi::EXPERT_CONSTANTS {
+        writeln!(out, "const {name}: u32 = {value}u;")?;
     }
     Ok(out)
 }

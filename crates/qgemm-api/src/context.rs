@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use qgemm_formats::packed_file::PackedWeight;
-use qgemm_formats::{DType, HostWeight};
+use qgemm_formats::{DType, HostExperts, HostWeight};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Stream};
 use qgemm_sched::TunedTable;
 
 use crate::backends;
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
+use crate::experts::{ExpertPlan, ExpertProblem, Experts};
 use crate::gemm::{Candidate, Plan, Problem};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
@@ -165,6 +166,25 @@ impl Context {
     /// When the conversion is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_conversion(&self, conversion: &Conversion) -> Result<ConversionPlan, Error> {
         ConversionPlan::new(&*self.device, &self.plans, conversion)
+    }
+
+    /// Packs the weights of a layer of experts for the device and uploads them; they are ready for every stream when this
+    /// returns. One packed copy serves every form of [`ExpertProblem`].
+    ///
+    /// # Errors
+    /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory, which is found before anything is uploaded.
+    pub fn load_experts(&self, experts: &HostExperts) -> Result<Experts, Error> {
+        Experts::load(&*self.device, &self.default_stream(), experts)
+    }
+
+    /// Chooses a kernel for `problem` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the problem is not valid, its experts are on another device, no family serves it, or the kernel cannot be made
+    /// ready.
+    pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
+        self.check_weight(problem.shape().each.device)?;
+        ExpertPlan::new(&*self.device, &self.plans, problem)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

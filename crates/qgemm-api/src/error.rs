@@ -2,7 +2,7 @@
 
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Format, FormatError, XFormat};
-use qgemm_hal::{DeviceId, DeviceKind, HalError};
+use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError};
 use qgemm_sched::SchedError;
 use thiserror::Error;
 
@@ -104,6 +104,24 @@ pub enum Error {
         /// Factor of the C that came.
         beta: f32,
     },
+    /// Something of a dense product that products with experts do not have.
+    #[error("experts: {what} is not served: {why}")]
+    NotForExperts {
+        /// What was asked for.
+        what: &'static str,
+        /// Why it cannot be, and what to do.
+        why: &'static str,
+    },
+    /// An index that a run with experts was given is wrong; rows that it does not concern were computed.
+    #[error("experts: {}", fault_text(*.fault, *.place, *.top_k))]
+    BadExpertIndex {
+        /// What is wrong.
+        fault: ExpertFault,
+        /// Where it is first: the slot, or the place in the offsets or counts.
+        place: usize,
+        /// Slots of a token, where there are any.
+        top_k: Option<usize>,
+    },
     /// A buffer is shorter than shape and strides ask for.
     #[error("{operand}: expected at least {expected} bytes, got {got}")]
     BufferTooShort {
@@ -183,4 +201,22 @@ pub enum Error {
 /// Names in a list for people.
 fn names(formats: &[XFormat]) -> String {
     formats.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// What is wrong with an index, and where, as a sentence.
+fn fault_text(fault: ExpertFault, place: usize, top_k: Option<usize>) -> String {
+    let slot = match top_k {
+        Some(top_k) => format!("token {}, slot {}", place / top_k, place % top_k),
+        None => format!("place {place}"),
+    };
+    match fault {
+        ExpertFault::Id => format!("the id of {slot} names no expert; its row was left out"),
+        ExpertFault::Offset => {
+            format!("the offset at place {place} is below the one before or beyond the rows")
+        }
+        ExpertFault::Count => {
+            format!("the count of expert {place} is beyond the capacity; rows beyond it were left out")
+        }
+        ExpertFault::RouterWeight => format!("the router weight of {slot} is NaN; it was left out"),
+    }
 }

@@ -81,6 +81,7 @@ mod backends;
 mod context;
 mod convert;
 mod error;
+mod experts;
 mod gemm;
 mod model;
 mod operand;
@@ -93,6 +94,7 @@ pub use backends::{DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
+pub use experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
 pub use gemm::{Args, Candidate, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
@@ -105,12 +107,14 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
 pub use qgemm_formats::{
-    DType, Format, FormatError, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat, format_for_k, quantize_matrix,
+    DType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat, format_for_k,
+    quantize_matrix,
 };
 pub use qgemm_hal::{
-    Activation, Buffer, BufferMut, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device,
-    DeviceId, DeviceInfo, DeviceKind, Event, Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, LaunchStep,
-    Math, Operation, Schedule, Stream, StreamK, TileConfig, Variant, WorkspaceLayout, XPrecision, XPrologue,
+    Activation, Buffer, BufferMut, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, Combine,
+    ConvertConfig, ConvertPlan, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault, ExpertForm, ExpertsPlan,
+    Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, Schedule, Stream, StreamK,
+    TileConfig, Variant, WorkspaceLayout, XPrecision, XPrologue,
 };
 pub use qgemm_sched::{SchedError, TunedError, TunedTable};
 

@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{CheckedConvert, CheckedGemm, Family, LaunchSequence, Operation};
+use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, Family, LaunchSequence, Operation};
 use qgemm_sched::Preferences;
 
 /// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
@@ -30,6 +30,7 @@ impl<O: Operation> fmt::Debug for Ready<O> {
 pub(crate) struct PlanCaches {
     pub gemm: PlanCache<(CheckedGemm, Preferences), Ready<CheckedGemm>>,
     pub convert: PlanCache<CheckedConvert, Ready<CheckedConvert>>,
+    pub experts: PlanCache<(CheckedExperts, Preferences), Ready<CheckedExperts>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

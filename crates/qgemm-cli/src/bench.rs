@@ -3,6 +3,7 @@
 mod baseline;
 mod cliffs;
 mod convert;
+mod experts;
 mod gemm;
 pub mod subject;
 mod sweep;
@@ -39,7 +40,7 @@ pub struct Args {
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features), of convert as RxC (rows x columns); with a model only the
+    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert as RxC (rows x columns); with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -64,6 +65,15 @@ pub struct Args {
     /// Of convert to f16: each row has a factor.
     #[arg(long)]
     row_factors: bool,
+    /// Of experts: how many there are.
+    #[arg(long, default_value_t = 32)]
+    experts: usize,
+    /// Of experts: how many of them each token is given to.
+    #[arg(long, default_value_t = 4)]
+    top_k: usize,
+    /// Of experts: how rows are given to them; every form when not given.
+    #[arg(long, value_enum)]
+    form: Option<experts::Form>,
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,
@@ -188,6 +198,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             subjects.into_iter().map(Work::Gemm).collect()
         }
         Op::Convert => convert::subjects(args)?.into_iter().map(Work::Convert).collect::<Vec<_>>(),
+        Op::Experts => experts::subjects(args)?.into_iter().map(Work::Experts).collect::<Vec<_>>(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -204,6 +215,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Work::Convert(subject) => {
                 progress.say(subject.to_string());
                 convert::measure(&ctx, subject, bandwidth)?
+            }
+            Work::Experts(subject) => {
+                progress.say(subject.to_string());
+                experts::measure(&ctx, args, subject, bandwidth)?
             }
         };
         if let Some(baseline) = &baseline {
@@ -232,6 +247,7 @@ const GEMM_SHAPES: [&str; 3] = ["1x4096x4096", "8x4096x4096", "512x4096x4096"];
 enum Work {
     Gemm(subject::Subject),
     Convert(convert::Subject),
+    Experts(experts::Subject),
 }
 
 impl Args {
@@ -244,6 +260,10 @@ impl Args {
             Op::Gemm => ensure!(
                 !of_convert,
                 "--from, --to, --transposed, --gathered and --row-factors are options of `--op convert`"
+            ),
+            Op::Experts => ensure!(
+                !of_convert && self.model.is_none() && self.sweep_m.is_none(),
+                "a model, --sweep-m and the options of convert are not those of `--op experts`"
             ),
             Op::Convert => {
                 ensure!(

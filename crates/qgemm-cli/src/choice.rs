@@ -15,6 +15,8 @@ pub enum Op {
     Gemm,
     /// Matrices in another element type and order.
     Convert,
+    /// Products of rows with the weights of the experts that they are given to.
+    Experts,
 }
 
 impl Op {
@@ -23,6 +25,7 @@ impl Op {
         match self {
             Op::Gemm => "gemm",
             Op::Convert => "convert",
+            Op::Experts => "experts",
         }
     }
 

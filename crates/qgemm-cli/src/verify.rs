@@ -5,7 +5,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, emu};
 use qgemm_testkit::{
-    Case, ConvertCase, ConvertLayout, Failure, Outcome, Selection, Suite, TestCase, Verdict, WeightKind,
+    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, Outcome, Selection, Suite, TestCase, Verdict,
+    WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -143,8 +144,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         table::print(groups(), json)?;
         return Ok(Holds::Yes);
     }
-    if args.op != Op::Gemm {
-        ensure!(args.format == FormatChoice::All && args.family.is_none(), "--format and --family are for gemm");
+    if args.op == Op::Convert {
+        ensure!(args.format == FormatChoice::All && args.family.is_none(), "convert has neither --format nor --family");
     }
     let ctx = Context::open(&args.device)?;
     let family = match &args.family {
@@ -203,6 +204,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (true, op) => groups_of(op.suite()?, args.group.as_deref(), wanted),
         (false, Op::Gemm) => gemm_shapes(args, wanted),
         (false, Op::Convert) => convert_shapes(args),
+        (false, Op::Experts) => expert_shapes(args, wanted),
     }
 }
 
@@ -230,6 +232,33 @@ fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn Te
             for x_dtype in DType::ALL {
                 let case = Case::new(format, shape.m, shape.n, shape.k);
                 cases.push(Box::new(Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..case }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape, of 8 experts of which a token is given to 2, in every format that can store it and in every form. A format asked
+/// for by name that cannot is an error.
+fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    const EXPERTS: usize = 8;
+    const TOP_K: usize = 2;
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
+            if let Err(error) = format.check_k(shape.k) {
+                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
+                eprintln!("left out: {error}");
+                continue;
+            }
+            let indexed = |combined| FormCase::Indexed { top_k: TOP_K, x_per_slot: false, combined };
+            let masked = FormCase::Masked { capacity: (shape.m * TOP_K).div_ceil(EXPERTS) };
+            for form in [FormCase::Contiguous, masked, indexed(false), indexed(true)] {
+                for x_dtype in DType::ALL {
+                    let each = Case::new(format, shape.m, shape.n, shape.k);
+                    let each = Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..each };
+                    cases.push(Box::new(ExpertCase::new(each, EXPERTS, shape.m, form)));
+                }
             }
         }
     }
@@ -292,6 +321,7 @@ fn cases_argument(args: &Args) -> String {
     match (args.op, args.format) {
         (Op::Gemm, FormatChoice::All) => "--format all".to_owned(),
         (Op::Gemm, FormatChoice::One(format)) => format!("--format {format}"),
+        (Op::Experts, FormatChoice::One(format)) => format!("--op experts --format {format}"),
         (op, _) => format!("--op {}", op.name()),
     }
 }

@@ -204,7 +204,11 @@ impl Device for CpuDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: families::gemm::FAMILIES, convert: families::convert::FAMILIES }
+        Catalog {
+            gemm: families::gemm::FAMILIES,
+            convert: families::convert::FAMILIES,
+            experts: families::experts::FAMILIES,
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -32,6 +32,19 @@ pub struct Job<'a> {
     d: Output<'a>,
 }
 
+/// The bytes of a job's operands; empty where the operation has none.
+pub struct Parts<'a> {
+    pub x: &'a [u8],
+    pub w: &'a [u8],
+    pub row_scale: &'a [u8],
+    pub k_order: &'a [u8],
+    pub c: &'a [u8],
+    pub bias: &'a [u8],
+    pub token_scale: &'a [u8],
+    pub residual: &'a [u8],
+    pub d: &'a mut [u8],
+}
+
 impl<'a> Job<'a> {
     /// Binds the operands of a launch; `x` is X as the operation describes it.
     ///
@@ -49,34 +62,58 @@ impl<'a> Job<'a> {
         use GemmOperand as O;
         let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
         let mut take = |operand: O| operands.take(operand).map(|view| host_bytes(view, operand.name())).transpose();
-        let mut exactly = |operand: O, len: usize| -> Result<&'a [u8], HalError> {
-            let (what, bytes) = (operand.name(), take(operand)?.unwrap_or_default());
+        let parts = Parts {
+            x: take(O::X)?.unwrap_or_default(),
+            w: take(O::W)?.unwrap_or_default(),
+            row_scale: take(O::RowScale)?.unwrap_or_default(),
+            k_order: take(O::KOrder)?.unwrap_or_default(),
+            c: take(O::C)?.unwrap_or_default(),
+            bias: take(O::Bias)?.unwrap_or_default(),
+            token_scale: take(O::TokenScale)?.unwrap_or_default(),
+            residual: take(O::Residual)?.unwrap_or_default(),
+            d: HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?,
+        };
+        Self::of_parts(op, x, layout, scales, simd, parts)
+    }
+
+    /// As [`Job::new`], over memory that is known to be the host's.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] for an operand shorter than the operation says.
+    pub fn of_parts(
+        op: &'a CheckedGemm,
+        x: Dense,
+        layout: &'a PackedLayout,
+        scales: &'a Scales,
+        simd: &'static Simd,
+        parts: Parts<'a>,
+    ) -> Result<Self, HalError> {
+        use GemmOperand as O;
+        let exactly = |operand: O, bytes: &'a [u8], len: usize| -> Result<&'a [u8], HalError> {
+            let what = operand.name();
             bytes.get(..len).ok_or(HalError::OutOfBounds { what, start: 0, end: len, len: bytes.len() })
         };
-        let weight = exactly(O::W, layout.bytes(op.stored_rows, op.stored_k))?;
-        let mut optional = |wanted: bool, operand, len| wanted.then(|| exactly(operand, len)).transpose();
-        let row_scale = optional(op.row_scale, O::RowScale, op.stored_rows * 4)?;
-        let k_order = optional(op.k_order, O::KOrder, op.stored_k * 4)?;
-        let bias = optional(op.bias.is_some(), O::Bias, op.bias_len() * op.bias.map_or(0, DType::bytes))?;
-        let token_scale = optional(op.token_scale, O::TokenScale, op.m * 4)?;
-        let mut matrix = |layout: Dense, operand: O, columns: usize| {
-            Input::new(take(operand)?.unwrap_or_default(), layout, [op.m, columns], operand.name())
+        let optional = |wanted: bool, operand, bytes, len| wanted.then(|| exactly(operand, bytes, len)).transpose();
+        let matrix = |layout: Dense, operand: O, bytes: &'a [u8], columns: usize| {
+            Input::new(bytes, layout, [op.m, columns], operand.name())
         };
+        let weight = exactly(O::W, parts.w, layout.bytes(op.stored_rows, op.stored_k))?;
+        let k_order = optional(op.k_order, O::KOrder, parts.k_order, op.stored_k * 4)?;
+        let bias_bytes = op.bias_len() * op.bias.map_or(0, DType::bytes);
+        let features = op.out_features;
         Ok(Self {
             simd,
-            x: Ordered::new(matrix(x, O::X, op.k)?, k_order),
+            x: Ordered::new(matrix(x, O::X, parts.x, op.k)?, k_order),
             weight: Packed::new(layout, scales, weight, layout.k_tiles(op.stored_k)),
-            row_scale,
-            c: op.c.map(|c| matrix(c, O::C, op.out_features)).transpose()?,
-            bias,
-            token_scale,
-            residual: op.residual.map(|residual| matrix(residual, O::Residual, op.out_features)).transpose()?,
-            d: Output::new(
-                HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?,
-                op.d,
-                [op.m, op.out_features],
-                O::D.name(),
-            )?,
+            row_scale: optional(op.row_scale, O::RowScale, parts.row_scale, op.stored_rows * 4)?,
+            c: op.c.map(|c| matrix(c, O::C, parts.c, features)).transpose()?,
+            bias: optional(op.bias.is_some(), O::Bias, parts.bias, bias_bytes)?,
+            token_scale: optional(op.token_scale, O::TokenScale, parts.token_scale, op.m * 4)?,
+            residual: op
+                .residual
+                .map(|residual| matrix(residual, O::Residual, parts.residual, features))
+                .transpose()?,
+            d: Output::new(parts.d, op.d, [op.m, features], O::D.name())?,
             op,
         })
     }

@@ -49,7 +49,8 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 pub use cudarc;
 pub use families::{
     BlockScaledParams, CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
-    block_scaled_geometry, block_scaled_spec, convert_sequence, gemm_sequence, manifest, repack_bandwidth,
+    block_scaled_geometry, block_scaled_spec, convert_sequence, experts_sequence, gemm_sequence, manifest,
+    repack_bandwidth,
 };
 pub use graph::{Graph, capture};
 pub use hash::Sha256Hash;

@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
-use qgemm_cuda::{EncodedMap, KernelLaunch, Places, XMap, convert_sequence, gemm_sequence};
+use qgemm_cuda::{EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence};
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedGemm, ConvertConfig, ConvertPlan, Device, DeviceId,
-    DeviceInfo, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan, LaunchSequence, Operands, Operation,
-    Stream, TileConfig, Unsupported,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, ConvertConfig, ConvertPlan, Device,
+    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
+    LaunchSequence, Operands, Operation, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -18,12 +18,15 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
             convert: Box::leak(
                 convert.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedConvert>).collect(),
+            ),
+            experts: Box::leak(
+                experts.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedExperts>).collect(),
             ),
         }
     })
@@ -69,6 +72,29 @@ impl Family<CheckedConvert> for EmuFamily<CheckedConvert> {
     }
 
     fn source_hash(&self, op: &CheckedConvert, config: &ConvertConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedExperts> for EmuFamily<CheckedExperts> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedExperts,
+        plan: &ExpertsPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        experts_sequence(op, plan, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

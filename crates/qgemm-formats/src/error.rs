@@ -126,6 +126,27 @@ pub enum FormatError {
         /// Input features.
         k: usize,
     },
+    /// A layer of experts without any.
+    #[error("a layer of experts has at least one expert")]
+    NoExperts,
+    /// An expert's weight is not like the first one's.
+    #[error("expert {expert}: expected {expected} like expert 0, got {got}")]
+    ExpertMismatch {
+        /// The expert's id.
+        expert: usize,
+        /// Format and size of the first expert's weight.
+        expected: String,
+        /// Those of this one.
+        got: String,
+    },
+    /// A stacked weight whose rows are not shared out evenly.
+    #[error("{rows} rows are not those of {experts} experts of equal size")]
+    UnevenExperts {
+        /// Rows of the weight.
+        rows: usize,
+        /// Experts that share them.
+        experts: usize,
+    },
     /// The format cannot be produced from plain values.
     #[error("weights cannot be quantized to {format}: {why}")]
     NotQuantizable {

@@ -84,6 +84,17 @@ impl HostWeight {
         Self::build(format, n, k, k, blocks)
     }
 
+    /// A weight whose rows are `stored_k` long; the column order is kept elsewhere.
+    pub(crate) fn of_stored(
+        format: Format,
+        n: usize,
+        k: usize,
+        stored_k: usize,
+        blocks: SharedBytes,
+    ) -> Result<Self, FormatError> {
+        Self::build(format, n, k, stored_k, blocks)
+    }
+
     fn build(format: Format, n: usize, k: usize, stored_k: usize, blocks: SharedBytes) -> Result<Self, FormatError> {
         if n == 0 {
             return Err(FormatError::ZeroDimension { name: "N" });

@@ -3,6 +3,7 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::op::experts::{ExpertFault, ExpertForm};
 use crate::op::gemm::Activation;
 
 /// A field of an ABI struct, as the generators see it.
@@ -224,6 +225,82 @@ abi_struct! {
     }
 }
 
+abi_struct! {
+    /// Which rows are which expert's, of a product: CUDA only.
+    pub struct ExpertGroups {
+        /// Address of the offsets, counts or ids.
+        pub index: u64,
+        /// Bytes of W from one expert to the next.
+        pub w_bytes: u64,
+        /// Bytes of the bias from one expert to the next.
+        pub bias_bytes: u64,
+        /// Rows of W from one expert to the next.
+        pub row_pitch: u32,
+        /// Stored columns from one expert's order to the next's.
+        pub k_order_len: u32,
+        /// Experts.
+        pub experts: u32,
+        /// How rows are given to experts: see the `FORM_` constants.
+        pub form: u32,
+        /// Rows of all experts; with `FORM_MASKED` the capacity of each.
+        pub rows: u32,
+        /// Rows of D that share a row of X.
+        pub x_sharers: u32,
+    }
+}
+
+abi_struct! {
+    /// An index to look for faults in: CUDA only.
+    pub struct ExpertCheck {
+        /// Address of the offsets, counts or ids.
+        pub index: u64,
+        /// Address of the slots' weights; 0 where there are none.
+        pub router_weights: u64,
+        /// Address of the two words that are written.
+        pub status: u64,
+        /// Experts.
+        pub experts: u32,
+        /// How rows are given to experts: see the `FORM_` constants.
+        pub form: u32,
+        /// Rows of all experts; with `FORM_MASKED` the capacity of each.
+        pub rows: u32,
+        /// Unused, zero.
+        pub reserved: u32,
+    }
+}
+
+abi_struct! {
+    /// Slots of tokens to add up: CUDA only.
+    pub struct ExpertCombine {
+        /// Address of the slots' products, f32.
+        pub products: u64,
+        /// Address of the slots' ids.
+        pub index: u64,
+        /// Address of the slots' weights.
+        pub router_weights: u64,
+        /// Address of the residual; 0 where there is none.
+        pub residual: u64,
+        /// Address of D.
+        pub d: u64,
+        /// Elements from one row of D to the next.
+        pub d_row: u64,
+        /// Elements from one row of the residual to the next.
+        pub residual_row: u64,
+        /// Rows of D.
+        pub tokens: u32,
+        /// Columns of D.
+        pub features: u32,
+        /// Slots of a token.
+        pub top_k: u32,
+        /// Experts.
+        pub experts: u32,
+        /// Element type of D.
+        pub d_dtype: u32,
+        /// Element type of the residual.
+        pub residual_dtype: u32,
+    }
+}
+
 /// [`GemmShape::flags`]: W has row factors.
 pub const FLAG_ROW_SCALE: u32 = 1;
 /// [`GemmShape::flags`]: W's columns are permuted.
@@ -305,6 +382,9 @@ pub const STRUCTS: &[AbiStruct] = &[
     ConvertShape::ABI,
     ConvertPointers::ABI,
     RepackParams::ABI,
+    ExpertGroups::ABI,
+    ExpertCheck::ABI,
+    ExpertCombine::ABI,
 ];
 
 /// The number by which kernels know an element type.
@@ -313,5 +393,25 @@ pub const fn dtype_code(dtype: qgemm_formats::DType) -> u32 {
         qgemm_formats::DType::F32 => 0,
         qgemm_formats::DType::F16 => 1,
         qgemm_formats::DType::BF16 => 2,
+    }
+}
+
+/// How rows are given to experts, and what may be wrong with an index, each with its name and number, for the generators.
+pub const EXPERT_CONSTANTS: &[(&str, u32)] = &[
+    ("FORM_CONTIGUOUS", expert_form_code(ExpertForm::Contiguous)),
+    ("FORM_MASKED", expert_form_code(ExpertForm::Masked { capacity: 1 })),
+    ("FORM_INDEXED", expert_form_code(ExpertForm::Indexed { top_k: 1, x_per_slot: false })),
+    ("FAULT_ID", ExpertFault::Id as u32),
+    ("FAULT_OFFSET", ExpertFault::Offset as u32),
+    ("FAULT_COUNT", ExpertFault::Count as u32),
+    ("FAULT_ROUTER_WEIGHT", ExpertFault::RouterWeight as u32),
+];
+
+/// The number by which kernels know how rows are given to experts.
+pub const fn expert_form_code(form: ExpertForm) -> u32 {
+    match form {
+        ExpertForm::Contiguous => 0,
+        ExpertForm::Masked { .. } => 1,
+        ExpertForm::Indexed { .. } => 2,
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedConvert, CheckedGemm, Operation};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, Operation};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -33,6 +33,8 @@ pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
 pub type GemmFamilies = &'static [&'static dyn Family<CheckedGemm>];
 /// Families of `convert`.
 pub type ConvertFamilies = &'static [&'static dyn Family<CheckedConvert>];
+/// Families of `experts`.
+pub type ExpertsFamilies = &'static [&'static dyn Family<CheckedExperts>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +43,8 @@ pub struct Catalog {
     pub gemm: GemmFamilies,
     /// Matrices in another element type and order.
     pub convert: ConvertFamilies,
+    /// Products of rows with the weights of the experts that they are given to.
+    pub experts: ExpertsFamilies,
 }
 
 impl Catalog {
@@ -49,6 +53,6 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert)]
+        vec![names(self.gemm), names(self.convert), names(self.experts)]
     }
 }

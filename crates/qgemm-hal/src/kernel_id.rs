@@ -11,6 +11,7 @@ use thiserror::Error;
 
 use crate::caps::Variant;
 use crate::op::convert::ConvertSpec;
+use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
@@ -41,6 +42,10 @@ pub enum Spec {
     Gemm(GemmSpec),
     /// A matrix in another element type and order.
     Convert(ConvertSpec),
+    /// Products of rows with the weights of the experts that they are given to; the keys are those of one product.
+    Experts(GemmSpec),
+    /// What else products with experts launch.
+    ExpertStep(ExpertStepSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -68,6 +73,8 @@ impl KernelId {
         match self.spec {
             Spec::Gemm(_) => "gemm",
             Spec::Convert(_) => "convert",
+            Spec::Experts(_) => "experts",
+            Spec::ExpertStep(_) => "experts_step",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -92,6 +99,8 @@ impl fmt::Display for KernelId {
         match &self.spec {
             Spec::Gemm(spec) => spec.fmt(f),
             Spec::Convert(spec) => spec.fmt(f),
+            Spec::Experts(spec) => spec.fmt(f),
+            Spec::ExpertStep(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -109,6 +118,8 @@ impl FromStr for KernelId {
         let spec = match operation {
             "gemm" => keys.parse().map(Spec::Gemm),
             "convert" => keys.parse().map(Spec::Convert),
+            "experts" => keys.parse().map(Spec::Experts),
+            "experts_step" => keys.parse().map(Spec::ExpertStep),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -252,6 +263,9 @@ mod tests {
         let mut ids: Vec<KernelId> = Vec::new();
         for format in Format::all() {
             ids.extend(XFormat::ALL.map(|x| gemm(format, x)));
+            let Spec::Gemm(spec) = gemm(format, XFormat::Plain(DType::F16)).spec else { panic!("it is of gemm") };
+            ids.push(KernelId::new("gemm", Some(Variant::Sm80), Spec::Experts(spec)));
+            ids.push(KernelId::new("experts", None, Spec::ExpertStep(ExpertStepSpec { step: Name::new("check") })));
             let pack = PackSpec { w: format, fragments: Name::new("m16") };
             ids.push(KernelId::new("pack", None, Spec::Pack(pack)));
         }

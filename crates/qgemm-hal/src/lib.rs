@@ -29,18 +29,19 @@ pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{Catalog, ConvertFamilies, Family, GemmFamilies};
+pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::HostMemory;
 pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
     XPrecision, XPrologue, XRegion,
 };
-pub use op::{Access, CheckedConvert, CheckedGemm, Dense, Operand, OperandDesc, Operation};
+pub use op::{Access, CheckedConvert, CheckedExperts, CheckedGemm, Dense, Operand, OperandDesc, Operation};
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};

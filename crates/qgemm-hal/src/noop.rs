@@ -19,8 +19,9 @@ use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
 use crate::kernel_id::{KernelId, Spec};
 use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
-use crate::op::{CheckedConvert, CheckedGemm, Operand, OperandDesc};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, Operand, OperandDesc};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -127,7 +128,7 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily] }
+        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily] }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -189,6 +190,30 @@ impl Family<CheckedGemm> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedExperts> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
+        let tiles = Family::<CheckedGemm>::configs(self, &op.each, info)?;
+        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, scratch_bytes: 0 }).collect())
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedExperts,
+        plan: &ExpertsPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<ExpertOperand>(device, op.kernel_name("noop"), plan.config.kernel_id(op))
+    }
+
+    fn source_hash(&self, _: &CheckedExperts, _: &ExpertsConfig) -> u64 {
         0
     }
 }

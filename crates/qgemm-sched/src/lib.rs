@@ -2,12 +2,13 @@
 //! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
-//! [`convert::choose`] the family that moves the bytes in the least time.
+//! [`convert::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits experts of equal load.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 pub mod convert;
 mod error;
+pub mod experts;
 pub mod gemm;
 
 pub use error::{Refusal, SchedError, TunedError};

@@ -1,7 +1,7 @@
 //! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
 //! that every backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`) has its oracle, its cases in groups, how one is run, and a random draw; [`SUITES`]
+//! A folder an operation (`gemm`, `convert`, `experts`) has its oracle, its cases in groups, how one is run, and a random draw; [`SUITES`]
 //! lists them. A backend adopts all of them in one line of an integration test:
 //!
 //! ```text
@@ -16,6 +16,7 @@ mod activations;
 mod compare;
 mod conformance;
 mod convert;
+mod experts;
 mod gemm;
 mod limits;
 mod operand;
@@ -30,6 +31,7 @@ pub use conformance::{check_group, skipped};
 pub use convert::{
     ConvertCase, ConvertLayout, ConvertOrder, ConvertValues, convert, converted_row, nearest, run_conversion,
 };
+pub use experts::{ExpertCase, FormCase, IndexKind};
 pub use gemm::{
     ActOrder, Added, Case, Epilogue, Expected, Layout, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,

@@ -69,6 +69,15 @@ pub enum Failure {
     WroteOutside(usize),
     /// A second run gave other bits, first in this byte.
     NotRepeatable(usize),
+    /// What the run reported of its index is not what is wrong with it.
+    WrongStatus {
+        /// What is wrong.
+        expected: String,
+        /// What was reported.
+        got: String,
+    },
+    /// This row belongs to no expert and was written.
+    WroteRow(usize),
     /// This row has other bits when it is multiplied alone.
     DependsOnBatch(usize),
     /// Something was wrong with this of all configurations.
@@ -147,6 +156,8 @@ impl fmt::Display for Failure {
             Failure::WrongBits(wrong) => write!(f, "wrong bits: {wrong}"),
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
             Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),
+            Failure::WrongStatus { expected, got } => write!(f, "reported `{got}` of its index, expected `{expected}`"),
+            Failure::WroteRow(row) => write!(f, "wrote row {row}, which no expert has"),
             Failure::DependsOnBatch(row) => write!(f, "row {row} has other bits when multiplied alone"),
             Failure::Of(configuration, failure) => write!(f, "{configuration}: {failure}"),
         }

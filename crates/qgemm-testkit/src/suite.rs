@@ -6,6 +6,7 @@ use qgemm_api::Context;
 use qgemm_formats::Format;
 
 use crate::convert::ConvertSuite;
+use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::outcome::Outcome;
 
@@ -56,7 +57,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

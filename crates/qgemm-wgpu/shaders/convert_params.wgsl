@@ -19,6 +19,22 @@ var<immediate> p: Params;
 // Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order: `modes.wgsl`. Binding 8 is D.
 @group(0) @binding(9) var<storage, read_write> row_factors: array<u32>;
 
+fn x_first() -> u32 {
+    return p.x_base;
+}
+
+fn x_col() -> u32 {
+    return p.x_col;
+}
+
+fn k_order_first() -> u32 {
+    return p.k_order_base;
+}
+
+fn d_first() -> u32 {
+    return p.d_base;
+}
+
 // Columns of X.
 fn x_columns() -> u32 {
     return p.shape.columns;

@@ -40,20 +40,20 @@ fn four(first: u32, count: u32) -> vec4<u32> {
 fn linear(m: u32, row: u32, bias_index: u32, count: u32, sums: vec4<f32>) -> vec4<f32> {
     var value = p.shape.alpha * sums;
     if (has(FLAG_ROW_SCALE)) {
-        let at = four(p.row_scale_base + row, count);
+        let at = four(row_scale_first() + row, count);
         value *= vec4<f32>(row_scale[at.x], row_scale[at.y], row_scale[at.z], row_scale[at.w]);
     }
     if (has(FLAG_TOKEN_SCALE)) {
-        value *= token_scale[p.token_scale_base + m];
+        value *= token_scale[token_scale_first() + m];
     }
     if (has(FLAG_C)) {
-        let at = four(p.c_base + m * p.c_row + row, count);
+        let at = four(c_first() + m * c_row() + row, count);
         let i = words_of(at, mode(C_MODE));
         let words = vec4<u32>(c_words[i.x], c_words[i.y], c_words[i.z], c_words[i.w]);
         value += p.shape.beta * elements(words, at, mode(C_MODE));
     }
     if (has(FLAG_BIAS)) {
-        let at = four(p.bias_base + bias_index, count);
+        let at = four(bias_first() + bias_index, count);
         let i = words_of(at, mode(BIAS_MODE));
         let words = vec4<u32>(bias_words[i.x], bias_words[i.y], bias_words[i.z], bias_words[i.w]);
         value += elements(words, at, mode(BIAS_MODE));
@@ -65,7 +65,7 @@ fn residual(m: u32, feature: u32, count: u32) -> vec4<f32> {
     if (!has(FLAG_RESIDUAL)) {
         return vec4<f32>();
     }
-    let at = four(p.residual_base + m * p.residual_row + feature, count);
+    let at = four(residual_first() + m * p.residual_row + feature, count);
     let i = words_of(at, mode(RESIDUAL_MODE));
     let words = vec4<u32>(residual_words[i.x], residual_words[i.y], residual_words[i.z], residual_words[i.w]);
     return elements(words, at, mode(RESIDUAL_MODE));

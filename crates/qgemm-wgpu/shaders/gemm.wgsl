@@ -35,7 +35,7 @@ fn load_x(m0: u32, s0: u32, thread: u32) {
     for (var i = thread; i < TILE_M * (TILE_K / 8u); i += THREADS) {
         let m = i % TILE_M;
         let column = i / TILE_M * 8u;
-        let values = x8(min(m0 + m, p.shape.m - 1u), s0 + column);
+        let values = x8(min(m0 + m, tokens() - 1u), s0 + column);
         let at = column * X_VECTORS + m / 4u;
         #for j 4
         x_tile[at + $ju * X_VECTORS][m % 4u] = values.lo[$j];
@@ -89,7 +89,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
     #end
     for (var i = 0u; i < THREAD_M_VECTORS * 4u; i++) {
         let m = m0 + (i / 4u * THREADS_M + tm) * 4u + i % 4u;
-        if (m < p.shape.m) {
+        if (m < tokens()) {
             store8(m, row, sums[i * 2u], sums[i * 2u + 1u]);
         }
     }

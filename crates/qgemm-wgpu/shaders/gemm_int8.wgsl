@@ -64,7 +64,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         workgroupBarrier();
         tile[thread] = bitcast<vec4<u32>>(sums[0]);
         workgroupBarrier();
-        if (row % TILE_ROWS < 8u && m < p.shape.m && row < p.shape.stored_rows) {
+        if (row % TILE_ROWS < 8u && m < tokens() && row < p.shape.stored_rows) {
             store8(m, row, sums[0], bitcast<vec4<f32>>(tile[thread + 2u]));
         }
         #for t MOVES

@@ -7,8 +7,8 @@ fn x8(m: u32, s: u32) -> Eight {
 
 // As `x8`, of `end` columns, in X's own order unless `gathers`.
 fn x8_of(m: u32, s: u32, end: u32, gathers: bool) -> Eight {
-    let row = p.x_base + m * p.x_row;
-    if (p.x_col == 1u && s + 8u <= end && !gathers) {
+    let row = x_first() + m * p.x_row;
+    if (x_col() == 1u && s + 8u <= end && !gathers) {
         return x_eight(row + s);
     }
     // Column by column, in a loop that drivers cannot unroll.
@@ -24,11 +24,11 @@ fn x8_of(m: u32, s: u32, end: u32, gathers: bool) -> Eight {
 fn x_at(row: u32, s: u32, gathers: bool) -> f32 {
     var column = s;
     if (gathers) {
-        column = k_order[p.k_order_base + s];
+        column = k_order[k_order_first() + s];
     }
     if (column >= x_columns()) {
         return 0.0;
     }
-    let index = row + column * p.x_col;
+    let index = row + column * x_col();
     return element(x_word(word_of(index, x_dtype())), index, x_dtype());
 }

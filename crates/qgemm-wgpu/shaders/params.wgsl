@@ -31,6 +31,59 @@ var<immediate> p: Params;
 @group(0) @binding(7) var<storage, read> residual_words: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
+// Where what a workgroup computes begins: of these kernels, where the dispatch's does. `experts_params.wgsl` has others.
+fn tokens() -> u32 {
+    return p.shape.m;
+}
+
+fn rows_first() -> u32 {
+    return p.n_first;
+}
+
+fn x_first() -> u32 {
+    return p.x_base;
+}
+
+fn x_col() -> u32 {
+    return p.x_col;
+}
+
+fn w_first() -> u32 {
+    return p.w_base;
+}
+
+fn row_scale_first() -> u32 {
+    return p.row_scale_base;
+}
+
+fn k_order_first() -> u32 {
+    return p.k_order_base;
+}
+
+fn c_first() -> u32 {
+    return p.c_base;
+}
+
+fn c_row() -> u32 {
+    return p.c_row;
+}
+
+fn bias_first() -> u32 {
+    return p.bias_base;
+}
+
+fn token_scale_first() -> u32 {
+    return p.token_scale_base;
+}
+
+fn residual_first() -> u32 {
+    return p.residual_base;
+}
+
+fn d_first() -> u32 {
+    return p.d_base;
+}
+
 // Columns of X.
 fn x_columns() -> u32 {
     return p.shape.k;

@@ -13,8 +13,8 @@ struct Rows {
 
 // Rows `row .. row + 4` in k-tile `k_tile`. Rows behind the last tile are those of that tile.
 fn rows_of(row: u32, k_tile: u32) -> Rows {
-    let tile = (min(row, p.shape.stored_rows - 1u) - p.n_first) / TILE_ROWS;
-    return Rows(p.w_base + (tile * k_tiles() + k_tile) * PACKED_VECTORS, row % TILE_ROWS);
+    let tile = (min(row, p.shape.stored_rows - 1u) - rows_first()) / TILE_ROWS;
+    return Rows(w_first() + (tile * k_tiles() + k_tile) * PACKED_VECTORS, row % TILE_ROWS);
 }
 
 // The rows of lane `lane` from row `n0` of W on, in the first k-tile.

@@ -14,9 +14,9 @@ struct Rows {
 
 // The rows of lane `lane` from row `n0` of W on, in the first k-tile. Tiles behind the last are the last.
 fn rows_of_lane(n0: u32, lane: u32) -> Rows {
-    let last = (p.shape.stored_rows - 1u - p.n_first) / TILE_ROWS;
-    let tiles = min(vec4<u32>((n0 - p.n_first) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
-    return Rows((vec4<u32>(p.w_base) + tiles * (k_tiles() * PACKED_VECTORS)) * 4u, lane);
+    let last = (p.shape.stored_rows - 1u - rows_first()) / TILE_ROWS;
+    let tiles = min(vec4<u32>((n0 - rows_first()) / TILE_ROWS) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(last));
+    return Rows((vec4<u32>(w_first()) + tiles * (k_tiles() * PACKED_VECTORS)) * 4u, lane);
 }
 
 // The rows in k-tile `k_tile`; `rows` are those of the first.

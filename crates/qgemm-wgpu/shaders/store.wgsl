@@ -7,7 +7,7 @@
 // its bits.
 fn store4(m: u32, feature: u32, count: u32, four_values: vec4<f32>) {
     var v = four_values;
-    let first = p.d_base + m * p.d_row + feature;
+    let first = d_first() + m * p.d_row + feature;
     if (d_dtype() == F32) {
         for (var i = 0u; i < count; i++) {
             atomicStore(&d[first + i], bitcast<u32>(v[i]));

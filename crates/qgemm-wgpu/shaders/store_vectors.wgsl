@@ -4,7 +4,7 @@
 
 // Stores eight values from column `s` on in row `row` of D.
 fn store_eight(row: u32, s: u32, lo: vec4<f32>, hi: vec4<f32>) {
-    let first = p.d_base + row * p.d_row + s;
+    let first = d_first() + row * p.d_row + s;
     if (d_dtype() == F32) {
         d[first / 4u] = bitcast<vec4<u32>>(lo);
         d[first / 4u + 1u] = bitcast<vec4<u32>>(hi);

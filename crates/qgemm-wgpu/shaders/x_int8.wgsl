@@ -22,7 +22,7 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
         var x: array<Eight, 4>;
         var largest = 0u;
         if (there) {
-            let m = min(m0 + i / CHUNK_UNITS, p.shape.m - 1u);
+            let m = min(m0 + i / CHUNK_UNITS, tokens() - 1u);
             #for e 4
             x[$e] = x8(m, s0 + unit * UNIT + $eu * 8u);
             #end

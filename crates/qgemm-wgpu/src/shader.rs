@@ -33,6 +33,11 @@ const HALVES: &str = include_str!("../shaders/halves.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
 const STORE_WORDS: &str = include_str!("../shaders/store_words.wgsl");
 const STORE_VECTORS: &str = include_str!("../shaders/store_vectors.wgsl");
+const EXPERTS_PARAMS: &str = include_str!("../shaders/experts_params.wgsl");
+const EXPERTS_CHECK: &str = include_str!("../shaders/experts_check.wgsl");
+const EXPERTS_COMBINE: &str = include_str!("../shaders/experts_combine.wgsl");
+/// The entry point of products with experts.
+pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wgsl");
 /// The entry point of shaders that have none of their own.
 pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const CONVERT: &str = include_str!("../shaders/convert.wgsl");
@@ -65,6 +70,9 @@ const COMMON: [&str; 21] = [
 /// All texts of conversions.
 pub(crate) const CONVERT_TEXTS: [&str; 11] =
     [ABI, CONVERT_PARAMS, MODES, NUMBERS, X, OPERANDS, HALVES, STORE, STORE_WORDS, STORE_VECTORS, CONVERT];
+
+/// The texts that only products with experts have.
+pub(crate) const EXPERTS_TEXTS: [&str; 4] = [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_COMBINE];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -141,6 +149,29 @@ impl Part {
 /// A whole shader, entry point `main`. Of its operands it is specialised by the format alone: types and the alignment
 /// of X are looked at where they are read and written, for a shader takes software adapters half a second to compile.
 pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader {
+    compose_with(PARAMS, format, code, part)
+}
+
+/// The shader of products with experts; `part` has their entry point.
+pub(crate) fn compose_experts(format: Format, code: &WeightCode, part: &Part) -> Shader {
+    compose_with(EXPERTS_PARAMS, format, code, part)
+}
+
+/// The shader that finds what is wrong with an index.
+pub(crate) fn compose_experts_check(threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [prelude.as_str(), ABI, EXPERTS_CHECK].join("\n");
+    Shader { source, prelude }
+}
+
+/// The shader that adds up the slots of tokens.
+pub(crate) fn compose_experts_combine(threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let source = [prelude.as_str(), ABI, NUMBERS, HALVES, STORE, EXPERTS_COMBINE].join("\n");
+    Shader { source, prelude }
+}
+
+fn compose_with(params: &'static str, format: Format, code: &WeightCode, part: &Part) -> Shader {
     let mut constants = code.constants();
     constants.extend_from_slice(&part.constants);
     let prelude = prelude(&constants);
@@ -164,7 +195,7 @@ pub(crate) fn compose(format: Format, code: &WeightCode, part: &Part) -> Shader 
         part.extensions,
         prelude.as_str(),
         ABI,
-        PARAMS,
+        params,
         MODES,
         NUMBERS,
         rows,
@@ -207,6 +238,7 @@ fn scaling(format: Format) -> &'static str {
 mod tests {
     use super::*;
     use crate::adapter::CooperativeMatrices;
+    use crate::families::experts;
     use crate::families::gemm::{gemv, gemv_int8, int8, matrix, simt};
     use wgpu::naga;
 
@@ -253,6 +285,16 @@ mod tests {
                 validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
             }
         }
+        for (i, format) in Format::all().enumerate() {
+            let code = WeightCode::new(format).expect("has planes that shaders read");
+            let configs = [gemv::CONFIGS[i % 6], simt::CONFIGS[i % 4]];
+            for (config, part) in configs.iter().zip([gemv::part(&configs[0], &code, false), simt::part(&configs[1])]) {
+                let part = experts::with_entry(part);
+                validate(&compose_experts(format, &code, &part).source, &format!("experts, {config:?} with {format}"));
+            }
+        }
+        validate(&compose_experts_check(256).source, "the check of an index");
+        validate(&compose_experts_combine(64).source, "the sums of slots");
         for by_vectors in [false, true] {
             validate(&compose_convert(256, by_vectors).source, "a conversion");
         }

@@ -46,6 +46,11 @@ impl WeightCode {
         Some(Self { unit, span: unit.min(sub_block), sub_block, layout })
     }
 
+    /// Columns of a packed k-tile.
+    pub fn k_tile(&self) -> usize {
+        self.layout.k_tile
+    }
+
     /// Bytes of W that one row of tiles takes for `stored_k` columns.
     pub fn row_of_tiles_bytes(&self, stored_k: usize) -> usize {
         self.layout.bytes(self.layout.tile_rows, stored_k)

@@ -41,7 +41,17 @@ const ORDERS: &[(&str, &[&str])] = &[
     ),
     (
         "crates/qgemm-cuda/src/families",
-        &["prelude", "launch_params", "kernel_launch", "convert", "gemm", "block_scaled", "repack", "catalog"],
+        &[
+            "prelude",
+            "launch_params",
+            "kernel_launch",
+            "convert",
+            "gemm",
+            "experts",
+            "block_scaled",
+            "repack",
+            "catalog",
+        ],
     ),
     (
         "crates/qgemm-cuda/src/families/gemm",

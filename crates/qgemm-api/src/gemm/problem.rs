@@ -63,8 +63,12 @@ pub struct Problem {
 impl Problem {
     /// `m` tokens times `weight`. `m` may be 0: such a plan launches nothing.
     pub fn new(weight: &Weight, m: usize) -> Self {
+        Self::of_shape(*weight.shape(), m)
+    }
+
+    pub(crate) fn of_shape(weight: WeightShape, m: usize) -> Self {
         Self {
-            weight: *weight.shape(),
+            weight,
             m,
             x_format: DType::F32.into(),
             x_precision: XPrecision::default(),
@@ -314,6 +318,10 @@ impl Problem {
 
     pub(crate) fn weight(&self) -> &WeightShape {
         &self.weight
+    }
+
+    pub(crate) fn is_transposed(&self) -> bool {
+        self.x_transposed
     }
 }
 

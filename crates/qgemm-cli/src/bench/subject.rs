@@ -56,7 +56,7 @@ impl Subject {
 }
 
 /// A random weight whose rows repeat after 128, the most that share a scale: time does not depend on values.
-fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
+pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostWeight> {
     const ROWS: usize = 128;
     let few = weight(WeightKind::Raw, format, n.min(ROWS), k, None, 1)?;
     let mut blocks = few.blocks().repeat(n.div_ceil(few.n()));

@@ -1,4 +1,5 @@
 //! The kernel families of the CPU, a module an operation.
 
 pub mod convert;
+pub mod experts;
 pub mod gemm;

@@ -5,6 +5,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
 #include "mainloop/simt_k_block.cuh"
+#include "sched/experts.cuh"
 #include "sched/split.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
@@ -51,7 +52,8 @@ QG_DEVICE void store_x(Tile& tile, const XGroup (&groups)[THREAD_GROUPS], u32 th
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_gemm_simt(const __grid_constant__ GemmParams p) {
+    qg_gemm_simt(const __grid_constant__ KernelParams given) {
+    QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const WorkTile work = WorkTile::of_grid(p);

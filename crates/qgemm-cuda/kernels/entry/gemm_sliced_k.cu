@@ -6,6 +6,7 @@
 #include "mainloop/k_tile_product.cuh"
 #include "mainloop/w_warp_ring.cuh"
 #include "mainloop/x_slice_ring.cuh"
+#include "sched/experts.cuh"
 
 // A warp's k-tiles of W, replaced by its accumulators after the main loop.
 struct KTilesOrAccumulators {
@@ -27,7 +28,8 @@ static_assert(QG_STAGES >= 2, "at least one stage is in flight");
 constexpr u32 PREFETCH_DISTANCE = QG_STAGES - 1;
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_gemm_sliced_k(const __grid_constant__ GemmParams p) {
+    qg_gemm_sliced_k(const __grid_constant__ KernelParams given) {
+    QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32;
     const u32 slice = thread / SLICE_THREADS, slice_thread = thread % SLICE_THREADS, warp = slice_thread / 32;

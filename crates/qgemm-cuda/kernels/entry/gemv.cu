@@ -7,6 +7,7 @@
 #include "mainloop/simt_k_block.cuh"
 #endif
 #include "epilogue/sliced_k.cuh"
+#include "sched/experts.cuh"
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 using Tile = XTile<QG_TILE_M, QG_X_K_TILES * QG_K_TILE>;
@@ -58,7 +59,8 @@ QG_DEVICE void fill_x_tile(Tile& tile, const GemmParams& p, u32 first_token, u32
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_gemv(const __grid_constant__ GemmParams p) {
+    qg_gemv(const __grid_constant__ KernelParams given) {
+    QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const WorkTile work = WorkTile::of_grid(p);

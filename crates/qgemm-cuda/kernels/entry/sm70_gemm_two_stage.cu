@@ -9,6 +9,7 @@
 #endif
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
+#include "sched/experts.cuh"
 #include "sched/split.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
@@ -140,7 +141,8 @@ QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmP
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm70_gemm_two_stage(const __grid_constant__ GemmParams p) {
+    qg_sm70_gemm_two_stage(const __grid_constant__ KernelParams given) {
+    QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();

@@ -5,6 +5,7 @@
 #include "epilogue/warp_store.cuh"
 #include "mainloop/sm80/cp_async_producer.cuh"
 #include "mainloop/warp_tile.cuh"
+#include "sched/experts.cuh"
 
 struct SharedStorage {
     Pipeline pipeline;
@@ -30,7 +31,8 @@ QG_DEVICE void accumulate(Accumulators& acc, const WStage& w, u32 warp, u32 k_bl
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm80_gemm_cp_async(const __grid_constant__ GemmParams p) {
+    qg_sm80_gemm_cp_async(const __grid_constant__ KernelParams given) {
+    QG_TAKE_PROBLEM(p, given);
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     Pipeline& pipeline = shared.pipeline;
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;

@@ -125,7 +125,7 @@ template <class AccumulatorsOf>
 QG_DEVICE void store_sliced_k(const GemmParams& p, bool products, u32* flag, u32 thread,
                               AccumulatorsOf accumulators_of) {
     if (products)
-        store_products(p, cta_index().y * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
+        store_products(p, WorkTile::of_grid(p).m_tile * QG_TILE_M, cta_index().x * CTA_ROWS, thread, accumulators_of);
     else
         store_others(p, flag, thread, accumulators_of);
 }

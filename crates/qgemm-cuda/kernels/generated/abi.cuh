@@ -138,6 +138,76 @@ static_assert(QG_OFFSET_OF(RepackParams, k_tiles) == 24, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, reserved) == 28, "layout");
 static_assert(sizeof(RepackParams) == 32, "layout");
 
+struct ExpertGroups {
+    u64 index;  // Address of the offsets, counts or ids.
+    u64 w_bytes;  // Bytes of W from one expert to the next.
+    u64 bias_bytes;  // Bytes of the bias from one expert to the next.
+    u32 row_pitch;  // Rows of W from one expert to the next.
+    u32 k_order_len;  // Stored columns from one expert's order to the next's.
+    u32 experts;  // Experts.
+    u32 form;  // How rows are given to experts: see the `FORM_` constants.
+    u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
+    u32 x_sharers;  // Rows of D that share a row of X.
+};
+static_assert(QG_OFFSET_OF(ExpertGroups, index) == 0, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, w_bytes) == 8, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, bias_bytes) == 16, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, row_pitch) == 24, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, k_order_len) == 28, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, experts) == 32, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, form) == 36, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, rows) == 40, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, x_sharers) == 44, "layout");
+static_assert(sizeof(ExpertGroups) == 48, "layout");
+
+struct ExpertCheck {
+    u64 index;  // Address of the offsets, counts or ids.
+    u64 router_weights;  // Address of the slots' weights; 0 where there are none.
+    u64 status;  // Address of the two words that are written.
+    u32 experts;  // Experts.
+    u32 form;  // How rows are given to experts: see the `FORM_` constants.
+    u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(ExpertCheck, index) == 0, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, router_weights) == 8, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, status) == 16, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, experts) == 24, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, form) == 28, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, rows) == 32, "layout");
+static_assert(QG_OFFSET_OF(ExpertCheck, reserved) == 36, "layout");
+static_assert(sizeof(ExpertCheck) == 40, "layout");
+
+struct ExpertCombine {
+    u64 products;  // Address of the slots' products, f32.
+    u64 index;  // Address of the slots' ids.
+    u64 router_weights;  // Address of the slots' weights.
+    u64 residual;  // Address of the residual; 0 where there is none.
+    u64 d;  // Address of D.
+    u64 d_row;  // Elements from one row of D to the next.
+    u64 residual_row;  // Elements from one row of the residual to the next.
+    u32 tokens;  // Rows of D.
+    u32 features;  // Columns of D.
+    u32 top_k;  // Slots of a token.
+    u32 experts;  // Experts.
+    u32 d_dtype;  // Element type of D.
+    u32 residual_dtype;  // Element type of the residual.
+};
+static_assert(QG_OFFSET_OF(ExpertCombine, products) == 0, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, index) == 8, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, router_weights) == 16, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, residual) == 24, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, d) == 32, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, d_row) == 40, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, residual_row) == 48, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, tokens) == 56, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, features) == 60, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, top_k) == 64, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, experts) == 68, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, d_dtype) == 72, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, residual_dtype) == 76, "layout");
+static_assert(sizeof(ExpertCombine) == 80, "layout");
+
 constexpr u32 QG_FLAG_ROW_SCALE = 1;
 constexpr u32 QG_FLAG_K_ORDER = 2;
 constexpr u32 QG_FLAG_C = 4;
@@ -158,6 +228,13 @@ constexpr u32 QG_ACTIVATION_RELU = 1;
 constexpr u32 QG_ACTIVATION_SILU = 2;
 constexpr u32 QG_ACTIVATION_GELU_TANH = 3;
 constexpr u32 QG_ACTIVATION_GELU_ERF = 4;
+constexpr u32 QG_FORM_CONTIGUOUS = 0;
+constexpr u32 QG_FORM_MASKED = 1;
+constexpr u32 QG_FORM_INDEXED = 2;
+constexpr u32 QG_FAULT_ID = 1;
+constexpr u32 QG_FAULT_OFFSET = 2;
+constexpr u32 QG_FAULT_COUNT = 3;
+constexpr u32 QG_FAULT_ROUTER_WEIGHT = 4;
 static_assert(DTYPE_F32 == 0, "element type");
 static_assert(DTYPE_F16 == 1, "element type");
 static_assert(DTYPE_BF16 == 2, "element type");

@@ -19,7 +19,8 @@ struct WorkTile {
         const u32x3 cta = cta_index();
         WorkTile w;
         w.n_tile = cta.x;
-        w.m_tile = cta.y;
+        // With experts, the problem begins at the CTA's own rows.
+        w.m_tile = QG_EXPERTS ? 0 : cta.y;
         w.begin = 0, w.end = p.shape.k_tiles;
         // Addresses of weights depend on these divisions, so tiles that are not split skip them.
         if (p.shape.splits > 1) {

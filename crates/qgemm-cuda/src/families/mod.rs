@@ -3,6 +3,7 @@
 mod block_scaled;
 mod catalog;
 mod convert;
+mod experts;
 mod gemm;
 mod kernel_launch;
 mod launch_params;
@@ -15,6 +16,7 @@ use qgemm_hal::Variant;
 pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
 pub use catalog::CATALOG;
 pub use convert::convert_sequence;
+pub use experts::experts_sequence;
 pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
@@ -34,6 +36,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(repacks)
         .chain(convert::specs(variant))
         .chain(instances)
+        .chain(experts::specs(variant))
         .chain(block_scaled)
         .collect()
 }

@@ -5,6 +5,7 @@
 
 pub mod convert;
 mod dense;
+pub mod experts;
 pub mod gemm;
 mod operand;
 
@@ -12,6 +13,7 @@ use std::fmt;
 
 pub use convert::CheckedConvert;
 pub use dense::Dense;
+pub use experts::CheckedExperts;
 pub use gemm::CheckedGemm;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};

@@ -9,7 +9,7 @@ use crate::activations::{ActivationKind, activations};
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
 /// The weight of a case, or both of its gated pair.
-pub(super) enum HostWeights {
+pub(crate) enum HostWeights {
     One(HostWeight),
     Pair([HostWeight; 2]),
 }
@@ -74,7 +74,7 @@ fn load(ctx: &Context, host: &HostWeight, transposed: bool) -> Result<Weight, qg
 }
 
 /// The operands of a case in host memory, without gaps.
-pub(super) struct HostOperands {
+pub(crate) struct HostOperands {
     pub x: Vec<f32>,
     pub c: Vec<f32>,
     pub bias: Vec<f32>,
@@ -106,16 +106,21 @@ impl HostOperands {
 
     /// The operands of one row.
     pub fn row(&self, case: &Case, row: usize) -> Self {
-        let part = |all: &[f32], width| match all {
+        self.rows(case, &[row], |row| row)
+    }
+
+    /// The operands of some rows, of which `x_row` says where their X is.
+    pub fn rows(&self, case: &Case, rows: &[usize], x_row: impl Fn(usize) -> usize) -> Self {
+        let part = |all: &[f32], width: usize, place: &dyn Fn(usize) -> usize| match all {
             [] => Vec::new(),
-            all => all[row * width..][..width].to_vec(),
+            all => rows.iter().flat_map(|&row| all[place(row) * width..][..width].to_vec()).collect(),
         };
         Self {
-            x: part(&self.x, case.k),
-            c: part(&self.c, case.n),
+            x: part(&self.x, case.k, &x_row),
+            c: part(&self.c, case.n, &|row| row),
             bias: self.bias.clone(),
-            token_scale: part(&self.token_scale, 1),
-            residual: part(&self.residual, case.n),
+            token_scale: part(&self.token_scale, 1, &|row| row),
+            residual: part(&self.residual, case.n, &|row| row),
         }
     }
 

@@ -103,8 +103,13 @@ pub(super) fn multiply_on(
 }
 
 pub(super) fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) -> Problem {
+    stated(Problem::new(weight, case.m), case, x, d)
+}
+
+/// `problem` with everything that a case has beside weight and tokens.
+pub(crate) fn stated(problem: Problem, case: &Case, x: &Operand, d: &Operand) -> Problem {
     let Case { layout, epilogue, .. } = case;
-    let mut problem = Problem::new(weight, case.m)
+    let mut problem = problem
         .x_dtype(case.x_dtype)
         .x_precision(case.x_precision)
         .x_row_stride(x.row_stride() as u64)

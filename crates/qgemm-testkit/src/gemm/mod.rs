@@ -3,11 +3,11 @@
 mod activation;
 mod case;
 mod groups;
-mod host;
-mod launch;
+pub(crate) mod host;
+pub(crate) mod launch;
 mod oracle;
 mod rounding;
-mod run;
+pub(crate) mod run;
 mod stress;
 
 use qgemm_api::Context;

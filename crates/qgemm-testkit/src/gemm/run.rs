@@ -154,7 +154,7 @@ fn check_single_rows(
 }
 
 /// What the result may be off.
-fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>, exact_sums: bool) -> Tolerance {
+pub(crate) fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>, exact_sums: bool) -> Tolerance {
     let tolerance = match exact_sums {
         true => rounded_to(case.d_dtype, EXACT_SUMS),
         false => path.tolerance(rounded_weights, case.d_dtype),

@@ -36,7 +36,7 @@ fn tile_of_d(n0: u32, m0: u32, thread: u32) {
         let tile_of_n = thread / 2u % (TILE_N / TILE_ROWS);
         let first = thread % 2u * 4u;
         let first_row = n0 + tile_of_n * TILE_ROWS + first;
-        if (m0 + m < p.shape.m && first_row < p.shape.stored_rows) {
+        if (m0 + m < tokens() && first_row < p.shape.stored_rows) {
             store8(m0 + m, first_row, finished(m, tile_of_n, first), finished(m, tile_of_n, first + 8u));
         }
     }

@@ -8,7 +8,7 @@ fn load_x(m0: u32, s0: u32, units: u32, thread: u32) {
     for (var i = thread; i < TILE_M * eights; i += THREADS) {
         let m = i / eights;
         let eight = i % eights;
-        let values = x8(min(m0 + m, p.shape.m - 1u), s0 + eight * 8u);
+        let values = x8(min(m0 + m, tokens() - 1u), s0 + eight * 8u);
         let at = m * TOKEN_PITCH + eight / (UNIT / 8u) * UNIT_PITCH + eight % (UNIT / 8u) * 2u;
         tile[at] = bitcast<vec4<u32>>(values.lo);
         tile[at + 1u] = bitcast<vec4<u32>>(values.hi);

@@ -2,6 +2,7 @@
 
 pub(crate) mod convert;
 mod dispatch;
+pub(crate) mod experts;
 pub(crate) mod gemm;
 pub(crate) mod modes;
 mod operands;
@@ -15,10 +16,17 @@ use crate::pipeline::Interface;
 use crate::shared::Shared;
 
 /// What a wgpu device offers.
-pub(crate) const CATALOG: Catalog = Catalog { gemm: gemm::FAMILIES, convert: convert::FAMILIES };
+pub(crate) const CATALOG: Catalog =
+    Catalog { gemm: gemm::FAMILIES, convert: convert::FAMILIES, experts: experts::FAMILIES };
 
 /// What the kernels of each operation are given.
-pub(crate) static INTERFACES: &[&Interface] = &[&gemm::INTERFACE, &convert::INTERFACE];
+pub(crate) static INTERFACES: &[&Interface] = &[
+    &gemm::INTERFACE,
+    &convert::INTERFACE,
+    &experts::INTERFACE,
+    &experts::CHECK_INTERFACE,
+    &experts::COMBINE_INTERFACE,
+];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
 pub(crate) const PARAMS_BYTES: u32 = 96;
@@ -27,9 +35,18 @@ pub(crate) const PARAMS_BYTES: u32 = 96;
 pub(crate) const STORAGE_BUFFERS: u32 = 9;
 
 const _: () = {
-    assert!(gemm::INTERFACE.params_bytes <= PARAMS_BYTES && convert::INTERFACE.params_bytes <= PARAMS_BYTES);
-    let (gemm, convert) = (gemm::INTERFACE.bindings.len(), convert::INTERFACE.bindings.len());
-    assert!(gemm <= STORAGE_BUFFERS as usize && convert <= STORAGE_BUFFERS as usize);
+    let all = [
+        &gemm::INTERFACE,
+        &convert::INTERFACE,
+        &experts::INTERFACE,
+        &experts::CHECK_INTERFACE,
+        &experts::COMBINE_INTERFACE,
+    ];
+    let mut i = 0;
+    while i < all.len() {
+        assert!(all[i].params_bytes <= PARAMS_BYTES && all[i].bindings.len() <= STORAGE_BUFFERS as usize);
+        i += 1;
+    }
 };
 
 /// What the objects of a device share, which must be one of this backend.

@@ -1,14 +1,14 @@
 //! Modes of a kernel, packed into one word of its parameters: `Params::modes`, read by `mode()` of `shaders/modes.wgsl`.
 
 use qgemm_formats::DType;
-use qgemm_hal::Activation;
-use qgemm_hal::abi::{activation_code, dtype_code};
+use qgemm_hal::abi::{activation_code, dtype_code, expert_form_code};
+use qgemm_hal::{Activation, ExpertForm};
 
 /// Bits of a mode.
 const BITS: u32 = 4;
 
 /// Name of each mode's first bit in shaders, from the lowest on.
-const NAMES: [&str; 6] = ["ACTIVATION_MODE", "X_MODE", "D_MODE", "C_MODE", "BIAS_MODE", "RESIDUAL_MODE"];
+const NAMES: [&str; 7] = ["ACTIVATION_MODE", "X_MODE", "D_MODE", "C_MODE", "BIAS_MODE", "RESIDUAL_MODE", "FORM_MODE"];
 
 /// What shaders look up where they read or write it. Operands that are absent have no type.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,14 +19,17 @@ pub(super) struct Modes {
     pub c: Option<DType>,
     pub bias: Option<DType>,
     pub residual: Option<DType>,
+    /// How rows are given to experts, where there are any.
+    pub form: Option<ExpertForm>,
 }
 
 impl Modes {
     /// The word.
     pub fn packed(self) -> u32 {
-        let Self { activation, x, d, c, bias, residual } = self;
+        let Self { activation, x, d, c, bias, residual, form } = self;
         let types = [x, d, c, bias, residual].map(|dtype| dtype.map_or(0, dtype_code));
-        types.iter().rev().fold(0, |word, code| word << BITS | code) << BITS | activation_code(activation)
+        let form = form.map_or(0, expert_form_code);
+        types.iter().rev().fold(form, |word, code| word << BITS | code) << BITS | activation_code(activation)
     }
 }
 
@@ -56,6 +59,7 @@ mod tests {
             (of(|m| m.c = Some(DType::BF16)), "C_MODE", bf16),
             (of(|m| m.bias = Some(DType::BF16)), "BIAS_MODE", bf16),
             (of(|m| m.residual = Some(DType::BF16)), "RESIDUAL_MODE", bf16),
+            (of(|m| m.form = Some(ExpertForm::Masked { capacity: 9 })), "FORM_MODE", 1),
         ];
         for (modes, own, code) in cases {
             for (name, _) in constants() {

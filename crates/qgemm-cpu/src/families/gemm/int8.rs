@@ -71,19 +71,28 @@ impl Family<CheckedGemm> for GemmInt8Family {
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedGemm, plan: &LaunchPlan) -> Result<LaunchSequence, HalError> {
-        let x_format = plan.config.x_format;
-        let how = match x_format {
-            XFormat::Q8 { block } => Quantization::new(op.format, block),
-            _ => None,
-        };
-        let why = || format!("has no products of {} with X in {x_format}", op.format);
-        let how = how.ok_or_else(|| unavailable(device, op, self.name(), why()))?;
+        let how = quantization(device, op, &plan.config)?;
         CpuGemm::prepare(device, op, plan, Some(how))
     }
 
     fn source_hash(&self, _: &CheckedGemm, _: &TileConfig) -> u64 {
         SOURCE_HASH
     }
+}
+
+/// How a kernel of `config` quantizes X.
+pub(super) fn quantization(
+    device: &dyn Device,
+    op: &CheckedGemm,
+    config: &TileConfig,
+) -> Result<Quantization, HalError> {
+    let x_format = config.x_format;
+    let how = match x_format {
+        XFormat::Q8 { block } => Quantization::new(op.format, block),
+        _ => None,
+    };
+    let why = || format!("has no products of {} with X in {x_format}", op.format);
+    how.ok_or_else(|| unavailable(device, op, config.family, why()))
 }
 
 pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {

@@ -15,7 +15,7 @@ use rayon::ThreadPool;
 
 use crate::arena;
 use crate::device::CpuDevice;
-use crate::job::{Job, row_columns};
+use crate::job::{Job, Parts, row_columns};
 use crate::simd::{BLOCK_ROWS, Quantization, Scales, Simd};
 
 pub use fma::{GEMM, GemmFamily};
@@ -90,7 +90,7 @@ fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
 }
 
 /// A family's loop made ready for one operation.
-struct CpuGemm {
+pub(super) struct CpuGemm {
     op: CheckedGemm,
     /// X as the operation describes it.
     x: Dense,
@@ -121,7 +121,21 @@ impl CpuGemm {
         plan: &LaunchPlan,
         quantization: Option<Quantization>,
     ) -> Result<LaunchSequence, HalError> {
-        let (cpu, config) = (CpuDevice::of(device)?, &plan.config);
+        let config = &plan.config;
+        let kernel = Self::new(device, op, config, quantization)?;
+        let geometry = Geometry { grid: plan.grid, threads: config.threads, shared_bytes: config.shared_bytes };
+        let step = LaunchStep::new::<GemmOperand>(config.kernel_id(op.format), geometry, Arc::new(kernel));
+        Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(config.family), vec![step.of_operation()]))
+    }
+
+    /// The loop of `config` for `op`, or for one like it with fewer tokens.
+    fn new(
+        device: &dyn Device,
+        op: &CheckedGemm,
+        config: &TileConfig,
+        quantization: Option<Quantization>,
+    ) -> Result<Self, HalError> {
+        let cpu = CpuDevice::of(device)?;
         let unavailable = |why| unavailable(device, op, config.family, why);
         let x = op.plain_x().map_err(|unsupported| unavailable(unsupported.why))?;
         let layout = PackedLayout::new(op.format, op.class)
@@ -130,7 +144,7 @@ impl CpuGemm {
         let quantization = quantization.map(|how| cpu.simd().quantization(how));
         let columns = row_columns(&layout, op.stored_k);
         arena::reserve_activations(panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).words));
-        let kernel = Self {
+        Ok(Self {
             op: op.clone(),
             x,
             scales: Scales::new(&layout),
@@ -139,10 +153,46 @@ impl CpuGemm {
             panel_tokens,
             simd: cpu.simd(),
             pool: cpu.pool().cloned(),
+        })
+    }
+
+    /// The loop of `config`, a configuration of either family, for `op` or for one like it with fewer tokens.
+    ///
+    /// # Errors
+    /// [`HalError::KernelUnavailable`] when the configuration is none for `op`.
+    pub(super) fn of_config(device: &dyn Device, op: &CheckedGemm, config: &TileConfig) -> Result<Self, HalError> {
+        let quantization = match config.math {
+            Math::DotI8 => Some(int8::quantization(device, op, config)?),
+            _ => None,
         };
-        let geometry = Geometry { grid: plan.grid, threads: config.threads, shared_bytes: config.shared_bytes };
-        let step = LaunchStep::new::<GemmOperand>(config.kernel_id(op.format), geometry, Arc::new(kernel));
-        Ok(LaunchSequence::new::<GemmOperand>(op.kernel_name(config.family), vec![step.of_operation()]))
+        Self::new(device, op, config, quantization)
+    }
+
+    /// Multiplies the rows of one expert: `op` is the kernel's, with the expert's number of rows and X as `x`.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] for an operand that is too short.
+    pub(super) fn multiply(&self, op: &CheckedGemm, x: Dense, parts: Parts<'_>) -> Result<(), HalError> {
+        self.run(&Job::of_parts(op, x, &self.layout, &self.scales, self.simd, parts)?);
+        Ok(())
+    }
+
+    /// The weight's layout.
+    pub(super) fn layout(&self) -> &PackedLayout {
+        &self.layout
+    }
+
+    /// The operation that the loop was made for.
+    pub(super) fn op(&self) -> &CheckedGemm {
+        &self.op
+    }
+
+    /// Runs `work` on the device's threads.
+    pub(super) fn on_threads<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        match &self.pool {
+            Some(pool) => pool.install(work),
+            None => work(),
+        }
     }
 
     fn run(&self, job: &Job<'_>) {
@@ -162,10 +212,7 @@ impl Kernel for CpuGemm {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.x, &self.layout, &self.scales, self.simd, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| self.run(&job)),
-            None => self.run(&job),
-        }
+        self.on_threads(|| self.run(&job));
         Ok(())
     }
 }

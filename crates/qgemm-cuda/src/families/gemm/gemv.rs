@@ -16,6 +16,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,
     x_access: XAccess::Any,
     rounds_beyond: None,
+    experts_tiles: &[],
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,
@@ -46,6 +47,20 @@ fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
     let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
     let types = Types { engine, ..types.clone() };
     token_tiles(engine, types.variant).iter().map(|&tile_m| instance(&types, tile_m)).collect()
+}
+
+/// The kernel for the rows of experts: the widest tile that costs a row no more than a narrow one.
+pub(in crate::families) fn for_experts(types: &Types) -> Instance {
+    let engine = if types.variant == Variant::Sm70 { Engine::Fma } else { types.engine };
+    let types = Types { engine, ..types.clone() };
+    let kernel = instance(&types, if engine.is_mma() { 8 } else { 2 });
+    // A problem that is narrowed takes registers (`kernels.lock`).
+    let most = match (engine, types.variant) {
+        (Engine::Mma(_), _) => 2,
+        (Engine::Fma, Variant::Sm70) => 3,
+        (Engine::Fma, _) => 4,
+    };
+    Instance { ctas_per_sm: kernel.ctas_per_sm.min(most), ..kernel }
 }
 
 fn instance(types: &Types, tile_m: u32) -> Instance {

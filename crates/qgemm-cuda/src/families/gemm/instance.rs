@@ -32,6 +32,8 @@ pub(crate) struct MainLoop {
     /// Tokens beyond which it serves weights that it rounds to the type of X before it multiplies them. `None`: codes are exact
     /// operands, and scales act on sums.
     pub rounds_beyond: Option<usize>,
+    /// Tokens of the tiles with which it serves experts, too (`sched/experts.cuh`); none where it does not.
+    pub experts_tiles: &'static [u32],
     /// Most tiles along M.
     pub most_m_tiles: usize,
     /// Most bytes of a tile of rows, all along K.
@@ -187,6 +189,12 @@ impl Instance {
             prelude: self.prelude(),
             arch_specific,
         }
+    }
+
+    /// The kernel's source with `own` before it, and with that a name.
+    pub(crate) fn spec_with(&self, id: KernelId, own: &str) -> KernelSpec {
+        let spec = self.spec();
+        KernelSpec { name: id.to_string(), prelude: spec.prelude + own, ..spec }
     }
 
     /// The constants that stand before the kernel's source: everything that it knows of its format, layout and tile.

@@ -14,9 +14,9 @@ use crate::tensor_map::{EncodedMap, XMap};
 /// `GemmParams` in `sched/params.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct GemmParams {
-    shape: CudaGemmShape,
-    at: GemmPointers,
+pub(in crate::families) struct GemmParams {
+    pub shape: CudaGemmShape,
+    pub at: GemmPointers,
     tiles: TileSchedule,
 }
 
@@ -49,7 +49,7 @@ impl GemmLaunch {
     /// fit 32 bits.
     pub(super) fn new(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan, instance: &Instance) -> Self {
         Self {
-            params: params(op, x, plan),
+            params: params(op, x, &Cut::of(plan)),
             second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
             tile_m: plan.config.tile_m,
             x_dtype: x.dtype,
@@ -105,9 +105,29 @@ impl Params for GemmLaunch {
     }
 }
 
-fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
+/// What a plan says of its kernel's parameters.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::families) struct Cut {
+    pub k_tiles: u32,
+    pub splits: u32,
+    pub has_factors: bool,
+    pub tiles: TileSchedule,
+}
+
+impl Cut {
+    fn of(plan: &LaunchPlan) -> Self {
+        Self {
+            k_tiles: plan.k_tiles,
+            splits: plan.splits,
+            has_factors: matches!(plan.config.x_prologue, Some(XPrologue::Convert { row_factors: true })),
+            tiles: tile_schedule(plan),
+        }
+    }
+}
+
+/// Everything but the addresses.
+pub(in crate::families) fn params(op: &CheckedGemm, x: &Dense, cut: &Cut) -> GemmParams {
     let flag = |present: bool, flag: u32| if present { flag } else { 0 };
-    let has_factors = matches!(plan.config.x_prologue, Some(XPrologue::Convert { row_factors: true }));
     let shape = CudaGemmShape {
         m: op.m as u32,
         stored_rows: op.stored_rows as u32,
@@ -124,12 +144,12 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
             | flag(op.d.aligned16, abi::FLAG_D_ALIGNED16)
             | flag(op.c.is_some_and(|c| c.aligned16), abi::FLAG_C_ALIGNED16)
             | flag(op.residual.is_some_and(|r| r.aligned16), abi::FLAG_RESIDUAL_ALIGNED16)
-            | flag(has_factors, abi::FLAG_X_FACTOR),
+            | flag(cut.has_factors, abi::FLAG_X_FACTOR),
         out_features: op.out_features as u32,
         alpha: op.alpha,
         beta: op.beta,
-        k_tiles: plan.k_tiles,
-        splits: plan.splits,
+        k_tiles: cut.k_tiles,
+        splits: cut.splits,
         activation: activation_code(op.activation),
         x_dtype: dtype_code(x.dtype),
         d_dtype: dtype_code(op.d.dtype),
@@ -145,7 +165,7 @@ fn params(op: &CheckedGemm, x: &Dense, plan: &LaunchPlan) -> GemmParams {
         residual_row: op.residual.map_or(0, |r| r.row_stride),
         ..GemmPointers::default()
     };
-    GemmParams { shape, at, tiles: tile_schedule(plan) }
+    GemmParams { shape, at, tiles: cut.tiles }
 }
 
 fn tile_schedule(plan: &LaunchPlan) -> TileSchedule {

@@ -16,6 +16,8 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::StreamK,
     x_access: XAccess::Any,
     rounds_beyond: None,
+    // With 32 tokens, a problem that is narrowed leaves too few registers.
+    experts_tiles: &[16],
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,

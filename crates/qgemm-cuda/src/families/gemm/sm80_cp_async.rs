@@ -17,6 +17,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::StreamK,
     x_access: XAccess::AlignedRows,
     rounds_beyond: Some(MOST_EXACT),
+    experts_tiles: &[64],
     // A persistent grid has one dimension.
     most_m_tiles: usize::MAX,
     // Threads reckon in 32 bits from a tile of rows to the next.

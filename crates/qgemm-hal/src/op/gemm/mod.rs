@@ -14,6 +14,7 @@ use qgemm_formats::{DType, Format, ScaleSpan, XFormat};
 pub use activation::Activation;
 pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
 pub use work_tile::WorkTile;
+pub(crate) use workspace::COUNTER_BYTES;
 pub use workspace::{WorkspaceLayout, XRegion};
 pub use x_precision::XPrecision;
 

@@ -7,8 +7,8 @@ use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
 
 /// Tiles that a plan may split along K: more fill every device without a split.
 const MAX_SPLIT_TILES: u64 = 1 << 14;
-/// Bytes at the start of every workspace that only counters lie in.
-const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
+/// Bytes at the start of every workspace, of any operation, that only counters lie in.
+pub(crate) const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
 /// What parts of a workspace are aligned to.
 const ALIGNMENT: u64 = 256;
 /// Bytes of a token's factor.

@@ -22,7 +22,7 @@ const DECODED: &str = include_str!("../../../shaders/gemv/decoded.wgsl");
 const REDUCE_WORKGROUP: &str = include_str!("../../../shaders/gemv/reduce_workgroup.wgsl");
 const REDUCE_SUBGROUP: &str = include_str!("../../../shaders/gemv/reduce_subgroup.wgsl");
 
-static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| source_hash(&[X_F32, FACTORED, DECODED]));
+pub(crate) static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| source_hash(&[X_F32, FACTORED, DECODED]));
 
 /// Outputs of a workgroup: four tiles of W.
 const TILE_N: u32 = 64;
@@ -113,7 +113,7 @@ pub(super) fn source_hash(own: &[&'static str]) -> u64 {
 }
 
 /// Those of `configs` that an adapter's limits allow: the ones with the most workgroup memory of those that fit.
-pub(super) fn fitting<'a>(
+pub(crate) fn fitting<'a>(
     configs: &'a [TileConfig],
     op: &CheckedGemm,
     info: &DeviceInfo,
@@ -129,7 +129,7 @@ pub(super) fn fitting<'a>(
 }
 
 /// Whether the problem is one for kernels of few tokens.
-pub(super) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
+pub(crate) fn check_tokens(op: &CheckedGemm) -> Result<(), Unsupported> {
     if op.m > MAX_TOKENS as usize {
         return Err(Unsupported::new(format!("serves at most {MAX_TOKENS} tokens")));
     }

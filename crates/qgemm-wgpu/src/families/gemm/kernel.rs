@@ -168,6 +168,7 @@ fn params(&Product { op, x, .. }: &Product<'_>, launch: &Launch) -> Params {
         c: op.c.map(|c| c.dtype),
         bias: op.bias,
         residual: op.residual.map(|residual| residual.dtype),
+        form: None,
     };
     Params {
         shape: GemmShape {

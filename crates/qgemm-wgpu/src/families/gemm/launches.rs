@@ -10,7 +10,7 @@ use crate::families::dispatch::{MARGIN, MAX_GROUPS, rows_that_fit, too_large};
 use crate::weight_code::WeightCode;
 
 /// Rows of W that may begin a dispatch: whole tiles of its layout.
-pub(super) const TILE_ROWS: usize = 2 * SHARED_ROWS;
+pub(crate) const TILE_ROWS: usize = 2 * SHARED_ROWS;
 
 /// A product as kernels see it: where X is converted first, its X is the result.
 #[derive(Clone, Copy)]

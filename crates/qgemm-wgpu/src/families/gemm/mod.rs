@@ -22,6 +22,7 @@ use crate::shader::{self, Part};
 use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
 use kernel::GemmKernel;
+pub(crate) use launches::TILE_ROWS;
 use launches::{Launch, Product};
 
 /// What a wgpu device offers of `gemm`.
@@ -92,7 +93,7 @@ const CONFIG: TileConfig = TileConfig {
 };
 
 /// `configs` for X of plain numbers, which kernels multiply as they are.
-fn of_plain_x(
+pub(super) fn of_plain_x(
     op: &CheckedGemm,
     configs: impl Iterator<Item = TileConfig>,
 ) -> Result<impl Iterator<Item = TileConfig>, Unsupported> {
@@ -128,7 +129,7 @@ fn served(
     Ok(configs)
 }
 
-fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
+pub(super) fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
     if shader::dequant(op.format).is_none() {
         return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
     }
@@ -187,7 +188,7 @@ fn prologue(step: LaunchStep, op: &CheckedGemm, x: XRegion) -> LaunchStep {
 }
 
 /// Hash of the texts that a family composes with `own`.
-fn source_hash(own: &[&'static str]) -> u64 {
+pub(super) fn source_hash(own: &[&'static str]) -> u64 {
     hash_of(shader::common_texts().chain(own.iter().copied()))
 }
 

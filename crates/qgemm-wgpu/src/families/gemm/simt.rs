@@ -13,7 +13,7 @@ use crate::shader::{Codes, ENTRY, FourRows, Part, table_bytes};
 const NAME: &str = "gemm";
 const QUADS: &str = include_str!("../../../shaders/quads.wgsl");
 const MAIN_LOOP: &str = include_str!("../../../shaders/gemm.wgsl");
-const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
+pub(crate) const SOURCES: [&str; 3] = [QUADS, MAIN_LOOP, ENTRY];
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| super::source_hash(&SOURCES));
 
 /// Such that an unrolled step fits the instruction caches: 32 takes 1.5 times as long on an H200.
@@ -61,7 +61,7 @@ pub(crate) fn part(config: &TileConfig) -> Part {
 }
 
 /// The configurations that an adapter's workgroup memory allows.
-fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
+pub(crate) fn fitting(op: &CheckedGemm, info: &DeviceInfo) -> impl Iterator<Item = TileConfig> {
     let available = info.shared_bytes.saturating_sub(table_bytes(op.format));
     CONFIGS.iter().copied().filter(move |c| c.shared_bytes <= available)
 }

@@ -1,0 +1,312 @@
+//! [`ExpertPlan`]: kernels made ready for one problem with experts.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    Buffer, BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand,
+    ExpertsPlan, KernelId, LaunchSequence, Operands, Operation, Stream,
+};
+use qgemm_sched::experts::choose;
+
+use super::problem::ExpertProblem;
+use super::weights::{Experts, ExpertsShape};
+use crate::context::Context;
+use crate::error::Error;
+use crate::operand::{Checks, Extent};
+use crate::plan_cache::{PlanCaches, Ready};
+use crate::workspace::Workspace;
+
+const F32_BYTES: usize = DType::F32.bytes();
+/// A fault and its place.
+const STATUS_BYTES: usize = 2 * size_of::<u32>();
+
+/// Kernels chosen and made ready for one [`ExpertProblem`]; made by
+/// [`Context::plan_experts`](crate::Context::plan_experts). Its text says what a run launches.
+///
+/// A plan belongs to shapes, not to weights or to an index: it runs with all experts of that number, format and size, and with
+/// every index.
+#[derive(Debug)]
+pub struct ExpertPlan {
+    op: CheckedExperts,
+    shape: ExpertsShape,
+    x: Extent,
+    d: Extent,
+    c: Option<Extent>,
+    bias: Option<Extent>,
+    token_scale: Option<Extent>,
+    residual: Option<Extent>,
+    index: Extent,
+    router_weights: Option<Extent>,
+    /// `None` where there are no rows.
+    ready: Option<Arc<Ready<CheckedExperts>>>,
+}
+
+/// What one run of an [`ExpertPlan`] reads and writes.
+///
+/// ```
+/// use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem, HostExperts, quantize};
+///
+/// let ctx = Context::open("cpu")?;
+/// let one = |value: f32| quantize(&[value; 64 * 32], 64, 32, "q8_0".parse().unwrap()).unwrap().0;
+/// let experts = ctx.load_experts(&HostExperts::new(&[one(1.0), one(2.0), one(3.0)])?)?;
+///
+/// // One token, given to experts 2 and 0, whose results count a quarter and a half.
+/// let plan = ctx.plan_experts(&ExpertProblem::indexed(&experts, 1, 2).combined())?;
+/// let x = ctx.upload(&DType::F32.encode(&[1.0; 32]))?;
+/// let ids = ctx.upload(&[2i32, 0].map(i32::to_le_bytes).concat())?;
+/// let weights = ctx.upload(&DType::F32.encode(&[0.25, 0.5]))?;
+/// let mut d = ctx.allocate(64 * 4)?;
+/// let mut status = ctx.allocate(8)?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// plan.run(
+///     &ctx.default_stream(),
+///     ExpertArgs {
+///         router_weights: Some((&weights).into()),
+///         workspace: Some(&mut workspace),
+///         ..ExpertArgs::new((&x).into(), &experts, (&ids).into(), (&mut d).into(), (&mut status).into())
+///     },
+/// )?;
+/// plan.check_status(&ctx, &status)?; // every id was an expert's
+/// let d = DType::F32.decode(&ctx.download(&d)?);
+/// assert!(d.iter().all(|v| (v - (0.25 * 3.0 + 0.5 * 1.0) * 32.0).abs() < 0.1));
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct ExpertArgs<'a> {
+    /// Activations.
+    pub x: BufferRef<'a>,
+    /// The experts.
+    pub w: &'a Experts,
+    /// Which rows are whose: `E + 1` offsets, `E` counts, or an id a slot, of four bytes each.
+    pub index: BufferRef<'a>,
+    /// Output.
+    pub d: BufferMut<'a>,
+    /// Eight bytes that the run writes, for [`ExpertPlan::check_status`].
+    pub status: BufferMut<'a>,
+    /// C, when the problem adds `beta · C`.
+    pub c: Option<BufferRef<'a>>,
+    /// The biases of all experts, one after the other, when the problem adds a bias.
+    pub bias: Option<BufferRef<'a>>,
+    /// A value for each row in f32, when the problem scales tokens.
+    pub token_scale: Option<BufferRef<'a>>,
+    /// The residual, when the problem adds one.
+    pub residual: Option<BufferRef<'a>>,
+    /// A value for each slot in f32, when slots are [combined](ExpertProblem::combined).
+    pub router_weights: Option<BufferRef<'a>>,
+    /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+impl<'a> ExpertArgs<'a> {
+    /// What every run has; the other operands are fields to set.
+    pub fn new(
+        x: BufferRef<'a>,
+        w: &'a Experts,
+        index: BufferRef<'a>,
+        d: BufferMut<'a>,
+        status: BufferMut<'a>,
+    ) -> Self {
+        Self {
+            x,
+            w,
+            index,
+            d,
+            status,
+            c: None,
+            bias: None,
+            token_scale: None,
+            residual: None,
+            router_weights: None,
+            workspace: None,
+        }
+    }
+}
+
+impl ExpertPlan {
+    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, problem: &ExpertProblem) -> Result<Self, Error> {
+        let key = (problem.check()?, problem.preferences().clone());
+        let (op, preferences) = &key;
+        let make = || {
+            let (experts, each) = (op.experts, &op.each);
+            let (rows, format) = (each.m, each.format);
+            let _span =
+                tracing::info_span!("plan experts", experts, rows, n = each.stored_rows, k = each.k, %format).entered();
+            let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences)?;
+            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
+        };
+        let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
+        Self::of(problem, key.0, ready)
+    }
+
+    fn of(
+        problem: &ExpertProblem,
+        op: CheckedExperts,
+        ready: Option<Arc<Ready<CheckedExperts>>>,
+    ) -> Result<Self, Error> {
+        let each = &op.each;
+        let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
+        let x = each.plain_x().map_err(|_| Error::NotForExperts {
+            what: "a quantized X",
+            why: "products with experts read plain numbers",
+        })?;
+        let (d, residual) = match &op.combine {
+            None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
+            Some(combine) => {
+                let tokens = op.tokens();
+                (output(&combine.d, tokens), combine.residual.map(|dense| output(&dense, tokens)))
+            }
+        };
+        Ok(Self {
+            x: Extent::of(&x, op.x_rows(), each.k),
+            d,
+            c: each.c.map(|dense| output(&dense, each.m)),
+            bias: each.bias.map(|dtype| Extent::of_values(op.experts * each.bias_len(), dtype.bytes())),
+            token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
+            residual,
+            index: Extent::of_values(op.index_len(), size_of::<u32>()),
+            router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
+            shape: *problem.shape(),
+            op,
+            ready,
+        })
+    }
+
+    /// Bytes of workspace that [`ExpertPlan::run`] needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.launch().map_or(0, |launch| launch.workspace_bytes)
+    }
+
+    /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16_indexed`; `none` where there are no rows.
+    pub fn kernel_name(&self) -> &str {
+        self.sequence().map_or("none", LaunchSequence::name)
+    }
+
+    /// Identity of the chosen kernel; `None` where there are no rows.
+    pub fn kernel_id(&self) -> Option<KernelId> {
+        self.launch().map(|launch| launch.config.kernel_id(&self.op))
+    }
+
+    /// The chosen configuration; `None` where there are no rows.
+    pub fn launch(&self) -> Option<&ExpertsPlan> {
+        self.ready.as_ref().map(|ready| &ready.plan)
+    }
+
+    /// The kernels that a run launches, in order; `None` where there are no rows.
+    pub fn sequence(&self) -> Option<&LaunchSequence> {
+        self.ready.as_ref().map(|ready| &ready.sequence)
+    }
+
+    /// The validated operation.
+    pub fn op(&self) -> &CheckedExperts {
+        &self.op
+    }
+
+    /// Bytes that a run must move at least when as many experts as possible have rows.
+    pub fn bytes(&self) -> f64 {
+        self.op.traffic()
+    }
+
+    /// Multiply-adds of a run in which every row is given to an expert.
+    pub fn macs(&self) -> f64 {
+        self.op.macs()
+    }
+
+    /// The device that the plan is for.
+    pub fn device(&self) -> DeviceId {
+        self.shape.each.device
+    }
+
+    /// Submits the products to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
+    /// graph, whose replays read the index anew.
+    ///
+    /// # Errors
+    /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
+    /// like those planned for; or a device error. Nothing has been written then.
+    pub fn run(&self, stream: &Stream, args: ExpertArgs<'_>) -> Result<(), Error> {
+        let ExpertArgs { x, w, index, d, status, c, bias, token_scale, residual, router_weights, workspace } = args;
+        if !self.shape.serves(w.shape()) {
+            return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
+        }
+        let checks = Checks(self.device());
+        checks.device("stream", stream.device())?;
+        checks.view("X", x, self.x)?;
+        checks.view("D", d.as_ref(), self.d)?;
+        checks.view("index", index, self.index)?;
+        checks.view("status", status.as_ref(), Extent::of_values(2, size_of::<u32>()))?;
+        let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
+        let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
+        let token_scale = checks.optional("row factors", token_scale, self.token_scale, "the problem scales rows")?;
+        let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
+        let router_weights =
+            checks.optional("router weights", router_weights, self.router_weights, "the problem combines slots")?;
+        let Some(ready) = &self.ready else { return Ok(()) };
+        use ExpertOperand as O;
+        let mut operands = Operands::new();
+        operands.read(O::X, x);
+        w.give(&mut operands);
+        operands.read(O::Index, index);
+        operands.read_if_any(O::C, c);
+        operands.read_if_any(O::Bias, bias);
+        operands.read_if_any(O::TokenScale, token_scale);
+        operands.read_if_any(O::Residual, residual);
+        operands.read_if_any(O::RouterWeights, router_weights);
+        operands.write(O::D, d);
+        operands.write(O::Status, status);
+        match (self.workspace_bytes(), workspace) {
+            (0, _) => {}
+            (_, None) => {
+                let why = "the plan keeps gathered rows or the slots' products";
+                return Err(Error::MissingOperand { operand: "workspace", why });
+            }
+            (expected, Some(workspace)) => {
+                checks.device("workspace", workspace.device())?;
+                if workspace.bytes() < expected {
+                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.bytes() });
+                }
+                operands.write(O::Workspace, workspace.view());
+            }
+        }
+        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
+        Ok(ready.sequence.run(stream, operands)?)
+    }
+
+    /// Waits for the default stream and says whether the index of the run that wrote `status` was right.
+    ///
+    /// # Errors
+    /// [`Error::BadExpertIndex`] with the first place that is wrong, [`Error::BufferTooShort`], or a device error.
+    pub fn check_status(&self, ctx: &Context, status: &Buffer) -> Result<(), Error> {
+        let bytes = ctx.download(status)?;
+        let word =
+            |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk()).map(|b| u32::from_le_bytes(*b));
+        let (Some(code), Some(place)) = (word(0), word(4)) else {
+            return Err(Error::BufferTooShort { operand: "status", expected: STATUS_BYTES, got: bytes.len() });
+        };
+        let top_k = match self.op.form {
+            ExpertForm::Indexed { top_k, .. } => Some(top_k),
+            _ => None,
+        };
+        match ExpertFault::ALL.into_iter().find(|fault| *fault as u32 == code) {
+            Some(fault) => Err(Error::BadExpertIndex { fault, place: place as usize, top_k }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
+impl fmt::Display for ExpertPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (each, experts) = (&self.op.each, self.op.experts);
+        let (name, rows, n, k) = (self.kernel_name(), each.m, each.out_features, each.k);
+        write!(f, "{name} for {rows} rows with {experts} experts of {n} x {k} on {}", self.device())?;
+        let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
+        let microseconds = plan.estimate * 1e6;
+        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", plan.workspace_bytes)?;
+        let mut given = self.op.operands();
+        if plan.workspace_bytes > 0 {
+            given.push(ExpertOperand::Workspace);
+        }
+        sequence.display_with(&given).fmt(f)
+    }
+}

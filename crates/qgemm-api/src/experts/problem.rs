@@ -1,0 +1,113 @@
+//! [`ExpertProblem`]: which rows are multiplied with which experts, and its validation into a [`CheckedExperts`].
+
+use qgemm_formats::DType;
+use qgemm_hal::{CheckedExperts, CheckedGemm, Combine, Dense, ExpertForm};
+use qgemm_sched::Preferences;
+
+use super::weights::{Experts, ExpertsShape};
+use crate::error::Error;
+use crate::gemm::Problem;
+use crate::operand::check_dimension;
+
+/// Products of rows with the weights of the experts that they are given to, described for
+/// [`Context::plan_experts`](crate::Context::plan_experts). Which rows are whose, an index in device memory says at every run:
+///
+/// - [contiguous](ExpertProblem::contiguous): rows are sorted by expert; the index has `E + 1` offsets, `u32`.
+/// - [masked](ExpertProblem::masked): each expert has room for as many rows; the index has `E` counts, `u32`.
+/// - [indexed](ExpertProblem::indexed): each token has `top_k` slots; the index has the id of each slot's expert, `i32`.
+///
+/// Groups may have any size, none among them. Each row of D is computed as by a [`Problem`] with the weight of its expert; what else
+/// that has, [`ExpertProblem::each`] states: types, bias (those of all experts, one after the other), activation, strides.
+///
+/// An index that is wrong does no harm: rows that it concerns are left out, memory outside is not touched, and
+/// [`ExpertPlan::check_status`](crate::ExpertPlan::check_status) names the first of them.
+#[derive(Clone, Debug)]
+pub struct ExpertProblem {
+    shape: ExpertsShape,
+    each: Problem,
+    form: ExpertForm,
+    combined: bool,
+}
+
+impl ExpertProblem {
+    /// At most `rows` rows, sorted by expert. Rows of D that no expert has stay as they are.
+    pub fn contiguous(experts: &Experts, rows: usize) -> Self {
+        Self::new(experts, rows, ExpertForm::Contiguous)
+    }
+
+    /// `capacity` rows for each expert, of which it uses the first ones. The others are neither read nor written.
+    pub fn masked(experts: &Experts, capacity: usize) -> Self {
+        Self::new(experts, experts.experts().saturating_mul(capacity), ExpertForm::Masked { capacity })
+    }
+
+    /// `tokens` rows of X, each multiplied with `top_k` experts. D has a row for each slot, those of a token one after the
+    /// other.
+    pub fn indexed(experts: &Experts, tokens: usize, top_k: usize) -> Self {
+        Self::new(experts, tokens.saturating_mul(top_k), ExpertForm::Indexed { top_k, x_per_slot: false })
+    }
+
+    fn new(experts: &Experts, rows: usize, form: ExpertForm) -> Self {
+        let shape = *experts.shape();
+        Self { shape, each: Problem::of_shape(shape.each, rows), form, combined: false }
+    }
+
+    /// States what a [`Problem`] has beside weight and tokens: `problem.each(|p| p.x_dtype(DType::F16).bias(DType::F32))`.
+    /// [`Problem::token_scale`] is a factor for each row of D. X cannot be transposed.
+    pub fn each(mut self, state: impl FnOnce(Problem) -> Problem) -> Self {
+        self.each = state(self.each);
+        self
+    }
+
+    /// X has a row for each slot, those of a token one after the other. Only of [`ExpertProblem::indexed`].
+    pub fn x_per_slot(mut self) -> Self {
+        if let ExpertForm::Indexed { x_per_slot, .. } = &mut self.form {
+            *x_per_slot = true;
+        }
+        self
+    }
+
+    /// D has a row for each token: the sum of its slots, each times its router weight, in their order and in f32; then the
+    /// residual, if there is one, is added. Only of [`ExpertProblem::indexed`].
+    pub fn combined(mut self) -> Self {
+        self.combined = true;
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedExperts, Error> {
+        let &Self { ref each, form, combined, .. } = self;
+        let refuse = |what, why| Err(Error::NotForExperts { what, why });
+        if each.is_transposed() {
+            return refuse("a transposed X", "rows are given to experts; convert X first (Context::plan_conversion)");
+        }
+        if let ExpertForm::Indexed { top_k, .. } = form {
+            check_dimension("slots of a token", top_k)?;
+            if top_k == 0 {
+                return refuse("top_k = 0", "each token has at least one slot");
+            }
+        }
+        let mut each = each.check()?;
+        let combine = match (combined, form) {
+            (false, _) => None,
+            (true, ExpertForm::Indexed { .. }) => {
+                if each.c.is_some() {
+                    return refuse("C with combined slots", "add a residual to the sum");
+                }
+                let combine = Combine { d: each.d, residual: each.residual };
+                each = CheckedGemm { d: Dense::rows_of(DType::F32, each.out_features), residual: None, ..each };
+                Some(combine)
+            }
+            (true, _) => return refuse("combining slots", "only the indexed form knows a row's token"),
+        };
+        let ExpertsShape { experts, row_pitch, .. } = self.shape;
+        Ok(CheckedExperts { each, experts, row_pitch, form, combine })
+    }
+
+    pub(crate) fn preferences(&self) -> &Preferences {
+        self.each.preferences()
+    }
+
+    pub(crate) fn shape(&self) -> &ExpertsShape {
+        &self.shape
+    }
+}

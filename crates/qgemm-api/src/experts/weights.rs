@@ -1,0 +1,135 @@
+//! [`Experts`]: the weights of a layer of experts on a device.
+
+use qgemm_formats::packed_file::{k_step, padded_k_order};
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_formats::{DType, Format, HostExperts};
+use qgemm_hal::{Buffer, Device, DeviceId, ExpertOperand, Operands, Stream};
+
+use crate::error::Error;
+use crate::operand::check_dimension;
+use crate::weight::WeightShape;
+
+/// The weights of a layer of experts on a device, packed once for every form of product
+/// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
+#[derive(Debug)]
+pub struct Experts {
+    shape: ExpertsShape,
+    data: Buffer,
+    row_scale: Option<Buffer>,
+    k_order: Option<Buffer>,
+}
+
+/// Everything about the weights that a plan depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertsShape {
+    /// One expert.
+    pub each: WeightShape,
+    pub experts: usize,
+    pub row_pitch: usize,
+}
+
+impl ExpertsShape {
+    /// Whether a plan for weights like these may run with `other`.
+    pub(crate) fn serves(&self, other: &Self) -> bool {
+        self.each.serves(&other.each) && self.experts == other.experts && self.row_pitch == other.row_pitch
+    }
+}
+
+impl std::fmt::Display for ExpertsShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} experts, each {}", self.experts, self.each)
+    }
+}
+
+impl Experts {
+    pub(crate) fn load(device: &dyn Device, stream: &Stream, host: &HostExperts) -> Result<Self, Error> {
+        let (format, stacked) = (host.format(), host.stacked());
+        let _span = tracing::info_span!("load experts", %format, experts = host.experts(), n = host.n(), k = host.k())
+            .entered();
+        check_dimension("N of all experts", stacked.n())?;
+        check_dimension("K", host.stored_k())?;
+        let class = device.pack_class(format);
+        let layout = PackedLayout::new(format, class);
+        let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
+            let mut buffer = device.allocate(bytes.len(), what)?;
+            device.upload(stream, bytes, (&mut buffer).into())?;
+            Ok(buffer)
+        };
+        // Memory for all of them is asked for before anything is uploaded.
+        let data = device.pack(stream, stacked)?;
+        let row_scale = match stacked.row_scale() {
+            None => None,
+            Some(scales) => Some(upload(&DType::F32.encode(scales), "row scales of experts")?),
+        };
+        let k_step = k_step(format, layout.as_ref());
+        let k_order = match host.k_orders() {
+            None => None,
+            Some(orders) => {
+                let all: Vec<u8> = orders.iter().flat_map(|order| padded_k_order(order, k_step)).collect();
+                Some(upload(&all, "column orders of experts")?)
+            }
+        };
+        device.synchronize(stream)?;
+        let each = WeightShape {
+            device: device.info().id,
+            format,
+            class,
+            rows: host.rows(),
+            n: host.n(),
+            gated: host.is_gated(),
+            k: host.k(),
+            stored_k: host.stored_k(),
+            row_scale: row_scale.is_some(),
+            k_order: k_order.is_some(),
+            fits_f16: stacked.fits_f16(),
+        };
+        let shape = ExpertsShape { each, experts: host.experts(), row_pitch: host.row_pitch() };
+        Ok(Self { shape, data, row_scale, k_order })
+    }
+
+    /// How many there are.
+    pub fn experts(&self) -> usize {
+        self.shape.experts
+    }
+
+    /// The format of their values.
+    pub fn format(&self) -> Format {
+        self.shape.each.format
+    }
+
+    /// Output features of an expert; of gated pairs, the rows of each weight.
+    pub fn n(&self) -> usize {
+        self.shape.each.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.shape.each.k
+    }
+
+    /// Whether each expert is a gated pair.
+    pub fn is_gated(&self) -> bool {
+        self.shape.each.gated
+    }
+
+    /// The device they live on.
+    pub fn device(&self) -> DeviceId {
+        self.shape.each.device
+    }
+
+    /// Bytes that they occupy on the device.
+    pub fn bytes(&self) -> usize {
+        self.data.len() + self.row_scale.as_ref().map_or(0, Buffer::len) + self.k_order.as_ref().map_or(0, Buffer::len)
+    }
+
+    pub(crate) fn shape(&self) -> &ExpertsShape {
+        &self.shape
+    }
+
+    /// Gives a launch what belongs to the weights.
+    pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
+        operands.read(ExpertOperand::W, (&self.data).into());
+        operands.read_if_any(ExpertOperand::RowScale, self.row_scale.as_ref().map(Into::into));
+        operands.read_if_any(ExpertOperand::KOrder, self.k_order.as_ref().map(Into::into));
+    }
+}

@@ -1,0 +1,186 @@
+//! `qgemm bench --op experts`.
+
+use std::fmt;
+
+use anyhow::ensure;
+use clap::ValueEnum;
+use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts};
+
+use super::subject::repeated_rows;
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+use crate::choice::{FormatChoice, Shape};
+
+/// How rows are given to experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Form {
+    /// Rows sorted by expert, by offsets.
+    Contiguous,
+    /// Room for as many rows for each expert, by counts.
+    Masked,
+    /// Slots with ids; X is shared by a token's slots.
+    Indexed,
+}
+
+/// A grouped product to measure: `shape.m` tokens with `top_k` experts each.
+pub struct Subject {
+    shape: Shape,
+    experts: usize,
+    top_k: usize,
+    form: Form,
+    format: Format,
+    x_dtype: DType,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shape, experts, top_k, format, .. } = self;
+        write!(f, "{shape} {experts}/{top_k} {format}")
+    }
+}
+
+/// Every shape in every format that the options ask for, and in every form.
+///
+/// # Errors
+/// When a shape is none, a format cannot store it, or tokens have more slots than there are experts.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match args.shape[..] {
+        [] => vec![Shape { m: 1, n: 768, k: 2048 }, Shape { m: 64, n: 768, k: 2048 }],
+        _ => crate::choice::gemm_shapes(&args.shape)?,
+    };
+    let (experts, top_k) = (args.experts, args.top_k);
+    ensure!(top_k > 0 && top_k <= experts, "--top-k {top_k}: expected 1 to {experts}, the number of experts");
+    let formats = match args.format {
+        Some(choice) => choice.formats(),
+        None => vec!["q4_k".parse()?],
+    };
+    let forms = args.form.map_or(Form::value_variants().to_vec(), |form| vec![form]);
+    let mut subjects = Vec::new();
+    for &shape in &shapes {
+        for &format in &formats {
+            match format.check_k(shape.k) {
+                Ok(()) => {}
+                Err(error) if args.format == Some(FormatChoice::All) => {
+                    eprintln!("left out: {error}");
+                    continue;
+                }
+                Err(error) => return Err(error.into()),
+            }
+            let of = |&form: &Form| Subject { shape, experts, top_k, form, format, x_dtype: args.x_dtype };
+            subjects.extend(forms.iter().map(of));
+        }
+    }
+    Ok(subjects)
+}
+
+impl Subject {
+    /// The id of every slot: tokens take different experts, each expert about as many tokens, in no simple order.
+    fn ids(&self) -> Vec<usize> {
+        let mut state = 0x2545_f491_4f6c_dd1du64;
+        let mut random = move |below: usize| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % below as u64) as usize
+        };
+        let token = move |_| {
+            // A partial shuffle: the experts of a token differ.
+            let mut all: Vec<usize> = (0..self.experts).collect();
+            (0..self.top_k).for_each(|i| all.swap(i, i + random(self.experts - i)));
+            all.truncate(self.top_k);
+            all
+        };
+        (0..self.shape.m).flat_map(token).collect()
+    }
+
+    /// The problem, its index, and the rows of X and of D.
+    fn problem(&self, experts: &Experts) -> (ExpertProblem, Vec<u32>, [usize; 2]) {
+        let Shape { m: tokens, .. } = self.shape;
+        let slots = tokens * self.top_k;
+        let ids = self.ids();
+        let mut counts = vec![0u32; self.experts];
+        ids.iter().for_each(|&id| counts[id] += 1);
+        match self.form {
+            Form::Contiguous => {
+                let mut offsets = vec![0];
+                counts.iter().for_each(|count| offsets.push(offsets[offsets.len() - 1] + count));
+                (ExpertProblem::contiguous(experts, slots), offsets, [slots, slots])
+            }
+            Form::Masked => {
+                let capacity = counts.iter().max().map_or(1, |&most| most.max(1) as usize);
+                let rows = capacity * self.experts;
+                (ExpertProblem::masked(experts, capacity), counts, [rows, rows])
+            }
+            Form::Indexed => {
+                let words = ids.iter().map(|&id| id as u32).collect();
+                (ExpertProblem::indexed(experts, tokens, self.top_k), words, [tokens, slots])
+            }
+        }
+    }
+
+    /// Bytes that a run must move at least: the weights of the experts that have rows, X and D.
+    fn bytes(&self, rows: [usize; 2]) -> f64 {
+        let Shape { n, k, .. } = self.shape;
+        let mut used = self.ids();
+        used.sort_unstable();
+        used.dedup();
+        let weights = (used.len() * self.format.row_bytes(k) * n) as f64;
+        let slots = (self.shape.m * self.top_k) as f64;
+        let x_rows = (rows[0] as f64).min(slots);
+        weights + (x_rows * k as f64 + slots * n as f64) * self.x_dtype.bytes() as f64
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of the weights in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { shape: Shape { m, n, k }, experts, top_k, form, format, x_dtype } = subject;
+    let host = HostExperts::of_stacked(&repeated_rows(format, experts * n, k)?, experts)?;
+    let first = ctx.load_experts(&host)?;
+    let (problem, index, rows) = subject.problem(&first);
+    let problem = problem.each(|problem| {
+        let problem = problem.x_dtype(x_dtype).x_precision(args.x_precision);
+        match &args.family {
+            Some(family) => problem.family(family),
+            None => problem,
+        }
+    });
+    let plan = ctx.plan_experts(&problem)?;
+    let count = copies(ctx, first.bytes());
+    let mut weights = vec![first];
+    while weights.len() < count {
+        weights.push(ctx.load_experts(&host)?);
+    }
+    let x = ctx.upload(&x_dtype.encode(&vec![0.5; rows[0] * k]))?;
+    let index = ctx.upload(&index.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())?;
+    let mut d = ctx.allocate(rows[1] * n * x_dtype.bytes())?;
+    let mut status = ctx.allocate(8)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |weights: &Experts| {
+        let all = ExpertArgs::new((&x).into(), weights, (&index).into(), (&mut d).into(), (&mut status).into());
+        plan.run(&stream, ExpertArgs { workspace: Some(&mut workspace), ..all })
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let bytes_per_second = subject.bytes(rows) / median;
+    let macs = (m * top_k * n * k) as f64;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{} {experts}/{top_k}", subject.shape),
+        format: format!("{format} {}", form.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned())),
+        x_dtype: x_dtype.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 2.0 * macs / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: weights.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

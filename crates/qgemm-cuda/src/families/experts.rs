@@ -1,0 +1,355 @@
+//! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, a kernel that looks for what is wrong with
+//! that, and one that adds up slots.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::{DType, Format};
+use qgemm_hal::abi::{ExpertCheck, ExpertCombine, ExpertGroups, TileSchedule, dtype_code, expert_form_code};
+use qgemm_hal::{
+    CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
+    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands, Spec, Unsupported,
+    Variant,
+};
+
+use super::gemm::{Cut, GemmParams, Instance, Types, for_experts, instances, params};
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line};
+use crate::arch;
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "gemm";
+/// Most CTAs along the grid's y and z axes (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
+const MOST_GRID_YZ: usize = 65_535;
+/// Threads that look for faults, and threads that add up slots.
+const CHECK_THREADS: u32 = 256;
+const COMBINE_THREADS: u32 = 128;
+/// What makes a product's kernel one with experts.
+const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct ExpertProducts;
+
+/// The kernels for these types: one that reads X wherever it is, and those of other main loops with a tile that suits the rows of
+/// experts.
+fn kernels(format: Format, x: DType, variant: Variant) -> Vec<Instance> {
+    let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
+    for instance in instances(format, x, variant) {
+        let has_other = all.iter().any(|other| std::ptr::eq(other.main_loop, instance.main_loop));
+        if instance.main_loop.experts_tiles.contains(&instance.tile_m) && !has_other {
+            // A problem that is narrowed takes registers (`kernels.lock`).
+            all.push(Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() });
+        }
+    }
+    all
+}
+
+fn product_spec(instance: &Instance) -> KernelSpec {
+    instance.spec_with(product_id(instance), EXPERTS_MACRO)
+}
+
+fn product_id(instance: &Instance) -> KernelId {
+    let id = instance.id();
+    match id.spec {
+        Spec::Gemm(spec) => KernelId { spec: Spec::Experts(spec), ..id },
+        _ => id,
+    }
+}
+
+/// A kernel beside the product.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    name: &'static str,
+    entry: &'static str,
+    symbol: &'static str,
+    threads: u32,
+    /// `sizeof(SharedStorage)`, which the kernel asserts.
+    shared_bytes: u32,
+}
+
+const CHECK: Step = Step {
+    name: "check",
+    entry: "entry/experts_check.cu",
+    symbol: "qg_experts_check",
+    threads: CHECK_THREADS,
+    shared_bytes: 2 * CHECK_THREADS / 32 * 4,
+};
+const COMBINE: Step = Step {
+    name: "combine",
+    entry: "entry/experts_combine.cu",
+    symbol: "qg_experts_combine",
+    threads: COMBINE_THREADS,
+    shared_bytes: 0,
+};
+
+impl Step {
+    fn id(&self, variant: Variant) -> KernelId {
+        KernelId::new("experts", Some(variant), Spec::ExpertStep(ExpertStepSpec { step: Name::new(self.name) }))
+    }
+
+    fn spec(&self, variant: Variant) -> KernelSpec {
+        let mut prelude = String::new();
+        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+        constant_line(&mut prelude, "QG_THREADS", self.threads);
+        constant_line(&mut prelude, "QG_SHARED_BYTES", self.shared_bytes);
+        KernelSpec {
+            name: self.id(variant).to_string(),
+            entry: self.entry,
+            text: source::entry(self.entry),
+            symbol: self.symbol,
+            prelude,
+            arch_specific: false,
+        }
+    }
+
+    fn launch(&self, variant: Variant, grid: [u32; 3], params: Arc<dyn Params>) -> KernelLaunch {
+        KernelLaunch {
+            id: self.id(variant),
+            spec: self.spec(variant),
+            geometry: Geometry { grid, threads: self.threads, shared_bytes: self.shared_bytes },
+            starts_early: variant >= Variant::Sm90,
+            operands: ExpertOperand::ALL,
+            params,
+        }
+    }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let types = Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)));
+    let products = types.flat_map(move |(format, x)| kernels(format, x, variant)).map(|i| product_spec(&i));
+    [CHECK, COMBINE].into_iter().map(move |step| step.spec(variant)).chain(products)
+}
+
+/// `KernelParams` in `sched/experts.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct ProductParams {
+    gemm: GemmParams,
+    groups: ExpertGroups,
+}
+
+impl Params for ProductParams {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use ExpertOperand as O;
+        let mut params = *self;
+        let at = &mut params.gemm.at;
+        at.x = places.of(operands, O::X)?;
+        at.w = places.of(operands, O::W)?;
+        at.row_scale = places.of(operands, O::RowScale)?;
+        at.k_order = places.of(operands, O::KOrder)?;
+        at.c = places.of(operands, O::C)?;
+        at.bias = places.of(operands, O::Bias)?;
+        at.token_scale = places.of(operands, O::TokenScale)?;
+        at.residual = places.of(operands, O::Residual)?;
+        at.d = places.of(operands, O::D)?;
+        params.groups.index = places.of(operands, O::Index)?;
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+impl Params for ExpertCheck {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut params = *self;
+        params.index = places.of(operands, ExpertOperand::Index)?;
+        params.router_weights = places.of(operands, ExpertOperand::RouterWeights)?;
+        params.status = places.of(operands, ExpertOperand::Status)?;
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+impl Params for ExpertCombine {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut params = *self;
+        params.products = places.of(operands, ExpertOperand::Products)?;
+        params.index = places.of(operands, ExpertOperand::Index)?;
+        params.router_weights = places.of(operands, ExpertOperand::RouterWeights)?;
+        params.residual = places.of(operands, ExpertOperand::Residual)?;
+        params.d = places.of(operands, ExpertOperand::D)?;
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
+///
+/// # Errors
+/// [`HalError::KernelUnavailable`] when the plan's kernel is none of the backend's, [`HalError::WrongDevice`] when the device has
+/// no kernel variant, and those of `make`.
+pub fn experts_sequence(
+    op: &CheckedExperts,
+    plan: &ExpertsPlan,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use ExpertOperand as O;
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let unavailable = |why: String| HalError::KernelUnavailable {
+        kernel: plan.config.kernel_id(op).to_string(),
+        target: info.arch.clone(),
+        why,
+    };
+    let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
+    let mut all = kernels(op.each.format, x.dtype, variant).into_iter();
+    let instance = all.find(|i| product_id(i) == plan.config.kernel_id(op));
+    let instance = instance.ok_or_else(|| unavailable("it is none of the variant's kernels".to_owned()))?;
+    let products = plan.products..plan.products + plan.product_bytes;
+
+    let check = CHECK.launch(variant, [1, 1, 1], Arc::new(check_params(op))).step::<O>(make)?;
+    let mut check = check.bind(O::Index, O::Index).bind(O::Status, O::Status);
+    let mut product = product_launch(op, &instance, variant).step::<O>(make)?;
+    for operand in [O::X, O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index] {
+        product = product.bind(operand, operand);
+    }
+    let name = op.kernel_name(NAME);
+    let steps = match op.combine {
+        None => vec![check, product.bind(O::Residual, O::Residual).bind(O::D, O::D)],
+        Some(_) => {
+            check = check.bind(O::RouterWeights, O::RouterWeights);
+            product = product.bind_part(O::D, O::Workspace, products.clone());
+            let mut combine =
+                COMBINE.launch(variant, combine_grid(op), Arc::new(combine_params(op))).step::<O>(make)?;
+            for operand in [O::Index, O::RouterWeights, O::Residual, O::D] {
+                combine = combine.bind(operand, operand);
+            }
+            vec![check, product, combine.bind_part(O::Products, O::Workspace, products)]
+        }
+    };
+    Ok(LaunchSequence::new::<O>(name, steps))
+}
+
+fn product_launch(op: &CheckedExperts, instance: &Instance, variant: Variant) -> KernelLaunch {
+    let each = &op.each;
+    let layout = &instance.types.layout;
+    let k_tiles = layout.k_tiles(each.stored_k);
+    let config = instance.config();
+    let n_tiles = (each.stored_rows as u32).div_ceil(config.tile_n);
+    // Persistent kernels have a CTA for each tile: what they find in the list of the grid's x axis is their own.
+    let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
+    let cut = Cut { k_tiles: k_tiles as u32, splits: 1, has_factors: false, tiles };
+    // Checked when the kernel was offered: X is plain.
+    let x = each.plain_x().unwrap_or(each.d);
+    let [y, z] = two_dimensions(places(op, config.tile_m as usize));
+    KernelLaunch {
+        id: product_id(instance),
+        spec: product_spec(instance),
+        geometry: Geometry { grid: [n_tiles, y, z], threads: config.threads, shared_bytes: config.shared_bytes },
+        starts_early: variant >= Variant::Sm90,
+        operands: ExpertOperand::ALL,
+        params: Arc::new(ProductParams {
+            gemm: params(each, &x, &cut),
+            groups: ExpertGroups {
+                index: 0,
+                w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
+                bias_bytes: each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
+                row_pitch: op.row_pitch as u32,
+                k_order_len: (k_tiles * layout.k_tile) as u32,
+                experts: op.experts as u32,
+                form: expert_form_code(op.form),
+                rows: rows(op),
+                x_sharers: match op.form {
+                    ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
+                    _ => 1,
+                },
+            },
+        }),
+    }
+}
+
+/// Rows as kernels count them: with a capacity, those of one expert.
+fn rows(op: &CheckedExperts) -> u32 {
+    match op.form {
+        ExpertForm::Masked { capacity } => capacity as u32,
+        _ => op.each.m as u32,
+    }
+}
+
+/// Tiles of rows, as many as there can be at most.
+fn places(op: &CheckedExperts, tile_m: usize) -> usize {
+    let m = op.each.m;
+    match op.form {
+        ExpertForm::Indexed { .. } => m,
+        ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
+        // Each expert with rows may have a tile that is not full.
+        ExpertForm::Contiguous => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
+    }
+}
+
+/// At least `count` CTAs along y and z.
+fn two_dimensions(count: usize) -> [u32; 2] {
+    let y = count.clamp(1, MOST_GRID_YZ);
+    [y as u32, count.div_ceil(y).max(1) as u32]
+}
+
+fn check_params(op: &CheckedExperts) -> ExpertCheck {
+    let form = expert_form_code(op.form);
+    ExpertCheck { experts: op.experts as u32, form, rows: rows(op), ..ExpertCheck::default() }
+}
+
+fn combine_grid(op: &CheckedExperts) -> [u32; 3] {
+    let [y, z] = two_dimensions(op.tokens());
+    [(op.each.out_features as u32).div_ceil(COMBINE_THREADS), y, z]
+}
+
+fn combine_params(op: &CheckedExperts) -> ExpertCombine {
+    let (d, residual) = op.combine.map_or((op.each.d, None), |combine| (combine.d, combine.residual));
+    let tokens = op.tokens();
+    ExpertCombine {
+        d_row: d.row_stride,
+        residual_row: residual.map_or(0, |residual| residual.row_stride),
+        tokens: tokens as u32,
+        features: op.each.out_features as u32,
+        top_k: (op.each.m / tokens) as u32,
+        experts: op.experts as u32,
+        d_dtype: dtype_code(d.dtype),
+        residual_dtype: residual.map_or(0, |residual| dtype_code(residual.dtype)),
+        ..ExpertCombine::default()
+    }
+}
+
+impl Family<CheckedExperts> for ExpertProducts {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
+        let each = &op.each;
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        let expected = arch::pack_class(variant);
+        if each.class != expected {
+            return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", each.class)));
+        }
+        let x = each.plain_x()?;
+        let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
+        let in_order = x.aligned16 && !each.k_order;
+        let mut all = kernels(each.format, x.dtype, variant);
+        all.retain(|i| i.serves(&typical, in_order));
+        all.retain(|i| i.shared_bytes <= info.shared_bytes);
+        let most = MOST_GRID_YZ * MOST_GRID_YZ;
+        all.retain(|i| places(op, i.tile_m as usize).max(op.tokens()) <= most);
+        if all.is_empty() {
+            let why = "has no kernel of this format for so many rows, or with so little shared memory as the device's";
+            return Err(Unsupported::new(why));
+        }
+        Ok(all.iter().map(|i| ExpertsConfig { tile: i.config(), scratch_bytes: 0 }).collect())
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedExperts,
+        plan: &ExpertsPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        experts_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
+        let types = config.tile.x_format.plain().zip(config.tile.variant);
+        let all = types.map_or(Vec::new(), |(x, variant)| kernels(op.each.format, x, variant));
+        let kernel = all.into_iter().find(|i| product_id(i) == config.kernel_id(op));
+        kernel.map_or(0, |kernel| product_spec(&kernel).source_hash().short())
+    }
+}

@@ -1,0 +1,148 @@
+//! `experts`: which kernel, and where its workspace lies.
+
+use qgemm_hal::{CheckedExperts, CheckedGemm, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, Operation};
+
+use crate::error::{Refusal, SchedError};
+use crate::gemm::{INVARIANT_M, Preferences};
+
+/// Chooses how to run `op` on the device of `info`: the configuration that is expected to take the least time when every expert
+/// has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
+/// ones win.
+///
+/// # Errors
+/// [`SchedError::UnknownFamily`] when the preferred one does not exist, [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedExperts,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedExperts>],
+    preferences: &Preferences,
+) -> Result<(&'f dyn Family<CheckedExperts>, ExpertsPlan), SchedError> {
+    if let Some(wanted) = &preferences.family
+        && !families.iter().any(|family| family.name() == wanted)
+    {
+        let known = families.iter().map(|family| family.name()).collect();
+        return Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known });
+    }
+    // What a row's bits may not depend on must not choose the kernel.
+    let typical = match op.each.batch_invariant {
+        true => CheckedExperts { each: CheckedGemm { m: op.experts * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
+        false => op.clone(),
+    };
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn Family<CheckedExperts>, ExpertsPlan)> = None;
+    for &family in families.iter().filter(|f| preferences.family.as_ref().is_none_or(|wanted| f.name() == wanted)) {
+        match family.configs(op, info) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                let scratch_bytes = configs.iter().map(|config| config.scratch_bytes).max().unwrap_or(0);
+                let configs = match op.each.batch_invariant {
+                    true => family.configs(&typical, info).unwrap_or(configs),
+                    false => configs,
+                };
+                // What kernels keep is of these rows, whichever kernel is chosen.
+                let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes, ..config });
+                let wanted = |config: &ExpertsConfig| preferences.math.is_none_or(|math| config.tile.math == math);
+                for config in configs.filter(wanted) {
+                    let Some(plan) = ExpertsPlan::new(op, config, estimate(&typical, info, &config)) else { continue };
+                    let fits = preferences.max_workspace.is_none_or(|most| plan.workspace_bytes <= most);
+                    if fits && best.as_ref().is_none_or(|(_, other)| plan.estimate < other.estimate) {
+                        best = Some((family, plan));
+                    }
+                }
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let (each, form) = (&op.each, op.form.name());
+        let operation = format!(
+            "{form} products of {} rows with {} experts of {} x {} in {}, X in {}",
+            each.m, op.experts, each.out_features, each.k, each.format, each.x.format
+        );
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+/// Seconds when every expert has as many rows: the larger of what memory and arithmetic take, with whole tiles of rows.
+fn estimate(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> f64 {
+    let tile = &config.tile;
+    let (arithmetic, bandwidth) = tile.efficiency;
+    let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
+    let tile_m = tile.tile_m.max(1) as usize;
+    let used = op.experts.min(op.each.m);
+    let tiles = used as f64 * op.mean_rows().div_ceil(tile_m) as f64;
+    let macs = tiles * tile_m as f64 * op.each.stored_rows as f64 * op.each.k as f64;
+    // Each tile of rows reads the weight again, from the cache at best.
+    let weights = (tiles - used as f64).max(0.0) * op.each.weight_bytes() / CACHE_SPEEDUP;
+    let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
+    let rate = info.rate(tile.math).unwrap_or(f64::MIN_POSITIVE);
+    info.launch_seconds + memory.max(macs / (rate * share(arithmetic)))
+}
+
+/// How much faster than memory a last cache is read, roughly.
+const CACHE_SPEEDUP: f64 = 2.0;
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::{DType, Format};
+    use qgemm_hal::{Activation, Combine, Dense, ExpertForm, XPrecision, noop};
+
+    use super::*;
+
+    fn op(form: ExpertForm, m: usize) -> CheckedExperts {
+        let format: Format = "f32".parse().expect("a format");
+        let each = CheckedGemm {
+            m,
+            stored_rows: 64,
+            out_features: 64,
+            gated: false,
+            k: 32,
+            stored_k: 32,
+            format,
+            class: PackClass::Canonical,
+            row_scale: false,
+            k_order: false,
+            weight_fits_f16: true,
+            x: Dense::rows_of(DType::F32, 32).into(),
+            x_precision: XPrecision::Exact,
+            d: Dense::rows_of(DType::F32, 64),
+            c: None,
+            bias: None,
+            token_scale: false,
+            residual: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+            batch_invariant: false,
+        };
+        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None }
+    }
+
+    #[test]
+    fn products_that_are_combined_wait_in_the_workspace() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let (info, families) = (device.info(), device.catalog().experts);
+        let form = ExpertForm::Indexed { top_k: 2, x_per_slot: false };
+        let plain = op(form, 6);
+        let (_, plan) = choose(&plain, info, families, &Preferences::default()).expect("it serves all");
+        assert_eq!((plan.product_bytes, plan.workspace_bytes), (0, 0));
+        let combined =
+            CheckedExperts { combine: Some(Combine { d: Dense::rows_of(DType::F16, 64), residual: None }), ..plain };
+        let (_, plan) = choose(&combined, info, families, &Preferences::default()).expect("it serves all");
+        let bytes = 6 * 64 * 4;
+        assert_eq!((plan.product_bytes, plan.scratch - plan.products), (bytes, bytes));
+        // Counters of other plans stay zero.
+        assert!(plan.products >= 1 << 16 && plan.workspace_bytes >= plan.scratch && plan.estimate > 0.0);
+    }
+
+    #[test]
+    fn what_is_not_served_says_why() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let unknown = Preferences { family: Some("none".into()), ..Preferences::default() };
+        let error = choose(&op(ExpertForm::Contiguous, 6), device.info(), device.catalog().experts, &unknown);
+        assert!(matches!(error, Err(SchedError::UnknownFamily { .. })), "{error:?}");
+        let error = choose(&op(ExpertForm::Contiguous, 6), device.info(), &[], &Preferences::default());
+        let text = error.expect_err("nobody").to_string();
+        assert!(text.contains("contiguous products of 6 rows with 8 experts of 64 x 32 in f32"), "{text}");
+    }
+}

@@ -1,0 +1,132 @@
+//! The suite of `experts`: which cases a backend must pass. Products themselves are tested as `gemm`; here is what experts add.
+
+use qgemm_formats::{DType, Encoding, Format};
+use qgemm_hal::Activation;
+
+use super::case::{ExpertCase, FormCase, IndexKind};
+use crate::gemm::{ActOrder, Case, Epilogue, Layout};
+use crate::suite::Group;
+
+/// A group with its cases for one format; none where the group does not concern the format.
+type Cases = (Group, fn(Format) -> Vec<ExpertCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<ExpertCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+pub(super) const GROUPS: &[Cases] = &[
+    group("experts_forms", "every form with every index", forms),
+    group("experts_exact", "small integers, bit for bit", exact),
+    group("experts_epilogue", "gated pairs, biases, factors, residuals of grouped products", epilogue),
+    group("experts_layouts", "rows with gaps, unaligned rows, permuted columns", layouts),
+    group("experts_faults", "ids, offsets, counts and weights that are wrong", faults),
+    group("experts_invariant", "bits that do not depend on other rows", invariant),
+];
+
+/// A K of medium length that suits the format.
+fn medium_k(format: Format) -> usize {
+    match format.ragged_k {
+        true => 2 * format.block_len + 5,
+        false => 192usize.next_multiple_of(format.block_len),
+    }
+}
+
+/// All forms: few rows and many, few slots and many.
+const FORMS: [(FormCase, usize, usize); 9] = [
+    (FormCase::Contiguous, 4, 37),
+    (FormCase::Contiguous, 9, 5),
+    (FormCase::Masked { capacity: 7 }, 3, 0),
+    (FormCase::Contiguous, 3, 150),
+    (FormCase::Masked { capacity: 33 }, 3, 0),
+    (FormCase::Indexed { top_k: 2, x_per_slot: false, combined: false }, 5, 1),
+    (FormCase::Indexed { top_k: 3, x_per_slot: false, combined: true }, 6, 11),
+    (FormCase::Indexed { top_k: 2, x_per_slot: true, combined: false }, 4, 9),
+    (FormCase::Indexed { top_k: 2, x_per_slot: true, combined: true }, 3, 2),
+];
+
+/// A case of each form, and of each type of X in turn.
+fn every_form(format: Format, n: usize, change: impl Fn(usize, ExpertCase) -> ExpertCase) -> Vec<ExpertCase> {
+    let case = |(i, &(form, experts, rows)): (usize, &(FormCase, usize, usize))| {
+        let x_dtype = DType::ALL[i % 3];
+        let each = Case { x_dtype, d_dtype: x_dtype, seed: i as u64, ..Case::new(format, 0, n, medium_k(format)) };
+        change(i, ExpertCase::new(each, experts, rows, form))
+    };
+    FORMS.iter().enumerate().map(case).collect()
+}
+
+fn forms(format: Format) -> Vec<ExpertCase> {
+    let kinds = [IndexKind::Uniform, IndexKind::Skewed, IndexKind::Hot, IndexKind::Sparse];
+    let of = |(j, index): (usize, IndexKind)| {
+        every_form(format, [33, 64, 1][j % 3], move |i, case| ExpertCase {
+            index,
+            // All types of X with all forms, over the kinds of index.
+            each: Case { x_dtype: DType::ALL[(i + j) % 3], d_dtype: DType::ALL[(i + j) % 3], ..case.each },
+            ..case
+        })
+    };
+    kinds.into_iter().enumerate().flat_map(of).collect()
+}
+
+fn exact(format: Format) -> Vec<ExpertCase> {
+    every_form(format, 48, |_, case| ExpertCase {
+        each: Case { d_dtype: DType::F32, ..case.each.with_exact_sums() },
+        ..case
+    })
+}
+
+fn epilogue(format: Format) -> Vec<ExpertCase> {
+    let plain = |i: usize, case: ExpertCase| {
+        let combined = case.summed() > 1;
+        let epilogue = Epilogue {
+            alpha: 0.5,
+            c: (!combined && i.is_multiple_of(2)).then_some((-0.5, DType::F16)),
+            bias: Some(DType::ALL[i % 3]),
+            token_scale: i % 3 != 1,
+            channel_scale: i.is_multiple_of(2),
+            activation: Activation::ALL[i % Activation::ALL.len()],
+            residual: (!i.is_multiple_of(4)).then_some(DType::F32),
+        };
+        ExpertCase { each: Case { epilogue, ..case.each }, ..case }
+    };
+    let gated = |i: usize, case: ExpertCase| {
+        let epilogue = Epilogue {
+            alpha: 0.0625,
+            bias: i.is_multiple_of(2).then_some(DType::F32),
+            activation: Activation::Silu,
+            residual: i.is_multiple_of(3).then_some(DType::F16),
+            ..Epilogue::default()
+        };
+        ExpertCase { each: Case { gated: true, epilogue, ..case.each }, ..case }
+    };
+    every_form(format, 40, plain).into_iter().chain(every_form(format, 20, gated)).collect()
+}
+
+fn layouts(format: Format) -> Vec<ExpertCase> {
+    let ordered = format.encoding == Encoding::IntZero;
+    every_form(format, 37, |i, case| ExpertCase {
+        each: Case {
+            layout: Layout { x_gap: i % 3 * 5, d_gap: i % 2 * 3, offset: i % 4, ..Layout::default() },
+            act_order: match i % 3 {
+                _ if !ordered => None,
+                0 => Some(ActOrder::Full),
+                1 => Some(ActOrder::Padded),
+                _ => None,
+            },
+            ..case.each
+        },
+        ..case
+    })
+}
+
+fn faults(format: Format) -> Vec<ExpertCase> {
+    every_form(format, 33, |_, case| ExpertCase { index: IndexKind::Faulty, ..case })
+}
+
+fn invariant(format: Format) -> Vec<ExpertCase> {
+    let forms = every_form(format, 65, |_, case| ExpertCase {
+        each: Case { batch_invariant: true, ..case.each },
+        index: IndexKind::Skewed,
+        ..case
+    });
+    forms.into_iter().filter(|case| case.form == FormCase::Contiguous).collect()
+}

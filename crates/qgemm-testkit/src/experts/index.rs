@@ -1,0 +1,141 @@
+//! The index of a case: what is written into device memory, and what it means.
+
+use qgemm_hal::ExpertFault;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{ExpertCase, FormCase, IndexKind};
+
+/// Which rows are whose.
+pub(super) struct Index {
+    /// The words of the index, as bits.
+    pub words: Vec<u32>,
+    /// The expert of every row; `None` of those that none has.
+    pub owner: Vec<Option<usize>>,
+    /// The router weight of every slot; empty where slots are not added up.
+    pub router_weights: Vec<f32>,
+    /// What is wrong with it, and where first.
+    pub fault: Option<(ExpertFault, usize)>,
+}
+
+impl Index {
+    pub fn new(case: &ExpertCase) -> Self {
+        let rng = &mut StdRng::seed_from_u64(case.each.seed ^ 0x1d5);
+        match case.form {
+            FormCase::Contiguous => Self::contiguous(case, rng),
+            FormCase::Masked { capacity } => Self::masked(case, capacity, rng),
+            FormCase::Indexed { combined, .. } => Self::indexed(case, combined, rng),
+        }
+    }
+
+    /// With every row but `row` taken from its expert.
+    pub fn alone(&self, case: &ExpertCase, row: usize) -> Self {
+        let owner: Vec<_> = self.owner.iter().enumerate().map(|(r, o)| o.filter(|_| r == row)).collect();
+        let words = match case.form {
+            FormCase::Contiguous => {
+                let expert = self.owner[row].unwrap_or(0);
+                (0..=case.experts).map(|e| if e <= expert { row as u32 } else { row as u32 + 1 }).collect()
+            }
+            _ => self.words.clone(),
+        };
+        Self { words, owner, router_weights: self.router_weights.clone(), fault: None }
+    }
+
+    /// An expert for one more row.
+    fn draw(case: &ExpertCase, rng: &mut StdRng) -> usize {
+        let experts = case.experts;
+        match case.index {
+            IndexKind::Uniform | IndexKind::Sparse | IndexKind::Faulty => rng.random_range(0..experts),
+            // The third power of a uniform number is small most of the time.
+            IndexKind::Skewed => ((rng.random::<f64>().powi(3) * experts as f64) as usize).min(experts - 1),
+            IndexKind::Hot => experts / 2,
+        }
+    }
+
+    fn contiguous(case: &ExpertCase, rng: &mut StdRng) -> Self {
+        let (experts, rows) = (case.experts, case.each.m);
+        let used = if case.index == IndexKind::Sparse { rows / 2 } else { rows };
+        let mut counts = vec![0u32; experts];
+        (0..used).for_each(|_| counts[Self::draw(case, rng)] += 1);
+        let mut words = vec![0u32];
+        counts.iter().for_each(|count| words.push(words[words.len() - 1] + count));
+        let mut fault = None;
+        if case.index == IndexKind::Faulty {
+            if experts > 1 {
+                // The first expert ends before it begins; the second has what is left of both.
+                words[0] = words[1] + 1;
+                fault = Some((ExpertFault::Offset, if words[0] as usize > rows { 0 } else { 1 }));
+            }
+            words[experts] = u32::MAX;
+            fault = fault.or(Some((ExpertFault::Offset, experts)));
+        }
+        let mut owner = vec![None; rows];
+        for expert in 0..experts {
+            let bound = |at: usize| (words[at] as usize).min(rows);
+            (bound(expert)..bound(expert + 1)).for_each(|row| owner[row] = Some(expert));
+        }
+        Self { words, owner, router_weights: Vec::new(), fault }
+    }
+
+    fn masked(case: &ExpertCase, capacity: usize, rng: &mut StdRng) -> Self {
+        let mut count = |expert: usize| match case.index {
+            IndexKind::Uniform => rng.random_range(0..=capacity),
+            IndexKind::Skewed => (rng.random::<f64>().powi(3) * (capacity + 1) as f64) as usize,
+            IndexKind::Hot => {
+                if expert == case.experts / 2 {
+                    capacity
+                } else {
+                    0
+                }
+            }
+            IndexKind::Sparse => {
+                if expert.is_multiple_of(2) {
+                    0
+                } else {
+                    capacity / 2
+                }
+            }
+            IndexKind::Faulty => {
+                if expert.is_multiple_of(3) {
+                    capacity + 1 + expert
+                } else {
+                    capacity / 2
+                }
+            }
+        };
+        let words: Vec<u32> = (0..case.experts).map(|expert| count(expert) as u32).collect();
+        let fault = words.iter().position(|&count| count as usize > capacity);
+        let owner = (0..case.each.m).map(|row| {
+            let expert = row / capacity;
+            Some(expert).filter(|&expert| row % capacity < words[expert] as usize)
+        });
+        let fault = fault.map(|place| (ExpertFault::Count, place));
+        Self { owner: owner.collect(), words, router_weights: Vec::new(), fault }
+    }
+
+    fn indexed(case: &ExpertCase, combined: bool, rng: &mut StdRng) -> Self {
+        let slots = case.each.m;
+        let bad = [-1, case.experts as i32, i32::MIN, i32::MAX];
+        let id = |slot: usize, rng: &mut StdRng| match case.index == IndexKind::Faulty && slot % 3 == 1 {
+            true => bad[slot / 3 % bad.len()],
+            false => Self::draw(case, rng) as i32,
+        };
+        let ids: Vec<i32> = (0..slots).map(|slot| id(slot, rng)).collect();
+        let known = |id: i32| usize::try_from(id).ok().filter(|&id| id < case.experts);
+        let weight = |slot: usize, rng: &mut StdRng| match case.index == IndexKind::Faulty && slot % 5 == 3 {
+            true => f32::NAN,
+            // Exact cases stay exact.
+            false => [0.5, 0.25, 1.0, 0.125][rng.random_range(0..4)],
+        };
+        let router_weights: Vec<f32> =
+            if combined { (0..slots).map(|slot| weight(slot, rng)).collect() } else { Vec::new() };
+        let bad_id = ids.iter().position(|&id| known(id).is_none()).map(|slot| (ExpertFault::Id, slot));
+        let bad_weight = router_weights.iter().position(|w| w.is_nan()).map(|slot| (ExpertFault::RouterWeight, slot));
+        Self {
+            owner: ids.iter().map(|&id| known(id)).collect(),
+            words: ids.iter().map(|&id| id as u32).collect(),
+            router_weights,
+            fault: bad_id.or(bad_weight),
+        }
+    }
+}

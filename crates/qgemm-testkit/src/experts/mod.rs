@@ -1,0 +1,51 @@
+//! `experts`: cases of grouped products, judged by the oracle of `gemm`, an expert after the other.
+
+mod case;
+mod groups;
+mod index;
+mod oracle;
+mod run;
+mod stress;
+
+use qgemm_api::Context;
+
+pub use case::{ExpertCase, FormCase, IndexKind};
+
+use crate::outcome::Outcome;
+use crate::suite::{Group, Selection, Suite, TestCase};
+
+impl TestCase for ExpertCase {
+    fn run(&self, ctx: &Context) -> Outcome {
+        run::run(ctx, self)
+    }
+}
+
+/// The suite of `experts`.
+#[derive(Debug)]
+pub(crate) struct ExpertSuite;
+
+impl ExpertSuite {
+    fn boxed(case: ExpertCase, wanted: &Selection) -> Box<dyn TestCase> {
+        let each = crate::gemm::Case { family: wanted.family, ..case.each };
+        Box::new(ExpertCase { each, ..case })
+    }
+}
+
+impl Suite for ExpertSuite {
+    fn operation(&self) -> &'static str {
+        "experts"
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        groups::GROUPS.iter().map(|&(group, _)| group).collect()
+    }
+
+    fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>> {
+        let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
+        wanted.formats.iter().flat_map(|&format| cases(format)).map(|case| Self::boxed(case, wanted)).collect()
+    }
+
+    fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase> {
+        Self::boxed(stress::random_case(&wanted.formats, seed), wanted)
+    }
+}

@@ -1,0 +1,76 @@
+//! The oracle of grouped products: that of `gemm` for the rows of each expert, and the weighted sum of slots.
+
+use super::case::ExpertCase;
+use super::index::Index;
+use crate::gemm::host::{HostOperands, HostWeights};
+use crate::gemm::{Added, Expected};
+
+/// What a correct kernel computes of the rows that experts have.
+pub(super) struct ExpectedRows {
+    /// The rows of D that are written.
+    pub rows: Vec<usize>,
+    /// Their values, one after the other.
+    pub values: Expected,
+}
+
+/// The products of all rows with their experts; `round` says what a kernel makes of rows of X for an expert.
+pub(super) fn multiply(
+    case: &ExpertCase,
+    weights: &[HostWeights],
+    operands: &HostOperands,
+    biases: &[Vec<f32>],
+    index: &Index,
+    round: impl Fn(usize, &[f32]) -> Vec<f64>,
+) -> ExpectedRows {
+    let n = case.each.n;
+    let mut all: Vec<Option<(Vec<f64>, Vec<f64>)>> = vec![None; case.each.m];
+    for (expert, weight) in weights.iter().enumerate() {
+        let rows: Vec<usize> = (0..case.each.m).filter(|&row| index.owner[row] == Some(expert)).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let own = operands.rows(&case.each, &rows, |row| case.x_row(row));
+        let own_x = round(expert, &own.x);
+        let mut added = own.added(&case.each);
+        added.bias = case.each.epilogue.bias.map(|_| &*biases[expert]);
+        if case.summed() > 1 || !index.router_weights.is_empty() {
+            added = Added { residual: None, ..added };
+        }
+        let product = weight.multiply(&own_x, &added);
+        for (i, &row) in rows.iter().enumerate() {
+            let part = |values: &[f64]| values[i * n..][..n].to_vec();
+            all[row] = Some((part(&product.values), part(&product.energy)));
+        }
+    }
+    match index.router_weights.is_empty() {
+        true => {
+            let rows: Vec<usize> = (0..case.each.m).filter(|&row| all[row].is_some()).collect();
+            let (values, energy): (Vec<_>, Vec<_>) = all.into_iter().flatten().unzip();
+            let values = Expected { m: rows.len(), n, values: values.concat(), energy: energy.concat() };
+            ExpectedRows { rows, values }
+        }
+        false => combine(case, index, &all, &operands.residual),
+    }
+}
+
+/// The sums of every token's slots, and the residual's rows, of which there is one for each token.
+fn combine(case: &ExpertCase, index: &Index, all: &[Option<(Vec<f64>, Vec<f64>)>], residual: &[f32]) -> ExpectedRows {
+    let (n, top_k) = (case.each.n, case.summed());
+    let tokens = case.each.m / top_k;
+    let mut sums = Expected { m: tokens, n, values: vec![0.0; tokens * n], energy: vec![0.0; tokens * n] };
+    for (slot, product) in all.iter().enumerate() {
+        let weight = f64::from(index.router_weights[slot]);
+        let Some((values, energy)) = product.as_ref().filter(|_| !weight.is_nan()) else { continue };
+        let first = slot / top_k * n;
+        for column in 0..n {
+            sums.values[first + column] += weight * values[column];
+            sums.energy[first + column] += weight * weight * energy[column];
+        }
+    }
+    for (at, residual) in residual.iter().take(tokens * n).enumerate() {
+        let residual = f64::from(*residual);
+        sums.values[at] += residual;
+        sums.energy[at] += residual * residual;
+    }
+    ExpectedRows { rows: (0..tokens).collect(), values: sums }
+}

@@ -1,0 +1,60 @@
+//! Random grouped products: any form, index, number of experts, format and epilogue from one seed.
+
+use qgemm_formats::Format;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{ExpertCase, FormCase, IndexKind};
+use crate::gemm::{Case, Epilogue, Layout};
+use crate::random::{pick, skewed};
+
+const MAX_EXPERTS: usize = 24;
+const MAX_ROWS: usize = 120;
+const MAX_FEATURES: usize = 200;
+const MAX_DEPTH: usize = 700;
+const MAX_SLOTS: usize = 6;
+
+/// The case that `seed` stands for, in one of `formats`.
+pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
+    let rng = &mut StdRng::seed_from_u64(seed ^ 0xe9e7);
+    // A product like those of `gemm`, with sizes that leave room for many experts.
+    let drawn = crate::gemm::random_case(formats, seed);
+    let depth = skewed(rng, MAX_DEPTH);
+    let k = if drawn.format.ragged_k { depth } else { depth.next_multiple_of(drawn.format.block_len) };
+    let form = match rng.random_range(0..4) {
+        0 => FormCase::Contiguous,
+        1 => FormCase::Masked { capacity: skewed(rng, 40) },
+        _ => FormCase::Indexed {
+            top_k: rng.random_range(1..=MAX_SLOTS),
+            x_per_slot: rng.random(),
+            combined: rng.random(),
+        },
+    };
+    let combined = matches!(form, FormCase::Indexed { combined: true, .. });
+    let each = Case {
+        n: skewed(rng, MAX_FEATURES),
+        k,
+        layout: Layout { x_transposed: false, w_transposed: false, ..drawn.layout },
+        epilogue: Epilogue { c: drawn.epilogue.c.filter(|_| !combined), ..drawn.epilogue },
+        every_configuration: false,
+        ..drawn
+    };
+    let (experts, rows) = (skewed(rng, MAX_EXPERTS), skewed(rng, MAX_ROWS));
+    ExpertCase { index: pick(rng, &IndexKind::ALL), ..ExpertCase::new(each, experts, rows, form) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_case_that_suits_its_format() {
+        let formats: Vec<Format> = Format::all().collect();
+        for seed in 0..500 {
+            let case = random_case(&formats, seed);
+            assert_eq!(case, random_case(&formats, seed));
+            case.each.format.check_k(case.each.k).unwrap_or_else(|e| panic!("{case}: {e}"));
+            assert!(case.each.m > 0 && case.experts > 0, "{case}");
+        }
+    }
+}
