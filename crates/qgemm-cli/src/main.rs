@@ -12,6 +12,7 @@ mod loading;
 mod out;
 mod progress;
 mod quantize;
+mod stress;
 mod support;
 mod table;
 mod verify;

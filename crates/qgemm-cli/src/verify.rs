@@ -1,6 +1,6 @@
 //! `qgemm verify`: kernels against the f64 oracle.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, emu};
@@ -16,6 +16,7 @@ use crate::choice::{self, FormatChoice, Op, Sizes};
 use crate::counters;
 use crate::out;
 use crate::progress::Progress;
+use crate::stress::{self, Draw};
 use crate::table::{self, Column, Row, Table, numbers, words};
 
 /// Options of the command.
@@ -43,10 +44,12 @@ pub struct Args {
     /// Only this kernel family; what it does not serve is left out.
     #[arg(long)]
     family: Option<String>,
-    /// Run random cases for this many seconds instead.
+    /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
+    /// met for the first time, which may have to be compiled.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["shape", "group"])]
     stress: Option<u64>,
-    /// First seed of the random cases; each following case adds one. A failure names the seed that repeats it.
+    /// First seed of the random cases; each following case adds one. A failure names the seed that repeats it, with
+    /// `--stress 0`, which runs one case.
     #[arg(long, requires = "stress")]
     seed: Option<u64>,
     /// Print only cases that fail.
@@ -167,7 +170,11 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         unprinted: None,
     };
     match args.stress {
-        Some(seconds) => stress(&ctx, args, &wanted, Duration::from_secs(seconds), &mut report)?,
+        Some(seconds) => {
+            let suite = args.op.suite()?;
+            let draw = Draw { suite, wanted: &wanted, again: cases_argument(args) };
+            stress::run(&ctx, &draw, args.seed, Duration::from_secs(seconds), &mut report);
+        }
         None => run_all(&ctx, &cases(args, &wanted)?, args.shape.is_empty(), &mut report),
     }
     let Report { table, counts, unprinted, .. } = report;
@@ -296,26 +303,6 @@ fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut
     }
 }
 
-/// Runs random cases until the time is over; at least one.
-fn stress(ctx: &Context, args: &Args, wanted: &Selection, time: Duration, report: &mut Report) -> anyhow::Result<()> {
-    let suite = args.op.suite()?;
-    let first = args.seed.unwrap_or_else(seed_of_now);
-    eprintln!("random cases from seed {first}");
-    let progress = Progress::new(time.as_secs(), "stress, seconds");
-    let start = Instant::now();
-    for seed in first.. {
-        let case = suite.random_case(wanted, seed);
-        progress.say(format!("seed {seed}"));
-        let again = format!("{} --stress 0 --seed {seed}", cases_argument(args));
-        report.add(&case.run(ctx), Some(again), &progress);
-        progress.step(start.elapsed().as_secs().saturating_sub(progress.position()));
-        if start.elapsed() >= time || report.unprinted.is_some() {
-            break;
-        }
-    }
-    Ok(())
-}
-
 /// What the case of a seed is drawn from.
 fn cases_argument(args: &Args) -> String {
     match (args.op, args.format) {
@@ -324,11 +311,6 @@ fn cases_argument(args: &Args) -> String {
         (Op::Experts, FormatChoice::One(format)) => format!("--op experts --format {format}"),
         (op, _) => format!("--op {}", op.name()),
     }
-}
-
-/// A seed that differs from run to run; small, because it is to be typed.
-fn seed_of_now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64 % 1_000_000_000)
 }
 
 /// The device's own name of a family.
@@ -345,7 +327,8 @@ struct Counts {
     skipped: usize,
 }
 
-struct Report {
+/// What is printed of outcomes, and how many there were.
+pub struct Report {
     table: Table<CaseRow>,
     only_failures: bool,
     /// Cases without a kernel are left out.
@@ -357,7 +340,7 @@ struct Report {
 
 impl Report {
     /// Counts an outcome and prints its row. `again` are the options that repeat it.
-    fn add(&mut self, outcome: &Outcome, again: Option<String>, progress: &Progress) {
+    pub fn add(&mut self, outcome: &Outcome, again: Option<String>, progress: &Progress) {
         let not_served = matches!(outcome.verdict, Verdict::Fail(Failure::NotPlanned(_)));
         if self.only_served && not_served {
             return;

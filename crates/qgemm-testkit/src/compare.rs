@@ -7,6 +7,9 @@ use crate::limits::Tolerance;
 /// Edge of the tiles that are compared on their own.
 pub const TILE: usize = 32;
 
+/// How many times further off than the limit allows on average a single element is that is called bad.
+const BAD: f64 = 10.0;
+
 /// An element that is further off than its limit allows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mismatch {
@@ -28,7 +31,8 @@ impl std::fmt::Display for Mismatch {
 
 /// How far a result is from the oracle. Errors are `Σ(ŷ−y)² / max(Σy², Σ energy)` of a region; infinite where
 /// the region holds a NaN or an infinity that the oracle does not have, or lacks one that it has. Which of the two comes
-/// of infinite activations depends on the order of summation.
+/// of infinite activations depends on the order of summation. What the output's type cannot hold is an infinity of its sign,
+/// and near the end of the type's range either that or a number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Comparison {
     /// Error of the whole output.
@@ -70,8 +74,7 @@ pub fn compare(got: &[f32], expected: &Expected, tolerance: Tolerance) -> Compar
             for (row, whole_row) in rows.iter_mut().enumerate().skip(top).take(TILE) {
                 for column in left..n.min(left + TILE) {
                     let at = row * n + column;
-                    let element =
-                        Element::new(got[at].into(), expected.values[at], expected.energy[at], tolerance.absolute);
+                    let element = Element::new(got[at].into(), expected, at, tolerance);
                     tile.add(&element);
                     whole_row.add(&element);
                     let earlier = first_bad.is_none_or(|bad| (row, column) < (bad.row, bad.column));
@@ -115,13 +118,25 @@ struct Element {
 }
 
 impl Element {
-    fn new(got: f64, y: f64, energy: f64, absolute: f64) -> Self {
+    fn new(got: f64, expected: &Expected, at: usize, tolerance: Tolerance) -> Self {
+        let (y, energy) = (expected.values[at], expected.energy[at]);
+        // What is as it should be and has no magnitude that errors of others could be measured on.
+        let measures_nothing = |ok: bool| {
+            let squared_error = if ok { 0.0 } else { f64::INFINITY };
+            Self { got, y: f64::NAN, squared_error, energy: 0.0 }
+        };
         if !y.is_finite() {
-            let squared_error = if got.is_finite() { f64::INFINITY } else { 0.0 };
-            return Self { got, y, squared_error, energy: 0.0 };
+            return Self { y, ..measures_nothing(!got.is_finite()) };
+        }
+        let reach = BAD * (tolerance.nmse * energy.max(y * y)).sqrt();
+        if got == f64::INFINITY.copysign(y) && y.abs() + reach >= tolerance.overflow {
+            return measures_nothing(true);
+        }
+        if y.abs() - reach >= tolerance.overflow {
+            return Self { y, ..measures_nothing(false) };
         }
         let error = (got - y).abs();
-        let squared_error = match error <= absolute {
+        let squared_error = match error <= tolerance.absolute + expected.floor[at] {
             true => 0.0,
             false if error.is_finite() => error * error,
             // NaN would make every comparison with the limit false.
@@ -131,7 +146,7 @@ impl Element {
     }
 
     fn is_bad(&self, limit: f64) -> bool {
-        self.squared_error > 100.0 * limit * self.energy.max(self.y * self.y)
+        self.squared_error > BAD * BAD * limit * self.energy.max(self.y * self.y)
     }
 }
 

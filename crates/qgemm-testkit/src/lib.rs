@@ -33,7 +33,7 @@ pub use convert::{
 };
 pub use experts::{ExpertCase, FormCase, IndexKind};
 pub use gemm::{
-    ActOrder, Added, Case, Epilogue, Expected, Layout, Rounding, TOKENS, activate, exemptions, multiply,
+    ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,
 };
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};

@@ -69,21 +69,20 @@ pub struct OutputRounding {
     pub nmse: f64,
     /// Half the distance of subnormal numbers, where those are within the range of products.
     pub absolute: f64,
+    /// The least magnitude that rounds to infinity: half a unit in the last place beyond the largest number.
+    pub overflow: f64,
 }
 
 /// The rounding of every output type.
 pub const OUTPUT_ROUNDING: &[OutputRounding] = &[
-    OutputRounding { dtype: DType::F32, nmse: 0.0, absolute: 0.0 },
-    OutputRounding { dtype: DType::F16, nmse: 2.4e-7, absolute: 2.99e-8 },
-    OutputRounding { dtype: DType::BF16, nmse: 1.53e-5, absolute: 0.0 },
+    OutputRounding { dtype: DType::F32, nmse: 0.0, absolute: 0.0, overflow: 3.402_823_567_797_336_6e38 },
+    OutputRounding { dtype: DType::F16, nmse: 2.4e-7, absolute: 2.99e-8, overflow: 65520.0 },
+    OutputRounding { dtype: DType::BF16, nmse: 1.53e-5, absolute: 0.0, overflow: 3.396_177_549_579_548_6e38 },
 ];
 
 /// What a kernel may be off where sums are exact and an activation, or the product of a gated pair, follows: single
 /// roundings in f32, and in the tails of an activation, where v² is in an exponent, up to 4e-6 of a value.
 pub const EXACT_SUMS: f64 = 3e-11;
-
-/// Magnitudes below which an activation may give 0: near the end of f32's normal numbers.
-pub const ACTIVATION_FLUSHES: f64 = 1e-35;
 
 /// How far a result may be from the oracle.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -92,20 +91,23 @@ pub struct Tolerance {
     pub nmse: f64,
     /// Errors of single elements up to this do not count.
     pub absolute: f64,
+    /// Results of at least this magnitude are infinite.
+    pub overflow: f64,
 }
 
 impl Tolerance {
-    /// Only the normalised error counts.
+    /// Only the normalised error counts, and nothing is too large.
     pub const fn relative(nmse: f64) -> Self {
-        Self { nmse, absolute: 0.0 }
+        Self { nmse, absolute: 0.0, overflow: f64::INFINITY }
     }
 }
 
 /// What a result may be off that is off by `nmse` before it is rounded to `d`.
 pub fn rounded_to(d: DType, nmse: f64) -> Tolerance {
-    let rounding = OUTPUT_ROUNDING.iter().find(|r| r.dtype == d);
-    let (rounding, absolute) = rounding.map_or((0.0, 0.0), |r| (r.nmse, r.absolute));
-    Tolerance { nmse: nmse + rounding, absolute }
+    match OUTPUT_ROUNDING.iter().find(|r| r.dtype == d) {
+        None => Tolerance::relative(nmse),
+        Some(r) => Tolerance { nmse: nmse + r.nmse, absolute: r.absolute, overflow: r.overflow },
+    }
 }
 
 /// The way a kernel that computes by `math` computes; `None` where the oracle has no model of such kernels.
@@ -114,9 +116,14 @@ pub fn path(math: Math) -> Option<&'static PathLimit> {
 }
 
 impl PathLimit {
+    /// What the sums of a kernel of this path that rounds weights to `weights` may be off.
+    pub fn of_sums(&self, weights: Option<DType>) -> f64 {
+        let rounding = WEIGHT_ROUNDING.iter().find(|r| Some(r.dtype) == weights);
+        self.nmse + rounding.map_or(0.0, |r| r.nmse)
+    }
+
     /// What a kernel of this path that rounds weights to `weights` and stores `d` may be off.
     pub fn tolerance(&self, weights: Option<DType>, d: DType) -> Tolerance {
-        let rounding = WEIGHT_ROUNDING.iter().find(|r| Some(r.dtype) == weights);
-        rounded_to(d, self.nmse + rounding.map_or(0.0, |r| r.nmse))
+        rounded_to(d, self.of_sums(weights))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qgemm_api::Context;
+use qgemm_api::{Context, KernelId};
 use qgemm_formats::Format;
 
 use crate::convert::ConvertSuite;
@@ -14,6 +14,10 @@ use crate::outcome::Outcome;
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
     /// Runs it on a device and judges the result.
     fn run(&self, ctx: &Context) -> Outcome;
+
+    /// The kernel that the cost model would take, which [`TestCase::run`] will most probably ask for, without making it ready.
+    /// `None` where there is none, or where kernels are so few that it does not matter.
+    fn expected_kernel(&self, ctx: &Context) -> Option<KernelId>;
 }
 
 /// A named part of a suite.

@@ -62,6 +62,9 @@ pub enum TestWeightError {
         /// Input features.
         k: usize,
     },
+    /// There is no way to load this one.
+    #[error("a weight that is given transposed has no channel scale")]
+    TransposedWithScale,
     /// A weight that was to be exact is not finite or too finely grained.
     #[error("{format}: weights of kind `{kind}` came out as {value}")]
     BadValue {

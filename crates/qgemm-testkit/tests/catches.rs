@@ -33,6 +33,12 @@ fn check(got: &[f32], expected: &Expected) -> Comparison {
     compare(got, expected, limit())
 }
 
+/// One output, or a column of them, of this value each, and nothing else that errors could be measured on.
+fn of_values(values: Vec<f64>) -> Expected {
+    let (m, zeros) = (values.len(), vec![0.0; values.len()]);
+    Expected { m, n: 1, values, energy: zeros.clone(), floor: zeros }
+}
+
 fn correct(expected: &Expected) -> Vec<f32> {
     expected.values.iter().map(|&v| v as f32).collect()
 }
@@ -128,7 +134,7 @@ fn a_small_row_that_a_large_one_outweighs_is_found() {
 
 #[test]
 fn what_is_not_finite_must_not_be_and_hides_nothing_else() {
-    let expected = Expected { m: 2, n: 2, values: vec![f64::NAN, f64::INFINITY, 1.0, 2.0], energy: vec![0.0; 4] };
+    let expected = Expected { m: 2, n: 2, ..of_values(vec![f64::NAN, f64::INFINITY, 1.0, 2.0]) };
     assert!(check(&[f32::NEG_INFINITY, f32::NAN, 1.0, 2.0], &expected).within(limit()));
     for wrong in [[0.0, f32::NAN, 1.0, 2.0], [f32::NAN, f32::NAN, 1.1, 2.0], [f32::NAN, f32::NAN, 1.0, f32::NAN]] {
         assert!(!check(&wrong, &expected).within(limit()), "{wrong:?}");
@@ -153,7 +159,7 @@ fn minima_rounded_apart_from_their_scales_are_found() {
 #[test]
 fn cancellation_in_a_corner_tile_is_not_a_mistake() {
     // A 1 x 1 output whose two summands all but cancel: the error is measured against the summands.
-    let expected = Expected { m: 1, n: 1, values: vec![1e-7], energy: vec![2.0] };
+    let expected = Expected { energy: vec![2.0], ..of_values(vec![1e-7]) };
     assert!(check(&[2e-7], &expected).within(limit()));
     assert!(!check(&[1e-2], &expected).within(limit()));
 }
@@ -180,9 +186,53 @@ fn a_backend_that_converts_nothing_fails() {
 fn subnormal_outputs_may_be_off_by_their_rounding_only() {
     let tolerance = PATHS[0].tolerance(None, DType::F16);
     let y = 2.4 * 2.0f64.powi(-24);
-    let expected = Expected { m: 1, n: 1, values: vec![y], energy: vec![y * y] };
+    let expected = of_values(vec![y]);
     assert!(compare(&[2.0 * 2.0f32.powi(-24)], &expected, tolerance).within(tolerance));
     assert!(!compare(&[3.0 * 2.0f32.powi(-24)], &expected, tolerance).within(tolerance));
+}
+
+#[test]
+fn what_a_type_cannot_hold_is_infinite() {
+    let tolerance = PATHS[0].tolerance(None, DType::F16);
+    let passes = |got: f32, y: f64| {
+        let expected = of_values(vec![y, 1.0]);
+        let comparison = compare(&[got, 1.0], &expected, tolerance);
+        assert_eq!(comparison.within(tolerance), comparison.first_bad.is_none(), "{got} for {y}");
+        comparison.within(tolerance)
+    };
+    assert!(passes(f32::INFINITY, 7e4) && passes(f32::NEG_INFINITY, -7e4));
+    assert!(!passes(f32::NEG_INFINITY, 7e4) && !passes(65504.0, 7e4) && !passes(f32::NAN, 7e4));
+    // Sums may lie on either side of the end.
+    assert!(passes(f32::INFINITY, 65_500.0) && passes(65504.0, 65_500.0) && passes(65504.0, 65_530.0));
+    assert!(!passes(f32::INFINITY, 6e4) && passes(6e4, 6e4));
+    // It says nothing of what is beside it.
+    let expected = of_values(vec![1e30, 1.0]);
+    assert!(!compare(&[f32::INFINITY, 1.1], &expected, tolerance).within(tolerance));
+}
+
+#[test]
+fn results_below_the_normal_range_may_be_zero() {
+    let format: Format = "f32".parse().expect("a format");
+    let weight = HostWeight::new(format, 1, 2, DType::F32.encode(&[4.0, 2.0]).into()).expect("valid");
+    let tiny = f32::MIN_POSITIVE / 8.0;
+    let expected = multiply(&weight, &[tiny, tiny], &Added::default());
+    assert!(check(&[0.0], &expected).within(limit()));
+    // The activations may have counted as 0, not what they are multiplied with.
+    assert!(!check(&[100.0 * f32::MIN_POSITIVE], &expected).within(limit()));
+    let expected = multiply(&weight, &[1e-30, 1e-30], &Added::default());
+    assert!(!check(&[0.0], &expected).within(limit()) && check(&[6e-30], &expected).within(limit()));
+}
+
+#[test]
+fn zero_points_cancel_as_far_as_f32_does() {
+    let format: Format = "int4_g32".parse().expect("a format");
+    let weight = weight(WeightKind::Raw, format, 1, 32, None, 5).expect("valid");
+    let x = activations(ActivationKind::PositiveMean, 1, 32, DType::F32, 5);
+    let expected = multiply(&weight, &x, &Added::default());
+    let zeros: f64 = x.iter().map(|x| f64::from(x.abs()) * 16.0 * f64::from(format.float_scales[0].read(weight.blocks()))).sum();
+    assert!((expected.floor[0] / (zeros * 2f64.powi(-22)) - 1.0).abs() < 1e-6, "{} of {zeros}", expected.floor[0]);
+    let q4_0 = self::weight(WeightKind::Raw, "q4_0".parse().expect("a format"), 1, 32, None, 5).expect("valid");
+    assert!(multiply(&q4_0, &x, &Added::default()).floor[0] < 1e-30);
 }
 
 #[test]

@@ -89,7 +89,15 @@ pub fn candidates<'f>(
 
 /// The operation that candidates are ranked for.
 fn ranked(op: &CheckedGemm) -> CheckedGemm {
-    CheckedGemm { m: if op.batch_invariant { INVARIANT_M } else { op.m }, ..op.clone() }
+    let mut ranked = op.clone();
+    if op.batch_invariant {
+        ranked.m = INVARIANT_M;
+        // A transposed X of one token looks like one that is not, and is to be multiplied as its batch is.
+        if op.x.row_stride == 1 {
+            ranked.x.col_stride = op.x.col_stride.max(INVARIANT_M as u64);
+        }
+    }
+    ranked
 }
 
 fn describe(op: &CheckedGemm) -> String {
@@ -432,6 +440,20 @@ pub(crate) mod tests {
         let gemv = Preferences { family: Some("gemv".into()), ..Default::default() };
         let invariant = CheckedGemm { batch_invariant: true, ..op(1, 64, 64) };
         assert!(pick(&invariant, &gemv, &TunedTable::new()).is_err());
+    }
+
+    /// X of one token has neighbouring columns whichever way it is stored, X of two has not.
+    #[test]
+    fn a_transposed_token_is_planned_as_its_batch() {
+        let transposed = |m: usize, k| {
+            let mut op = CheckedGemm { batch_invariant: true, ..op(m, 64, k) };
+            (op.x.row_stride, op.x.col_stride) = (1, m as u64);
+            ranked(&op)
+        };
+        assert_eq!(transposed(1, 4096), transposed(64, 4096));
+        assert_eq!(transposed(1, 1), transposed(2, 1));
+        let stored_by_rows = ranked(&CheckedGemm { batch_invariant: true, ..op(1, 64, 4096) });
+        assert_eq!(stored_by_rows.x.col_stride, 1);
     }
 
     #[test]

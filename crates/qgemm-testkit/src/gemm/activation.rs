@@ -24,6 +24,23 @@ pub fn activate(activation: Activation, v: f64) -> (f64, f64) {
     }
 }
 
+/// The steepest secant of `activation` from `v` to what lies within three times `reach`. Where it bends, an error of `v` reaches
+/// the result by more than the slope says: near a minimum, and in tails that fall like an exponential.
+pub fn steepest(activation: Activation, v: f64, reach: f64) -> f64 {
+    let reach = 3.0 * reach;
+    let (value, _) = activate(activation, v);
+    let secant = |part: f64| ((activate(activation, v + part * reach).0 - value) / (part * reach)).abs();
+    [-1.0, -0.5, 0.5, 1.0].map(secant).into_iter().filter(|secant| secant.is_finite()).fold(0.0, f64::max)
+}
+
+/// The magnitude below which results of `activation` may be 0: near the end of f32's normal numbers.
+pub fn flushes(activation: Activation) -> f64 {
+    match activation {
+        Activation::Identity | Activation::Relu => 0.0,
+        Activation::Silu | Activation::GeluTanh | Activation::GeluErf => 1e-35,
+    }
+}
+
 /// `v · sigmoid(x)` and its slope, where x grows `dx` times as fast as v.
 fn times_sigmoid(v: f64, x: f64, dx: f64) -> (f64, f64) {
     let sigmoid = 1.0 / (1.0 + (-x).exp());
@@ -62,6 +79,19 @@ mod tests {
                 assert!((secant - slope).abs() < 1e-7, "{activation:?} at {v}: {secant} and {slope}");
             }
         }
+    }
+
+    #[test]
+    fn secants_see_bends() {
+        // SiLU is flat at its minimum, and e times as large at -50 as at -51.
+        let (minimum, reach) = (-1.278_464_542_761_074, 0.1);
+        assert!(activate(Activation::Silu, minimum).1.abs() < 1e-9);
+        assert!(steepest(Activation::Silu, minimum, reach) > 0.03);
+        let (value, slope) = activate(Activation::Silu, -50.0);
+        assert!(steepest(Activation::Silu, -50.0, 1.0) > 5.0 * slope.abs() && slope.abs() < 1.1 * value.abs());
+        assert_eq!(steepest(Activation::Silu, f64::NAN, 1.0), 0.0);
+        assert_eq!(steepest(Activation::Identity, 3.0, 0.0), 0.0);
+        assert!((steepest(Activation::Identity, 3.0, 2.0) - 1.0).abs() < 1e-12);
     }
 
     #[test]

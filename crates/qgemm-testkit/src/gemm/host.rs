@@ -4,7 +4,7 @@ use qgemm_api::{Context, Weight, WeightOrder};
 use qgemm_formats::{DType, Encoding, HostWeight};
 
 use super::case::Case;
-use super::oracle::{Added, Expected, multiply, multiply_gated};
+use super::oracle::{Added, Expected, Resolution, multiply, multiply_gated};
 use crate::activations::{ActivationKind, activations};
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
@@ -17,6 +17,10 @@ pub(crate) enum HostWeights {
 impl HostWeights {
     pub fn new(case: &Case) -> Result<Self, TestWeightError> {
         let Case { weights, format, n, k, act_order, seed, .. } = *case;
+        // Transposed weights are loaded from bare values.
+        if case.layout.w_transposed && case.epilogue.channel_scale {
+            return Err(TestWeightError::TransposedWithScale);
+        }
         let scaled = |weight, seed| match case.epilogue.channel_scale {
             true => with_channel_scale(weight, seed),
             false => Ok(weight),
@@ -124,7 +128,7 @@ impl HostOperands {
         }
     }
 
-    pub fn added(&self, case: &Case) -> Added<'_> {
+    pub fn added(&self, case: &Case, resolution: Resolution) -> Added<'_> {
         Added {
             alpha: case.epilogue.alpha,
             c: case.epilogue.c.filter(|(beta, _)| *beta != 0.0).map(|(beta, _)| (beta, &*self.c)),
@@ -132,6 +136,7 @@ impl HostOperands {
             token_scale: case.epilogue.token_scale.then_some(&*self.token_scale),
             activation: case.epilogue.activation,
             residual: case.epilogue.residual.map(|_| &*self.residual),
+            resolution,
         }
     }
 }

@@ -10,12 +10,12 @@ mod rounding;
 pub(crate) mod run;
 mod stress;
 
-use qgemm_api::Context;
+use qgemm_api::{Context, KernelId};
 
 pub use activation::activate;
 pub use case::{ActOrder, Case, Epilogue, Layout};
 pub use groups::TOKENS;
-pub use oracle::{Added, Expected, multiply, multiply_gated};
+pub use oracle::{Added, Expected, Resolution, multiply, multiply_gated};
 pub use rounding::{Rounding, rounded};
 pub use run::{exemptions, run};
 pub use stress::random_case;
@@ -26,6 +26,10 @@ use crate::suite::{Group, Selection, Suite, TestCase};
 impl TestCase for Case {
     fn run(&self, ctx: &Context) -> Outcome {
         run(ctx, self)
+    }
+
+    fn expected_kernel(&self, ctx: &Context) -> Option<KernelId> {
+        run::expected_kernel(ctx, self)
     }
 }
 

@@ -1,10 +1,10 @@
 //! The oracle: the multiplication in f64, over dequantized weights and the activations that the kernel uses.
 
-use qgemm_formats::HostWeight;
+use qgemm_formats::{Encoding, HostWeight};
 use qgemm_hal::Activation;
 use rayon::prelude::*;
 
-use super::activation::activate;
+use super::activation::{activate, flushes, steepest};
 
 /// What a correct kernel computes, and how large the summands of each output were.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,30 @@ pub struct Expected {
     /// scale), carried through the activation by its slope and through the product of a gated pair, and the residual's:
     /// the scale that errors are measured on where summands cancel.
     pub energy: Vec<f64>,
+    /// The error of each output that numbers in f32 cannot avoid, however small the output is: they end at 2⁻¹²⁶, and zero
+    /// points are subtracted from sums that were rounded. Errors up to it do not count.
+    pub floor: Vec<f64>,
+}
+
+/// f32's smallest normal number: what is smaller may lose bits, or become 0.
+const LEAST: f64 = f32::MIN_POSITIVE as f64;
+/// What two roundings to f32 may be off of a number.
+const TWO_ROUNDINGS: f64 = 2.0 * f32::EPSILON as f64;
+
+/// How exactly a kernel computes the product.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Resolution {
+    /// What its sums may be off, by their energy: an activation bends that much of its argument.
+    pub nmse: f64,
+    /// The largest number that a product of scales is multiplied with: what that lost below f32's normal range grows so much.
+    pub largest_code: f64,
+}
+
+impl Default for Resolution {
+    /// Exact sums of plain numbers.
+    fn default() -> Self {
+        Self { nmse: 0.0, largest_code: 1.0 }
+    }
 }
 
 /// What is done to the product `X·Wᵀ`.
@@ -36,12 +60,14 @@ pub struct Added<'a> {
     pub activation: Activation,
     /// The residual, `[M, N]` without gaps.
     pub residual: Option<&'a [f32]>,
+    /// How exactly the product is computed before that.
+    pub resolution: Resolution,
 }
 
 impl Default for Added<'_> {
     fn default() -> Self {
-        let activation = Activation::Identity;
-        Self { alpha: 1.0, c: None, bias: None, token_scale: None, activation, residual: None }
+        let (activation, resolution) = (Activation::Identity, Resolution::default());
+        Self { alpha: 1.0, c: None, bias: None, token_scale: None, activation, residual: None, resolution }
     }
 }
 
@@ -53,7 +79,7 @@ impl Default for Added<'_> {
 pub fn multiply<X: Copy + Into<f64>>(weight: &HostWeight, x: &[X], added: &Added<'_>) -> Expected {
     let n = weight.n();
     let product = Product::new(n, weight.k(), n, x, added);
-    product.outputs(|row| product.linear(weight, row, row).into_iter().map(|v| v.activated(added.activation)).collect())
+    product.outputs(|row| product.linear(weight, row, row).into_iter().map(|v| v.activated(added)).collect())
 }
 
 /// `activation(v of the gate) · v of the up + residual`, with `v` as in [`multiply`].
@@ -66,26 +92,35 @@ pub fn multiply_gated<X: Copy + Into<f64>>([gate, up]: [&HostWeight; 2], x: &[X]
     let product = Product::new(n, gate.k(), 2 * n, x, added);
     product.outputs(|row| {
         let (gate, up) = (product.linear(gate, row, row), product.linear(up, row, n + row));
-        gate.into_iter().zip(up).map(|(gate, up)| gate.activated(added.activation).times(up)).collect()
+        gate.into_iter().zip(up).map(|(gate, up)| gate.activated(added).times(up, added.resolution.nmse)).collect()
     })
 }
 
-/// A value with its energy.
+/// A value with its energy and its floor.
 #[derive(Clone, Copy)]
 struct Value {
     value: f64,
     energy: f64,
+    floor: f64,
 }
 
 impl Value {
-    fn activated(self, activation: Activation) -> Self {
+    fn activated(self, added: &Added<'_>) -> Self {
+        let activation = added.activation;
         let (value, slope) = activate(activation, self.value);
-        Self { value, energy: slope * slope * self.energy }
+        let reach = (added.resolution.nmse * self.energy).sqrt();
+        let slope = slope.abs().max(steepest(activation, self.value, reach));
+        Self { value, energy: slope * slope * self.energy, floor: slope * self.floor + flushes(activation) }
     }
 
-    fn times(self, other: Self) -> Self {
-        let energy = self.energy * other.value.powi(2) + other.energy * self.value.powi(2);
-        Self { value: self.value * other.value, energy }
+    /// The product, of factors whose sums may be off by `nmse`.
+    fn times(self, up: Self, nmse: f64) -> Self {
+        // Both may be off, which shows where both are near 0.
+        let both = nmse * self.energy * up.energy;
+        let energy = self.energy * up.value.powi(2) + up.energy * self.value.powi(2) + both;
+        let up_reach = up.value.abs() + up.floor + (nmse * up.energy).sqrt();
+        let floor = self.floor * up_reach + self.value.abs() * up.floor + LEAST;
+        Self { value: self.value * up.value, energy, floor }
     }
 }
 
@@ -118,13 +153,18 @@ impl<'a> Product<'a> {
     /// What one row of a weight makes of every token before the activation.
     fn linear(&self, weight: &HostWeight, row: usize, bias_index: usize) -> Vec<Value> {
         let w: Vec<f64> = weight.dequantize_row(row).into_iter().map(f64::from).collect();
-        let Added { alpha, c, bias, token_scale, .. } = *self.added;
+        let Added { alpha, c, bias, token_scale, resolution, .. } = *self.added;
         let bias = bias.map_or(0.0, |bias| f64::from(bias[bias_index]));
+        let least = least_product(weight, row, &w) * resolution.largest_code;
+        let offsets = zero_points(weight, row);
         let one = |(token, x): (usize, &[f64])| {
             let (dot, squares) = dot(&w, x);
             let factor = f64::from(alpha) * token_scale.map_or(1.0, |scales| f64::from(scales[token]));
             let c = c.map_or(0.0, |(beta, c)| f64::from(beta) * f64::from(c[token * self.n + row]));
-            Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias }
+            let cancelled: f64 = offsets.iter().zip(x).map(|(offset, x)| (offset * x).abs()).sum();
+            // The accumulators', the sum's and that of what is added.
+            let floor = factor.abs() * (least + TWO_ROUNDINGS * cancelled) + 3.0 * LEAST;
+            Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias, floor }
         };
         self.x.chunks_exact(w.len()).enumerate().map(one).collect()
     }
@@ -133,18 +173,54 @@ impl<'a> Product<'a> {
     fn outputs(&self, feature: impl Fn(usize) -> Vec<Value> + Send + Sync) -> Expected {
         let (m, n) = (self.m, self.n);
         let columns: Vec<Vec<Value>> = (0..n).into_par_iter().map(feature).collect();
-        let mut expected = Expected { m, n, values: vec![0.0; m * n], energy: vec![0.0; m * n] };
+        let zeros = vec![0.0; m * n];
+        let mut expected = Expected { m, n, values: zeros.clone(), energy: zeros.clone(), floor: zeros };
         for (feature, column) in columns.iter().enumerate() {
             for (token, value) in column.iter().enumerate() {
                 let at = token * n + feature;
                 let residual = self.added.residual.map_or(0.0, |residual| f64::from(residual[at]));
                 expected.values[at] = value.value + residual;
                 expected.energy[at] = value.energy + residual * residual;
+                // D may lose what is below the normal range, too.
+                expected.floor[at] = value.floor + LEAST;
             }
         }
         expected
     }
 }
+
+/// What all products of a row of `weight`, whose values are `w`, may lose together because f32's normal range ends: subnormal
+/// activations may count as 0, before and after they were multiplied with codes, and factors act on that.
+fn least_product(weight: &HostWeight, row: usize, w: &[f64]) -> f64 {
+    let largest = w.iter().fold(0.0, |largest: f64, w| largest.max(w.abs()));
+    let row_scale = weight.row_scale().map_or(1.0, |scales| f64::from(scales[row]).abs());
+    LEAST * w.len() as f64 * (largest + row_scale)
+}
+
+/// For each column, the largest product of a scale and a zero point: kernels subtract those from sums that were rounded, so
+/// that something remains even where all weights are 0. Empty for formats without zero points.
+fn zero_points(weight: &HostWeight, row: usize) -> Vec<f64> {
+    let format = weight.format();
+    if format.encoding != Encoding::IntZero {
+        return Vec::new();
+    }
+    let stored_k = weight.k_order().map_or(weight.k(), <[u32]>::len);
+    let row_scale = weight.row_scale().map_or(1.0, |scales| f64::from(scales[row]).abs());
+    let largest = f64::from(1u32 << format.code_bits()) * row_scale;
+    let blocks = weight.blocks()[format.row_offset(row, stored_k)..].chunks_exact(format.block_bytes);
+    let scale = |block: &[u8]| format.float_scales.iter().map(|s| f64::from(s.read(block)).abs()).fold(0.0, f64::max);
+    let of_block = |block| std::iter::repeat_n(largest * scale(block), format.block_len);
+    let stored: Vec<f64> = blocks.take(format.blocks_per_row(stored_k)).flat_map(of_block).take(stored_k).collect();
+    let Some(order) = weight.k_order() else { return stored };
+    let mut offsets = vec![0.0; weight.k()];
+    for (&column, offset) in order.iter().zip(stored) {
+        if let Some(of_column) = offsets.get_mut(column as usize) {
+            *of_column = offset;
+        }
+    }
+    offsets
+}
+
 /// `Σ w·x` and `Σ (w·x)²`, in four interleaved sums each so that the compiler can use vectors.
 fn dot(w: &[f64], x: &[f64]) -> (f64, f64) {
     const LANES: usize = 4;

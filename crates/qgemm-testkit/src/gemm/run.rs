@@ -1,16 +1,19 @@
 //! Runs one case on a device and judges the result.
 
-use qgemm_api::{Candidate, Context, DeviceKind, Weight};
-use qgemm_formats::DType;
-use qgemm_hal::{Activation, DeviceInfo, LaunchPlan, Math, TileConfig};
+use qgemm_api::{Candidate, Context, DeviceKind, KernelId, Weight};
+use qgemm_hal::{DeviceInfo, LaunchPlan, Math, TileConfig};
 
 use super::case::Case;
 use super::host::{HostOperands, HostWeights};
 use super::launch::{multiply_on, problem, stored_d, stored_x};
+use super::oracle::Resolution;
 use super::rounding::{Rounding, rounded};
 use crate::compare::{compare, first_difference};
-use crate::limits::{ACTIVATION_FLUSHES, EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
+use crate::limits::{EXACT_SUMS, path, rounded_to};
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Codes of quantized activations times those of weights: kernels multiply sums of these with the product of both scales.
+const LARGEST_PRODUCT_OF_CODES: f64 = 127.0 * 255.0;
 
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 pub fn exemptions() -> &'static [Exemption<Case>] {
@@ -33,6 +36,13 @@ pub fn run(ctx: &Context, case: &Case) -> Outcome {
     let result = judge(ctx, case, &mut outcome);
     outcome.verdict = Verdict::of(result, ctx, case, exemptions());
     outcome
+}
+
+/// The kernel that the cost model takes for `case`; `None` where there is none.
+pub(super) fn expected_kernel(ctx: &Context, case: &Case) -> Option<KernelId> {
+    let weight = HostWeights::new(case).ok()?.load(ctx, case.layout.w_transposed).ok()?;
+    let candidates = ctx.candidates(&problem(&weight, case, &stored_x(case), &stored_d(case))).ok()?;
+    candidates.first().map(|candidate| candidate.launch().config.kernel_id(case.format))
 }
 
 fn judge(ctx: &Context, case: &Case, outcome: &mut Outcome) -> Result<(), Failure> {
@@ -102,16 +112,19 @@ fn check(
     let quantized = matches!(rounding, Rounding::Q8 { .. });
     // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
     let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));
-    let tolerance = tolerance(case, path, weights, exact);
+    let of_sums = if exact { EXACT_SUMS } else { path.of_sums(weights) };
+    let tolerance = rounded_to(case.d_dtype, of_sums);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
     let rounded = rounded(&operands.x, case.k, rounding);
-    let expected = host.multiply(&rounded, &operands.added(case));
+    let largest_code = if quantized { LARGEST_PRODUCT_OF_CODES } else { 1.0 };
+    let added = operands.added(case, Resolution { nmse: of_sums, largest_code });
+    let expected = host.multiply(&rounded, &added);
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
     if rounding.loses(case.x_dtype) {
-        let unrounded = host.multiply(&operands.x, &operands.added(case));
+        let unrounded = host.multiply(&operands.x, &added);
         outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }
 
@@ -151,16 +164,4 @@ fn check_single_rows(
         }
     }
     Ok(())
-}
-
-/// What the result may be off.
-pub(crate) fn tolerance(case: &Case, path: &PathLimit, rounded_weights: Option<DType>, exact_sums: bool) -> Tolerance {
-    let tolerance = match exact_sums {
-        true => rounded_to(case.d_dtype, EXACT_SUMS),
-        false => path.tolerance(rounded_weights, case.d_dtype),
-    };
-    match case.epilogue.activation {
-        Activation::Identity => tolerance,
-        _ => Tolerance { absolute: tolerance.absolute.max(ACTIVATION_FLUSHES), ..tolerance },
-    }
 }

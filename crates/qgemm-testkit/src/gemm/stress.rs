@@ -37,7 +37,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
     let grouped = format.encoding == Encoding::IntZero;
     let gated = rng.random_ratio(1, 5);
-    Case {
+    let case = Case {
         x_dtype,
         d_dtype,
         weights,
@@ -73,7 +73,10 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         batch_invariant: rng.random_ratio(1, 8),
         seed,
         ..Case::new(format, m, n, k)
-    }
+    };
+    // Transposed weights are loaded from bare values.
+    let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;
+    Case { layout: Layout { w_transposed, ..case.layout }, ..case }
 }
 
 #[cfg(test)]

@@ -1,0 +1,171 @@
+//! `qgemm verify --stress`: random cases, one a seed.
+
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use qgemm_api::{Context, DeviceKind, KernelId};
+use qgemm_testkit::{Outcome, Selection, Suite, TestCase};
+use rayon::prelude::*;
+
+use crate::progress::Progress;
+use crate::verify::Report;
+
+/// Cases that are run side by side.
+const BATCH: u64 = 16;
+/// The share of the time that cases with new kernels may take: 3 means a third.
+const SHARE_OF_NEW: u32 = 3;
+/// What new kernels may take before that counts.
+const HEAD_START: Duration = Duration::from_secs(3);
+
+/// Where cases come from.
+pub struct Draw<'a> {
+    /// Whose they are.
+    pub suite: &'a dyn Suite,
+    /// Which are wanted.
+    pub wanted: &'a Selection,
+    /// The options of the command that draw the same.
+    pub again: String,
+}
+
+/// Runs random cases until the time is over, from `first` on or from a seed that nobody chose. With no time at all, one.
+pub fn run(ctx: &Context, draw: &Draw<'_>, first: Option<u64>, time: Duration, report: &mut Report) {
+    let mut seed = first.unwrap_or_else(seed_of_now);
+    eprintln!("random cases from seed {seed}");
+    let first = seed;
+    let progress = Progress::new(time.as_secs(), "stress, seconds");
+    let start = Instant::now();
+    let mut kernels = Kernels::new();
+    let mut left_out = 0;
+    // The first case alone: a device that does not work at all says so once.
+    let mut batch = 1;
+    loop {
+        progress.say(format!("seed {seed}"));
+        let cases: Vec<(u64, Box<dyn TestCase>)> =
+            (seed..seed + batch).map(|seed| (seed, draw.suite.random_case(draw.wanted, seed))).collect();
+        let runs: Vec<Run> = cases.par_iter().map(|(_, case)| run_one(ctx, &kernels, &**case)).collect();
+        for ((seed, _), run) in cases.iter().zip(runs) {
+            kernels.count(run.outcome.as_ref().and_then(|outcome| outcome.kernel_id), run.time);
+            match run.outcome {
+                None => left_out += 1,
+                Some(outcome) => {
+                    report.add(&outcome, Some(format!("{} --stress 0 --seed {seed}", draw.again)), &progress);
+                }
+            }
+        }
+        seed += batch;
+        batch = BATCH;
+        progress.step(start.elapsed().as_secs().saturating_sub(progress.position()));
+        if start.elapsed() >= time {
+            break;
+        }
+    }
+    let left = match left_out {
+        0 => String::new(),
+        cases => format!(", {cases} of them left out because their kernels had not been compiled"),
+    };
+    eprintln!("seeds {first} to {}{left}", seed - 1);
+}
+
+/// What became of a case, and how long it took.
+struct Run {
+    /// `None` where it was left out.
+    outcome: Option<Outcome>,
+    time: Duration,
+}
+
+/// Runs a case, unless its kernel is new and new ones have had their share of the time.
+fn run_one(ctx: &Context, kernels: &Kernels<KernelId>, case: &dyn TestCase) -> Run {
+    let start = Instant::now();
+    // The CPU's kernels are compiled with the program.
+    let compiles = ctx.info().id.kind != DeviceKind::Cpu;
+    let is_new = || case.expected_kernel(ctx).is_some_and(|kernel| !kernels.met.contains(&kernel));
+    let leave_out = compiles && kernels.new_had_their_share() && is_new();
+    let outcome = (!leave_out).then(|| case.run(ctx));
+    Run { outcome, time: start.elapsed() }
+}
+
+/// Kernels that have been met, and what they cost. With a cold cache the whole time would go into compiling otherwise, and
+/// each kernel would see one case.
+struct Kernels<K> {
+    met: HashSet<K>,
+    /// Time of all cases, run or left out, by the threads that had them.
+    all: Duration,
+    /// Time of those whose kernel was new: one for each that was met.
+    new: Duration,
+    /// Time of those whose kernel was known, and how many they were.
+    known: (Duration, u32),
+}
+
+impl<K: Eq + Hash> Kernels<K> {
+    fn new() -> Self {
+        Self { met: HashSet::new(), all: Duration::ZERO, new: Duration::ZERO, known: (Duration::ZERO, 0) }
+    }
+
+    /// Whether what cases with new kernels took beyond the others is more than their share.
+    fn new_had_their_share(&self) -> bool {
+        let (time, cases) = self.known;
+        let ordinary = time / cases.max(1) * u32::try_from(self.met.len()).unwrap_or(u32::MAX);
+        self.new.saturating_sub(ordinary) * SHARE_OF_NEW > self.all + HEAD_START
+    }
+
+    /// Adds a case, with its kernel where it was run.
+    fn count(&mut self, kernel: Option<K>, time: Duration) {
+        self.all += time;
+        let Some(kernel) = kernel else { return };
+        match self.met.insert(kernel) {
+            true => self.new += time,
+            false => self.known = (self.known.0 + time, self.known.1 + 1),
+        }
+    }
+}
+
+/// A seed that differs from run to run; small, because it is to be typed.
+fn seed_of_now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_millis() as u64 % 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As on a GPU whose cache is empty: a new kernel takes a second, one that was met and a look at a new one a hundredth.
+    #[test]
+    fn compiling_takes_a_third_of_the_time() {
+        let mut kernels = Kernels::new();
+        let (mut run, mut left_out) = (0, 0);
+        let second = Duration::from_secs(1);
+        for draw in 0u64.. {
+            // Few kernels are common, as with random shapes.
+            let kernel = (1 << (draw % 11)) | draw * 7 % (1 << (draw % 11));
+            let is_new = !kernels.met.contains(&kernel);
+            match is_new && kernels.new_had_their_share() {
+                true => {
+                    kernels.count(None, second / 100);
+                    left_out += 1;
+                }
+                false => {
+                    kernels.count(Some(kernel), if is_new { second } else { second / 100 });
+                    run += 1;
+                }
+            }
+            if kernels.all > 100 * second {
+                break;
+            }
+        }
+        assert!(kernels.new <= kernels.all / 3 + HEAD_START, "{:?} of {:?}", kernels.new, kernels.all);
+        assert!(kernels.new > kernels.all / 4 && left_out > 0, "{:?} of {:?}", kernels.new, kernels.all);
+        assert!(run > 50 * kernels.met.len(), "{run} cases on {} kernels", kernels.met.len());
+    }
+
+    #[test]
+    fn with_a_warm_cache_nothing_is_left_out() {
+        let mut kernels = Kernels::new();
+        for draw in 0..9000 {
+            assert!(!kernels.new_had_their_share(), "{draw}");
+            // Every other kernel is new, and read from a disk.
+            let (kernel, time) = if draw % 2 == 0 { (0, 3) } else { (draw, 4) };
+            kernels.count(Some(kernel), Duration::from_millis(time));
+        }
+    }
+}
