@@ -13,6 +13,7 @@ mod performance;
 mod pip;
 mod sass;
 mod spills;
+mod stress;
 mod test;
 mod tidy;
 mod wgmma;

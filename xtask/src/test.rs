@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 use qgemm_cuda::build;
 
 use crate::kernels_lock::Lock;
-use crate::{arm, codegen, embed, model, nvrtc, performance, spills, tidy, workspace};
+use crate::{arm, codegen, embed, model, nvrtc, performance, spills, stress, tidy, workspace};
 
 /// Options of the command.
 #[derive(clap::Args)]
@@ -63,6 +63,11 @@ const STEPS: &[Step] = &[
         name: "tests",
         why: "unit, conformance and integration tests, examples build, doctests",
         run: |skips| cargo(&["test", "--workspace", "--no-fail-fast"], skips),
+    },
+    Step {
+        name: "stress",
+        why: "two minutes of random cases, of other seeds every day",
+        run: |skips| stress::runs_of_today().map(|run| cargo(&run, skips)).into_iter().collect(),
     },
     Step { name: "arm", why: "the CPU's kernels for Arm compute the same, under QEMU", run: arm },
     Step { name: "kernels", why: "CUDA kernels compile as kernels.lock says", run: kernels },
@@ -155,9 +160,10 @@ fn devices() -> anyhow::Result<()> {
 }
 
 /// Runs cargo in the root, shows its output, and keeps the lines that say what was skipped.
-fn cargo(arguments: &[&str], skips: &mut Vec<String>) -> anyhow::Result<()> {
+fn cargo<S: AsRef<str>>(arguments: &[S], skips: &mut Vec<String>) -> anyhow::Result<()> {
+    let arguments: Vec<&str> = arguments.iter().map(AsRef::as_ref).collect();
     let mut command = workspace::cargo();
-    command.args(arguments).env("RUSTDOCFLAGS", "-D warnings");
+    command.args(&arguments).env("RUSTDOCFLAGS", "-D warnings");
     command.env(model::VARIABLE, model::folder()?);
     println!("$ cargo {}", arguments.join(" "));
     watch(&mut command, |line| {

@@ -224,15 +224,26 @@ fn results_below_the_normal_range_may_be_zero() {
 }
 
 #[test]
-fn zero_points_cancel_as_far_as_f32_does() {
+fn a_weight_of_zero_is_a_code_that_was_multiplied() {
     let format: Format = "int4_g32".parse().expect("a format");
-    let weight = weight(WeightKind::Raw, format, 1, 32, None, 5).expect("valid");
-    let x = activations(ActivationKind::PositiveMean, 1, 32, DType::F32, 5);
-    let expected = multiply(&weight, &x, &Added::default());
-    let zeros: f64 = x.iter().map(|x| f64::from(x.abs()) * 16.0 * f64::from(format.float_scales[0].read(weight.blocks()))).sum();
-    assert!((expected.floor[0] / (zeros * 2f64.powi(-22)) - 1.0).abs() < 1e-6, "{} of {zeros}", expected.floor[0]);
-    let q4_0 = self::weight(WeightKind::Raw, "q4_0".parse().expect("a format"), 1, 32, None, 5).expect("valid");
-    assert!(multiply(&q4_0, &x, &Added::default()).floor[0] < 1e-30);
+    let one = |kind, format| self::weight(kind, format, 1, 32, None, 5).expect("valid");
+    let raw = one(WeightKind::Raw, format);
+    let zero = raw.dequantize_row(0).iter().position(|&w| w == 0.0).expect("one of 32 codes is the zero point");
+    let mut x = [0.0f32; 32];
+    x[zero] = 100.0;
+    let expected = multiply(&raw, &x, &Added::default());
+    let step = f64::from(format.float_scales[0].read(raw.blocks()));
+    assert_eq!((expected.values[0], expected.energy[0]), (0.0, (100.0 * step).powi(2)));
+    // Elsewhere steps are found among the values, and all other weights count as they are.
+    let q4_0 = one(WeightKind::Raw, "q4_0".parse().expect("a format"));
+    let row = q4_0.dequantize_row(0);
+    let largest = row.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
+    let least = (0..32).map(|column| {
+        let x: Vec<f32> = (0..32).map(|k| if k == column { 1.0 } else { 0.0 }).collect();
+        multiply(&q4_0, &x, &Added::default()).energy[0].sqrt()
+    });
+    let least = least.fold(f64::INFINITY, f64::min);
+    assert!((f64::from(largest) / least - 8.0).abs() < 1e-6, "{largest} and {least}");
 }
 
 #[test]

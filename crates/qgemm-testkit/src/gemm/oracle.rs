@@ -1,6 +1,6 @@
 //! The oracle: the multiplication in f64, over dequantized weights and the activations that the kernel uses.
 
-use qgemm_formats::{Encoding, HostWeight};
+use qgemm_formats::{Encoding, Format, HostWeight};
 use qgemm_hal::Activation;
 use rayon::prelude::*;
 
@@ -16,18 +16,15 @@ pub struct Expected {
     /// `D[M, N]`, row-major.
     pub values: Vec<f64>,
     /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
-    /// scale), carried through the activation by its slope and through the product of a gated pair, and the residual's:
+    /// scale, w at least as large as a step of its code), carried through the activation by its slope and through the product of a gated pair, and the residual's:
     /// the scale that errors are measured on where summands cancel.
     pub energy: Vec<f64>,
-    /// The error of each output that numbers in f32 cannot avoid, however small the output is: they end at 2⁻¹²⁶, and zero
-    /// points are subtracted from sums that were rounded. Errors up to it do not count.
+    /// The error of each output that comes of f32's normal range ending at 2⁻¹²⁶. Errors up to it do not count.
     pub floor: Vec<f64>,
 }
 
 /// f32's smallest normal number: what is smaller may lose bits, or become 0.
 const LEAST: f64 = f32::MIN_POSITIVE as f64;
-/// What two roundings to f32 may be off of a number.
-const TWO_ROUNDINGS: f64 = 2.0 * f32::EPSILON as f64;
 
 /// How exactly a kernel computes the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -156,14 +153,13 @@ impl<'a> Product<'a> {
         let Added { alpha, c, bias, token_scale, resolution, .. } = *self.added;
         let bias = bias.map_or(0.0, |bias| f64::from(bias[bias_index]));
         let least = least_product(weight, row, &w) * resolution.largest_code;
-        let offsets = zero_points(weight, row);
+        let steps = code_steps(weight, row, &w);
         let one = |(token, x): (usize, &[f64])| {
-            let (dot, squares) = dot(&w, x);
+            let (dot, squares) = dot(&w, &steps, x);
             let factor = f64::from(alpha) * token_scale.map_or(1.0, |scales| f64::from(scales[token]));
             let c = c.map_or(0.0, |(beta, c)| f64::from(beta) * f64::from(c[token * self.n + row]));
-            let cancelled: f64 = offsets.iter().zip(x).map(|(offset, x)| (offset * x).abs()).sum();
             // The accumulators', the sum's and that of what is added.
-            let floor = factor.abs() * (least + TWO_ROUNDINGS * cancelled) + 3.0 * LEAST;
+            let floor = factor.abs() * least + 3.0 * LEAST;
             Value { value: factor * dot + c + bias, energy: factor * factor * squares + c * c + bias * bias, floor }
         };
         self.x.chunks_exact(w.len()).enumerate().map(one).collect()
@@ -197,42 +193,68 @@ fn least_product(weight: &HostWeight, row: usize, w: &[f64]) -> f64 {
     LEAST * w.len() as f64 * (largest + row_scale)
 }
 
-/// For each column, the largest product of a scale and a zero point: kernels subtract those from sums that were rounded, so
-/// that something remains even where all weights are 0. Empty for formats without zero points.
-fn zero_points(weight: &HostWeight, row: usize) -> Vec<f64> {
+/// For each column, what one step of a code is worth. Kernels multiply codes and take their offset off sums, so that rounding
+/// shows even where a weight is 0. Nothing for codes that are not integers.
+fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let format = weight.format();
-    if format.encoding != Encoding::IntZero {
-        return Vec::new();
+    if !format.encoding.is_integer() {
+        return vec![0.0; w.len()];
     }
-    let stored_k = weight.k_order().map_or(weight.k(), <[u32]>::len);
+    let stored_k = weight.k_order().map_or(w.len(), <[u32]>::len);
     let row_scale = weight.row_scale().map_or(1.0, |scales| f64::from(scales[row]).abs());
-    let largest = f64::from(1u32 << format.code_bits()) * row_scale;
     let blocks = weight.blocks()[format.row_offset(row, stored_k)..].chunks_exact(format.block_bytes);
-    let scale = |block: &[u8]| format.float_scales.iter().map(|s| f64::from(s.read(block)).abs()).fold(0.0, f64::max);
-    let of_block = |block| std::iter::repeat_n(largest * scale(block), format.block_len);
-    let stored: Vec<f64> = blocks.take(format.blocks_per_row(stored_k)).flat_map(of_block).take(stored_k).collect();
-    let Some(order) = weight.k_order() else { return stored };
-    let mut offsets = vec![0.0; weight.k()];
-    for (&column, offset) in order.iter().zip(stored) {
-        if let Some(of_column) = offsets.get_mut(column as usize) {
-            *of_column = offset;
+    let mut values = vec![0.0; format.block_len];
+    let mut steps = Vec::with_capacity(stored_k);
+    for block in blocks.take(format.blocks_per_row(stored_k)) {
+        (format.dequantize_block)(block, &mut values);
+        for sub_block in values.chunks(format.sub_block.max(1)) {
+            let step = row_scale * step_of(format, block, sub_block);
+            steps.extend(std::iter::repeat_n(step, sub_block.len()));
         }
     }
-    offsets
+    let Some(order) = weight.k_order() else {
+        steps.truncate(w.len());
+        return steps;
+    };
+    let mut of_columns = vec![0.0; w.len()];
+    for (&column, step) in order.iter().zip(steps) {
+        // A stored column that nothing feeds has no column.
+        if let Some(of_column) = of_columns.get_mut(column as usize) {
+            *of_column = step;
+        }
+    }
+    of_columns
 }
 
-/// `Σ w·x` and `Σ (w·x)²`, in four interleaved sums each so that the compiler can use vectors.
-fn dot(w: &[f64], x: &[f64]) -> (f64, f64) {
+/// The step of the codes of a sub-block. Groups with zero points say it; elsewhere it is the smallest difference of two values.
+fn step_of(format: Format, block: &[u8], sub_block: &[f32]) -> f64 {
+    match (format.encoding, format.float_scales) {
+        (Encoding::IntZero, [scale]) => f64::from(scale.read(block)).abs(),
+        _ => {
+            let mut sorted = sub_block.to_vec();
+            sorted.sort_by(f32::total_cmp);
+            let differences = sorted.windows(2).map(|pair| f64::from(pair[1]) - f64::from(pair[0]));
+            let smallest = differences.filter(|&difference| difference > 0.0).fold(f64::INFINITY, f64::min);
+            if smallest.is_finite() { smallest } else { 0.0 }
+        }
+    }
+}
+
+/// `Σ w·x` and `Σ (max(|w|, step)·x)²`, in four interleaved sums each so that the compiler can use vectors.
+fn dot(w: &[f64], steps: &[f64], x: &[f64]) -> (f64, f64) {
     const LANES: usize = 4;
     let (mut sums, mut squares) = ([0.0; LANES], [0.0; LANES]);
-    let (w_parts, x_parts) = (w.chunks_exact(LANES), x.chunks_exact(LANES));
-    let tail = w_parts.remainder().iter().zip(x_parts.remainder()).map(|(a, b)| a * b);
-    let (mut sum, mut square) = tail.fold((0.0, 0.0), |(s, q), p| (s + p, q + p * p));
-    for (w, x) in w_parts.zip(x_parts) {
+    let (w_parts, step_parts, x_parts) = (w.chunks_exact(LANES), steps.chunks_exact(LANES), x.chunks_exact(LANES));
+    let (mut sum, mut square) = (0.0, 0.0);
+    for ((w, step), x) in w_parts.remainder().iter().zip(step_parts.remainder()).zip(x_parts.remainder()) {
+        sum += w * x;
+        square += (w.abs().max(*step) * x).powi(2);
+    }
+    for ((w, step), x) in w_parts.zip(step_parts).zip(x_parts) {
         for lane in 0..LANES {
-            let product = w[lane] * x[lane];
-            sums[lane] += product;
-            squares[lane] += product * product;
+            let summand = w[lane].abs().max(step[lane]) * x[lane];
+            sums[lane] += w[lane] * x[lane];
+            squares[lane] += summand * summand;
         }
     }
     sum += sums.iter().sum::<f64>();
@@ -243,7 +265,7 @@ fn dot(w: &[f64], x: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use qgemm_formats::{DType, Format};
+    use qgemm_formats::DType;
 
     #[test]
     fn known_product() {
