@@ -137,7 +137,8 @@ mod tests {
         let second = Duration::from_secs(1);
         for draw in 0u64.. {
             // Few kernels are common, as with random shapes.
-            let kernel = (1 << (draw % 11)) | draw * 7 % (1 << (draw % 11));
+            let rarity = 1 << (draw % 11);
+            let kernel = rarity | (draw * 7 % rarity);
             let is_new = !kernels.met.contains(&kernel);
             match is_new && kernels.new_had_their_share() {
                 true => {
@@ -155,7 +156,7 @@ mod tests {
         }
         assert!(kernels.new <= kernels.all / 3 + HEAD_START, "{:?} of {:?}", kernels.new, kernels.all);
         assert!(kernels.new > kernels.all / 4 && left_out > 0, "{:?} of {:?}", kernels.new, kernels.all);
-        assert!(run > 50 * kernels.met.len(), "{run} cases on {} kernels", kernels.met.len());
+        assert!(run > 20 * kernels.met.len(), "{run} cases on {} kernels", kernels.met.len());
     }
 
     #[test]
