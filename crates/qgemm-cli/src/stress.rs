@@ -56,7 +56,7 @@ pub fn run(ctx: &Context, draw: &Draw<'_>, first: Option<u64>, time: Duration, r
         seed += batch;
         batch = BATCH;
         progress.step(start.elapsed().as_secs().saturating_sub(progress.position()));
-        if start.elapsed() >= time {
+        if start.elapsed() >= time || report.is_closed() {
             break;
         }
     }

@@ -297,7 +297,7 @@ fn run_all(ctx: &Context, cases: &[Box<dyn TestCase>], small: bool, report: &mut
             report.add(&outcome, None, &progress);
         }
         progress.step(part.len() as u64);
-        if report.unprinted.is_some() {
+        if report.is_closed() {
             break;
         }
     }
@@ -339,6 +339,11 @@ pub struct Report {
 }
 
 impl Report {
+    /// Whether nobody reads the rows any more.
+    pub fn is_closed(&self) -> bool {
+        self.unprinted.is_some()
+    }
+
     /// Counts an outcome and prints its row. `again` are the options that repeat it.
     pub fn add(&mut self, outcome: &Outcome, again: Option<String>, progress: &Progress) {
         let not_served = matches!(outcome.verdict, Verdict::Fail(Failure::NotPlanned(_)));
