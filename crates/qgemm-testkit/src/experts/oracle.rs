@@ -3,7 +3,7 @@
 use super::case::ExpertCase;
 use super::index::Index;
 use crate::gemm::host::{HostOperands, HostWeights};
-use crate::gemm::{Added, Expected};
+use crate::gemm::{Added, Expected, Resolution};
 
 /// What a correct kernel computes of the rows that experts have.
 pub(super) struct ExpectedRows {
@@ -13,6 +13,9 @@ pub(super) struct ExpectedRows {
     pub values: Expected,
 }
 
+/// A row of outputs, with its energy and its floor.
+type Row = [Vec<f64>; 3];
+
 /// The products of all rows with their experts; `round` says what a kernel makes of rows of X for an expert.
 pub(super) fn multiply(
     case: &ExpertCase,
@@ -20,10 +23,11 @@ pub(super) fn multiply(
     operands: &HostOperands,
     biases: &[Vec<f32>],
     index: &Index,
+    resolution: Resolution,
     round: impl Fn(usize, &[f32]) -> Vec<f64>,
 ) -> ExpectedRows {
     let n = case.each.n;
-    let mut all: Vec<Option<(Vec<f64>, Vec<f64>)>> = vec![None; case.each.m];
+    let mut all: Vec<Option<Row>> = vec![None; case.each.m];
     for (expert, weight) in weights.iter().enumerate() {
         let rows: Vec<usize> = (0..case.each.m).filter(|&row| index.owner[row] == Some(expert)).collect();
         if rows.is_empty() {
@@ -31,7 +35,7 @@ pub(super) fn multiply(
         }
         let own = operands.rows(&case.each, &rows, |row| case.x_row(row));
         let own_x = round(expert, &own.x);
-        let mut added = own.added(&case.each);
+        let mut added = own.added(&case.each, resolution);
         added.bias = case.each.epilogue.bias.map(|_| &*biases[expert]);
         if case.summed() > 1 || !index.router_weights.is_empty() {
             added = Added { residual: None, ..added };
@@ -39,14 +43,14 @@ pub(super) fn multiply(
         let product = weight.multiply(&own_x, &added);
         for (i, &row) in rows.iter().enumerate() {
             let part = |values: &[f64]| values[i * n..][..n].to_vec();
-            all[row] = Some((part(&product.values), part(&product.energy)));
+            all[row] = Some([&product.values, &product.energy, &product.floor].map(|values| part(values)));
         }
     }
     match index.router_weights.is_empty() {
         true => {
             let rows: Vec<usize> = (0..case.each.m).filter(|&row| all[row].is_some()).collect();
-            let (values, energy): (Vec<_>, Vec<_>) = all.into_iter().flatten().unzip();
-            let values = Expected { m: rows.len(), n, values: values.concat(), energy: energy.concat() };
+            let of_all = |part: usize| all.iter().flatten().flat_map(|row| row[part].iter().copied()).collect();
+            let values = Expected { m: rows.len(), n, values: of_all(0), energy: of_all(1), floor: of_all(2) };
             ExpectedRows { rows, values }
         }
         false => combine(case, index, &all, &operands.residual),
@@ -54,17 +58,19 @@ pub(super) fn multiply(
 }
 
 /// The sums of every token's slots, and the residual's rows, of which there is one for each token.
-fn combine(case: &ExpertCase, index: &Index, all: &[Option<(Vec<f64>, Vec<f64>)>], residual: &[f32]) -> ExpectedRows {
+fn combine(case: &ExpertCase, index: &Index, all: &[Option<Row>], residual: &[f32]) -> ExpectedRows {
     let (n, top_k) = (case.each.n, case.summed());
     let tokens = case.each.m / top_k;
-    let mut sums = Expected { m: tokens, n, values: vec![0.0; tokens * n], energy: vec![0.0; tokens * n] };
+    let zeros = vec![0.0; tokens * n];
+    let mut sums = Expected { m: tokens, n, values: zeros.clone(), energy: zeros.clone(), floor: zeros };
     for (slot, product) in all.iter().enumerate() {
         let weight = f64::from(index.router_weights[slot]);
-        let Some((values, energy)) = product.as_ref().filter(|_| !weight.is_nan()) else { continue };
+        let Some([values, energy, floor]) = product.as_ref().filter(|_| !weight.is_nan()) else { continue };
         let first = slot / top_k * n;
         for column in 0..n {
             sums.values[first + column] += weight * values[column];
             sums.energy[first + column] += weight * weight * energy[column];
+            sums.floor[first + column] += weight.abs() * floor[column];
         }
     }
     for (at, residual) in residual.iter().take(tokens * n).enumerate() {

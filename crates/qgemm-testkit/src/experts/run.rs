@@ -98,11 +98,11 @@ fn judge(ctx: &Context, case: &ExpertCase, outcome: &mut Outcome) -> Result<(), 
     let quantized = matches!(of_first, Rounding::Q8 { .. });
     let holds = |dtype| host.weights.iter().all(|weight| weight.is_exact_in(dtype));
     let exact = case.each.sums_are_exact() && !quantized && weights.is_none_or(holds);
-    let tolerance = tolerance(&case.each, path, weights, exact);
+    let (tolerance, resolution) = tolerance(&case.each, path, weights, quantized, exact);
     outcome.limit = Some(tolerance.nmse);
 
     let round = |expert: usize, x: &[f32]| rounded(x, case.each.k, rounding(expert).unwrap_or(of_first));
-    let expected = multiply(case, &host.weights, &host.operands, &host.biases, &host.index, round);
+    let expected = multiply(case, &host.weights, &host.operands, &host.biases, &host.index, resolution, round);
     let all = launch.d.decode(&first.d);
     let n = case.each.n;
     let got: Vec<f32> = expected.rows.iter().flat_map(|&row| all[row * n..][..n].to_vec()).collect();

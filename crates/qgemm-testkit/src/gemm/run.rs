@@ -1,6 +1,7 @@
 //! Runs one case on a device and judges the result.
 
 use qgemm_api::{Candidate, Context, DeviceKind, KernelId, Weight};
+use qgemm_formats::DType;
 use qgemm_hal::{DeviceInfo, LaunchPlan, Math, TileConfig};
 
 use super::case::Case;
@@ -9,7 +10,7 @@ use super::launch::{multiply_on, problem, stored_d, stored_x};
 use super::oracle::Resolution;
 use super::rounding::{Rounding, rounded};
 use crate::compare::{compare, first_difference};
-use crate::limits::{EXACT_SUMS, path, rounded_to};
+use crate::limits::{EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
 /// Codes of quantized activations times those of weights: kernels multiply sums of these with the product of both scales.
@@ -112,14 +113,12 @@ fn check(
     let quantized = matches!(rounding, Rounding::Q8 { .. });
     // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
     let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));
-    let of_sums = if exact { EXACT_SUMS } else { path.of_sums(weights) };
-    let tolerance = rounded_to(case.d_dtype, of_sums);
+    let (tolerance, resolution) = tolerance(case, path, weights, quantized, exact);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
     let rounded = rounded(&operands.x, case.k, rounding);
-    let largest_code = if quantized { LARGEST_PRODUCT_OF_CODES } else { 1.0 };
-    let added = operands.added(case, Resolution { nmse: of_sums, largest_code });
+    let added = operands.added(case, resolution);
     let expected = host.multiply(&rounded, &added);
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
@@ -164,4 +163,17 @@ fn check_single_rows(
         }
     }
     Ok(())
+}
+
+/// What the result may be off, and the sums before it.
+pub(crate) fn tolerance(
+    case: &Case,
+    path: &PathLimit,
+    rounded_weights: Option<DType>,
+    quantized_x: bool,
+    exact_sums: bool,
+) -> (Tolerance, Resolution) {
+    let nmse = if exact_sums { EXACT_SUMS } else { path.of_sums(rounded_weights) };
+    let largest_code = if quantized_x { LARGEST_PRODUCT_OF_CODES } else { 1.0 };
+    (rounded_to(case.d_dtype, nmse), Resolution { nmse, largest_code })
 }
