@@ -16,8 +16,8 @@ pub struct Expected {
     /// `D[M, N]`, row-major.
     pub values: Vec<f64>,
     /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
-    /// scale, w at least as large as a step of its code), carried through the activation by its slope and through the product of a gated pair, and the residual's:
-    /// the scale that errors are measured on where summands cancel.
+    /// scale, w at least as large as a step of its code), carried through the activation by its slope and through the
+    /// product of a gated pair, and the residual's: the scale that errors are measured on where summands cancel.
     pub energy: Vec<f64>,
     /// The error of each output that comes of f32's normal range ending at 2⁻¹²⁶. Errors up to it do not count.
     pub floor: Vec<f64>,
