@@ -4,15 +4,14 @@ use std::ops::Range;
 
 use qgemm_formats::DType;
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_hal::{Activation, CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory, Operand, Operands};
+use qgemm_hal::{CheckedGemm, Dense, DeviceId, GemmOperand, HalError, HostMemory, Operand, Operands};
 use rayon::prelude::*;
 
-use crate::activation::activate;
 use crate::arena;
 use crate::operand::{Input, Output, absent, host_bytes};
 use crate::ordered::Ordered;
 use crate::packed::Packed;
-use crate::simd::{BLOCK_ROWS, LANES, Quantization, Scales, Simd};
+use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfRows, OfToken, Quantization, Scales, Simd};
 
 /// Multiply-adds below which the calling thread works alone: waking others takes longer.
 const SERIAL_MACS: f64 = 65536.0;
@@ -216,86 +215,68 @@ impl<'a> Job<'a> {
     /// # Safety
     /// No other thread may store these outputs of this job.
     pub unsafe fn store(&self, tokens: Range<usize>, first_row: usize, sums: &mut [f32]) {
-        let rows = BLOCK_ROWS.min(self.op.stored_rows - first_row);
-        for (token, sums) in tokens.zip(sums.chunks_exact_mut(BLOCK_ROWS)) {
-            let values = &mut sums[..rows];
-            self.scale(token, first_row, values);
-            let (feature, values) = match self.op.gated {
-                true => (first_row / 2, self.gate(first_row, values)),
-                false => {
-                    self.add_bias(first_row, values);
-                    activate_all(self.op.activation, values);
-                    (first_row, values)
-                }
-            };
-            if let Some(residual) = &self.residual {
-                let mut added = [0.0; BLOCK_ROWS];
-                let added = &mut added[..values.len()];
-                residual.part(self.simd, token, feature, added);
-                add(values, added);
-            }
-            // SAFETY: the caller's promise.
-            unsafe { self.d.store_part(token, feature, values) };
-        }
-    }
-
-    /// What scales make of accumulators, and C.
-    fn scale(&self, token: usize, first_row: usize, values: &mut [f32]) {
         let op = self.op;
-        if let Some(scales) = self.row_scale {
-            let mut of_rows = [0.0; BLOCK_ROWS];
-            let of_rows = &mut of_rows[..values.len()];
-            self.simd.to_f32(DType::F32, &scales[4 * first_row..], of_rows);
-            values.iter_mut().zip(of_rows).for_each(|(value, scale)| *value *= *scale);
-        }
-        let token_scale = self.token_scale.map_or(1.0, |scales| DType::F32.read(scales, token));
-        values.iter_mut().for_each(|value| *value = op.alpha * *value * token_scale);
-        if let Some(c) = &self.c {
-            let mut added = [0.0; BLOCK_ROWS];
-            let added = &mut added[..values.len()];
-            c.part(self.simd, token, first_row, added);
-            values.iter_mut().zip(added).for_each(|(value, c)| *value += op.beta * *c);
+        let rows = BLOCK_ROWS.min(op.stored_rows - first_row);
+        let (feature, outputs) = match op.gated {
+            true => (first_row / 2, (rows / 2).min(op.out_features - first_row / 2)),
+            false => (first_row, rows),
+        };
+        let mut of_rows = [[0.0; BLOCK_ROWS]; 2];
+        let [row_scale, bias] = &mut of_rows;
+        let how = Epilogue {
+            alpha: op.alpha,
+            beta: op.beta,
+            row_scale: self.row_scale.map(|scales| {
+                self.simd.to_f32(DType::F32, &scales[4 * first_row..], &mut row_scale[..rows]);
+                &*row_scale
+            }),
+            bias: self.bias.zip(op.bias).map(|(biases, dtype)| {
+                self.load_bias(biases, dtype, feature, outputs, bias);
+                &*bias
+            }),
+            activation: op.activation,
+            gated: op.gated,
+        };
+        for (token, sums) in tokens.zip(sums.as_chunks_mut().0) {
+            let mut of_outputs = [[0.0; BLOCK_ROWS]; 2];
+            let [c, residual] = &mut of_outputs;
+            let of_token = OfToken {
+                scale: self.token_scale.map_or(1.0, |scales| DType::F32.read(scales, token)),
+                c: self.c.map(|from| self.load_outputs(from, token, feature, outputs, c)),
+                residual: self.residual.map(|from| self.load_outputs(from, token, feature, outputs, residual)),
+            };
+            self.simd.finish(&how, &of_token, sums);
+            // SAFETY: the caller's promise.
+            unsafe { self.d.store_part(token, feature, &sums[..outputs]) };
         }
     }
 
-    /// Adds the biases from `first` on.
-    fn add_bias(&self, first: usize, values: &mut [f32]) {
-        if let (Some(bias), Some(dtype)) = (self.bias, self.op.bias) {
-            let mut added = [0.0; BLOCK_ROWS];
-            let added = &mut added[..values.len()];
-            self.simd.to_f32(dtype, &bias[first * dtype.bytes()..], added);
-            add(values, added);
-        }
-    }
-
-    /// The outputs of whole tiles of a gated pair, in the first half of `values`.
-    fn gate<'v>(&self, first_row: usize, values: &'v mut [f32]) -> &'v mut [f32] {
+    /// The biases of `outputs` outputs from `feature` on, as the block's rows follow one another.
+    fn load_bias(&self, biases: &[u8], dtype: DType, feature: usize, outputs: usize, out: &mut OfRows) {
         const HALF: usize = LANES / 2;
-        let features = self.op.out_features;
-        let count = (values.len() / 2).min(features - first_row / 2);
-        for first in (0..count).step_by(HALF) {
-            let feature = first_row / 2 + first;
-            let len = HALF.min(count - first);
-            let (gate, up) = values[2 * first..2 * first + LANES].split_at_mut(HALF);
-            let (gate, up) = (&mut gate[..len], &mut up[..len]);
-            self.add_bias(feature, gate);
-            self.add_bias(features + feature, up);
-            activate_all(self.op.activation, gate);
-            gate.iter_mut().zip(up).for_each(|(gate, up)| *gate *= *up);
-            // Never over what is read next: pairs are twice as long as their products.
-            values.copy_within(2 * first..2 * first + len, first);
+        let from = |first: usize| &biases[first * dtype.bytes()..];
+        if !self.op.gated {
+            return self.simd.to_f32(dtype, from(feature), &mut out[..outputs]);
         }
-        &mut values[..count]
+        for first in (0..outputs).step_by(HALF) {
+            let len = HALF.min(outputs - first);
+            let (gate, up) = out[2 * first..].split_at_mut(HALF);
+            self.simd.to_f32(dtype, from(feature + first), &mut gate[..len]);
+            self.simd.to_f32(dtype, from(self.op.out_features + feature + first), &mut up[..len]);
+        }
     }
-}
 
-fn add(values: &mut [f32], added: &[f32]) {
-    values.iter_mut().zip(added).for_each(|(value, added)| *value += *added);
-}
-
-fn activate_all(activation: Activation, values: &mut [f32]) {
-    if activation != Activation::Identity {
-        values.iter_mut().for_each(|value| *value = activate(activation, *value));
+    /// What `from` has for a token and some outputs.
+    fn load_outputs<'v>(
+        &self,
+        from: Input<'_>,
+        token: usize,
+        feature: usize,
+        outputs: usize,
+        out: &'v mut OfRows,
+    ) -> &'v OfRows {
+        from.part(self.simd, token, feature, &mut out[..outputs]);
+        out
     }
 }
 

@@ -7,7 +7,6 @@
 //! bits between processors with different vector instructions.)
 #![deny(missing_docs)]
 
-mod activation;
 mod arena;
 mod convert;
 mod device;

@@ -54,6 +54,22 @@ impl Vector for Avx2 {
         unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
     }
     #[inline(always)]
+    unsafe fn divide(a: [__m256; 2], b: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn where_less(a: [__m256; 2], b: [__m256; 2], then: [__m256; 2], otherwise: [__m256; 2]) -> [__m256; 2] {
+        // SAFETY: as above.
+        let half =
+            |i: usize| unsafe { _mm256_blendv_ps(otherwise[i], then[i], _mm256_cmp_ps::<_CMP_LT_OQ>(a[i], b[i])) };
+        [half(0), half(1)]
+    }
+    #[inline(always)]
+    unsafe fn halves(a: [__m256; 2], b: [__m256; 2]) -> [[__m256; 2]; 2] {
+        [[a[0], b[0]], [a[1], b[1]]]
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: [__m256; 2], b: [__m256; 2], c: [__m256; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
@@ -135,6 +151,11 @@ impl Vector for Avx2 {
     unsafe fn to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
+    }
+    #[inline(always)]
+    unsafe fn float_bits([a, b]: [__m256; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_castps_si256(a), _mm256_castps_si256(b)] }
     }
     #[inline(always)]
     unsafe fn bits_to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {

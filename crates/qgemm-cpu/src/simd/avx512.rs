@@ -50,6 +50,21 @@ impl Vector for Avx512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn divide(a: __m512, b: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn where_less(a: __m512, b: __m512, then: __m512, otherwise: __m512) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), otherwise, then) }
+    }
+    #[inline(always)]
+    unsafe fn halves(a: __m512, b: __m512) -> [__m512; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm512_shuffle_f32x4::<0b01_00_01_00>(a, b), _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b)] }
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: __m512, b: __m512, c: __m512) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_fmadd_ps(a, b, c) }
@@ -113,6 +128,11 @@ impl Vector for Avx512 {
     unsafe fn to_floats(words: __m512i) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtepi32_ps(words) }
+    }
+    #[inline(always)]
+    unsafe fn float_bits(floats: __m512) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_castps_si512(floats) }
     }
     #[inline(always)]
     unsafe fn bits_to_floats(words: __m512i) -> __m512 {

@@ -54,6 +54,25 @@ impl Vector for Neon {
         from_fn(|i| unsafe { vmulq_f32(a[i], b[i]) })
     }
     #[inline(always)]
+    unsafe fn divide(a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [float32x4_t; 4] {
+        // SAFETY: as above.
+        from_fn(|i| unsafe { vdivq_f32(a[i], b[i]) })
+    }
+    #[inline(always)]
+    unsafe fn where_less(
+        a: [float32x4_t; 4],
+        b: [float32x4_t; 4],
+        then: [float32x4_t; 4],
+        otherwise: [float32x4_t; 4],
+    ) -> [float32x4_t; 4] {
+        // SAFETY: as above.
+        from_fn(|i| unsafe { vbslq_f32(vcltq_f32(a[i], b[i]), then[i], otherwise[i]) })
+    }
+    #[inline(always)]
+    unsafe fn halves(a: [float32x4_t; 4], b: [float32x4_t; 4]) -> [[float32x4_t; 4]; 2] {
+        [[a[0], a[1], b[0], b[1]], [a[2], a[3], b[2], b[3]]]
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: [float32x4_t; 4], b: [float32x4_t; 4], c: [float32x4_t; 4]) -> [float32x4_t; 4] {
         // SAFETY: as above.
         from_fn(|i| unsafe { vfmaq_f32(c[i], a[i], b[i]) })
@@ -123,6 +142,11 @@ impl Vector for Neon {
     unsafe fn to_floats(words: [uint32x4_t; 4]) -> [float32x4_t; 4] {
         // SAFETY: as above.
         words.map(|words| unsafe { vcvtq_f32_s32(vreinterpretq_s32_u32(words)) })
+    }
+    #[inline(always)]
+    unsafe fn float_bits(floats: [float32x4_t; 4]) -> [uint32x4_t; 4] {
+        // SAFETY: as above.
+        floats.map(|floats| unsafe { vreinterpretq_u32_f32(floats) })
     }
     #[inline(always)]
     unsafe fn bits_to_floats(words: [uint32x4_t; 4]) -> [float32x4_t; 4] {

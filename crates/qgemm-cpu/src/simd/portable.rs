@@ -37,6 +37,25 @@ impl Vector for Portable {
         std::array::from_fn(|i| a[i] * b[i])
     }
     #[inline(always)]
+    unsafe fn divide(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
+        std::array::from_fn(|i| a[i] / b[i])
+    }
+    #[inline(always)]
+    unsafe fn where_less(
+        a: [f32; LANES],
+        b: [f32; LANES],
+        then: [f32; LANES],
+        otherwise: [f32; LANES],
+    ) -> [f32; LANES] {
+        std::array::from_fn(|i| if a[i] < b[i] { then[i] } else { otherwise[i] })
+    }
+    #[inline(always)]
+    unsafe fn halves(a: [f32; LANES], b: [f32; LANES]) -> [[f32; LANES]; 2] {
+        const HALF: usize = LANES / 2;
+        let of = |first: usize| std::array::from_fn(|i| if i < HALF { a[first + i] } else { b[first + i - HALF] });
+        [of(0), of(HALF)]
+    }
+    #[inline(always)]
     unsafe fn multiply_add(a: [f32; LANES], b: [f32; LANES], c: [f32; LANES]) -> [f32; LANES] {
         // Without an instruction for it, `mul_add` is a call.
         let fused = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
@@ -95,6 +114,10 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn to_floats(words: [u32; LANES]) -> [f32; LANES] {
         words.map(|word| word as i32 as f32)
+    }
+    #[inline(always)]
+    unsafe fn float_bits(floats: [f32; LANES]) -> [u32; LANES] {
+        floats.map(f32::to_bits)
     }
     #[inline(always)]
     unsafe fn bits_to_floats(words: [u32; LANES]) -> [f32; LANES] {

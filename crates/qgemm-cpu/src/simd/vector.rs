@@ -21,6 +21,13 @@ pub trait Vector: Copy {
     unsafe fn splat(number: f32) -> Self::Floats;
     /// `a · b`.
     unsafe fn multiply(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a / b`.
+    unsafe fn divide(a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `then` where `a < b`, `otherwise` elsewhere, also where one of them is NaN.
+    unsafe fn where_less(a: Self::Floats, b: Self::Floats, then: Self::Floats, otherwise: Self::Floats)
+    -> Self::Floats;
+    /// The lower halves of both one after the other, and the upper ones.
+    unsafe fn halves(a: Self::Floats, b: Self::Floats) -> [Self::Floats; 2];
     /// `a · b + c`, rounded once where the level has an instruction for it.
     unsafe fn multiply_add(a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
@@ -48,6 +55,8 @@ pub trait Vector: Copy {
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
     /// Words as signed numbers.
     unsafe fn to_floats(words: Self::Words) -> Self::Floats;
+    /// The bits of floats.
+    unsafe fn float_bits(floats: Self::Floats) -> Self::Words;
     /// Words as the bits of f32.
     unsafe fn bits_to_floats(words: Self::Words) -> Self::Floats;
     /// Words below 2¹⁶ as the bits of f16.

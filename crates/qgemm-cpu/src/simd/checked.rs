@@ -1,0 +1,216 @@
+//! Safe calls of a level's kernels: what each may touch is checked before.
+
+use qgemm_formats::DType;
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_hal::SimdLevel;
+
+use super::codes::UNIT;
+use super::dot::{LEAST_SUB_BLOCK, SCALED_COLUMNS};
+#[cfg(target_arch = "aarch64")]
+use super::neon;
+use super::portable;
+use super::vector::LANES;
+use super::{
+    BLOCK_ROWS, Epilogue, KTile, MultiplyCodes, OfRows, OfToken, Operands, Quantization, Scales, Simd,
+    scaled_sub_blocks,
+};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+
+impl Simd {
+    /// The kernels for `level`, or `None` when this processor does not have it.
+    pub fn new(level: SimdLevel) -> Option<&'static Self> {
+        if !level.is_available() {
+            return None;
+        }
+        Some(match level {
+            SimdLevel::Scalar => &portable::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::Neon => &neon::KERNELS,
+            #[cfg(target_arch = "aarch64")]
+            SimdLevel::NeonDotprod => &neon::dotprod::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx2 => &avx2::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::AvxVnni => &avx2::vnni::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512 => &avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            SimdLevel::Avx512Vnni => &avx512::vnni::KERNELS,
+            _ => return None,
+        })
+    }
+
+    /// The best kernels of this processor.
+    pub fn best() -> &'static Self {
+        Self::new(SimdLevel::detect()).unwrap_or(&portable::KERNELS)
+    }
+
+    /// The level they are written for.
+    pub fn level(&self) -> SimdLevel {
+        self.level
+    }
+
+    /// How tokens are quantized for these kernels where `how` is for some level.
+    pub fn quantization(&self, how: Quantization) -> Quantization {
+        how.with_magnitudes(self.magnitudes)
+    }
+
+    /// Most tokens that are multiplied at once.
+    pub fn tokens(&self) -> usize {
+        self.multiply.len()
+    }
+
+    /// Most quantized tokens that are multiplied at once, with packed codes or with unpacked ones.
+    pub fn quantized_tokens(&self, unpacked: bool) -> usize {
+        self.multiply_codes[usize::from(unpacked)].last().map_or(0, |&(tokens, _)| tokens)
+    }
+
+    /// Decodes `columns` columns of `k_tile` from `first` on, both multiples of 32, to `out[column][lane]`.
+    pub fn decode(&self, k_tile: &KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
+        let layout = k_tile.layout;
+        assert!(first.is_multiple_of(32) && columns.is_multiple_of(32), "words are decoded whole");
+        assert!(
+            first + columns <= layout.k_tile && k_tile.bytes.len() >= layout.k_tile_bytes,
+            "columns lie in the k-tile"
+        );
+        assert!(columns * LANES <= out.len(), "values lie in their scratch memory");
+        assert!(layout.format().sub_block.is_power_of_two(), "sub-blocks are found by shifts");
+        let subs = scaled_sub_blocks(layout) * LANES;
+        assert!(subs <= k_tile.scales.len() && subs <= k_tile.mins.len(), "every sub-block has its scales");
+        // SAFETY: a `Simd` is only to be had from `new`, which checked that the processor has the level; the rest is
+        // checked above.
+        unsafe { (self.decode)(k_tile, first, columns, out) }
+    }
+
+    /// Scale and minimum of every sub-block of k-tiles of `layout`, for which `from` was made, to `[sub-block][lane]`; no minima where
+    /// `mins` is empty, nothing where `scales` is, too.
+    pub fn unpack_scales(
+        &self,
+        layout: &PackedLayout,
+        from: &Scales,
+        k_tiles: &[u8],
+        scales: &mut [f32],
+        mins: &mut [f32],
+    ) {
+        if scales.is_empty() {
+            return;
+        }
+        assert!(from.is_of(layout), "scales are of the layout");
+        let floats = k_tiles.len() / layout.k_tile_bytes * from.count() * LANES;
+        assert!(floats <= scales.len(), "scales lie in their scratch memory");
+        assert!(mins.is_empty() || floats <= mins.len(), "minima lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.unpack)(from, layout, k_tiles, scales, mins) }
+    }
+
+    /// The first `out.len()` values of `bytes`, at any address, as f32.
+    ///
+    /// # Panics
+    /// When `bytes` is shorter than that.
+    pub fn to_f32(&self, dtype: DType, bytes: &[u8], out: &mut [f32]) {
+        // SAFETY: as in `decode`; the rest is checked by the function.
+        unsafe { (self.to_f32)(dtype, bytes, out) }
+    }
+
+    /// Quantizes a token to `out`, as [`Row`](super::quantize::Row) says.
+    pub fn quantize(&self, how: &Quantization, values: &[f32], out: &mut [u32]) {
+        // SAFETY: as in `decode`; the function itself is safe.
+        unsafe { (self.quantize)(how, values, out) }
+    }
+
+    /// Makes outputs of a token's accumulators for a block of rows; of a gated pair, they are half as many.
+    pub fn finish(&self, how: &Epilogue<'_>, token: &OfToken<'_>, sums: &mut OfRows) {
+        // SAFETY: as in `decode`; the types have the lengths.
+        unsafe { (self.finish)(how, token, sums) }
+    }
+
+    /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
+    /// tiles of a block. Rows of `x` are `stride` apart.
+    pub fn multiply(&self, tokens: usize, w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]) {
+        assert!(BLOCK_ROWS * columns <= w.len(), "tiles lie in their scratch memory");
+        assert!((tokens - 1) * stride + columns <= x.len(), "tokens lie in their scratch memory");
+        assert!(tokens * BLOCK_ROWS <= sums.len(), "sums lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.multiply[tokens - 1])(w, x, stride, columns, sums) }
+    }
+
+    /// Of `tokens` quantized tokens, how many are multiplied at once, with packed codes or with unpacked ones: the words of these
+    /// lie side by side.
+    pub fn token_groups(&self, unpacked: bool, tokens: usize) -> impl Iterator<Item = usize> {
+        self.kernels_of_groups(unpacked, tokens).map(|&(group, _)| group)
+    }
+
+    /// The largest groups first.
+    fn kernels_of_groups(
+        &self,
+        unpacked: bool,
+        tokens: usize,
+    ) -> impl Iterator<Item = &(usize, &'static [MultiplyCodes])> {
+        let mut left = tokens;
+        self.multiply_codes[usize::from(unpacked)].iter().rev().flat_map(move |kernels| {
+            let groups = left / kernels.0;
+            left -= groups * kernels.0;
+            std::iter::repeat_n(kernels, groups)
+        })
+    }
+
+    /// The codes of packed k-tiles of `layout`, for which `how` is, as bytes, [`LANES`] a column.
+    pub fn unpack_codes(&self, how: &Quantization, layout: &PackedLayout, k_tiles: &[u8], out: &mut [u8]) {
+        let columns = check_k_tiles(how, layout, k_tiles.len(), layout.k_tile_bytes);
+        assert!(columns * LANES <= out.len(), "codes lie in their scratch memory");
+        // SAFETY: as in `decode`.
+        unsafe { (self.unpack_codes[how.shapes[0]])(layout, k_tiles, out) }
+    }
+
+    /// `sums[token][tile][row] += Σ w[tile][column][row] · x[token][column]` for `tokens` quantized tokens, which lie in groups as
+    /// [`Simd::token_groups`] says; accumulators of tokens are [`BLOCK_ROWS`] apart.
+    pub fn multiply_codes(&self, tokens: usize, at: &Operands<'_>, sums: &mut [f32]) {
+        let Quantization { sub_block, offset, shapes, .. } = *at.how;
+        let k_tile_bytes = if at.unpacked { at.layout.k_tile * LANES } else { at.layout.k_tile_bytes };
+        let bytes = at.tiles.first().map_or(0, |tile| tile.codes.len());
+        let columns = check_k_tiles(at.how, at.layout, bytes, k_tile_bytes);
+        let scales = columns / sub_block * LANES;
+        if let Some(records) = at.records {
+            assert!(records.is_of(at.layout) && !at.unpacked, "scales lie in packed k-tiles of the layout");
+        }
+        for tile in at.tiles {
+            assert!(tile.codes.len() == bytes, "tiles have the same columns");
+            if at.records.is_some() {
+                continue;
+            }
+            assert!(scales <= tile.scales.len(), "every sub-block has its scale");
+            assert!(offset.is_some() || scales <= tile.mins.len(), "every sub-block has its minimum");
+        }
+        let row = at.how.row(columns);
+        assert!(self.quantization(*at.how) == *at.how, "tokens are quantized for the level");
+        assert!(row == at.row && tokens * row.words <= at.x.len(), "tokens lie in their scratch memory");
+        assert!((tokens - 1) * BLOCK_ROWS + at.tiles.len() * LANES <= sums.len(), "sums lie in their scratch memory");
+        let shape = shapes[usize::from(at.unpacked)];
+        let mut first = 0;
+        for (group, kernels) in self.kernels_of_groups(at.unpacked, tokens) {
+            if at.unpacked {
+                // Parts of it, since a core that asks for much at once has to wait.
+                let asked = first * at.prefetch_bytes / tokens;
+                let bytes = (first + group) * at.prefetch_bytes / tokens - asked;
+                at.tiles.iter().for_each(|tile| tile.prefetch.skip(asked).fetch(bytes));
+            }
+            let x = &at.x[first * row.words..];
+            // SAFETY: as in `decode`.
+            unsafe { (kernels[shape])(&Operands { x, ..*at }, &mut sums[first * BLOCK_ROWS..]) };
+            first += group;
+        }
+    }
+}
+
+/// Columns of whole k-tiles of `layout` in `bytes` bytes, each of `k_tile_bytes`, when products with them can be computed.
+fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, k_tile_bytes: usize) -> usize {
+    let Quantization { block, span, sub_block, .. } = *how;
+    assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");
+    assert!(layout.class == PackClass::Simd16 && bytes.is_multiple_of(k_tile_bytes), "k-tiles are whole");
+    assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
+    assert!(block.is_power_of_two() && layout.k_tile.is_multiple_of(block), "a k-tile is whole blocks");
+    assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");
+    assert!(SCALED_COLUMNS.is_multiple_of(layout.k_tile), "scales of whole k-tiles are unpacked at once");
+    bytes / k_tile_bytes * layout.k_tile
+}

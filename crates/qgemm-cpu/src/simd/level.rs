@@ -1,0 +1,125 @@
+//! `level!`: the kernels of a level, compiled for its instructions.
+
+/// Defines the kernels of a level: in f32, with how many tokens they take how many tiles at once, so that all accumulators are in registers;
+/// of packed codes, for how many tokens there are some; of unpacked codes, with how many they take how many tiles.
+macro_rules! level {
+    ($name:ident, $level:expr, $vector:ty, $dot:ty, $($features:literal,)?
+     [$($tokens:literal => $tiles:literal),*], packed [$($packed:literal),*],
+     unpacked [$($unpacked:literal => $unpacked_tiles:literal),*]) => {
+        pub static $name: Simd = Simd {
+            level: $level,
+            magnitudes: <$dot as crate::simd::vector::Dot<$vector>>::MAGNITUDES,
+            decode,
+            unpack,
+            to_f32,
+            quantize,
+            finish,
+            multiply: &[$(multiply::<$tiles, $tokens>),*],
+            unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
+            multiply_codes: [
+                &[$(($packed, &crate::simd::of_shapes!(
+                    multiply_codes [1, $packed]; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15
+                ))),*],
+                &[$(($unpacked, &crate::simd::of_shapes!(
+                    multiply_codes [$unpacked_tiles, $unpacked]; 16 17 18 19 20 21 22 23 24 25 26 27 28
+                ))),*],
+            ],
+        };
+
+        /// # Safety
+        /// As of `kernel::decode`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn decode(k_tile: &crate::simd::KTile<'_>, first: usize, columns: usize, out: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::kernel::decode::<$vector>(k_tile, first, columns, out) }
+        }
+
+        /// # Safety
+        /// As of `scales::unpack`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn unpack(
+            scales: &crate::simd::Scales,
+            layout: &qgemm_formats::prepack::PackedLayout,
+            k_tiles: &[u8],
+            out: &mut [f32],
+            mins: &mut [f32],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::scales::unpack::<$vector>(scales, layout, k_tiles, out, mins) }
+        }
+
+        /// # Safety
+        /// As of `dense::to_f32`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn to_f32(dtype: qgemm_formats::DType, bytes: &[u8], out: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::dense::to_f32::<$vector>(dtype, bytes, out) }
+        }
+
+        /// # Safety
+        /// The processor has the level's instructions.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantize(how: &crate::simd::Quantization, values: &[f32], out: &mut [u32]) {
+            crate::simd::quantize::quantize(how, values, out);
+        }
+
+        /// # Safety
+        /// As of `epilogue::finish`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn finish(
+            how: &crate::simd::Epilogue<'_>,
+            token: &crate::simd::OfToken<'_>,
+            sums: &mut crate::simd::OfRows,
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::epilogue::finish::<$vector>(how, token, sums) }
+        }
+
+        /// # Safety
+        /// As of `kernel::multiply`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply<const P: usize, const T: usize>(
+            w: &[f32],
+            x: &[f32],
+            stride: usize,
+            columns: usize,
+            sums: &mut [f32],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::kernel::multiply::<$vector, P, T>(w, x, stride, columns, sums) }
+        }
+
+        /// # Safety
+        /// As of `codes::unpack`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn unpack_codes<const SHAPE: usize>(
+            layout: &qgemm_formats::prepack::PackedLayout,
+            k_tiles: &[u8],
+            out: &mut [u8],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::codes::unpack::<$vector, SHAPE>(layout, k_tiles, out) }
+        }
+
+        /// # Safety
+        /// As of `dot::multiply_codes`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn multiply_codes<const SHAPE: usize, const P: usize, const T: usize>(
+            at: &crate::simd::Operands<'_>,
+            sums: &mut [f32],
+        ) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::dot::multiply_codes::<$vector, $dot, SHAPE, P, T>(at, unpack, sums) }
+        }
+    };
+}
+pub(super) use level;
+
+/// A kernel for each of these shapes of codes, and for so many tiles and tokens.
+macro_rules! of_shapes {
+    ($kernel:ident []; $($shape:literal)*) => { [$($kernel::<$shape>),*] };
+    ($kernel:ident [$tiles:literal, $tokens:literal]; $($shape:literal)*) => {
+        [$($kernel::<$shape, $tiles, $tokens>),*]
+    };
+}
+pub(super) use of_shapes;

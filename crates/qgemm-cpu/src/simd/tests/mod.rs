@@ -1,0 +1,32 @@
+//! Every level against plain computations, and against itself with other things beside.
+
+mod decoding;
+mod epilogue;
+mod products;
+
+use qgemm_formats::Format;
+use qgemm_formats::prepack::PackClass;
+
+use super::*;
+
+/// Every level that this processor has.
+pub fn levels() -> impl Iterator<Item = &'static Simd> {
+    SimdLevel::ALL.into_iter().filter_map(Simd::new)
+}
+
+/// Reproducible words.
+pub fn words(seed: u32) -> impl FnMut() -> u32 {
+    let mut state = seed;
+    move || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    }
+}
+
+/// Formats whose codes are integers of eight bits.
+pub fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
+    Format::all().filter_map(|format| {
+        let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
+        Quantization::new(format, format.activation_block()).map(|how| (layout, how))
+    })
+}
