@@ -399,6 +399,17 @@ fn small_integers_are_exact_at_every_simd_level() {
 }
 
 #[test]
+fn panels_are_of_even_size() {
+    let device = CpuDevice::new();
+    let weight = weight("q8_0".parse().expect("a format"), 600);
+    for (m, expected) in [(256, 256), (257, 132), (400, 204), (513, 180), (4096, 256), (1, 1)] {
+        let op = Problem::new(weight.clone(), m, DType::F32).op;
+        let configs = GEMM_INT8.configs(&op, device.info()).expect("supported");
+        assert_eq!(configs[0].tile_m, expected, "{m} tokens");
+    }
+}
+
+#[test]
 fn a_rows_bits_depend_on_neither_batch_nor_threads() {
     let pooled = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");

@@ -74,9 +74,19 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         rounded_weights: None,
         efficiency: (efficiency(tile_m, of.math, info), 1000),
     };
-    let mut panels = of.panels.map(|tokens| op.m.clamp(1, tokens)).to_vec();
+    let mut panels = of.panels.map(|most| panel_tokens(op.m, most)).to_vec();
     panels.dedup();
     panels.into_iter().map(config).collect()
+}
+
+/// Tokens of whole groups at every level: panels of other numbers end with kernels for few tokens.
+const TOKEN_GROUPS: usize = 12;
+
+/// Tokens of a panel of `m` tokens: panels are as many as with `most` tokens each, and of one size as far as may be.
+fn panel_tokens(m: usize, most: usize) -> usize {
+    let tokens = m.div_ceil(m.div_ceil(most).max(1)).max(1);
+    let groups = tokens.next_multiple_of(TOKEN_GROUPS);
+    if groups <= most.min(m) { groups } else { tokens }
 }
 
 /// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
