@@ -1,7 +1,8 @@
 //! What planning and launching cost the host: planning on the CPU and on a device that computes nothing, launching on the latter.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use qgemm_api::{Args, Context, Conversion, DType, Problem, TunedTable};
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{Args, Context, Conversion, DType, Problem};
 use qgemm_benches::{SIZE, weight};
 
 /// A problem that was never planned, whose kernels are ready, and one that was.
@@ -37,7 +38,7 @@ fn launching(criterion: &mut Criterion) {
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("enough memory");
     criterion.bench_function("run", |b| {
         b.iter(|| {
-            let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &weight, (&mut d).into()) };
+            let args = Args::new(&x, &weight, &mut d).workspace(&mut workspace);
             plan.run(&stream, args).expect("a launch");
         });
     });

@@ -162,11 +162,8 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.default_stream();
     let mut launch = || {
-        let args = Args {
-            bias: bias.as_ref().map(Into::into),
-            workspace: Some(&mut workspace),
-            ..Args::new((&x_buffer).into(), &weight, (&mut d).into())
-        };
+        let mut args = Args::new(&x_buffer, &weight, &mut d).workspace(&mut workspace);
+        args.bias = bias.as_ref().map(Into::into);
         plan.run(&stream, args)
     };
 
@@ -195,7 +192,16 @@ fn multiply_layer(ctx: &Context, layer: &Layer, host: &HostWeight, tokens: usize
     let plain = HostWeight::new("f32".parse()?, layer.n, layer.k, DType::F32.encode(&layer.weights).into())?;
     let layer_error = compare(&got, &layer.expected(&plain, x), tolerance).nmse;
     let kernel = plan.kernel_name().to_owned();
-    Ok(Row { kernel, kernel_error, tolerance, layer_error, x_loss, time, bytes: plan.bytes(), macs: plan.macs() })
+    Ok(Row {
+        kernel,
+        kernel_error,
+        tolerance,
+        layer_error,
+        x_loss,
+        time,
+        bytes: plan.bytes() as f64,
+        macs: plan.macs() as f64,
+    })
 }
 
 /// Bits that a weight takes, row scales included.

@@ -33,13 +33,36 @@ pub fn devices() -> Vec<DeviceListing> {
     built.chain(left_out).collect()
 }
 
-/// Opens a device by name or, for `auto`, the best there is.
-pub(crate) fn open(name: &str) -> Result<Arc<dyn Device>, Error> {
-    let _span = tracing::info_span!("open", device = name).entered();
-    if name.eq_ignore_ascii_case("auto") {
-        return open_best();
+/// The device that [`Context::open`](crate::Context::open) is asked for; made from a name or a [`DeviceId`].
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum DeviceChoice<'a> {
+    /// A name: `cpu`, `cuda:0`, `auto`.
+    Name(&'a str),
+    /// This device.
+    Id(DeviceId),
+}
+
+impl<'a, S: AsRef<str> + ?Sized> From<&'a S> for DeviceChoice<'a> {
+    fn from(name: &'a S) -> Self {
+        Self::Name(name.as_ref())
     }
-    let id: DeviceId = name.parse()?;
+}
+
+impl From<DeviceId> for DeviceChoice<'_> {
+    fn from(id: DeviceId) -> Self {
+        Self::Id(id)
+    }
+}
+
+/// Opens the device that was chosen or, for `auto`, the best there is.
+pub(crate) fn open(choice: DeviceChoice<'_>) -> Result<Arc<dyn Device>, Error> {
+    let id = match choice {
+        DeviceChoice::Name(name) if name.eq_ignore_ascii_case("auto") => return open_best(),
+        DeviceChoice::Name(name) => name.parse()?,
+        DeviceChoice::Id(id) => id,
+    };
+    let _span = tracing::info_span!("open", device = %id).entered();
     match BACKENDS.iter().find(|backend| backend.kind == id.kind) {
         Some(backend) => Ok((backend.open)(id.ordinal)?),
         None => Err(not_built(id.kind)),

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use qgemm_formats::element::{bytes_of, bytes_of_mut};
 use qgemm_formats::packed_file::PackedWeight;
-use qgemm_formats::{DType, HostExperts, HostWeight};
+use qgemm_formats::{DType, Element, HostExperts, HostWeight};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Stream};
 use qgemm_sched::TunedTable;
 
-use crate::backends;
+use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts};
@@ -27,14 +28,14 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a device by name: `cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then
-    /// a GPU through wgpu, then the CPU.
+    /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
+    /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists.
     ///
     /// # Errors
     /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
     /// that find no device, but a device that is found and fails to open is an error.
-    pub fn open(name: &str) -> Result<Self, Error> {
-        backends::open(name).map(Self::from_device)
+    pub fn open<'a>(device: impl Into<DeviceChoice<'a>>) -> Result<Self, Error> {
+        backends::open(device.into()).map(Self::from_device)
     }
 
     /// A context over a device that the caller opened.
@@ -157,7 +158,7 @@ impl Context {
     /// let plan = ctx.plan_conversion(&Conversion::new(2, 3, DType::F32, DType::BF16).x_transposed())?;
     /// let x = ctx.upload(&DType::F32.encode(&[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]))?;
     /// let mut d = ctx.allocate(2 * 3 * DType::BF16.bytes())?;
-    /// plan.run(&ctx.default_stream(), ConversionArgs::new((&x).into(), (&mut d).into()))?;
+    /// plan.run(&ctx.default_stream(), ConversionArgs::new(&x, &mut d))?;
     /// assert_eq!(DType::BF16.decode(&ctx.download(&d)?), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     /// # Ok::<(), qgemm_api::Error>(())
     /// ```
@@ -226,36 +227,60 @@ impl Context {
         Ok(self.device.allocate(bytes, "a buffer")?)
     }
 
-    /// A new buffer that holds `bytes`, ready for every stream.
+    /// A new buffer that holds `values` (numbers, or bytes), ready for every stream.
     ///
     /// # Errors
     /// A device error such as exhausted memory.
-    pub fn upload(&self, bytes: &[u8]) -> Result<Buffer, Error> {
-        let mut buffer = self.allocate(bytes.len())?;
-        self.upload_into(bytes, (&mut buffer).into())?;
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer, Error> {
+        let mut buffer = self.allocate(size_of_val(values))?;
+        self.upload_into(values, &mut buffer)?;
         Ok(buffer)
     }
 
-    /// Copies `bytes` to the start of `dst`, which must not be in use by work submitted before. Every stream
+    /// Copies `values` to the start of `dst`, which must not be in use by work submitted before. Every stream
     /// sees them when this returns.
     ///
     /// # Errors
     /// When `dst` is too short or on another device, or a device error.
-    pub fn upload_into(&self, bytes: &[u8], dst: BufferMut<'_>) -> Result<(), Error> {
-        let stream = self.default_stream();
-        self.device.upload(&stream, bytes, dst)?;
-        Ok(self.device.synchronize(&stream)?)
+    pub fn upload_into<'a, T: Element>(&self, values: &[T], dst: impl Into<BufferMut<'a>>) -> Result<(), Error> {
+        self.upload_on(&self.default_stream(), values, dst)
     }
 
-    /// Waits for the default stream and returns the bytes of `src`. Work on another stream is not waited for:
-    /// [synchronize](Context::synchronize) it first.
+    /// Copies `values` to the start of `dst` after the work of `stream` that was submitted before, such as what still reads
+    /// `dst`. Every stream sees them when this returns.
     ///
     /// # Errors
-    /// A device error.
-    pub fn download<'a>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<u8>, Error> {
-        let src = src.into();
-        let mut bytes = vec![0; src.len()];
-        self.device.download(&self.default_stream(), src, &mut bytes)?;
-        Ok(bytes)
+    /// As [`Context::upload_into`].
+    pub fn upload_on<'a, T: Element>(
+        &self,
+        stream: &Stream,
+        values: &[T],
+        dst: impl Into<BufferMut<'a>>,
+    ) -> Result<(), Error> {
+        self.device.upload(stream, bytes_of(values), dst.into())?;
+        Ok(self.device.synchronize(stream)?)
+    }
+
+    /// Waits for the default stream and returns the values of `src`: numbers, or bytes. Work on another stream is not waited
+    /// for: take [`Context::download_on`] for that.
+    ///
+    /// # Errors
+    /// When `src` is no whole number of values, or a device error.
+    pub fn download<'a, T: Element>(&self, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
+        self.download_on(&self.default_stream(), src)
+    }
+
+    /// Waits for `stream` and returns the values of `src`.
+    ///
+    /// # Errors
+    /// As [`Context::download`].
+    pub fn download_on<'a, T: Element>(&self, stream: &Stream, src: impl Into<BufferRef<'a>>) -> Result<Vec<T>, Error> {
+        let (src, width) = (src.into(), size_of::<T>());
+        if !src.len().is_multiple_of(width) {
+            return Err(Error::PartOfAValue { bytes: src.len(), width });
+        }
+        let mut values = vec![T::zeroed(); src.len() / width];
+        self.device.download(stream, src, bytes_of_mut(&mut values))?;
+        Ok(values)
     }
 }

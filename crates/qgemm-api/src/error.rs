@@ -28,7 +28,7 @@ pub enum Error {
         feature: &'static str,
     },
     /// A file cannot be opened or read.
-    #[error("{path}: {source}")]
+    #[error("{}: cannot be read", .path.display())]
     Io {
         /// The path.
         path: std::path::PathBuf,
@@ -141,6 +141,14 @@ pub enum Error {
         expected: usize,
         /// Values that came.
         got: usize,
+    },
+    /// A download asks for numbers of a type that the bytes are no whole number of.
+    #[error("download: expected a multiple of {width} bytes, which a value has, got {bytes}")]
+    PartOfAValue {
+        /// Bytes of the view.
+        bytes: usize,
+        /// Bytes of a value.
+        width: usize,
     },
     /// A view begins at an address that its element type or its plan does not allow.
     #[error("{operand}: expected an address that is a multiple of {expected} bytes, got one of {got}")]

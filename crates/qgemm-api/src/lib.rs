@@ -34,6 +34,7 @@
 //! once a shape; [`Plan::run`] then only launches:
 //!
 //! ```
+//! use qgemm_api::half::f16;
 //! use qgemm_api::{Args, Context, DType, Problem, quantize};
 //!
 //! let ctx = Context::open("cpu")?;
@@ -44,20 +45,13 @@
 //! let plan = ctx.plan(&problem)?;
 //! let mut workspace = ctx.workspace(plan.workspace_bytes())?; // one a stream, shared by its plans
 //!
-//! let x = ctx.upload(&DType::F16.encode(&[1.0; 4 * 128]))?;
-//! let bias = ctx.upload(&DType::F32.encode(&[3.0; 64]))?;
+//! let x = ctx.upload(&[f16::ONE; 4 * 128])?;
+//! let bias = ctx.upload(&[3.0f32; 64])?;
 //! let mut d = ctx.allocate(4 * 64 * DType::F16.bytes())?;
 //! let stream = ctx.default_stream();
-//! plan.run(
-//!     &stream,
-//!     Args {
-//!         bias: Some((&bias).into()),
-//!         workspace: Some(&mut workspace),
-//!         ..Args::new((&x).into(), &weight, (&mut d).into())
-//!     },
-//! )?;
-//! let values = DType::F16.decode(&ctx.download(&d)?);
-//! assert!(values.iter().all(|v| (v - 35.0).abs() < 0.1));
+//! plan.run(&stream, Args::new(&x, &weight, &mut d).bias(&bias).workspace(&mut workspace))?;
+//! let values: Vec<f16> = ctx.download(&d)?;
+//! assert!(values.iter().all(|v| (v.to_f32() - 35.0).abs() < 0.1));
 //! # Ok::<(), qgemm_api::Error>(())
 //! ```
 //!
@@ -90,12 +84,12 @@ mod quantize;
 mod weight;
 mod workspace;
 
-pub use backends::{DeviceListing, devices};
+pub use backends::{DeviceChoice, DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
 pub use experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
-pub use gemm::{Args, Candidate, Plan, Problem};
+pub use gemm::{Args, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
 pub use weight::{Weight, WeightOrder};
@@ -107,16 +101,26 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
 pub use qgemm_formats::{
-    DType, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat, format_for_k,
-    quantize_matrix,
+    DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat,
+    format_for_k, half, quantize_matrix,
 };
 pub use qgemm_hal::{
-    Activation, Buffer, BufferMut, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, Combine,
-    ConvertConfig, ConvertPlan, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault, ExpertForm, ExpertsPlan,
-    Geometry, HalError, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, Schedule, Stream, StreamK,
-    TileConfig, Variant, WorkspaceLayout, XPrecision, XPrologue,
+    Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
+    HalError, Stream, XPrecision,
 };
-pub use qgemm_sched::{SchedError, TunedError, TunedTable};
+pub use qgemm_sched::SchedError;
+
+/// What a plan chose and what else there was: kernels, configurations, launches, and tables of what was measured. For
+/// tuning, benchmarks and tests; to multiply, none of it is needed.
+pub mod tuning {
+    pub use crate::gemm::Candidate;
+    pub use qgemm_hal::{
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan,
+        Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, Schedule, StreamK, TileConfig,
+        Variant, WorkspaceLayout, XPrologue,
+    };
+    pub use qgemm_sched::{TunedError, TunedTable};
+}
 
 /// What only the processor has: its measured bandwidth.
 pub mod cpu {
@@ -155,7 +159,7 @@ pub mod cuda {
 ///     let weight = ctx.load(weight)?;
 ///     let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
 ///     let (x, mut d) = (wrap_buffer(&**ctx.device(), x)?, wrap_buffer(&**ctx.device(), d)?);
-///     plan.run(&ctx.default_stream(), Args::new((&x).into(), &weight, (&mut d).into()))
+///     plan.run(&ctx.default_stream(), Args::new(&x, &weight, &mut d))
 ///     // What is submitted to `queue` from here on sees the result in `d`.
 /// }
 /// ```

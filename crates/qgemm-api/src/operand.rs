@@ -135,6 +135,6 @@ impl AsView for BufferRef<'_> {
 
 impl AsView for BufferMut<'_> {
     fn as_view(&self) -> BufferRef<'_> {
-        self.as_ref()
+        self.view()
     }
 }

@@ -1,6 +1,7 @@
 //! Weights on a device: packed into the layout that its kernels read, and uploaded.
 
 use std::fmt;
+use std::sync::Arc;
 
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
@@ -69,10 +70,17 @@ impl fmt::Display for WeightShape {
 }
 
 /// A weight `W[N, K]` on a device, in the layout that the device's kernels read. Made by
-/// [`Context::load`](crate::Context::load) or, of two weights, [`Context::load_gated`](crate::Context::load_gated).
-#[derive(Debug)]
+/// [`Context::load`](crate::Context::load) or, of two weights, [`Context::load_gated`](crate::Context::load_gated). Clones
+/// share the memory, which goes with the last of them.
+#[derive(Clone, Debug)]
 pub struct Weight {
     shape: WeightShape,
+    memory: Arc<Memory>,
+}
+
+/// What a weight is on its device.
+#[derive(Debug)]
+struct Memory {
     data: Buffer,
     row_scale: Option<Buffer>,
     k_order: Option<Buffer>,
@@ -127,7 +135,7 @@ impl Weight {
             k_order: k_order.is_some(),
             fits_f16: host.fits_f16(),
         };
-        Ok(Self { shape, data, row_scale, k_order })
+        Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
     /// What [`Weight::to_packed`] returned, on a device again.
@@ -162,7 +170,7 @@ impl Weight {
             k_order: permuted,
             fits_f16,
         };
-        Ok(Self { shape, data, row_scale, k_order })
+        Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
     /// The weight as it lies on `device`, in host memory.
@@ -182,9 +190,9 @@ impl Weight {
             k,
             stored_k,
             fits_f16,
-            data: download(&self.data)?,
-            row_scale: self.row_scale.as_ref().map(download).transpose()?,
-            k_order: self.k_order.as_ref().map(download).transpose()?,
+            data: download(&self.memory.data)?,
+            row_scale: self.memory.row_scale.as_ref().map(download).transpose()?,
+            k_order: self.memory.k_order.as_ref().map(download).transpose()?,
         })?)
     }
 
@@ -231,7 +239,8 @@ impl Weight {
 
     /// Bytes that it occupies on the device.
     pub fn bytes(&self) -> usize {
-        self.data.len() + self.row_scale.as_ref().map_or(0, Buffer::len) + self.k_order.as_ref().map_or(0, Buffer::len)
+        let Memory { data, row_scale, k_order } = &*self.memory;
+        data.len() + row_scale.as_ref().map_or(0, Buffer::len) + k_order.as_ref().map_or(0, Buffer::len)
     }
 
     pub(crate) fn shape(&self) -> &WeightShape {
@@ -240,9 +249,10 @@ impl Weight {
 
     /// Gives a launch what belongs to the weight.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
-        operands.read(GemmOperand::W, (&self.data).into());
-        operands.read_if_any(GemmOperand::RowScale, self.row_scale.as_ref().map(Into::into));
-        operands.read_if_any(GemmOperand::KOrder, self.k_order.as_ref().map(Into::into));
+        let Memory { data, row_scale, k_order } = &*self.memory;
+        operands.read(GemmOperand::W, data.into());
+        operands.read_if_any(GemmOperand::RowScale, row_scale.as_ref().map(Into::into));
+        operands.read_if_any(GemmOperand::KOrder, k_order.as_ref().map(Into::into));
     }
 }
 

@@ -17,9 +17,14 @@ impl Workspace {
         Self { buffer }
     }
 
-    /// Size in bytes.
-    pub fn bytes(&self) -> usize {
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
         self.buffer.len()
+    }
+
+    /// Whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.buffer.is_empty()
     }
 
     /// The device it lives on.

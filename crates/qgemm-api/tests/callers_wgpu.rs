@@ -24,7 +24,7 @@ fn results_are_in_the_callers_buffer_for_what_is_submitted_next() -> Result<(), 
 
     // The caller's work before and after a launch, in the order in which it is submitted.
     queue.write_buffer(&x, 0, &DType::F32.encode(&[1.0; 2 * 128]));
-    plan.run(&ctx.default_stream(), Args::new((&ours_x).into(), &weight, (&mut ours_d).into()))?;
+    plan.run(&ctx.default_stream(), Args::new(&ours_x, &weight, &mut ours_d))?;
     let mut encoder = device.create_command_encoder(&wgpu::CommandEncoderDescriptor::default());
     encoder.copy_buffer_to_buffer(&d, 0, &read, 0, read.size());
     queue.submit([encoder.finish()]);

@@ -1,8 +1,7 @@
 //! Conversions: what is refused, when planned and when run, and what they write. On the no-op device where nothing is computed.
 
-use qgemm_api::{
-    Buffer, Context, Conversion, ConversionArgs, ConversionPlan, DType, DeviceId, Error, KernelId, NO_COLUMN,
-};
+use qgemm_api::tuning::KernelId;
+use qgemm_api::{Buffer, Context, Conversion, ConversionArgs, ConversionPlan, DType, DeviceId, Error, NO_COLUMN};
 
 const ROWS: usize = 3;
 const COLUMNS: usize = 40;
@@ -97,11 +96,9 @@ impl Operands {
     }
 
     fn run(&mut self, ctx: &Context, plan: &ConversionPlan) -> Result<(), Error> {
-        let args = ConversionArgs {
-            order: self.order.as_ref().map(Into::into),
-            row_factors: self.row_factors.as_mut().map(Into::into),
-            ..ConversionArgs::new((&self.x).into(), (&mut self.d).into())
-        };
+        let mut args = ConversionArgs::new(&self.x, &mut self.d);
+        args.order = self.order.as_ref().map(Into::into);
+        args.row_factors = self.row_factors.as_mut().map(Into::into);
         plan.run(&ctx.default_stream(), args)
     }
 }
@@ -200,7 +197,7 @@ fn nothing_to_write_launches_nothing() {
     }
     let plan = ctx.plan_conversion(&conversion(0)).expect("valid");
     let (x, mut d) = (ctx.allocate(0).expect("nothing"), ctx.allocate(0).expect("nothing"));
-    plan.run(&ctx.default_stream(), ConversionArgs::new((&x).into(), (&mut d).into())).expect("0 rows");
+    plan.run(&ctx.default_stream(), ConversionArgs::new(&x, &mut d)).expect("0 rows");
     assert!(plan.to_string().starts_with("none for 0 x 40"), "{plan}");
 }
 
@@ -213,7 +210,7 @@ fn a_plan_says_what_it_launches() {
     let text = plan.to_string();
     assert!(text.contains(&id.to_string()) && text.contains("constant the column order"), "{text}");
     assert!(text.contains("write d") && !text.contains("row factors"), "{text}");
-    assert_eq!(plan.bytes(), (3 * 8 * 4 + 3 * 8 * 2 + 8 * 4) as f64);
+    assert_eq!(plan.bytes(), 3 * 8 * 4 + 3 * 8 * 2 + 8 * 4);
 }
 
 /// Every operand at once, on a device that computes.
@@ -230,11 +227,7 @@ fn rows_are_gathered_scaled_and_padded_on_the_cpu() {
     let order = ctx.upload(&[2, NO_COLUMN, 0, 3, 1].map(u32::to_le_bytes).concat()).expect("memory");
     let mut d = ctx.upload(&DType::F16.encode(&[-9.0; 14])).expect("memory");
     let mut row_factors = ctx.allocate(8).expect("memory");
-    let args = ConversionArgs {
-        order: Some((&order).into()),
-        row_factors: Some((&mut row_factors).into()),
-        ..ConversionArgs::new((&x).into(), (&mut d).into())
-    };
+    let args = ConversionArgs::new(&x, &mut d).order(&order).row_factors(&mut row_factors);
     plan.run(&ctx.default_stream(), args).expect("valid arguments");
     let d = DType::F16.decode(&ctx.download(&d).expect("bytes"));
     let factors = DType::F32.decode(&ctx.download(&row_factors).expect("bytes"));

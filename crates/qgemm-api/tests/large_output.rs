@@ -38,15 +38,15 @@ fn rows_beyond_2_to_the_31_are_right() -> Result<(), Error> {
         let x = ctx.upload(x)?;
         let mut d = ctx.allocate(m * N * 2)?;
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &weight, (&mut d).into()) };
+        let args = Args::new(&x, &weight, &mut d).workspace(&mut workspace);
         plan.run(&stream, args)?;
         ctx.synchronize(&stream)?;
         Ok(d)
     };
     let whole = run(&x, M)?;
     for row in ROWS {
-        let alone = ctx.download(&run(&x[row * K * 2..][..K * 2], 1)?)?;
-        let got = ctx.download(whole.slice(row * N * 2..(row + 1) * N * 2)?)?;
+        let alone: Vec<u8> = ctx.download(&run(&x[row * K * 2..][..K * 2], 1)?)?;
+        let got: Vec<u8> = ctx.download(whole.slice(row * N * 2..(row + 1) * N * 2)?)?;
         assert!(got == alone, "row {row} differs from the same row alone");
         assert!(got.iter().any(|&b| b != 0), "row {row} is not all zeros");
     }

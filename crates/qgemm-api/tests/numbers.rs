@@ -68,7 +68,7 @@ fn run(ctx: &Context, plan: &Plan, weight: &Weight, x: &[u8], d: &mut [u8]) {
     let x = ctx.upload(x).expect("memory");
     let mut device_d = ctx.upload(d).expect("memory");
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
-    let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), weight, (&mut device_d).into()) };
+    let args = Args::new(&x, weight, &mut device_d).workspace(&mut workspace);
     plan.run(&ctx.default_stream(), args).expect("valid arguments");
     d.copy_from_slice(&ctx.download(&device_d).expect("a download"));
 }
@@ -183,12 +183,7 @@ fn alpha_c_and_bias_add_up() {
         let device_bias = upload(&bias_dtype.encode(&bias));
         let mut d = ctx.allocate(4 * m * n).expect("memory");
         let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
-        let args = Args {
-            c: Some((&device_c).into()),
-            bias: Some((&device_bias).into()),
-            workspace: Some(&mut workspace),
-            ..Args::new((&device_x).into(), &weight, (&mut d).into())
-        };
+        let args = Args::new(&device_x, &weight, &mut d).c(&device_c).bias(&device_bias).workspace(&mut workspace);
         plan.run(&ctx.default_stream(), args).expect("valid arguments");
         let (c, bias) = (rounded(c_dtype, &c), rounded(bias_dtype, &bias));
         let mut expected = product(&x, &dequantized(&host), k);
@@ -211,11 +206,7 @@ fn c_is_not_read_when_beta_is_zero() {
     let c = ctx.upload(&DType::F32.encode(&vec![f32::NAN; m * n])).expect("memory");
     let mut d = ctx.allocate(4 * m * n).expect("memory");
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
-    let args = Args {
-        c: Some((&c).into()),
-        workspace: Some(&mut workspace),
-        ..Args::new((&device_x).into(), &weight, (&mut d).into())
-    };
+    let args = Args::new(&device_x, &weight, &mut d).c(&c).workspace(&mut workspace);
     plan.run(&ctx.default_stream(), args).expect("valid arguments");
     let got = DType::F32.decode(&ctx.download(&d).expect("a download"));
     assert_close(&got, &product(&x, &dequantized(&host), k), limit(DType::F32));
@@ -307,7 +298,7 @@ fn offsets_beyond_31_bits_are_reached() {
 
     let plan = ctx.plan(&problem(&weight, m).x_dtype(DType::F16).d_row_stride(row_stride as u64)).expect("valid");
     let small = ctx.upload(&DType::F16.encode(&x)).expect("memory");
-    let args = Args::new((&small).into(), &weight, (&mut large).into());
+    let args = Args::new(&small, &weight, &mut large);
     plan.run(&stream, args).expect("valid arguments");
     let rows = [0, row_stride].map(|start| {
         let row = large.slice(2 * start..2 * (start + n)).expect("in range");
@@ -322,7 +313,7 @@ fn offsets_beyond_31_bits_are_reached() {
         ctx.upload_into(&DType::F16.encode(row), view).expect("it fits");
     }
     let mut d = ctx.allocate(4 * m * n).expect("memory");
-    let args = Args::new((&large).into(), &weight, (&mut d).into());
+    let args = Args::new(&large, &weight, &mut d);
     plan.run(&stream, args).expect("valid arguments");
     assert_close(&DType::F32.decode(&ctx.download(&d).expect("a download")), &expected, limit(DType::F32));
 }
@@ -342,8 +333,7 @@ fn one_workspace_serves_many_plans_and_runs() {
             let x = values(14 + i as u32, m * k);
             let device_x = ctx.upload(&DType::F32.encode(&x)).expect("memory");
             let mut d = ctx.allocate(4 * m * n).expect("memory");
-            let args =
-                Args { workspace: Some(&mut workspace), ..Args::new((&device_x).into(), &weight, (&mut d).into()) };
+            let args = Args::new(&device_x, &weight, &mut d).workspace(&mut workspace);
             plan.run(&ctx.default_stream(), args).expect("valid arguments");
             let got = ctx.download(&d).expect("a download");
             if round == 0 {

@@ -2,9 +2,8 @@
 
 use std::sync::Barrier;
 
-use qgemm_api::{
-    Args, Context, Conversion, DType, Error, Plan, Problem, TunedTable, Weight, XFormat, XPrecision, quantize,
-};
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{Args, Context, Conversion, DType, Error, Plan, Problem, Weight, XFormat, XPrecision, quantize};
 
 const N: usize = 48;
 const K: usize = 256;
@@ -65,7 +64,7 @@ fn more_problems_than_are_kept_can_be_planned() {
     let x = ctx.allocate(4 * K).expect("memory");
     let mut d = ctx.allocate(4 * N).expect("memory");
     let mut workspace = ctx.workspace(first.workspace_bytes()).expect("memory");
-    let args = Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &w, (&mut d).into()) };
+    let args = Args::new(&x, &w, &mut d).workspace(&mut workspace);
     first.run(&ctx.default_stream(), args).expect("valid arguments");
 }
 

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use qgemm_api::{Args, Context, Conversion, ConversionArgs, DType, Problem, TunedTable, Weight, quantize};
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{Args, Context, Conversion, ConversionArgs, DType, Problem, Weight, quantize};
 
 fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
     let values: Vec<f32> = (0..n * k).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -25,12 +26,7 @@ fn allocations(device: &str, m: usize) -> u64 {
     let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
     let stream = ctx.default_stream();
     let mut run = || {
-        let args = Args {
-            c: Some((&c).into()),
-            bias: Some((&bias).into()),
-            workspace: Some(&mut workspace),
-            ..Args::new((&x).into(), &weight, (&mut d).into())
-        };
+        let args = Args::new(&x, &weight, &mut d).c(&c).bias(&bias).workspace(&mut workspace);
         plan.run(&stream, args).expect("valid arguments");
     };
     run();
@@ -64,11 +60,7 @@ fn allocations_of_conversion(device: &str) -> u64 {
     let mut row_factors = ctx.allocate(4 * rows).expect("memory");
     let stream = ctx.default_stream();
     let mut run = || {
-        let args = ConversionArgs {
-            order: Some((&order).into()),
-            row_factors: Some((&mut row_factors).into()),
-            ..ConversionArgs::new((&x).into(), (&mut d).into())
-        };
+        let args = ConversionArgs::new(&x, &mut d).order(&order).row_factors(&mut row_factors);
         plan.run(&stream, args).expect("valid arguments");
     };
     run();

@@ -30,7 +30,7 @@ fn values(seed: usize, count: usize) -> Vec<f32> {
 }
 
 fn args<'a>(x: &'a Buffer, w: &'a Weight, d: &'a mut Buffer, workspace: &'a mut Workspace) -> Args<'a> {
-    Args { workspace: Some(workspace), ..Args::new(x.into(), w, d.into()) }
+    Args::new(x, w, d).workspace(workspace)
 }
 
 /// A multiplication: its weight and plan, its activations on the device, and what should come out.
@@ -105,7 +105,7 @@ fn two_streams_with_a_workspace_each_run_at_once() {
             let mut results: Vec<_> = (0..LAUNCHES).map(|_| job.poisoned()).collect();
             results.iter_mut().for_each(|d| job.submit(&stream, &mut workspace, d));
             ctx.synchronize(&stream).unwrap();
-            results.iter().map(|d| ctx.download(d).unwrap()).collect::<Vec<_>>()
+            results.iter().map(|d| ctx.download::<u8>(d).unwrap()).collect::<Vec<_>>()
         };
         let results = thread::scope(|scope| {
             let threads = jobs.each_ref().map(|job| scope.spawn(|| run(job)));

@@ -164,16 +164,12 @@ impl Operands {
     }
 
     fn run(&mut self, ctx: &Context, plan: &Plan, w: &Weight) -> Result<(), Error> {
-        plan.run(
-            &ctx.default_stream(),
-            Args {
-                c: self.c.as_ref().map(Into::into),
-                bias: self.bias.as_ref().map(Into::into),
-                token_scale: self.token_scale.as_ref().map(Into::into),
-                residual: self.residual.as_ref().map(Into::into),
-                ..Args::new((&self.x).into(), w, (&mut self.d).into())
-            },
-        )
+        let mut args = Args::new(&self.x, w, &mut self.d);
+        args.c = self.c.as_ref().map(Into::into);
+        args.bias = self.bias.as_ref().map(Into::into);
+        args.token_scale = self.token_scale.as_ref().map(Into::into);
+        args.residual = self.residual.as_ref().map(Into::into);
+        plan.run(&ctx.default_stream(), args)
     }
 }
 
@@ -322,7 +318,7 @@ fn views_must_meet_the_alignment_that_was_planned_for() {
     let mut run = |problem: Problem, offset: usize| {
         let plan = ctx.plan(&problem).expect("valid");
         let x = x.slice(offset..offset + 4 * M * K).expect("in range");
-        plan.run(&ctx.default_stream(), Args::new(x, &w, (&mut d).into()))
+        plan.run(&ctx.default_stream(), Args::new(x, &w, &mut d))
     };
     let wide = Problem::new(&w, M);
     run(wide.clone(), 16).expect("a multiple of 16");
@@ -354,7 +350,8 @@ fn a_workspace_is_asked_for_and_measured() {
     assert!(expected > 0, "one tile and a long K are worth splitting: {:?}", plan.launch());
     let (x, mut d) = (ctx.allocate(4 * k).expect("memory"), ctx.allocate(4).expect("memory"));
     let mut run = |workspace| {
-        let args = Args { workspace, ..Args::new((&x).into(), &w, (&mut d).into()) };
+        let mut args = Args::new(&x, &w, &mut d);
+        args.workspace = workspace;
         plan.run(&ctx.default_stream(), args)
     };
     assert!(matches!(run(None), Err(Error::MissingOperand { operand: "workspace", .. })));
@@ -378,10 +375,10 @@ fn zero_tokens_launch_nothing() {
     let ctx = noop();
     let w = weight(&ctx);
     let plan = ctx.plan(&Problem::new(&w, 0)).expect("legal");
-    assert_eq!((plan.workspace_bytes(), plan.kernel_name(), plan.macs()), (0, "none", 0.0));
+    assert_eq!((plan.workspace_bytes(), plan.kernel_name(), plan.macs()), (0, "none", 0));
     assert!(plan.launch().is_none());
     let (x, mut d) = (ctx.allocate(0).expect("memory"), ctx.allocate(0).expect("memory"));
-    let args = Args::new((&x).into(), &w, (&mut d).into());
+    let args = Args::new(&x, &w, &mut d);
     plan.run(&ctx.default_stream(), args).expect("nothing to do");
     assert_eq!(ctx.linear(&w, &[], 0, XPrecision::Auto).expect("legal"), Vec::<f32>::new());
 }
@@ -431,7 +428,7 @@ fn devices_do_not_mix() {
     assert!(matches!(error, Error::WrongDevice { operand: "weight", expected: DeviceId::CPU, .. }), "{error:?}");
     let plan = noop.plan(&Problem::new(&w, M)).expect("valid");
     let Operands { x, mut d, .. } = Operands::fitting(&noop);
-    let args = Args::new((&x).into(), &w, (&mut d).into());
+    let args = Args::new(&x, &w, &mut d);
     let error = plan.run(&cpu.default_stream(), args).expect_err("a foreign stream");
     assert!(matches!(error, Error::WrongDevice { operand: "stream", got: DeviceId::CPU, .. }), "{error:?}");
 }
@@ -492,6 +489,7 @@ fn every_backend_is_listed_with_a_device_or_a_reason() {
     for listing in &listed {
         if let Found(info) = listing {
             assert_eq!(Context::open(&info.id.to_string()).expect("it is listed").info().id, info.id);
+            assert_eq!(Context::open(info.id).expect("it is listed").info().id, info.id);
         }
     }
 }

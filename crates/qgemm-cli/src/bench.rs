@@ -14,7 +14,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, DeviceKind, TunedTable, XPrecision};
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{Context, DType, DeviceKind, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;

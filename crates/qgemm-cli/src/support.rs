@@ -6,7 +6,8 @@ mod x_formats;
 use std::fmt::Write;
 
 use anyhow::Context as _;
-use qgemm_api::{Context, DType, Format, HostWeight, Math, Problem, TileConfig, Weight, XPrecision, XPrologue};
+use qgemm_api::tuning::{Math, TileConfig, XPrologue};
+use qgemm_api::{Context, DType, Format, HostWeight, Problem, Weight, XPrecision};
 use qgemm_testkit::{WeightKind, weight};
 use serde::Serialize;
 

@@ -70,8 +70,8 @@ impl Device for CudaDevice {
 
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
         let stream = CudaStream::of(self.id(), stream)?;
-        check_fits("upload", 0..src.len(), dst.as_ref().len())?;
-        let address = device_address(self.id(), dst.as_ref(), "the destination")?;
+        check_fits("upload", 0..src.len(), dst.view().len())?;
+        let address = device_address(self.id(), dst.view(), "the destination")?;
         if src.is_empty() {
             return Ok(());
         }
@@ -98,13 +98,13 @@ impl Device for CudaDevice {
 
     fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
         let stream = CudaStream::of(self.id(), stream)?;
-        let address = device_address(self.id(), dst.as_ref(), "the destination")?;
-        if dst.as_ref().is_empty() {
+        let address = device_address(self.id(), dst.view(), "the destination")?;
+        if dst.view().is_empty() {
             return Ok(());
         }
         self.gpu.context().bind()?;
         // SAFETY: the bytes are on this device and belong to the view.
-        let filled = unsafe { result::memset_d8_async(address, value, dst.as_ref().len(), stream.handle()) };
+        let filled = unsafe { result::memset_d8_async(address, value, dst.view().len(), stream.handle()) };
         self.gpu.context().check("cuMemsetD8Async", filled)
     }
 

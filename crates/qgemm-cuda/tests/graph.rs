@@ -46,7 +46,7 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
     let mut launch = || {
         plan.run(
             &stream,
-            Args { workspace: Some(&mut workspace), ..Args::new((&x_view).into(), &weight, (&mut d_view).into()) },
+            Args::new(&x_view, &weight, &mut d_view).workspace(&mut workspace),
         )
     };
     launch().unwrap();
@@ -55,8 +55,8 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
 
     for seed in [2, 3] {
         let activations = DType::F16.encode(&values(seed, m * k));
-        ctx.upload_into(&activations, (&mut x).into()).unwrap();
-        ctx.upload_into(&DType::F32.encode(&vec![f32::NAN; m * n]), (&mut d).into()).unwrap();
+        ctx.upload_into(&activations, &mut x).unwrap();
+        ctx.upload_into(&DType::F32.encode(&vec![f32::NAN; m * n]), &mut d).unwrap();
         graph.replay(&stream).unwrap();
         ctx.synchronize(&stream).unwrap();
         let got = DType::F32.decode(&ctx.download(&d).unwrap());

@@ -228,7 +228,7 @@ impl Device for EmuDevice {
             let region = |name, start: u64, len, access| Region { name, start: start as usize, len, access };
             let regions = [
                 region("the rows of a weight", params.rows, launch.rows.len(), Access::Read),
-                region("the packed weight", params.packed, launch.packed.as_ref().len(), Access::Write),
+                region("the packed weight", params.packed, launch.packed.view().len(), Access::Write),
             ];
             let geometry = Geometry {
                 blocks: launch.geometry.grid,

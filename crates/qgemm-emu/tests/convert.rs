@@ -1,7 +1,8 @@
 //! Kernels that convert, as prologues of products: which plans have one, and rows that shared memory has no room for. What
 //! the kernels write is the conformance suite's.
 
-use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XPrecision, XPrologue};
+use qgemm_api::tuning::XPrologue;
+use qgemm_api::{Context, DType, Error, HostWeight, NO_COLUMN, Problem, XPrecision};
 use qgemm_cuda::{KernelLaunch, convert_sequence};
 use qgemm_hal::{CheckedConvert, Dense, HalError, Kernel, Operands, Stream};
 

@@ -71,8 +71,7 @@ fn no_order_of_the_blocks_changes_a_bit() {
             for order in 0..ORDERS {
                 set_block_order(&**job.ctx.device(), order).unwrap();
                 let mut d = job.d();
-                let args =
-                    Args { workspace: Some(&mut workspace), ..Args::new((&x).into(), &job.weight, (&mut d).into()) };
+                let args = Args::new(&x, &job.weight, &mut d).workspace(&mut workspace);
                 job.plan.run(&stream, args).unwrap();
                 let bits = job.ctx.download(&d).unwrap();
                 let first = first.get_or_insert_with(|| bits.clone());

@@ -15,6 +15,7 @@ use crate::activation::{Q8_BLOCK, Q8_K_BLOCK};
 use crate::error::FormatError;
 use crate::float8::{e4m3_to_f32, e5m2_to_f32, e8m0_to_f32};
 use crate::formats;
+use crate::nearest::nearest;
 use crate::sub_scale::SubScales;
 use crate::weight::HostWeight;
 
@@ -283,7 +284,7 @@ impl Format {
     }
 
     /// Every format, in the order of tables.
-    pub fn all() -> impl Iterator<Item = Format> {
+    pub fn all() -> impl Iterator<Item = Format> + Clone {
         formats::ALL.iter().map(|d| Format(d))
     }
 
@@ -334,9 +335,10 @@ impl FromStr for Format {
     type Err = FormatError;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Format::all()
-            .find(|f| f.name.eq_ignore_ascii_case(s))
-            .ok_or_else(|| FormatError::UnknownFormat { name: s.to_owned() })
+        Format::all().find(|f| f.name.eq_ignore_ascii_case(s)).ok_or_else(|| FormatError::UnknownFormat {
+            name: s.to_owned(),
+            near: nearest(&s.to_ascii_lowercase(), Format::all().map(|f| f.name)),
+        })
     }
 }
 

@@ -10,10 +10,12 @@ use crate::prepack::PackClass;
 #[non_exhaustive]
 pub enum FormatError {
     /// No format has this name.
-    #[error("no weight format is called `{name}`; `qgemm devices --json` and `Format::all()` list them")]
+    #[error("no weight format is called `{name}`; {}", .near.as_ref().map_or("`qgemm devices --json` and `Format::all()` list them".into(), |n| format!("did you mean `{n}`?")))]
     UnknownFormat {
         /// The name asked for.
         name: String,
+        /// The closest name there is.
+        near: Option<String>,
     },
     /// No format of activations has this name.
     #[error("no format of activations is called `{name}`: expected one of {}", crate::XFormat::ALL.map(crate::XFormat::name).join(", "))]

@@ -6,6 +6,7 @@
 pub mod activation;
 mod desc;
 mod dtype;
+pub mod element;
 mod error;
 mod experts;
 mod f16_range;
@@ -13,6 +14,7 @@ pub mod float8;
 pub mod formats;
 mod gated;
 pub mod model;
+mod nearest;
 pub mod packed_file;
 pub mod prepack;
 mod quantize;
@@ -24,9 +26,12 @@ mod x_format;
 pub use activation::{ActivationFormat, QuantizedActivations};
 pub use desc::{Encoding, FloatScale, Format, FormatDesc, QuantizeBlocks, QuantizeMatrix, ScalePlane, ScaleType};
 pub use dtype::DType;
+pub use element::Element;
 pub use error::FormatError;
 pub use experts::{EXPERT_ROWS, HostExperts};
 pub use gated::PAIR_ROWS;
+/// The types of numbers in sixteen bits.
+pub use half;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};
 pub use sub_scale::{BitField, Minimum, SubCodes, SubScale, SubScales};
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};

@@ -33,6 +33,7 @@ use crate::weight::HostWeight;
 
 /// Which instructions a layout serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum PackClass {
     /// Rows of blocks as in the file.
     Canonical,

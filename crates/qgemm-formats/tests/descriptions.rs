@@ -49,7 +49,11 @@ fn names_are_unique_and_parse() {
             assert_eq!(Format::from_ggml_type(number), Some(format));
         }
     }
-    assert_eq!("q9_9".parse::<Format>(), Err(FormatError::UnknownFormat { name: "q9_9".into() }));
+    assert_eq!("q9_9".parse::<Format>(), Err(FormatError::UnknownFormat { name: "q9_9".into(), near: None }));
+    for (mistyped, meant) in [("q4k", "q4_k"), ("Q4_K_M", "q4_k"), ("int4", "int4_g32"), ("mxf4", "mxfp4")] {
+        let error = mistyped.parse::<Format>().expect_err(mistyped).to_string();
+        assert!(error.ends_with(&format!("did you mean `{meant}`?")), "{error}");
+    }
 }
 
 #[test]

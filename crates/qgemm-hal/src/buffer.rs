@@ -151,7 +151,7 @@ pub struct BufferMut<'a> {
 
 impl<'a> BufferMut<'a> {
     /// The same bytes, for reading.
-    pub fn as_ref(&self) -> BufferRef<'_> {
+    pub fn view(&self) -> BufferRef<'_> {
         self.view
     }
 

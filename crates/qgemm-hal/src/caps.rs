@@ -8,6 +8,7 @@ use crate::error::HalError;
 
 /// Which backend drives a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum DeviceKind {
     /// An NVIDIA GPU through the CUDA driver.
     Cuda,

@@ -93,8 +93,8 @@ impl HostMemory {
 
     /// The bytes of a writable view, or `None` when it is not one of host memory.
     pub fn bytes_mut(view: BufferMut<'_>) -> Option<&mut [u8]> {
-        let (offset, len) = (view.as_ref().offset(), view.as_ref().len());
-        let memory = view.as_ref().raw().as_any().downcast_ref::<Self>()?;
+        let (offset, len) = (view.view().offset(), view.view().len());
+        let memory = view.view().raw().as_any().downcast_ref::<Self>()?;
         assert!(offset <= memory.len && len <= memory.len - offset, "views lie in their buffer");
         let start = memory.start;
         // SAFETY: as in `bytes`; and `view`, consumed here, is the only view of the buffer for its lifetime.
@@ -166,7 +166,7 @@ impl HostMemory {
         view: BufferMut<'a>,
         what: &'static str,
     ) -> Result<&'a mut [u8], HalError> {
-        if view.as_ref().device() != device {
+        if view.view().device() != device {
             return Err(HalError::WrongDevice { device, what });
         }
         Self::bytes_mut(view).ok_or(HalError::WrongDevice { device, what })

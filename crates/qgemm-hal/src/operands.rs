@@ -98,7 +98,7 @@ mod tests {
         operands.write(O::D, (&mut d).into());
         assert!(operands.take_mut(O::X).is_none() && operands.take_mut(O::Order).is_none());
         assert_eq!(operands.get(O::X).map(|view| view.len()), Some(16));
-        assert_eq!(operands.take_mut(O::D).map(|view| view.as_ref().len()), Some(8));
+        assert_eq!(operands.take_mut(O::D).map(|view| view.view().len()), Some(8));
         assert!(operands.take_mut(O::D).is_none() && operands.get(O::D).is_none());
     }
 }

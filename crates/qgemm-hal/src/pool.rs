@@ -212,7 +212,7 @@ mod tests {
     fn views_cover_what_was_asked_for_and_impossible_sizes_are_errors() {
         let pool = pool();
         let mut buffer = pool.allocate(300, "test").expect("memory");
-        assert_eq!(buffer.view_mut().expect("in range").as_ref().len(), 300);
+        assert_eq!(buffer.view_mut().expect("in range").view().len(), 300);
         assert!(matches!(pool.allocate(usize::MAX, "test"), Err(HalError::OutOfMemory { .. })));
         assert!(matches!(pool.allocate(isize::MAX as usize, "test"), Err(HalError::OutOfMemory { .. })));
     }

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use qgemm_api::{Context, DeviceKind, Error, KernelId, LaunchSequence};
+use qgemm_api::tuning::{KernelId, LaunchSequence};
+use qgemm_api::{Context, DeviceKind, Error};
 use qgemm_hal::DeviceInfo;
 
 use crate::compare::{Comparison, Mismatch};

@@ -47,7 +47,7 @@ impl Device for WgpuDevice {
 
     fn upload(&self, stream: &Stream, src: &[u8], dst: BufferMut<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        memory::upload(&self.shared, src, dst.as_ref())
+        memory::upload(&self.shared, src, dst.view())
     }
 
     fn download(&self, stream: &Stream, src: BufferRef<'_>, dst: &mut [u8]) -> Result<(), HalError> {
@@ -57,7 +57,7 @@ impl Device for WgpuDevice {
 
     fn fill(&self, stream: &Stream, dst: BufferMut<'_>, value: u8) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        memory::fill(&self.shared, dst.as_ref(), value)
+        memory::fill(&self.shared, dst.view(), value)
     }
 
     fn synchronize(&self, stream: &Stream) -> Result<(), HalError> {

@@ -40,12 +40,13 @@ pub struct ConversionPlan {
 /// let x = ctx.upload(&DType::F32.encode(&[0.5, 2.0, -3.0]))?;
 /// let order = ctx.upload(&[2, 0, NO_COLUMN, 1].map(u32::to_le_bytes).concat())?;
 /// let mut d = ctx.allocate(4 * DType::F16.bytes())?;
-/// let args = ConversionArgs { order: Some((&order).into()), ..ConversionArgs::new((&x).into(), (&mut d).into()) };
+/// let args = ConversionArgs::new(&x, &mut d).order(&order);
 /// plan.run(&ctx.default_stream(), args)?;
 /// assert_eq!(DType::F16.decode(&ctx.download(&d)?), [-3.0, 0.5, 0.0, 2.0]);
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ConversionArgs<'a> {
     /// The matrix.
     pub x: BufferRef<'a>,
@@ -58,9 +59,22 @@ pub struct ConversionArgs<'a> {
 }
 
 impl<'a> ConversionArgs<'a> {
-    /// What every run has; the other operands are fields to set.
-    pub fn new(x: BufferRef<'a>, d: BufferMut<'a>) -> Self {
-        Self { x, d, order: None, row_factors: None }
+    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
+    /// be set.
+    pub fn new(x: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
+        Self { x: x.into(), d: d.into(), order: None, row_factors: None }
+    }
+
+    /// With the order of [`Conversion::gathered`].
+    pub fn order(mut self, order: impl Into<BufferRef<'a>>) -> Self {
+        self.order = Some(order.into());
+        self
+    }
+
+    /// With the factors of [`Conversion::row_factors`].
+    pub fn row_factors(mut self, row_factors: impl Into<BufferMut<'a>>) -> Self {
+        self.row_factors = Some(row_factors.into());
+        self
     }
 }
 
@@ -112,8 +126,8 @@ impl ConversionPlan {
     }
 
     /// Bytes that a run must move at least: those it reads and those it writes, once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
+    pub fn bytes(&self) -> u64 {
+        self.op.traffic() as u64
     }
 
     /// The device that the plan is for.
@@ -132,7 +146,7 @@ impl ConversionPlan {
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         checks.view("X", x, self.x)?;
-        checks.view("D", d.as_ref(), self.d)?;
+        checks.view("D", d.view(), self.d)?;
         let order = checks.optional("column order", order, self.order, "the conversion gathers columns")?;
         let row_factors =
             checks.optional("row factors", row_factors, self.row_factors, "the conversion multiplies rows")?;

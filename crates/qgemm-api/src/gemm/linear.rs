@@ -51,14 +51,10 @@ impl Context {
             0 => None,
             bytes => Some(self.workspace(bytes)?),
         };
-        plan.run(
-            &self.default_stream(),
-            Args {
-                bias: bias.as_ref().map(Into::into),
-                workspace: workspace.as_mut(),
-                ..Args::new((&x).into(), weight, (&mut d).into())
-            },
-        )?;
+        let mut args = Args::new(&x, weight, &mut d);
+        args.bias = bias.as_ref().map(Into::into);
+        args.workspace = workspace.as_mut();
+        plan.run(&self.default_stream(), args)?;
         Ok(DType::F32.decode(&self.download(&d)?))
     }
 }

@@ -51,10 +51,11 @@ const F32_BYTES: usize = DType::F32.bytes();
 /// # let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
 /// let x = ctx.upload(&DType::F16.encode(&[1.0; 32]))?;
 /// let mut d = ctx.allocate(2 * 2)?;
-/// plan.run(&ctx.default_stream(), Args::new((&x).into(), &weight, (&mut d).into()))?;
+/// plan.run(&ctx.default_stream(), Args::new(&x, &weight, &mut d))?;
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Args<'a> {
     /// Activations.
     pub x: BufferRef<'a>,
@@ -75,9 +76,40 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// What every run has; the other operands are fields to set.
-    pub fn new(x: BufferRef<'a>, w: &'a Weight, d: BufferMut<'a>) -> Self {
-        Self { x, w, d, c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
+    /// be set.
+    pub fn new(x: impl Into<BufferRef<'a>>, w: &'a Weight, d: impl Into<BufferMut<'a>>) -> Self {
+        Self { x: x.into(), w, d: d.into(), c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    }
+
+    /// With the C of [`Problem::c`].
+    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
+        self.c = Some(c.into());
+        self
+    }
+
+    /// With the bias of [`Problem::bias`].
+    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// With the factors of [`Problem::token_scale`].
+    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
+        self.token_scale = Some(token_scale.into());
+        self
+    }
+
+    /// With the residual of [`Problem::residual`].
+    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
+        self.residual = Some(residual.into());
+        self
+    }
+
+    /// With a workspace of at least [`Plan::workspace_bytes`].
+    pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
+        self.workspace = Some(workspace);
+        self
     }
 }
 
@@ -139,7 +171,7 @@ impl Plan {
     }
 
     /// A number that changes with the sources of the chosen kernel, for
-    /// [`TunedTable::record`](crate::TunedTable::record); `None` for 0 tokens.
+    /// [`TunedTable::record`](crate::tuning::TunedTable::record); `None` for 0 tokens.
     pub fn source_hash(&self) -> Option<u64> {
         self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, &ready.plan.config))
     }
@@ -160,13 +192,13 @@ impl Plan {
     }
 
     /// Bytes that a run must move at least: W, X, D, C and the residual once each.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
+    pub fn bytes(&self) -> u64 {
+        self.op.traffic() as u64
     }
 
     /// Multiply-adds of a run.
-    pub fn macs(&self) -> f64 {
-        self.op.macs()
+    pub fn macs(&self) -> u64 {
+        self.op.macs() as u64
     }
 
     /// The device that the plan is for.
@@ -189,7 +221,7 @@ impl Plan {
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
         checks.view("X", x, self.x)?;
-        checks.view("D", d.as_ref(), self.d)?;
+        checks.view("D", d.view(), self.d)?;
         // With `beta` 0, a C may come that is not read.
         let c = c.filter(|_| self.c.is_some() || !self.c_stated);
         let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
@@ -216,8 +248,8 @@ impl Plan {
             }
             (expected, Some(workspace)) => {
                 checks.device("workspace", workspace.device())?;
-                if workspace.bytes() < expected {
-                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.bytes() });
+                if workspace.len() < expected {
+                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
                 }
                 operands.write(GemmOperand::Workspace, workspace.view());
             }

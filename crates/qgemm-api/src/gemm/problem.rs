@@ -110,8 +110,8 @@ impl Problem {
     /// How far activations may be rounded ([`XPrecision::Auto`] when not given). A permission: the planner uses what
     /// makes the product fast on its device, which on the CPU and wgpu is eight bits for quantized weights. Where every bit
     /// of X counts, [`XPrecision::Exact`] asks for it, and [`XPrecision::F16`] for eleven bits, with which the CPU and wgpu read X
-    /// as it is, too. What a plan does, the [`TileConfig::x_format`](crate::TileConfig::x_format) and
-    /// [`TileConfig::x_prologue`](crate::TileConfig::x_prologue) of its launch say.
+    /// as it is, too. What a plan does, the [`TileConfig::x_format`](crate::tuning::TileConfig::x_format) and
+    /// [`TileConfig::x_prologue`](crate::tuning::TileConfig::x_prologue) of its launch say.
     pub fn x_precision(mut self, allowed: XPrecision) -> Self {
         self.x_precision = allowed;
         self

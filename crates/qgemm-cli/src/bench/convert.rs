@@ -96,15 +96,13 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let mut row_factors = if subject.row_factors { Some(ctx.allocate(rows * 4)?) } else { None };
     let stream = ctx.new_stream()?;
     let launch = |&place: &usize| {
-        let args = ConversionArgs {
-            order: order.as_ref().map(Into::into),
-            row_factors: row_factors.as_mut().map(Into::into),
-            ..ConversionArgs::new((&x[place]).into(), (&mut d[place]).into())
-        };
+        let mut args = ConversionArgs::new(&x[place], &mut d[place]);
+        args.order = order.as_ref().map(Into::into);
+        args.row_factors = row_factors.as_mut().map(Into::into);
         plan.run(&stream, args)
     };
     let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
-    let bytes_per_second = plan.bytes() / median;
+    let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: format!("{rows}x{columns}"),

@@ -16,7 +16,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let bench = Bench::new(ctx, args.x_dtype, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
     let Timing { median, noise, graph } = bench.time(&plan, Pace::Thorough)?;
-    let bytes_per_second = plan.bytes() / median;
+    let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
@@ -27,7 +27,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         microseconds: median * 1e6,
         noise,
         bytes_per_second,
-        flops: 2.0 * plan.macs() / median,
+        flops: 2.0 * plan.macs() as f64 / median,
         bandwidth_share: bytes_per_second / bandwidth,
         copies: bench.weights.len(),
         graph,
@@ -71,8 +71,7 @@ impl<'a> Bench<'a> {
         let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;
         let stream = self.ctx.new_stream()?;
         let launch = |weight: &Weight| {
-            let args =
-                RunArgs { workspace: Some(&mut workspace), ..RunArgs::new((&self.x).into(), weight, (&mut d).into()) };
+            let args = RunArgs::new(&self.x, weight, &mut d).workspace(&mut workspace);
             plan.run(&stream, args)
         };
         Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)

@@ -1,6 +1,7 @@
 //! `qgemm bench --sweep-m`: one weight at every number of tokens, and where one token more costs too much.
 
-use qgemm_api::{Candidate, Context, LaunchPlan, Plan, Problem, TunedTable, Weight};
+use qgemm_api::tuning::{Candidate, LaunchPlan, TunedTable};
+use qgemm_api::{Context, Plan, Problem, Weight};
 use serde::Serialize;
 
 use super::Args;
@@ -190,8 +191,8 @@ impl Sweep<'_> {
             microseconds: median * 1e6,
             noise,
             estimated_microseconds: launch.estimate * 1e6,
-            bytes_per_second: plan.bytes() / median,
-            flops: 2.0 * plan.macs() / median,
+            bytes_per_second: plan.bytes() as f64 / median,
+            flops: 2.0 * plan.macs() as f64 / median,
             planned,
             behind_best: None,
             cliff: None,

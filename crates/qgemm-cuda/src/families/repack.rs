@@ -58,7 +58,7 @@ impl RepackLaunch<'_> {
         address: impl Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
     ) -> Result<RepackParams, HalError> {
         let rows = address(self.rows, "the rows of a weight")?;
-        Ok(RepackParams { rows, packed: address(self.packed.as_ref(), "the packed weight")?, ..self.params })
+        Ok(RepackParams { rows, packed: address(self.packed.view(), "the packed weight")?, ..self.params })
     }
 }
 

@@ -12,7 +12,6 @@ pub mod gguf;
 mod gptq;
 mod groups;
 mod layer;
-mod names;
 mod numbers;
 mod raw;
 mod recognise;
@@ -24,6 +23,7 @@ use std::sync::Arc;
 use crate::desc::{Encoding, Format};
 use crate::dtype::DType;
 use crate::error::FormatError;
+use crate::nearest::nearest;
 use crate::weight::{HostWeight, SharedBytes};
 use config::QuantConfig;
 use layer::{BlockLayer, Layer, stack_size};
@@ -32,6 +32,7 @@ pub use numbers::{NumberTensor, NumberType};
 
 /// How a GPTQ checkpoint stores its zero points. Some files state the wrong version.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GptqZeros {
     /// As `checkpoint_format` of the settings says; version 1 where it is absent.
     #[default]
@@ -71,6 +72,7 @@ pub enum TensorKind {
 
 /// One line of a model's table of contents.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TensorInfo {
     /// Name; that of a quantized layer made of several tensors ends in `.weight`.
     pub name: String,
@@ -84,6 +86,7 @@ pub struct TensorInfo {
 
 /// A tensor of plain numbers.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct DenseTensor {
     /// Dimensions, outermost first.
     pub shape: Vec<usize>,
@@ -292,7 +295,7 @@ impl Model {
         let found = self.by_name.get(name).or_else(|| self.by_name.get(&format!("{name}.weight")));
         found.copied().ok_or_else(|| FormatError::NoSuchTensor {
             name: name.to_owned(),
-            near: names::nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
+            near: nearest(name, self.tensors.iter().map(|tensor| tensor.name.as_str())),
         })
     }
 

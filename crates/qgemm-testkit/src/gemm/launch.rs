@@ -1,6 +1,7 @@
 //! A case's plan on a device, run on poisoned memory.
 
-use qgemm_api::{Args, Candidate, Context, DeviceKind, KernelId, Problem, Weight, Workspace};
+use qgemm_api::tuning::{Candidate, KernelId};
+use qgemm_api::{Args, Context, DeviceKind, Problem, Weight, Workspace};
 use qgemm_formats::DType;
 use qgemm_hal::TileConfig;
 
@@ -80,17 +81,13 @@ pub(super) fn multiply_on(
     // An emulated GPU runs its threads in one order: only what the first run leaves in the workspace may change the second.
     let repeats = ctx.info().id.kind != DeviceKind::Emu || workspace.is_some();
     let mut once = || -> Result<Vec<u8>, qgemm_api::Error> {
-        ctx.upload_into(&d.poison(), (&mut d_buffer).into())?;
-        let args = Args {
-            x: x_buffer.slice(stored_x.range())?,
-            w: weight,
-            d: d_buffer.slice_mut(d.range())?,
-            c: c.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
-            bias: bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
-            token_scale: token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
-            residual: residual.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?,
-            workspace: workspace.as_mut(),
-        };
+        ctx.upload_into(&d.poison(), &mut d_buffer)?;
+        let mut args = Args::new(x_buffer.slice(stored_x.range())?, weight, d_buffer.slice_mut(d.range())?);
+        args.c = c.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.bias = bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.token_scale = token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.residual = residual.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.workspace = workspace.as_mut();
         plan.run(&stream, args)?;
         let bytes = ctx.download(&d_buffer)?;
         d_buffer.raw().check_guards()?;

@@ -1,6 +1,7 @@
 //! Runs one case on a device and judges the result.
 
-use qgemm_api::{Candidate, Context, DeviceKind, KernelId, Weight};
+use qgemm_api::tuning::{Candidate, KernelId};
+use qgemm_api::{Context, DeviceKind, Weight};
 use qgemm_formats::DType;
 use qgemm_hal::{DeviceInfo, LaunchPlan, Math, TileConfig};
 

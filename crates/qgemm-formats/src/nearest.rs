@@ -24,7 +24,7 @@ pub fn printable(text: &str) -> String {
 
 /// The name most like `wanted`: one that contains it, else the one with the fewest differing letters, if those
 /// are no more than a third of it.
-pub(super) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
+pub(crate) fn nearest<'a>(wanted: &str, names: impl Iterator<Item = &'a str> + Clone) -> Option<String> {
     if wanted.is_empty() || wanted.len() > MAX_LENGTH {
         return None;
     }
