@@ -182,7 +182,7 @@ impl Loader<'_> {
         }
         // Where K is no whole number of the format's blocks, llama.cpp's fallback is used.
         let (host, _) = quantize(&values, n, k, self.choice.format)?;
-        let bias = self.ctx.upload(&DType::F32.encode(&bias))?;
+        let bias = self.ctx.upload(&bias)?;
         Ok(Linear { weight: self.ctx.load(&host)?, bias, activation, x_precision: self.choice.x_precision })
     }
 }
@@ -205,18 +205,14 @@ impl Linear {
         }
         // Known from the second time on. An engine with attention of its own on the device keeps the buffers, too.
         let plan = ctx.plan(&problem)?;
-        let x = ctx.upload(&DType::F32.encode(x))?;
-        let residual = residual.map(|residual| ctx.upload(&DType::F32.encode(residual))).transpose()?;
+        let x = ctx.upload(x)?;
+        let residual = residual.map(|residual| ctx.upload(residual)).transpose()?;
         let mut d = ctx.allocate(m * self.weight.n() * DType::F32.bytes())?;
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let args = Args {
-            bias: Some((&self.bias).into()),
-            residual: residual.as_ref().map(Into::into),
-            workspace: Some(&mut workspace),
-            ..Args::new((&x).into(), &self.weight, (&mut d).into())
-        };
+        let mut args = Args::new(&x, &self.weight, &mut d).bias(&self.bias).workspace(&mut workspace);
+        args.residual = residual.as_ref().map(Into::into);
         plan.run(&ctx.default_stream(), args)?;
-        Ok(DType::F32.decode(&ctx.download(&d)?))
+        Ok(ctx.download(&d)?)
     }
 }
 
