@@ -142,8 +142,8 @@ fn the_stride_of_a_single_row_may_be_anything() {
         let upload = |bytes: &[u8]| ctx.upload(bytes).expect("memory");
         let (x_buffer, c, mut d) = (upload(&x_buffer), upload(&c), ctx.allocate(4 * n).expect("memory"));
         let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
-        let args = Args::new((&x_buffer).into(), &weight, (&mut d).into());
-        let args = Args { c: Some((&c).into()), workspace: Some(&mut workspace), ..args };
+        let args = Args::new(&x_buffer, &weight, &mut d);
+        let args = args.c(&c).workspace(&mut workspace);
         plan.run(&ctx.default_stream(), args).expect("valid");
         let got = DType::F32.decode(&ctx.download(&d).expect("done"));
         assert_close(&got, &product(&x, &dequantized(&host), k), limit(DType::F32));

@@ -15,7 +15,7 @@ use crate::activation::{Q8_BLOCK, Q8_K_BLOCK};
 use crate::error::FormatError;
 use crate::float8::{e4m3_to_f32, e5m2_to_f32, e8m0_to_f32};
 use crate::formats;
-use crate::nearest::nearest;
+use crate::names::nearest;
 use crate::sub_scale::SubScales;
 use crate::weight::HostWeight;
 

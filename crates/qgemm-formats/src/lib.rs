@@ -14,7 +14,7 @@ pub mod float8;
 pub mod formats;
 mod gated;
 pub mod model;
-mod nearest;
+mod names;
 pub mod packed_file;
 pub mod prepack;
 mod quantize;

@@ -2,8 +2,8 @@
 
 use serde::Deserialize;
 
-use super::names::printable;
 use crate::error::FormatError;
+use crate::names::printable;
 
 /// The settings that decide how tensors are read. All optional: what the tensors' shapes tell is taken from
 /// them.

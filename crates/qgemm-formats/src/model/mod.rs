@@ -23,11 +23,11 @@ use std::sync::Arc;
 use crate::desc::{Encoding, Format};
 use crate::dtype::DType;
 use crate::error::FormatError;
-use crate::nearest::nearest;
+use crate::names::nearest;
+pub use crate::names::printable;
 use crate::weight::{HostWeight, SharedBytes};
 use config::QuantConfig;
 use layer::{BlockLayer, Layer, stack_size};
-pub use names::printable;
 pub use numbers::{NumberTensor, NumberType};
 
 /// How a GPTQ checkpoint stores its zero points. Some files state the wrong version.

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use safetensors::tensor::{Dtype, SafeTensors};
 
 use super::NamedFile;
-use super::names::printable;
 use crate::dtype::DType;
 use crate::error::FormatError;
+use crate::names::printable;
 use crate::weight::SharedBytes;
 
 /// The tensors of a checkpoint by name.

@@ -3,9 +3,9 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::names::printable;
 use super::raw::{RawTensor, bad};
 use crate::error::FormatError;
+use crate::names::printable;
 use crate::weight::HostWeight;
 
 /// Relative change by rounding to f16 above which a warning is given: more than a normal f16 can lose.

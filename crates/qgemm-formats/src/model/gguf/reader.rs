@@ -7,7 +7,7 @@ use super::value::{ARRAY, GgufArray, GgufScalar, GgufValue, STRING, scalar_bytes
 use super::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MAX_DIMS, ggml_type_name};
 use crate::desc::Format;
 use crate::error::FormatError;
-use crate::model::names::printable;
+use crate::names::printable;
 use crate::weight::SharedBytes;
 
 /// Arrays may contain arrays, but no file nests them deeper than this.
