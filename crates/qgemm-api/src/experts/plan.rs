@@ -232,9 +232,9 @@ impl ExpertPlan {
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
         checks.view("X", x, self.x)?;
-        checks.view("D", d.as_ref(), self.d)?;
+        checks.view("D", d.view(), self.d)?;
         checks.view("index", index, self.index)?;
-        checks.view("status", status.as_ref(), Extent::of_values(2, size_of::<u32>()))?;
+        checks.view("status", status.view(), Extent::of_values(2, size_of::<u32>()))?;
         let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
         let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
         let token_scale = checks.optional("row factors", token_scale, self.token_scale, "the problem scales rows")?;
@@ -262,8 +262,8 @@ impl ExpertPlan {
             }
             (expected, Some(workspace)) => {
                 checks.device("workspace", workspace.device())?;
-                if workspace.bytes() < expected {
-                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.bytes() });
+                if workspace.len() < expected {
+                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
                 }
                 operands.write(O::Workspace, workspace.view());
             }

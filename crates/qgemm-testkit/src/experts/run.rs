@@ -244,7 +244,7 @@ impl<'a> Launch<'a> {
         let words: Vec<u8> = index.words.iter().flat_map(|word| word.to_le_bytes()).collect();
         let index_buffer = ctx.upload(&words)?;
         let mut d_buffer = ctx.upload(&d.poison())?;
-        let mut status = ctx.upload(&[0xff; 8])?;
+        let mut status = ctx.upload(&[0xffu8; 8])?;
         let mut workspace: Option<Workspace> = match plan.workspace_bytes() {
             0 => None,
             bytes => Some(ctx.workspace(bytes)?),
