@@ -4,7 +4,8 @@ use std::collections::HashSet;
 use std::hash::Hash;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use qgemm_api::{Context, DeviceKind, KernelId};
+use qgemm_api::tuning::KernelId;
+use qgemm_api::{Context, DeviceKind};
 use qgemm_testkit::{Outcome, Selection, Suite, TestCase};
 use rayon::prelude::*;
 

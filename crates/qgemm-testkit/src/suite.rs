@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use qgemm_api::{Context, KernelId};
+use qgemm_api::Context;
+use qgemm_api::tuning::KernelId;
 use qgemm_formats::Format;
 
 use crate::convert::ConvertSuite;

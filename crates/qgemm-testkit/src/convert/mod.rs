@@ -6,7 +6,8 @@ mod oracle;
 mod run;
 mod stress;
 
-use qgemm_api::{Context, KernelId};
+use qgemm_api::Context;
+use qgemm_api::tuning::KernelId;
 
 pub use case::{ConvertCase, ConvertLayout, ConvertOrder, ConvertValues};
 pub use oracle::{convert, converted_row, nearest};

@@ -7,7 +7,8 @@ mod oracle;
 mod run;
 mod stress;
 
-use qgemm_api::{Context, KernelId};
+use qgemm_api::Context;
+use qgemm_api::tuning::KernelId;
 
 pub use case::{ExpertCase, FormCase, IndexKind};
 

@@ -10,7 +10,8 @@ mod rounding;
 pub(crate) mod run;
 mod stress;
 
-use qgemm_api::{Context, KernelId};
+use qgemm_api::Context;
+use qgemm_api::tuning::KernelId;
 
 pub use activation::activate;
 pub use case::{ActOrder, Case, Epilogue, Layout};
