@@ -15,6 +15,7 @@ use crate::experts::{ExpertPlan, ExpertProblem, Experts};
 use crate::gemm::{Candidate, Plan, Problem};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
+use crate::routing::{Routing, RoutingPlan};
 use crate::weight::{self, Weight, WeightOrder};
 use crate::workspace::Workspace;
 
@@ -186,6 +187,34 @@ impl Context {
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
         ExpertPlan::new(&*self.device, &self.plans, problem)
+    }
+
+    /// Chooses kernels for `routing` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Error, Routing, RoutingArgs, RoutingLists};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two experts for each of three tokens, of three; the last one is none.
+    /// let plan = ctx.plan_routing(&Routing::from_ids(3, 3, 2))?;
+    /// let ids = ctx.upload(&[2i32, 0, 0, 1, 2, 7].map(i32::to_le_bytes).concat())?;
+    /// let (mut offsets, mut counts, mut rows) = (ctx.allocate(4 * 4)?, ctx.allocate(3 * 4)?, ctx.allocate(6 * 4)?);
+    /// let mut status = ctx.allocate(16)?;
+    /// let lists =
+    ///     RoutingLists { offsets: (&mut offsets).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
+    /// plan.run(&ctx.default_stream(), RoutingArgs::of_ids((&ids).into(), lists, (&mut status).into()))?;
+    /// let words = |bytes: Vec<u8>| bytes.as_chunks().0.iter().map(|&b| u32::from_le_bytes(b)).collect::<Vec<_>>();
+    /// assert_eq!(words(ctx.download(&offsets)?), [0, 2, 3, 5]);
+    /// assert_eq!(words(ctx.download(&rows)?), [1, 2, 3, 0, 4, u32::MAX]);
+    /// let wrong = plan.check_status(&ctx, &status);
+    /// assert!(matches!(wrong, Err(Error::UnknownExpert { token: 2, slot: 1, id: 7, experts: 3 })));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the routing is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
+        RoutingPlan::new(&*self.device, &self.plans, routing)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

@@ -45,6 +45,60 @@ pub enum Error {
         /// The largest possible.
         limit: usize,
     },
+    /// A size is not among those that an operation serves.
+    #[error("{name} = {got}: expected {least} to {most}")]
+    OutOfRange {
+        /// Tokens, experts or experts of a token.
+        name: &'static str,
+        /// The smallest possible.
+        least: usize,
+        /// The largest possible.
+        most: usize,
+        /// What came.
+        got: usize,
+    },
+    /// Experts cannot be grouped so.
+    #[error(
+        "{chosen} of {groups} groups of experts: expected groups that divide the {experts} experts, and so many of them chosen that they hold {top_k}"
+    )]
+    ExpertGroups {
+        /// Experts.
+        experts: usize,
+        /// Experts of a token.
+        top_k: usize,
+        /// Groups that came.
+        groups: usize,
+        /// Groups that a token may use.
+        chosen: usize,
+    },
+    /// Given ids are listed as they are.
+    #[error("a routing of given ids chooses no experts: expected logits with {what}")]
+    RoutingOfIds {
+        /// What was stated of the choice.
+        what: &'static str,
+    },
+    /// A given id is no expert's. It is the first in the order of tokens and slots; its slot is in no list.
+    #[error("token {token}, slot {slot}: expected an expert from 0 to {}, got {id}", .experts - 1)]
+    UnknownExpert {
+        /// The token.
+        token: usize,
+        /// The slot of the token.
+        slot: usize,
+        /// The id.
+        id: i32,
+        /// Experts.
+        experts: usize,
+    },
+    /// A token, the first such one, has fewer experts than it should: the others' logits, biases or groups are NaN.
+    #[error("token {token}: expected {expected} experts to choose, got {got} whose logits are numbers")]
+    TooFewExperts {
+        /// The token.
+        token: usize,
+        /// Experts of a token.
+        expected: usize,
+        /// Experts that it got.
+        got: usize,
+    },
     /// A leading dimension is shorter than the row that it leads past.
     #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
     StrideTooSmall {
@@ -87,10 +141,10 @@ pub enum Error {
         /// The type of the result.
         got: DType,
     },
-    /// `alpha` or `beta` is infinite or not a number.
+    /// A factor is infinite or not a number.
     #[error("{name} = {got}: expected a finite number")]
     NonFiniteScalar {
-        /// `alpha` or `beta`.
+        /// `alpha`, `beta` or `scale`.
         name: &'static str,
         /// What came.
         got: f32,
@@ -169,7 +223,9 @@ pub enum Error {
         why: &'static str,
     },
     /// An operand was passed that the plan would not use.
-    #[error("{operand} was passed to a plan that does not use it: state it in the problem or conversion first")]
+    #[error(
+        "{operand} was passed to a plan that does not use it: state it in the problem, conversion or routing first"
+    )]
     UnexpectedOperand {
         /// C, bias, token scales, residual, column order or row factors.
         operand: &'static str,

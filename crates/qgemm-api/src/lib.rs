@@ -81,6 +81,7 @@ mod model;
 mod operand;
 mod plan_cache;
 mod quantize;
+mod routing;
 mod weight;
 mod workspace;
 
@@ -92,6 +93,7 @@ pub use experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
 pub use gemm::{Args, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
+pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
@@ -106,7 +108,7 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    HalError, Stream, XPrecision,
+    ExpertGroups, HalError, Scoring, Stream, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -115,9 +117,9 @@ pub use qgemm_sched::SchedError;
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan,
-        Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, Schedule, StreamK, TileConfig,
-        Variant, WorkspaceLayout, XPrologue,
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm,
+        ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, RoutingConfig,
+        RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{TunedError, TunedTable};
 }

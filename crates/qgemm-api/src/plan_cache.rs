@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, Family, LaunchSequence, Operation};
+use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Family, LaunchSequence, Operation};
 use qgemm_sched::Preferences;
 
 /// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
@@ -31,6 +31,7 @@ pub(crate) struct PlanCaches {
     pub gemm: PlanCache<(CheckedGemm, Preferences), Ready<CheckedGemm>>,
     pub convert: PlanCache<CheckedConvert, Ready<CheckedConvert>>,
     pub experts: PlanCache<(CheckedExperts, Preferences), Ready<CheckedExperts>>,
+    pub routing: PlanCache<CheckedRouting, Ready<CheckedRouting>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

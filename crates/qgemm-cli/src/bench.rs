@@ -5,6 +5,7 @@ mod cliffs;
 mod convert;
 mod experts;
 mod gemm;
+mod routing;
 pub mod subject;
 mod sweep;
 mod timing;
@@ -41,7 +42,8 @@ pub struct Args {
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert as RxC (rows x columns); with a model only the
+    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert as RxC (rows x columns),
+    /// of routing as TxExK (tokens x experts x experts of a token); with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -200,6 +202,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         }
         Op::Convert => convert::subjects(args)?.into_iter().map(Work::Convert).collect::<Vec<_>>(),
         Op::Experts => experts::subjects(args)?.into_iter().map(Work::Experts).collect::<Vec<_>>(),
+        Op::Routing => routing::subjects(args)?.into_iter().map(Work::Routing).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -220,6 +223,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Work::Experts(subject) => {
                 progress.say(subject.to_string());
                 experts::measure(&ctx, args, subject, bandwidth)?
+            }
+            Work::Routing(subject) => {
+                progress.say(subject.to_string());
+                routing::measure(&ctx, subject, bandwidth)?
             }
         };
         if let Some(baseline) = &baseline {
@@ -249,6 +256,7 @@ enum Work {
     Gemm(subject::Subject),
     Convert(convert::Subject),
     Experts(experts::Subject),
+    Routing(routing::Subject),
 }
 
 impl Args {
@@ -266,12 +274,14 @@ impl Args {
                 !of_convert && self.model.is_none() && self.sweep_m.is_none(),
                 "a model, --sweep-m and the options of convert are not those of `--op experts`"
             ),
-            Op::Convert => {
-                ensure!(
-                    !of_gemm.contains(&true),
-                    "a model, --format, --family and --sweep-m are options of `--op gemm`"
-                );
-            }
+            Op::Convert => ensure!(
+                !of_gemm.contains(&true),
+                "a model, --format, --family and --sweep-m are options of `--op gemm`"
+            ),
+            Op::Routing => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op routing`"
+            ),
         }
         Ok(())
     }

@@ -17,6 +17,8 @@ pub enum Op {
     Convert,
     /// Products of rows with the weights of the experts that they are given to.
     Experts,
+    /// The experts of tokens, and the tokens of experts.
+    Routing,
 }
 
 impl Op {
@@ -26,6 +28,7 @@ impl Op {
             Op::Gemm => "gemm",
             Op::Convert => "convert",
             Op::Experts => "experts",
+            Op::Routing => "routing",
         }
     }
 
@@ -109,6 +112,17 @@ impl Sizes {
         match self.0[..] {
             [rows, columns] => Ok([rows, columns]),
             _ => bail!("`{self}` is no shape of convert: expected RxC, such as 4096x7168"),
+        }
+    }
+
+    /// Tokens, experts and experts of a token.
+    ///
+    /// # Errors
+    /// When there are not three.
+    pub fn routing(&self) -> anyhow::Result<[usize; 3]> {
+        match self.0[..] {
+            [tokens, experts, top_k] => Ok([tokens, experts, top_k]),
+            _ => bail!("`{self}` is no shape of routing: expected TxExK, such as 512x128x8"),
         }
     }
 }

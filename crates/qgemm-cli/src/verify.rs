@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, emu};
+use qgemm_api::{Context, DType, Scoring, emu};
 use qgemm_testkit::{
-    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, Outcome, Selection, Suite, TestCase, Verdict,
-    WeightKind,
+    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, Outcome, RoutingCase, RoutingFrom, Selection,
+    Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, default_value = "all")]
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
-    /// features), of convert RxC (rows x columns).
+    /// features), of convert RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Only this group of the suite (shapes_plain, exact, values, epilogue, …).
@@ -212,6 +212,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Gemm) => gemm_shapes(args, wanted),
         (false, Op::Convert) => convert_shapes(args),
         (false, Op::Experts) => expert_shapes(args, wanted),
+        (false, Op::Routing) => routing_shapes(args),
     }
 }
 
@@ -283,6 +284,20 @@ fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
                 cases.push(Box::new(ConvertCase { layout, ..ConvertCase::new(rows, columns, from, to) }));
             }
         }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every type of logits and scoring, and of given ids.
+fn routing_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [tokens, experts, top_k] = sizes.routing()?;
+        for (dtype, scoring) in DType::ALL.into_iter().flat_map(|dtype| Scoring::ALL.map(|scoring| (dtype, scoring))) {
+            let from = RoutingFrom::Logits(dtype);
+            cases.push(Box::new(RoutingCase { from, scoring, ..RoutingCase::new(tokens, experts, top_k) }));
+        }
+        cases.push(Box::new(RoutingCase::of_ids(tokens, experts, top_k)));
     }
     Ok(cases)
 }

@@ -103,10 +103,31 @@ fn verify_checks_conversions_too() {
 }
 
 #[test]
+fn verify_checks_routings_too() {
+    let table = json(&["verify", "--device", "cpu", "--op", "routing", "--shape", "19x60x4", "--json"]);
+    // Three types of logits with two scorings each, and ids.
+    assert_eq!(rows(&table).len(), 7);
+    for row in rows(&table) {
+        assert_eq!(row["verdict"], "pass", "{row}");
+        assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("routing:")), "{row}");
+    }
+    let seed = ["verify", "--device", "cpu", "--op", "routing", "--stress", "0", "--seed", "7", "--json"];
+    assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn bench_measures_routings() {
+    let table = json(&["bench", "--device", "cpu", "--op", "routing", "--shape", "64x16x2", "--json"]);
+    let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();
+    assert_eq!(formats, ["logits", "ids"]);
+    assert!(rows(&table).iter().all(|row| row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
+}
+
+#[test]
 fn verify_lists_operations_and_groups() {
     let table = json(&["verify", "--list", "--json"]);
     let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);
-    assert!(has("gemm", "exact") && has("convert", "convert_gathered"));
+    assert!(has("gemm", "exact") && has("convert", "convert_gathered") && has("routing", "routing_ids"));
 }
 
 #[test]
@@ -174,11 +195,12 @@ fn a_sweep_times_every_number_of_tokens() {
 
 #[test]
 fn wrong_arguments_say_what_was_expected() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 10] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
         (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
         (&["verify", "--device", "tpu:0"], "tpu"),
-        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert"),
+        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert, experts, routing"),
+        (&["verify", "--device", "cpu", "--op", "routing", "--shape", "3x3"], "TxExK"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
         (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
         (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),

@@ -208,6 +208,7 @@ impl Device for CpuDevice {
             gemm: families::gemm::FAMILIES,
             convert: families::convert::FAMILIES,
             experts: families::experts::FAMILIES,
+            routing: families::routing::FAMILIES,
         }
     }
 

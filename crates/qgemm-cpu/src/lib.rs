@@ -25,6 +25,7 @@ use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
 pub use device::CpuDevice;
 pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
+pub use families::routing::{ROUTING, RoutingFamily};
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///

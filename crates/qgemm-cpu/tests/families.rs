@@ -478,7 +478,11 @@ fn the_device_tells_what_it_is() {
     assert!(info.units > 0 && info.bandwidth > 0.0 && info.rate(qgemm_hal::Math::FmaF32).is_some());
     assert_eq!(info.arch, SimdLevel::detect().name());
     assert!(matches!(qgemm_cpu::open(1), Err(HalError::NoDevice { .. })));
-    let products = vec!["gemm", "gemm_int8"];
-    let families = [("gemm", products.clone()), ("convert", vec!["convert"]), ("experts", products)];
+    let families = [
+        ("gemm", vec!["gemm", "gemm_int8"]),
+        ("convert", vec!["convert"]),
+        ("experts", vec!["gemm", "gemm_int8"]),
+        ("routing", vec!["routing"]),
+    ];
     assert_eq!(device.catalog().operations(), families);
 }

@@ -43,12 +43,7 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
     };
     let stream = ctx.new_stream().unwrap();
     // The first launch of a kernel may load it, which a capture refuses.
-    let mut launch = || {
-        plan.run(
-            &stream,
-            Args::new(&x_view, &weight, &mut d_view).workspace(&mut workspace),
-        )
-    };
+    let mut launch = || plan.run(&stream, Args::new(&x_view, &weight, &mut d_view).workspace(&mut workspace));
     launch().unwrap();
     ctx.synchronize(&stream).unwrap();
     let graph = cuda::capture(&**ctx.device(), &stream, launch).unwrap();

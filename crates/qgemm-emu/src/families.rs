@@ -3,11 +3,14 @@
 use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
-use qgemm_cuda::{EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence};
+use qgemm_cuda::{
+    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, routing_sequence,
+};
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, ConvertConfig, ConvertPlan, Device,
-    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
-    LaunchSequence, Operands, Operation, Stream, TileConfig, Unsupported,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, ConvertConfig,
+    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
+    Kernel, LaunchPlan, LaunchSequence, Operands, Operation, RoutingConfig, RoutingLaunches, Stream, TileConfig,
+    Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -18,7 +21,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -27,6 +30,9 @@ pub(crate) fn catalog() -> Catalog {
             ),
             experts: Box::leak(
                 experts.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedExperts>).collect(),
+            ),
+            routing: Box::leak(
+                routing.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedRouting>).collect(),
             ),
         }
     })
@@ -95,6 +101,29 @@ impl Family<CheckedExperts> for EmuFamily<CheckedExperts> {
     }
 
     fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedRouting> for EmuFamily<CheckedRouting> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedRouting, info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedRouting,
+        _: &RoutingLaunches,
+    ) -> Result<LaunchSequence, HalError> {
+        routing_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

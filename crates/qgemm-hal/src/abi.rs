@@ -189,6 +189,60 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// Sizes and choices of one `routing`: what the kernels of every backend need.
+    pub struct RoutingShape {
+        /// Tokens.
+        pub tokens: u32,
+        /// Experts.
+        pub experts: u32,
+        /// Experts of a token.
+        pub top_k: u32,
+        /// `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
+        pub flags: u32,
+        /// Groups of experts; 0 where there are none.
+        pub groups: u32,
+        /// Groups that a token may use.
+        pub chosen_groups: u32,
+        /// Factor of the weights.
+        pub scale: f32,
+        /// Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
+        pub dtype: u32,
+        /// Tokens of a chunk: what a CTA chooses for, counts or lists.
+        pub chunk_tokens: u32,
+        /// Chunks.
+        pub chunks: u32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses of one kernel of `routing`, and the stride of the logits in elements: CUDA only.
+    pub struct RoutingPointers {
+        /// The logits.
+        pub logits: u64,
+        /// Ids that are read.
+        pub given_ids: u64,
+        /// What is added to scores.
+        pub bias: u64,
+        /// Ids that are written.
+        pub ids: u64,
+        /// Weights.
+        pub weights: u64,
+        /// Where each expert's list begins.
+        pub offsets: u64,
+        /// How long it is.
+        pub counts: u64,
+        /// The lists.
+        pub rows: u64,
+        /// Code, token, slot and id of what was wrong first.
+        pub status: u64,
+        /// First wrong slot of every chunk, counts of every chunk, counts of all.
+        pub workspace: u64,
+        /// Elements from one row of the logits to the next.
+        pub logits_row: u64,
+    }
+}
+
+abi_struct! {
     /// Rows of blocks to rearrange into a packed layout: CUDA only.
     pub struct RepackParams {
         /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
@@ -330,6 +384,17 @@ pub const FLAG_X_FACTOR: u32 = 4096;
 /// [`ConvertShape::flags`]: a CTA keeps its row of X in shared memory.
 pub const FLAG_ROW_IN_SHARED: u32 = 8192;
 
+/// [`RoutingShape::flags`]: scores are sigmoids of the logits, else their softmax.
+pub const FLAG_SIGMOID: u32 = 1 << 14;
+/// [`RoutingShape::flags`]: weights are divided by their sum.
+pub const FLAG_RENORMALIZE: u32 = 1 << 15;
+/// [`RoutingShape::flags`]: offsets, counts and rows are written.
+pub const FLAG_LISTS: u32 = 1 << 16;
+/// [`RoutingShape::flags`]: the chunks' counts go to the workspace.
+pub const FLAG_COUNTS: u32 = 1 << 17;
+/// [`RoutingShape::flags`]: ids are the caller's.
+pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
+
 /// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
@@ -349,6 +414,11 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("BIAS_ALIGNED16", FLAG_BIAS_ALIGNED16),
     ("X_FACTOR", FLAG_X_FACTOR),
     ("ROW_IN_SHARED", FLAG_ROW_IN_SHARED),
+    ("SIGMOID", FLAG_SIGMOID),
+    ("RENORMALIZE", FLAG_RENORMALIZE),
+    ("LISTS", FLAG_LISTS),
+    ("COUNTS", FLAG_COUNTS),
+    ("GIVEN_IDS", FLAG_GIVEN_IDS),
 ];
 
 /// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
@@ -372,7 +442,7 @@ pub const fn activation_code(activation: Activation) -> u32 {
 }
 
 /// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
-pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI];
+pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI];
 
 /// Every struct, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
@@ -381,6 +451,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     TileSchedule::ABI,
     ConvertShape::ABI,
     ConvertPointers::ABI,
+    RoutingShape::ABI,
+    RoutingPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCheck::ABI,

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, Operation};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Operation};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -35,6 +35,8 @@ pub type GemmFamilies = &'static [&'static dyn Family<CheckedGemm>];
 pub type ConvertFamilies = &'static [&'static dyn Family<CheckedConvert>];
 /// Families of `experts`.
 pub type ExpertsFamilies = &'static [&'static dyn Family<CheckedExperts>];
+/// Families of `routing`.
+pub type RoutingFamilies = &'static [&'static dyn Family<CheckedRouting>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,6 +47,8 @@ pub struct Catalog {
     pub convert: ConvertFamilies,
     /// Products of rows with the weights of the experts that they are given to.
     pub experts: ExpertsFamilies,
+    /// The experts of tokens, and the tokens of experts.
+    pub routing: RoutingFamilies,
 }
 
 impl Catalog {
@@ -53,6 +57,6 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts)]
+        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing)]
     }
 }

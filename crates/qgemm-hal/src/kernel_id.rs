@@ -13,6 +13,7 @@ use crate::caps::Variant;
 use crate::op::convert::ConvertSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
+use crate::op::routing::RoutingSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
 /// What a kernel is.
@@ -46,6 +47,8 @@ pub enum Spec {
     Experts(GemmSpec),
     /// What else products with experts launch.
     ExpertStep(ExpertStepSpec),
+    /// The experts of tokens, and the tokens of experts.
+    Routing(RoutingSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -75,6 +78,7 @@ impl KernelId {
             Spec::Convert(_) => "convert",
             Spec::Experts(_) => "experts",
             Spec::ExpertStep(_) => "experts_step",
+            Spec::Routing(_) => "routing",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -101,6 +105,7 @@ impl fmt::Display for KernelId {
             Spec::Convert(spec) => spec.fmt(f),
             Spec::Experts(spec) => spec.fmt(f),
             Spec::ExpertStep(spec) => spec.fmt(f),
+            Spec::Routing(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -120,6 +125,7 @@ impl FromStr for KernelId {
             "convert" => keys.parse().map(Spec::Convert),
             "experts" => keys.parse().map(Spec::Experts),
             "experts_step" => keys.parse().map(Spec::ExpertStep),
+            "routing" => keys.parse().map(Spec::Routing),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -240,6 +246,7 @@ mod tests {
     use qgemm_formats::{DType, Format, XFormat};
 
     use super::*;
+    use crate::op::routing::RoutingStep;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {
         let spec = GemmSpec {
@@ -274,6 +281,10 @@ mod tests {
                 ConvertSpec { x, d, transposed: x == d, row_factors: d == DType::F16, whole_groups: x == DType::F32 };
             ids.extend(Variant::ALL.map(|v| KernelId::new("convert", Some(v), Spec::Convert(spec))));
         }
+        for step in RoutingStep::ALL {
+            let spec = RoutingSpec { step, experts: 256 };
+            ids.push(KernelId::new("routing", Some(Variant::Sm90), Spec::Routing(spec)));
+        }
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {
             assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));
@@ -285,6 +296,7 @@ mod tests {
         let good = gemm("q4_0".parse().expect("a format"), XFormat::Plain(DType::F16)).to_string();
         let cases = [
             ("gemm", "no family"),
+            ("routing:routing:sm80:step=sort,experts=64", "`sort` is no value of `step`"),
             ("conv:a:-:x", "no operation is called `conv`"),
             (
                 "convert:convert:sm81:x=f32,d=f16,transposed=false,row_factors=false,whole_groups=true",

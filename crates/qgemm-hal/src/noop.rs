@@ -21,7 +21,8 @@ use crate::kernel_id::{KernelId, Spec};
 use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, Operand, OperandDesc};
+use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Operand, OperandDesc};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -128,7 +129,7 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily] }
+        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily] }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -233,6 +234,34 @@ impl Family<CheckedConvert> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedRouting> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedRouting, _info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+        let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
+        let spec = RoutingSpec { step, experts: op.experts as u32 };
+        let kernel = KernelId::new("noop", None, Spec::Routing(spec));
+        // Large ones have a workspace, so that layers above can be tested with one.
+        let workspace_bytes = if op.tokens > 64 { 1024 } else { 0 };
+        Ok(vec![RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedRouting,
+        plan: &RoutingLaunches,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<RoutingOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
         0
     }
 }

@@ -2,7 +2,8 @@
 //! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
-//! [`convert::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits experts of equal load.
+//! [`convert::choose`] and [`routing::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
+//! experts of equal load.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -10,6 +11,7 @@ pub mod convert;
 mod error;
 pub mod experts;
 pub mod gemm;
+pub mod routing;
 
 pub use error::{Refusal, SchedError, TunedError};
 pub use gemm::{Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};

@@ -1,7 +1,8 @@
 //! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
 //! that every backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`, `experts`) has its oracle, its cases in groups, how one is run, and a random draw; [`SUITES`]
+//! A folder an operation (`gemm`, `convert`, `experts`, `routing`) has its oracle, its cases in groups, how one is run, and a random
+//! draw; [`SUITES`]
 //! lists them. A backend adopts all of them in one line of an integration test:
 //!
 //! ```text
@@ -22,6 +23,7 @@ mod limits;
 mod operand;
 mod outcome;
 mod random;
+mod routing;
 mod suite;
 mod weights;
 
@@ -38,5 +40,6 @@ pub use gemm::{
 };
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};
 pub use suite::{Group, SUITES, Selection, Suite, TestCase, group_names, suite, suite_with};
 pub use weights::{TestWeightError, WeightKind, gated_weights, weight};

@@ -66,6 +66,8 @@ pub enum Failure {
     NotExact(Mismatch),
     /// An element has other bits than it must have.
     WrongBits(WrongBits),
+    /// A token has other experts or weights than it must have, or the status says otherwise.
+    Misrouted(String),
     /// This byte outside of D's rows, counted from the start of the buffer, was written.
     WroteOutside(usize),
     /// A second run gave other bits, first in this byte.
@@ -155,6 +157,7 @@ impl fmt::Display for Failure {
             }
             Failure::NotExact(bad) => write!(f, "not exact: {bad}"),
             Failure::WrongBits(wrong) => write!(f, "wrong bits: {wrong}"),
+            Failure::Misrouted(why) => write!(f, "misrouted: {why}"),
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
             Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),
             Failure::WrongStatus { expected, got } => write!(f, "reported `{got}` of its index, expected `{expected}`"),

@@ -10,6 +10,7 @@ use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::outcome::Outcome;
+use crate::routing::RoutingSuite;
 
 /// One case of an operation, as data. Its text names all that decides it.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
@@ -62,7 +63,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

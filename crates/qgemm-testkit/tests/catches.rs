@@ -5,8 +5,9 @@ use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::Math;
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, PATHS, TILE, Tolerance, Verdict,
-    WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion, weight,
+    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, PATHS, RoutingCase, TILE, Tolerance,
+    Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion, run_routing,
+    weight,
 };
 
 const M: usize = 256;
@@ -180,6 +181,19 @@ fn a_backend_that_converts_nothing_fails() {
     let Verdict::Fail(Failure::WrongBits(wrong)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
     // What was never written is poison.
     assert_eq!((wrong.operand, wrong.row, wrong.column, wrong.got), ("D", 0, 0, 0xffff));
+}
+
+#[test]
+fn a_backend_that_routes_nothing_fails() {
+    let ctx = Context::open("noop").expect("always there");
+    // What was never written is poison: -1 to i32, with NaN for a weight; and no list.
+    for (case, what) in
+        [(RoutingCase::new(3, 8, 2), "expected 2 to 2 experts, got 0"), (RoutingCase::of_ids(3, 8, 2), "status")]
+    {
+        let outcome = run_routing(&ctx, &case);
+        let Verdict::Fail(Failure::Misrouted(why)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
+        assert!(why.contains(what), "{why}");
+    }
 }
 
 #[test]

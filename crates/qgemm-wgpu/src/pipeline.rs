@@ -106,7 +106,9 @@ pub(crate) fn pipeline(
         // of rows, features and tokens. X that is read without comparing columns has whole steps of them:
         // `matrix::x_prologue` has it converted otherwise, to as many columns as `WorkspaceLayout::with_x` makes whole steps.
         // Of `convert`: rows are compared with their count, columns of X, of D and of the order with theirs, entries of the
-        // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`). Workgroup
+        // order with X's; D is written by vectors only where its rows are whole ones (`convert::writes_vectors`).
+        // Of `routing`: tokens, slots, chunks and experts are compared with their counts, ids with that of experts; places in the
+        // rows are counts of the slots before them. Workgroup
         // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps
         // of at least 1.
         let module =

@@ -4,6 +4,7 @@
 use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType};
+use qgemm_hal::RoutingStep;
 
 use crate::families::modes;
 use crate::template::expand;
@@ -41,6 +42,12 @@ pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wg
 /// The entry point of shaders that have none of their own.
 pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const CONVERT: &str = include_str!("../shaders/convert.wgsl");
+const ROUTING_PARAMS: &str = include_str!("../shaders/routing_params.wgsl");
+const ROUTING_TOP_K: &str = include_str!("../shaders/routing_top_k.wgsl");
+const ROUTING_LISTS: &str = include_str!("../shaders/routing_lists.wgsl");
+const ROUTING_COUNT: &str = include_str!("../shaders/routing_count.wgsl");
+const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
+const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
 
 /// Texts of products that families share.
 const COMMON: [&str; 21] = [
@@ -73,6 +80,10 @@ pub(crate) const CONVERT_TEXTS: [&str; 11] =
 
 /// The texts that only products with experts have.
 pub(crate) const EXPERTS_TEXTS: [&str; 4] = [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_COMBINE];
+
+/// All texts of routings.
+pub(crate) const ROUTING_TEXTS: [&str; 8] =
+    [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -222,6 +233,20 @@ pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
+/// The shader of a step of a routing, with `threads` invocations. One workgroup is enough for all lists, so that no kernel is of
+/// [`RoutingStep::Lists`]: counting, adding up and writing follow one another.
+pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads)]);
+    let mut parts = vec![prelude.as_str(), ABI, ROUTING_PARAMS, NUMBERS];
+    match step {
+        RoutingStep::TopK => parts.push(ROUTING_TOP_K),
+        RoutingStep::Count => parts.extend([ROUTING_LISTS, ROUTING_COUNT]),
+        RoutingStep::Scan => parts.extend([ROUTING_LISTS, ROUTING_SCAN]),
+        RoutingStep::Scatter | RoutingStep::Lists => parts.extend([ROUTING_LISTS, ROUTING_SCATTER]),
+    }
+    Shader { source: parts.join("\n"), prelude }
+}
+
 fn prelude(constants: &[(&'static str, u32)]) -> String {
     constants.iter().copied().chain(modes::constants()).fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
@@ -297,6 +322,9 @@ mod tests {
         validate(&compose_experts_combine(64).source, "the sums of slots");
         for by_vectors in [false, true] {
             validate(&compose_convert(256, by_vectors).source, "a conversion");
+        }
+        for (step, threads) in RoutingStep::ALL.map(|step| (step, if step == RoutingStep::TopK { 64 } else { 256 })) {
+            validate(&compose_routing(step, threads).source, step.name());
         }
     }
 

@@ -46,6 +46,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "launch_params",
             "kernel_launch",
             "convert",
+            "routing",
             "gemm",
             "experts",
             "block_scaled",

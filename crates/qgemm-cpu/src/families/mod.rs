@@ -3,3 +3,4 @@
 pub mod convert;
 pub mod experts;
 pub mod gemm;
+pub mod routing;

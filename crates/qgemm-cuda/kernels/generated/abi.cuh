@@ -122,6 +122,56 @@ static_assert(QG_OFFSET_OF(ConvertPointers, x_col) == 40, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d_row) == 48, "layout");
 static_assert(sizeof(ConvertPointers) == 56, "layout");
 
+struct RoutingShape {
+    u32 tokens;  // Tokens.
+    u32 experts;  // Experts.
+    u32 top_k;  // Experts of a token.
+    u32 flags;  // `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
+    u32 groups;  // Groups of experts; 0 where there are none.
+    u32 chosen_groups;  // Groups that a token may use.
+    float scale;  // Factor of the weights.
+    u32 dtype;  // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
+    u32 chunk_tokens;  // Tokens of a chunk: what a CTA chooses for, counts or lists.
+    u32 chunks;  // Chunks.
+};
+static_assert(QG_OFFSET_OF(RoutingShape, tokens) == 0, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, experts) == 4, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, top_k) == 8, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, flags) == 12, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, groups) == 16, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, chosen_groups) == 20, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, scale) == 24, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, dtype) == 28, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, chunk_tokens) == 32, "layout");
+static_assert(QG_OFFSET_OF(RoutingShape, chunks) == 36, "layout");
+static_assert(sizeof(RoutingShape) == 40, "layout");
+
+struct RoutingPointers {
+    u64 logits;  // The logits.
+    u64 given_ids;  // Ids that are read.
+    u64 bias;  // What is added to scores.
+    u64 ids;  // Ids that are written.
+    u64 weights;  // Weights.
+    u64 offsets;  // Where each expert's list begins.
+    u64 counts;  // How long it is.
+    u64 rows;  // The lists.
+    u64 status;  // Code, token, slot and id of what was wrong first.
+    u64 workspace;  // First wrong slot of every chunk, counts of every chunk, counts of all.
+    u64 logits_row;  // Elements from one row of the logits to the next.
+};
+static_assert(QG_OFFSET_OF(RoutingPointers, logits) == 0, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, given_ids) == 8, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, bias) == 16, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, ids) == 24, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, weights) == 32, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, offsets) == 40, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, counts) == 48, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, rows) == 56, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, status) == 64, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, workspace) == 72, "layout");
+static_assert(QG_OFFSET_OF(RoutingPointers, logits_row) == 80, "layout");
+static_assert(sizeof(RoutingPointers) == 88, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -222,6 +272,11 @@ constexpr u32 QG_FLAG_RESIDUAL_ALIGNED16 = 1024;
 constexpr u32 QG_FLAG_BIAS_ALIGNED16 = 2048;
 constexpr u32 QG_FLAG_X_FACTOR = 4096;
 constexpr u32 QG_FLAG_ROW_IN_SHARED = 8192;
+constexpr u32 QG_FLAG_SIGMOID = 16384;
+constexpr u32 QG_FLAG_RENORMALIZE = 32768;
+constexpr u32 QG_FLAG_LISTS = 65536;
+constexpr u32 QG_FLAG_COUNTS = 131072;
+constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

@@ -9,6 +9,7 @@ mod kernel_launch;
 mod launch_params;
 mod prelude;
 mod repack;
+mod routing;
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
@@ -21,6 +22,7 @@ pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
+pub use routing::routing_sequence;
 
 use crate::probe;
 use crate::spec::KernelSpec;
@@ -35,6 +37,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     std::iter::once(probe::spec())
         .chain(repacks)
         .chain(convert::specs(variant))
+        .chain(routing::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

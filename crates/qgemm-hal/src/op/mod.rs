@@ -1,6 +1,6 @@
 //! Operations: what each computes, its operands, and what it must move and multiply. One file or folder an operation.
 //!
-//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`]): the API has validated it, backends trust it. Its
+//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`]): the API has validated it, backends trust it. Its
 //! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
 
 pub mod convert;
@@ -8,6 +8,7 @@ mod dense;
 pub mod experts;
 pub mod gemm;
 mod operand;
+pub mod routing;
 
 use std::fmt;
 
@@ -17,6 +18,7 @@ pub use experts::CheckedExperts;
 pub use gemm::CheckedGemm;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
+pub use routing::CheckedRouting;
 
 /// An operation's checked description.
 pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {

@@ -18,6 +18,19 @@ struct ConvertShape {
     flags: u32, // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
 }
 
+struct RoutingShape {
+    tokens: u32, // Tokens.
+    experts: u32, // Experts.
+    top_k: u32, // Experts of a token.
+    flags: u32, // `BIAS`, `SIGMOID`, `RENORMALIZE`, `LISTS`, `COUNTS` and `GIVEN_IDS` of the `FLAG_` constants.
+    groups: u32, // Groups of experts; 0 where there are none.
+    chosen_groups: u32, // Groups that a token may use.
+    scale: f32, // Factor of the weights.
+    dtype: u32, // Element type of the logits (0 = f32, 1 = f16, 2 = bf16).
+    chunk_tokens: u32, // Tokens of a chunk: what a CTA chooses for, counts or lists.
+    chunks: u32, // Chunks.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;
@@ -32,6 +45,11 @@ const FLAG_RESIDUAL_ALIGNED16: u32 = 1024u;
 const FLAG_BIAS_ALIGNED16: u32 = 2048u;
 const FLAG_X_FACTOR: u32 = 4096u;
 const FLAG_ROW_IN_SHARED: u32 = 8192u;
+const FLAG_SIGMOID: u32 = 16384u;
+const FLAG_RENORMALIZE: u32 = 32768u;
+const FLAG_LISTS: u32 = 65536u;
+const FLAG_COUNTS: u32 = 131072u;
+const FLAG_GIVEN_IDS: u32 = 262144u;
 const ACTIVATION_IDENTITY: u32 = 0u;
 const ACTIVATION_RELU: u32 = 1u;
 const ACTIVATION_SILU: u32 = 2u;

@@ -6,6 +6,7 @@ pub(crate) mod experts;
 pub(crate) mod gemm;
 pub(crate) mod modes;
 mod operands;
+pub(crate) mod routing;
 
 use std::sync::Arc;
 
@@ -16,8 +17,12 @@ use crate::pipeline::Interface;
 use crate::shared::Shared;
 
 /// What a wgpu device offers.
-pub(crate) const CATALOG: Catalog =
-    Catalog { gemm: gemm::FAMILIES, convert: convert::FAMILIES, experts: experts::FAMILIES };
+pub(crate) const CATALOG: Catalog = Catalog {
+    gemm: gemm::FAMILIES,
+    convert: convert::FAMILIES,
+    experts: experts::FAMILIES,
+    routing: routing::FAMILIES,
+};
 
 /// What the kernels of each operation are given.
 pub(crate) static INTERFACES: &[&Interface] = &[
@@ -26,6 +31,8 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &experts::INTERFACE,
     &experts::CHECK_INTERFACE,
     &experts::COMBINE_INTERFACE,
+    &routing::TOP_K_INTERFACE,
+    &routing::LISTS_INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -41,6 +48,8 @@ const _: () = {
         &experts::INTERFACE,
         &experts::CHECK_INTERFACE,
         &experts::COMBINE_INTERFACE,
+        &routing::TOP_K_INTERFACE,
+        &routing::LISTS_INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

@@ -61,6 +61,9 @@ impl XRegion {
 }
 
 impl WorkspaceLayout {
+    /// Bytes at the start of a workspace that are counters of products, whatever the plan: other operations leave them alone.
+    pub const RESERVED: usize = COUNTER_BYTES as usize;
+
     /// The layout for `tiles` tiles of `tile_values` outputs whose K is cut into `splits` parts each, or `None` when
     /// there are more tiles than counters or the size overflows.
     pub fn split(splits: u32, tiles: u64, tile_values: u64) -> Option<Self> {

@@ -1,0 +1,271 @@
+//! [`RoutingPlan`]: kernels made ready for one routing.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qgemm_hal::op::routing::{STATUS_BAD_ID, STATUS_FINE, STATUS_WORDS};
+use qgemm_hal::{
+    BufferMut, BufferRef, CheckedRouting, Device, DeviceId, KernelId, LaunchSequence, Operands, Operation,
+    RoutingLaunches, RoutingOperand, Stream,
+};
+use qgemm_sched::routing::choose;
+
+use super::description::Routing;
+use crate::context::Context;
+use crate::error::Error;
+use crate::operand::{Checks, Extent};
+use crate::plan_cache::{PlanCaches, Ready};
+use crate::workspace::Workspace;
+
+/// Bytes of an id, a weight, an offset, a count, an entry of a list, and a word of the status.
+const WORD: usize = 4;
+
+/// Kernels chosen and made ready for one [`Routing`]; made by [`Context::plan_routing`]. Its text says what a run launches.
+#[derive(Debug)]
+pub struct RoutingPlan {
+    op: CheckedRouting,
+    device: DeviceId,
+    logits: Option<Extent>,
+    ready: Arc<Ready<CheckedRouting>>,
+}
+
+/// Which slots each expert has: the slot of place `j` of token `t` is `t · top_k + j`.
+///
+/// The list of expert `e` is `rows[offsets[e]..offsets[e + 1]]`, in ascending order. Slots without an expert are in no list; as many
+/// entries behind the last one are `u32::MAX`.
+#[derive(Debug)]
+pub struct RoutingLists<'a> {
+    /// Written: a u32 for every expert, and one more.
+    pub offsets: BufferMut<'a>,
+    /// Written: a u32 for every expert.
+    pub counts: BufferMut<'a>,
+    /// Written: a u32 for every slot.
+    pub rows: BufferMut<'a>,
+}
+
+/// What one run of a [`RoutingPlan`] reads and writes.
+///
+/// ```
+/// use qgemm_api::{Context, DType, Routing, RoutingArgs};
+///
+/// let ctx = Context::open("cpu")?;
+/// // Two of four experts for each of two tokens.
+/// let plan = ctx.plan_routing(&Routing::from_logits(2, 4, 2, DType::F32).renormalized())?;
+/// let logits = ctx.upload(&DType::F32.encode(&[0.0, 1.0, 9.0, 1.0, 2.0, -1.0, 0.5, f32::NAN]))?;
+/// let (mut ids, mut weights) = (ctx.allocate(2 * 2 * 4)?, ctx.allocate(2 * 2 * 4)?);
+/// let mut status = ctx.allocate(16)?;
+/// let args = RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
+/// plan.run(&ctx.default_stream(), args)?;
+/// plan.check_status(&ctx, &status)?;
+/// let ids: Vec<i32> = ctx.download(&ids)?;
+/// assert_eq!(ids, [2, 1, 0, 2]);
+/// # let weights: Vec<f32> = ctx.download(&weights)?;
+/// # assert!((weights[2] - 0.8176).abs() < 1e-4 && (weights[2] + weights[3] - 1.0).abs() < 1e-6);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct RoutingArgs<'a> {
+    /// Logits, where experts are chosen.
+    pub logits: Option<BufferRef<'a>>,
+    /// Ids, where they are given: `top_k` i32 a token.
+    pub given_ids: Option<BufferRef<'a>>,
+    /// An f32 an expert, when the routing is [biased](Routing::biased).
+    pub bias: Option<BufferRef<'a>>,
+    /// Written, where experts are chosen: `top_k` i32 a token.
+    pub ids: Option<BufferMut<'a>>,
+    /// Written, where experts are chosen: `top_k` f32 a token.
+    pub weights: Option<BufferMut<'a>>,
+    /// Written, where ids are given, and when the routing makes [lists](Routing::lists).
+    pub lists: Option<RoutingLists<'a>>,
+    /// Written: 16 bytes that [`RoutingPlan::check_status`] reads.
+    pub status: BufferMut<'a>,
+    /// At least [`RoutingPlan::workspace_bytes`], when that is not 0.
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+impl<'a> RoutingArgs<'a> {
+    /// What every run from logits has; bias, lists and workspace are fields to set.
+    pub fn of_logits(logits: BufferRef<'a>, ids: BufferMut<'a>, weights: BufferMut<'a>, status: BufferMut<'a>) -> Self {
+        Self {
+            logits: Some(logits),
+            given_ids: None,
+            bias: None,
+            ids: Some(ids),
+            weights: Some(weights),
+            lists: None,
+            status,
+            workspace: None,
+        }
+    }
+
+    /// What every run from ids has; the workspace is a field to set.
+    pub fn of_ids(ids: BufferRef<'a>, lists: RoutingLists<'a>, status: BufferMut<'a>) -> Self {
+        Self {
+            logits: None,
+            given_ids: Some(ids),
+            bias: None,
+            ids: None,
+            weights: None,
+            lists: Some(lists),
+            status,
+            workspace: None,
+        }
+    }
+}
+
+impl RoutingPlan {
+    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, routing: &Routing) -> Result<Self, Error> {
+        let op = routing.check()?;
+        let make = || {
+            let CheckedRouting { tokens, experts, top_k, .. } = op;
+            let _span = tracing::info_span!("plan", tokens, experts, top_k).entered();
+            let (family, plan) = choose(&op, device.info(), device.catalog().routing)?;
+            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
+        };
+        Ok(Self {
+            device: device.info().id,
+            logits: op.logits().map(|logits| Extent::of(logits, op.tokens, op.experts)),
+            ready: caches.routing.get_or_make(&op, make)?,
+            op,
+        })
+    }
+
+    /// Bytes of workspace that [`RoutingPlan::run`] needs; 0 for few tokens.
+    pub fn workspace_bytes(&self) -> usize {
+        self.launch().config.workspace_bytes
+    }
+
+    /// Name of the chosen kernels.
+    pub fn kernel_name(&self) -> &str {
+        self.sequence().name()
+    }
+
+    /// Identity of the first kernel.
+    pub fn kernel_id(&self) -> KernelId {
+        self.launch().config.kernel
+    }
+
+    /// The chosen configuration.
+    pub fn launch(&self) -> &RoutingLaunches {
+        &self.ready.plan
+    }
+
+    /// The kernels that a run launches, in order.
+    pub fn sequence(&self) -> &LaunchSequence {
+        &self.ready.sequence
+    }
+
+    /// The validated operation.
+    pub fn op(&self) -> &CheckedRouting {
+        &self.op
+    }
+
+    /// Bytes that a run must move at least: those it reads and those it writes, once each.
+    pub fn bytes(&self) -> f64 {
+        self.op.traffic()
+    }
+
+    /// The device that the plan is for.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Submits the routing to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA
+    /// graph. Ids that are no expert's are no error here: the status holds the first.
+    ///
+    /// # Errors
+    /// When an operand is missing, too short, misaligned, on another device or not part of the routing, or a device error.
+    /// Nothing has been written then.
+    pub fn run(&self, stream: &Stream, args: RoutingArgs<'_>) -> Result<(), Error> {
+        use RoutingOperand as O;
+        let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, workspace } = args;
+        let op = &self.op;
+        let checks = Checks(self.device);
+        checks.device("stream", stream.device())?;
+        let words = |count: usize| Extent::of_values(count, WORD);
+        let slots = |is_used: bool| is_used.then(|| words(op.slots()));
+        let from_logits = self.logits.is_some();
+        let chosen = "the routing chooses experts from logits";
+        let logits = checks.optional("logits", logits, self.logits, chosen)?;
+        let given_ids = checks.optional("given ids", given_ids, slots(!from_logits), "the routing is of given ids")?;
+        let bias = checks.optional("bias", bias, op.bias.then(|| words(op.experts)), "the routing adds a bias")?;
+        let ids = checks.optional("ids", ids, slots(from_logits), chosen)?;
+        let weights = checks.optional("weights", weights, slots(from_logits), chosen)?;
+        let (offsets, counts, rows) = match lists {
+            Some(RoutingLists { offsets, counts, rows }) => (Some(offsets), Some(counts), Some(rows)),
+            None => (None, None, None),
+        };
+        let listed = "the routing makes lists";
+        let of_experts = |count: usize| op.lists.then(|| words(count));
+        let offsets = checks.optional("offsets", offsets, of_experts(op.experts + 1), listed)?;
+        let counts = checks.optional("counts", counts, of_experts(op.experts), listed)?;
+        let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
+        checks.view("status", status.view(), words(STATUS_WORDS))?;
+        let mut operands = Operands::new();
+        operands.read_if_any(O::Logits, logits);
+        operands.read_if_any(O::GivenIds, given_ids);
+        operands.read_if_any(O::Bias, bias);
+        let written =
+            [(O::Ids, ids), (O::Weights, weights), (O::Offsets, offsets), (O::Counts, counts), (O::Rows, rows)];
+        for (operand, view) in written.into_iter().chain([(O::Status, Some(status))]) {
+            if let Some(view) = view {
+                operands.write(operand, view);
+            }
+        }
+        match (self.workspace_bytes(), workspace) {
+            (0, _) => {}
+            (_, None) => {
+                let why = "the plan keeps counts of parts of the tokens";
+                return Err(Error::MissingOperand { operand: "workspace", why });
+            }
+            (expected, Some(workspace)) => {
+                checks.device("workspace", workspace.device())?;
+                if workspace.len() < expected {
+                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
+                }
+                operands.write(O::Workspace, workspace.view());
+            }
+        }
+        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
+        Ok(self.ready.sequence.run(stream, operands)?)
+    }
+
+    /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be
+    /// [synchronized](Context::synchronize) with first.
+    ///
+    /// # Errors
+    /// [`Error::UnknownExpert`] or [`Error::TooFewExperts`], which name the first slot without one; or when `status` is too short or on
+    /// another device, or a device error.
+    pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
+        let status = status.into();
+        Checks(self.device).device("context", ctx.info().id)?;
+        Checks(self.device).view("status", status, Extent::of_values(STATUS_WORDS, WORD))?;
+        let bytes = ctx.download(status.slice(0..STATUS_WORDS * WORD)?)?;
+        let mut words = [0u32; STATUS_WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u32::from_le_bytes(*bytes);
+        }
+        let [code, token, slot, id] = words;
+        let (token, slot, experts) = (token as usize, slot as usize, self.op.experts);
+        match code {
+            STATUS_FINE => Ok(()),
+            STATUS_BAD_ID => Err(Error::UnknownExpert { token, slot, id: id.cast_signed(), experts }),
+            _ => Err(Error::TooFewExperts { token, expected: self.op.top_k, got: slot }),
+        }
+    }
+}
+
+/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
+impl fmt::Display for RoutingPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CheckedRouting { tokens, experts, top_k, .. } = self.op;
+        let RoutingLaunches { config, estimate } = self.launch();
+        write!(f, "{} for {tokens} tokens, {top_k} of {experts} experts, on {}", self.kernel_name(), self.device)?;
+        let mut given = self.op.operands();
+        if config.workspace_bytes > 0 {
+            given.push(RoutingOperand::Workspace);
+        }
+        writeln!(f, ", {} bytes of workspace, expected to take {:.1} µs", config.workspace_bytes, estimate * 1e6)?;
+        self.sequence().display_with(&given).fmt(f)
+    }
+}

@@ -1,0 +1,109 @@
+//! `qgemm bench --op routing`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Routing, RoutingArgs, RoutingLists};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Tokens, experts and experts of a token, unless others are asked for.
+const SHAPES: [[usize; 3]; 5] = [[1, 128, 8], [32, 128, 8], [512, 128, 8], [4096, 128, 8], [4096, 256, 8]];
+
+/// A routing to measure: softmax of f32 logits, with lists, or lists of given ids.
+pub struct Subject {
+    shape: [usize; 3],
+    given_ids: bool,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [tokens, experts, top_k] = self.shape;
+        write!(f, "{tokens}x{experts}x{top_k} {}", self.source())
+    }
+}
+
+/// Every shape, from logits and from ids.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<[usize; 3]> = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.routing()).collect::<anyhow::Result<_>>()?,
+    };
+    Ok(shapes.into_iter().flat_map(|shape| [false, true].map(|given_ids| Subject { shape, given_ids })).collect())
+}
+
+impl Subject {
+    fn source(&self) -> &'static str {
+        if self.given_ids { "ids" } else { "logits" }
+    }
+
+    /// What a run reads: logits, or ids that are spread over all experts.
+    fn input(&self) -> Vec<u8> {
+        let [tokens, experts, top_k] = self.shape;
+        let mixed = |i: usize| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        match self.given_ids {
+            false => DType::F32.encode(&(0..tokens * experts).map(|i| mixed(i) as f32 * 1e-6).collect::<Vec<_>>()),
+            true => {
+                let id = |slot: usize| ((mixed(slot / top_k) + slot % top_k) % experts) as i32;
+                (0..tokens * top_k).flat_map(|slot| id(slot).to_le_bytes()).collect()
+            }
+        }
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of what it reads in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let [tokens, experts, top_k] = subject.shape;
+    let routing = match subject.given_ids {
+        false => Routing::from_logits(tokens, experts, top_k, DType::F32).renormalized().lists(),
+        true => Routing::from_ids(tokens, experts, top_k),
+    };
+    let plan = ctx.plan_routing(&routing)?;
+    let input = subject.input();
+    let places: Vec<usize> = (0..copies(ctx, input.len())).collect();
+    let inputs: Vec<Buffer> = places.iter().map(|_| ctx.upload(&input)).collect::<Result<_, _>>()?;
+    let words = |count: usize| ctx.allocate(count * 4);
+    let slots = tokens * top_k;
+    let (mut ids, mut weights, mut rows) = (words(slots)?, words(slots)?, words(slots)?);
+    let (mut offsets, mut counts, mut status) = (words(experts + 1)?, words(experts)?, words(4)?);
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let lists =
+            RoutingLists { offsets: (&mut offsets).into(), counts: (&mut counts).into(), rows: (&mut rows).into() };
+        let (input, status) = ((&inputs[place]).into(), (&mut status).into());
+        let args = match subject.given_ids {
+            true => RoutingArgs::of_ids(input, lists, status),
+            false => RoutingArgs {
+                lists: Some(lists),
+                ..RoutingArgs::of_logits(input, (&mut ids).into(), (&mut weights).into(), status)
+            },
+        };
+        plan.run(&stream, RoutingArgs { workspace: Some(&mut workspace), ..args })
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{tokens}x{experts}x{top_k}"),
+        format: subject.source().to_owned(),
+        x_dtype: DType::F32.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: Some(plan.kernel_id().to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

@@ -1,0 +1,210 @@
+//! Families of `routing`: one, which serves every routing. Tokens are cut into chunks, which threads share.
+
+mod lists;
+mod top_k;
+
+use std::sync::Arc;
+
+use bytemuck::{AnyBitPattern, NoUninit};
+use qgemm_hal::op::routing::{STATUS_FINE, STATUS_WORDS};
+use qgemm_hal::{
+    CheckedRouting, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand,
+    RoutingSpec, RoutingStep, Spec, Stream, Unsupported,
+};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::arena;
+use crate::device::CpuDevice;
+use crate::operand::{Input, absent, host_bytes};
+use crate::simd::Simd;
+use crate::source_hash::SOURCE_HASH;
+use lists::{Lists, first_bad};
+use top_k::TopK;
+
+/// Logits and slots below which the calling thread works alone: waking others takes longer.
+const SERIAL: usize = 1 << 14;
+/// Chunks for each thread: some take longer than others.
+const CHUNKS_A_THREAD: usize = 4;
+
+/// What the CPU offers.
+pub static FAMILIES: RoutingFamilies = &[&ROUTING];
+
+/// The family `routing`.
+pub static ROUTING: RoutingFamily = RoutingFamily;
+
+/// The experts of tokens, and the tokens of experts.
+#[derive(Debug)]
+pub struct RoutingFamily;
+
+impl Family<CheckedRouting> for RoutingFamily {
+    fn name(&self) -> &'static str {
+        "routing"
+    }
+
+    fn configs(&self, op: &CheckedRouting, _: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+        let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
+        let spec = RoutingSpec { step, experts: op.experts as u32 };
+        let kernel = KernelId::new(self.name(), None, Spec::Routing(spec));
+        Ok(vec![RoutingConfig { kernel, launches: 1, workspace_bytes: 0, efficiency: 200 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedRouting,
+        plan: &RoutingLaunches,
+    ) -> Result<LaunchSequence, HalError> {
+        let cpu = CpuDevice::of(device)?;
+        let work = op.slots() + op.logits().map_or(0, |_| op.tokens * op.experts);
+        let most = CHUNKS_A_THREAD * cpu.info().units.max(1) as usize;
+        let chunks = if work < SERIAL { 1 } else { most.min(op.tokens) };
+        let chunk_tokens = op.tokens.div_ceil(chunks);
+        let kernel = CpuRouting { op: op.clone(), chunk_tokens, simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let grid = [op.tokens.div_ceil(chunk_tokens) as u32, 1, 1];
+        let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
+        let step = LaunchStep::new::<RoutingOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
+        Ok(LaunchSequence::new::<RoutingOperand>("routing", vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
+        SOURCE_HASH
+    }
+}
+
+/// The family's loops made ready for one operation.
+struct CpuRouting {
+    op: CheckedRouting,
+    chunk_tokens: usize,
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+}
+
+impl std::fmt::Debug for CpuRouting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuRouting").field("op", &self.op).finish_non_exhaustive()
+    }
+}
+
+impl Kernel for CpuRouting {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(self, operands)?;
+        match &self.pool {
+            Some(pool) => pool.install(|| job.run()),
+            None => job.run(),
+        }
+        Ok(())
+    }
+}
+
+/// An operation with its operands.
+struct Job<'a> {
+    routing: &'a CpuRouting,
+    source: Source<'a>,
+    lists: Option<Lists<'a>>,
+    status: &'a mut [u32],
+}
+
+/// Where ids come from.
+enum Source<'a> {
+    Logits { top_k: TopK<'a>, ids: &'a mut [i32], weights: &'a mut [f32] },
+    Given(&'a [i32]),
+}
+
+impl<'a> Job<'a> {
+    fn new(routing: &'a CpuRouting, mut operands: Operands<'a>) -> Result<Self, HalError> {
+        use RoutingOperand as O;
+        let op = &routing.op;
+        let slots = op.slots();
+        let source = match op.logits() {
+            Some(layout) => {
+                let view = operands.take(O::Logits).ok_or(absent(O::Logits.name(), 1))?;
+                let bytes = host_bytes(view, O::Logits.name())?;
+                let logits = Input::new(bytes, *layout, [op.tokens, op.experts], O::Logits.name())?;
+                let bias = if op.bias { Some(read(&mut operands, O::Bias, op.experts)?) } else { None };
+                let (ids, weights) =
+                    (written(&mut operands, O::Ids, slots)?, written(&mut operands, O::Weights, slots)?);
+                Source::Logits { top_k: TopK::new(op, logits, bias, routing.simd), ids, weights }
+            }
+            None => Source::Given(read(&mut operands, O::GivenIds, slots)?),
+        };
+        let lists = match op.lists {
+            true => Some(Lists {
+                offsets: written(&mut operands, O::Offsets, op.experts + 1)?,
+                counts: written(&mut operands, O::Counts, op.experts)?,
+                rows: written(&mut operands, O::Rows, slots)?,
+            }),
+            false => None,
+        };
+        let status = written(&mut operands, O::Status, STATUS_WORDS)?;
+        Ok(Self { routing, source, lists, status })
+    }
+
+    fn run(self) {
+        let Self { routing: CpuRouting { op, chunk_tokens, .. }, source, lists, status } = self;
+        let chunk = chunk_tokens * op.top_k;
+        let ids: &[i32] = match source {
+            Source::Logits { top_k, ids, weights } => {
+                let chunks = ids.par_chunks_mut(chunk).zip(weights.par_chunks_mut(chunk)).enumerate();
+                let work = |(i, (ids, weights)): (usize, (&mut [i32], &mut [f32]))| {
+                    top_k.tokens(i * chunk_tokens, ids, weights);
+                };
+                if op.slots() > chunk {
+                    chunks.for_each(work)
+                } else {
+                    work((0, (&mut *ids, &mut *weights)))
+                }
+                ids
+            }
+            Source::Given(ids) => ids,
+        };
+        let bad = match lists {
+            Some(lists) => {
+                let chunks = ids.len().div_ceil(chunk);
+                // Counts are whole numbers in memory for floats.
+                arena::with_activations(chunks * op.experts, |counts| {
+                    lists.write(ids, chunk, op.experts, bytemuck::cast_slice_mut(counts))
+                })
+            }
+            None => first_bad(ids, op.experts),
+        };
+        status.copy_from_slice(&match bad {
+            None => [STATUS_FINE, 0, 0, 0],
+            Some(slot) => [op.fault(), (slot / op.top_k) as u32, (slot % op.top_k) as u32, ids[slot].cast_unsigned()],
+        });
+    }
+}
+
+/// The `count` values of an operand that is read.
+fn read<'a, T: AnyBitPattern>(
+    operands: &mut Operands<'a>,
+    operand: RoutingOperand,
+    count: usize,
+) -> Result<&'a [T], HalError> {
+    let (what, end) = (operand.name(), count * size_of::<T>());
+    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+    let len = bytes.len();
+    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
+    bytemuck::try_cast_slice(bytes).map_err(|_| misaligned(what))
+}
+
+/// The `count` values of an operand that is written.
+fn written<'a, T: AnyBitPattern + NoUninit>(
+    operands: &mut Operands<'a>,
+    operand: RoutingOperand,
+    count: usize,
+) -> Result<&'a mut [T], HalError> {
+    let (what, end) = (operand.name(), count * size_of::<T>());
+    let view = operands.take_mut(operand).ok_or(absent(what, end))?;
+    let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, what)?;
+    let len = bytes.len();
+    let bytes = bytes.get_mut(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
+    bytemuck::try_cast_slice_mut(bytes).map_err(|_| misaligned(what))
+}
+
+fn misaligned(what: &'static str) -> HalError {
+    let why = "its address is no multiple of 4".into();
+    HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
+}

@@ -1,0 +1,10 @@
+// Counting bits: one instruction each.
+#pragma once
+#include "atoms/types.cuh"
+
+// popc.b32: bits that are set.
+QG_DEVICE u32 popc(u32 bits) {
+    u32 d;
+    asm("popc.b32 %0, %1;" : "=r"(d) : "r"(bits));
+    return d;
+}

@@ -1,0 +1,54 @@
+// Adds up what the chunks counted: 32 experts a CTA, a lane each; its warps share the chunks. The first CTA finds the first
+// slot without an expert.
+#include "mainloop/expert_lists.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32;
+
+struct SharedStorage {
+    u32 sums[WARPS][32];
+    u32 bad[WARPS];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+QG_DEVICE void find_bad(const RoutingParams& p, SharedStorage& shared) {
+    u32 bad = NO_SLOT;
+    for (u32 chunk = thread_index(); chunk < p.shape.chunks; chunk += QG_THREADS) {
+        const u32 other = ld_global_u32(chunk_bad(p, chunk));
+        bad = other < bad ? other : bad;
+    }
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shfl_xor_u32(bad, mask);
+        bad = other < bad ? other : bad;
+    }
+    bad = least_of_warps({nullptr, nullptr, nullptr, shared.bad}, bad);
+    if (thread_index() == 0) store_status(p, p.at.given_ids, bad);
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scan(const __grid_constant__ RoutingParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    if (cta_index().x == 0) find_bad(p, shared);
+    if (!(p.shape.flags & QG_FLAG_LISTS)) return;
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    const u32 e = cta_index().x * 32 + lane;
+    const u32 each = (p.shape.chunks + WARPS - 1) / WARPS;
+    const u32 first = warp * each;
+    const u32 last = first + each < p.shape.chunks ? first + each : p.shape.chunks;
+    u32 count = 0;
+    if (e < p.shape.experts)
+        for (u32 chunk = first; chunk < last; chunk++) count += ld_global_u32(chunk_count(p, chunk, e));
+    st_shared(&shared.sums[warp][lane], count);
+    cta_barrier();
+    if (e >= p.shape.experts) return;
+    u32 before = 0;
+    for (u32 other = 0; other < warp; other++) before += ld_shared(&shared.sums[other][lane]);
+    for (u32 chunk = first; chunk < last; chunk++) {
+        const u32 own = ld_global_u32(chunk_count(p, chunk, e));
+        st_global_u32(chunk_count(p, chunk, e), before);
+        before += own;
+    }
+    // The last warp knows the count of all; warps without chunks have nothing to add.
+    if (warp == WARPS - 1) st_global_u32(chunk_count(p, p.shape.chunks, e), before);
+}

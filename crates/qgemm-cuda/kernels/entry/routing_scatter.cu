@@ -1,0 +1,32 @@
+// Writes the lists, a chunk a CTA, from what the chunks before it counted.
+#include "mainloop/expert_lists.cuh"
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_scatter(const __grid_constant__ RoutingParams p) {
+    const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
+    const u32 chunk = cta_index().x;
+    const ListStorage storage = ListStorage::of(dynamic_shared(), experts, warps);
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    for (u32 e = thread_index(); e < experts; e += cta_threads())
+        st_shared(&storage.offsets[e], ld_global_u32(chunk_count(p, p.shape.chunks, e)));
+    clear_counts(storage, experts);
+    counts_to_offsets(storage, experts);
+    if (chunk == 0) store_offsets(p, storage);
+    const SlotRange of_chunk = SlotRange::of_chunk(p, chunk);
+    const SlotRange range = SlotRange::of_warp(of_chunk, warp, warps);
+    u32* of_warp = storage.of_warps + warp * experts;
+    count_slots(p, p.at.given_ids, range, of_warp);
+    cta_barrier();
+    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
+        u32 place = ld_shared(&storage.offsets[e]) + ld_global_u32(chunk_count(p, chunk, e));
+        for (u32 other = 0; other < warps; other++) {
+            u32* next = &storage.of_warps[other * experts + e];
+            const u32 own = ld_shared(next);
+            st_shared(next, place);
+            place += own;
+        }
+    }
+    cta_barrier();
+    scatter_slots(p, p.at.given_ids, range, of_warp);
+    fill_rest(p, of_chunk, ld_shared(&storage.offsets[experts]));
+}

@@ -1,0 +1,211 @@
+// Chooses the experts of each token: a warp a token, an expert in 32 a lane. Keys are compared as bits in the order of the
+// numbers. Of the few tokens of a lone CTA, it makes the lists as well.
+#include "atoms/float.cuh"
+#include "epilogue/activation.cuh"
+#include "mainloop/expert_lists.cuh"
+
+// Experts of a lane: `lane`, `lane + 32`, ….
+constexpr u32 PER_LANE = QG_EXPERTS / 32;
+// Less than every key that may be chosen.
+constexpr u32 NO_KEY = 0;
+constexpr float SMALLEST_NORMAL = 1.17549435e-38f;
+
+// Bits in the order of the numbers, the same for both zeros; NO_KEY for NaN.
+QG_DEVICE u32 ordered(float key) {
+    const u32 bits = f32_to_bits(key), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return NO_KEY;
+    if (magnitude == 0) return 0x80000000u;
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+QG_DEVICE float number(u32 ordered) {
+    return bits_to_f32(ordered & 0x80000000u ? ordered & 0x7fffffffu : ~ordered);
+}
+
+QG_DEVICE u32 warp_max(u32 value) {
+#if QG_VARIANT >= 80
+    return redux_max_u32(value);
+#else
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+        const u32 other = shfl_xor_u32(value, mask);
+        value = other > value ? other : value;
+    }
+    return value;
+#endif
+}
+
+// The same order of additions in every run, and the same sum in every lane.
+QG_DEVICE float warp_sum(float value) {
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) value += shfl_xor(value, mask);
+    return value;
+}
+
+QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
+    const u64 at = row + expert;
+    if (p.shape.dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(word_at(p.at.logits, at)));
+    const u32 bits = ld_global_cached_u16(reinterpret_cast<const u8*>(p.at.logits) + at * 2);
+    return p.shape.dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+}
+
+// Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums. `keys` is the
+// warp's shared memory, a word an expert.
+QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u32* keys) {
+    const u32 lane = thread_index() % 32, experts = p.shape.experts, groups = p.shape.groups;
+    const u32 size = experts / groups;
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++)
+        if (i * 32 + lane < experts) st_shared(&keys[i * 32 + lane], key[i]);
+    warp_barrier();
+    for (u32 group = lane; group < groups; group += 32) {
+        u32 first = NO_KEY, second = NO_KEY;
+        for (u32 i = 0; i < size; i++) {
+            // Lanes begin at different places, which lie in different banks.
+            const u32 own = ld_shared(&keys[group * size + (i + lane) % size]);
+            if (own > first)
+                second = first, first = own;
+            else if (own > second)
+                second = own;
+        }
+        // The sum takes the place of the group's first key.
+        st_shared(&keys[group * size], second == NO_KEY ? first : ordered(number(first) + number(second)));
+    }
+    warp_barrier();
+    u32 kept = 0;
+    for (u32 group = lane, bit = 1; group < groups; group += 32, bit <<= 1) {
+        const u32 own = ld_shared(&keys[group * size]);
+        u32 better = 0;
+        for (u32 other = 0; other < groups; other++) {
+            const u32 sum = ld_shared(&keys[other * size]);
+            better += sum > own || (sum == own && other < group);
+        }
+        if (own != NO_KEY && better < p.shape.chosen_groups) kept |= bit;
+    }
+    warp_barrier();
+    for (u32 group = lane, bit = 1; group < groups; group += 32, bit <<= 1)
+        st_shared(&keys[group * size], kept & bit ? 1u : 0u);
+    warp_barrier();
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) {
+        const u32 expert = i * 32 + lane;
+        if (expert < experts && ld_shared(&keys[expert / size * size]) == 0) key[i] = NO_KEY;
+    }
+    warp_barrier();
+}
+
+// What the logits become: 0 where one has no key, which is where it is NaN.
+QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], const u32 (&key)[PER_LANE]) {
+    if (p.shape.flags & QG_FLAG_SIGMOID) {
+#pragma unroll
+        for (u32 i = 0; i < PER_LANE; i++) score[i] = key[i] == NO_KEY ? 0.0f : sigmoid(score[i]);
+        return;
+    }
+    u32 own = NO_KEY;
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) own = key[i] > own ? key[i] : own;
+    const u32 largest_key = warp_max(own);
+    const float largest = largest_key == NO_KEY ? 0.0f : number(largest_key);
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) {
+        // Infinity minus itself would be no number.
+        const float below = score[i] == largest ? 0.0f : score[i] - largest;
+        score[i] = key[i] == NO_KEY ? 0.0f : exp_nonpositive(below);
+        sum += score[i];
+    }
+    sum = warp_sum(sum);
+    if (largest_key == NO_KEY) return;
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) score[i] = score[i] / sum;
+}
+
+// Writes ids and weights of a token. Returns its first slot without an expert.
+QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
+    const u32 lane = thread_index() % 32, experts = p.shape.experts, top_k = p.shape.top_k;
+    const u64 row = token * p.at.logits_row;
+    float score[PER_LANE];
+    u32 key[PER_LANE];
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) {
+        const u32 expert = i * 32 + lane;
+        score[i] = expert < experts ? load_logit(p, row, expert) : bits_to_f32(0x7fffffffu);
+    }
+#pragma unroll
+    for (u32 i = 0; i < PER_LANE; i++) key[i] = ordered(score[i]);
+    score_logits(p, score, key);
+    const bool is_biased = p.shape.flags & QG_FLAG_BIAS;
+    if (is_biased || p.shape.groups != 0) {
+#pragma unroll
+        for (u32 i = 0; i < PER_LANE; i++) {
+            if (key[i] == NO_KEY) continue;
+            const float bias = is_biased ? bits_to_f32(ld_global_u32(word_at(p.at.bias, i * 32 + lane))) : 0.0f;
+            key[i] = ordered(score[i] + bias);
+        }
+    }
+    if (p.shape.groups != 0) keep_best_groups(p, key, keys);
+
+    // Lane j has the j-th best.
+    u32 own_id = ~0u;
+    float own_score = 0.0f;
+    for (u32 place = 0; place < top_k; place++) {
+        u32 best = NO_KEY, at = 0;
+#pragma unroll
+        for (u32 i = 0; i < PER_LANE; i++)
+            if (key[i] > best) best = key[i], at = i;
+        const u32 largest = warp_max(best);
+        if (largest == NO_KEY) break;
+        // The lowest id has the largest complement.
+        const u32 expert = ~warp_max(best == largest ? ~(at * 32 + lane) : 0u);
+        float chosen = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < PER_LANE; i++)
+            if (i * 32 + lane == expert) chosen = score[i], key[i] = NO_KEY;
+        chosen = bits_to_f32(shfl_idx_u32(f32_to_bits(chosen), expert % 32));
+        if (lane == place) own_id = expert, own_score = chosen;
+    }
+    if (p.shape.flags & QG_FLAG_RENORMALIZE) {
+        const float sum = warp_sum(own_score);
+        own_score = own_score / (sum > SMALLEST_NORMAL ? sum : SMALLEST_NORMAL);
+    }
+    const u32 slot = token * top_k + lane;
+    if (lane < top_k) {
+        st_global_u32(word_at(p.at.ids, slot), own_id);
+        st_global_u32(word_at(p.at.weights, slot), f32_to_bits(own_score * p.shape.scale));
+    }
+    const u32 missing = ballot(lane < top_k && own_id == ~0u);
+    return missing == 0 ? NO_SLOT : token * top_k + lowest(missing);
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const __grid_constant__ RoutingParams p) {
+    const u32 warp = thread_index() / 32, warps = cta_threads() / 32, chunk = cta_index().x;
+    const u32 experts = p.shape.experts;
+    const ListStorage storage = ListStorage::of(dynamic_shared(), experts, warps);
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const u32 first = chunk * p.shape.chunk_tokens, end = first + p.shape.chunk_tokens;
+    const u32 last = end < p.shape.tokens ? end : p.shape.tokens;
+    u32 bad = NO_SLOT;
+    for (u32 token = first + warp; token < last; token += warps) {
+        const u32 missing = route_token(p, token, storage.of_warps + warp * experts);
+        bad = missing < bad ? missing : bad;
+    }
+    const bool is_alone = p.shape.chunks == 1, counts = p.shape.flags & QG_FLAG_COUNTS;
+    // A kernel of its own makes the lists, and finds what is wrong.
+    if (!is_alone && !counts) return;
+    // The ids of all warps are visible, and their keys no longer in use.
+    cta_barrier();
+    if (p.shape.flags & QG_FLAG_LISTS) {
+        if (counts)
+            count_chunk(p, p.at.ids, chunk, storage);
+        else
+            make_lists(p, p.at.ids, storage);
+        return;
+    }
+    bad = least_of_warps(storage, bad);
+    if (thread_index() != 0) return;
+    if (counts)
+        st_global_u32(chunk_bad(p, chunk), bad);
+    else
+        store_status(p, p.at.ids, bad);
+}

@@ -1,0 +1,244 @@
+// Lists of the slots of each expert, in ascending order. A warp counts the slots of a range, CTAs and warps find where their
+// part of each list begins, and the warp writes the slots there: who is first in a list does not depend on who runs first.
+#pragma once
+#include "atoms/bits.cuh"
+#include "atoms/launch.cuh"
+#include "atoms/memory.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "generated/abi.cuh"
+
+// The parameter of every kernel of a routing.
+struct RoutingParams {
+    RoutingShape shape;
+    RoutingPointers at;
+};
+
+constexpr u32 NO_SLOT = ~0u;
+// Codes of the status.
+constexpr u32 STATUS_BAD_ID = 1, STATUS_TOO_FEW = 2;
+
+struct SlotRange {
+    u32 first, last;
+
+    QG_DEVICE SlotRange of_chunk(const RoutingParams& p, u32 chunk) {
+        const u32 all = p.shape.tokens * p.shape.top_k, each = p.shape.chunk_tokens * p.shape.top_k;
+        const u32 first = chunk * each;
+        return {first, first + each < all ? first + each : all};
+    }
+    // The part of a warp: whole rows of 32.
+    QG_DEVICE SlotRange of_warp(const SlotRange& range, u32 warp, u32 warps) {
+        const u32 each = ((range.last - range.first + warps - 1) / warps + 31) / 32 * 32;
+        const u32 first = range.first + warp * each;
+        return {first < range.last ? first : range.last, first + each < range.last ? first + each : range.last};
+    }
+};
+
+// The CTA's shared memory: a count for each expert of every warp, which becomes the place of the warp's next slot; one for
+// each of all warps, which becomes the offset of the list, and the end of the last; and two words a warp.
+struct ListStorage {
+    u32* of_warps;
+    u32* offsets;
+    u32* sums;
+    u32* bad;
+
+    QG_DEVICE ListStorage of(u8* shared, u32 experts, u32 warps) {
+        u32* words = reinterpret_cast<u32*>(shared);
+        u32* offsets = words + warps * experts;
+        return {words, offsets, offsets + experts + 1, offsets + experts + 1 + 32};
+    }
+};
+
+QG_DEVICE u8* word_at(u64 address, u64 index) {
+    return reinterpret_cast<u8*>(address) + index * 4;
+}
+
+// The workspace: the first bad slot of every chunk, then the counts of every chunk, then those of all.
+QG_DEVICE u8* chunk_bad(const RoutingParams& p, u32 chunk) {
+    return word_at(p.at.workspace, chunk);
+}
+QG_DEVICE u8* chunk_count(const RoutingParams& p, u32 chunk, u32 expert) {
+    return word_at(p.at.workspace, p.shape.chunks + (u64)chunk * p.shape.experts + expert);
+}
+
+// The lowest bit that is set.
+QG_DEVICE u32 lowest(u32 bits) {
+    return popc(~bits & (bits - 1));
+}
+
+// The lanes that have the id of this one; ids are `experts` at most, which stands for none.
+QG_DEVICE u32 lanes_of(u32 id, u32 experts) {
+    u32 lanes = ~0u;
+    for (u32 bit = 1; bit <= experts; bit *= 2) {
+        const u32 set = ballot((id & bit) != 0);
+        lanes &= id & bit ? set : ~set;
+    }
+    return lanes;
+}
+
+// The id of a slot, `experts` of one beyond the range or without an expert.
+QG_DEVICE u32 load_id(const RoutingParams& p, u64 ids, const SlotRange& range, u32 slot) {
+    if (slot >= range.last) return p.shape.experts;
+    const u32 id = ld_global_u32(word_at(ids, slot));
+    return id < p.shape.experts ? id : p.shape.experts;
+}
+
+// Adds the slots of a warp's range to its counts. Returns the first without an expert.
+QG_DEVICE u32 count_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* counts) {
+    const u32 lane = thread_index() % 32, experts = p.shape.experts;
+    u32 first_bad = NO_SLOT;
+    for (u32 first = range.first; first < range.last; first += 32) {
+        const u32 id = load_id(p, ids, range, first + lane);
+        const u32 bad = ballot(id == experts && first + lane < range.last);
+        if (bad != 0 && first_bad == NO_SLOT) first_bad = first + lowest(bad);
+        const u32 lanes = lanes_of(id, experts);
+        if (id < experts && lowest(lanes) == lane) st_shared(&counts[id], ld_shared(&counts[id]) + popc(lanes));
+        warp_barrier();
+    }
+    return first_bad;
+}
+
+// Writes the slots of a warp's range to the rows, from the places on that the warp has for each expert.
+QG_DEVICE void scatter_slots(const RoutingParams& p, u64 ids, const SlotRange& range, u32* places) {
+    const u32 lane = thread_index() % 32, experts = p.shape.experts;
+    for (u32 first = range.first; first < range.last; first += 32) {
+        const u32 id = load_id(p, ids, range, first + lane);
+        const u32 lanes = lanes_of(id, experts);
+        const u32 before = popc(lanes & ((1u << lane) - 1));
+        u32 place = 0;
+        if (id < experts) {
+            place = ld_shared(&places[id]);
+            st_global_u32(word_at(p.at.rows, place + before), first + lane);
+        }
+        warp_barrier();
+        if (id < experts && before == 0) st_shared(&places[id], place + popc(lanes));
+        warp_barrier();
+    }
+}
+
+// The sum of the values of this lane and those before it.
+QG_DEVICE u32 inclusive_sum(u32 value) {
+    const u32 lane = thread_index() % 32;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = shfl_idx_u32(value, lane - distance);
+        if (lane >= distance) value += other;
+    }
+    return value;
+}
+
+// Replaces counts by the sums of those before them, and the entry behind the last by the sum of all.
+QG_DEVICE void counts_to_offsets(const ListStorage& storage, u32 experts) {
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32, warps = cta_threads() / 32;
+    const u32 rows = (experts + 31) / 32;
+    for (u32 row = warp; row < rows; row += warps) {
+        const u32 e = row * 32 + lane;
+        const u32 count = e < experts ? ld_shared(&storage.offsets[e]) : 0;
+        const u32 sum = inclusive_sum(count);
+        if (e < experts) st_shared(&storage.offsets[e], sum - count);
+        if (lane == 31) st_shared(&storage.sums[row], sum);
+    }
+    cta_barrier();
+    if (warp == 0) {
+        const u32 count = lane < rows ? ld_shared(&storage.sums[lane]) : 0;
+        const u32 sum = inclusive_sum(count);
+        if (lane < rows) st_shared(&storage.sums[lane], sum - count);
+        if (lane == 31) st_shared(&storage.offsets[experts], sum);
+    }
+    cta_barrier();
+    for (u32 e = thread_index(); e < experts; e += cta_threads())
+        st_shared(&storage.offsets[e], ld_shared(&storage.offsets[e]) + ld_shared(&storage.sums[e / 32]));
+    cta_barrier();
+}
+
+QG_DEVICE void clear_counts(const ListStorage& storage, u32 experts) {
+    for (u32 i = thread_index(); i < experts * (cta_threads() / 32); i += cta_threads())
+        st_shared(&storage.of_warps[i], 0u);
+    cta_barrier();
+}
+
+// The least of what the warps found; every thread gets it.
+QG_DEVICE u32 least_of_warps(const ListStorage& storage, u32 slot) {
+    if (thread_index() % 32 == 0) st_shared(&storage.bad[thread_index() / 32], slot);
+    cta_barrier();
+    for (u32 warp = 0; warp < cta_threads() / 32; warp++) {
+        const u32 other = ld_shared(&storage.bad[warp]);
+        slot = other < slot ? other : slot;
+    }
+    return slot;
+}
+
+// What the status says when `slot` is the first without an expert; by one thread.
+QG_DEVICE void store_status(const RoutingParams& p, u64 ids, u32 slot) {
+    const bool is_bad = slot != NO_SLOT, is_given = p.shape.flags & QG_FLAG_GIVEN_IDS;
+    u32 id = is_bad ? ~0u : 0;
+    if (is_bad && is_given) id = ld_global_u32(word_at(ids, slot));
+    st_global_u32(word_at(p.at.status, 0), is_bad ? (is_given ? STATUS_BAD_ID : STATUS_TOO_FEW) : 0);
+    st_global_u32(word_at(p.at.status, 1), is_bad ? slot / p.shape.top_k : 0);
+    st_global_u32(word_at(p.at.status, 2), is_bad ? slot % p.shape.top_k : 0);
+    st_global_u32(word_at(p.at.status, 3), id);
+}
+
+// Entries of the rows, of those that are this CTA's to fill, behind the last list.
+QG_DEVICE void fill_rest(const RoutingParams& p, const SlotRange& range, u32 listed) {
+    const u32 first = range.first < listed ? listed : range.first;
+    for (u32 place = first + thread_index(); place < range.last; place += cta_threads())
+        st_global_u32(word_at(p.at.rows, place), ~0u);
+}
+
+// Offsets and counts, from the offsets in shared memory.
+QG_DEVICE void store_offsets(const RoutingParams& p, const ListStorage& storage) {
+    for (u32 e = thread_index(); e <= p.shape.experts; e += cta_threads()) {
+        const u32 offset = ld_shared(&storage.offsets[e]);
+        st_global_u32(word_at(p.at.offsets, e), offset);
+        if (e < p.shape.experts)
+            st_global_u32(word_at(p.at.counts, e), ld_shared(&storage.offsets[e + 1]) - offset);
+    }
+}
+
+// Counts the slots of a chunk for the kernels that follow.
+QG_DEVICE void count_chunk(const RoutingParams& p, u64 ids, u32 chunk, const ListStorage& storage) {
+    const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
+    clear_counts(storage, experts);
+    const SlotRange range = SlotRange::of_warp(SlotRange::of_chunk(p, chunk), warp, warps);
+    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, storage.of_warps + warp * experts));
+    if (thread_index() == 0) st_global_u32(chunk_bad(p, chunk), bad);
+    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
+        u32 count = 0;
+        for (u32 other = 0; other < warps; other++) count += ld_shared(&storage.of_warps[other * experts + e]);
+        st_global_u32(chunk_count(p, chunk, e), count);
+    }
+}
+
+// Everything, by one CTA.
+QG_DEVICE void make_lists(const RoutingParams& p, u64 ids, const ListStorage& storage) {
+    const u32 experts = p.shape.experts, warp = thread_index() / 32, warps = cta_threads() / 32;
+    clear_counts(storage, experts);
+    const SlotRange all = {0, p.shape.tokens * p.shape.top_k};
+    const SlotRange range = SlotRange::of_warp(all, warp, warps);
+    const u32 bad = least_of_warps(storage, count_slots(p, ids, range, storage.of_warps + warp * experts));
+    if (thread_index() == 0) store_status(p, ids, bad);
+    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
+        u32 count = 0;
+        for (u32 other = 0; other < warps; other++) {
+            u32* of_warp = &storage.of_warps[other * experts + e];
+            const u32 own = ld_shared(of_warp);
+            st_shared(of_warp, count);
+            count += own;
+        }
+        st_shared(&storage.offsets[e], count);
+    }
+    cta_barrier();
+    counts_to_offsets(storage, experts);
+    store_offsets(p, storage);
+    for (u32 e = thread_index(); e < experts; e += cta_threads()) {
+        const u32 offset = ld_shared(&storage.offsets[e]);
+        for (u32 other = 0; other < warps; other++) {
+            u32* of_warp = &storage.of_warps[other * experts + e];
+            st_shared(of_warp, ld_shared(of_warp) + offset);
+        }
+    }
+    cta_barrier();
+    scatter_slots(p, ids, range, storage.of_warps + warp * experts);
+    fill_rest(p, all, ld_shared(&storage.offsets[experts]));
+}

@@ -1,0 +1,357 @@
+//! `routing`: the experts of tokens, and the tokens of experts. Few tokens take one launch, more of them two, and where one CTA would
+//! be long at the lists, three: choose and count, add the counts up, write.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::{self, RoutingPointers, RoutingShape, dtype_code};
+use qgemm_hal::op::routing::workspace_bytes;
+use qgemm_hal::{
+    CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand,
+    Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep, Scoring, Spec, Unsupported,
+    Variant, WorkspaceLayout,
+};
+
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "routing";
+/// Experts that the kernels that choose are made for: a warp holds so many, 2 to 32 a lane.
+const EXPERTS: [u32; 5] = [64, 128, 256, 512, 1024];
+/// Threads of a CTA of most kernels: a warp a token.
+const THREADS: u32 = 256;
+/// Threads of a CTA that makes all lists or adds counts up, at most.
+const MOST_THREADS: u32 = 1024;
+/// Tokens that one CTA chooses for and lists: two a warp.
+const ALONE_TOKENS: usize = 16;
+/// Slots that one CTA lists. More are shared out.
+const ALONE_SLOTS: usize = 8192;
+/// Counts of all warps that a CTA keeps in shared memory, in words.
+const SHARED_COUNTS: u32 = 8192;
+/// CTAs for each multiprocessor.
+const CTAS_A_UNIT: usize = 4;
+/// Fewest slots that are worth counts of their own.
+const LEAST_COUNTED: usize = 256;
+/// Share of the bandwidth that the kernels should reach, per mille: choosing takes more instructions than loads.
+const EFFICIENCY: u32 = 300;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Routing;
+
+/// How tokens are cut, and the kernels that run.
+#[derive(Debug)]
+struct Cut {
+    chunk_tokens: usize,
+    chunks: usize,
+    /// Whether chunks leave counts in the workspace.
+    counts: bool,
+    steps: Vec<RoutingStep>,
+}
+
+impl Cut {
+    fn new(op: &CheckedRouting, units: u32) -> Self {
+        use RoutingStep as S;
+        let chooses = op.logits().is_some();
+        let few_slots = op.slots() <= ALONE_SLOTS;
+        let (counts, steps) = match (chooses, op.lists) {
+            (true, _) if op.tokens <= ALONE_TOKENS => (false, vec![S::TopK]),
+            (true, false) => (true, vec![S::TopK, S::Scan]),
+            (true, true) if few_slots => (false, vec![S::TopK, S::Lists]),
+            (true, true) => (true, vec![S::TopK, S::Scan, S::Scatter]),
+            (false, _) if few_slots => (false, vec![S::Lists]),
+            (false, _) => (true, vec![S::Count, S::Scan, S::Scatter]),
+        };
+        let alone = steps.len() == 1;
+        let least = if counts && op.lists { LEAST_COUNTED.div_ceil(op.top_k) } else { 1 };
+        let shared_out = op.tokens.div_ceil(CTAS_A_UNIT * units.max(1) as usize).max(least);
+        let chunk_tokens = if alone { op.tokens } else { shared_out.next_multiple_of(THREADS as usize / 32) };
+        Self { chunk_tokens, chunks: op.tokens.div_ceil(chunk_tokens), counts, steps }
+    }
+
+    fn workspace_bytes(&self, op: &CheckedRouting) -> usize {
+        if self.counts { workspace_bytes(self.chunks, op.experts, op.lists) } else { 0 }
+    }
+
+    /// CTAs of a kernel.
+    fn ctas(&self, step: RoutingStep, op: &CheckedRouting) -> u32 {
+        match step {
+            RoutingStep::Lists => 1,
+            RoutingStep::Scan if op.lists => (op.experts as u32).div_ceil(32),
+            RoutingStep::Scan => 1,
+            RoutingStep::TopK | RoutingStep::Count | RoutingStep::Scatter => self.chunks as u32,
+        }
+    }
+}
+
+/// Most threads of a kernel's CTA.
+fn most_threads(step: RoutingStep) -> u32 {
+    match step {
+        RoutingStep::Lists | RoutingStep::Scan => MOST_THREADS,
+        RoutingStep::TopK | RoutingStep::Count | RoutingStep::Scatter => THREADS,
+    }
+}
+
+/// `SharedStorage` of `entry/routing_scan.cu`.
+const SCAN_SHARED_BYTES: u32 = MOST_THREADS / 32 * 33 * 4;
+
+/// Grid, threads and shared memory (`ListStorage` in `mainloop/expert_lists.cuh`).
+fn geometry(step: RoutingStep, cut: &Cut, op: &CheckedRouting) -> Geometry {
+    let grid = [cut.ctas(step, op), 1, 1];
+    if step == RoutingStep::Scan {
+        return Geometry { grid, threads: MOST_THREADS, shared_bytes: SCAN_SHARED_BYTES };
+    }
+    let experts = op.experts as u32;
+    // As many warps as the counts leave room for.
+    let fitting = (SHARED_COUNTS / experts).clamp(THREADS / 32, MOST_THREADS / 32) * 32;
+    let threads = most_threads(step).min(fitting);
+    let words = threads / 32 * experts + experts + 1 + 32 + 32;
+    Geometry { grid, threads, shared_bytes: words * 4 }
+}
+
+/// What tells the kernel of a step for so many experts apart.
+fn spec_of(step: RoutingStep, experts: usize) -> RoutingSpec {
+    let fitting = EXPERTS.into_iter().find(|&most| most as usize >= experts);
+    let all = EXPERTS[EXPERTS.len() - 1];
+    RoutingSpec { step, experts: if step == RoutingStep::TopK { fitting.unwrap_or(all) } else { all } }
+}
+
+fn id(spec: RoutingSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Routing(spec))
+}
+
+fn source(spec: RoutingSpec, variant: Variant) -> KernelSpec {
+    let (entry, symbol) = match spec.step {
+        RoutingStep::TopK => ("entry/routing_top_k.cu", "qg_routing_top_k"),
+        RoutingStep::Lists => ("entry/routing_lists.cu", "qg_routing_lists"),
+        RoutingStep::Count => ("entry/routing_count.cu", "qg_routing_count"),
+        RoutingStep::Scan => ("entry/routing_scan.cu", "qg_routing_scan"),
+        RoutingStep::Scatter => ("entry/routing_scatter.cu", "qg_routing_scatter"),
+    };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", most_threads(spec.step));
+    match spec.step {
+        RoutingStep::TopK => constant_line(&mut prelude, "QG_EXPERTS", spec.experts),
+        RoutingStep::Scan => constant_line(&mut prelude, "QG_SHARED_BYTES", SCAN_SHARED_BYTES),
+        RoutingStep::Lists | RoutingStep::Count | RoutingStep::Scatter => {}
+    }
+    KernelSpec {
+        name: id(spec, variant).to_string(),
+        entry,
+        text: source::entry(entry),
+        symbol,
+        prelude,
+        arch_specific: false,
+    }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let of_step = |step| {
+        let sizes = if step == RoutingStep::TopK { &EXPERTS[..] } else { &EXPERTS[EXPERTS.len() - 1..] };
+        sizes.iter().map(move |&experts| RoutingSpec { step, experts })
+    };
+    RoutingStep::ALL.into_iter().flat_map(of_step).map(move |spec| source(spec, variant))
+}
+
+/// `RoutingParams` in `mainloop/expert_lists.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct RoutingParams {
+    shape: RoutingShape,
+    at: RoutingPointers,
+}
+
+impl Params for RoutingParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use RoutingOperand as O;
+        let mut params = *self;
+        let pointers = [
+            (&mut params.at.logits, O::Logits),
+            (&mut params.at.given_ids, O::GivenIds),
+            (&mut params.at.bias, O::Bias),
+            (&mut params.at.ids, O::Ids),
+            (&mut params.at.weights, O::Weights),
+            (&mut params.at.offsets, O::Offsets),
+            (&mut params.at.counts, O::Counts),
+            (&mut params.at.rows, O::Rows),
+            (&mut params.at.status, O::Status),
+            (&mut params.at.workspace, O::Workspace),
+        ];
+        for (pointer, operand) in pointers {
+            *pointer = at.of(operands, operand)?;
+        }
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+fn params(op: &CheckedRouting, cut: &Cut) -> RoutingParams {
+    let flags = [
+        (abi::FLAG_BIAS, op.bias),
+        (abi::FLAG_SIGMOID, op.scoring == Scoring::Sigmoid),
+        (abi::FLAG_RENORMALIZE, op.renormalize),
+        (abi::FLAG_LISTS, op.lists),
+        (abi::FLAG_COUNTS, cut.counts),
+        (abi::FLAG_GIVEN_IDS, op.logits().is_none()),
+    ];
+    let shape = RoutingShape {
+        tokens: op.tokens as u32,
+        experts: op.experts as u32,
+        top_k: op.top_k as u32,
+        flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+        groups: op.groups.map_or(0, |groups| groups.groups as u32),
+        chosen_groups: op.groups.map_or(0, |groups| groups.chosen as u32),
+        scale: op.scale,
+        dtype: op.logits().map_or(0, |logits| dtype_code(logits.dtype)),
+        chunk_tokens: cut.chunk_tokens as u32,
+        chunks: cut.chunks as u32,
+    };
+    let logits_row = op.logits().map_or(0, |logits| logits.row_stride);
+    RoutingParams { shape, at: RoutingPointers { logits_row, ..RoutingPointers::default() } }
+}
+
+/// The step with the operands that its kernel reads and writes.
+fn bound(step: LaunchStep, kind: RoutingStep, op: &CheckedRouting, cut: &Cut) -> LaunchStep {
+    use RoutingOperand as O;
+    let alone = cut.steps.len() == 1;
+    let same =
+        |step: LaunchStep, operands: &[O]| operands.iter().fold(step, |step, &operand| step.bind(operand, operand));
+    let step = match kind {
+        RoutingStep::TopK => {
+            let step = same(step, &[O::Logits, O::Ids, O::Weights]);
+            let step = if op.bias { step.bind(O::Bias, O::Bias) } else { step };
+            let step = if alone { step.bind(O::Status, O::Status) } else { step };
+            if alone && op.lists { same(step, &[O::Offsets, O::Counts, O::Rows]) } else { step }
+        }
+        RoutingStep::Lists => same(step, &[O::Offsets, O::Counts, O::Rows, O::Status]),
+        RoutingStep::Count => step,
+        RoutingStep::Scan => step.bind(O::Status, O::Status),
+        RoutingStep::Scatter => same(step, &[O::Offsets, O::Counts, O::Rows]),
+    };
+    let step = match kind {
+        RoutingStep::TopK => step,
+        // Of chosen experts, the scan reads none.
+        RoutingStep::Scan if op.logits().is_some() => step,
+        _ => step.bind(O::GivenIds, if op.logits().is_some() { O::Ids } else { O::GivenIds }),
+    };
+    match cut.counts {
+        true => step.bind_part(O::Workspace, O::Workspace, WorkspaceLayout::RESERVED..cut.workspace_bytes(op)),
+        false => step,
+    }
+}
+
+/// The launches of a plan, whose kernels `make` makes ready.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+pub fn routing_sequence(
+    op: &CheckedRouting,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let cut = Cut::new(op, info.units);
+    let params = Arc::new(params(op, &cut));
+    let mut steps = Vec::new();
+    for &kind in &cut.steps {
+        let spec = spec_of(kind, op.experts);
+        let launch = KernelLaunch {
+            id: id(spec, variant),
+            spec: source(spec, variant),
+            geometry: geometry(kind, &cut, op),
+            // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+            starts_early: variant >= Variant::Sm90,
+            operands: RoutingOperand::ALL,
+            params: params.clone(),
+        };
+        steps.push(bound(launch.step::<RoutingOperand>(make)?, kind, op, &cut));
+    }
+    Ok(LaunchSequence::new::<RoutingOperand>(NAME, steps))
+}
+
+impl Family<CheckedRouting> for Routing {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedRouting, info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        let cut = Cut::new(op, info.units);
+        Ok(vec![RoutingConfig {
+            kernel: id(spec_of(cut.steps[0], op.experts), variant),
+            launches: cut.steps.len() as u32,
+            workspace_bytes: cut.workspace_bytes(op),
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedRouting,
+        _: &RoutingLaunches,
+    ) -> Result<LaunchSequence, HalError> {
+        routing_sequence(op, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {
+        let Some(variant) = config.kernel.variant else { return 0 };
+        let hash = |step| source(spec_of(step, op.experts), variant).source_hash().short();
+        RoutingStep::ALL.into_iter().fold(0, |all: u64, step| all.rotate_left(7) ^ hash(step))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::{Dense, RoutingSource};
+
+    use super::*;
+
+    fn op(tokens: usize, experts: usize, top_k: usize) -> CheckedRouting {
+        CheckedRouting {
+            tokens,
+            experts,
+            top_k,
+            from: RoutingSource::Logits(Dense::rows_of(DType::F32, experts)),
+            scoring: Scoring::Softmax,
+            renormalize: false,
+            scale: 1.0,
+            bias: false,
+            groups: None,
+            lists: true,
+        }
+    }
+
+    #[test]
+    fn few_tokens_take_one_launch_and_a_million_three() {
+        let launches = |op: &CheckedRouting| Cut::new(op, 132).steps.len();
+        let of_ids = |tokens| CheckedRouting { from: RoutingSource::Ids, ..op(tokens, 128, 8) };
+        let unlisted = |tokens| CheckedRouting { lists: false, ..op(tokens, 128, 8) };
+        assert_eq!([1, 16, 17, 1024, 1025, 1 << 20].map(|tokens| launches(&op(tokens, 128, 8))), [1, 1, 2, 2, 3, 3]);
+        assert_eq!([1, 1024, 1025].map(|tokens| launches(&of_ids(tokens))), [1, 1, 3]);
+        assert_eq!([1, 16, 17, 1 << 20].map(|tokens| launches(&unlisted(tokens))), [1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn every_token_is_in_a_chunk_and_shared_memory_suffices() {
+        for (tokens, experts, top_k) in [(17, 1, 1), (1000, 1024, 16), (5000, 60, 2), (1 << 20, 1024, 16)] {
+            let op = op(tokens, experts, top_k);
+            for units in [1, 24, 132] {
+                let cut = Cut::new(&op, units);
+                assert!(cut.chunk_tokens * cut.chunks >= tokens && cut.chunk_tokens * (cut.chunks - 1) < tokens);
+                assert!(cut.chunks <= CTAS_A_UNIT * units as usize, "{cut:?}");
+                for &step in &cut.steps {
+                    let Geometry { threads, shared_bytes, .. } = geometry(step, &cut, &op);
+                    // What every chip has without asking.
+                    assert!(shared_bytes <= 48 << 10 && threads.is_multiple_of(32) && threads <= most_threads(step));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,5 @@
+// Counting bits.
+#pragma once
+#include "atoms/types.cuh"
+
+QG_DEVICE u32 popc(u32 bits) { return (u32)__builtin_popcount(bits); }

@@ -1,0 +1,111 @@
+//! `routing`: which kernels.
+
+use qgemm_hal::{CheckedRouting, DeviceInfo, Family, Operation, RoutingConfig, RoutingLaunches};
+
+use crate::error::{Refusal, SchedError};
+
+/// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time to launch and to move the
+/// bytes. Among equals, earlier ones win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedRouting,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedRouting>],
+) -> Result<(&'f dyn Family<CheckedRouting>, RoutingLaunches), SchedError> {
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn Family<CheckedRouting>, RoutingLaunches)> = None;
+    for &family in families {
+        match family.configs(op, info) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                for config in configs {
+                    let estimate = estimate(op, info, &config);
+                    if best.as_ref().is_none_or(|(_, known)| estimate < known.estimate) {
+                        best = Some((family, RoutingLaunches { config, estimate }));
+                    }
+                }
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let CheckedRouting { tokens, experts, top_k, .. } = op;
+        let operation = format!("routing of {tokens} tokens to {top_k} of {experts} experts");
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+/// Seconds that `config` should take.
+fn estimate(op: &CheckedRouting, info: &DeviceInfo, config: &RoutingConfig) -> f64 {
+    let share = f64::from(config.efficiency.max(1)) / 1000.0;
+    f64::from(config.launches) * info.launch_seconds + op.traffic() / (info.bandwidth * share)
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::{
+        Dense, Device, HalError, KernelId, LaunchSequence, RoutingSource, RoutingSpec, RoutingStep, Scoring, Spec,
+        Unsupported,
+    };
+
+    use super::*;
+    use crate::gemm::tests::info;
+
+    /// Launches, and the share of the bandwidth.
+    #[derive(Debug)]
+    struct TestFamily(&'static str, Option<(u32, u32)>);
+
+    impl Family<CheckedRouting> for TestFamily {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn configs(&self, op: &CheckedRouting, _: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+            let (launches, efficiency) = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
+            let spec = RoutingSpec { step: RoutingStep::TopK, experts: op.experts as u32 };
+            let kernel = KernelId::new(self.0, None, Spec::Routing(spec));
+            Ok(vec![RoutingConfig { kernel, launches, workspace_bytes: 0, efficiency }])
+        }
+        fn prepare(
+            &self,
+            device: &dyn Device,
+            _: &CheckedRouting,
+            _: &RoutingLaunches,
+        ) -> Result<LaunchSequence, HalError> {
+            Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
+        }
+        fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
+            0
+        }
+    }
+
+    fn op(tokens: usize) -> CheckedRouting {
+        CheckedRouting {
+            tokens,
+            experts: 128,
+            top_k: 8,
+            from: RoutingSource::Logits(Dense::rows_of(DType::F32, 128)),
+            scoring: Scoring::Softmax,
+            renormalize: true,
+            scale: 1.0,
+            bias: false,
+            groups: None,
+            lists: true,
+        }
+    }
+
+    #[test]
+    fn few_tokens_want_few_launches_and_many_want_bandwidth() {
+        let (short, wide, never) =
+            (TestFamily("short", Some((1, 10))), TestFamily("wide", Some((3, 900))), TestFamily("never", None));
+        let chosen = |tokens| {
+            let (family, launches) = choose(&op(tokens), &info(), &[&never, &short, &wide]).expect("two serve it");
+            assert!(launches.estimate >= f64::from(launches.config.launches) * info().launch_seconds);
+            family.name()
+        };
+        assert_eq!([chosen(1), chosen(1 << 20)], ["short", "wide"]);
+        let error = choose(&op(7), &info(), &[&never]).expect_err("serves nothing").to_string();
+        assert!(error.contains("routing of 7 tokens to 8 of 128 experts: never serves nothing"), "{error}");
+    }
+}

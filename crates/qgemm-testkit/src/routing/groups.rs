@@ -1,0 +1,181 @@
+//! The suite of `routing`: which cases a backend must pass.
+
+use qgemm_formats::DType;
+use qgemm_hal::{ExpertGroups, Scoring};
+
+use super::case::{RoutingCase, RoutingFrom, RoutingValues};
+use crate::suite::Group;
+
+type Cases = (Group, fn() -> Vec<RoutingCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<RoutingCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases] = &[
+    group("routing_sizes", "from one token and expert to thousands of tokens and 1024 experts", sizes),
+    group("routing_scores", "softmax and sigmoid, renormalized, scaled, biased, in groups", scores),
+    group("routing_special", "NaN, infinities, ties, tokens with too few experts", special),
+    group("routing_layouts", "every type of logits, leading dimensions, unaligned operands", layouts),
+    group("routing_ids", "lists of given ids, of all sizes, with ids that are no expert's", ids),
+];
+
+/// Tokens, experts, and experts of a token: around what one warp, one CTA and one chunk take.
+const SIZES: [(usize, usize, usize); 20] = [
+    (1, 1, 1),
+    (1, 8, 2),
+    (1, 128, 8),
+    (1, 1024, 16),
+    (7, 60, 4),
+    (7, 256, 8),
+    (16, 64, 6),
+    (17, 32, 1),
+    (33, 1, 1),
+    (33, 128, 8),
+    (33, 512, 10),
+    (33, 1024, 16),
+    (65, 65, 3),
+    (512, 8, 2),
+    (512, 60, 4),
+    (512, 128, 8),
+    (513, 256, 16),
+    (2049, 16, 4),
+    (5000, 8, 8),
+    (5000, 60, 2),
+];
+
+fn types(i: usize) -> RoutingFrom {
+    RoutingFrom::Logits(DType::ALL[i % DType::ALL.len()])
+}
+
+fn sizes() -> Vec<RoutingCase> {
+    let case = |(i, (tokens, experts, top_k))| {
+        let case = RoutingCase { from: types(i), seed: i as u64, ..RoutingCase::new(tokens, experts, top_k) };
+        // Half of them with lists alone: what is chosen does not depend on it.
+        [RoutingCase { renormalize: i % 2 == 0, ..case }, RoutingCase { lists: false, from: types(i + 1), ..case }]
+    };
+    SIZES.into_iter().enumerate().flat_map(case).collect()
+}
+
+fn scores() -> Vec<RoutingCase> {
+    let grouped = |groups, chosen| Some(ExpertGroups { groups, chosen });
+    // Experts, experts of a token, groups: none, DeepSeek-V3's, groups of one expert, of all, of odd sizes, and many.
+    let choices = [
+        (60, 4, None),
+        (256, 8, grouped(8, 4)),
+        (16, 4, grouped(16, 5)),
+        (40, 6, grouped(1, 1)),
+        (60, 8, grouped(4, 2)),
+        (1024, 16, grouped(128, 3)),
+    ];
+    let mut cases = Vec::new();
+    for (experts, top_k, groups) in choices {
+        for scoring in Scoring::ALL {
+            for bias in [false, true] {
+                for renormalize in [false, true] {
+                    let i = cases.len();
+                    cases.push(RoutingCase {
+                        from: types(i),
+                        scoring,
+                        bias,
+                        renormalize,
+                        groups,
+                        scale: [1.0, 2.5, 0.0625][i % 3],
+                        lists: i.is_multiple_of(3),
+                        values: [RoutingValues::Random, RoutingValues::Ties, RoutingValues::Skewed][i / 2 % 3],
+                        seed: i as u64,
+                        ..RoutingCase::new([19, 5, 40][i % 3], experts, top_k)
+                    });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn special() -> Vec<RoutingCase> {
+    let mut cases = Vec::new();
+    for values in RoutingValues::ALL {
+        for (tokens, experts, top_k, groups) in
+            [(13, 8, 8, None), (40, 60, 6, None), (40, 64, 8, Some((8, 3))), (600, 24, 15, Some((3, 2)))]
+        {
+            for scoring in Scoring::ALL {
+                let i = cases.len();
+                cases.push(RoutingCase {
+                    from: types(i),
+                    scoring,
+                    groups: groups.map(|(groups, chosen)| ExpertGroups { groups, chosen }),
+                    bias: i % 4 == 3,
+                    renormalize: i % 3 == 0,
+                    lists: i % 5 != 4,
+                    values,
+                    seed: i as u64,
+                    ..RoutingCase::new(tokens, experts, top_k)
+                });
+            }
+        }
+    }
+    cases
+}
+
+fn layouts() -> Vec<RoutingCase> {
+    let mut cases = Vec::new();
+    for dtype in DType::ALL {
+        for (gap, offset) in [(3, 0), (8, 0), (0, 1), (5, 2), (16, 3)] {
+            for (tokens, experts, top_k) in [(9, 61, 5), (70, 128, 8)] {
+                let i = cases.len();
+                let from = RoutingFrom::Logits(dtype);
+                let case = RoutingCase {
+                    from,
+                    gap,
+                    offset,
+                    bias: i % 2 == 1,
+                    seed: i as u64,
+                    ..RoutingCase::new(tokens, experts, top_k)
+                };
+                cases.push(RoutingCase { lists: i % 3 != 2, ..case });
+            }
+        }
+    }
+    cases
+}
+
+fn ids() -> Vec<RoutingCase> {
+    let mut cases = Vec::new();
+    for (i, (tokens, experts, top_k)) in SIZES.into_iter().enumerate() {
+        for (j, values) in RoutingValues::ALL.into_iter().enumerate() {
+            // Every kind for some sizes, every size with some kinds, the one with bad ids always.
+            if (i + j).is_multiple_of(2) || values == RoutingValues::Special {
+                let (offset, seed) = ((i + j) % 3, cases.len() as u64);
+                cases.push(RoutingCase { values, offset, seed, ..RoutingCase::of_ids(tokens, experts, top_k) });
+            }
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_scoring_and_way_to_compare_occurs_with_many_tokens_and_few() {
+        let all: Vec<RoutingCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
+        for dtype in DType::ALL {
+            let of_type = || all.iter().filter(|case| case.from == RoutingFrom::Logits(dtype));
+            assert!(of_type().any(|case| case.gap > 0) && of_type().any(|case| case.offset > 0));
+            assert!(of_type().any(|case| case.slots() > 8192) && of_type().any(|case| case.tokens == 1));
+        }
+        for scoring in Scoring::ALL {
+            for (bias, grouped) in [(false, false), (false, true), (true, false), (true, true)] {
+                let is_one = |case: &&RoutingCase| {
+                    (case.scoring, case.bias, case.groups.is_some()) == (scoring, bias, grouped)
+                        && case.from != RoutingFrom::Ids
+                };
+                assert!(all.iter().any(|case| is_one(&case)), "{scoring:?} {bias} {grouped}");
+            }
+        }
+        assert!((1..=16).all(|k| [7, 9, 11, 12, 13, 14].contains(&k) || all.iter().any(|case| case.top_k == k)));
+    }
+}

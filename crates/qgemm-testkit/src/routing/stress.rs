@@ -1,0 +1,43 @@
+//! Random routings: any size, source and choice from one seed.
+
+use qgemm_formats::DType;
+use qgemm_hal::{ExpertGroups, Scoring};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{RoutingCase, RoutingFrom, RoutingValues};
+use crate::random::{gap, pick, skewed};
+
+const MAX_TOKENS: usize = 3000;
+const MAX_EXPERTS: usize = 1024;
+const MAX_TOP_K: usize = 16;
+
+/// The case that `seed` stands for.
+pub(super) fn random_case(seed: u64) -> RoutingCase {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let (tokens, experts) = (skewed(rng, MAX_TOKENS), skewed(rng, MAX_EXPERTS));
+    let top_k = rng.random_range(1..=MAX_TOP_K.min(experts));
+    let values = pick(rng, &RoutingValues::ALL);
+    if rng.random_ratio(1, 4) {
+        return RoutingCase { values, offset: gap(rng, 4), seed, ..RoutingCase::of_ids(tokens, experts, top_k) };
+    }
+    let divisors: Vec<usize> = (1..=experts).filter(|groups| experts.is_multiple_of(*groups)).collect();
+    let groups = pick(rng, &divisors);
+    // As many groups as hold the experts of a token.
+    let fewest = top_k.div_ceil(experts / groups);
+    let chosen = rng.random_range(fewest..=groups);
+    RoutingCase {
+        from: RoutingFrom::Logits(pick(rng, &DType::ALL)),
+        scoring: pick(rng, &Scoring::ALL),
+        renormalize: rng.random(),
+        scale: pick(rng, &[1.0, 2.5, 0.125, -3.0]),
+        bias: rng.random_ratio(1, 3),
+        groups: rng.random_ratio(1, 3).then_some(ExpertGroups { groups, chosen }),
+        lists: rng.random_ratio(2, 3),
+        values,
+        gap: gap(rng, 20),
+        offset: gap(rng, 4),
+        seed,
+        ..RoutingCase::new(tokens, experts, top_k)
+    }
+}

@@ -1,0 +1,232 @@
+// Chooses the experts of a token, a workgroup a token. Keys are compared as bits in the order of the numbers, 0 being less than
+// every key that may be chosen; infinities and NaN are told by their bits, because adapters may calculate as if there were none.
+
+@group(0) @binding(0) var<storage, read> logits: array<u32>;
+@group(0) @binding(1) var<storage, read> biases: array<u32>;
+@group(0) @binding(2) var<storage, read_write> ids: array<u32>;
+@group(0) @binding(3) var<storage, read_write> weights: array<f32>;
+
+const MOST_EXPERTS: u32 = 1024u;
+const MOST_TOP_K: u32 = 16u;
+const INFINITY: u32 = 0xff800000u;  // as `ordered` has it
+const MINUS_INFINITY: u32 = 0x007fffffu;
+
+var<workgroup> keys: array<u32, MOST_EXPERTS>;
+var<workgroup> scores: array<f32, MOST_EXPERTS>;
+var<workgroup> group_sums: array<u32, MOST_EXPERTS>;
+// Of each invocation: its largest key and whose it is, or a part of a sum.
+var<workgroup> best: array<u32, THREADS>;
+var<workgroup> best_at: array<u32, THREADS>;
+var<workgroup> sums: array<f32, THREADS>;
+var<workgroup> chosen: array<u32, MOST_TOP_K>;
+var<workgroup> chosen_scores: array<f32, MOST_TOP_K>;
+
+// Bits in the order of the numbers, the same for both zeros; 0 for NaN.
+fn ordered(bits: u32) -> u32 {
+    let magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return 0u;
+    }
+    if (magnitude == 0u) {
+        return 0x80000000u;
+    }
+    return select(bits | 0x80000000u, ~bits, bits >= 0x80000000u);
+}
+
+fn number(key: u32) -> f32 {
+    return bitcast<f32>(select(~key, key & 0x7fffffffu, key >= 0x80000000u));
+}
+
+// exp(x) for x ≤ 0; 0 below -87, where results would leave the normal numbers. The distance to the next multiple of 1/4 is exact
+// in whichever order an adapter calculates; that of CUDA's reduction by ln(2) in two parts is not.
+fn exp_nonpositive(x: f32) -> f32 {
+    let bounded = max(x, -88.0);
+    let quarters = round(bounded * -4.0);
+    let r = bounded + quarters * 0.25;
+    let bits = vec4<u32>(u32(quarters));
+    let low = select(vec4<f32>(1.0), vec4<f32>(0.778800783, 0.606530660, 0.367879441, 0.135335283),
+                     (bits & vec4<u32>(1u, 2u, 4u, 8u)) != vec4<u32>());
+    let high = select(vec4<f32>(1.0), vec4<f32>(1.83156389e-2, 3.35462628e-4, 1.12535175e-7, 1.26641655e-14),
+                      (bits & vec4<u32>(16u, 32u, 64u, 128u)) != vec4<u32>());
+    let highest = select(1.0, 1.60381089e-28, bits.x >= 256u);
+    let power = low.x * low.y * low.z * low.w * (high.x * high.y * high.z * high.w) * highest;
+    var q = 8.33333333e-3;
+    q = q * r + 4.16666667e-2;
+    q = q * r + 0.166666667;
+    q = q * r + 0.5;
+    let fraction = q * r * r + r + 1.0;
+    return select(0.0, fraction * power, x > -87.0);
+}
+
+// 1 / (1 + exp(-x)).
+fn sigmoid(key: u32) -> f32 {
+    if (key == INFINITY) {
+        return 1.0;
+    }
+    if (key == MINUS_INFINITY) {
+        return 0.0;
+    }
+    let x = number(key);
+    let e = exp_nonpositive(-abs(x));
+    return select(1.0, e, x < 0.0) / (1.0 + e);
+}
+
+// The exponential of a logit beside that of the largest one.
+fn share(key: u32, largest: u32) -> f32 {
+    if (key == largest) {
+        return 1.0;
+    }
+    if (key == MINUS_INFINITY || largest == INFINITY) {
+        return 0.0;
+    }
+    // Halves do not overflow.
+    if (number(key) * 0.5 - number(largest) * 0.5 < -50.0) {
+        return 0.0;
+    }
+    return exp_nonpositive(number(key) - number(largest));
+}
+
+// The largest key of all, and the lowest expert that has it, in the first places of `best` and `best_at`.
+fn find_best(thread: u32) {
+    var key = 0u;
+    var at = 0u;
+    for (var e = thread; e < p.shape.experts; e += THREADS) {
+        if (keys[e] > key) {
+            key = keys[e];
+            at = e;
+        }
+    }
+    best[thread] = key;
+    best_at[thread] = at;
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) {
+            let other = best[thread + half];
+            let other_at = best_at[thread + half];
+            if (other > best[thread] || (other == best[thread] && other_at < best_at[thread])) {
+                best[thread] = other;
+                best_at[thread] = other_at;
+            }
+        }
+    }
+    workgroupBarrier();
+}
+
+fn add_up(thread: u32, value: f32) -> f32 {
+    sums[thread] = value;
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) {
+            sums[thread] += sums[thread + half];
+        }
+    }
+    workgroupBarrier();
+    return sums[0];
+}
+
+// Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums.
+fn keep_best_groups(thread: u32) {
+    let groups = p.shape.groups;
+    let size = p.shape.experts / groups;
+    for (var g = thread; g < groups; g += THREADS) {
+        var first = 0u;
+        var second = 0u;
+        for (var i = 0u; i < size; i++) {
+            let key = keys[g * size + i];
+            second = max(second, min(first, key));
+            first = max(first, key);
+        }
+        group_sums[g] = select(ordered(bitcast<u32>(number(first) + number(second))), first, second == 0u);
+    }
+    workgroupBarrier();
+    for (var g = thread; g < groups; g += THREADS) {
+        let own = group_sums[g];
+        var better = 0u;
+        for (var other = 0u; other < groups; other++) {
+            let sum = group_sums[other];
+            better += select(0u, 1u, sum > own || (sum == own && other < g));
+        }
+        if (own == 0u || better >= p.shape.chosen_groups) {
+            for (var i = 0u; i < size; i++) {
+                keys[g * size + i] = 0u;
+            }
+        }
+    }
+    workgroupBarrier();
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let token = group.y * groups.x + group.x;
+    if (token >= p.shape.tokens) {
+        return;
+    }
+    let row = p.logits_base + token * p.logits_row;
+    for (var e = thread; e < p.shape.experts; e += THREADS) {
+        let index = row + e;
+        let word = logits[word_of(index, p.shape.dtype)];
+        // A number keeps its bits where it needs no conversion.
+        keys[e] = ordered(select(bitcast<u32>(element(word, index, p.shape.dtype)), word, p.shape.dtype == F32));
+    }
+    // Keys of another invocation are read from here on.
+    workgroupBarrier();
+    if (has(FLAG_SIGMOID)) {
+        for (var e = thread; e < p.shape.experts; e += THREADS) {
+            scores[e] = select(sigmoid(keys[e]), 0.0, keys[e] == 0u);
+        }
+    } else {
+        find_best(thread);
+        let largest = best[0];
+        var own = 0.0;
+        for (var e = thread; e < p.shape.experts; e += THREADS) {
+            scores[e] = select(share(keys[e], largest), 0.0, keys[e] == 0u);
+            own += scores[e];
+        }
+        let sum = add_up(thread, own);
+        for (var e = thread; e < p.shape.experts; e += THREADS) {
+            scores[e] = select(scores[e] / sum, 0.0, largest == 0u);
+        }
+    }
+    let is_biased = has(FLAG_BIAS);
+    if (is_biased || p.shape.groups != 0u) {
+        for (var e = thread; e < p.shape.experts; e += THREADS) {
+            var bias = 0u;
+            if (is_biased) {
+                bias = biases[p.bias_base + e];
+            }
+            let sum = ordered(bitcast<u32>(scores[e] + bitcast<f32>(bias)));
+            keys[e] = select(sum, 0u, keys[e] == 0u || ordered(bias) == 0u);
+        }
+    }
+    workgroupBarrier();
+    if (p.shape.groups != 0u) {
+        keep_best_groups(thread);
+    }
+    for (var place = 0u; place < p.shape.top_k; place++) {
+        find_best(thread);
+        if (thread == 0u) {
+            let is_there = best[0] != 0u;
+            chosen[place] = select(0xffffffffu, best_at[0], is_there);
+            chosen_scores[place] = select(0.0, scores[best_at[0]], is_there);
+            keys[best_at[0]] = 0u;
+        }
+        workgroupBarrier();
+    }
+    if (thread < p.shape.top_k) {
+        var divisor = 1.0;
+        if (has(FLAG_RENORMALIZE)) {
+            var sum = 0.0;
+            for (var place = 0u; place < p.shape.top_k; place++) {
+                sum += chosen_scores[place];
+            }
+            divisor = max(sum, 0x1p-126f);
+        }
+        let slot = token * p.shape.top_k + thread;
+        ids[p.ids_base + slot] = chosen[thread];
+        weights[p.weights_base + slot] = chosen_scores[thread] / divisor * p.shape.scale;
+    }
+}
