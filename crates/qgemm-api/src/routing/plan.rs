@@ -57,7 +57,7 @@ pub struct RoutingLists<'a> {
 /// let args = RoutingArgs::of_logits((&logits).into(), (&mut ids).into(), (&mut weights).into(), (&mut status).into());
 /// plan.run(&ctx.default_stream(), args)?;
 /// plan.check_status(&ctx, &status)?;
-/// let ids: Vec<i32> = ctx.download(&ids)?;
+/// let ids: Vec<u32> = ctx.download(&ids)?; // u32::MAX would be -1: no expert
 /// assert_eq!(ids, [2, 1, 0, 2]);
 /// # let weights: Vec<f32> = ctx.download(&weights)?;
 /// # assert!((weights[2] - 0.8176).abs() < 1e-4 && (weights[2] + weights[3] - 1.0).abs() < 1e-6);
