@@ -164,6 +164,15 @@ fn a_model_that_is_read_does_not_mind_its_file() {
     assert_eq!(model.dense("w").expect("plain").to_f32(), values());
 }
 
+/// An error with what it came from, as a program prints it.
+#[cfg(unix)]
+fn with_sources(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", with_sources(source)),
+        None => error.to_string(),
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn what_has_no_end_is_refused_at_once() {
@@ -179,18 +188,18 @@ fn what_has_no_end_is_refused_at_once() {
     symlink("/dev/zero", path("zeros.gguf")).expect("writable");
     symlink("/dev/zero", path("zeros.safetensors.index.json")).expect("writable");
     for name in ["pipe.gguf", "zeros.gguf", "zeros.safetensors.index.json"] {
-        let error = open_model(path(name)).expect_err("no regular file").to_string();
+        let error = with_sources(&open_model(path(name)).expect_err("no regular file"));
         assert!(error.contains("regular file") && error.contains(name), "{error}");
         assert!(read_model(path(name), ModelOptions::default()).is_err());
     }
     for make in [&pipe as &dyn Fn(&str), &|name| symlink("/dev/zero", path(name)).expect("writable")] {
         make("config.json");
-        let error = open_model(path("model.safetensors")).expect_err("settings without an end").to_string();
+        let error = with_sources(&open_model(path("model.safetensors")).expect_err("settings without an end"));
         assert!(error.contains("config.json"), "{error}");
         fs::remove_file(path("config.json")).expect("there");
     }
     let long = fs::File::create(path("config.json")).expect("writable");
     long.set_len(1 << 40).expect("sparse files");
-    let error = open_model(path("model.safetensors")).expect_err("too long").to_string();
+    let error = with_sources(&open_model(path("model.safetensors")).expect_err("too long"));
     assert!(error.contains("at most"), "{error}");
 }
