@@ -4,6 +4,7 @@ use qgemm_formats::DType;
 use qgemm_hal::{BufferMut, BufferRef, Dense, DeviceId};
 
 use crate::error::Error;
+use crate::workspace::Workspace;
 
 /// The largest dimension: kernels count rows and columns in 32 bits (offsets in 64).
 pub(crate) const MAX_DIMENSION: usize = u32::MAX as usize;
@@ -100,6 +101,26 @@ impl Checks {
             return Err(Error::Misaligned { operand, expected: extent.alignment, got });
         }
         Ok(())
+    }
+
+    /// The workspace of a plan that needs `expected` bytes of it; none where it needs none. `why` it does.
+    pub fn workspace<'a>(
+        self,
+        workspace: Option<&'a mut Workspace>,
+        expected: usize,
+        why: &'static str,
+    ) -> Result<Option<BufferMut<'a>>, Error> {
+        const OPERAND: &str = "workspace";
+        if expected == 0 {
+            return Ok(None);
+        }
+        let workspace = workspace.ok_or(Error::MissingOperand { operand: OPERAND, why })?;
+        self.device(OPERAND, workspace.device())?;
+        let got = workspace.len();
+        if got < expected {
+            return Err(Error::BufferTooShort { operand: OPERAND, expected, got });
+        }
+        Ok(Some(workspace.view()))
     }
 
     /// That an operand came if, and only if, the plan uses one, which is when `extent` is some; `why` it does.

@@ -106,11 +106,7 @@ impl Weight {
         check_dimension("K", host.stored_k())?;
         let class = device.pack_class(format);
         let layout = PackedLayout::new(format, class);
-        let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
-            let mut buffer = device.allocate(bytes.len(), what)?;
-            device.upload(stream, bytes, (&mut buffer).into())?;
-            Ok(buffer)
-        };
+        let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
         let data = device.pack(stream, host)?;
         let row_scale = match host.row_scale() {
             None => None,
@@ -146,11 +142,7 @@ impl Weight {
         if got != class {
             return Err(Error::WrongLayout { format, device: device.info().id, expected: class, got });
         }
-        let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
-            let mut buffer = device.allocate(bytes.len(), what)?;
-            device.upload(stream, bytes, (&mut buffer).into())?;
-            Ok(buffer)
-        };
+        let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
         let data = upload(&packed.data, "a weight")?;
         let row_scale = packed.row_scale.as_deref().map(|s| upload(s, "row scales of a weight")).transpose()?;
         let k_order = packed.k_order.as_deref().map(|s| upload(s, "column order of a weight")).transpose()?;
@@ -254,6 +246,13 @@ impl Weight {
         operands.read_if_any(GemmOperand::RowScale, row_scale.as_ref().map(Into::into));
         operands.read_if_any(GemmOperand::KOrder, k_order.as_ref().map(Into::into));
     }
+}
+
+/// New memory that holds `bytes` once `stream` gets there.
+pub(crate) fn upload(device: &dyn Device, stream: &Stream, bytes: &[u8], what: &'static str) -> Result<Buffer, Error> {
+    let mut buffer = device.allocate(bytes.len(), what)?;
+    device.upload(stream, bytes, (&mut buffer).into())?;
+    Ok(buffer)
 }
 
 /// A host weight over unquantized `values` (little-endian) of `n × k` elements stored in `order`.

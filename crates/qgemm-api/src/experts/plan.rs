@@ -254,19 +254,9 @@ impl ExpertPlan {
         operands.read_if_any(O::RouterWeights, router_weights);
         operands.write(O::D, d);
         operands.write(O::Status, status);
-        match (self.workspace_bytes(), workspace) {
-            (0, _) => {}
-            (_, None) => {
-                let why = "the plan keeps gathered rows or the slots' products";
-                return Err(Error::MissingOperand { operand: "workspace", why });
-            }
-            (expected, Some(workspace)) => {
-                checks.device("workspace", workspace.device())?;
-                if workspace.len() < expected {
-                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
-                }
-                operands.write(O::Workspace, workspace.view());
-            }
+        let why = "the plan keeps gathered rows or the slots' products";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+            operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         Ok(ready.sequence.run(stream, operands)?)

@@ -7,7 +7,7 @@ use qgemm_hal::{Buffer, Device, DeviceId, ExpertOperand, Operands, Stream};
 
 use crate::error::Error;
 use crate::operand::check_dimension;
-use crate::weight::WeightShape;
+use crate::weight::{WeightShape, upload};
 
 /// The weights of a layer of experts on a device, packed once for every form of product
 /// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
@@ -50,11 +50,7 @@ impl Experts {
         check_dimension("K", host.stored_k())?;
         let class = device.pack_class(format);
         let layout = PackedLayout::new(format, class);
-        let upload = |bytes: &[u8], what| -> Result<Buffer, Error> {
-            let mut buffer = device.allocate(bytes.len(), what)?;
-            device.upload(stream, bytes, (&mut buffer).into())?;
-            Ok(buffer)
-        };
+        let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
         // Memory for all of them is asked for before anything is uploaded.
         let data = device.pack(stream, stacked)?;
         let row_scale = match stacked.row_scale() {

@@ -238,21 +238,9 @@ impl Plan {
         operands.read_if_any(GemmOperand::TokenScale, token_scale);
         operands.read_if_any(GemmOperand::Residual, residual);
         operands.write(GemmOperand::D, d);
-        match (self.workspace_bytes(), workspace) {
-            (0, _) => {}
-            (_, None) => {
-                return Err(Error::MissingOperand {
-                    operand: "workspace",
-                    why: "the plan keeps partial accumulators or converted activations",
-                });
-            }
-            (expected, Some(workspace)) => {
-                checks.device("workspace", workspace.device())?;
-                if workspace.len() < expected {
-                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
-                }
-                operands.write(GemmOperand::Workspace, workspace.view());
-            }
+        let why = "the plan keeps partial accumulators or converted activations";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+            operands.write(GemmOperand::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         Ok(ready.sequence.run(stream, operands)?)

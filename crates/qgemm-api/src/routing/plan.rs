@@ -212,19 +212,9 @@ impl RoutingPlan {
                 operands.write(operand, view);
             }
         }
-        match (self.workspace_bytes(), workspace) {
-            (0, _) => {}
-            (_, None) => {
-                let why = "the plan keeps counts of parts of the tokens";
-                return Err(Error::MissingOperand { operand: "workspace", why });
-            }
-            (expected, Some(workspace)) => {
-                checks.device("workspace", workspace.device())?;
-                if workspace.len() < expected {
-                    return Err(Error::BufferTooShort { operand: "workspace", expected, got: workspace.len() });
-                }
-                operands.write(O::Workspace, workspace.view());
-            }
+        let why = "the plan keeps counts of parts of the tokens";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+            operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         Ok(self.ready.sequence.run(stream, operands)?)
