@@ -5,14 +5,14 @@ use std::sync::Arc;
 use qgemm_formats::element::{bytes_of, bytes_of_mut};
 use qgemm_formats::packed_file::PackedWeight;
 use qgemm_formats::{DType, Element, HostExperts, HostWeight};
-use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Stream};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
 use qgemm_sched::TunedTable;
 
 use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts};
-use crate::gemm::{Candidate, Plan, Problem};
+use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
 use crate::routing::{Routing, RoutingPlan};
@@ -30,7 +30,8 @@ pub struct Context {
 
 impl Context {
     /// Opens a device by name (`cpu`, `cuda:0`, `wgpu:0`, `noop`, or `auto` for the best there is: CUDA, then a GPU through
-    /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists.
+    /// wgpu, then the CPU) or by the [`DeviceId`] that [`devices`](crate::devices) lists. Contexts of one device share its
+    /// memory: buffers, weights and plans of one are used with the other.
     ///
     /// # Errors
     /// When the name does not parse, there is no such device, or it fails to open. `auto` passes over backends
@@ -82,12 +83,38 @@ impl Context {
         Ok(self.device.synchronize(stream)?)
     }
 
+    /// Marks the present end of `stream`'s work, for other streams to wait for.
+    ///
+    /// # Errors
+    /// A device error.
+    pub fn record(&self, stream: &Stream) -> Result<Event, Error> {
+        Ok(self.device.record(stream)?)
+    }
+
+    /// Makes work that is submitted to `stream` from here on begin after the work before `event`, which may be another
+    /// stream's. The host does not wait.
+    ///
+    /// # Errors
+    /// When one of them belongs to another device, or a device error.
+    pub fn wait(&self, stream: &Stream, event: &Event) -> Result<(), Error> {
+        Ok(self.device.wait(stream, event)?)
+    }
+
     /// Packs a weight for the device and uploads it; it is ready for every stream when this returns.
     ///
     /// # Errors
     /// [`Error::DimensionTooLarge`], or a device error such as exhausted memory.
     pub fn load(&self, weight: &HostWeight) -> Result<Weight, Error> {
-        Weight::load(&*self.device, &self.default_stream(), weight)
+        self.load_on(&self.default_stream(), weight)
+    }
+
+    /// [`Context::load`] through a stream of one's choice, beside the work of other streams: the next layer is loaded while
+    /// this one multiplies.
+    ///
+    /// # Errors
+    /// As [`Context::load`], and when the stream is another device's.
+    pub fn load_on(&self, stream: &Stream, weight: &HostWeight) -> Result<Weight, Error> {
+        Weight::load(&*self.device, stream, weight)
     }
 
     /// Packs the gate and the up of a gated layer (SwiGLU, GeGLU) as one weight, whose problems compute
@@ -98,7 +125,15 @@ impl Context {
     /// [`FormatError::PairMismatch`](crate::FormatError::PairMismatch) when they differ in format, N, K or column
     /// order; and as [`Context::load`].
     pub fn load_gated(&self, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
-        Weight::load_gated(&*self.device, &self.default_stream(), gate, up)
+        self.load_gated_on(&self.default_stream(), gate, up)
+    }
+
+    /// [`Context::load_gated`] through a stream of one's choice; see [`Context::load_on`].
+    ///
+    /// # Errors
+    /// As [`Context::load_gated`], and when the stream is another device's.
+    pub fn load_gated_on(&self, stream: &Stream, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
+        Weight::load_gated(&*self.device, stream, gate, up)
     }
 
     /// Loads a weight that has been packed before, for this kind of device: by [`Context::download_packed`] or
@@ -109,7 +144,15 @@ impl Context {
     /// [`Error::WrongLayout`] when this device's kernels read another layout, or a device error such as exhausted
     /// memory.
     pub fn load_packed(&self, packed: &PackedWeight) -> Result<Weight, Error> {
-        Weight::from_packed(&*self.device, &self.default_stream(), packed)
+        self.load_packed_on(&self.default_stream(), packed)
+    }
+
+    /// [`Context::load_packed`] through a stream of one's choice; see [`Context::load_on`].
+    ///
+    /// # Errors
+    /// As [`Context::load_packed`], and when the stream is another device's.
+    pub fn load_packed_on(&self, stream: &Stream, packed: &PackedWeight) -> Result<Weight, Error> {
+        Weight::from_packed(&*self.device, stream, packed)
     }
 
     /// A copy of a weight in host memory, packed as it is on the device: to be [written](PackedWeight::write) to a
@@ -147,6 +190,19 @@ impl Context {
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
         self.check_weight(problem.weight().device)?;
         Plan::new(&*self.device, &self.tuned, &self.plans, problem)
+    }
+
+    /// A layer for any number of tokens: `describe` states all but M of a problem with `weight`. See [`Linear`].
+    ///
+    /// # Errors
+    /// When the problem is not valid, or is one with another weight.
+    pub fn layer(&self, weight: &Weight, describe: impl FnOnce(Problem) -> Problem) -> Result<Linear, Error> {
+        self.check_weight(weight.device())?;
+        Linear::new(self, weight, describe(Problem::new(weight, 0)))
+    }
+
+    pub(crate) fn plan_caches(&self) -> &PlanCaches {
+        &self.plans
     }
 
     /// Chooses a kernel for `conversion` and makes it ready. What was planned before is known, as with [`Context::plan`].

@@ -196,8 +196,8 @@ pub enum Error {
         /// Values that came.
         got: usize,
     },
-    /// A download asks for numbers of a type that the bytes are no whole number of.
-    #[error("download: expected a multiple of {width} bytes, which a value has, got {bytes}")]
+    /// Bytes are asked for as values of which they are no whole number.
+    #[error("values: expected a multiple of {width} bytes, which a value has, got {bytes}")]
     PartOfAValue {
         /// Bytes of the view.
         bytes: usize,

@@ -90,7 +90,7 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
 pub use experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
-pub use gemm::{Args, Plan, Problem};
+pub use gemm::{Args, Linear, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
@@ -124,21 +124,20 @@ pub mod tuning {
     pub use qgemm_sched::{TunedError, TunedTable};
 }
 
-/// What only the processor has: its measured bandwidth.
-pub mod cpu {
-    pub use qgemm_hal::read_bandwidth;
-}
+pub mod cpu;
 
 /// What only CUDA has: memory and streams of the caller's, graphs, and measured bandwidths.
 ///
 /// [`wrap_device_ptr`](cuda::wrap_device_ptr) and [`wrap_stream`](cuda::wrap_stream) take pointers and stream
 /// handles of the CUDA runtime, PyTorch or other code in the process without copying; the
-/// [`device`](Context::device) of a context is what they want as their first argument.
+/// [`device`](Context::device) of a context is what they want as their first argument. Where every tensor is a pointer of the
+/// caller's, an [`AddressSpace`](cuda::AddressSpace) makes views of them that cost nothing;
+/// [`device_address`](cuda::device_address) is the way back.
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use qgemm_cuda::{
-        Graph, capture, copy_bandwidth, cudarc, from_cudarc_stream, read_bandwidth, repack_bandwidth, wrap_device_ptr,
-        wrap_stream,
+        AddressSpace, Graph, capture, capture_with, copy_bandwidth, cudarc, device_address, from_cudarc_stream,
+        read_bandwidth, repack_bandwidth, wrap_device_ptr, wrap_stream,
     };
 }
 

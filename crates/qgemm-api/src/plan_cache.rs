@@ -9,6 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Family, LaunchSequence, Operation};
 use qgemm_sched::Preferences;
 
+use crate::gemm::LayerPlans;
+
 /// Most entries of a cache. An engine has tens of shapes for each of a few numbers of tokens.
 pub(crate) const MOST_ENTRIES: usize = 1024;
 
@@ -32,6 +34,8 @@ pub(crate) struct PlanCaches {
     pub convert: PlanCache<CheckedConvert, Ready<CheckedConvert>>,
     pub experts: PlanCache<(CheckedExperts, Preferences), Ready<CheckedExperts>>,
     pub routing: PlanCache<CheckedRouting, Ready<CheckedRouting>>,
+    /// What layers have planned.
+    pub layers: LayerPlans,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

@@ -1,10 +1,15 @@
 //! `Plan::run` only launches: it allocates nothing, so it can run in a real-time thread and in a graph capture. Planning costs
 //! little, and next to nothing the second time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
+use qgemm_api::cpu::open_with_pool;
+use qgemm_api::cpu::rayon::{self, ThreadPoolBuilder};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Args, Context, Conversion, ConversionArgs, DType, Problem, Weight, quantize};
+use qgemm_api::{Args, Buffer, Context, Conversion, ConversionArgs, DType, Problem, Weight, Workspace, quantize};
 
 fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
     let values: Vec<f32> = (0..n * k).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -46,6 +51,81 @@ fn the_api_allocates_nothing() {
 #[test]
 fn the_cpu_backend_allocates_nothing() {
     assert_eq!([allocations("cpu", 1), allocations("cpu", 64)], [0, 0]);
+}
+
+#[test]
+fn a_layer_that_was_prepared_allocates_nothing() {
+    let ctx = Context::open("cpu").expect("always there");
+    let (n, k, m) = (24, 256, 3);
+    let layer = ctx.layer(&weight(&ctx, n, k), |problem| problem.x_dtype(DType::F16).residual_in_d()).expect("valid");
+    let mut workspace = ctx.workspace(layer.prepare(1..=4).expect("valid")).expect("memory");
+    let (x, mut d) = (ctx.allocate(2 * m * k).expect("memory"), ctx.allocate(2 * m * n).expect("memory"));
+    let stream = ctx.default_stream();
+    let mut run = || {
+        layer.run(&stream, m, layer.args(&x, &mut d).workspace(&mut workspace)).expect("valid arguments");
+    };
+    run();
+    assert_eq!(allocation_counter::measure(|| (0..100).for_each(|_| run())).count_total, 0);
+}
+
+/// Allocations in `runs` of a warm plan for `m` tokens that enters a pool of two threads: of the calling thread, and of the
+/// pool's.
+fn allocations_of_all_threads(m: usize, runs: u64) -> [u64; 2] {
+    const THREADS: usize = 2;
+    let pool = ThreadPoolBuilder::new().num_threads(THREADS).build().expect("threads");
+    let pool = Arc::new(pool);
+    let ctx = Context::from_device(open_with_pool(pool.clone()));
+    let (n, k) = (1024, 1024);
+    let weight = weight(&ctx, n, k);
+    let plan = ctx.plan(&Problem::new(&weight, m)).expect("valid");
+    let x = ctx.allocate(4 * m * k).expect("memory");
+    let stream = ctx.default_stream();
+    let run = |d: &mut Buffer, workspace: &mut Workspace| {
+        plan.run(&stream, Args::new(&x, &weight, d).workspace(workspace)).expect("valid arguments");
+    };
+    let operands =
+        || (ctx.allocate(4 * m * n).expect("memory"), ctx.workspace(plan.workspace_bytes()).expect("memory"));
+    let (mut d, mut workspace) = operands();
+    // Every thread works once, on all that there is to work on.
+    pool.broadcast(|_| {
+        let (mut d, mut workspace) = operands();
+        run(&mut d, &mut workspace);
+    });
+    run(&mut d, &mut workspace);
+    let (started, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        // Each of the pool's threads does its part of the runs within what is measured.
+        let of_pool = scope.spawn(|| {
+            let counts = pool.broadcast(|_| {
+                started.fetch_add(1, Ordering::SeqCst);
+                let work = || {
+                    while !done.load(Ordering::SeqCst) {
+                        rayon::yield_now();
+                    }
+                };
+                allocation_counter::measure(work).count_total
+            });
+            counts.into_iter().sum::<u64>()
+        });
+        while started.load(Ordering::SeqCst) < THREADS {
+            thread::yield_now();
+        }
+        let own = allocation_counter::measure(|| (0..runs).for_each(|_| run(&mut d, &mut workspace))).count_total;
+        done.store(true, Ordering::SeqCst);
+        [own, of_pool.join().expect("no panic")]
+    })
+}
+
+#[test]
+fn a_product_that_enters_the_pool_allocates_but_blocks_of_its_queue() {
+    const RUNS: u64 = 200;
+    for m in [1, 64] {
+        let [own, of_pool] = allocations_of_all_threads(m, RUNS);
+        // Documented of `Plan::run`: a block of the queue about every sixtieth time.
+        assert!(own <= RUNS / 60 + 2, "M={m}: {own}");
+        // Threads that wait within a launch may begin another part, whose memory is new.
+        assert!(of_pool <= 2, "M={m}: {of_pool}");
+    }
 }
 
 /// Allocations of this thread in 100 runs of a warm conversion with every optional operand.

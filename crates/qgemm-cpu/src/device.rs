@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::collections::BTreeSet;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -71,16 +70,6 @@ impl CpuDevice {
         self.info.features = features(level);
         self.info.rates = rates(level, self.info.units);
         Ok(self)
-    }
-
-    /// A buffer over the caller's own `len` bytes at `start`, without copying.
-    ///
-    /// # Safety
-    /// As for [`HostMemory::borrow`]: until the buffer is dropped, the bytes must be initialised memory that
-    /// nothing else writes, and that nothing else reads while the buffer is borrowed mutably.
-    pub unsafe fn wrap(&self, start: NonNull<u8>, len: usize) -> Buffer {
-        // SAFETY: the caller's promise is the same.
-        unsafe { HostMemory::borrow(ID, start, len) }
     }
 
     /// The CPU behind a device.
@@ -193,6 +182,11 @@ impl Device for CpuDevice {
     fn record(&self, stream: &Stream) -> Result<Event, HalError> {
         HostStream::check(ID, stream)?;
         Ok(HostEvent::now())
+    }
+
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostEvent::check(ID, event)
     }
 
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {

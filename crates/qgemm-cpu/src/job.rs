@@ -27,6 +27,7 @@ pub struct Job<'a> {
     c: Option<Input<'a>>,
     bias: Option<&'a [u8]>,
     token_scale: Option<&'a [u8]>,
+    /// Where it is not what D holds.
     residual: Option<Input<'a>>,
     d: Output<'a>,
 }
@@ -108,8 +109,7 @@ impl<'a> Job<'a> {
             c: op.c.map(|c| matrix(c, O::C, parts.c, features)).transpose()?,
             bias: optional(op.bias.is_some(), O::Bias, parts.bias, bias_bytes)?,
             token_scale: optional(op.token_scale, O::TokenScale, parts.token_scale, op.m * 4)?,
-            residual: op
-                .residual
+            residual: (op.residual.filter(|_| !op.residual_in_d))
                 .map(|residual| matrix(residual, O::Residual, parts.residual, features))
                 .transpose()?,
             d: Output::new(parts.d, op.d, [op.m, features], O::D.name())?,
@@ -243,7 +243,14 @@ impl<'a> Job<'a> {
             let of_token = OfToken {
                 scale: self.token_scale.map_or(1.0, |scales| DType::F32.read(scales, token)),
                 c: self.c.map(|from| self.load_outputs(from, token, feature, outputs, c)),
-                residual: self.residual.map(|from| self.load_outputs(from, token, feature, outputs, residual)),
+                residual: op.residual.map(|_| match self.residual {
+                    Some(from) => self.load_outputs(from, token, feature, outputs, residual),
+                    None => {
+                        // SAFETY: the caller's promise; this thread writes these outputs below.
+                        unsafe { self.d.load_part(self.simd, token, feature, &mut residual[..outputs]) };
+                        &*residual
+                    }
+                }),
             };
             self.simd.finish(&how, &of_token, sums);
             // SAFETY: the caller's promise.

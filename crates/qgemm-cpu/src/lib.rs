@@ -18,14 +18,18 @@ mod packed;
 mod simd;
 mod source_hash;
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
-use qgemm_hal::{Device, DeviceId, DeviceInfo, HalError};
+use qgemm_hal::{Buffer, Device, DeviceId, DeviceInfo, HalError, HostMemory};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use device::CpuDevice;
 pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 pub use families::routing::{ROUTING, RoutingFamily};
+/// Whose thread pools kernels run on.
+pub use rayon;
 
 /// Opens the processor, which is the device `cpu` (ordinal 0).
 ///
@@ -47,4 +51,33 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
 /// None: every host has one. The signature is that of all backends.
 pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(vec![CpuDevice::new().info().clone()])
+}
+
+/// The processor, whose kernels run on `pool`: an engine shares its threads instead of having more of them than cores.
+pub fn open_with_pool(pool: Arc<ThreadPool>) -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new().with_pool(pool))
+}
+
+/// The processor with `threads` threads of its own; as many as there are cores for 0.
+///
+/// # Errors
+/// [`HalError::Driver`] when the system starts no more threads.
+pub fn open_with_threads(threads: usize) -> Result<Arc<dyn Device>, HalError> {
+    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|i| format!("qgemm-{i}")).build();
+    let failed = |e: rayon::ThreadPoolBuildError| HalError::Driver {
+        device: DeviceId::CPU,
+        call: "starting threads",
+        message: e.to_string(),
+    };
+    Ok(open_with_pool(Arc::new(pool.map_err(failed)?)))
+}
+
+/// A buffer over the caller's own `len` bytes at `start`, without copying, on every device of this backend.
+///
+/// # Safety
+/// Until the buffer is dropped, the bytes must be initialised memory that nothing else writes, and that nothing else reads while
+/// the buffer is borrowed mutably.
+pub unsafe fn wrap(start: NonNull<u8>, len: usize) -> Buffer {
+    // SAFETY: the caller's promise is the same.
+    unsafe { HostMemory::borrow(DeviceId::CPU, start, len) }
 }

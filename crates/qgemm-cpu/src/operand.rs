@@ -118,8 +118,8 @@ pub struct Output<'a> {
     bytes: PhantomData<&'a mut [u8]>,
 }
 
-// SAFETY: an `Output` is a `&mut [u8]` whose only access is `store_part`, an unsafe method that obliges its callers to
-// write no element from two threads.
+// SAFETY: an `Output` is a `&mut [u8]` whose only accesses are `store_part` and `load_part`, unsafe methods that oblige their
+// callers to leave every element to one thread.
 unsafe impl Sync for Output<'_> {}
 
 impl<'a> Output<'a> {
@@ -137,6 +137,28 @@ impl<'a> Output<'a> {
             });
         }
         Ok(Self { start: bytes.as_mut_ptr(), layout, shape, bytes: PhantomData })
+    }
+
+    /// Reads what the matrix holds from (`row`, `first`) on along the row.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    ///
+    /// # Panics
+    /// When they do not lie in the matrix.
+    pub unsafe fn load_part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
+        assert!(row < self.shape[0] && first + out.len() <= self.shape[1], "tiles lie in the output");
+        let width = self.layout.dtype.bytes();
+        let mut held = [0u32; PART];
+        let held: &mut [u8] = bytemuck::cast_slice_mut(&mut held);
+        for (i, out) in out.chunks_mut(PART).enumerate() {
+            for (column, element_held) in held.chunks_exact_mut(width).take(out.len()).enumerate() {
+                let at = element(&self.layout, row, first + i * PART + column) * width;
+                // SAFETY: as in `store_part`; that nobody else writes the element is the caller's promise.
+                unsafe { element_held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(at), width) };
+            }
+            simd.to_f32(self.layout.dtype, held, out);
+        }
     }
 
     /// Writes `values` from (`row`, `first`) on along the row, rounded to the matrix's type.

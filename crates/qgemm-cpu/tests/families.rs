@@ -69,6 +69,7 @@ impl Problem {
             bias: None,
             token_scale: false,
             residual: None,
+            residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,
@@ -465,7 +466,7 @@ fn the_callers_memory_is_used_in_place() {
     let device = CpuDevice::new();
     let mut owned = [1u8; 64];
     // SAFETY: `owned` outlives the buffer and is not touched meanwhile.
-    let mut buffer = unsafe { device.wrap(NonNull::from(&mut owned[..]).cast(), 64) };
+    let mut buffer = unsafe { qgemm_cpu::wrap(NonNull::from(&mut owned[..]).cast(), 64) };
     device.fill(&device.default_stream(), buffer.slice_mut(8..16).expect("in range"), 7).expect("fits");
     drop(buffer);
     assert_eq!((owned[7], owned[8], owned[15], owned[16]), (1, 7, 7, 1));

@@ -116,6 +116,10 @@ impl Device for CudaDevice {
         CudaStream::of(self.id(), stream)?.record()
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
+        CudaStream::of(self.id(), stream)?.wait(event)
+    }
+
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         stream::elapsed(self.gpu.context(), start, end)
     }

@@ -6,24 +6,26 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use qgemm_hal::{Device, HalError, Stream};
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, HalError, Stream};
 
 use crate::driver::DeviceContext;
 use crate::gpu::Gpu;
 use crate::stream::CudaStream;
 
 /// Recorded launches. Borrows what they read and write, so that the memory can be neither freed nor seen half
-/// written while the graph can be replayed.
-pub struct Graph<'a> {
+/// written while the graph can be replayed. What is to change between replays are its own `N` [buffers](Graph::buffers_mut).
+pub struct Graph<'a, const N: usize = 0> {
     context: Arc<DeviceContext>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
+    /// Lent as views only, so that what the launches use stays where it is.
+    buffers: [Buffer; N],
     /// Dropped with the graph: it owns what was moved into it.
     _work: Box<dyn Send + 'a>,
 }
 
 // SAFETY: graph handles may be used from any thread, one at a time; `Graph` is not `Sync`, for it holds raw pointers.
-unsafe impl Send for Graph<'_> {}
+unsafe impl<const N: usize> Send for Graph<'_, N> {}
 
 /// A closure, kept for what it borrows and owns.
 struct Kept<F>(F);
@@ -38,18 +40,72 @@ where
     F: FnMut() -> Result<(), E> + Send + 'a,
     E: From<HalError>,
 {
+    capture_with(device, stream, [], move |_: [BufferMut<'_>; 0]| work())
+}
+
+/// As [`capture`], of work on `buffers`, which the graph owns from then on and lends between replays: inputs are uploaded
+/// to them, and results downloaded from them.
+///
+/// ```no_run
+/// use qgemm_api::half::f16;
+/// use qgemm_api::{Args, Context, DType, Problem, cuda, quantize};
+///
+/// let ctx = Context::open("cuda:0")?;
+/// let weight = ctx.load(&quantize(&[0.25; 64 * 128], 64, 128, "q8_0".parse()?)?.0)?;
+/// let plan = ctx.plan(&Problem::new(&weight, 1).x_dtype(DType::F16))?;
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let (stream, buffers) = (ctx.new_stream()?, [ctx.allocate(128 * 2)?, ctx.allocate(64 * 2)?]);
+/// let mut graph = cuda::capture_with(&**ctx.device(), &stream, buffers, |[x, d]| {
+///     plan.run(&stream, Args::new(x.view(), &weight, d).workspace(&mut workspace))
+/// })?;
+/// for token in [f16::ONE, f16::ZERO] {
+///     let [x, _] = graph.buffers_mut();
+///     ctx.upload_on(&stream, &[token; 128], x)?; // after the replay before
+///     graph.replay(&stream)?;
+///     let [_, d] = graph.buffers();
+///     let values: Vec<f16> = ctx.download_on(&stream, d)?;
+/// #   drop(values);
+/// }
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`capture`].
+pub fn capture_with<'a, const N: usize, F, E>(
+    device: &dyn Device,
+    stream: &Stream,
+    mut buffers: [Buffer; N],
+    mut work: F,
+) -> Result<Graph<'a, N>, E>
+where
+    F: for<'b> FnMut([BufferMut<'b>; N]) -> Result<(), E> + Send + 'a,
+    E: From<HalError>,
+{
     let context = Gpu::of(device)?.context().clone();
+    // Dropped before the buffers, which cannot be freed while it records.
     let recording = Recording::begin(&context, CudaStream::of(context.id(), stream)?)?;
-    work()?;
+    work(buffers.each_mut().map(Buffer::view_mut))?;
     let graph = recording.end()?;
-    let mut built = Graph { context: context.clone(), graph, executable: ptr::null_mut(), _work: Box::new(Kept(work)) };
+    let (executable, _work) = (ptr::null_mut(), Box::new(Kept(work)));
+    let mut built = Graph { context: context.clone(), graph, executable, buffers, _work };
     // SAFETY: the graph was just recorded.
     let executable = unsafe { result::graph::instantiate(built.graph, sys::CUgraphInstantiate_flags(0)) };
     built.executable = context.check("cuGraphInstantiate", executable)?;
     Ok(built)
 }
 
-impl Graph<'_> {
+impl<const N: usize> Graph<'_, N> {
+    /// The graph's own buffers.
+    pub fn buffers(&self) -> [BufferRef<'_>; N] {
+        self.buffers.each_ref().map(Buffer::view)
+    }
+
+    /// The graph's own buffers, to be written between replays. What writes them on the stream that replays
+    /// (`Context::upload_on`) comes after the replays that were submitted before, and before those that follow.
+    pub fn buffers_mut(&mut self) -> [BufferMut<'_>; N] {
+        self.buffers.each_mut().map(Buffer::view_mut)
+    }
+
     /// Submits the recorded launches to `stream`, which may be another one than they were recorded from.
     ///
     /// # Errors
@@ -57,12 +113,12 @@ impl Graph<'_> {
     pub fn replay(&self, stream: &Stream) -> Result<(), HalError> {
         let stream = CudaStream::of(self.context.id(), stream)?;
         self.context.bind()?;
-        // SAFETY: graph and stream are alive and of one context; the memory that the graph uses is borrowed.
+        // SAFETY: graph and stream are alive and of one context; the memory that the graph uses is borrowed or its own.
         self.context.check("cuGraphLaunch", unsafe { result::graph::launch(self.executable, stream.handle()) })
     }
 }
 
-impl Drop for Graph<'_> {
+impl<const N: usize> Drop for Graph<'_, N> {
     fn drop(&mut self) {
         let destroyed = self.context.bind().and_then(|()| {
             // SAFETY: both handles were made by `capture` and are destroyed once; a replay that is under way
@@ -80,7 +136,7 @@ impl Drop for Graph<'_> {
     }
 }
 
-impl fmt::Debug for Graph<'_> {
+impl<const N: usize> fmt::Debug for Graph<'_, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Graph({}, {:p})", self.context.id(), self.executable)
     }

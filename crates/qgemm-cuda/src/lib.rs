@@ -6,6 +6,7 @@
 //! (`QGEMM_CACHE`), or from NVIDIA's run-time compiler (`QGEMM_NVRTC`, else where CUDA and Python install it).
 #![deny(missing_docs)]
 
+mod address_space;
 mod arch;
 mod artifact;
 mod binary;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 
 use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
 
+pub use address_space::AddressSpace;
 pub use arch::pack_class;
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
@@ -52,7 +54,7 @@ pub use families::{
     block_scaled_geometry, block_scaled_spec, convert_sequence, experts_sequence, gemm_sequence, manifest,
     repack_bandwidth, routing_sequence,
 };
-pub use graph::{Graph, capture};
+pub use graph::{Graph, capture, capture_with};
 pub use hash::Sha256Hash;
 pub use launch::{device_address, launch_spec};
 pub use nvrtc::NvrtcError;

@@ -97,6 +97,17 @@ impl CudaStream {
         self.context.check("cuEventRecord", unsafe { result::event::record(event.raw, self.raw) })?;
         Ok(Event::from_raw(Arc::new(event)))
     }
+
+    /// Makes later work of the stream begin after the work before `event`.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), HalError> {
+        let event = CudaEvent::of(self.context.id(), event, "the event")?;
+        self.context.bind()?;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        // SAFETY: both handles are valid and of the same context. The driver keeps what it needs of the event, which may be
+        // destroyed before the stream gets there.
+        let waits = unsafe { result::stream::wait_event(self.raw, event.raw, flags) };
+        self.context.check("cuStreamWaitEvent", waits)
+    }
 }
 
 impl RawStream for CudaStream {

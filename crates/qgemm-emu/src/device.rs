@@ -209,6 +209,11 @@ impl Device for EmuDevice {
         Ok(HostEvent::now())
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
+        HostStream::check(self.id(), stream)?;
+        HostEvent::check(self.id(), event)
+    }
+
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         HostEvent::elapsed(self.id(), start, end)
     }

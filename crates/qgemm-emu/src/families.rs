@@ -154,6 +154,7 @@ impl EmuKernel {
             let access = match desc.access {
                 hal::Access::Constant => Access::Weight,
                 hal::Access::Read => Access::Read,
+                hal::Access::Write if self.launch.updated == Some(slot) => Access::ReadWrite,
                 hal::Access::Write => Access::Write,
                 hal::Access::Accumulate => Access::ReadWrite,
             };

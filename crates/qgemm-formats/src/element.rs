@@ -47,6 +47,16 @@ pub fn bytes_of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
     bytemuck::cast_slice_mut(values)
 }
 
+/// The values that `bytes` are, unless they are no whole number of them or begin where none may.
+pub fn values_of<T: Element>(bytes: &[u8]) -> Option<&[T]> {
+    bytemuck::try_cast_slice(bytes).ok()
+}
+
+/// The values that `bytes` are, to be written; as [`values_of`].
+pub fn values_of_mut<T: Element>(bytes: &mut [u8]) -> Option<&mut [T]> {
+    bytemuck::try_cast_slice_mut(bytes).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};

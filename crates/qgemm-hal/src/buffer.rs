@@ -28,17 +28,20 @@ pub trait RawBuffer: Any + Send + Sync + fmt::Debug {
     }
 }
 
-/// Memory on a device. Freed on drop, after the work that was submitted before.
+/// Memory on a device. Freed on drop, after the work that was submitted before. What [`Buffer::split_off`] made of one is
+/// freed with the last part of it.
 #[derive(Debug)]
 pub struct Buffer {
     raw: Arc<dyn RawBuffer>,
+    /// First byte within the object. No other `Buffer` has any of the bytes.
+    offset: usize,
     len: usize,
 }
 
 impl Buffer {
     /// Wraps a backend's memory object of `len` usable bytes.
     pub fn from_raw(raw: Arc<dyn RawBuffer>, len: usize) -> Self {
-        Self { raw, len }
+        Self { raw, offset: 0, len }
     }
 
     /// Length in bytes.
@@ -61,13 +64,22 @@ impl Buffer {
         &*self.raw
     }
 
+    /// A view of all of it.
+    pub fn view(&self) -> BufferRef<'_> {
+        self.into()
+    }
+
+    /// A writable view of all of it.
+    pub fn view_mut(&mut self) -> BufferMut<'_> {
+        self.into()
+    }
+
     /// A view of the bytes `range`.
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`].
     pub fn slice(&self, range: Range<usize>) -> Result<BufferRef<'_>, HalError> {
-        check_range("view", &range, self.len)?;
-        Ok(BufferRef { raw: &*self.raw, offset: range.start, len: range.len() })
+        self.view().slice(range)
     }
 
     /// A writable view of the bytes `range`.
@@ -75,8 +87,35 @@ impl Buffer {
     /// # Errors
     /// [`HalError::OutOfBounds`].
     pub fn slice_mut(&mut self, range: Range<usize>) -> Result<BufferMut<'_>, HalError> {
-        check_range("view", &range, self.len)?;
-        Ok(BufferMut { view: BufferRef { raw: &*self.raw, offset: range.start, len: range.len() } })
+        self.view_mut().slice(range)
+    }
+
+    /// The bytes before `at` and those from there on.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn split_at(&self, at: usize) -> Result<(BufferRef<'_>, BufferRef<'_>), HalError> {
+        self.view().split_at(at)
+    }
+
+    /// The bytes before `at` and those from there on, both to be written.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn split_at_mut(&mut self, at: usize) -> Result<(BufferMut<'_>, BufferMut<'_>), HalError> {
+        self.view_mut().split_at(at)
+    }
+
+    /// Takes the bytes from `at` on away as a buffer of their own, which shares the memory and nothing else: tensors of an
+    /// engine's arena are owned like others. 256 is an `at` that keeps every alignment.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn split_off(&mut self, at: usize) -> Result<Buffer, HalError> {
+        check_range("splitting off", &(at..self.len), self.len)?;
+        let rest = Buffer { raw: Arc::clone(&self.raw), offset: self.offset + at, len: self.len - at };
+        self.len = at;
+        Ok(rest)
     }
 }
 
@@ -96,6 +135,14 @@ pub struct BufferRef<'a> {
 }
 
 impl<'a> BufferRef<'a> {
+    /// A view of `len` bytes from `offset` on of a backend's memory object.
+    ///
+    /// # Safety
+    /// The bytes must belong to the object, or be such as it may be asked to read; and nothing may write them for `'a`.
+    pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
+        Self { raw, offset, len }
+    }
+
     /// The backend's own object.
     pub fn raw(&self) -> &'a dyn RawBuffer {
         self.raw
@@ -130,6 +177,14 @@ impl<'a> BufferRef<'a> {
         Ok(BufferRef { raw: self.raw, offset: self.offset + range.start, len: range.len() })
     }
 
+    /// The bytes before `at` and those from there on.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn split_at(self, at: usize) -> Result<(BufferRef<'a>, BufferRef<'a>), HalError> {
+        Ok((self.slice(0..at)?, self.slice(at..self.len)?))
+    }
+
     /// The largest power of two in bytes that the view's first byte is known to be a multiple of.
     pub fn alignment(&self) -> usize {
         let base = self.raw.alignment();
@@ -139,7 +194,7 @@ impl<'a> BufferRef<'a> {
 
 impl<'a> From<&'a Buffer> for BufferRef<'a> {
     fn from(buffer: &'a Buffer) -> Self {
-        BufferRef { raw: &*buffer.raw, offset: 0, len: buffer.len }
+        BufferRef { raw: &*buffer.raw, offset: buffer.offset, len: buffer.len }
     }
 }
 
@@ -150,6 +205,38 @@ pub struct BufferMut<'a> {
 }
 
 impl<'a> BufferMut<'a> {
+    /// A writable view of `len` bytes from `offset` on of a backend's memory object.
+    ///
+    /// # Safety
+    /// The bytes must belong to the object, or be such as it may be asked to write; and nothing else may read or write them
+    /// for `'a`.
+    pub unsafe fn from_raw(raw: &'a dyn RawBuffer, offset: usize, len: usize) -> Self {
+        // SAFETY: the caller promises more.
+        Self { view: unsafe { BufferRef::from_raw(raw, offset, len) } }
+    }
+
+    /// The bytes `range` of the view.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn slice(self, range: Range<usize>) -> Result<BufferMut<'a>, HalError> {
+        Ok(BufferMut { view: self.view.slice(range)? })
+    }
+
+    /// The bytes before `at` and those from there on.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`].
+    pub fn split_at(self, at: usize) -> Result<(BufferMut<'a>, BufferMut<'a>), HalError> {
+        let (before, behind) = self.view.split_at(at)?;
+        Ok((BufferMut { view: before }, BufferMut { view: behind }))
+    }
+
+    /// The same bytes for a shorter time, after which this view is there again.
+    pub fn reborrow(&mut self) -> BufferMut<'_> {
+        BufferMut { view: self.view }
+    }
+
     /// The same bytes, for reading.
     pub fn view(&self) -> BufferRef<'_> {
         self.view
@@ -166,8 +253,67 @@ impl<'a> BufferMut<'a> {
     }
 }
 
+impl<'a> From<&'a BufferMut<'_>> for BufferRef<'a> {
+    fn from(view: &'a BufferMut<'_>) -> Self {
+        view.view()
+    }
+}
+
+impl<'a> From<&'a mut BufferMut<'_>> for BufferMut<'a> {
+    fn from(view: &'a mut BufferMut<'_>) -> Self {
+        view.reborrow()
+    }
+}
+
 impl<'a> From<&'a mut Buffer> for BufferMut<'a> {
     fn from(buffer: &'a mut Buffer) -> Self {
         BufferMut { view: BufferRef::from(&*buffer) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host_memory::HostMemory;
+
+    fn buffer(len: usize) -> Buffer {
+        HostMemory::allocate(DeviceId::CPU, len, "test").expect("memory")
+    }
+
+    fn fill(view: BufferMut<'_>, value: u8) {
+        HostMemory::fill(DeviceId::CPU, view, value).expect("host memory");
+    }
+
+    fn bytes(view: BufferRef<'_>) -> &[u8] {
+        HostMemory::bytes(view).expect("host memory")
+    }
+
+    #[test]
+    fn parts_of_a_view_are_written_side_by_side() {
+        let mut whole = buffer(10);
+        let (first, mut second) = whole.split_at_mut(4).expect("in range");
+        fill(first, 1);
+        fill(second.reborrow().slice(0..2).expect("in range"), 2);
+        fill(second.slice(4..6).expect("in range"), 3);
+        assert_eq!(bytes(whole.view()), [1, 1, 1, 1, 2, 2, 0, 0, 3, 3]);
+        let (first, second) = whole.split_at(5).expect("in range");
+        assert_eq!((bytes(first), second.offset(), bytes(second)), (&[1, 1, 1, 1, 2][..], 5, &[2, 0, 0, 3, 3][..]));
+        assert!(matches!(whole.split_at_mut(11), Err(HalError::OutOfBounds { end: 11, len: 10, .. })));
+    }
+
+    #[test]
+    fn owned_parts_keep_the_memory_and_know_their_place() {
+        let mut arena = buffer(1024);
+        let mut d = arena.split_off(512).expect("in range");
+        let mut tail = d.split_off(500).expect("in range");
+        assert!(arena.split_off(513).is_err() && tail.split_off(13).is_err());
+        assert_eq!((arena.len(), d.len(), tail.len()), (512, 500, 12));
+        assert_eq!((arena.view().alignment(), d.view().alignment(), tail.view().alignment()), (256, 256, 4));
+        fill((&mut arena).into(), 1);
+        fill((&mut d).into(), 2);
+        fill(tail.slice_mut(2..4).expect("in range"), 3);
+        drop(arena);
+        assert!(bytes(d.view()).iter().all(|&b| b == 2) && d.raw().check_guards().is_ok());
+        assert_eq!(bytes(tail.slice(0..5).expect("in range")), [0, 0, 3, 3, 0]);
     }
 }

@@ -63,6 +63,13 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     /// A driver error.
     fn record(&self, stream: &Stream) -> Result<Event, HalError>;
 
+    /// Makes work that is submitted to `stream` from here on begin after the work before `event`, which may be another
+    /// stream's. The host does not wait.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`] or a driver error.
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError>;
+
     /// Time between two recorded events; waits for `end`.
     ///
     /// # Errors

@@ -1,10 +1,12 @@
 //! Buffers in host memory, for the devices that run on the host (`cpu`, `noop`).
 //!
-//! A [`HostMemory`] can be had only inside a [`Buffer`], which cannot be cloned. So Rust's borrows of the
-//! buffer are borrows of the bytes, and views can be turned into slices safely.
+//! A [`HostMemory`] can be had only inside a [`Buffer`], which cannot be cloned, and whose parts share no bytes, or inside a
+//! [`HostSlice`], which borrows the bytes itself. So Rust's borrows of these are borrows of the bytes, and views can be turned
+//! into slices safely.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -189,6 +191,60 @@ impl HostMemory {
     }
 }
 
+/// Bytes of the caller's as an operand of a device that runs on the host, without a copy or an allocation.
+#[derive(Debug)]
+pub struct HostSlice<'a> {
+    memory: HostMemory,
+    bytes: PhantomData<&'a [u8]>,
+}
+
+impl<'a> HostSlice<'a> {
+    /// `bytes` as memory of `device`.
+    pub fn new(device: DeviceId, bytes: &'a [u8]) -> Self {
+        let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len: bytes.len(), allocation: None };
+        Self { memory, bytes: PhantomData }
+    }
+}
+
+impl<'v> From<&'v HostSlice<'_>> for BufferRef<'v> {
+    fn from(slice: &'v HostSlice<'_>) -> Self {
+        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`, to be read.
+        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
+    }
+}
+
+/// Bytes of the caller's as an operand that is written; as [`HostSlice`].
+#[derive(Debug)]
+pub struct HostSliceMut<'a> {
+    memory: HostMemory,
+    bytes: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> HostSliceMut<'a> {
+    /// `bytes` as memory of `device`.
+    pub fn new(device: DeviceId, bytes: &'a mut [u8]) -> Self {
+        let len = bytes.len();
+        let memory = HostMemory { device, start: NonNull::from(bytes).cast(), len, allocation: None };
+        Self { memory, bytes: PhantomData }
+    }
+}
+
+impl<'v> From<&'v HostSliceMut<'_>> for BufferRef<'v> {
+    fn from(slice: &'v HostSliceMut<'_>) -> Self {
+        // SAFETY: the memory is all of the slice's, which is borrowed for longer than `'v`; while `slice` is borrowed to be
+        // read, no writable view is made of it.
+        unsafe { BufferRef::from_raw(&slice.memory, 0, slice.memory.len) }
+    }
+}
+
+impl<'v> From<&'v mut HostSliceMut<'_>> for BufferMut<'v> {
+    fn from(slice: &'v mut HostSliceMut<'_>) -> Self {
+        // SAFETY: the memory is all of the slice's, which is borrowed to be written for longer than `'v`, and `slice` makes
+        // no other view meanwhile.
+        unsafe { BufferMut::from_raw(&slice.memory, 0, slice.memory.len) }
+    }
+}
+
 impl RawBuffer for HostMemory {
     fn device(&self) -> DeviceId {
         self.device
@@ -283,6 +339,19 @@ mod tests {
         buffer.raw().check_guards().expect("no guards to break");
         drop(buffer);
         assert_eq!(owned, [3; 8]);
+    }
+
+    #[test]
+    fn slices_are_read_and_written_in_place() {
+        let (read, mut written) = ([1u8, 2, 3], [0u8; 4]);
+        let source = HostSlice::new(DeviceId::CPU, &read);
+        let mut target = HostSliceMut::new(DeviceId::CPU, &mut written);
+        let view = BufferRef::from(&source).slice(1..3).expect("in range");
+        HostMemory::upload(DeviceId::CPU, HostMemory::bytes(view).expect("host memory"), (&mut target).into())
+            .expect("fits");
+        assert_eq!(HostMemory::bytes((&target).into()), Some(&[2, 3, 0, 0][..]));
+        assert!(HostMemory::upload(DeviceId::CPU, &[0; 5], (&mut target).into()).is_err());
+        assert_eq!(written, [2, 3, 0, 0]);
     }
 
     #[cfg(debug_assertions)]

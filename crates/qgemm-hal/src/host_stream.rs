@@ -51,6 +51,17 @@ impl HostEvent {
         Event::from_raw(Arc::new(Self { at: Instant::now() }))
     }
 
+    /// Checks that `event` is one, whose work is done then.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`].
+    pub fn check(device: DeviceId, event: &Event) -> Result<(), HalError> {
+        match event.raw().as_any().is::<Self>() {
+            true => Ok(()),
+            false => Err(HalError::WrongDevice { device, what: "event" }),
+        }
+    }
+
     /// Time from `start` to `end`, zero when `end` came first.
     ///
     /// # Errors

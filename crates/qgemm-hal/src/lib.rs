@@ -31,7 +31,7 @@ pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, RoutingFamilies};
 pub use host::{Host, SimdLevel, read_bandwidth};
-pub use host_memory::HostMemory;
+pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};

@@ -120,6 +120,11 @@ impl Device for NoopDevice {
         Ok(HostEvent::now())
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
+        HostStream::check(ID, stream)?;
+        HostEvent::check(ID, event)
+    }
+
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         HostEvent::elapsed(ID, start, end)
     }

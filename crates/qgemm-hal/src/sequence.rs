@@ -16,7 +16,8 @@ use crate::operands::{MAX_OPERANDS, Operands};
 
 /// A kernel that is ready to launch.
 pub trait Kernel: Send + Sync + fmt::Debug {
-    /// Submits it to `stream` with the operands of its operation. Allocates nothing, waits for nothing, takes no lock.
+    /// Submits it to `stream` with the operands of its operation. On CUDA it allocates nothing, waits for nothing and takes no lock; what other
+    /// backends do besides, `qgemm_api::Plan::run` says.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
@@ -159,7 +160,7 @@ impl LaunchSequence {
         &self.steps
     }
 
-    /// Submits every step to `stream`. Allocates nothing, waits for nothing, takes no lock.
+    /// Submits every step to `stream`. Does nothing that costs but what its kernels do.
     ///
     /// # Errors
     /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, or a driver error.

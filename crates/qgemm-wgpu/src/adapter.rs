@@ -1,7 +1,7 @@
 //! Finding adapters, telling what they can do, and opening them.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qgemm_hal::{Device, DeviceId, DeviceInfo, DeviceKind, HalError, Math};
 use wgpu::{
@@ -25,11 +25,26 @@ pub fn devices() -> Result<Vec<DeviceInfo>, HalError> {
     Ok(usable_adapters()?.iter().zip(0..).map(|(adapter, ordinal)| info_of(adapter, ordinal)).collect())
 }
 
-/// Opens adapter `ordinal` of [`devices`].
+/// Opens adapter `ordinal` of [`devices`]. Whoever opens it while it is open gets the same device, whose memory all of them
+/// use; one that was lost is opened anew.
 ///
 /// # Errors
 /// [`HalError::NoDevice`] where there are not that many, or a driver error.
 pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
+    static OPENED: Mutex<BTreeMap<u32, Weak<WgpuDevice>>> = Mutex::new(BTreeMap::new());
+    // Held while it opens: two that ask at once get the same, too.
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = opened.get(&ordinal).and_then(Weak::upgrade).filter(|device| !device.shared.is_broken());
+    let device = match known {
+        Some(device) => device,
+        None => open_anew(ordinal)?,
+    };
+    opened.insert(ordinal, Arc::downgrade(&device));
+    Ok(device)
+}
+
+/// A device of its own on an adapter.
+fn open_anew(ordinal: u32) -> Result<Arc<WgpuDevice>, HalError> {
     let mut adapters = usable_adapters()?;
     let count = adapters.len();
     let id = DeviceId { kind: DeviceKind::Wgpu, ordinal };
@@ -68,10 +83,11 @@ pub fn open(ordinal: u32) -> Result<Arc<dyn Device>, HalError> {
     Ok(Arc::new(WgpuDevice::new(info_of(&adapter, ordinal), shared)))
 }
 
-/// The first adapter; where this machine has none, the test is reported as skipped.
+/// A device of its own on the first adapter, which the test may lose; where this machine has none, the test is reported as
+/// skipped.
 #[cfg(test)]
 pub(crate) fn open_for_test() -> Option<Arc<dyn Device>> {
-    match open(0) {
+    match open_anew(0) {
         Ok(device) => Some(device),
         Err(HalError::NoDevice { device, why }) => {
             qgemm_testkit::skipped(&format!("unit tests on {device}"), &why);

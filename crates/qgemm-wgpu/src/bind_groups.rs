@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use qgemm_hal::HalError;
 
-use crate::pipeline::Interface;
+use crate::pipeline::{Binding, Interface};
 use crate::shared::Shared;
 
 /// Groups that are kept at most. Who binds other parts of buffers with every launch does not collect them.
@@ -17,8 +17,8 @@ pub(crate) struct BindGroups {
     made: Mutex<HashMap<Key, wgpu::BindGroup>>,
 }
 
-/// Name of the interface, and what is bound to it.
-type Key = (&'static str, Vec<Operand>);
+/// Name of the interface, how it is bound, and what.
+type Key = (&'static str, Binding, Vec<Operand>);
 
 /// What is bound of a buffer.
 #[derive(PartialEq, Eq, Hash)]
@@ -32,7 +32,7 @@ impl BindGroups {
     /// Forgets the groups that `buffer` is in.
     pub fn forget(&self, buffer: &wgpu::Buffer) {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        made.retain(|(_, operands), _| operands.iter().all(|operand| operand.buffer != *buffer));
+        made.retain(|(_, _, operands), _| operands.iter().all(|operand| operand.buffer != *buffer));
     }
 }
 
@@ -40,11 +40,12 @@ impl BindGroups {
 pub(crate) fn bind_group(
     shared: &Shared,
     interface: &Interface,
+    how: Binding,
     name: &str,
     bindings: &[wgpu::BufferBinding<'_>],
 ) -> Result<wgpu::BindGroup, HalError> {
     let operand = |b: &wgpu::BufferBinding<'_>| Operand { buffer: b.buffer.clone(), offset: b.offset, size: b.size };
-    let key = (interface.name, bindings.iter().map(operand).collect());
+    let key = (interface.name, how, bindings.iter().map(operand).collect());
     let mut made = shared.groups.made.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(group) = made.get(&key) {
         return Ok(group.clone());
@@ -60,7 +61,7 @@ pub(crate) fn bind_group(
             .collect();
         shared.device.create_bind_group(&wgpu::BindGroupDescriptor {
             label: Some(name),
-            layout: &shared.pipelines.layout(interface).bindings,
+            layout: &shared.pipelines.layout(interface, how).bindings,
             entries: &entries,
         })
     })?;
@@ -89,7 +90,7 @@ mod tests {
             let absent = interface.bindings.iter().map(|_| shared.absent.as_entire_buffer_binding());
             let mut bindings: Vec<_> = absent.collect();
             bindings[0] = raw.buffer.as_entire_buffer_binding();
-            bind_group(shared, interface, "test", &bindings).expect("valid")
+            bind_group(shared, interface, Binding::Apart, "test", &bindings).expect("valid")
         };
         let kept = || shared.groups.made.lock().expect("not poisoned").len();
         let first = bind(&one);

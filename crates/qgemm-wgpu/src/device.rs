@@ -70,6 +70,12 @@ impl Device for WgpuDevice {
         event::record(&self.shared)
     }
 
+    fn wait(&self, stream: &Stream, event: &Event) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        // All streams are the queue, which does its work in order.
+        event::check(&self.shared, event)
+    }
+
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError> {
         event::elapsed(&self.shared, start, end)
     }

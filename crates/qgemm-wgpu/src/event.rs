@@ -82,6 +82,11 @@ pub(crate) fn record(shared: &Arc<Shared>) -> Result<Event, HalError> {
     Ok(Event::from_raw(Arc::new(WgpuEvent { shared: shared.clone(), mark })))
 }
 
+/// That `event` is one of `shared`.
+pub(crate) fn check(shared: &Arc<Shared>, event: &Event) -> Result<(), HalError> {
+    mark(shared, event).map(|_| ())
+}
+
 /// Time from `start` to `end`, 0 where `end` was recorded first.
 pub(crate) fn elapsed(shared: &Arc<Shared>, start: &Event, end: &Event) -> Result<Duration, HalError> {
     match (mark(shared, start)?, mark(shared, end)?) {

@@ -1,7 +1,7 @@
 //! Compiled shaders of a device, each made once.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use qgemm_hal::HalError;
 
@@ -26,39 +26,76 @@ pub(crate) struct Layout {
     pipeline: wgpu::PipelineLayout,
 }
 
+/// How a dispatch binds its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Binding {
+    /// What is read lies in other buffers than what is written.
+    Apart,
+    /// Some buffer is both read and written, in different places or by the same invocations. wgpu wants every binding of
+    /// such a buffer to be writable, so that here all are.
+    OneBuffer,
+}
+
 /// A kernel that is ready: its name, for errors and debuggers, and its pipeline.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub name: String,
-    pub pipeline: wgpu::ComputePipeline,
+    interface: &'static Interface,
+    shader: Shader,
+    apart: wgpu::ComputePipeline,
+    /// Made by the first launch that reads and writes one buffer: few do.
+    one_buffer: OnceLock<wgpu::ComputePipeline>,
+}
+
+impl Compiled {
+    /// Compiles `shader` where that has not been done before.
+    pub fn new(shared: &Shared, interface: &'static Interface, name: String, shader: Shader) -> Result<Self, HalError> {
+        let apart = pipeline(shared, interface, Binding::Apart, &name, shader.clone())?;
+        Ok(Self { name, interface, shader, apart, one_buffer: OnceLock::new() })
+    }
+
+    /// The pipeline for operands that are bound so.
+    pub fn pipeline(&self, shared: &Shared, binding: Binding) -> Result<&wgpu::ComputePipeline, HalError> {
+        if binding == Binding::Apart {
+            return Ok(&self.apart);
+        }
+        if let Some(made) = self.one_buffer.get() {
+            return Ok(made);
+        }
+        let made = pipeline(shared, self.interface, binding, &self.name, self.shader.writable())?;
+        Ok(self.one_buffer.get_or_init(|| made))
+    }
 }
 
 /// The layouts of all operations, and the pipelines made so far by their source.
 pub(crate) struct Pipelines {
-    layouts: Vec<(&'static str, Layout)>,
+    layouts: Vec<(&'static str, Binding, Layout)>,
     compiled: Mutex<HashMap<String, Arc<Mutex<Option<wgpu::ComputePipeline>>>>>,
 }
 
 impl Pipelines {
     pub fn new(device: &wgpu::Device) -> Self {
-        let layouts = INTERFACES.iter().map(|interface| (interface.name, Layout::new(device, interface))).collect();
+        let layout = |interface: &&Interface| {
+            [Binding::Apart, Binding::OneBuffer].map(|how| (interface.name, how, Layout::new(device, interface, how)))
+        };
+        let layouts = INTERFACES.iter().flat_map(layout).collect();
         Self { layouts, compiled: Mutex::new(HashMap::new()) }
     }
 
     /// The layout of one of [`INTERFACES`].
-    pub fn layout(&self, interface: &Interface) -> &Layout {
-        let own = self.layouts.iter().find(|(name, _)| *name == interface.name);
-        &own.unwrap_or_else(|| unreachable!("{} is not among the interfaces", interface.name)).1
+    pub fn layout(&self, interface: &Interface, binding: Binding) -> &Layout {
+        let own = self.layouts.iter().find(|(name, how, _)| (*name, *how) == (interface.name, binding));
+        &own.unwrap_or_else(|| unreachable!("{} is not among the interfaces", interface.name)).2
     }
 }
 
 impl Layout {
-    fn new(device: &wgpu::Device, interface: &Interface) -> Self {
+    fn new(device: &wgpu::Device, interface: &Interface, how: Binding) -> Self {
         let entry = |&(binding, written): &(u32, bool)| wgpu::BindGroupLayoutEntry {
             binding,
             visibility: wgpu::ShaderStages::COMPUTE,
             ty: wgpu::BindingType::Buffer {
-                ty: wgpu::BufferBindingType::Storage { read_only: !written },
+                ty: wgpu::BufferBindingType::Storage { read_only: !written && how == Binding::Apart },
                 has_dynamic_offset: false,
                 min_binding_size: None,
             },
@@ -80,6 +117,7 @@ impl Layout {
 pub(crate) fn pipeline(
     shared: &Shared,
     interface: &Interface,
+    binding: Binding,
     name: &str,
     shader: Shader,
 ) -> Result<wgpu::ComputePipeline, HalError> {
@@ -115,7 +153,7 @@ pub(crate) fn pipeline(
             unsafe { shared.device.create_shader_module_trusted(description, wgpu::ShaderRuntimeChecks::unchecked()) };
         shared.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
-            layout: Some(&shared.pipelines.layout(interface).pipeline),
+            layout: Some(&shared.pipelines.layout(interface, binding).pipeline),
             module: &module,
             entry_point: Some("main"),
             compilation_options: wgpu::PipelineCompilationOptions {

@@ -117,9 +117,17 @@ pub(crate) fn table_bytes(format: Format) -> u32 {
 }
 
 /// A shader's text, and the constants that it is specialised by, for errors.
+#[derive(Clone, Debug)]
 pub(crate) struct Shader {
     pub source: String,
     pub prelude: String,
+}
+
+impl Shader {
+    /// The same with every operand declared as writable, which it must be where its buffer is written, too.
+    pub fn writable(&self) -> Self {
+        Self { source: self.source.replace("var<storage, read>", "var<storage, read_write>"), ..self.clone() }
+    }
 }
 
 /// Which four rows of W an invocation decodes at a time.
@@ -300,7 +308,10 @@ mod tests {
             }
             for config in simt::CONFIGS {
                 let part = simt::part(config);
-                validate(&compose(format, &code, &part).source, &format!("{config:?} with {format}"));
+                let shader = compose(format, &code, &part);
+                validate(&shader.source, &format!("{config:?} with {format}"));
+                validate(&shader.writable().source, &format!("{config:?} with {format} within a buffer"));
+                assert!(!shader.writable().source.contains("<storage, read>"));
             }
             for (k, config) in matrix::CONFIGS.iter().enumerate() {
                 // Subgroups and matrices of all sizes take turns.
@@ -321,7 +332,9 @@ mod tests {
         validate(&compose_experts_check(256).source, "the check of an index");
         validate(&compose_experts_combine(64).source, "the sums of slots");
         for by_vectors in [false, true] {
-            validate(&compose_convert(256, by_vectors).source, "a conversion");
+            let shader = compose_convert(256, by_vectors);
+            validate(&shader.source, "a conversion");
+            validate(&shader.writable().source, "a conversion within a buffer");
         }
         for (step, threads) in RoutingStep::ALL.map(|step| (step, if step == RoutingStep::TopK { 64 } else { 256 })) {
             validate(&compose_routing(step, threads).source, step.name());

@@ -8,7 +8,7 @@ use wgpu::ErrorFilter;
 
 use crate::adapter::CooperativeMatrices;
 use crate::bind_groups::BindGroups;
-use crate::pipeline::Pipelines;
+use crate::pipeline::{Binding, Pipelines};
 
 /// Most launches that are handed to the queue together: a submission takes longer than many a kernel. The first after a
 /// wait is handed over at once, then two, four and so on, so that the device does not idle while the host gathers them.
@@ -116,6 +116,11 @@ impl Shared {
         }))
     }
 
+    /// Whether every call is an error.
+    pub fn is_broken(&self) -> bool {
+        self.broken.get().is_some()
+    }
+
     /// Makes every later call an error that says `reason`.
     pub fn lose(&self, reason: String) {
         self.broken.get_or_init(|| lost(&reason));
@@ -136,7 +141,7 @@ impl Shared {
         let bound = self.try_scoped("wrapping a buffer", || {
             self.device.create_bind_group(&wgpu::BindGroupDescriptor {
                 label: None,
-                layout: &self.pipelines.layout(interface).bindings,
+                layout: &self.pipelines.layout(interface, Binding::Apart).bindings,
                 entries: &entries,
             })
         })?;
@@ -324,7 +329,8 @@ mod tests {
         assert!(matches!(error, Err(HalError::Driver { call: "trying", .. })));
         let shader = crate::shader::Shader { prelude: "const A = 1;".into(), source: "not WGSL".into() };
         let error =
-            crate::pipeline::pipeline(shared, &crate::families::gemm::INTERFACE, "broken", shader).expect_err("broken");
+            crate::pipeline::pipeline(shared, &crate::families::gemm::INTERFACE, Binding::Apart, "broken", shader)
+                .expect_err("broken");
         let HalError::Compile { kernel, log, .. } = &error else { panic!("{error}") };
         assert!(kernel == "broken" && log.contains("WGSL"), "{log}");
         assert!(opened.allocate(8, "test").is_ok(), "later calls are not affected");

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{adapter, download, upload};
-use qgemm_hal::{DeviceKind, HalError};
+use qgemm_hal::{DeviceId, DeviceKind, HalError};
 
 #[test]
 fn adapters_are_listed_and_missing_ones_refused() {
@@ -91,13 +91,22 @@ fn allocations_beyond_the_limit_are_refused() {
 
 #[test]
 fn objects_of_another_device_are_refused() {
-    let (Some(ours), Some(theirs)) = (adapter(), adapter()) else { return };
+    let Some(ours) = adapter() else { return };
+    let theirs = qgemm_hal::noop::open(DeviceId { kind: DeviceKind::Noop, ordinal: 0 }).expect("always there");
     let mut buffer = theirs.allocate(8, "test").expect("small");
     let stream = ours.default_stream();
     let error = ours.upload(&stream, &[0; 8], (&mut buffer).into()).expect_err("foreign buffer");
     assert!(matches!(error, HalError::WrongDevice { .. }), "{error}");
     let error = ours.synchronize(&theirs.default_stream()).expect_err("foreign stream");
     assert!(matches!(error, HalError::WrongDevice { .. }), "{error}");
+}
+
+#[test]
+fn who_opens_an_open_adapter_shares_its_memory() {
+    let (Some(ours), Some(theirs)) = (adapter(), adapter()) else { return };
+    let mut buffer = theirs.allocate(8, "test").expect("small");
+    ours.upload(&ours.default_stream(), &[7; 8], (&mut buffer).into()).expect("one device");
+    assert_eq!(download(&*theirs, &buffer), [7; 8]);
 }
 
 #[test]

@@ -32,6 +32,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "store",
             "gpu",
             "launch",
+            "address_space",
             "graph",
             "probe",
             "families",

@@ -135,8 +135,8 @@ impl ConversionPlan {
         self.device
     }
 
-    /// Submits the conversion to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a
-    /// CUDA graph.
+    /// Submits the conversion to `stream`. What [`Plan::run`](crate::Plan::run) says of allocations, waiting and locks is true here, too: it may be
+    /// captured in a CUDA graph.
     ///
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device or not part of the conversion, or a device error.

@@ -1,10 +1,14 @@
-//! Products of activations and a weight: the problem, its plan, every other way to run it, and the one-line layer.
+//! Products of activations and a weight: the problem, its plan, every other way to run it, the layer that plans by itself,
+//! and the one-line layer.
 
 mod candidate;
+mod layer;
 mod linear;
 mod plan;
 mod problem;
 
 pub use candidate::Candidate;
+pub(crate) use layer::LayerPlans;
+pub use layer::Linear;
 pub use plan::{Args, Plan};
 pub use problem::Problem;

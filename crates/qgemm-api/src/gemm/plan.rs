@@ -147,7 +147,7 @@ impl Plan {
             c: op.c.as_ref().map(output),
             bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
             token_scale: op.token_scale.then(|| Extent::of_values(op.m, F32_BYTES)),
-            residual: op.residual.as_ref().map(output),
+            residual: op.residual.as_ref().filter(|_| !op.residual_in_d).map(output),
             weight: *problem.weight(),
             c_stated: problem.states_c(),
             op,
@@ -206,8 +206,17 @@ impl Plan {
         self.weight.device
     }
 
-    /// Submits the multiplication to `stream`. Allocates nothing, waits for nothing and takes no lock, so it
-    /// may be captured in a CUDA graph.
+    /// Submits the multiplication to `stream`. The API allocates nothing, waits for nothing and takes no lock, and neither
+    /// does the CUDA backend, so that a run may be captured in a CUDA graph. What others do besides:
+    ///
+    /// - **CPU**: D is there when this returns. A small product is computed by the calling thread alone. A larger one is
+    ///   shared with a thread pool ([rayon](crate::cpu::rayon)'s global one, or [one's own](crate::cpu::open_with_pool)): a
+    ///   thread that is not of the pool waits for it on a mutex, and the pool's queue allocates a block about every sixtieth
+    ///   time. A thread that works on a larger product than any before allocates its scratch memory.
+    /// - **wgpu**: wgpu records a command, which takes locks of the device and of its own, and allocates on the host; at most
+    ///   sixteen launches later it goes to the queue. Operands that were not bound together before are bound, and the first run that reads and
+    ///   writes one buffer compiles the kernel for that.
+    /// - **Emulated devices** do their work before this returns.
     ///
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device, or (C, bias, …) not part of the

@@ -34,7 +34,7 @@ const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F
 ///
 /// [`Context::load_gated`]: crate::Context::load_gated
 /// [`Context::plan`]: crate::Context::plan
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     weight: WeightShape,
     m: usize,
@@ -55,6 +55,7 @@ pub struct Problem {
     residual: Option<DType>,
     residual_row_stride: Option<u64>,
     residual_alignment: usize,
+    residual_in_d: bool,
     alpha: f32,
     batch_invariant: bool,
     preferences: Preferences,
@@ -87,6 +88,7 @@ impl Problem {
             residual: None,
             residual_row_stride: None,
             residual_alignment: WIDE_ACCESS,
+            residual_in_d: false,
             alpha: 1.0,
             batch_invariant: false,
             preferences: Preferences::default(),
@@ -157,12 +159,17 @@ impl Problem {
         self
     }
 
-    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D,
-    /// unless both are memory of the caller's on a CUDA device and the same: every element of the residual is read by
-    /// the thread that then writes the same element of D, so one address, element type and row stride for both is right
-    /// there.
+    /// Adds an M × N residual after the activation (and after the product of a gated pair). It may not overlap D: where D
+    /// is to be added to, take [`Problem::residual_in_d`].
     pub fn residual(mut self, dtype: DType) -> Self {
         self.residual = Some(dtype);
+        self.residual_in_d = false;
+        self
+    }
+
+    /// Adds what D holds before, as a residual of D's type and row stride: a run adds to D, and takes no residual.
+    pub fn residual_in_d(mut self) -> Self {
+        self.residual_in_d = true;
         self
     }
 
@@ -277,6 +284,7 @@ impl Problem {
             None => None,
         };
         let residual = match self.residual {
+            _ if self.residual_in_d => Some(d),
             Some(dtype) => Some(output("residual", dtype, self.residual_alignment, self.residual_row_stride)?),
             None => None,
         };
@@ -299,11 +307,23 @@ impl Problem {
             bias: self.bias,
             token_scale: self.token_scale,
             residual,
+            residual_in_d: self.residual_in_d,
             alpha: self.alpha,
             beta,
             activation,
             batch_invariant: self.batch_invariant,
         })
+    }
+
+    /// The same with `m` tokens.
+    pub(super) fn with_m(&self, m: usize) -> Self {
+        Self { m, ..self.clone() }
+    }
+
+    /// Whether plans of the other are those of this one. Factors of 0 are not all the same.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let factors = |problem: &Self| (problem.alpha.to_bits(), problem.c.map(|(beta, _)| beta.to_bits()));
+        self == other && factors(self) == factors(other)
     }
 
     /// What the scheduler is asked to respect.

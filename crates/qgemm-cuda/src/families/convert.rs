@@ -156,6 +156,7 @@ pub(super) fn launch(op: &CheckedConvert, variant: Variant, info: &DeviceInfo) -
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: ConvertOperand::ALL,
+        updated: None,
         params: Arc::new(ConvertParams { shape, at }),
     }
 }

@@ -113,6 +113,7 @@ impl Step {
             geometry: Geometry { grid, threads: self.threads, shared_bytes: self.shared_bytes },
             starts_early: variant >= Variant::Sm90,
             operands: ExpertOperand::ALL,
+            updated: None,
             params,
         }
     }
@@ -239,6 +240,7 @@ fn product_launch(op: &CheckedExperts, instance: &Instance, variant: Variant) ->
         geometry: Geometry { grid: [n_tiles, y, z], threads: config.threads, shared_bytes: config.shared_bytes },
         starts_early: variant >= Variant::Sm90,
         operands: ExpertOperand::ALL,
+        updated: None,
         params: Arc::new(ProductParams {
             gemm: params(each, &x, &cut),
             groups: ExpertGroups {

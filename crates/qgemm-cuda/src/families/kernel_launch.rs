@@ -30,6 +30,8 @@ pub struct KernelLaunch {
     pub starts_early: bool,
     /// What it reads and writes.
     pub operands: &'static [OperandDesc],
+    /// Slot of the operand of which it reads elements before it writes them: D, where that holds the residual.
+    pub updated: Option<usize>,
     pub(super) params: Arc<dyn Params>,
 }
 

@@ -267,6 +267,7 @@ pub fn routing_sequence(
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: RoutingOperand::ALL,
+            updated: None,
             params: params.clone(),
         };
         steps.push(bound(launch.step::<RoutingOperand>(make)?, kind, op, &cut));

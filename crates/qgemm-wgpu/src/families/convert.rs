@@ -18,7 +18,7 @@ use super::operands::Touched;
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{CONVERT_TEXTS, compose_convert};
 use crate::shared::Shared;
 
@@ -100,7 +100,7 @@ pub(super) fn step(device: &dyn Device, op: &CheckedConvert) -> Result<LaunchSte
     let parts = parts(op, device.info().max_buffer_bytes).map_err(refused)?;
     let by_vectors = writes_vectors(op);
     let shader = compose_convert(THREADS, by_vectors);
-    let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, shader)?, name: NAME.to_owned() };
+    let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader)?;
     let parts: Vec<_> = parts.iter().map(|part| part.launch(op)).collect();
     let geometry =
         Geometry { grid: parts.first().map_or([0; 3], |part| part.grid), threads: THREADS, shared_bytes: THREADS * 4 };

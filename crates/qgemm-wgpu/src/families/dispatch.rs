@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use qgemm_hal::{Dense, HalError, Unsupported};
 
 use crate::bind_groups::bind_group;
-use crate::pipeline::{Compiled, Interface};
+use crate::pipeline::{Binding, Compiled, Interface};
 use crate::shared::Shared;
 
 /// Workgroups along one dimension of a grid, on every adapter.
@@ -48,14 +48,15 @@ pub(super) struct Dispatch<'a, P> {
 pub(super) fn submit<P: Pod>(
     shared: &Shared,
     interface: &Interface,
-    Compiled { name, pipeline }: &Compiled,
+    compiled: &Compiled,
     dispatches: &[Dispatch<'_, P>],
 ) -> Result<(), HalError> {
+    let name = &compiled.name;
     let _span = tracing::trace_span!("launch", kernel = name).entered();
-    let bind = |dispatch: &Dispatch<'_, P>| {
-        check_apart(shared, interface, name, &dispatch.bindings)?;
-        bind_group(shared, interface, name, &dispatch.bindings)
-    };
+    let shares = dispatches.iter().any(|dispatch| reads_what_it_writes(interface, &dispatch.bindings));
+    let how = if shares { Binding::OneBuffer } else { Binding::Apart };
+    let pipeline = compiled.pipeline(shared, how)?;
+    let bind = |dispatch: &Dispatch<'_, P>| bind_group(shared, interface, how, name, &dispatch.bindings);
     let groups = dispatches.iter().map(bind).collect::<Result<Vec<_>, _>>()?;
     shared.scoped("launching a kernel", || {
         shared.launch(|pass| {
@@ -69,20 +70,11 @@ pub(super) fn submit<P: Pod>(
     })
 }
 
-/// That no buffer is both read and written, which wgpu forbids whatever the parts of it are.
-fn check_apart(
-    shared: &Shared,
-    interface: &Interface,
-    name: &str,
-    bindings: &[wgpu::BufferBinding<'_>],
-) -> Result<(), HalError> {
+/// Whether a buffer is both read and written, be it in different places.
+fn reads_what_it_writes(interface: &Interface, bindings: &[wgpu::BufferBinding<'_>]) -> bool {
     let of_kind = |written| {
         let all = interface.bindings.iter().zip(bindings);
         all.filter(move |((_, is_written), _)| *is_written == written).map(|(_, binding)| binding.buffer)
     };
-    if of_kind(true).any(|written| of_kind(false).any(|read| read == written)) {
-        let why = "wgpu lets no kernel read and write the same buffer: give what is written and what is read buffers of their own";
-        return Err(HalError::Unsupported { device: shared.id, what: name.to_owned(), why: why.into() });
-    }
-    Ok(())
+    of_kind(true).any(|written| of_kind(false).any(|read| read == written))
 }

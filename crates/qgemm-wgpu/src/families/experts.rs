@@ -22,7 +22,7 @@ use super::operands::{Bound, Touched};
 use super::shared_of;
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{
     self, ENTRY, EXPERTS_ENTRY, EXPERTS_TEXTS, Part, Shader, compose_experts_check, compose_experts_combine,
 };
@@ -176,7 +176,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
         let code = weight_code(&op.each).map_err(refused)?;
         let part = self.part(&config, &code);
         let compiled = |interface, name: &str, shader: Shader| -> Result<Compiled, HalError> {
-            Ok(Compiled { pipeline: pipeline(shared, interface, name, shader)?, name: name.to_owned() })
+            Compiled::new(shared, interface, name.to_owned(), shader)
         };
         let id = plan.config.kernel_id(op);
         let extents = Extents::of(op, &code).map_err(refused)?;

@@ -16,7 +16,7 @@ use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submi
 use super::operands::{Bound, Touched};
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ROUTING_TEXTS, compose_routing};
 use crate::shared::Shared;
 
@@ -100,8 +100,7 @@ impl Family<CheckedRouting> for Routing {
         let mut made = Vec::new();
         for &kind in steps(op) {
             let shader = compose_routing(kind, threads(kind));
-            let compiled =
-                Compiled { pipeline: pipeline(shared, interface(kind), NAME, shader)?, name: NAME.to_owned() };
+            let compiled = Compiled::new(shared, interface(kind), NAME.to_owned(), shader)?;
             let geometry = Geometry { grid: cut.grid(kind), threads: threads(kind), shared_bytes: shared_bytes(kind) };
             let kernel = RoutingKernel { compiled, shared: shared.clone(), op: op.clone(), cut: cut.clone(), kind };
             let step = LaunchStep::new::<O>(kernel_id(kind), geometry, Arc::new(kernel));

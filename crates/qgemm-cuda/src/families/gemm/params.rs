@@ -42,6 +42,7 @@ pub(super) struct GemmLaunch {
     tile_m: u32,
     x_dtype: DType,
     takes_x_map: bool,
+    residual_in_d: bool,
 }
 
 impl GemmLaunch {
@@ -54,6 +55,7 @@ impl GemmLaunch {
             tile_m: plan.config.tile_m,
             x_dtype: x.dtype,
             takes_x_map: instance.main_loop.x_access == XAccess::Tma,
+            residual_in_d: op.residual_in_d,
         }
     }
 
@@ -83,7 +85,7 @@ impl Params for GemmLaunch {
         at.c = places.of(operands, O::C)?;
         at.bias = places.of(operands, O::Bias)?;
         at.token_scale = places.of(operands, O::TokenScale)?;
-        at.residual = places.of(operands, O::Residual)?;
+        at.residual = places.of(operands, if self.residual_in_d { O::D } else { O::Residual })?;
         at.d = places.of(operands, O::D)?;
         at.x_factor = places.of(operands, O::XFactor)?;
         at.partials = places.of(operands, O::Partials)?;

@@ -49,6 +49,7 @@ pub fn gemm_sequence(
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
+        updated: own.residual_in_d.then(|| GemmOperand::D.slot()),
         params: Arc::new(GemmLaunch::new(own, &x, plan, instance)),
     };
     steps.push(bound(launch.step::<GemmOperand>(make)?, own, plan));
@@ -88,7 +89,7 @@ fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
         (op.c.is_some(), O::C),
         (op.bias.is_some(), O::Bias),
         (op.token_scale, O::TokenScale),
-        (op.residual.is_some(), O::Residual),
+        (op.residual.is_some() && !op.residual_in_d, O::Residual),
     ];
     for (_, operand) in optional.into_iter().filter(|(present, _)| *present) {
         step = step.bind(operand, operand);

@@ -144,6 +144,8 @@ pub struct CheckedGemm {
     pub token_scale: bool,
     /// The residual, added last.
     pub residual: Option<Dense>,
+    /// Whether D holds the residual before: `residual` then is what D is, and no such operand is given.
+    pub residual_in_d: bool,
     /// Factor of the product.
     pub alpha: f32,
     /// Factor of C.
@@ -233,7 +235,7 @@ impl Operation for CheckedGemm {
             (self.c.is_some(), GemmOperand::C),
             (self.bias.is_some(), GemmOperand::Bias),
             (self.token_scale, GemmOperand::TokenScale),
-            (self.residual.is_some(), GemmOperand::Residual),
+            (self.residual.is_some() && !self.residual_in_d, GemmOperand::Residual),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(given).collect()
@@ -258,7 +260,7 @@ impl Hash for CheckedGemm {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let sizes = (self.m, self.stored_rows, self.out_features, self.k, self.stored_k);
         let weight = (self.format, self.class, self.gated, self.row_scale, self.k_order, self.weight_fits_f16);
-        let dense = (self.x, self.x_precision, self.d, self.c, self.residual);
+        let dense = (self.x, self.x_precision, self.d, self.c, self.residual, self.residual_in_d);
         (sizes, weight, dense, self.bias, self.token_scale, self.activation, self.batch_invariant).hash(state);
         (self.alpha.to_bits(), self.beta.to_bits()).hash(state);
     }

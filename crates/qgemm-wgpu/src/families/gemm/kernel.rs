@@ -95,7 +95,7 @@ impl GemmKernel {
             (O::C, op.c.is_some()),
             (O::Bias, op.bias.is_some()),
             (O::TokenScale, op.token_scale),
-            (O::Residual, op.residual.is_some()),
+            (O::Residual, op.residual.is_some() && !op.residual_in_d),
             (O::D, true),
         ];
         let id = plan.config.kernel_id(op.format);
@@ -131,7 +131,9 @@ impl GemmKernel {
         (c, p.c_base) = touched(O::C, |e| e.c, dense(op.c)).bind(shared)?;
         (bias, p.bias_base) = touched(O::Bias, |e| e.bias, width(op.bias)).bind(shared)?;
         (token_scale, p.token_scale_base) = touched(O::TokenScale, |e| e.token_scale, 4).bind(shared)?;
-        (residual, p.residual_base) = touched(O::Residual, |e| e.residual, dense(op.residual)).bind(shared)?;
+        // Of D, an invocation reads the elements that it then writes: what it writes is made of them.
+        let held = if op.residual_in_d { O::D } else { O::Residual };
+        (residual, p.residual_base) = touched(held, |e| e.residual, dense(op.residual)).bind(shared)?;
         (d, p.d_base) = touched(O::D, |e| e.d, dense(Some(op.d))).bind_written(shared)?;
         let bindings = vec![x, w, row_scale, k_order, c, bias, token_scale, residual, d];
         Ok(Dispatch { params: p, bindings, grid: *grid })

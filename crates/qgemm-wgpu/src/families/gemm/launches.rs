@@ -196,6 +196,7 @@ pub(super) mod tests {
             bias: Some(DType::BF16),
             token_scale: false,
             residual: None,
+            residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,

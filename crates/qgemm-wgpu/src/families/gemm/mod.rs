@@ -17,7 +17,7 @@ use qgemm_hal::{
 };
 
 use super::{hash_of, shared_of};
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{self, Part};
 use crate::shared::Shared;
 use crate::weight_code::{CLASS, WeightCode};
@@ -156,7 +156,7 @@ fn prepare(
     let launches = Launch::of(&product, &plan.config, info.max_buffer_bytes).map_err(typed)?;
     let part = part(&code, shared).ok_or_else(|| unsupported("the plan is another device's".to_owned()))?;
     let (threads, shader) = (part.threads(), shader::compose(op.format, &code, &part));
-    let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, &name, shader)?, name: name.clone() };
+    let compiled = Compiled::new(shared, &INTERFACE, name.clone(), shader)?;
     let x_factor = convert.is_some_and(|(convert, _)| convert.row_factors);
     let kernel = GemmKernel::new(compiled, shared.clone(), &product, plan, x_factor, launches);
     let mut steps = Vec::new();

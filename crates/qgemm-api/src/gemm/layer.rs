@@ -1,0 +1,265 @@
+//! [`Linear`]: a layer that plans by itself for the number of tokens that it meets.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use qgemm_hal::{BufferMut, BufferRef, Stream};
+
+use super::plan::{Args, Plan};
+use super::problem::Problem;
+use crate::context::Context;
+use crate::error::Error;
+use crate::weight::Weight;
+
+/// Numbers of tokens that have a place of their own, from 0 on: all batches of a decoder.
+const OWN_PLACES: usize = 257;
+/// Places that greater numbers share.
+const SHARED_PLACES: usize = 2048;
+/// Places that one of these may take.
+const PROBES: usize = 8;
+
+/// A layer for any number of tokens: a weight with what is done to its products, planned once for each M that it meets. Made by
+/// [`Context::layer`].
+///
+/// ```
+/// use qgemm_api::{Activation, Context, DType, quantize};
+///
+/// let ctx = Context::open("cpu")?;
+/// let weight = ctx.load(&quantize(&[0.25; 64 * 128], 64, 128, "q8_0".parse()?)?.0)?;
+/// let up = ctx.layer(&weight, |problem| problem.bias(DType::F32).activation(Activation::Relu))?;
+///
+/// // Before the first request: plans are made, kernels ready, and one workspace serves all of them.
+/// let mut workspace = ctx.workspace(up.prepare(1..=32)?)?;
+///
+/// let (bias, stream) = (ctx.upload(&[3.0f32; 64])?, ctx.default_stream());
+/// for m in [1, 7, 32] {
+///     let x = ctx.upload(&vec![1.0f32; m * 128])?;
+///     let mut d = ctx.allocate(m * 64 * 4)?;
+///     up.run(&stream, m, up.args(&x, &mut d).bias(&bias).workspace(&mut workspace))?;
+///     assert!(ctx.download::<f32>(&d)?.iter().all(|v| (v - 35.0).abs() < 0.1));
+/// }
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+///
+/// # Plans
+/// To find a plan that was made before takes a few loads and no lock: for up to 256 tokens always, and for the first two thousand
+/// or so greater numbers that come. What comes beyond is planned through the context's cache, which has a lock and forgets what
+/// was not asked for the longest. Layers of one context whose problems are equal, be it with other weights, share their plans.
+#[derive(Clone)]
+pub struct Linear {
+    ctx: Context,
+    weight: Weight,
+    problem: Problem,
+    plans: Arc<Plans>,
+}
+
+impl Linear {
+    pub(crate) fn new(ctx: &Context, weight: &Weight, problem: Problem) -> Result<Self, Error> {
+        let (expected, got) = (problem.weight(), weight.shape());
+        if expected != got {
+            return Err(Error::WrongWeight { expected: expected.to_string(), got: got.to_string() });
+        }
+        // Most of what can be wrong is so for every M.
+        problem.with_m(1).check()?;
+        let plans = ctx.plan_caches().layers.of(&problem);
+        Ok(Self { ctx: ctx.clone(), weight: weight.clone(), problem, plans })
+    }
+
+    /// Its weight.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
+    /// Plans for each of these numbers of tokens, makes the kernels ready (which may compile them), and returns the bytes of
+    /// a workspace that serves all of them.
+    ///
+    /// # Errors
+    /// As [`Context::plan`].
+    pub fn prepare(&self, tokens: impl IntoIterator<Item = usize>) -> Result<usize, Error> {
+        tokens.into_iter().try_fold(0, |bytes, m| Ok(bytes.max(self.plan(m)?.workspace_bytes())))
+    }
+
+    /// The plan for `m` tokens; made now where it has not been before.
+    ///
+    /// # Errors
+    /// As [`Context::plan`].
+    pub fn plan(&self, m: usize) -> Result<impl Deref<Target = Plan> + '_, Error> {
+        match self.plans.get(m) {
+            Some(plan) => Ok(Found::Kept(plan)),
+            None => Ok(self.plans.keep(m, self.ctx.plan(&self.problem.with_m(m))?)),
+        }
+    }
+
+    /// What a run has at least; the other operands are added as in [`Args::new`].
+    pub fn args<'a>(&'a self, x: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Args<'a> {
+        Args::new(x, &self.weight, d)
+    }
+
+    /// Submits the multiplication of `m` tokens to `stream`. After [`Linear::prepare`] of this `m` it does what [`Plan::run`] does
+    /// and no more, and may be captured in a CUDA graph; an `m` that is new is planned first.
+    ///
+    /// # Errors
+    /// As [`Context::plan`] and [`Plan::run`].
+    pub fn run(&self, stream: &Stream, m: usize, args: Args<'_>) -> Result<(), Error> {
+        self.plan(m)?.run(stream, args)
+    }
+}
+
+impl fmt::Debug for Linear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Linear").field("weight", &self.weight).field("problem", &self.problem).finish_non_exhaustive()
+    }
+}
+
+/// A plan.
+enum Found<'a> {
+    Kept(&'a Plan),
+    /// There is no place for it.
+    Passing(Box<Plan>),
+}
+
+impl Deref for Found<'_> {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        match self {
+            Self::Kept(plan) => plan,
+            Self::Passing(plan) => plan,
+        }
+    }
+}
+
+/// A place that several numbers of tokens may take: which one did, and its plan.
+type SharedPlace = OnceLock<(usize, Box<Plan>)>;
+
+/// The plans of one problem by their tokens. A place that is filled stays so, which is why it can be read without a lock.
+struct Plans {
+    own: Box<[OnceLock<Box<Plan>>]>,
+    shared: Box<[SharedPlace]>,
+}
+
+impl Plans {
+    fn new() -> Self {
+        Self {
+            own: (0..OWN_PLACES).map(|_| OnceLock::new()).collect(),
+            shared: (0..SHARED_PLACES).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    /// The places that `m` may take of those that are shared, in turn. Neighbours lie apart.
+    fn places(&self, m: usize) -> impl Iterator<Item = &SharedPlace> {
+        let first = m.wrapping_mul(8 * PROBES + 1);
+        (0..PROBES).map(move |i| &self.shared[first.wrapping_add(i) % SHARED_PLACES])
+    }
+
+    fn get(&self, m: usize) -> Option<&Plan> {
+        if let Some(place) = self.own.get(m) {
+            return place.get().map(|plan| &**plan);
+        }
+        // They are filled in turn: behind one that is free there is nothing.
+        let mut filled = self.places(m).map_while(OnceLock::get);
+        filled.find(|(of, _)| *of == m).map(|(_, plan)| &**plan)
+    }
+
+    /// Keeps `plan` unless there is one by now or no place for it.
+    fn keep(&self, m: usize, plan: Plan) -> Found<'_> {
+        let plan = Box::new(plan);
+        if let Some(place) = self.own.get(m) {
+            return Found::Kept(place.get_or_init(|| plan));
+        }
+        let mut entry = Some((m, plan));
+        for place in self.places(m) {
+            let (of, kept) = place.get_or_init(|| entry.take().unwrap_or_else(|| unreachable!("it is kept once")));
+            if *of == m {
+                return Found::Kept(kept);
+            }
+        }
+        let (_, plan) = entry.unwrap_or_else(|| unreachable!("what is kept is of this m"));
+        Found::Passing(plan)
+    }
+}
+
+/// The plans of all layers of a context, by their problems.
+#[derive(Default)]
+pub(crate) struct LayerPlans {
+    all: Mutex<Vec<(Problem, Weak<Plans>)>>,
+}
+
+impl LayerPlans {
+    /// Those of `problem`, whatever its M.
+    fn of(&self, problem: &Problem) -> Arc<Plans> {
+        let key = problem.with_m(0);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|(_, plans)| plans.strong_count() > 0);
+        if let Some(known) = all.iter().find(|(other, _)| other.is_same(&key)).and_then(|(_, plans)| plans.upgrade()) {
+            return known;
+        }
+        let plans = Arc::new(Plans::new());
+        all.push((key, Arc::downgrade(&plans)));
+        plans
+    }
+}
+
+impl fmt::Debug for LayerPlans {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LayerPlans").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use qgemm_formats::DType;
+
+    fn layer() -> Linear {
+        let ctx = Context::open("noop").expect("always there");
+        let weight = ctx.load_dense(&[0; 4 * 64], DType::F32, 2, 32, Default::default()).expect("memory");
+        ctx.layer(&weight, |problem| problem.x_dtype(DType::F16)).expect("valid")
+    }
+
+    #[test]
+    fn a_plan_is_made_once_and_found_without_a_lock() {
+        let layer = layer();
+        for m in [0, 1, 256, 257, 4096, 1 << 20] {
+            assert!(layer.plans.get(m).is_none(), "{m}");
+            let first: *const Plan = &*layer.plan(m).expect("valid");
+            assert!(layer.plans.get(m).is_some_and(|plan| std::ptr::eq(plan, first) && plan.op().m == m), "{m}");
+            assert!(std::ptr::eq(&*layer.plan(m).expect("valid"), first), "{m}");
+        }
+    }
+
+    #[test]
+    fn places_are_bounded_and_what_finds_none_is_planned_all_the_same() {
+        let layer = layer();
+        let far = 100_000..100_000 + 2 * SHARED_PLACES;
+        layer.prepare(far.clone()).expect("valid");
+        let kept = far.clone().filter(|&m| layer.plans.get(m).is_some()).count();
+        assert!((SHARED_PLACES / 2..=SHARED_PLACES).contains(&kept), "{kept}");
+        let beyond = far.clone().find(|&m| layer.plans.get(m).is_none()).expect("more than there are places");
+        assert_eq!(layer.plan(beyond).expect("valid").op().m, beyond);
+        // Numbers of a decoder keep their places.
+        assert!(layer.plan(7).is_ok() && layer.plans.get(7).is_some());
+    }
+
+    #[test]
+    fn equal_problems_share_their_plans_and_others_do_not() {
+        let layer = layer();
+        let (ctx, weight) = (&layer.ctx, &layer.weight);
+        let of = |describe: fn(Problem) -> Problem| ctx.layer(weight, describe).expect("valid").plans;
+        assert!(Arc::ptr_eq(&of(|p| p.x_dtype(DType::F16)), &layer.plans));
+        assert!(!Arc::ptr_eq(&of(|p| p.x_dtype(DType::F16).alpha(2.0)), &layer.plans));
+        assert!(!Arc::ptr_eq(&of(|p| p.alpha(0.0)), &of(|p| p.alpha(-0.0))));
+        assert!(!Arc::ptr_eq(&of(|p| p.x_transposed()), &of(|p| p.x_transposed().x_row_stride(1))));
+    }
+
+    #[test]
+    fn what_is_wrong_for_every_m_is_found_at_once() {
+        let layer = layer();
+        let wrong = layer.ctx.layer(&layer.weight, |p| p.d_row_stride(1));
+        assert!(matches!(wrong, Err(Error::StrideTooSmall { operand: "D", .. })), "{wrong:?}");
+        let other = layer.ctx.load_dense(&[0; 4 * 32], DType::F32, 1, 32, Default::default()).expect("memory");
+        let wrong = layer.ctx.layer(&layer.weight, |_| Problem::new(&other, 0));
+        assert!(matches!(wrong, Err(Error::WrongWeight { .. })), "{wrong:?}");
+    }
+}
