@@ -18,6 +18,7 @@ type Arena = Cell<Vec<Line>>;
 thread_local! {
     static ACTIVATIONS: Arena = const { Cell::new(Vec::new()) };
     static TILE: Arena = const { Cell::new(Vec::new()) };
+    static SUMS: Arena = const { Cell::new(Vec::new()) };
 }
 
 /// Calls `work` with `len` floats for activations, shared by all threads of a launch. They hold old values.
@@ -30,9 +31,27 @@ pub fn with_tile<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
     with(&TILE, len, work)
 }
 
-/// Grows this thread's memory for activations to `len` floats.
-pub fn reserve_activations(len: usize) {
-    with_activations(len, |_| ());
+/// The same for accumulators.
+pub fn with_sums<R>(len: usize, work: impl FnOnce(&mut [f32]) -> R) -> R {
+    with(&SUMS, len, work)
+}
+
+/// Grows this thread's memory for activations, accumulators and what it computes to so many floats.
+pub fn reserve(activations: usize, sums: usize, tile: usize) {
+    with_activations(activations, |_| ());
+    with_sums(sums, |_| ());
+    with_tile(tile, |_| ());
+}
+
+/// Floats of this thread's memory, in the order of [`reserve`].
+#[cfg(test)]
+pub fn reserved() -> [usize; 3] {
+    [&ACTIVATIONS, &SUMS, &TILE].map(|arena| {
+        let lines = arena.take();
+        let len = lines.len() * LINE;
+        arena.set(lines);
+        len
+    })
 }
 
 /// The memory is taken out while it is in use: should the thread pool run another launch on this thread in the

@@ -13,9 +13,6 @@ use crate::ordered::Ordered;
 use crate::packed::Packed;
 use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfRows, OfToken, Quantization, Scales, Simd};
 
-/// Multiply-adds below which the calling thread works alone: waking others takes longer.
-const SERIAL_MACS: f64 = 65536.0;
-
 /// An operation with its operands.
 #[derive(Debug)]
 pub struct Job<'a> {
@@ -137,58 +134,59 @@ impl<'a> Job<'a> {
         row_columns(self.weight.layout(), self.op.stored_k)
     }
 
-    /// Calls `work` with the first row of every block of [`BLOCK_ROWS`] rows of W, on all threads.
-    pub fn for_each_block(&self, tokens: usize, work: impl Fn(usize) + Sync) {
-        let blocks = self.op.stored_rows.div_ceil(BLOCK_ROWS);
-        if self.op.stored_rows as f64 * tokens as f64 * (self.op.stored_k as f64) < SERIAL_MACS {
-            (0..blocks).for_each(|i| work(i * BLOCK_ROWS));
-        } else {
-            (0..blocks).into_par_iter().for_each(|i| work(i * BLOCK_ROWS));
-        }
-    }
-
     /// Converts `tokens` rows of X to f32 in the order of W's stored columns, padded with zeros to
-    /// [`Job::row_columns`].
-    pub fn load_tokens(&self, tokens: Range<usize>, out: &mut [f32]) {
+    /// [`Job::row_columns`]; on all threads if `shared`.
+    pub fn load_tokens(&self, tokens: Range<usize>, shared: bool, out: &mut [f32]) {
         let (columns, rows) = (self.row_columns(), Ordered::rows_at_once(self.x.layout()));
         let out = &mut out[..tokens.len() * columns];
         let load = |(i, out): (usize, &mut [f32])| {
             let first = tokens.start + i * rows;
             self.x.load(self.simd, first..first + out.len() / columns, 0, out);
         };
-        if ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS {
-            out.chunks_mut(rows * columns).enumerate().for_each(load);
-        } else {
+        if shared {
             out.par_chunks_mut(rows * columns).enumerate().for_each(load);
+        } else {
+            out.chunks_mut(rows * columns).enumerate().for_each(load);
         }
     }
 
     /// Quantizes `tokens` rows of X, in the order of W's stored columns and padded as by [`Job::load_tokens`]: `step` columns of all
-    /// tokens, then the next ones, each in groups of tokens whose words lie side by side ([`Simd::token_groups`]).
+    /// tokens, then the next ones, each in groups of tokens whose words lie side by side ([`Simd::token_groups`]); on all threads if
+    /// `shared`.
     pub fn quantize_tokens(
         &self,
         how: &Quantization,
         tokens: Range<usize>,
         step: usize,
         unpacked: bool,
+        shared: bool,
         out: &mut [u32],
     ) {
         let (columns, most) = (self.row_columns(), self.simd.quantized_tokens(unpacked));
-        let alone = ((tokens.len() * self.op.stored_k) as f64) < SERIAL_MACS;
-        let at_least = if alone { usize::MAX } else { 1 };
-        let steps = out.par_chunks_mut(tokens.len() * how.row(step).words).with_min_len(at_least);
-        steps.enumerate().for_each(|(i, out)| {
-            let part = i * step..columns.min((i + 1) * step);
-            let row = how.row(part.len());
-            out.par_chunks_mut(most * row.words).with_min_len(at_least).enumerate().for_each(|(i, mut out)| {
-                let mut first = tokens.start + i * most;
-                for count in self.simd.token_groups(unpacked, out.len() / row.words) {
-                    let group = out.split_off_mut(..count * row.words).unwrap_or_default();
-                    self.quantize_group(how, first..first + count, part.clone(), group);
-                    first += count;
-                }
+        let part_of = |i: usize| i * step..columns.min((i + 1) * step);
+        let quantize = |part: Range<usize>, i: usize, mut out: &mut [u32]| {
+            let words = how.row(part.len()).words;
+            let mut first = tokens.start + i * most;
+            for count in self.simd.token_groups(unpacked, out.len() / words) {
+                let group = out.split_off_mut(..count * words).unwrap_or_default();
+                self.quantize_group(how, first..first + count, part.clone(), group);
+                first += count;
+            }
+        };
+        let of_step = tokens.len() * how.row(step).words;
+        if shared {
+            out.par_chunks_mut(of_step).enumerate().for_each(|(i, out)| {
+                let of_groups = most * how.row(part_of(i).len()).words;
+                let groups = out.par_chunks_mut(of_groups).enumerate();
+                groups.for_each(|(group, out)| quantize(part_of(i), group, out));
             });
-        });
+        } else {
+            for (i, out) in out.chunks_mut(of_step).enumerate() {
+                let of_groups = most * how.row(part_of(i).len()).words;
+                let groups = out.chunks_mut(of_groups).enumerate();
+                groups.for_each(|(group, out)| quantize(part_of(i), group, out));
+            }
+        }
     }
 
     /// Quantizes columns `part` of a group of tokens.

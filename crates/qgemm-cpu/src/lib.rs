@@ -15,6 +15,7 @@ mod job;
 mod operand;
 mod ordered;
 mod packed;
+mod pool;
 mod simd;
 mod source_hash;
 

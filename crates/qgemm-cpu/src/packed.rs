@@ -38,9 +38,9 @@ impl<'a> Packed<'a> {
         self.k_tiles
     }
 
-    /// Scales and minima of a k-tile, none of plain types.
-    pub fn scale_floats(&self) -> usize {
-        2 * scaled_sub_blocks(self.layout) * LANES
+    /// Scales and minima of a k-tile of `layout`, none of plain types.
+    pub fn scale_floats_of(layout: &PackedLayout) -> usize {
+        2 * scaled_sub_blocks(layout) * LANES
     }
 
     /// `count` k-tiles of tile `tile` from `k_tile` on.

@@ -11,7 +11,7 @@ use qgemm_formats::{
 };
 use qgemm_hal::{
     Activation, Buffer, CheckedGemm, Dense, Device, Family, GemmOperand, HalError, LaunchPlan, LaunchSequence, Math,
-    Operands, SimdLevel, WorkspaceLayout, XPrecision,
+    Operands, SimdLevel, TileConfig, WorkspaceLayout, XPrecision,
 };
 
 /// Reproducible values in −1..1.
@@ -128,6 +128,12 @@ impl Problem {
 
     /// The bytes of D, `0xff` where nothing was written.
     fn run(&self, device: &dyn Device) -> Vec<u8> {
+        let config = self.family.configs(&self.op, device.info()).expect("supported")[0];
+        self.run_as(config, device)
+    }
+
+    /// The same with a configuration of the test's.
+    fn run_as(&self, config: TileConfig, device: &dyn Device) -> Vec<u8> {
         let (op, family) = (&self.op, self.family);
         let upload = |bytes: &[u8]| {
             let mut buffer = device.allocate(bytes.len(), "test").expect("memory");
@@ -143,7 +149,7 @@ impl Problem {
         let bias = op.bias.map(|dtype| upload(&dtype.encode(&self.bias)));
         let d_len = (Self::at(&op.d, op.m - 1, op.out_features - 1) + 1) * op.d.dtype.bytes();
         let mut d = upload(&vec![0xff; d_len]);
-        let sequence = prepare(family, op, device);
+        let sequence = prepare_as(config, family, op, device);
         assert_eq!(sequence.name(), op.kernel_name(family.name()));
         fn view(buffer: &Option<Buffer>) -> Option<qgemm_hal::BufferRef<'_>> {
             buffer.as_ref().map(Into::into)
@@ -181,7 +187,16 @@ impl Problem {
 
 /// The sequence of the family's first configuration.
 fn prepare(family: &dyn Family<CheckedGemm>, op: &CheckedGemm, device: &dyn Device) -> LaunchSequence {
-    let config = family.configs(op, device.info()).expect("supported")[0];
+    prepare_as(family.configs(op, device.info()).expect("supported")[0], family, op, device)
+}
+
+/// The sequence of a configuration.
+fn prepare_as(
+    config: TileConfig,
+    family: &dyn Family<CheckedGemm>,
+    op: &CheckedGemm,
+    device: &dyn Device,
+) -> LaunchSequence {
     let tiles = |len: usize, tile: u32| len.div_ceil(tile as usize) as u32;
     let (n_tiles, m_tiles) = (tiles(op.stored_rows, config.tile_n), tiles(op.m, config.tile_m));
     let (k_tiles, grid) = (tiles(op.stored_k, config.tile_k), [n_tiles, m_tiles, 1]);
@@ -395,6 +410,42 @@ fn small_integers_are_exact_at_every_simd_level() {
         problem.x = integers(m * k, 8);
         for device in &devices {
             problem.check(device, 0.0);
+        }
+    }
+}
+
+#[test]
+fn bits_are_the_same_along_whichever_axis_threads_share() {
+    let pooled = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        CpuDevice::new().with_pool(Arc::new(pool))
+    };
+    let devices = [pooled(1), pooled(2), pooled(5)];
+    let families: [&'static dyn Family<CheckedGemm>; 2] = [&GEMM, &GEMM_INT8];
+    let noise_of = |n: usize, k: usize| {
+        quantize_matrix(&noise(n * k, 1), n, k, "q4_0".parse().expect("a format")).expect("quantizes").weight
+    };
+    // K is cut in two, but for the last shape. Panels: shared by tokens, loaded together, alone; blocks: fewer and more than threads.
+    for (n, k, ms) in [(40, 4608, [1, 3, 40, 131]), (130, 4096, [1, 2, 30, 260]), (700, 96, [1, 9, 37, 300])] {
+        let weight = noise_of(n, k);
+        for (family, m) in families.into_iter().flat_map(|family| ms.map(|m| (family, m))) {
+            let mut problem = Problem::new(weight.clone(), m, DType::F32);
+            problem.family = family;
+            problem.check(&devices[0], 1e-11);
+            let alone = problem.run(&devices[0]);
+            for device in &devices {
+                let configs = family.configs(&problem.op, device.info()).expect("supported");
+                let threads: HashSet<u32> = configs.iter().map(|config| config.threads).collect();
+                assert_eq!(threads, HashSet::from([1, device.info().units]));
+                for config in configs {
+                    // Panels of sizes that no configuration has, too.
+                    for tile_m in [config.tile_m, 24, 5] {
+                        let bytes = problem.run_as(TileConfig { tile_m, ..config }, device);
+                        let what = format!("{} {m} x {n} x {k}, {} threads", family.name(), config.threads);
+                        assert!(bytes == alone, "{what}, panels of {tile_m}");
+                    }
+                }
+            }
         }
     }
 }

@@ -192,7 +192,7 @@ pub struct DeviceInfo {
     pub max_buffer_bytes: u64,
     /// Multiply-adds a second by kind of arithmetic; an absent kind is not available.
     pub rates: Vec<(Math, f64)>,
-    /// What a launch costs on the device before it does any work, in seconds.
+    /// What a launch costs on the device before it does any work, in seconds; on a processor, one that wakes threads.
     pub launch_seconds: f64,
     /// Names of features, for tables and for families to ask about.
     pub features: BTreeSet<&'static str>,

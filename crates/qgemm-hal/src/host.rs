@@ -157,7 +157,7 @@ impl Host {
 }
 
 /// Least and most bytes that the bandwidth measurement reads: beyond most caches, but soon done. Where a cache holds more, the result is
-/// its bandwidth: plans do not change with it, since all ways to multiply on a processor read the same weights.
+/// its bandwidth: plans hardly change with it, since all ways to multiply on a processor read the same weights.
 const MEASURED_BYTES: (usize, usize) = (32 << 20, 64 << 20);
 /// Bandwidth where there is no memory to measure with: one channel of DDR4.
 const ASSUMED_BANDWIDTH: f64 = 1.5e10;

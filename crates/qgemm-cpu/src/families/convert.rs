@@ -9,13 +9,13 @@ use qgemm_hal::{
     DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId, LaunchSequence, LaunchStep,
     Operand, Operands, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes, is_transposed};
 use crate::ordered::Ordered;
+use crate::pool::{Pool, Scratch};
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -55,7 +55,8 @@ impl Family<CheckedConvert> for ConvertFamily {
         plan: &ConvertPlan,
     ) -> Result<LaunchSequence, HalError> {
         let cpu = CpuDevice::of(device)?;
-        let kernel = CpuConvert { op: *op, simd: cpu.simd(), pool: cpu.pool().cloned() };
+        cpu.pool().reserve(!is_small(op), Scratch { tile: TILE, ..Scratch::default() });
+        let kernel = CpuConvert { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let grid = Tasks::new(op).grid().map(|tasks| u32::try_from(tasks).unwrap_or(u32::MAX));
         let geometry = Geometry { grid: [grid[0], grid[1], 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<ConvertOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
@@ -98,11 +99,16 @@ impl Tasks {
     }
 }
 
+/// Whether the calling thread works alone.
+fn is_small(op: &CheckedConvert) -> bool {
+    op.rows * op.d_columns < SERIAL_ELEMENTS
+}
+
 /// The family's loop made ready for one operation.
 struct CpuConvert {
     op: CheckedConvert,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for CpuConvert {
@@ -115,10 +121,7 @@ impl Kernel for CpuConvert {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
-        }
+        job.run(&self.pool);
         Ok(())
     }
 }
@@ -160,7 +163,7 @@ impl<'a> Job<'a> {
         Ok(Self { op, simd, x: Ordered::new(x, order), d, row_factors })
     }
 
-    fn run(&self) {
+    fn run(&self, pool: &Pool) {
         let tasks = Tasks::new(self.op);
         let [along_rows, along_columns] = tasks.grid();
         let work = |task| {
@@ -168,10 +171,10 @@ impl<'a> Job<'a> {
             self.task(rows, columns);
         };
         let all = 0..along_rows * along_columns;
-        if self.op.rows * self.op.d_columns < SERIAL_ELEMENTS {
+        if is_small(self.op) {
             all.for_each(work);
         } else {
-            all.into_par_iter().for_each(work);
+            pool.enter(&mut || all.clone().into_par_iter().for_each(work));
         }
     }
 

@@ -150,8 +150,10 @@ impl std::fmt::Debug for CpuExperts {
 impl Kernel for CpuExperts {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(self, operands)?;
-        self.gemm.on_threads(|| job.run())
+        let mut job = Job::new(self, operands)?;
+        let mut done = Ok(());
+        self.gemm.enter(&mut || done = job.run());
+        done
     }
 }
 
@@ -211,7 +213,7 @@ impl<'a> Job<'a> {
         Ok(Self { kernel, read, d, status, workspace })
     }
 
-    fn run(mut self) -> Result<(), HalError> {
+    fn run(&mut self) -> Result<(), HalError> {
         let op = &self.kernel.op;
         let fault = match op.form {
             ExpertForm::Contiguous => {
@@ -232,7 +234,7 @@ impl<'a> Job<'a> {
             }
             ExpertForm::Indexed { top_k, x_per_slot } => self.run_indexed(if x_per_slot { 1 } else { top_k })?,
         };
-        index::report(fault, self.status);
+        index::report(fault, &mut *self.status);
         Ok(())
     }
 

@@ -4,6 +4,7 @@
 use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig};
 
 use super::partition::{Partition, Phase};
+use super::processor;
 
 /// Share of a device's block slots that suffices to saturate its memory: loads of a block overlap, so fewer
 /// blocks than slots still draw the full bandwidth.
@@ -27,12 +28,15 @@ const CACHE_FACTOR: f64 = 1.5;
 /// The roofline's p-norm: where arithmetic and memory take the same time, they take `2^(1/4)` of it
 /// together, for they do not overlap perfectly. Measured kernels have such a bend, too, and without the norm the choice
 /// jumps to and fro where two configurations cross.
-const ROOFLINE_P: f64 = 4.0;
+pub(super) const ROOFLINE_P: f64 = 4.0;
 
 /// Seconds that `partition` of `op` is expected to take on a device, or `None` when the device lacks the
 /// configuration's arithmetic.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<f64> {
     let rate = info.rate(config.math)?;
+    if config.schedule == Schedule::Threads {
+        return Some(processor::estimate(op, info, config, rate));
+    }
     let phases = partition.phases();
     let steps: f64 = phases.iter().map(Phase::steps).sum();
     // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
@@ -104,7 +108,7 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let slots = f64::from(info.units.max(1)) * f64::from(config.ctas_per_unit.max(1));
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
     let restarts = match config.schedule {
-        Schedule::StreamK => 0.0,
+        Schedule::StreamK | Schedule::Threads => 0.0,
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
     let meeting = FIXUP_LAUNCHES + RESTART_LAUNCHES * restarts;
@@ -119,7 +123,7 @@ fn x_prologue(op: &CheckedGemm, info: &DeviceInfo, partition: &Partition) -> f64
     info.launch_seconds + (read + (layout.bytes - region.x) as f64) / info.bandwidth
 }
 
-fn efficiency(per_mille: u32) -> f64 {
+pub(super) fn efficiency(per_mille: u32) -> f64 {
     f64::from(per_mille.max(1)) / 1000.0
 }
 

@@ -2,6 +2,7 @@
 
 mod cost;
 mod partition;
+mod processor;
 mod select;
 mod tuned;
 

@@ -100,7 +100,9 @@ impl Partition {
                 let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
                 allowed.then_some(Self { splits, grid: [n_tiles, m_tiles, splits], workspace, ..fixed })
             }
-            (Schedule::Grid, Cut::Ranges { .. }) => None,
+            (Schedule::Grid | Schedule::Threads, Cut::Ranges { .. }) => None,
+            // Its parts are the kernel's own.
+            (Schedule::Threads, cut) => (cut == Cut::NONE).then_some(fixed),
             (Schedule::StreamK, cut) => {
                 let tiles = u32::try_from(tiles).ok().filter(|&t| u64::from(t) < MAX_TILES)?;
                 let slots = slots.max(1);

@@ -7,6 +7,7 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
 
+use super::share::MainLoop;
 use super::{CpuGemm, Traits, check_supported, configs};
 use crate::arena;
 use crate::job::Job;
@@ -52,49 +53,62 @@ impl Family<CheckedGemm> for GemmFamily {
     }
 }
 
-pub(super) fn run(job: &Job<'_>, panel_tokens: usize) {
-    let m = job.op().m;
-    arena::with_activations(m.min(panel_tokens) * job.row_columns(), |x| {
-        for first in (0..m).step_by(panel_tokens) {
-            let tokens = first..m.min(first + panel_tokens);
-            job.load_tokens(tokens.clone(), x);
-            let x = &*x;
-            job.for_each_block(tokens.len(), |first_row| block(job, x, tokens.clone(), first_row));
-        }
-    });
+/// The family's main loop.
+#[derive(Debug)]
+pub(super) struct Fma {
+    /// Columns of a row of X.
+    pub columns: usize,
+    /// Scales and minima of a k-tile.
+    pub scales: usize,
 }
 
-/// Computes the block of rows from `first_row` on for the panel `tokens`, which `x` holds.
-fn block(job: &Job<'_>, x: &[f32], tokens: Range<usize>, first_row: usize) {
-    let weight = job.weight();
-    let (decoded, scales) = (BLOCK_ROWS * STEP, weight.scale_floats());
-    arena::with_tile(decoded + TILES * scales + tokens.len() * BLOCK_ROWS, |scratch| {
-        let (w, rest) = scratch.split_at_mut(decoded);
-        let (scales_of_tiles, sums) = rest.split_at_mut(TILES * scales);
-        sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
-        // Tiles past the last hold nothing, and nobody reads their accumulators.
-        w[tiles * LANES * STEP..].fill(0.0);
-        for k_tile in 0..weight.k_tiles() {
-            let mut k_tiles = [None; TILES];
-            let mut rest = &mut *scales_of_tiles;
-            for (i, to) in k_tiles.iter_mut().enumerate().take(tiles) {
-                let (scratch, after) = rest.split_at_mut(scales);
-                rest = after;
-                let (scales, mins) = scratch.split_at_mut(scales / 2);
-                *to = Some(weight.k_tile(job.simd(), first_row / LANES + i, k_tile, scales, mins));
-            }
-            let columns = weight.layout().k_tile;
-            for first in (0..columns).step_by(STEP) {
-                for (k_tile, out) in k_tiles.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
-                    job.simd().decode(k_tile, first, STEP, out);
+impl MainLoop for Fma {
+    fn x_floats(&self, tokens: usize) -> usize {
+        tokens * self.columns
+    }
+
+    fn tile_floats(&self, _tokens: usize) -> usize {
+        BLOCK_ROWS * STEP + TILES * self.scales
+    }
+
+    fn load(&self, job: &Job<'_>, tokens: Range<usize>, shared: bool, x: &mut [f32]) {
+        job.load_tokens(tokens, shared, x);
+    }
+
+    fn multiply(
+        &self,
+        job: &Job<'_>,
+        x: &[f32],
+        tokens: usize,
+        first_row: usize,
+        part: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        let (weight, scales) = (job.weight(), self.scales);
+        arena::with_tile(self.tile_floats(tokens), |scratch| {
+            let (w, scales_of_tiles) = scratch.split_at_mut(BLOCK_ROWS * STEP);
+            let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
+            // Tiles past the last hold nothing, and nobody reads their accumulators.
+            w[tiles * LANES * STEP..].fill(0.0);
+            for k_tile in part {
+                let mut k_tiles = [None; TILES];
+                let mut rest = &mut *scales_of_tiles;
+                for (i, to) in k_tiles.iter_mut().enumerate().take(tiles) {
+                    let (scratch, after) = rest.split_at_mut(scales);
+                    rest = after;
+                    let (scales, mins) = scratch.split_at_mut(scales / 2);
+                    *to = Some(weight.k_tile(job.simd(), first_row / LANES + i, k_tile, scales, mins));
                 }
-                multiply(job, w, &x[k_tile * columns + first..], sums);
+                let columns = weight.layout().k_tile;
+                for first in (0..columns).step_by(STEP) {
+                    for (k_tile, out) in k_tiles.iter().flatten().zip(w.chunks_exact_mut(STEP * LANES)) {
+                        job.simd().decode(k_tile, first, STEP, out);
+                    }
+                    multiply(job, w, &x[k_tile * columns + first..], sums);
+                }
             }
-        }
-        // SAFETY: blocks share no rows, so only this thread stores these.
-        unsafe { job.store(tokens, first_row, sums) };
-    });
+        });
+    }
 }
 
 /// Adds the products of a decoded block with every token of the panel.

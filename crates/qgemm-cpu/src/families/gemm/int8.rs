@@ -9,10 +9,11 @@ use qgemm_hal::{
     CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, Math, TileConfig, Unsupported,
 };
 
+use super::share::{MainLoop, Parts};
 use super::{CpuGemm, Traits, check_supported, configs, unavailable};
 use crate::arena;
 use crate::job::Job;
-use crate::simd::{BLOCK_ROWS, LANES, Operands, Prefetch, Quantization, TILES, Tile};
+use crate::simd::{BLOCK_ROWS, LANES, Operands, Prefetch, Quantization, Simd, TILES, Tile};
 use crate::source_hash::SOURCE_HASH;
 
 /// Tokens of a panel: enough that unpacking a weight costs little, and few enough that the panel stays in the second cache. Fewer
@@ -95,20 +96,48 @@ pub(super) fn quantization(
     how.ok_or_else(|| unavailable(device, op, config.family, why()))
 }
 
-pub(super) fn run(job: &Job<'_>, how: &Quantization, panel_tokens: usize) {
-    let m = job.op().m;
-    let words = how.row(job.row_columns()).words;
-    arena::with_activations(m.min(panel_tokens) * words, |x| {
-        for first in (0..m).step_by(panel_tokens) {
-            let tokens = first..m.min(first + panel_tokens);
-            let x: &mut [u32] = bytemuck::cast_slice_mut(&mut x[..tokens.len() * words]);
-            let schedule = Schedule::new(job, tokens.len());
-            let step = schedule.step_k_tiles * job.weight().layout().k_tile;
-            job.quantize_tokens(how, tokens.clone(), step, schedule.unpacks, x);
-            let x = &*x;
-            job.for_each_block(tokens.len(), |first_row| block(job, how, schedule, x, tokens.clone(), first_row));
-        }
-    });
+/// The family's main loop.
+#[derive(Debug)]
+pub(super) struct Int8 {
+    /// How tokens are quantized.
+    pub how: Quantization,
+    /// Columns of a row of X, and of a k-tile.
+    pub columns: usize,
+    pub k_tile: usize,
+    /// Where steps end.
+    pub parts: Parts,
+    /// The vector kernels.
+    pub simd: &'static Simd,
+}
+
+impl MainLoop for Int8 {
+    fn x_floats(&self, tokens: usize) -> usize {
+        tokens * self.how.row(self.columns).words
+    }
+
+    fn tile_floats(&self, tokens: usize) -> usize {
+        let [codes, scales, mins] = self.schedule(tokens).scratch(&self.how, self.k_tile);
+        codes / 4 + scales + mins
+    }
+
+    fn load(&self, job: &Job<'_>, tokens: Range<usize>, shared: bool, x: &mut [f32]) {
+        let x = &mut bytemuck::cast_slice_mut(x)[..self.x_floats(tokens.len())];
+        let schedule = self.schedule(tokens.len());
+        let step = schedule.step_k_tiles * self.k_tile;
+        job.quantize_tokens(&self.how, tokens, step, schedule.unpacks, shared, x);
+    }
+
+    fn multiply(
+        &self,
+        job: &Job<'_>,
+        x: &[f32],
+        tokens: usize,
+        first_row: usize,
+        part: Range<usize>,
+        sums: &mut [f32],
+    ) {
+        self.block(job, bytemuck::cast_slice(x), tokens, first_row, part, sums);
+    }
 }
 
 /// In which order a thread multiplies a block of rows with a panel.
@@ -125,81 +154,88 @@ struct Schedule {
 }
 
 impl Schedule {
-    fn new(job: &Job<'_>, tokens: usize) -> Self {
-        let k_tile = job.weight().layout().k_tile;
-        let at_once = job.simd().quantized_tokens(false);
-        if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
-            // W is read once, from one end to the other.
-            let one_group = tokens <= at_once;
-            let step = if one_group { LONG_STEP } else { TWO_GROUPS_STEP };
-            Self { step_k_tiles: (step / k_tile).max(1), tiles: 1, unpacks: false, unpacks_scales: !one_group }
-        } else {
-            Self { step_k_tiles: (STEP / k_tile).max(1), tiles: TILES, unpacks: true, unpacks_scales: true }
-        }
+    /// What a block takes: bytes of codes, floats of scales and of minima.
+    fn scratch(&self, how: &Quantization, k_tile: usize) -> [usize; 3] {
+        let numbers = LANES * self.step_k_tiles * k_tile;
+        let codes = if self.unpacks { numbers } else { 0 };
+        let scales = if self.unpacks_scales { numbers / how.sub_block } else { 0 };
+        let mins = if how.offset.is_some() { 0 } else { scales };
+        [codes, scales, mins].map(|of_tile| self.tiles * of_tile)
     }
 }
 
-/// Computes the block of rows from `first_row` on for the panel `tokens`, which `x` holds.
-fn block(job: &Job<'_>, how: &Quantization, schedule: Schedule, x: &[u32], tokens: Range<usize>, first_row: usize) {
-    let (weight, simd) = (job.weight(), job.simd());
-    let layout = weight.layout();
-    let Schedule { step_k_tiles, tiles: at_once, unpacks, unpacks_scales } = schedule;
-    let step = step_k_tiles * layout.k_tile;
-    let codes = if unpacks { LANES * step } else { 0 };
-    let subs = if unpacks_scales { LANES * step / how.sub_block } else { 0 };
-    let min_subs = if how.offset.is_some() { 0 } else { subs };
-    arena::with_tile(at_once * (codes / 4 + subs + min_subs) + tokens.len() * BLOCK_ROWS, |scratch| {
-        let (unpacked, rest) = scratch.split_at_mut(at_once * codes / 4);
-        let (scales, rest) = rest.split_at_mut(at_once * subs);
-        let (mins, sums) = rest.split_at_mut(at_once * min_subs);
-        let unpacked: &mut [u8] = bytemuck::cast_slice_mut(unpacked);
-        sums.fill(0.0);
-        let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
-        for first_tile in (0..tiles).step_by(at_once) {
-            for k_tile in (0..weight.k_tiles()).step_by(step_k_tiles) {
-                let count = step_k_tiles.min(weight.k_tiles() - k_tile);
-                let group = at_once.min(tiles - first_tile);
-                let k_tiles = |tile: usize| weight.run_of_k_tiles(first_row / LANES + first_tile + tile, k_tile, count);
-                for tile in 0..group {
-                    let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
-                    if unpacks_scales {
-                        weight.unpack_scales(simd, k_tiles(tile), scales, mins);
-                    }
-                    if unpacks {
-                        simd.unpack_codes(how, layout, k_tiles(tile), &mut unpacked[tile * codes..]);
-                    }
-                }
-                let prefetch_distance = match unpacks {
-                    false => (PREFETCH_BYTES / layout.k_tile_bytes).max(1),
-                    true if k_tile + count < weight.k_tiles() => count,
-                    // The first step of the next block.
-                    true => TILES * weight.k_tiles() - k_tile,
-                };
-                let of_tile = |tile: usize| Tile {
-                    codes: match unpacks {
-                        true => &unpacked[tile * codes..][..count * layout.k_tile * LANES],
-                        false => k_tiles(tile),
-                    },
-                    prefetch: Prefetch::new(k_tiles(tile).as_ptr()).skip(prefetch_distance * layout.k_tile_bytes),
-                    scales: &scales[tile * subs..],
-                    mins: &mins[tile * min_subs..],
-                };
-                let mut of_tiles = [Tile::default(); TILES];
-                of_tiles.iter_mut().enumerate().take(group).for_each(|(tile, to)| *to = of_tile(tile));
-                let at = Operands {
-                    how,
-                    layout,
-                    unpacked: unpacks,
-                    tiles: &of_tiles[..group],
-                    prefetch_bytes: step_k_tiles * layout.k_tile_bytes,
-                    records: (!unpacks_scales).then(|| weight.scales()),
-                    x: &x[tokens.len() * how.row(k_tile * layout.k_tile).words..],
-                    row: how.row(count * layout.k_tile),
-                };
-                simd.multiply_codes(tokens.len(), &at, &mut sums[first_tile * LANES..]);
-            }
+impl Int8 {
+    fn schedule(&self, tokens: usize) -> Schedule {
+        let at_once = self.simd.quantized_tokens(false);
+        let step = |columns| self.parts.step(columns, self.k_tile);
+        if tokens <= (2 * at_once).min(PACKED_TOKENS).max(at_once) {
+            // W is read once, from one end to the other.
+            let one_group = tokens <= at_once;
+            let step_k_tiles = step(if one_group { LONG_STEP } else { TWO_GROUPS_STEP });
+            Schedule { step_k_tiles, tiles: 1, unpacks: false, unpacks_scales: !one_group }
+        } else {
+            Schedule { step_k_tiles: step(STEP), tiles: TILES, unpacks: true, unpacks_scales: true }
         }
-        // SAFETY: blocks share no rows, so only this thread stores these.
-        unsafe { job.store(tokens, first_row, sums) };
-    });
+    }
+
+    /// [`MainLoop::multiply`], of words.
+    fn block(&self, job: &Job<'_>, x: &[u32], tokens: usize, first_row: usize, part: Range<usize>, sums: &mut [f32]) {
+        let (weight, simd) = (job.weight(), job.simd());
+        let layout = weight.layout();
+        let (how, schedule) = (&self.how, self.schedule(tokens));
+        let Schedule { step_k_tiles, tiles: at_once, unpacks, unpacks_scales } = schedule;
+        let [codes, scales, mins] = schedule.scratch(how, layout.k_tile);
+        let [codes_of_tile, subs, min_subs] = [codes, scales, mins].map(|of_tiles| of_tiles / at_once);
+        arena::with_tile(codes / 4 + scales + mins, |scratch| {
+            let (unpacked, rest) = scratch.split_at_mut(codes / 4);
+            let (scales, mins) = rest.split_at_mut(scales);
+            let unpacked: &mut [u8] = bytemuck::cast_slice_mut(unpacked);
+            let tiles = BLOCK_ROWS.min(job.op().stored_rows - first_row).div_ceil(LANES);
+            for first_tile in (0..tiles).step_by(at_once) {
+                for k_tile in part.clone().step_by(step_k_tiles) {
+                    let count = step_k_tiles.min(part.end - k_tile);
+                    let group = at_once.min(tiles - first_tile);
+                    let k_tiles =
+                        |tile: usize| weight.run_of_k_tiles(first_row / LANES + first_tile + tile, k_tile, count);
+                    for tile in 0..group {
+                        let (scales, mins) = (&mut scales[tile * subs..], &mut mins[tile * min_subs..][..min_subs]);
+                        if unpacks_scales {
+                            weight.unpack_scales(simd, k_tiles(tile), scales, mins);
+                        }
+                        if unpacks {
+                            simd.unpack_codes(how, layout, k_tiles(tile), &mut unpacked[tile * codes_of_tile..]);
+                        }
+                    }
+                    let prefetch_distance = match unpacks {
+                        false => (PREFETCH_BYTES / layout.k_tile_bytes).max(1),
+                        true if k_tile + count < weight.k_tiles() => count,
+                        // The first step of the next block.
+                        true => TILES * weight.k_tiles() - k_tile,
+                    };
+                    let of_tile = |tile: usize| Tile {
+                        codes: match unpacks {
+                            true => &unpacked[tile * codes_of_tile..][..count * layout.k_tile * LANES],
+                            false => k_tiles(tile),
+                        },
+                        prefetch: Prefetch::new(k_tiles(tile).as_ptr()).skip(prefetch_distance * layout.k_tile_bytes),
+                        scales: &scales[tile * subs..],
+                        mins: &mins[tile * min_subs..],
+                    };
+                    let mut of_tiles = [Tile::default(); TILES];
+                    of_tiles.iter_mut().enumerate().take(group).for_each(|(tile, to)| *to = of_tile(tile));
+                    let at = Operands {
+                        how,
+                        layout,
+                        unpacked: unpacks,
+                        tiles: &of_tiles[..group],
+                        prefetch_bytes: step_k_tiles * layout.k_tile_bytes,
+                        records: (!unpacks_scales).then(|| weight.scales()),
+                        x: &x[tokens * how.row(k_tile * layout.k_tile).words..],
+                        row: how.row(count * layout.k_tile),
+                    };
+                    simd.multiply_codes(tokens, &at, &mut sums[first_tile * LANES..]);
+                }
+            }
+        });
+    }
 }

@@ -2,6 +2,7 @@
 
 mod fma;
 mod int8;
+mod share;
 
 use std::sync::Arc;
 
@@ -11,12 +12,15 @@ use qgemm_hal::{
     CheckedGemm, Dense, Device, DeviceId, DeviceInfo, GemmFamilies, GemmOperand, Geometry, HalError, HostStream,
     Kernel, LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
 };
-use rayon::ThreadPool;
 
-use crate::arena;
 use crate::device::CpuDevice;
-use crate::job::{Job, Parts, row_columns};
+use crate::job::{Job, Parts as JobParts, row_columns};
+use crate::packed::Packed;
+use crate::pool::Pool;
 use crate::simd::{BLOCK_ROWS, Quantization, Scales, Simd};
+use fma::Fma;
+use int8::Int8;
+use share::{Parts, Share};
 
 pub use fma::{GEMM, GemmFamily};
 pub use int8::{GEMM_INT8, GemmInt8Family};
@@ -46,13 +50,17 @@ struct Traits {
     main_loop: &'static str,
     math: Math,
     x_format: XFormat,
-    /// Tokens of a panel.
+    /// Most tokens of a panel.
     panels: [usize; 2],
 }
 
-/// The configurations of a family, one for each size of panel; K is never cut.
+/// Tokens of whole groups at every level: panels of other numbers end with kernels for few tokens.
+const TOKEN_GROUPS: usize = 12;
+
+/// The configurations of a family: panels of some sizes, for all threads and for the one that calls.
 fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
-    let config = |tile_m| TileConfig {
+    let parts = PackedLayout::new(op.format, op.class).map_or(1, |layout| Parts::new(op, &layout).count());
+    let config = |tile_m: usize, threads: u32| TileConfig {
         family: of.family,
         main_loop: of.main_loop,
         variant: None,
@@ -61,12 +69,12 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         tile_m: tile_m as u32,
         // One step, so that no plan cuts K.
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
-        threads: 1,
+        threads,
         ctas_per_unit: 1,
-        schedule: Schedule::Grid,
+        schedule: Schedule::Threads,
         max_splits: 1,
         warps_n: 1,
-        k_groups: 1,
+        k_groups: parts as u32,
         stages: 1,
         shared_bytes: 0,
         x_format: of.x_format,
@@ -74,20 +82,32 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         rounded_weights: None,
         efficiency: (efficiency(tile_m, of.math, info), 1000),
     };
-    let mut panels = of.panels.map(|most| panel_tokens(op.m, most)).to_vec();
-    panels.dedup();
-    panels.into_iter().map(config).collect()
+    let threads = info.units.max(1);
+    let panels = panels(op.m, op.stored_rows.div_ceil(BLOCK_ROWS), threads as usize, of.panels);
+    let mut counts = vec![threads, 1];
+    counts.dedup();
+    panels.into_iter().flat_map(|tokens| counts.iter().map(move |&threads| config(tokens, threads))).collect()
+}
+
+/// Sizes of panels for `m` tokens: panels are as many as with `most` tokens each, and of one size as far as may be. Where blocks of rows are
+/// fewer than threads, another size makes panels for all of these.
+fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usize> {
+    let even = |count: usize| {
+        let tokens = m.div_ceil(count.max(1));
+        tokens.next_multiple_of(TOKEN_GROUPS).min(m).max(1)
+    };
+    let [large, small] = most.map(|most| even(m.div_ceil(most)));
+    let mut sizes = vec![large, small];
+    if blocks < threads {
+        sizes.push(even(threads.div_ceil(blocks.max(1))).clamp(small.min(large), large));
+    }
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    sizes.dedup();
+    sizes
 }
 
 /// Tokens of whole groups at every level: panels of other numbers end with kernels for few tokens.
 const TOKEN_GROUPS: usize = 12;
-
-/// Tokens of a panel of `m` tokens: panels are as many as with `most` tokens each, and of one size as far as may be.
-fn panel_tokens(m: usize, most: usize) -> usize {
-    let tokens = m.div_ceil(m.div_ceil(most).max(1)).max(1);
-    let groups = tokens.next_multiple_of(TOKEN_GROUPS);
-    if groups <= most.min(m) { groups } else { tokens }
-}
 
 /// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
 fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
@@ -106,20 +126,22 @@ pub(super) struct CpuGemm {
     x: Dense,
     layout: PackedLayout,
     scales: Scales,
-    /// How activations are quantized, if they are.
-    quantization: Option<Quantization>,
-    /// Tokens that are worked on together.
-    panel_tokens: usize,
+    main_loop: Loop,
+    share: Share,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
+}
+
+/// The main loop of either family.
+#[derive(Debug)]
+enum Loop {
+    Fma(Fma),
+    Int8(Int8),
 }
 
 impl std::fmt::Debug for CpuGemm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CpuGemm")
-            .field("op", &self.op)
-            .field("panel_tokens", &self.panel_tokens)
-            .finish_non_exhaustive()
+        f.debug_struct("CpuGemm").field("op", &self.op).field("share", &self.share).finish_non_exhaustive()
     }
 }
 
@@ -150,19 +172,27 @@ impl CpuGemm {
         let x = op.plain_x().map_err(|unsupported| unavailable(unsupported.why))?;
         let layout = PackedLayout::new(op.format, op.class)
             .ok_or_else(|| unavailable(format!("the weight is packed as {:?}", op.class)))?;
-        let panel_tokens = config.tile_m as usize;
-        let quantization = quantization.map(|how| cpu.simd().quantization(how));
-        let columns = row_columns(&layout, op.stored_k);
-        arena::reserve_activations(panel_tokens.min(op.m) * quantization.map_or(columns, |how| how.row(columns).words));
+        let (parts, columns, simd) = (Parts::new(op, &layout), row_columns(&layout, op.stored_k), cpu.simd());
+        let share =
+            Share { threads: config.threads.max(1) as usize, panel_tokens: (config.tile_m as usize).max(1), parts };
+        let main_loop = match quantization {
+            Some(how) => Loop::Int8(Int8 { how: simd.quantization(how), columns, k_tile: layout.k_tile, parts, simd }),
+            None => Loop::Fma(Fma { columns, scales: Packed::scale_floats_of(&layout) }),
+        };
+        let scratch = match &main_loop {
+            Loop::Fma(main_loop) => share.scratch(op, main_loop),
+            Loop::Int8(main_loop) => share.scratch(op, main_loop),
+        };
+        cpu.pool().reserve(share.threads > 1, scratch);
         Ok(Self {
             op: op.clone(),
             x,
             scales: Scales::new(&layout),
             layout,
-            quantization,
-            panel_tokens,
-            simd: cpu.simd(),
-            pool: cpu.pool().cloned(),
+            main_loop,
+            share,
+            simd,
+            pool: cpu.pool().clone(),
         })
     }
 
@@ -182,7 +212,7 @@ impl CpuGemm {
     ///
     /// # Errors
     /// [`HalError::OutOfBounds`] for an operand that is too short.
-    pub(super) fn multiply(&self, op: &CheckedGemm, x: Dense, parts: Parts<'_>) -> Result<(), HalError> {
+    pub(super) fn multiply(&self, op: &CheckedGemm, x: Dense, parts: JobParts<'_>) -> Result<(), HalError> {
         self.run(&Job::of_parts(op, x, &self.layout, &self.scales, self.simd, parts)?);
         Ok(())
     }
@@ -197,18 +227,16 @@ impl CpuGemm {
         &self.op
     }
 
-    /// Runs `work` on the device's threads.
-    pub(super) fn on_threads<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            Some(pool) => pool.install(work),
-            None => work(),
-        }
+    /// Calls `work` where its products are shared by threads: on one of them, so that each product need not wake them anew.
+    pub(super) fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+        if self.share.threads > 1 { self.pool.enter(work) } else { work() }
     }
 
     fn run(&self, job: &Job<'_>) {
-        match &self.quantization {
-            Some(how) => int8::run(job, how, self.panel_tokens),
-            None => fma::run(job, self.panel_tokens),
+        let enter = |work: &mut (dyn FnMut() + Send)| self.pool.enter(work);
+        match &self.main_loop {
+            Loop::Fma(main_loop) => share::run(job, main_loop, self.share, enter),
+            Loop::Int8(main_loop) => share::run(job, main_loop, self.share, enter),
         }
     }
 }
@@ -222,7 +250,7 @@ impl Kernel for CpuGemm {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.x, &self.layout, &self.scales, self.simd, operands)?;
-        self.on_threads(|| self.run(&job));
+        self.run(&job);
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ pub struct TileConfig {
     pub tile_m: u32,
     /// Values along K that make one indivisible step (a k-tile); partitions of K fall on its multiples.
     pub tile_k: u32,
-    /// Threads of a block.
+    /// Threads of a block; with [`Schedule::Threads`], those that share a launch.
     pub threads: u32,
     /// Blocks that one unit (SM, core) runs at once.
     pub ctas_per_unit: u32,
@@ -46,7 +46,7 @@ pub struct TileConfig {
     pub max_splits: u32,
     /// Warps along N.
     pub warps_n: u32,
-    /// Groups of warps that share K.
+    /// Groups of warps that share K; with [`Schedule::Threads`], parts of K whose sums are added up apart.
     pub k_groups: u32,
     /// Buffers of the copy pipeline.
     pub stages: u32,
@@ -91,6 +91,9 @@ pub enum Schedule {
     /// Stream-K: a one-dimensional grid of as many blocks as the device runs at once, or fewer. First every block
     /// takes an equal range of the k-tiles of the tiles that are cut, then whole tiles in turn.
     StreamK,
+    /// [`TileConfig::threads`] threads of a processor take tiles, or the [`TileConfig::k_groups`] parts of each, as they come. One is the thread
+    /// that calls, which wakes no other.
+    Threads,
 }
 
 /// What a launch with [`Schedule::StreamK`] cuts.

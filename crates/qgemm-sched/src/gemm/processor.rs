@@ -1,0 +1,66 @@
+//! The cost model of processors, whose threads share tiles as they come ([`Schedule::Threads`](qgemm_hal::Schedule::Threads)). They
+//! multiply nothing that only fills up a tile, and waking them may cost more than a small product.
+
+use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, TileConfig};
+
+use super::cost::{ROOFLINE_P, efficiency};
+
+/// Bytes a second that one core reads: two to four of them use up most memories. On two cores of an EPYC one reads 20 to 30 GB/s.
+const CORE_BANDWIDTH: f64 = 2e10;
+/// Seconds in which a core makes of a value of X what is multiplied (EPYC, f32 to blocks of bytes).
+const X_VALUE: f64 = 3e-10;
+/// Seconds in which a thread begins and ends a tile (EPYC, one token).
+const TILE: f64 = 2e-7;
+
+/// Seconds that a launch is expected to take, with all units at `rate`.
+pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> f64 {
+    let threads = f64::from(config.threads.max(1));
+    let count = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as f64;
+    let tiles = count(op.stored_rows, config.tile_n) * count(op.m, config.tile_m);
+    let tasks = tiles * f64::from(config.k_groups.max(1));
+    // How many threads have something to do on average, until the last one is done.
+    let busy = tasks / (tasks / threads).ceil().max(1.0);
+    let macs = op.stored_rows as f64 * op.m as f64 * op.stored_k as f64;
+    let core_rate = rate / f64::from(info.units.max(1)) * efficiency(config.efficiency.0);
+    let values = op.m as f64 * op.k as f64;
+    let arithmetic = macs / core_rate / busy + values * X_VALUE / threads.min(values.max(1.0)) + tasks * TILE / busy;
+    let memory = op.traffic() / info.bandwidth.min(threads * CORE_BANDWIDTH);
+    let wake = if config.threads > 1 { info.launch_seconds } else { 0.0 };
+    (arithmetic.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P) + wake
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_hal::{Math, Schedule};
+
+    use super::*;
+    use crate::gemm::select::tests::{config, info, op};
+
+    fn seconds(m: usize, n: usize, k: usize, threads: u32, tile_m: u32) -> f64 {
+        let units = 16;
+        let (rates, launch_seconds) = (vec![(Math::DotI8, 16.0 * 1.6e11)], 1e-5);
+        let info = DeviceInfo { units, bandwidth: 2e11, rates, launch_seconds, ..info() };
+        let config = TileConfig { tile_n: 64, tile_m, threads, schedule: Schedule::Threads, ..config("gemm_int8") };
+        estimate(&op(m, n, k), &info, &config, info.rates[0].1)
+    }
+
+    #[test]
+    fn small_products_are_not_worth_waking_threads() {
+        assert!(seconds(1, 384, 384, 1, 1) < seconds(1, 384, 384, 16, 1));
+        assert!(seconds(1, 4096, 4096, 1, 1) > 2.0 * seconds(1, 4096, 4096, 16, 1));
+        assert!(seconds(64, 1536, 384, 1, 64) > 2.0 * seconds(64, 1536, 384, 16, 64));
+    }
+
+    #[test]
+    fn what_only_fills_up_a_tile_costs_nothing() {
+        // One token more than a tile has, in a tile of its own or in two of one size.
+        let (large, even) = (seconds(257, 4096, 4096, 1, 256), seconds(257, 4096, 4096, 1, 132));
+        assert!((large / even - 1.0).abs() < 0.01, "{large} {even}");
+    }
+
+    #[test]
+    fn few_tiles_leave_threads_idle() {
+        let (one, sixteen) = (seconds(256, 64, 4096, 16, 256), seconds(256, 64, 4096, 16, 16));
+        assert!(one > 3.0 * sixteen, "{one} {sixteen}");
+    }
+}
