@@ -2,9 +2,22 @@
 //!
 //! Weights are packed so that a vector register is sixteen rows. Where activations may be quantized and weights are integers,
 //! codes are unpacked to bytes and multiplied as integers (`gemm_int8`); else they are decoded to f32 a few columns at a time
-//! and multiplied in f32 (`gemm`). Products are accumulated in the order of the columns, which depends on neither M nor the number of
-//! threads, so results are bit-identical between runs and a row's result does not depend on its batch. (They differ in the last
-//! bits between processors with different vector instructions.)
+//! and multiplied in f32 (`gemm`). Products are accumulated in the order of the columns, parts of a long K one after the other: an order
+//! that depends on N and K alone, neither on M nor on the number of threads. So results are bit-identical between runs and a row's
+//! result does not depend on its batch. (They differ in the last bits between processors with different vector instructions.)
+//!
+//! # What a launch does besides computing
+//!
+//! A launch returns when its result is there. Where the plan says one thread ([`TileConfig::threads`](qgemm_hal::TileConfig::threads)), the
+//! calling thread computes it: no other is woken, no lock taken, and nothing allocated once the thread has run a plan of that size
+//! (planning reserves the memory of the thread that plans). Where the plan says more, a thread pool does:
+//!
+//! - From a thread of that pool, nothing is locked or allocated but by the pool, whose queues grow when they are full. While it waits for
+//!   others, it may begin another launch, which then takes memory of its own.
+//! - From another thread, that thread sleeps on a mutex until the result is there, and about every sixtieth launch allocates a block of
+//!   rayon's queue.
+//! - Planning has the pool's threads reserve their memory, without waiting for them: a thread that is busy until it works on a launch
+//!   reserves it then.
 #![deny(missing_docs)]
 
 mod arena;

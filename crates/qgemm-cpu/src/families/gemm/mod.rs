@@ -92,14 +92,15 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
 /// Sizes of panels for `m` tokens: panels are as many as with `most` tokens each, and of one size as far as may be. Where blocks of rows are
 /// fewer than threads, another size makes panels for all of these.
 fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usize> {
-    let even = |count: usize| {
-        let tokens = m.div_ceil(count.max(1));
-        tokens.next_multiple_of(TOKEN_GROUPS).min(m).max(1)
+    let even = |count: usize, most: usize| {
+        let tokens = m.div_ceil(count.max(1)).max(1);
+        let groups = tokens.next_multiple_of(TOKEN_GROUPS);
+        if groups <= most.min(m) { groups } else { tokens }
     };
-    let [large, small] = most.map(|most| even(m.div_ceil(most)));
+    let [large, small] = most.map(|most| even(m.div_ceil(most), most));
     let mut sizes = vec![large, small];
     if blocks < threads {
-        sizes.push(even(threads.div_ceil(blocks.max(1))).clamp(small.min(large), large));
+        sizes.push(even(threads.div_ceil(blocks.max(1)), most[0]).clamp(small.min(large), large));
     }
     sizes.sort_unstable_by(|a, b| b.cmp(a));
     sizes.dedup();
