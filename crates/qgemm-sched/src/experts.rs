@@ -1,9 +1,9 @@
 //! `experts`: which kernel, and where its workspace lies.
 
-use qgemm_hal::{CheckedExperts, CheckedGemm, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, Operation};
+use qgemm_hal::{CheckedExperts, CheckedGemm, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule};
 
 use crate::error::{Refusal, SchedError};
-use crate::gemm::{INVARIANT_M, Preferences};
+use crate::gemm::{INVARIANT_M, Preferences, processor};
 
 /// Chooses how to run `op` on the device of `info`: the configuration that is expected to take the least time when every expert
 /// has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
@@ -69,12 +69,17 @@ fn estimate(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> f
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
     let tile_m = tile.tile_m.max(1) as usize;
     let used = op.experts.min(op.each.m);
+    let rate = info.rate(tile.math).unwrap_or(f64::MIN_POSITIVE);
+    if tile.schedule == Schedule::Threads {
+        // An expert after the other, by threads that are awake.
+        let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
+        return processor::wake(info, tile) + used as f64 * processor::work(&each, info, tile, rate);
+    }
     let tiles = used as f64 * op.mean_rows().div_ceil(tile_m) as f64;
     let macs = tiles * tile_m as f64 * op.each.stored_rows as f64 * op.each.k as f64;
     // Each tile of rows reads the weight again, from the cache at best.
     let weights = (tiles - used as f64).max(0.0) * op.each.weight_bytes() / CACHE_SPEEDUP;
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
-    let rate = info.rate(tile.math).unwrap_or(f64::MIN_POSITIVE);
     info.launch_seconds + memory.max(macs / (rate * share(arithmetic)))
 }
 

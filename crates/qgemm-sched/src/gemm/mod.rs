@@ -2,7 +2,7 @@
 
 mod cost;
 mod partition;
-mod processor;
+pub(crate) mod processor;
 mod select;
 mod tuned;
 

@@ -14,6 +14,16 @@ const TILE: f64 = 2e-7;
 
 /// Seconds that a launch is expected to take, with all units at `rate`.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> f64 {
+    wake(info, config) + work(op, info, config, rate)
+}
+
+/// Seconds in which the threads of a launch wake.
+pub fn wake(info: &DeviceInfo, config: &TileConfig) -> f64 {
+    if config.threads > 1 { info.launch_seconds } else { 0.0 }
+}
+
+/// Seconds that they then work.
+pub fn work(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> f64 {
     let threads = f64::from(config.threads.max(1));
     let count = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as f64;
     let tiles = count(op.stored_rows, config.tile_n) * count(op.m, config.tile_m);
@@ -25,8 +35,7 @@ pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: 
     let values = op.m as f64 * op.k as f64;
     let arithmetic = macs / core_rate / busy + values * X_VALUE / threads.min(values.max(1.0)) + tasks * TILE / busy;
     let memory = op.traffic() / info.bandwidth.min(threads * CORE_BANDWIDTH);
-    let wake = if config.threads > 1 { info.launch_seconds } else { 0.0 };
-    (arithmetic.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P) + wake
+    (arithmetic.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
 }
 
 #[cfg(test)]
