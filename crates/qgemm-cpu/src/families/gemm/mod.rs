@@ -107,9 +107,6 @@ fn panels(m: usize, blocks: usize, threads: usize, most: [usize; 2]) -> Vec<usiz
     sizes
 }
 
-/// Tokens of whole groups at every level: panels of other numbers end with kernels for few tokens.
-const TOKEN_GROUPS: usize = 12;
-
 /// Share of the multiply-add rate, in per mille, when each decoded weight meets `tokens` tokens.
 fn efficiency(tokens: usize, math: Math, info: &DeviceInfo) -> u32 {
     // Cycles of decoding a weight, and the share of the rate that the vector kernels reach, as measured on Zen 5.

@@ -289,6 +289,7 @@ mod tests {
             bias: None,
             token_scale: false,
             residual: None,
+            residual_in_d: false,
             alpha: 1.0,
             beta: 0.0,
             activation: Activation::Identity,

@@ -12,12 +12,12 @@ use qgemm_hal::{
     LaunchSequence, LaunchStep, Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand,
     RoutingSpec, RoutingStep, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, absent, host_bytes};
+use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use lists::{Lists, first_bad};
@@ -61,7 +61,7 @@ impl Family<CheckedRouting> for RoutingFamily {
         let most = CHUNKS_A_THREAD * cpu.info().units.max(1) as usize;
         let chunks = if work < SERIAL { 1 } else { most.min(op.tokens) };
         let chunk_tokens = op.tokens.div_ceil(chunks);
-        let kernel = CpuRouting { op: op.clone(), chunk_tokens, simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let kernel = CpuRouting { op: op.clone(), chunk_tokens, simd: cpu.simd(), pool: cpu.pool().clone() };
         let grid = [op.tokens.div_ceil(chunk_tokens) as u32, 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<RoutingOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
@@ -78,7 +78,7 @@ struct CpuRouting {
     op: CheckedRouting,
     chunk_tokens: usize,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for CpuRouting {
@@ -90,10 +90,16 @@ impl std::fmt::Debug for CpuRouting {
 impl Kernel for CpuRouting {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(self, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
+        let mut job = Some(Job::new(self, operands)?);
+        let mut work = || {
+            if let Some(job) = job.take() {
+                job.run();
+            }
+        };
+        if self.chunk_tokens < self.op.tokens {
+            self.pool.enter(&mut work);
+        } else {
+            work();
         }
         Ok(())
     }
