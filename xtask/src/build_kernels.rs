@@ -219,7 +219,7 @@ fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     let is_prologue = matches!(id.spec, Spec::Convert(_));
     let of_family = |f: &String| id.family.as_str() == f || is_prologue && f == "gemm";
     let of_format = match id.spec {
-        Spec::Gemm(gemm) => formats.contains(&gemm.w),
+        Spec::Gemm(gemm) | Spec::Experts(gemm) => formats.contains(&gemm.w),
         Spec::Pack(pack) => formats.contains(&pack.w),
         _ => is_prologue,
     };

@@ -30,7 +30,7 @@ pub fn line(line: &str) -> anyhow::Result<()> {
 /// Prints `text` as it is.
 ///
 /// # Errors
-/// As [`line`].
+/// As [`line()`].
 pub fn text(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -42,7 +42,7 @@ pub fn text(text: &str) -> anyhow::Result<()> {
 /// Prints `value` as JSON, with nothing in it that acts on a terminal.
 ///
 /// # Errors
-/// As [`line`], and when it cannot be serialised.
+/// As [`line()`], and when it cannot be serialised.
 pub fn json(value: &impl Serialize) -> anyhow::Result<()> {
     line(&escaped(&serde_json::to_string_pretty(value)?))
 }

@@ -1,7 +1,8 @@
 //! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, a kernel that looks for what is wrong with
 //! that, and one that adds up slots.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
@@ -12,7 +13,9 @@ use qgemm_hal::{
     Variant,
 };
 
-use super::gemm::{Cut, GemmParams, Instance, Types, for_experts, instances, params};
+use super::gemm::{
+    Cut, GemmParams, Instance, Types, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
+};
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
 use super::prelude::{constant_line, macro_line};
@@ -34,18 +37,45 @@ const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
 #[derive(Debug)]
 pub(super) struct ExpertProducts;
 
-/// The kernels for these types: one that reads X wherever it is, and those of other main loops with a tile that suits the rows of
-/// experts.
-fn kernels(format: Format, x: DType, variant: Variant) -> Vec<Instance> {
+/// What kernels are listed by.
+type Key = (Format, DType, Variant);
+
+/// The kernels of each key, listed once a process.
+static KERNELS: LazyLock<HashMap<Key, OnceLock<Vec<Instance>>>> = LazyLock::new(|| {
+    let variants = Variant::ALL.into_iter().flat_map(|variant| types().map(move |(format, x)| (format, x, variant)));
+    variants.map(|key| (key, OnceLock::new())).collect()
+});
+
+fn types() -> impl Iterator<Item = (Format, DType)> {
+    Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)))
+}
+
+/// The kernels for these types.
+fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
+    let fits = |instance: &Instance| fits_registers_as(product_id(instance), instance);
+    let key = (format, x, variant);
+    KERNELS.get(&key).map_or(&[], |kernels| kernels.get_or_init(|| list(key, &fits)))
+}
+
+/// One that reads X wherever it is, and those of other main loops with a tile that suits the rows of experts, where `fits` says
+/// whether a kernel fits in registers.
+fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
+    // A problem that is narrowed takes registers (`kernels.lock`).
+    let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
+    let fits = |instance: &Instance| fits(&narrowed(instance));
     let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
-    for instance in instances(format, x, variant) {
-        let has_other = all.iter().any(|other| std::ptr::eq(other.main_loop, instance.main_loop));
-        if instance.main_loop.experts_tiles.contains(&instance.tile_m) && !has_other {
-            // A problem that is narrowed takes registers (`kernels.lock`).
-            all.push(Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() });
+    for instance in instances_for_experts(format, x, variant, &fits) {
+        if !all.iter().any(|other| std::ptr::eq(other.main_loop, instance.main_loop)) {
+            all.push(narrowed(&instance));
         }
     }
     all
+}
+
+/// Asks of each kernel that may serve experts whether it fits in registers, by its line of `kernels.spills`.
+pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
+    let fits = |instance: &Instance| fits(spills_key(product_id(instance), instance), product_spec(instance));
+    types().for_each(|(format, x)| drop(list((format, x, variant), &fits)));
 }
 
 fn product_spec(instance: &Instance) -> KernelSpec {
@@ -121,8 +151,7 @@ impl Step {
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    let types = Format::all().flat_map(|format| DType::ALL.map(|x| (format, x)));
-    let products = types.flat_map(move |(format, x)| kernels(format, x, variant)).map(|i| product_spec(&i));
+    let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
     [CHECK, COMBINE].into_iter().map(move |step| step.spec(variant)).chain(products)
 }
 
@@ -194,14 +223,14 @@ pub fn experts_sequence(
         why,
     };
     let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
-    let mut all = kernels(op.each.format, x.dtype, variant).into_iter();
+    let mut all = kernels(op.each.format, x.dtype, variant).iter();
     let instance = all.find(|i| product_id(i) == plan.config.kernel_id(op));
     let instance = instance.ok_or_else(|| unavailable("it is none of the variant's kernels".to_owned()))?;
     let products = plan.products..plan.products + plan.product_bytes;
 
     let check = CHECK.launch(variant, [1, 1, 1], Arc::new(check_params(op))).step::<O>(make)?;
     let mut check = check.bind(O::Index, O::Index).bind(O::Status, O::Status);
-    let mut product = product_launch(op, &instance, variant).step::<O>(make)?;
+    let mut product = product_launch(op, instance, variant).step::<O>(make)?;
     for operand in [O::X, O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index] {
         product = product.bind(operand, operand);
     }
@@ -327,16 +356,19 @@ impl Family<CheckedExperts> for ExpertProducts {
         let x = each.plain_x()?;
         let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
         let in_order = x.aligned16 && !each.k_order;
-        let mut all = kernels(each.format, x.dtype, variant);
-        all.retain(|i| i.serves(&typical, in_order));
-        all.retain(|i| i.shared_bytes <= info.shared_bytes);
-        let most = MOST_GRID_YZ * MOST_GRID_YZ;
-        all.retain(|i| places(op, i.tile_m as usize).max(op.tokens()) <= most);
-        if all.is_empty() {
+        let serves = |i: &&Instance| {
+            let launches = places(op, i.tile_m as usize).max(op.tokens());
+            i.serves(&typical, in_order)
+                && i.shared_bytes <= info.shared_bytes
+                && launches <= MOST_GRID_YZ * MOST_GRID_YZ
+        };
+        let serving = kernels(each.format, x.dtype, variant).iter().filter(serves);
+        let configs: Vec<_> = serving.map(|i| ExpertsConfig { tile: i.config(), scratch_bytes: 0 }).collect();
+        if configs.is_empty() {
             let why = "has no kernel of this format for so many rows, or with so little shared memory as the device's";
             return Err(Unsupported::new(why));
         }
-        Ok(all.iter().map(|i| ExpertsConfig { tile: i.config(), scratch_bytes: 0 }).collect())
+        Ok(configs)
     }
 
     fn prepare(
@@ -350,8 +382,8 @@ impl Family<CheckedExperts> for ExpertProducts {
 
     fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
         let types = config.tile.x_format.plain().zip(config.tile.variant);
-        let all = types.map_or(Vec::new(), |(x, variant)| kernels(op.each.format, x, variant));
-        let kernel = all.into_iter().find(|i| product_id(i) == config.kernel_id(op));
-        kernel.map_or(0, |kernel| product_spec(&kernel).source_hash().short())
+        let all = types.map_or(Default::default(), |(x, variant)| kernels(op.each.format, x, variant));
+        let kernel = all.iter().find(|i| product_id(i) == config.kernel_id(op));
+        kernel.map_or(0, |kernel| product_spec(kernel).source_hash().short())
     }
 }

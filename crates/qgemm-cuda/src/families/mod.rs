@@ -48,6 +48,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
 /// them: what `cargo xtask spills` makes `kernels.spills` of. A line of that file names the kernel.
 pub fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) -> bool) {
     gemm::ask_registers(variant, &|line, instance| fits(line, instance.spec()));
+    experts::ask_registers(variant, fits);
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! All kernels of the product, listed once a process.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock};
 
@@ -42,13 +43,40 @@ pub(crate) fn instances(format: Format, x: DType, variant: Variant) -> &'static 
 /// Lists the kernels of `variant` anew, as they are where `fits` tells of each line of `kernels.spills` and its kernel whether it
 /// fits in registers.
 pub(crate) fn ask_registers(variant: Variant, fits: &dyn Fn(String, &Instance) -> bool) {
-    let fits = |instance: &Instance| fits(spills::key(instance), instance);
+    let fits = |instance: &Instance| fits(spills::key(instance.id(), instance), instance);
     keys().filter(|key| key.2 == variant).for_each(|key| drop(list(key, &fits)));
 }
 
 fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let types = Types::new(format, x, variant);
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
+}
+
+/// The kernels for these types whose tiles suit the rows of experts: of each main loop the first that `fits` in registers, narrowed to
+/// an expert as well as not.
+pub(crate) fn instances_for_experts(
+    format: Format,
+    x: DType,
+    variant: Variant,
+    fits: FitsRegisters<'_>,
+) -> Vec<Instance> {
+    let of_loop = |types: &Types, main_loop: &&MainLoop| {
+        let suits = |instance: &Instance| main_loop.experts_tiles.contains(&instance.tile_m);
+        // Of those after the first the compiler need not be asked.
+        let found = Cell::new(false);
+        let fits = |instance: &Instance| {
+            if !suits(instance) {
+                return true;
+            }
+            let is_first = !found.get() && spills::fits_registers(instance) && fits(instance);
+            found.set(found.get() || is_first);
+            is_first
+        };
+        (main_loop.instances)(types, &fits).into_iter().find(suits)
+    };
+    let types = Types::new(format, x, variant);
+    let serving = MAIN_LOOPS.iter().filter(|main_loop| !main_loop.experts_tiles.is_empty());
+    types.iter().flat_map(|types| serving.clone().filter_map(|main_loop| of_loop(types, main_loop))).collect()
 }
 
 #[cfg(test)]

@@ -18,8 +18,9 @@ mod x_prologue;
 
 pub(super) use gemv::for_experts;
 pub(super) use instance::Instance;
-pub(super) use instances::{ask_registers, instances};
+pub(super) use instances::{ask_registers, instances, instances_for_experts};
 pub(super) use params::{Cut, GemmParams, params};
 pub use sequence::gemm_sequence;
+pub(super) use spills::{fits_registers_as, key as spills_key};
 pub(super) use types::Types;
 pub(super) use x_prologue::{gathers, x_prologue};
