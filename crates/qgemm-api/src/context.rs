@@ -11,7 +11,7 @@ use qgemm_sched::TunedTable;
 use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
-use crate::experts::{ExpertPlan, ExpertProblem, Experts};
+use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
@@ -243,6 +243,21 @@ impl Context {
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
         ExpertPlan::new(&*self.device, &self.plans, problem)
+    }
+
+    /// A feed-forward layer of experts for any number of tokens, each given to `top_k` experts: `up`, a pair of gate and up or one weight
+    /// an expert, and `down`; `describe` states the rest. See [`MoeLayer`].
+    ///
+    /// # Errors
+    /// [`Error::WrongWeight`] when the experts do not fit together, and as [`Context::plan_experts`] and [`Context::plan_routing`].
+    pub fn moe_layer(
+        &self,
+        up: &Experts,
+        down: &Experts,
+        top_k: usize,
+        describe: impl FnOnce(Moe) -> Moe,
+    ) -> Result<MoeLayer, Error> {
+        MoeLayer::new(self, up, down, top_k, describe)
     }
 
     /// Chooses kernels for `routing` and makes them ready. What was planned before is known, as with [`Context::plan`].

@@ -80,6 +80,7 @@ mod gemm;
 mod model;
 mod operand;
 mod plan_cache;
+mod plans_by_tokens;
 mod quantize;
 mod routing;
 mod weight;
@@ -89,7 +90,9 @@ pub use backends::{DeviceChoice, DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use error::Error;
-pub use experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
+pub use experts::{
+    ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
+};
 pub use gemm::{Args, Linear, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;

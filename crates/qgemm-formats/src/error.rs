@@ -76,7 +76,7 @@ pub enum FormatError {
     /// The weights of a gated pair differ in what they must share.
     #[error("gated pair: the gate's {what} is {gate}, the up's {up}")]
     PairMismatch {
-        /// `format`, `N`, `K`, `stored columns` or `column order`.
+        /// `format`, `N`, `K`, `stored columns`, `column order` or `number of experts`.
         what: &'static str,
         /// The gate's.
         gate: String,

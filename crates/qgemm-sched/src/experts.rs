@@ -121,7 +121,7 @@ mod tests {
             activation: Activation::Identity,
             batch_invariant: false,
         };
-        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None }
+        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None, checks_index: true }
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Layers of experts: their weights, products of rows with the experts that they are given to, and plans of those.
+//! Layers of experts: their weights, products of rows with the experts that they are given to, plans of those, and whole layers.
 
+mod layer;
 mod plan;
 mod problem;
 mod weights;
 
+pub use layer::{Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace};
 pub use plan::{ExpertArgs, ExpertPlan};
 pub use problem::ExpertProblem;
 pub use weights::Experts;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
-    Buffer, BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand,
-    ExpertsPlan, KernelId, LaunchSequence, Operands, Operation, Stream,
+    BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
+    KernelId, LaunchSequence, Operands, Operation, Stream,
 };
 use qgemm_sched::experts::choose;
 
@@ -60,20 +60,15 @@ pub struct ExpertPlan {
 /// let mut d = ctx.allocate(64 * 4)?;
 /// let mut status = ctx.allocate(8)?;
 /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-/// plan.run(
-///     &ctx.default_stream(),
-///     ExpertArgs {
-///         router_weights: Some((&weights).into()),
-///         workspace: Some(&mut workspace),
-///         ..ExpertArgs::new((&x).into(), &experts, (&ids).into(), (&mut d).into(), (&mut status).into())
-///     },
-/// )?;
+/// /// let args = ExpertArgs::new(&x, &experts, &ids, &mut d).router_weights(&weights);
+/// plan.run(&ctx.default_stream(), args.status(&mut status).workspace(&mut workspace))?;
 /// plan.check_status(&ctx, &status)?; // every id was an expert's
 /// let d = DType::F32.decode(&ctx.download(&d)?);
 /// assert!(d.iter().all(|v| (v - (0.25 * 3.0 + 0.5 * 1.0) * 32.0).abs() < 0.1));
 /// # Ok::<(), qgemm_api::Error>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct ExpertArgs<'a> {
     /// Activations.
     pub x: BufferRef<'a>,
@@ -83,8 +78,6 @@ pub struct ExpertArgs<'a> {
     pub index: BufferRef<'a>,
     /// Output.
     pub d: BufferMut<'a>,
-    /// Eight bytes that the run writes, for [`ExpertPlan::check_status`].
-    pub status: BufferMut<'a>,
     /// C, when the problem adds `beta · C`.
     pub c: Option<BufferRef<'a>>,
     /// The biases of all experts, one after the other, when the problem adds a bias.
@@ -95,32 +88,75 @@ pub struct ExpertArgs<'a> {
     pub residual: Option<BufferRef<'a>>,
     /// A value for each slot in f32, when slots are [combined](ExpertProblem::combined).
     pub router_weights: Option<BufferRef<'a>>,
+    /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
+    pub status: Option<BufferMut<'a>>,
     /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
 
 impl<'a> ExpertArgs<'a> {
-    /// What every run has; the other operands are fields to set.
+    /// What every run has. Methods add the other operands.
     pub fn new(
-        x: BufferRef<'a>,
+        x: impl Into<BufferRef<'a>>,
         w: &'a Experts,
-        index: BufferRef<'a>,
-        d: BufferMut<'a>,
-        status: BufferMut<'a>,
+        index: impl Into<BufferRef<'a>>,
+        d: impl Into<BufferMut<'a>>,
     ) -> Self {
         Self {
-            x,
+            x: x.into(),
             w,
-            index,
-            d,
-            status,
+            index: index.into(),
+            d: d.into(),
             c: None,
             bias: None,
             token_scale: None,
             residual: None,
             router_weights: None,
+            status: None,
             workspace: None,
         }
+    }
+
+    /// With eight bytes for [`ExpertPlan::check_status`].
+    pub fn status(mut self, status: impl Into<BufferMut<'a>>) -> Self {
+        self.status = Some(status.into());
+        self
+    }
+
+    /// With the C of [`Problem::c`](crate::Problem::c).
+    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
+        self.c = Some(c.into());
+        self
+    }
+
+    /// With the biases of all experts, one after the other.
+    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// With a factor for each row.
+    pub fn token_scale(mut self, token_scale: impl Into<BufferRef<'a>>) -> Self {
+        self.token_scale = Some(token_scale.into());
+        self
+    }
+
+    /// With the residual of [`Problem::residual`](crate::Problem::residual).
+    pub fn residual(mut self, residual: impl Into<BufferRef<'a>>) -> Self {
+        self.residual = Some(residual.into());
+        self
+    }
+
+    /// With a value for each slot in f32, when slots are [combined](ExpertProblem::combined).
+    pub fn router_weights(mut self, router_weights: impl Into<BufferRef<'a>>) -> Self {
+        self.router_weights = Some(router_weights.into());
+        self
+    }
+
+    /// With a workspace of at least [`ExpertPlan::workspace_bytes`].
+    pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
+        self.workspace = Some(workspace);
+        self
     }
 }
 
@@ -204,8 +240,8 @@ impl ExpertPlan {
     }
 
     /// Bytes that a run must move at least when as many experts as possible have rows.
-    pub fn bytes(&self) -> f64 {
-        self.op.traffic()
+    pub fn bytes(&self) -> u64 {
+        self.op.traffic() as u64
     }
 
     /// Multiply-adds of a run in which every row is given to an expert.
@@ -234,7 +270,8 @@ impl ExpertPlan {
         checks.view("X", x, self.x)?;
         checks.view("D", d.view(), self.d)?;
         checks.view("index", index, self.index)?;
-        checks.view("status", status.view(), Extent::of_values(2, size_of::<u32>()))?;
+        let two_words = self.op.checks_index.then(|| Extent::of_values(2, size_of::<u32>()));
+        let status = checks.optional("status", status, two_words, "the problem has its index checked")?;
         let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
         let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
         let token_scale = checks.optional("row factors", token_scale, self.token_scale, "the problem scales rows")?;
@@ -253,7 +290,9 @@ impl ExpertPlan {
         operands.read_if_any(O::Residual, residual);
         operands.read_if_any(O::RouterWeights, router_weights);
         operands.write(O::D, d);
-        operands.write(O::Status, status);
+        if let Some(status) = status {
+            operands.write(O::Status, status);
+        }
         let why = "the plan keeps gathered rows or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
@@ -266,8 +305,8 @@ impl ExpertPlan {
     ///
     /// # Errors
     /// [`Error::BadExpertIndex`] with the first place that is wrong, [`Error::BufferTooShort`], or a device error.
-    pub fn check_status(&self, ctx: &Context, status: &Buffer) -> Result<(), Error> {
-        let bytes = ctx.download(status)?;
+    pub fn check_status<'a>(&self, ctx: &Context, status: impl Into<BufferRef<'a>>) -> Result<(), Error> {
+        let bytes: Vec<u8> = ctx.download(status)?;
         let word =
             |at: usize| bytes.get(at..at + 4).and_then(|bytes| bytes.first_chunk()).map(|b| u32::from_le_bytes(*b));
         let (Some(code), Some(place)) = (word(0), word(4)) else {

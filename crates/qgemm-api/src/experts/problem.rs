@@ -27,6 +27,7 @@ pub struct ExpertProblem {
     each: Problem,
     form: ExpertForm,
     combined: bool,
+    checks_index: bool,
 }
 
 impl ExpertProblem {
@@ -48,7 +49,7 @@ impl ExpertProblem {
 
     fn new(experts: &Experts, rows: usize, form: ExpertForm) -> Self {
         let shape = *experts.shape();
-        Self { shape, each: Problem::of_shape(shape.each, rows), form, combined: false }
+        Self { shape, each: Problem::of_shape(shape.each, rows), form, combined: false, checks_index: true }
     }
 
     /// States what a [`Problem`] has beside weight and tokens: `problem.each(|p| p.x_dtype(DType::F16).bias(DType::F32))`.
@@ -73,6 +74,13 @@ impl ExpertProblem {
         self
     }
 
+    /// Does not look for what is wrong with the index, which spares GPUs a launch: another run with the same index does, or a routing
+    /// made it. Rows that it concerns are left out all the same; the status stays as it is.
+    pub fn unchecked(mut self) -> Self {
+        self.checks_index = false;
+        self
+    }
+
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedExperts, Error> {
         let &Self { ref each, form, combined, .. } = self;
@@ -87,6 +95,9 @@ impl ExpertProblem {
             }
         }
         let mut each = each.check()?;
+        if each.residual_in_d {
+            return refuse("a residual in D", "give the residual as an operand of its own");
+        }
         let combine = match (combined, form) {
             (false, _) => None,
             (true, ExpertForm::Indexed { .. }) => {
@@ -100,7 +111,7 @@ impl ExpertProblem {
             (true, _) => return refuse("combining slots", "only the indexed form knows a row's token"),
         };
         let ExpertsShape { experts, row_pitch, .. } = self.shape;
-        Ok(CheckedExperts { each, experts, row_pitch, form, combine })
+        Ok(CheckedExperts { each, experts, row_pitch, form, combine, checks_index: self.checks_index })
     }
 
     pub(crate) fn preferences(&self) -> &Preferences {

@@ -1,5 +1,7 @@
 //! [`Experts`]: the weights of a layer of experts on a device.
 
+use std::sync::Arc;
+
 use qgemm_formats::packed_file::{k_step, padded_k_order};
 use qgemm_formats::prepack::PackedLayout;
 use qgemm_formats::{DType, Format, HostExperts};
@@ -11,9 +13,17 @@ use crate::weight::{WeightShape, upload};
 
 /// The weights of a layer of experts on a device, packed once for every form of product
 /// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
-#[derive(Debug)]
+///
+/// Clones share the memory.
+#[derive(Clone, Debug)]
 pub struct Experts {
     shape: ExpertsShape,
+    parts: Arc<Parts>,
+}
+
+/// What the weights consist of.
+#[derive(Debug)]
+struct Parts {
     data: Buffer,
     row_scale: Option<Buffer>,
     k_order: Option<Buffer>,
@@ -80,7 +90,7 @@ impl Experts {
             fits_f16: stacked.fits_f16(),
         };
         let shape = ExpertsShape { each, experts: host.experts(), row_pitch: host.row_pitch() };
-        Ok(Self { shape, data, row_scale, k_order })
+        Ok(Self { shape, parts: Arc::new(Parts { data, row_scale, k_order }) })
     }
 
     /// How many there are.
@@ -115,7 +125,8 @@ impl Experts {
 
     /// Bytes that they occupy on the device.
     pub fn bytes(&self) -> usize {
-        self.data.len() + self.row_scale.as_ref().map_or(0, Buffer::len) + self.k_order.as_ref().map_or(0, Buffer::len)
+        let Parts { data, row_scale, k_order } = &*self.parts;
+        data.len() + row_scale.as_ref().map_or(0, Buffer::len) + k_order.as_ref().map_or(0, Buffer::len)
     }
 
     pub(crate) fn shape(&self) -> &ExpertsShape {
@@ -124,8 +135,8 @@ impl Experts {
 
     /// Gives a launch what belongs to the weights.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
-        operands.read(ExpertOperand::W, (&self.data).into());
-        operands.read_if_any(ExpertOperand::RowScale, self.row_scale.as_ref().map(Into::into));
-        operands.read_if_any(ExpertOperand::KOrder, self.k_order.as_ref().map(Into::into));
+        operands.read(ExpertOperand::W, (&self.parts.data).into());
+        operands.read_if_any(ExpertOperand::RowScale, self.parts.row_scale.as_ref().map(Into::into));
+        operands.read_if_any(ExpertOperand::KOrder, self.parts.k_order.as_ref().map(Into::into));
     }
 }

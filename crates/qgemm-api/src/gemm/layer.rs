@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use qgemm_hal::{BufferMut, BufferRef, Stream};
 
@@ -10,14 +10,8 @@ use super::plan::{Args, Plan};
 use super::problem::Problem;
 use crate::context::Context;
 use crate::error::Error;
+use crate::plans_by_tokens::{Found, PlansByTokens};
 use crate::weight::Weight;
-
-/// Numbers of tokens that have a place of their own, from 0 on: all batches of a decoder.
-const OWN_PLACES: usize = 257;
-/// Places that greater numbers share.
-const SHARED_PLACES: usize = 2048;
-/// Places that one of these may take.
-const PROBES: usize = 8;
 
 /// A layer for any number of tokens: a weight with what is done to its products, planned once for each M that it meets. Made by
 /// [`Context::layer`].
@@ -51,7 +45,7 @@ pub struct Linear {
     ctx: Context,
     weight: Weight,
     problem: Problem,
-    plans: Arc<Plans>,
+    plans: Arc<PlansByTokens<Plan>>,
 }
 
 impl Linear {
@@ -112,90 +106,22 @@ impl fmt::Debug for Linear {
     }
 }
 
-/// A plan.
-enum Found<'a> {
-    Kept(&'a Plan),
-    /// There is no place for it.
-    Passing(Box<Plan>),
-}
-
-impl Deref for Found<'_> {
-    type Target = Plan;
-
-    fn deref(&self) -> &Plan {
-        match self {
-            Self::Kept(plan) => plan,
-            Self::Passing(plan) => plan,
-        }
-    }
-}
-
-/// A place that several numbers of tokens may take: which one did, and its plan.
-type SharedPlace = OnceLock<(usize, Box<Plan>)>;
-
-/// The plans of one problem by their tokens. A place that is filled stays so, which is why it can be read without a lock.
-struct Plans {
-    own: Box<[OnceLock<Box<Plan>>]>,
-    shared: Box<[SharedPlace]>,
-}
-
-impl Plans {
-    fn new() -> Self {
-        Self {
-            own: (0..OWN_PLACES).map(|_| OnceLock::new()).collect(),
-            shared: (0..SHARED_PLACES).map(|_| OnceLock::new()).collect(),
-        }
-    }
-
-    /// The places that `m` may take of those that are shared, in turn. Neighbours lie apart.
-    fn places(&self, m: usize) -> impl Iterator<Item = &SharedPlace> {
-        let first = m.wrapping_mul(8 * PROBES + 1);
-        (0..PROBES).map(move |i| &self.shared[first.wrapping_add(i) % SHARED_PLACES])
-    }
-
-    fn get(&self, m: usize) -> Option<&Plan> {
-        if let Some(place) = self.own.get(m) {
-            return place.get().map(|plan| &**plan);
-        }
-        // They are filled in turn: behind one that is free there is nothing.
-        let mut filled = self.places(m).map_while(OnceLock::get);
-        filled.find(|(of, _)| *of == m).map(|(_, plan)| &**plan)
-    }
-
-    /// Keeps `plan` unless there is one by now or no place for it.
-    fn keep(&self, m: usize, plan: Plan) -> Found<'_> {
-        let plan = Box::new(plan);
-        if let Some(place) = self.own.get(m) {
-            return Found::Kept(place.get_or_init(|| plan));
-        }
-        let mut entry = Some((m, plan));
-        for place in self.places(m) {
-            let (of, kept) = place.get_or_init(|| entry.take().unwrap_or_else(|| unreachable!("it is kept once")));
-            if *of == m {
-                return Found::Kept(kept);
-            }
-        }
-        let (_, plan) = entry.unwrap_or_else(|| unreachable!("what is kept is of this m"));
-        Found::Passing(plan)
-    }
-}
-
 /// The plans of all layers of a context, by their problems.
 #[derive(Default)]
 pub(crate) struct LayerPlans {
-    all: Mutex<Vec<(Problem, Weak<Plans>)>>,
+    all: Mutex<Vec<(Problem, Weak<PlansByTokens<Plan>>)>>,
 }
 
 impl LayerPlans {
     /// Those of `problem`, whatever its M.
-    fn of(&self, problem: &Problem) -> Arc<Plans> {
+    fn of(&self, problem: &Problem) -> Arc<PlansByTokens<Plan>> {
         let key = problem.with_m(0);
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|(_, plans)| plans.strong_count() > 0);
         if let Some(known) = all.iter().find(|(other, _)| other.is_same(&key)).and_then(|(_, plans)| plans.upgrade()) {
             return known;
         }
-        let plans = Arc::new(Plans::new());
+        let plans = Arc::new(PlansByTokens::new());
         all.push((key, Arc::downgrade(&plans)));
         plans
     }
@@ -211,6 +137,8 @@ impl fmt::Debug for LayerPlans {
 mod tests {
     use super::*;
     use qgemm_formats::DType;
+
+    use crate::plans_by_tokens::SHARED_PLACES;
 
     fn layer() -> Linear {
         let ctx = Context::open("noop").expect("always there");

@@ -106,6 +106,11 @@ impl Routing {
         self
     }
 
+    /// The same of another number of tokens.
+    pub(crate) fn of_tokens(self, tokens: usize) -> Self {
+        Self { tokens, ..self }
+    }
+
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedRouting, Error> {
         let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, .. } = self;

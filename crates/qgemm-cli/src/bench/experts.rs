@@ -160,8 +160,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weights: &Experts| {
-        let all = ExpertArgs::new((&x).into(), weights, (&index).into(), (&mut d).into(), (&mut status).into());
-        plan.run(&stream, ExpertArgs { workspace: Some(&mut workspace), ..all })
+        let args = ExpertArgs::new(&x, weights, &index, &mut d).status(&mut status);
+        plan.run(&stream, args.workspace(&mut workspace))
     };
     let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
     let bytes_per_second = subject.bytes(rows) / median;

@@ -187,7 +187,9 @@ impl<'a> Job<'a> {
             Some(view) => HostMemory::of_device_mut(DeviceId::CPU, view, operand.name()),
             None => Err(absent(operand.name(), 1)),
         };
-        let (d, status) = (written(O::D)?, written(O::Status)?);
+        let d = written(O::D)?;
+        let checks_index = kernel.op.checks_index;
+        let status = if checks_index { written(O::Status)? } else { Default::default() };
         let has_workspace = kernel.plan.workspace_bytes > 0;
         let workspace = if has_workspace { written(O::Workspace)? } else { Default::default() };
         let mut read =
@@ -205,7 +207,8 @@ impl<'a> Job<'a> {
             router_weights: read(O::RouterWeights)?,
         };
         let op = &kernel.op;
-        for (operand, bytes, len) in [(O::Index, read.index, op.index_len() * 4), (O::Status, &*status, 8)] {
+        let status_len = if checks_index { 8 } else { 0 };
+        for (operand, bytes, len) in [(O::Index, read.index, op.index_len() * 4), (O::Status, &*status, status_len)] {
             if bytes.len() < len {
                 return Err(HalError::OutOfBounds { what: operand.name(), start: 0, end: len, len: bytes.len() });
             }
@@ -234,7 +237,9 @@ impl<'a> Job<'a> {
             }
             ExpertForm::Indexed { top_k, x_per_slot } => self.run_indexed(if x_per_slot { 1 } else { top_k })?,
         };
-        index::report(fault, &mut *self.status);
+        if op.checks_index {
+            index::report(fault, &mut *self.status);
+        }
         Ok(())
     }
 

@@ -235,7 +235,7 @@ pub fn experts_sequence(
         product = product.bind(operand, operand);
     }
     let name = op.kernel_name(NAME);
-    let steps = match op.combine {
+    let mut steps = match op.combine {
         None => vec![check, product.bind(O::Residual, O::Residual).bind(O::D, O::D)],
         Some(_) => {
             check = check.bind(O::RouterWeights, O::RouterWeights);
@@ -248,6 +248,9 @@ pub fn experts_sequence(
             vec![check, product, combine.bind_part(O::Products, O::Workspace, products)]
         }
     };
+    if !op.checks_index {
+        steps.remove(0);
+    }
     Ok(LaunchSequence::new::<O>(name, steps))
 }
 

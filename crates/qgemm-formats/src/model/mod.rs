@@ -7,6 +7,7 @@
 mod awq;
 mod config;
 mod eight_bit;
+mod experts;
 mod four_bit;
 pub mod gguf;
 mod gptq;

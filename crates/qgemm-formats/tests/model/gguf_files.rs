@@ -97,6 +97,12 @@ fn stacks_and_vectors() {
     for expert in 0..3 {
         assert_eq!(model.stacked_weight("experts", expert).expect("loads").blocks(), &bytes[expert * 68..][..68]);
     }
+    let experts = model.experts("experts").expect("a stack");
+    assert_eq!((experts.experts(), experts.n(), experts.k()), (3, 2, 32));
+    let pitch = experts.row_pitch() * 34;
+    assert_eq!(&experts.stacked().blocks()[2 * pitch..2 * pitch + 68], &bytes[2 * 68..]);
+    assert!(model.gated_experts("experts", "experts").expect("pairs").is_gated());
+    assert!(matches!(model.experts("absent"), Err(FormatError::NoSuchTensor { .. })));
     assert!(model.stacked_weight("experts", 3).is_err() && model.weight("experts").is_err());
     assert_eq!(model.dense("norm").expect("dense").to_f32(), [1.0, 2.0, 3.0, 4.0]);
     assert!(matches!(model.dense("experts"), Err(FormatError::UnsupportedFile { .. })));

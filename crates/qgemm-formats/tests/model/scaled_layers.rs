@@ -3,7 +3,7 @@
 use crate::checkpoint::{Checkpoint, Numbers, values};
 use half::f16;
 use qgemm_formats::float8::{e4m3_to_f32, e5m2_to_f32};
-use qgemm_formats::{Format, FormatError, HostWeight};
+use qgemm_formats::{DType, Format, FormatError, HostWeight};
 use safetensors::tensor::Dtype;
 
 const FP4: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
@@ -163,6 +163,29 @@ fn fp8_in_blocks() {
             assert_eq!(values(&weight), expected);
         }
     }
+}
+
+#[test]
+fn experts_of_layers_of_their_own() {
+    let (n, k) = (2, 32);
+    let numbers = |expert: usize| DType::F32.encode(&vec![expert as f32; n * k]);
+    let (mut checkpoint, names) = (Checkpoint::default(), ["mlp.experts.{}.gate", "mlp.experts.{}.up"]);
+    for (name, count) in names.into_iter().zip([3, 2]) {
+        for expert in 0..count {
+            let name = format!("{}.weight", name.replace("{}", &expert.to_string()));
+            checkpoint = checkpoint.add(&name, Dtype::F32, &[n, k], numbers(expert));
+        }
+    }
+    let model = checkpoint.open(None);
+    let experts = model.experts(names[0]).expect("three layers");
+    assert_eq!((experts.experts(), experts.n(), experts.k()), (3, n, k));
+    let of_last = 2 * experts.row_pitch() * k;
+    assert_eq!(values(experts.stacked())[of_last..of_last + n * k], vec![2.0; n * k]);
+    assert!(matches!(
+        model.gated_experts(names[0], names[1]),
+        Err(FormatError::PairMismatch { what: "number of experts", .. })
+    ));
+    assert!(matches!(model.experts("mlp.experts.{}.down"), Err(FormatError::NoSuchTensor { .. })));
 }
 
 #[test]

@@ -123,6 +123,8 @@ pub struct CheckedExperts {
     pub form: ExpertForm,
     /// How the slots of a token are added up, where they are; only of [`ExpertForm::Indexed`].
     pub combine: Option<Combine>,
+    /// Whether a run says in its status what is wrong with the index. What is wrong is left out in any case.
+    pub checks_index: bool,
 }
 
 impl CheckedExperts {
@@ -236,9 +238,10 @@ impl Operation for CheckedExperts {
             (each.token_scale, O::TokenScale),
             (residual, O::Residual),
             (self.combine.is_some(), O::RouterWeights),
+            (self.checks_index, O::Status),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
-        [O::X, O::W, O::Index, O::D, O::Status].into_iter().chain(given).collect()
+        [O::X, O::W, O::Index, O::D].into_iter().chain(given).collect()
     }
 
     /// The weights of as many experts as can have rows, and X, D, C and the residual once each.

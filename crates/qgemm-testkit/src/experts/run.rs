@@ -249,21 +249,19 @@ impl<'a> Launch<'a> {
             0 => None,
             bytes => Some(ctx.workspace(bytes)?),
         };
-        let args = ExpertArgs {
-            c: slice(&c)?,
-            bias: slice(&bias)?,
-            token_scale: slice(&token_scale)?,
-            residual: slice(&residual)?,
-            router_weights: slice(&router_weights)?,
-            workspace: workspace.as_mut(),
-            ..ExpertArgs::new(
-                x_buffer.1.slice(x_buffer.0.range())?,
-                experts,
-                (&index_buffer).into(),
-                d_buffer.slice_mut(d.range())?,
-                (&mut status).into(),
-            )
-        };
+        let mut args = ExpertArgs::new(
+            x_buffer.1.slice(x_buffer.0.range())?,
+            experts,
+            &index_buffer,
+            d_buffer.slice_mut(d.range())?,
+        )
+        .status(&mut status);
+        args.c = slice(&c)?;
+        args.bias = slice(&bias)?;
+        args.token_scale = slice(&token_scale)?;
+        args.residual = slice(&residual)?;
+        args.router_weights = slice(&router_weights)?;
+        args.workspace = workspace.as_mut();
         plan.run(&ctx.default_stream(), args)?;
         let bytes = ctx.download(&d_buffer)?;
         d_buffer.raw().check_guards()?;

@@ -192,7 +192,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
         let threads = part.threads();
         let product = compiled(&INTERFACE, &name, shader::compose_experts(op.each.format, &code, &part))?;
         let mut product = kernel(What::Product, product, product_grid(op, &config), threads).unbind(O::Products);
-        let mut steps = vec![check];
+        let mut steps = if op.checks_index { vec![check] } else { Vec::new() };
         if op.combine.is_none() {
             steps.push(product);
         } else {

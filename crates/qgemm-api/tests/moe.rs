@@ -1,0 +1,220 @@
+//! Layers of experts against a plain computation in f64, on every backend that is there.
+
+use qgemm_api::{
+    BufferRef, Context, DType, Error, Experts, HalError, HostExperts, HostWeight, MoeArgs, MoeLayer, XPrecision,
+    quantize,
+};
+
+const DEVICES: [&str; 6] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm120"];
+const EXPERTS: usize = 5;
+const TOP_K: usize = 2;
+const HIDDEN: usize = 96;
+const INNER: usize = 64;
+const TOKENS: [usize; 3] = [1, 4, 21];
+
+/// Every device that is there; the others are reported as skipped.
+fn devices(test: &str) -> impl Iterator<Item = Context> {
+    DEVICES.into_iter().filter_map(move |name| match Context::open(name) {
+        Ok(ctx) => Some(ctx),
+        Err(why @ (Error::Hal(HalError::NoDevice { .. }) | Error::BackendNotBuilt { .. })) => {
+            qgemm_testkit::skipped(&format!("{test} on {name}"), &why.to_string());
+            None
+        }
+        Err(other) => panic!("{name}: {other}"),
+    })
+}
+
+/// `count` values in −1..1 that look random.
+fn values(seed: usize, count: usize) -> Vec<f32> {
+    (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
+}
+
+fn weight(seed: usize, n: usize, k: usize) -> HostWeight {
+    let scaled: Vec<f32> = values(seed, n * k).iter().map(|v| v * 0.2).collect();
+    quantize(&scaled, n, k, "q8_0".parse().expect("a format")).expect("K suits").0
+}
+
+/// A layer's weights, as they are and as numbers.
+struct Layer {
+    gates: Vec<HostWeight>,
+    ups: Vec<HostWeight>,
+    downs: Vec<HostWeight>,
+}
+
+impl Layer {
+    fn new(experts: usize) -> Self {
+        let all = |first: usize, n, k| (0..experts).map(|e| weight(first + e, n, k)).collect();
+        Self { gates: all(10, INNER, HIDDEN), ups: all(30, INNER, HIDDEN), downs: all(50, HIDDEN, INNER) }
+    }
+
+    fn load(&self, ctx: &Context) -> (Experts, Experts) {
+        let pairs: Vec<_> = self.gates.iter().cloned().zip(self.ups.iter().cloned()).collect();
+        let up = ctx.load_experts(&HostExperts::gated(&pairs).expect("pairs")).expect("memory");
+        (up, ctx.load_experts(&HostExperts::new(&self.downs).expect("alike")).expect("memory"))
+    }
+
+    /// What expert `e` makes of a row.
+    fn expert(&self, e: usize, x: &[f32]) -> Vec<f64> {
+        let (gate, up) = (product(&self.gates[e], x), product(&self.ups[e], x));
+        let hidden: Vec<f32> =
+            gate.iter().zip(&up).map(|(gate, up)| (gate / (1.0 + (-gate).exp()) * up) as f32).collect();
+        product(&self.downs[e], &hidden)
+    }
+}
+
+fn product(weight: &HostWeight, x: &[f32]) -> Vec<f64> {
+    let rows = weight.dequantize().expect("finite");
+    rows.chunks_exact(weight.k())
+        .map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum())
+        .collect()
+}
+
+/// Ids and softmax weights, divided by their sum, of a token.
+fn routed(logits: &[f32]) -> Vec<(usize, f64)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+    let chosen = &order[..TOP_K];
+    let sum: f64 = chosen.iter().map(|&e| f64::from(logits[e]).exp()).sum();
+    chosen.iter().map(|&e| (e, f64::from(logits[e]).exp() / sum)).collect()
+}
+
+fn expected(layer: &Layer, x: &[f32], of_token: impl Fn(usize) -> Vec<(usize, f64)>) -> Vec<f64> {
+    let rows = x.chunks_exact(HIDDEN).enumerate();
+    rows.flat_map(|(token, row)| {
+        let mut sum = vec![0.0; HIDDEN];
+        for (expert, weight) in of_token(token) {
+            sum.iter_mut().zip(layer.expert(expert, row)).for_each(|(sum, v)| *sum += weight * v);
+        }
+        sum
+    })
+    .collect()
+}
+
+/// Error by energy.
+fn nmse(got: &[f32], expected: &[f64]) -> f64 {
+    let error: f64 = got.iter().zip(expected).map(|(got, e)| (f64::from(*got) - e).powi(2)).sum();
+    error / expected.iter().map(|e| e * e).sum::<f64>()
+}
+
+const LIMIT: f64 = 1e-9;
+
+fn simple(ctx: &Context, layer: &Layer) -> MoeLayer {
+    let (up, down) = layer.load(ctx);
+    ctx.moe_layer(&up, &down, TOP_K, |moe| {
+        moe.x_precision(XPrecision::Exact).routed(DType::F32, |routing| routing.renormalized())
+    })
+    .expect("valid")
+}
+
+#[test]
+fn a_layer_from_logits_is_the_sum_of_its_experts() -> Result<(), Error> {
+    let host = Layer::new(EXPERTS);
+    for ctx in devices("a_layer_from_logits_is_the_sum_of_its_experts") {
+        let (id, layer) = (ctx.info().id, simple(&ctx, &host));
+        let mut workspace = layer.workspace(TOKENS)?;
+        for tokens in TOKENS {
+            let (x, logits) = (values(1, tokens * HIDDEN), values(2, tokens * EXPERTS));
+            let wanted = expected(&host, &x, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
+            let (x, logits) = (ctx.upload(&x)?, ctx.upload(&logits)?);
+            let mut d = ctx.upload(&vec![f32::NAN; tokens * HIDDEN])?;
+            layer.run(&ctx.default_stream(), tokens, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace)?;
+            layer.check_status(&workspace)?;
+            let got: Vec<f32> = ctx.download(&d)?;
+            let error = nmse(&got, &wanted);
+            assert!(error < LIMIT, "{id}, {tokens} tokens: {error:e}");
+            let plan = layer.plan(tokens)?;
+            let routing = plan.routing().map_or(0, |routing| routing.sequence().steps().len());
+            assert!(plan.launches() - routing <= 4, "{id}: {} launches", plan.launches());
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn given_ids_may_change_and_wrong_ones_are_named() -> Result<(), Error> {
+    let host = Layer::new(EXPERTS);
+    for ctx in devices("given_ids_may_change_and_wrong_ones_are_named") {
+        let (up, down) = host.load(&ctx);
+        let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| moe.x_precision(XPrecision::Exact))?;
+        let mut workspace = layer.workspace([3])?;
+        let x = values(3, 3 * HIDDEN);
+        let (x_buffer, mut d) = (ctx.upload(&x)?, ctx.allocate(3 * HIDDEN * 4)?);
+        let weights = [0.5f32, 0.25, 1.0, -0.5, 2.0, 0.0];
+        let weight_buffer = ctx.upload(&weights)?;
+        for ids in [[0, 1, 2, 3, 4, 0], [4, 4, 4, 0, 1, 1]] {
+            let words = ctx.upload(&ids.map(|id: u32| id.to_le_bytes()).concat())?;
+            let args = MoeArgs::given(&x_buffer, &words, &weight_buffer, &mut d);
+            layer.run(&ctx.default_stream(), 3, args, &mut workspace)?;
+            layer.check_status(&workspace)?;
+            let of_token =
+                |t: usize| (0..TOP_K).map(move |j| (ids[t * TOP_K + j] as usize, f64::from(weights[t * TOP_K + j])));
+            let wanted = expected(&host, &x, |t| of_token(t).collect());
+            let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
+            assert!(error < LIMIT, "{}: {error:e}", ctx.info().id);
+        }
+        let words = ctx.upload(&[0u32, 1, 2, 9, 4, 0].map(u32::to_le_bytes).concat())?;
+        let args = MoeArgs::given(&x_buffer, &words, &weight_buffer, &mut d);
+        layer.run(&ctx.default_stream(), 3, args, &mut workspace)?;
+        let wrong = layer.check_status(&workspace);
+        assert!(matches!(wrong, Err(Error::BadExpertIndex { place: 3, .. })), "{}: {wrong:?}", ctx.info().id);
+        let logits: BufferRef<'_> = (&weight_buffer).into();
+        let refused =
+            layer.run(&ctx.default_stream(), 3, MoeArgs::from_logits(&x_buffer, logits, &mut d), &mut workspace);
+        assert!(matches!(refused, Err(Error::UnexpectedOperand { operand: "logits" })), "{refused:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Error> {
+    let (host, shared) = (Layer::new(EXPERTS), Layer::new(EXPERTS + 1));
+    let last = EXPERTS;
+    for ctx in devices("an_expert_for_all_tokens_biases_and_a_residual_are_added") {
+        let (up, down) = host.load(&ctx);
+        let shared_up = ctx.load_gated(&shared.gates[last], &shared.ups[last])?;
+        let shared_down = ctx.load(&shared.downs[last])?;
+        let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| {
+            moe.x_precision(XPrecision::Exact)
+                .routed(DType::F32, |routing| routing.renormalized())
+                .shared(&shared_up, &shared_down)
+                .residual(DType::F32)
+                .down_bias(DType::F32)
+        })?;
+        let tokens = 4;
+        let mut workspace = layer.workspace([tokens])?;
+        let (x, logits, residual) =
+            (values(5, tokens * HIDDEN), values(6, tokens * EXPERTS), values(7, tokens * HIDDEN));
+        let bias = values(8, EXPERTS * HIDDEN);
+        let of_token = |t: usize| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]);
+        let mut wanted = expected(&host, &x, of_token);
+        for (token, wanted) in wanted.chunks_exact_mut(HIDDEN).enumerate() {
+            let of_shared = shared.expert(last, &x[token * HIDDEN..(token + 1) * HIDDEN]);
+            for (i, wanted) in wanted.iter_mut().enumerate() {
+                let biases: f64 = of_token(token).iter().map(|(e, w)| w * f64::from(bias[e * HIDDEN + i])).sum();
+                *wanted += of_shared[i] + f64::from(residual[token * HIDDEN + i]) + biases;
+            }
+        }
+        let (x, logits, residual) = (ctx.upload(&x)?, ctx.upload(&logits)?, ctx.upload(&residual)?);
+        let (bias, mut d) = (ctx.upload(&bias)?, ctx.allocate(tokens * HIDDEN * 4)?);
+        let args = MoeArgs::from_logits(&x, &logits, &mut d).residual(&residual).down_bias(&bias);
+        layer.run(&ctx.default_stream(), tokens, args, &mut workspace)?;
+        layer.check_status(&workspace)?;
+        let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
+        assert!(error < LIMIT, "{}: {error:e}", ctx.info().id);
+    }
+    Ok(())
+}
+
+#[test]
+fn experts_that_do_not_fit_together_are_refused() -> Result<(), Error> {
+    let ctx = Context::open("noop")?;
+    let (up, down) = Layer::new(EXPERTS).load(&ctx);
+    let (_, fewer) = Layer::new(EXPERTS - 1).load(&ctx);
+    for (up, down) in [(&up, &fewer), (&down, &up), (&up, &up)] {
+        let wrong = ctx.moe_layer(up, down, TOP_K, |moe| moe);
+        assert!(matches!(wrong, Err(Error::WrongWeight { .. })), "{wrong:?}");
+    }
+    let wrong = ctx.moe_layer(&up, &down, EXPERTS + 1, |moe| moe.routed(DType::F32, |routing| routing));
+    assert!(matches!(wrong, Err(Error::OutOfRange { .. })), "{wrong:?}");
+    Ok(())
+}
