@@ -1,8 +1,9 @@
 //! `convert`: which kernel.
 
-use qgemm_hal::{CheckedConvert, ConvertPlan, DeviceInfo, Family, Operation};
+use qgemm_hal::{CheckedConvert, ConvertPlan, DeviceInfo, Family};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::{Candidates, moving};
+use crate::error::SchedError;
 
 /// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
 /// equals, earlier ones win.
@@ -14,27 +15,29 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedConvert>],
 ) -> Result<(&'f dyn Family<CheckedConvert>, ConvertPlan), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedConvert>, ConvertPlan)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for config in configs {
-                    let share = f64::from(config.efficiency.max(1)) / 1000.0;
-                    let estimate = info.launch_seconds + op.traffic() / (info.bandwidth * share);
-                    if best.as_ref().is_none_or(|(_, plan)| estimate < plan.estimate) {
-                        best = Some((family, ConvertPlan { config, estimate }));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedConvert { rows, columns, x, d, .. } = op;
         let operation = format!("convert of {rows} x {columns} from {} to {}", x.dtype, d.dtype);
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedConvert,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedConvert>],
+) -> Candidates<'f, CheckedConvert> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = moving(op, info, config.efficiency, 1);
+            Some((ConvertPlan { config, estimate: cost.seconds }, cost))
+        },
+    )
 }
 
 #[cfg(test)]

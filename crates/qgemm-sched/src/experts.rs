@@ -2,8 +2,9 @@
 
 use qgemm_hal::{CheckedExperts, CheckedGemm, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule};
 
-use crate::error::{Refusal, SchedError};
-use crate::gemm::{INVARIANT_M, Preferences, processor};
+use crate::candidates::Candidates;
+use crate::error::SchedError;
+use crate::gemm::{Cost, INVARIANT_M, Preferences, processor};
 
 /// Chooses how to run `op` on the device of `info`: the configuration that is expected to take the least time when every expert
 /// has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
@@ -23,35 +24,8 @@ pub fn choose<'f>(
         let known = families.iter().map(|family| family.name()).collect();
         return Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known });
     }
-    // What a row's bits may not depend on must not choose the kernel.
-    let typical = match op.each.batch_invariant {
-        true => CheckedExperts { each: CheckedGemm { m: op.experts * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
-        false => op.clone(),
-    };
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedExperts>, ExpertsPlan)> = None;
-    for &family in families.iter().filter(|f| preferences.family.as_ref().is_none_or(|wanted| f.name() == wanted)) {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                let scratch_bytes = configs.iter().map(|config| config.scratch_bytes).max().unwrap_or(0);
-                let configs = match op.each.batch_invariant {
-                    true => family.configs(&typical, info).unwrap_or(configs),
-                    false => configs,
-                };
-                // What kernels keep is of these rows, whichever kernel is chosen.
-                let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes, ..config });
-                let wanted = |config: &ExpertsConfig| preferences.math.is_none_or(|math| config.tile.math == math);
-                for config in configs.filter(wanted) {
-                    let Some(plan) = ExpertsPlan::new(op, config, estimate(&typical, info, &config)) else { continue };
-                    let fits = preferences.max_workspace.is_none_or(|most| plan.workspace_bytes <= most);
-                    if fits && best.as_ref().is_none_or(|(_, other)| plan.estimate < other.estimate) {
-                        best = Some((family, plan));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families, preferences);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let (each, form) = (&op.each, op.form.name());
         let operation = format!(
@@ -62,8 +36,40 @@ pub fn choose<'f>(
     })
 }
 
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedExperts,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedExperts>],
+    preferences: &Preferences,
+) -> Candidates<'f, CheckedExperts> {
+    // What a row's bits may not depend on must not choose the kernel.
+    let typical = match op.each.batch_invariant {
+        true => CheckedExperts { each: CheckedGemm { m: op.experts * INVARIANT_M, ..op.each.clone() }, ..op.clone() },
+        false => op.clone(),
+    };
+    let is_wanted = |name: &str| preferences.family.as_ref().is_none_or(|wanted| name == wanted);
+    let families: Vec<_> = families.iter().copied().filter(|family| is_wanted(family.name())).collect();
+    let configs = |family: &dyn Family<CheckedExperts>| {
+        let configs = family.configs(op, info)?;
+        let scratch_bytes = configs.iter().map(|config| config.scratch_bytes).max().unwrap_or(0);
+        let configs = match op.each.batch_invariant {
+            true => family.configs(&typical, info).unwrap_or(configs),
+            false => configs,
+        };
+        // What kernels keep is of these rows, whichever kernel is chosen.
+        let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes, ..config });
+        Ok(configs.filter(|config| preferences.math.is_none_or(|math| config.tile.math == math)).collect())
+    };
+    Candidates::ask(&families, configs, |config| {
+        let cost = cost(&typical, info, &config);
+        let plan = ExpertsPlan::new(op, config, cost.seconds)?;
+        preferences.max_workspace.is_none_or(|most| plan.workspace_bytes <= most).then_some((plan, cost))
+    })
+}
+
 /// Seconds when every expert has as many rows: the larger of what memory and arithmetic take, with whole tiles of rows.
-fn estimate(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> f64 {
+fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost {
     let tile = &config.tile;
     let (arithmetic, bandwidth) = tile.efficiency;
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
@@ -73,14 +79,15 @@ fn estimate(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> f
     if tile.schedule == Schedule::Threads {
         // An expert after the other, by threads that are awake.
         let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
-        return processor::wake(info, tile) + used as f64 * processor::work(&each, info, tile, rate);
+        return processor::cost(&each, info, tile, rate).repeated(used);
     }
     let tiles = used as f64 * op.mean_rows().div_ceil(tile_m) as f64;
     let macs = tiles * tile_m as f64 * op.each.stored_rows as f64 * op.each.k as f64;
     // Each tile of rows reads the weight again, from the cache at best.
     let weights = (tiles - used as f64).max(0.0) * op.each.weight_bytes() / CACHE_SPEEDUP;
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
-    info.launch_seconds + memory.max(macs / (rate * share(arithmetic)))
+    let math = macs / (rate * share(arithmetic));
+    Cost::of_parts(memory, math, info.launch_seconds, info.launch_seconds + memory.max(math))
 }
 
 /// How much faster than memory a last cache is read, roughly.

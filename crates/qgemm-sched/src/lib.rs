@@ -7,11 +7,13 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod candidates;
 pub mod convert;
 mod error;
 pub mod experts;
 pub mod gemm;
 pub mod routing;
 
+pub use candidates::{Candidates, Offered};
 pub use error::{Refusal, SchedError, TunedError};
-pub use gemm::{Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};
+pub use gemm::{Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};

@@ -1,8 +1,9 @@
 //! `routing`: which kernels.
 
-use qgemm_hal::{CheckedRouting, DeviceInfo, Family, Operation, RoutingConfig, RoutingLaunches};
+use qgemm_hal::{CheckedRouting, DeviceInfo, Family, RoutingLaunches};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::{Candidates, moving};
+use crate::error::SchedError;
 
 /// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time to launch and to move the
 /// bytes. Among equals, earlier ones win.
@@ -14,21 +15,8 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedRouting>],
 ) -> Result<(&'f dyn Family<CheckedRouting>, RoutingLaunches), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedRouting>, RoutingLaunches)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for config in configs {
-                    let estimate = estimate(op, info, &config);
-                    if best.as_ref().is_none_or(|(_, known)| estimate < known.estimate) {
-                        best = Some((family, RoutingLaunches { config, estimate }));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedRouting { tokens, experts, top_k, .. } = op;
         let operation = format!("routing of {tokens} tokens to {top_k} of {experts} experts");
@@ -36,10 +24,20 @@ pub fn choose<'f>(
     })
 }
 
-/// Seconds that `config` should take.
-fn estimate(op: &CheckedRouting, info: &DeviceInfo, config: &RoutingConfig) -> f64 {
-    let share = f64::from(config.efficiency.max(1)) / 1000.0;
-    f64::from(config.launches) * info.launch_seconds + op.traffic() / (info.bandwidth * share)
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedRouting,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedRouting>],
+) -> Candidates<'f, CheckedRouting> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = moving(op, info, config.efficiency, config.launches);
+            Some((RoutingLaunches { config, estimate: cost.seconds }, cost))
+        },
+    )
 }
 
 #[cfg(test)]

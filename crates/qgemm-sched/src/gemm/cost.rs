@@ -2,6 +2,7 @@
 //! begin tiles and to add up those that are cut.
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Math, Operation, Schedule, TileConfig};
+use serde::{Deserialize, Serialize};
 
 use super::partition::{Partition, Phase};
 use super::processor;
@@ -30,29 +31,126 @@ const CACHE_FACTOR: f64 = 1.5;
 /// jumps to and fro where two configurations cross.
 pub(super) const ROOFLINE_P: f64 = 4.0;
 
+/// What the cost model expects of a launch, by what takes the time, in seconds. Arithmetic and memory overlap, so that the parts add up
+/// to more than the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Cost {
+    /// Multiply-adds, padding included.
+    pub math: f64,
+    /// Traffic of the operands.
+    pub memory: f64,
+    /// Beginning and ending tiles.
+    pub tiles: f64,
+    /// Writing, meeting at and adding up the partial sums of cut tiles.
+    pub fixup: f64,
+    /// The launch that makes the kernel's X.
+    pub prologue: f64,
+    /// The launch itself.
+    pub launch: f64,
+    /// All of it.
+    pub seconds: f64,
+}
+
+/// What a launch is bound by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Bound {
+    /// Traffic of the operands.
+    Memory,
+    /// Multiply-adds.
+    Math,
+    /// Beginning and ending tiles.
+    Tiles,
+    /// Adding up partial sums.
+    Fixup,
+    /// The launch that makes the kernel's X.
+    Prologue,
+    /// The launch itself.
+    Launch,
+}
+
+impl Bound {
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Memory => "memory",
+            Bound::Math => "math",
+            Bound::Tiles => "tiles",
+            Bound::Fixup => "fixup",
+            Bound::Prologue => "prologue",
+            Bound::Launch => "launch",
+        }
+    }
+}
+
+impl Cost {
+    /// The cost of an operation that only moves `memory` seconds of bytes and multiplies for `math` seconds, both at once.
+    pub fn of_parts(memory: f64, math: f64, launch: f64, seconds: f64) -> Self {
+        Self { math, memory, tiles: 0.0, fixup: 0.0, prologue: 0.0, launch, seconds }
+    }
+
+    /// The cost of `count` of these, one after the other, that are launched together.
+    pub fn repeated(self, count: usize) -> Self {
+        let times = |seconds: f64| seconds * count as f64;
+        Self {
+            math: times(self.math),
+            memory: times(self.memory),
+            tiles: times(self.tiles),
+            fixup: times(self.fixup),
+            prologue: times(self.prologue),
+            launch: self.launch,
+            seconds: self.launch + times(self.seconds - self.launch),
+        }
+    }
+
+    /// The part that takes longest; among equals the one that is named first.
+    pub fn bound(&self) -> Bound {
+        let Self { math, memory, tiles, fixup, prologue, launch, .. } = *self;
+        let rest = [
+            (Bound::Math, math),
+            (Bound::Tiles, tiles),
+            (Bound::Fixup, fixup),
+            (Bound::Prologue, prologue),
+            (Bound::Launch, launch),
+        ];
+        rest.into_iter().fold((Bound::Memory, memory), |most, part| if part.1 > most.1 { part } else { most }).0
+    }
+}
+
 /// Seconds that `partition` of `op` is expected to take on a device, or `None` when the device lacks the
 /// configuration's arithmetic.
 pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<f64> {
+    cost(op, info, config, partition).map(|cost| cost.seconds)
+}
+
+/// What `partition` of `op` is expected to cost on a device, or `None` when the device lacks the configuration's arithmetic.
+pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> Option<Cost> {
     let rate = info.rate(config.math)?;
     if config.schedule == Schedule::Threads {
-        return Some(processor::estimate(op, info, config, rate));
+        return Some(processor::cost(op, info, config, rate));
     }
     let phases = partition.phases();
     let steps: f64 = phases.iter().map(Phase::steps).sum();
     // Rows of W that blocks read for other tokens come from the last-level cache, at no higher rate: what limits a kernel's
     // traffic is how much of it is under way (measured on an H200, 8 and 16 tokens a tile).
     let all_bytes = op.traffic() + op.weight_bytes() * f64::from(partition.m_tiles().saturating_sub(1));
-    let time: f64 = phases
-        .iter()
-        .map(|phase| {
-            let waves = Waves::new(info, config, phase);
-            let bytes = all_bytes * phase.steps() / steps;
-            let busy = arithmetic(info, config, phase, &waves, rate) + tiles(info, config, phase, &waves);
-            let memory = memory(bytes, info, config, &waves);
-            (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
-        })
-        .sum();
-    Some(time + fixup(info, config, partition) + x_prologue(op, info, partition) + info.launch_seconds)
+    let fixup = fixup(info, config, partition);
+    let prologue = x_prologue(op, info, partition);
+    let mut cost = Cost { fixup, prologue, ..Cost::of_parts(0.0, 0.0, info.launch_seconds, 0.0) };
+    for phase in &phases {
+        let waves = Waves::new(info, config, phase);
+        let bytes = all_bytes * phase.steps() / steps;
+        let (math, tiles) = (arithmetic(info, config, phase, &waves, rate), tiles(info, config, phase, &waves));
+        let (busy, memory) = (math + tiles, memory(bytes, info, config, &waves));
+        cost.math += math;
+        cost.tiles += tiles;
+        cost.memory += memory;
+        cost.seconds += (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P);
+    }
+    cost.seconds += fixup + prologue + info.launch_seconds;
+    Some(cost)
 }
 
 /// How blocks fill the device: `full` waves of `slots` blocks, then `rest` blocks.
@@ -171,6 +269,21 @@ mod tests {
         let more = seconds(4096, 4096, 4096, &converts, 1) - seconds(4096, 4096, 4096, &direct, 1);
         let traffic = 4096.0 * (4096.0 * 4.0 + 4.0) / info().bandwidth;
         assert!((more / (info().launch_seconds + traffic) - 1.0).abs() < 1e-9, "{more}");
+    }
+
+    #[test]
+    fn the_bound_is_the_part_that_takes_longest() {
+        let bound = |m, c: &TileConfig, splits| {
+            let op = op(m, 4096, 4096);
+            let partition = Partition::new(&op, c, Cut::Parts(splits), 264).expect("small");
+            let cost = cost(&op, &info(), c, &partition).expect("has the arithmetic");
+            assert_eq!(Some(cost.seconds), estimate(&op, &info(), c, &partition));
+            assert!(cost.seconds <= cost.math + cost.memory + cost.tiles + cost.fixup + cost.prologue + cost.launch);
+            cost.bound()
+        };
+        let gemv = TileConfig { tile_m: 1, tile_n: 8, ..config("gemv") };
+        assert_eq!(bound(1, &gemv, 1), Bound::Memory);
+        assert_eq!(bound(4096, &TileConfig { tile_m: 64, ..config("gemm") }, 1), Bound::Math);
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Products: which kernel, how its tiles and their K are shared, and what was measured.
 
 mod cost;
+mod explain;
 mod partition;
 pub(crate) mod processor;
 mod select;
 mod tuned;
 
-pub use cost::estimate;
+pub use cost::{Bound, Cost, estimate};
+pub use explain::{Considered, Explanation, explain};
 pub use partition::{Cut, Partition};
 pub use select::{INVARIANT_M, Preferences, candidates, choose};
 pub use tuned::TunedTable;

@@ -3,7 +3,7 @@
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Operation, TileConfig};
 
-use super::cost::{ROOFLINE_P, efficiency};
+use super::cost::{Cost, ROOFLINE_P, efficiency};
 
 /// Bytes a second that one core reads: two to four of them use up most memories. On two cores of an EPYC one reads 20 to 30 GB/s.
 const CORE_BANDWIDTH: f64 = 2e10;
@@ -12,18 +12,8 @@ const X_VALUE: f64 = 3e-10;
 /// Seconds in which a thread begins and ends a tile (EPYC, one token).
 const TILE: f64 = 2e-7;
 
-/// Seconds that a launch is expected to take, with all units at `rate`.
-pub fn estimate(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> f64 {
-    wake(info, config) + work(op, info, config, rate)
-}
-
-/// Seconds in which the threads of a launch wake.
-pub fn wake(info: &DeviceInfo, config: &TileConfig) -> f64 {
-    if config.threads > 1 { info.launch_seconds } else { 0.0 }
-}
-
-/// Seconds that they then work.
-pub fn work(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> f64 {
+/// What a launch is expected to cost, with all units at `rate`.
+pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64) -> Cost {
     let threads = f64::from(config.threads.max(1));
     let count = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as f64;
     let tiles = count(op.stored_rows, config.tile_n) * count(op.m, config.tile_m);
@@ -33,9 +23,15 @@ pub fn work(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, rate: f64)
     let macs = op.stored_rows as f64 * op.m as f64 * op.stored_k as f64;
     let core_rate = rate / f64::from(info.units.max(1)) * efficiency(config.efficiency.0);
     let values = op.m as f64 * op.k as f64;
-    let arithmetic = macs / core_rate / busy + values * X_VALUE / threads.min(values.max(1.0)) + tasks * TILE / busy;
+    let math = macs / core_rate / busy;
+    // No launch of its own: the threads make X as they go.
+    let prologue = values * X_VALUE / threads.min(values.max(1.0));
+    let tiles = tasks * TILE / busy;
     let memory = op.traffic() / info.bandwidth.min(threads * CORE_BANDWIDTH);
-    (arithmetic.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P)
+    let launch = if config.threads > 1 { info.launch_seconds } else { 0.0 };
+    let busy = math + prologue + tiles;
+    let seconds = launch + (busy.powf(ROOFLINE_P) + memory.powf(ROOFLINE_P)).powf(1.0 / ROOFLINE_P);
+    Cost { tiles, prologue, ..Cost::of_parts(memory, math, launch, seconds) }
 }
 
 #[cfg(test)]
@@ -50,7 +46,7 @@ mod tests {
         let (rates, launch_seconds) = (vec![(Math::DotI8, 16.0 * 1.6e11)], 1e-5);
         let info = DeviceInfo { units, bandwidth: 2e11, rates, launch_seconds, ..info() };
         let config = TileConfig { tile_n: 64, tile_m, threads, schedule: Schedule::Threads, ..config("gemm_int8") };
-        estimate(&op(m, n, k), &info, &config, info.rates[0].1)
+        cost(&op(m, n, k), &info, &config, info.rates[0].1).seconds
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan, Math, TileConfig, Unsupported};
 
-use super::cost::estimate;
+use super::cost::{Cost, cost, estimate};
 use super::partition::{Cut, Partition};
 use super::tuned::TunedTable;
 use crate::error::{Refusal, SchedError};
@@ -88,7 +88,7 @@ pub fn candidates<'f>(
 }
 
 /// The operation that candidates are ranked for.
-fn ranked(op: &CheckedGemm) -> CheckedGemm {
+pub(super) fn ranked(op: &CheckedGemm) -> CheckedGemm {
     let mut ranked = op.clone();
     if op.batch_invariant {
         ranked.m = INVARIANT_M;
@@ -112,9 +112,11 @@ fn not_any_m(reason: Unsupported) -> Unsupported {
 }
 
 /// A plan with its standing: measured times are believed before estimates.
-struct Offer {
-    plan: LaunchPlan,
-    seconds: f64,
+pub(super) struct Offer {
+    pub plan: LaunchPlan,
+    pub seconds: f64,
+    /// What the cost model expects; `None` of what was measured.
+    pub cost: Option<Cost>,
     measured: bool,
 }
 
@@ -136,17 +138,17 @@ impl Offer {
     }
 }
 
-struct Search<'a> {
-    op: &'a CheckedGemm,
-    ranked: CheckedGemm,
-    info: &'a DeviceInfo,
-    prefs: &'a Preferences,
-    tuned: &'a TunedTable,
+pub(super) struct Search<'a> {
+    pub op: &'a CheckedGemm,
+    pub ranked: CheckedGemm,
+    pub info: &'a DeviceInfo,
+    pub prefs: &'a Preferences,
+    pub tuned: &'a TunedTable,
 }
 
 impl Search<'_> {
     /// The families to ask.
-    fn wanted<'f>(
+    pub(super) fn wanted<'f>(
         &self,
         families: &[&'f dyn Family<CheckedGemm>],
     ) -> Result<Vec<&'f dyn Family<CheckedGemm>>, SchedError> {
@@ -177,7 +179,7 @@ impl Search<'_> {
     }
 
     /// The configurations that a family offers for the operation.
-    fn configs_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Vec<TileConfig>, Unsupported> {
+    pub(super) fn configs_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Vec<TileConfig>, Unsupported> {
         if self.op.batch_invariant {
             for m in INVARIANT_PROBES.into_iter().filter(|&m| m != INVARIANT_M) {
                 let probe = CheckedGemm { m, ..self.op.clone() };
@@ -192,31 +194,31 @@ impl Search<'_> {
     }
 
     /// The measured configuration, if the family still has it and its sources are those that were measured.
-    fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
+    pub(super) fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
         let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;
         if family.source_hash(self.op, config) != tuned.source_hash {
             return None;
         }
         let partition = self.partition(config, tuned.cut)?;
-        Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, measured: true })
+        Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, cost: None, measured: true })
     }
 
     /// Plans with this configuration, one a way of cutting K.
-    fn offers(&self, config: &TileConfig) -> impl Iterator<Item = Offer> {
+    pub(super) fn offers(&self, config: &TileConfig) -> impl Iterator<Item = Offer> {
         let parts = (1..=config.max_splits.max(1)).map(Cut::Parts);
         let ranges = [0, 1].map(|full_waves| Cut::Ranges { full_waves });
         parts.chain(ranges).filter_map(move |cut| {
             let partition = self.partition(config, cut)?;
-            let own = estimate(self.op, self.info, config, &partition)?;
+            let own = cost(self.op, self.info, config, &partition)?;
             let seconds = match self.op.batch_invariant {
-                false => own,
+                false => own.seconds,
                 true => {
                     let ranked = Partition::new(&self.ranked, config, cut, self.slots(config))?;
                     estimate(&self.ranked, self.info, config, &ranked)?
                 }
             };
-            Some(Offer { plan: partition.plan(own), seconds, measured: false })
+            Some(Offer { plan: partition.plan(own.seconds), seconds, cost: Some(own), measured: false })
         })
     }
 
