@@ -57,6 +57,11 @@ impl Context {
         self.device.info()
     }
 
+    /// The measured configurations that plans follow.
+    pub(crate) fn tuned(&self) -> &Arc<TunedTable> {
+        &self.tuned
+    }
+
     /// The device itself, for events, copies and fills on a stream of one's choice.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
@@ -189,7 +194,7 @@ impl Context {
     /// cannot be made ready.
     pub fn plan(&self, problem: &Problem) -> Result<Plan, Error> {
         self.check_weight(problem.weight().device)?;
-        Plan::new(&*self.device, &self.tuned, &self.plans, problem)
+        Plan::new(self, &self.plans, problem)
     }
 
     /// A layer for any number of tokens: `describe` states all but M of a problem with `weight`. See [`Linear`].
@@ -304,10 +309,10 @@ impl Context {
     /// When its weight is on another device, or the kernel cannot be made ready.
     pub fn plan_candidate(&self, candidate: &Candidate) -> Result<Plan, Error> {
         self.check_weight(candidate.device())?;
-        Plan::of_candidate(&*self.device, candidate)
+        Plan::of_candidate(self, candidate)
     }
 
-    fn check_weight(&self, got: DeviceId) -> Result<(), Error> {
+    pub(crate) fn check_weight(&self, got: DeviceId) -> Result<(), Error> {
         Checks(self.info().id).device("weight", got)
     }
 

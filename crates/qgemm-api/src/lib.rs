@@ -74,14 +74,17 @@
 mod backends;
 mod context;
 mod convert;
+mod described;
 mod error;
 mod experts;
+mod explain;
 mod gemm;
 mod model;
 mod operand;
 mod plan_cache;
 mod plans_by_tokens;
 mod quantize;
+mod record;
 mod routing;
 mod weight;
 mod workspace;
@@ -89,6 +92,7 @@ mod workspace;
 pub use backends::{DeviceChoice, DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
+pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
@@ -96,6 +100,7 @@ pub use experts::{
 pub use gemm::{Args, Linear, Plan, Problem};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
+pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
@@ -119,12 +124,16 @@ pub use qgemm_sched::SchedError;
 /// tuning, benchmarks and tests; to multiply, none of it is needed.
 pub mod tuning {
     pub use crate::gemm::Candidate;
+    pub use crate::record::{
+        CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
+        ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
+    };
     pub use qgemm_hal::{
         Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm,
         ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, RoutingConfig,
         RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
-    pub use qgemm_sched::{TunedError, TunedTable};
+    pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
 }
 
 pub mod cpu;

@@ -7,6 +7,7 @@ mod bench;
 mod choice;
 mod counters;
 mod devices;
+mod explain;
 mod inspect;
 mod loading;
 mod out;
@@ -47,6 +48,8 @@ enum Command {
     Verify(verify::Args),
     /// Measure kernels; with a baseline, fails on a regression beyond the noise.
     Bench(bench::Args),
+    /// Say what would run for a shape, what else there is, and why; also for chips that are not here.
+    Explain(explain::Args),
     /// List which arithmetic serves each format on each kind of device.
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
@@ -71,6 +74,7 @@ fn main() -> ExitCode {
         Command::Quantize(args) => quantize::run(args, cli.json),
         Command::Verify(args) => verify::run(args, cli.json),
         Command::Bench(args) => bench::run(args, cli.json),
+        Command::Explain(args) => explain::run(args, cli.json),
         Command::Support(args) => support::run(args, cli.json),
         Command::Loading(args) => loading::run(args, cli.json),
     };

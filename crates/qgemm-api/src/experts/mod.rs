@@ -9,3 +9,4 @@ pub use layer::{Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace};
 pub use plan::{ExpertArgs, ExpertPlan};
 pub use problem::ExpertProblem;
 pub use weights::Experts;
+pub(crate) use weights::ExpertsShape;

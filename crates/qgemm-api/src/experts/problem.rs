@@ -48,7 +48,10 @@ impl ExpertProblem {
     }
 
     fn new(experts: &Experts, rows: usize, form: ExpertForm) -> Self {
-        let shape = *experts.shape();
+        Self::of_shape(*experts.shape(), rows, form)
+    }
+
+    pub(crate) fn of_shape(shape: ExpertsShape, rows: usize, form: ExpertForm) -> Self {
         Self { shape, each: Problem::of_shape(shape.each, rows), form, combined: false, checks_index: true }
     }
 

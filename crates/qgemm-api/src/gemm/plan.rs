@@ -8,14 +8,16 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedGemm, Dense, Device, DeviceId, GemmOperand, KernelId, LaunchPlan, LaunchSequence,
     Operands, Operation, Stream,
 };
-use qgemm_sched::TunedTable;
 use qgemm_sched::gemm::choose;
+use qgemm_sched::{Preferences, TunedTable};
 
 use super::candidate::Candidate;
 use super::problem::{Problem, not_served};
+use crate::context::Context;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
+use crate::record::{GemmSubject, PlanRecord};
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
 
@@ -38,6 +40,10 @@ pub struct Plan {
     residual: Option<Extent>,
     /// `None` for 0 tokens.
     ready: Option<Arc<Ready<CheckedGemm>>>,
+    /// What it was chosen by, for its record.
+    preferences: Preferences,
+    device: Arc<dyn Device>,
+    tuned: Arc<TunedTable>,
 }
 
 const F32_BYTES: usize = DType::F32.bytes();
@@ -114,31 +120,32 @@ impl<'a> Args<'a> {
 }
 
 impl Plan {
-    pub(crate) fn new(
-        device: &dyn Device,
-        tuned: &TunedTable,
-        caches: &PlanCaches,
-        problem: &Problem,
-    ) -> Result<Self, Error> {
+    pub(crate) fn new(ctx: &Context, caches: &PlanCaches, problem: &Problem) -> Result<Self, Error> {
         let key = (problem.check()?, problem.preferences().clone());
         let (op, preferences) = &key;
         let make = || {
             let CheckedGemm { m, stored_rows, k, format, .. } = op;
             let _span = tracing::info_span!("plan", m, n = stored_rows, k, %format).entered();
-            let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, tuned)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
+            let device = ctx.device();
+            let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, ctx.tuned())?;
+            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(&**device, op, &plan)? })
         };
         let ready = if op.m == 0 { None } else { Some(caches.gemm.get_or_make(&key, make)?) };
-        Self::of(problem, key.0, ready)
+        Self::of(ctx, problem, key.0, ready)
     }
 
-    pub(crate) fn of_candidate(device: &dyn Device, candidate: &Candidate) -> Result<Self, Error> {
+    pub(crate) fn of_candidate(ctx: &Context, candidate: &Candidate) -> Result<Self, Error> {
         let &Candidate { ref problem, ref op, family, launch } = candidate;
-        let ready = Ready { family, plan: launch, sequence: family.prepare(device, op, &launch)? };
-        Self::of(problem, op.clone(), Some(Arc::new(ready)))
+        let ready = Ready { family, plan: launch, sequence: family.prepare(&**ctx.device(), op, &launch)? };
+        Self::of(ctx, problem, op.clone(), Some(Arc::new(ready)))
     }
 
-    fn of(problem: &Problem, op: CheckedGemm, ready: Option<Arc<Ready<CheckedGemm>>>) -> Result<Self, Error> {
+    fn of(
+        ctx: &Context,
+        problem: &Problem,
+        op: CheckedGemm,
+        ready: Option<Arc<Ready<CheckedGemm>>>,
+    ) -> Result<Self, Error> {
         let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
         let x = op.plain_x().map_err(|_| not_served(op.x.format))?;
         Ok(Self {
@@ -152,6 +159,9 @@ impl Plan {
             c_stated: problem.states_c(),
             op,
             ready,
+            preferences: problem.preferences().clone(),
+            device: Arc::clone(ctx.device()),
+            tuned: Arc::clone(ctx.tuned()),
         })
     }
 
@@ -189,6 +199,25 @@ impl Plan {
     /// The validated operation.
     pub fn op(&self) -> &CheckedGemm {
         &self.op
+    }
+
+    /// What will run, what else there was, and why it was not taken. Made anew by each call, which takes many times as long as to
+    /// plan.
+    ///
+    /// # Errors
+    /// None that planning has not found before.
+    pub fn record(&self) -> Result<PlanRecord, Error> {
+        let subject = GemmSubject {
+            op: &self.op,
+            info: self.device.info(),
+            families: self.device.catalog().gemm,
+            preferences: &self.preferences,
+            tuned: &self.tuned,
+        };
+        match &self.ready {
+            Some(ready) => subject.of_plan(&ready.plan, &ready.sequence),
+            None => subject.explain(),
+        }
     }
 
     /// Bytes that a run must move at least: W, X, D, C and the residual once each.

@@ -1,0 +1,60 @@
+//! What a context would choose, and why, without making anything ready.
+
+use qgemm_sched::{convert, experts, routing};
+
+use crate::context::Context;
+use crate::convert::Conversion;
+use crate::error::Error;
+use crate::experts::ExpertProblem;
+use crate::gemm::Problem;
+use crate::record::{GemmSubject, PlanRecord, record};
+use crate::routing::Routing;
+
+impl Context {
+    /// What [`Context::plan`] would choose for `problem`, what else there is, and why. Compiles nothing and loads nothing. That no
+    /// family serves it is no error: the record has the reasons.
+    ///
+    /// # Errors
+    /// When the problem is not valid, its weight is on another device, or the family asked for does not exist.
+    pub fn explain(&self, problem: &Problem) -> Result<PlanRecord, Error> {
+        self.check_weight(problem.weight().device)?;
+        let device = self.device();
+        let subject = GemmSubject {
+            op: &problem.check()?,
+            info: device.info(),
+            families: device.catalog().gemm,
+            preferences: problem.preferences(),
+            tuned: self.tuned(),
+        };
+        subject.explain()
+    }
+
+    /// What [`Context::plan_experts`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the problem is not valid, or its experts are on another device.
+    pub fn explain_experts(&self, problem: &ExpertProblem) -> Result<PlanRecord, Error> {
+        self.check_weight(problem.shape().each.device)?;
+        let (op, device) = (problem.check()?, self.device());
+        let all = experts::candidates(&op, device.info(), device.catalog().experts, problem.preferences());
+        Ok(record(&op, device.info(), &all))
+    }
+
+    /// What [`Context::plan_conversion`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the conversion is not valid.
+    pub fn explain_conversion(&self, conversion: &Conversion) -> Result<PlanRecord, Error> {
+        let (op, device) = (conversion.check()?, self.device());
+        Ok(record(&op, device.info(), &convert::candidates(&op, device.info(), device.catalog().convert)))
+    }
+
+    /// What [`Context::plan_routing`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the routing is not valid.
+    pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
+        let (op, device) = (routing.check()?, self.device());
+        Ok(record(&op, device.info(), &routing::candidates(&op, device.info(), device.catalog().routing)))
+    }
+}

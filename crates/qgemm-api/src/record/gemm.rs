@@ -1,0 +1,154 @@
+//! Records of products.
+
+use qgemm_hal::{CheckedGemm, DeviceInfo, GemmFamilies, LaunchPlan, LaunchSequence, Operation, XPrologue};
+use qgemm_sched::gemm::{Considered, Explanation, explain};
+use qgemm_sched::{Preferences, TunedTable};
+
+use super::parts::{
+    CandidateRecord, DeviceRecord, Dispatch, LaunchRecord, PrologueRecord, Reduction, RefusalRecord, Roof, Sizes, Tile,
+    WorkspaceRegion, cut_text,
+};
+use super::PlanRecord;
+use crate::error::Error;
+
+/// A product and all that its choice depends on.
+pub(crate) struct GemmSubject<'a> {
+    pub op: &'a CheckedGemm,
+    pub info: &'a DeviceInfo,
+    pub families: GemmFamilies,
+    pub preferences: &'a Preferences,
+    pub tuned: &'a TunedTable,
+}
+
+impl GemmSubject<'_> {
+    /// What the scheduler would choose, and why.
+    ///
+    /// # Errors
+    /// When the family asked for does not exist.
+    pub fn explain(&self) -> Result<PlanRecord, Error> {
+        let Some(explanation) = self.explanation()? else { return Ok(self.nothing()) };
+        Ok(self.record(&explanation, explanation.chosen, None))
+    }
+
+    /// What a plan of `launch` is, whether or not the scheduler would choose it.
+    ///
+    /// # Errors
+    /// As [`GemmSubject::explain`].
+    pub fn of_plan(&self, launch: &LaunchPlan, sequence: &LaunchSequence) -> Result<PlanRecord, Error> {
+        let Some(explanation) = self.explanation()? else { return Ok(self.nothing()) };
+        let place = explanation.position(launch);
+        Ok(self.record(&explanation, place, Some(sequence)))
+    }
+
+    fn explanation(&self) -> Result<Option<Explanation<'static>>, Error> {
+        if self.op.m == 0 {
+            return Ok(None);
+        }
+        Ok(Some(explain(self.op, self.info, self.families, self.preferences, self.tuned)?))
+    }
+
+    /// The record of a problem without tokens.
+    fn nothing(&self) -> PlanRecord {
+        let empty = Explanation { considered: Vec::new(), refusals: Vec::new(), chosen: None };
+        PlanRecord { why: "there are no tokens: nothing is launched".into(), ..self.record(&empty, None, None) }
+    }
+
+    fn record(&self, all: &Explanation<'_>, taken: Option<usize>, sequence: Option<&LaunchSequence>) -> PlanRecord {
+        let op = self.op;
+        let chosen = taken.map(|place| &all.considered[place]);
+        let plan = chosen.map(|c| &c.plan);
+        let rate = plan.and_then(|plan| self.info.rate(plan.config.math));
+        let expected = chosen.map(|c| c.measured.unwrap_or(c.cost.seconds));
+        let candidate = |(place, c): (usize, &Considered<'_>)| CandidateRecord {
+            kernel_id: c.plan.config.kernel_id(op.format).to_string(),
+            family: c.family.name().to_owned(),
+            cut: cut_text(&c.plan),
+            seconds: c.cost.seconds,
+            cost: c.cost,
+            bound: c.cost.bound(),
+            measured_seconds: c.measured,
+            workspace_bytes: c.plan.workspace.bytes,
+            chosen: Some(place) == taken,
+        };
+        PlanRecord {
+            operation: CheckedGemm::NAME.to_owned(),
+            problem: describe(op),
+            device: DeviceRecord::of(self.info),
+            shape: Some(Sizes { m: op.m, n: op.out_features, k: op.k }),
+            kernel_id: plan.map(|plan| plan.config.kernel_id(op.format).to_string()),
+            source_hash: chosen.map(|c| format!("{:016x}", c.family.source_hash(op, &c.plan.config))),
+            why: why(all, taken),
+            tile: plan.map(|plan| Tile::of(&plan.config)),
+            dispatch: plan.map(Dispatch::of),
+            reduction: plan.map(Reduction::of),
+            prologue: plan.and_then(prologue),
+            workspace_bytes: plan.map_or(0, |plan| plan.workspace.bytes),
+            workspace: plan.map(workspace).unwrap_or_default(),
+            roof: Roof::new(self.info, op.traffic(), op.macs(), rate, expected),
+            candidates: all.considered.iter().enumerate().map(candidate).collect(),
+            refused: all.refusals.iter().map(RefusalRecord::from).collect(),
+            launches: sequence.map(LaunchRecord::all).unwrap_or_default(),
+        }
+    }
+}
+
+/// A product in words.
+pub(super) fn describe(op: &CheckedGemm) -> String {
+    let CheckedGemm { m, out_features, k, format, x, d, class, .. } = op;
+    let gated = if op.gated { "gated pair of " } else { "" };
+    let (x, d, precision) = (x.format, d.dtype, op.x_precision.name());
+    format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x} (precision {precision}), D {d}")
+}
+
+/// Why this one of all.
+fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
+    let Some(place) = taken else { return "no family serves it".into() };
+    let this = &all.considered[place];
+    let bound = this.cost.bound().name();
+    if all.chosen != taken {
+        return format!("the caller chose it; bound by {bound}");
+    }
+    if let Some(measured) = this.measured {
+        return format!("measured: {:.2} us, which overrules the cost model; bound by {bound}", measured * 1e6);
+    }
+    let next = all.considered.iter().enumerate().find(|(other, _)| *other != place);
+    let Some((other, next)) = next else { return format!("the only way there is; bound by {bound}") };
+    let difference = (next.cost.seconds / this.cost.seconds - 1.0) * 100.0;
+    match other < place {
+        // The scheduler gives up a little time for exact weights, and batch-invariant plans are ranked for another M.
+        true => format!(
+            "within {:.1} % of the fastest expected, which rounds weights or is not the same for every batch; bound by {bound}",
+            -difference
+        ),
+        false => format!("the least expected time, {difference:.1} % before the next; bound by {bound}"),
+    }
+}
+
+fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
+    match plan.config.x_prologue? {
+        XPrologue::Convert { row_factors } => Some(PrologueRecord {
+            name: "convert_x".into(),
+            x_format: plan.config.x_format.name().to_owned(),
+            row_factors,
+        }),
+        _ => None,
+    }
+}
+
+/// What lies where in the workspace of a product.
+fn workspace(plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
+    let layout = &plan.workspace;
+    let mut regions = Vec::new();
+    if layout.partial_bytes > 0 {
+        let counters = plan.shared_tiles() as usize * size_of::<u32>();
+        regions.push(WorkspaceRegion::new("counters", layout.counters, counters));
+        regions.push(WorkspaceRegion::new("partials", layout.partials, layout.partial_bytes));
+    }
+    if let Some(x) = &layout.x {
+        let bytes = x.x_of(x.rows);
+        regions.push(WorkspaceRegion::new("x", bytes.start, bytes.len()));
+        let factors = x.factors_of(x.rows);
+        regions.extend(factors.map(|bytes| WorkspaceRegion::new("x_factors", bytes.start, bytes.len())));
+    }
+    regions
+}

@@ -1,0 +1,152 @@
+//! Records of operations other than products with one weight.
+
+use qgemm_hal::{
+    CheckedConvert, CheckedExperts, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, Operation, RoutingLaunches,
+};
+use qgemm_sched::{Candidates, Offered};
+
+use super::parts::{CandidateRecord, DeviceRecord, RefusalRecord, Roof, Sizes, Tile, WorkspaceRegion};
+use super::{PlanRecord, gemm};
+
+/// What a record needs to know of an operation's plan.
+pub(crate) trait Recorded: Operation {
+    /// The operation in words.
+    fn describe(&self) -> String;
+    /// Sizes of its product.
+    fn sizes(&self) -> Option<Sizes> {
+        None
+    }
+    /// Identity of a plan's kernel.
+    fn kernel_id(&self, plan: &Self::Plan) -> String;
+    /// The configuration of a plan.
+    fn config(plan: &Self::Plan) -> &Self::Config;
+    /// The tile of a plan.
+    fn tile(_: &Self::Plan) -> Option<Tile> {
+        None
+    }
+    /// Multiply-adds a second of a plan's arithmetic.
+    fn rate(_: &Self::Plan, _: &DeviceInfo) -> Option<f64> {
+        None
+    }
+    /// Size of a plan's workspace, and what lies where in it.
+    fn workspace(_: &Self::Plan) -> (usize, Vec<WorkspaceRegion>) {
+        (0, Vec::new())
+    }
+}
+
+/// What the scheduler would choose, and why.
+pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_, O>) -> PlanRecord {
+    let first = all.offered.first();
+    let rate = first.and_then(|best| O::rate(&best.plan, info));
+    let (workspace_bytes, workspace) = first.map(|best| O::workspace(&best.plan)).unwrap_or_default();
+    let candidate = |(place, offer): (usize, &Offered<'_, O>)| CandidateRecord {
+        kernel_id: op.kernel_id(&offer.plan),
+        family: offer.family.name().to_owned(),
+        cut: "whole tiles".into(),
+        seconds: offer.cost.seconds,
+        cost: offer.cost,
+        bound: offer.cost.bound(),
+        measured_seconds: None,
+        workspace_bytes: O::workspace(&offer.plan).0,
+        chosen: place == 0,
+    };
+    let why = match all.offered.as_slice() {
+        [] => "no family serves it".to_owned(),
+        [only] => format!("the only way there is; bound by {}", only.cost.bound().name()),
+        [best, next, ..] => {
+            let difference = (next.cost.seconds / best.cost.seconds - 1.0) * 100.0;
+            let bound = best.cost.bound().name();
+            format!("the least expected time, {difference:.1} % before the next; bound by {bound}")
+        }
+    };
+    PlanRecord {
+        operation: O::NAME.to_owned(),
+        problem: op.describe(),
+        device: DeviceRecord::of(info),
+        shape: op.sizes(),
+        kernel_id: first.map(|best| op.kernel_id(&best.plan)),
+        source_hash: first.map(|best| format!("{:016x}", best.family.source_hash(op, O::config(&best.plan)))),
+        why,
+        tile: first.and_then(|best| O::tile(&best.plan)),
+        dispatch: None,
+        reduction: None,
+        prologue: None,
+        workspace_bytes,
+        workspace,
+        roof: Roof::new(info, op.traffic(), op.macs(), rate, first.map(|best| best.cost.seconds)),
+        candidates: all.offered.iter().enumerate().map(candidate).collect(),
+        refused: all.refusals.iter().map(RefusalRecord::from).collect(),
+        launches: Vec::new(),
+    }
+}
+
+impl Recorded for CheckedConvert {
+    fn describe(&self) -> String {
+        let Self { rows, columns, x, d, .. } = self;
+        let layout = if x.col_stride == 1 { "" } else { ", transposed" };
+        let gathers = if self.gathers { ", gathered" } else { "" };
+        format!("{rows} x {columns} from {} to {}{layout}{gathers}", x.dtype, d.dtype)
+    }
+
+    fn kernel_id(&self, plan: &ConvertPlan) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &ConvertPlan) -> &Self::Config {
+        &plan.config
+    }
+}
+
+impl Recorded for CheckedRouting {
+    fn describe(&self) -> String {
+        let Self { tokens, experts, top_k, .. } = self;
+        format!("{tokens} tokens to {top_k} of {experts} experts")
+    }
+
+    fn kernel_id(&self, plan: &RoutingLaunches) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &RoutingLaunches) -> &Self::Config {
+        &plan.config
+    }
+
+    fn workspace(plan: &RoutingLaunches) -> (usize, Vec<WorkspaceRegion>) {
+        let bytes = plan.config.workspace_bytes;
+        let counts = (bytes > 0).then(|| WorkspaceRegion::new("counts", 0, bytes));
+        (bytes, counts.into_iter().collect())
+    }
+}
+
+impl Recorded for CheckedExperts {
+    fn describe(&self) -> String {
+        format!("{} products with {} experts, each {}", self.form.name(), self.experts, gemm::describe(&self.each))
+    }
+
+    fn sizes(&self) -> Option<Sizes> {
+        Some(Sizes { m: self.each.m, n: self.each.out_features, k: self.each.k })
+    }
+
+    fn kernel_id(&self, plan: &ExpertsPlan) -> String {
+        plan.config.kernel_id(self).to_string()
+    }
+
+    fn config(plan: &ExpertsPlan) -> &Self::Config {
+        &plan.config
+    }
+
+    fn tile(plan: &ExpertsPlan) -> Option<Tile> {
+        Some(Tile::of(&plan.config.tile))
+    }
+
+    fn rate(plan: &ExpertsPlan, info: &DeviceInfo) -> Option<f64> {
+        info.rate(plan.config.tile.math)
+    }
+
+    fn workspace(plan: &ExpertsPlan) -> (usize, Vec<WorkspaceRegion>) {
+        let parts =
+            [("products", plan.products, plan.product_bytes), ("scratch", plan.scratch, plan.config.scratch_bytes)];
+        let regions = parts.into_iter().filter(|(_, _, bytes)| *bytes > 0);
+        (plan.workspace_bytes, regions.map(|(name, at, bytes)| WorkspaceRegion::new(name, at, bytes)).collect())
+    }
+}

@@ -1,0 +1,112 @@
+//! `qgemm explain`: what would run for a shape, what else there is, and why.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{Activation, Context, Conversion, DType, Format, PlanRecord, Routing, XPrecision};
+
+use crate::choice::{Op, Sizes};
+use crate::{Holds, out};
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Device: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here: emu:sm70, emu:sm75, emu:sm80,
+    /// emu:sm89, emu:sm90, emu:sm120.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// The operation.
+    #[arg(long, value_enum, default_value_t = Op::Gemm)]
+    op: Op,
+    /// Shapes: MxNxK (tokens x output features x input features; of experts, those of each), of convert RxC, of routing TxExK.
+    #[arg(long, value_name = "SIZES", num_args = 1.., required = true)]
+    shape: Vec<Sizes>,
+    /// Weight format.
+    #[arg(long, default_value = "q4_0")]
+    format: Format,
+    /// Type of the activations and of the output.
+    #[arg(long, default_value = "f16")]
+    x_dtype: DType,
+    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
+    #[arg(long, default_value_t)]
+    x_precision: XPrecision,
+    /// A gated pair (SwiGLU), of which N are the output features.
+    #[arg(long)]
+    gated: bool,
+    /// The same bits for a row whatever its batch.
+    #[arg(long)]
+    batch_invariant: bool,
+    /// Most bytes of workspace.
+    #[arg(long, value_name = "BYTES")]
+    max_workspace: Option<usize>,
+    /// Only this kernel family.
+    #[arg(long)]
+    family: Option<String>,
+    /// Of experts: how many there are.
+    #[arg(long, default_value_t = 32)]
+    experts: usize,
+    /// Of experts: how many of them each token is given to.
+    #[arg(long, default_value_t = 4)]
+    top_k: usize,
+    /// Take the configurations measured in this file where they are known.
+    #[arg(long, value_name = "FILE")]
+    tuned: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the device fails to open, or a shape is none.
+pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    let mut ctx = Context::open(&args.device)?;
+    if let Some(path) = &args.tuned {
+        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        ctx = ctx.with_tuned(TunedTable::from_json(&text).with_context(|| path.display().to_string())?);
+    }
+    let records = args.shape.iter().map(|sizes| args.record(&ctx, sizes)).collect::<anyhow::Result<Vec<_>>>()?;
+    if json {
+        out::json(&records)?;
+    } else {
+        for record in &records {
+            out::line(&record.to_string())?;
+        }
+    }
+    Ok(if records.iter().all(|record| record.kernel_id.is_some()) { Holds::Yes } else { Holds::No })
+}
+
+impl Args {
+    fn record(&self, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
+        let state = |problem: qgemm_api::Problem| {
+            let problem = problem.x_dtype(self.x_dtype).x_precision(self.x_precision);
+            let problem = problem.batch_invariant(self.batch_invariant);
+            let problem = if self.gated { problem.activation(Activation::Silu) } else { problem };
+            let problem = self.max_workspace.iter().fold(problem, |problem, &bytes| problem.max_workspace(bytes));
+            self.family.iter().fold(problem, |problem, family| problem.family(family))
+        };
+        let weight = |n, k| {
+            let weight = ctx.describe_weight(self.format, n, k)?;
+            if self.gated { weight.gated() } else { Ok(weight) }
+        };
+        Ok(match self.op {
+            Op::Gemm => {
+                let shape = sizes.gemm()?;
+                ctx.explain(&state(weight(shape.n, shape.k)?.problem(shape.m)))?
+            }
+            Op::Experts => {
+                let shape = sizes.gemm()?;
+                let experts = weight(shape.n, shape.k)?.experts(self.experts)?;
+                ctx.explain_experts(&experts.indexed(shape.m, self.top_k).each(state))?
+            }
+            Op::Convert => {
+                let [rows, columns] = sizes.convert()?;
+                ctx.explain_conversion(&Conversion::new(rows, columns, DType::F32, self.x_dtype))?
+            }
+            Op::Routing => {
+                let [tokens, experts, top_k] = sizes.routing()?;
+                ctx.explain_routing(&Routing::from_logits(tokens, experts, top_k, DType::F32))?
+            }
+        })
+    }
+}
