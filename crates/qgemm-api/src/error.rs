@@ -3,7 +3,7 @@
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError};
-use qgemm_sched::SchedError;
+use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
 
 /// What can go wrong between a model file and a result.
@@ -259,6 +259,62 @@ pub enum Error {
         expected: String,
         /// The weight that came.
         got: String,
+    },
+    /// Plans of whole models are made for some architectures.
+    #[error("architecture `{architecture}`: expected one of {}", .served.join(", "))]
+    UnknownArchitecture {
+        /// The architecture that the model states; empty where it states none.
+        architecture: String,
+        /// Those that are served.
+        served: &'static [&'static str],
+    },
+    /// A model lacks something that its architecture has.
+    #[error("model: {what}")]
+    IncompleteModel {
+        /// What is missing, and what was expected.
+        what: String,
+    },
+    /// Something of training that plans do not have yet.
+    #[error("a plan with training is not served: {why}")]
+    NoTrainingPlan {
+        /// What is missing.
+        why: &'static str,
+    },
+    /// A file with measured configurations is something else.
+    #[error(transparent)]
+    Tuned(#[from] TunedError),
+    /// Text that is no plan file.
+    #[error("no plan file")]
+    BadPlanFile(#[source] serde_json::Error),
+    /// A plan file that does not fit. It is the first mismatch.
+    #[error("plan file: {at}: expected {expected}, got {got}; make the plan anew")]
+    PlanMismatch {
+        /// Where in the file.
+        at: String,
+        /// What this device, these kernels or this model have.
+        expected: String,
+        /// What the file has.
+        got: String,
+    },
+    /// A plan file has no such operation, or no such region.
+    #[error("the plan has no {what} `{name}`")]
+    NotInPlan {
+        /// `operation`, `product` or `region`.
+        what: &'static str,
+        /// The name that came.
+        name: String,
+    },
+    /// Something wrote beyond the end of a region of a plan's arena.
+    #[error("{op}: byte {byte} behind the {len} bytes of `{region}` was overwritten")]
+    CanaryOverwritten {
+        /// The operation after which it was found.
+        op: String,
+        /// The region.
+        region: String,
+        /// Its length.
+        len: usize,
+        /// The first byte behind it that is wrong, counted from its end.
+        byte: usize,
     },
 }
 

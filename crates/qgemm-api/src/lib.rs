@@ -76,6 +76,7 @@ mod context;
 mod convert;
 mod described;
 mod error;
+mod exec_plan;
 mod experts;
 mod explain;
 mod gemm;
@@ -83,9 +84,11 @@ mod model;
 mod operand;
 mod plan_cache;
 mod plans_by_tokens;
+mod prepare;
 mod quantize;
 mod record;
 mod routing;
+mod tune;
 mod weight;
 mod workspace;
 
@@ -94,6 +97,7 @@ pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
 pub use described::{DescribedExperts, DescribedWeight};
 pub use error::Error;
+pub use exec_plan::{ExecPlan, LoadedPlan, PlanArena, PlanOptions};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
 };
@@ -102,6 +106,7 @@ pub use model::{model_files, open_model, open_model_with, open_packed, read_mode
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
+pub use tune::{Budget, TuneOutcome, TuneProblem, Tuning, read_tuned, tuned_table_path};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
@@ -134,6 +139,14 @@ pub mod tuning {
         RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
+}
+
+/// What a plan file holds ([`ExecPlan`]).
+pub mod exec {
+    pub use crate::exec_plan::{
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
+        RegionKind, Runtime, RuntimeMode,
+    };
 }
 
 pub mod cpu;

@@ -151,6 +151,14 @@ fn shards_of_index(path: &Path) -> Result<Vec<PathBuf>, Error> {
         .collect()
 }
 
+/// The `config.json` beside the files of the model at `path`, if there is one.
+pub(crate) fn config_of(path: &Path) -> Result<Option<NamedFile<String>>, Error> {
+    match model_files(path)?.first().and_then(|file| file.parent()) {
+        Some(folder) => read_if_there(&folder.join("config.json")),
+        None => Ok(None),
+    }
+}
+
 /// The file in `folder` that states quantization settings, if one does.
 fn settings(folder: &Path) -> Result<Option<NamedFile<String>>, Error> {
     let config = read_if_there(&folder.join("config.json"))?;

@@ -73,6 +73,11 @@ impl Extent {
         Self { bytes: elements * width, alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
     }
 
+    /// Their number.
+    pub fn bytes(self) -> usize {
+        self.bytes
+    }
+
     /// Of `count` contiguous values of `width` bytes.
     pub fn of_values(count: usize, width: usize) -> Self {
         Self { bytes: count * width, alignment: width }

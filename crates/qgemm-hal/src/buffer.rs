@@ -117,6 +117,26 @@ impl Buffer {
         self.len = at;
         Ok(rest)
     }
+
+    /// Views of several parts at once, of which those to be written share no byte with another.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`], [`HalError::Overlap`].
+    pub fn parts<const R: usize, const W: usize>(
+        &mut self,
+        read: [Range<usize>; R],
+        write: [Range<usize>; W],
+    ) -> Result<([BufferRef<'_>; R], [BufferMut<'_>; W]), HalError> {
+        read.iter().chain(&write).try_for_each(|range| check_range("view", range, self.len))?;
+        for (place, written) in write.iter().enumerate() {
+            let others = read.iter().chain(&write[place + 1..]);
+            if let Some(other) = others.into_iter().find(|o| o.start < written.end && written.start < o.end) {
+                return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
+            }
+        }
+        let view = |range: Range<usize>| BufferRef { raw: &*self.raw, offset: range.start, len: range.len() };
+        Ok((read.map(view), write.map(|range| BufferMut { view: view(range) })))
+    }
 }
 
 fn check_range(what: &'static str, range: &Range<usize>, len: usize) -> Result<(), HalError> {

@@ -62,6 +62,14 @@ pub enum HalError {
         /// The buffer's length.
         len: usize,
     },
+    /// Bytes that are to be written are also to be used otherwise at the same time.
+    #[error("bytes {}..{} are to be written, and bytes {}..{} of the same buffer are in use", .written.start, .written.end, .other.start, .other.end)]
+    Overlap {
+        /// The bytes to be written.
+        written: std::ops::Range<usize>,
+        /// The others.
+        other: std::ops::Range<usize>,
+    },
     /// A kernel did not compile.
     #[error("kernel {kernel} does not compile for {target} (options {options}):\n{log}")]
     Compile {

@@ -38,6 +38,11 @@ impl Candidate {
         self.launch.config.kernel_id(self.op.format)
     }
 
+    /// A number that changes with the sources of the kernel.
+    pub fn source_hash(&self) -> u64 {
+        self.family.source_hash(&self.op, &self.launch.config)
+    }
+
     pub(crate) fn device(&self) -> DeviceId {
         self.problem.weight().device
     }

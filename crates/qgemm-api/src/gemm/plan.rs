@@ -251,8 +251,32 @@ impl Plan {
     /// When an operand is missing, too short, misaligned, on another device, or (C, bias, …) not part of the
     /// problem; when the weight is not like the one planned for; or a device error. Nothing has been written
     /// then.
-    pub fn run(&self, stream: &Stream, args: Args<'_>) -> Result<(), Error> {
-        let Args { x, w, d, c, bias, token_scale, residual, workspace } = args;
+    pub fn run(&self, stream: &Stream, mut args: Args<'_>) -> Result<(), Error> {
+        let workspace = args.workspace.take();
+        let why = "the plan keeps partial accumulators or converted activations";
+        self.submit(stream, args, |checks, bytes| checks.workspace(workspace, bytes, why))
+    }
+
+    /// [`Plan::run`] with a workspace that is part of another buffer, zeroed before its first use as one.
+    pub(crate) fn run_within<'a>(
+        &self,
+        stream: &Stream,
+        args: Args<'a>,
+        workspace: BufferMut<'a>,
+    ) -> Result<(), Error> {
+        self.submit(stream, args, |checks, bytes| {
+            checks.view("workspace", workspace.view(), Extent::of_values(bytes, 1))?;
+            Ok((bytes > 0).then_some(workspace))
+        })
+    }
+
+    fn submit<'a>(
+        &self,
+        stream: &Stream,
+        args: Args<'a>,
+        workspace: impl FnOnce(Checks, usize) -> Result<Option<BufferMut<'a>>, Error>,
+    ) -> Result<(), Error> {
+        let Args { x, w, d, c, bias, token_scale, residual, workspace: _ } = args;
         if !self.weight.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
         }
@@ -276,8 +300,7 @@ impl Plan {
         operands.read_if_any(GemmOperand::TokenScale, token_scale);
         operands.read_if_any(GemmOperand::Residual, residual);
         operands.write(GemmOperand::D, d);
-        let why = "the plan keeps partial accumulators or converted activations";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+        if let Some(workspace) = workspace(checks, self.workspace_bytes())? {
             operands.write(GemmOperand::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

@@ -5,7 +5,7 @@ use qgemm_hal::{Activation, CheckedGemm, Math, XPrecision};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
-use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+use crate::operand::{Extent, Stored, WIDE_ACCESS, check_dimension};
 use crate::weight::{Weight, WeightShape};
 
 /// The formats of X that plans read today.
@@ -324,6 +324,13 @@ impl Problem {
     pub(super) fn is_same(&self, other: &Self) -> bool {
         let factors = |problem: &Self| (problem.alpha.to_bits(), problem.c.map(|(beta, _)| beta.to_bits()));
         self == other && factors(self) == factors(other)
+    }
+
+    /// Bytes of X and D at every run.
+    pub(crate) fn bytes_of_x_and_d(&self) -> Result<(usize, usize), Error> {
+        let op = self.check()?;
+        let x = op.plain_x().map_err(|_| not_served(op.x.format))?;
+        Ok((Extent::of(&x, op.m, op.k).bytes(), Extent::of(&op.d, op.m, op.out_features).bytes()))
     }
 
     /// What the scheduler is asked to respect.

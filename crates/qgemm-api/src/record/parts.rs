@@ -146,7 +146,7 @@ pub struct Dispatch {
 
 impl Dispatch {
     /// Of a launch.
-    pub(super) fn of(plan: &LaunchPlan) -> Self {
+    pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let cut = plan.stream_k.unwrap_or_default();
         let (schedule, split_axis) = match (plan.config.schedule, cut.cut_tiles) {
             (Schedule::StreamK, 0) => (DispatchSchedule::Persistent, SplitAxis::N),

@@ -94,10 +94,16 @@ struct Record {
 }
 
 /// The file.
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct File {
     version: u32,
     tuned: Vec<Record>,
+}
+
+/// The file as it is read: entries one by one, so that a damaged one does not take the others with it.
+#[derive(Deserialize)]
+struct Entries {
+    tuned: Vec<serde_json::Value>,
 }
 
 /// What every version of the file has.
@@ -165,7 +171,23 @@ impl TunedTable {
         Ok(serde_json::to_string_pretty(&file)?)
     }
 
-    /// Reads what [`TunedTable::to_json`] wrote. Configurations that no longer exist are kept, and not found.
+    /// Takes over the measurements of `other`: those of problems and families that are not known here, those of other sources, which are
+    /// taken for the newer ones, and the faster ones of the same sources. Returns how many it took.
+    pub fn merge(&mut self, other: TunedTable) -> usize {
+        let mut taken = 0;
+        for (key, tuned) in other.best {
+            let is_better =
+                |known: &Tuned| known.source_hash != tuned.source_hash || tuned.seconds < known.seconds;
+            if self.best.get(&key).is_none_or(is_better) {
+                self.best.insert(key, tuned);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    /// Reads what [`TunedTable::to_json`] wrote. Configurations that no longer exist are kept, and not found. Entries that cannot be
+    /// read are left out with a warning.
     ///
     /// # Errors
     /// [`TunedError::Json`] when it is something else, [`TunedError::Version`] when another version wrote it.
@@ -175,9 +197,20 @@ impl TunedTable {
         if version != VERSION {
             return Err(TunedError::Version { expected: VERSION, got: version });
         }
-        let File { tuned, .. } = serde_json::from_str(text)?;
-        let of_family = |record: Record| ((record.key, record.tuned.kernel.family.to_string()), record.tuned);
-        Ok(Self { best: tuned.into_iter().map(of_family).collect() })
+        let Entries { tuned } = serde_json::from_str(text)?;
+        let mut table = Self::new();
+        for (place, entry) in tuned.into_iter().enumerate() {
+            match serde_json::from_value::<Record>(entry) {
+                Ok(Record { key, tuned }) if tuned.seconds.is_finite() && tuned.seconds > 0.0 => {
+                    table.best.insert((key, tuned.kernel.family.to_string()), tuned);
+                }
+                Ok(Record { tuned, .. }) => {
+                    tracing::warn!(place, seconds = tuned.seconds, "entry of a tuned table left out: no time");
+                }
+                Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
+            }
+        }
+        Ok(table)
     }
 }
 
@@ -229,6 +262,29 @@ mod tests {
         let error = TunedTable::from_json(old).expect_err("version 1");
         assert!(error.to_string().contains("measure again"), "{error}");
         assert!(matches!(TunedTable::from_json("[]"), Err(TunedError::Json(_))));
+    }
+
+    #[test]
+    fn damaged_entries_are_left_out_and_the_others_kept() {
+        let json = table().to_json().expect("finite");
+        for (good, bad) in [("gemm:gemm:", "gemm:no such kernel:"), ("1e-6", "-1.0")] {
+            let damaged = json.replacen(good, bad, 1);
+            assert_ne!(damaged, json, "{good}");
+            assert_eq!(TunedTable::from_json(&damaged).expect("a table").len(), 1, "{bad}");
+        }
+    }
+
+    #[test]
+    fn merging_takes_the_new_and_the_faster() {
+        let mut here = table();
+        assert_eq!(here.merge(table()), 0, "nothing is new");
+        let mut other = TunedTable::new();
+        for (m, hash, seconds) in [(8, 7, 9e-7), (512, 8, 1.0), (16, 7, 1.0)] {
+            let op = op(m, 256, 1024);
+            let plan = Partition::new(&op, &config("gemm"), Cut::NONE, 132).expect("small").plan(0.0);
+            assert!(other.record(&info(), &op, &plan, hash, seconds));
+        }
+        assert_eq!((here.merge(other), here.len()), (3, 3));
     }
 
     #[test]

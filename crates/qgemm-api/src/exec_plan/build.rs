@@ -1,0 +1,577 @@
+//! [`Context::plan_model`]: from a model file to a plan.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use qgemm_formats::{DType, FormatError};
+use qgemm_hal::{Activation, DeviceKind, XPrecision};
+
+use super::architecture::{FeedForward, LayerTensors, Matrix, Network, fingerprint, network};
+use super::file::{
+    Barrier, BarrierKind, EXEC_SCHEMA, ExecPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, RegionKind,
+    Runtime, RuntimeMode,
+};
+use super::layout::{Wanted, place};
+use crate::context::Context;
+use crate::described::DescribedWeight;
+use crate::error::Error;
+use crate::model::{config_of, open_model};
+use crate::operand::check_dimension;
+use crate::record::{DeviceRecord, PlanRecord, Sizes};
+use crate::routing::Routing;
+
+/// What [`Context::plan_model`] plans for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanOptions {
+    /// Tokens of a step.
+    pub batch: usize,
+    /// Type of the activations; logits are f32.
+    pub x_dtype: DType,
+    /// How far activations may be rounded.
+    pub x_precision: XPrecision,
+    /// With the gradients of a training step, which is refused today.
+    pub train: bool,
+}
+
+impl PlanOptions {
+    /// A step of `batch` tokens, with activations in f16.
+    pub fn new(batch: usize) -> Self {
+        Self { batch, x_dtype: DType::F16, x_precision: XPrecision::default(), train: false }
+    }
+}
+
+/// Bytes that a routing's status has.
+const ROUTING_STATUS_BYTES: usize = 16;
+/// Bytes that the status of products with experts has.
+const EXPERTS_STATUS_BYTES: usize = 8;
+/// Bytes of an id and of a router weight.
+const WORD: usize = 4;
+
+impl Context {
+    /// Plans one step of the model at `path`: every product of every layer, and where everything lies. Needs the file's table of
+    /// contents and this context's device or a description of one; loads no weight and compiles nothing.
+    ///
+    /// Architectures: llama, qwen3, qwen3moe and bert, from GGUF or safetensors.
+    ///
+    /// # Errors
+    /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], [`Error::NoTrainingPlan`], or what opening the model or planning a
+    /// product fails with.
+    pub fn plan_model(&self, path: impl AsRef<Path>, options: &PlanOptions) -> Result<ExecPlan, Error> {
+        if options.train {
+            return Err(Error::NoTrainingPlan { why: "there are no products of gradients yet" });
+        }
+        check_dimension("batch", options.batch)?;
+        if options.batch == 0 {
+            return Err(Error::OutOfRange { name: "batch", least: 1, most: u32::MAX as usize, got: 0 });
+        }
+        let path = path.as_ref();
+        let model = open_model(path)?;
+        let config = config_of(path)?;
+        let network = network(&model, config.as_ref().map(|file| file.contents.as_str()))?;
+        let info = self.info();
+        let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
+        let mut builder = Builder { ctx: self, options, network: &network, planned: HashMap::new(), out: Steps::default() };
+        builder.network()?;
+        let Steps { ops, barriers, wanted, .. } = builder.out;
+        let (Some(first), Some(last)) = (ops.first(), ops.last()) else {
+            return Err(Error::IncompleteModel { what: "it has no layers".into() });
+        };
+        let phases =
+            vec![PhaseRange { phase: Phase::Forward, first: first.op_id.clone(), last: last.op_id.clone() }];
+        let memory = place(wanted.into_values().collect()).ok_or_else(too_large)?;
+        Ok(ExecPlan {
+            schema: EXEC_SCHEMA.into(),
+            runtime: Runtime {
+                device: DeviceRecord::of(info),
+                threads: if info.id.kind == DeviceKind::Cpu { info.units } else { 1 },
+                mode: RuntimeMode::Deterministic,
+            },
+            model: ModelRecord {
+                architecture: network.architecture.to_owned(),
+                layers: network.layers.len(),
+                batch: options.batch,
+                tensors: fingerprint(&model),
+            },
+            ops,
+            barriers,
+            phases,
+            memory,
+        })
+    }
+}
+
+fn too_large() -> Error {
+    FormatError::Overflow { what: "an arena".into(), dims: Vec::new() }.into()
+}
+
+/// What has been planned so far.
+#[derive(Default)]
+struct Steps {
+    ops: Vec<PlannedOp>,
+    barriers: Vec<Barrier>,
+    wanted: BTreeMap<String, Wanted>,
+    /// The operation that wrote a region last.
+    writers: HashMap<String, String>,
+}
+
+impl Steps {
+    /// That the operation which comes next uses a region.
+    fn uses(&mut self, name: &str, kind: RegionKind, bytes: usize) {
+        let op = self.ops.len();
+        let wanted = self.wanted.entry(name.to_owned()).or_insert_with(|| Wanted {
+            name: name.to_owned(),
+            kind,
+            bytes,
+            first_op: op,
+            last_op: op,
+        });
+        wanted.last_op = op;
+        wanted.bytes = wanted.bytes.max(bytes);
+    }
+}
+
+struct Builder<'a> {
+    ctx: &'a Context,
+    options: &'a PlanOptions,
+    network: &'a Network,
+    /// Records by what decides them: layers are alike.
+    planned: HashMap<String, PlanRecord>,
+    out: Steps,
+}
+
+/// One product to plan.
+struct Product<'p> {
+    op_id: String,
+    matrix: &'p Matrix,
+    /// The up of a gated pair, whose gate is the matrix.
+    up: Option<&'p Matrix>,
+    x: Buffer,
+    d: Buffer,
+    residual: Option<Buffer>,
+    activation: Activation,
+    routed: Option<Routed<'p>>,
+}
+
+/// How rows are given to experts.
+struct Routed<'p> {
+    experts: usize,
+    top_k: usize,
+    ids: &'p str,
+    /// Where a token's slots are added up.
+    weights: Option<&'p str>,
+}
+
+/// A matrix that is read or written: a region of `rows` rows.
+#[derive(Clone)]
+struct Buffer {
+    name: String,
+    kind: RegionKind,
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+}
+
+impl Buffer {
+    fn bytes(&self) -> Result<usize, Error> {
+        let values = self.rows.checked_mul(self.columns);
+        values.and_then(|values| values.checked_mul(self.dtype.bytes())).ok_or_else(too_large)
+    }
+}
+
+impl Builder<'_> {
+    fn network(&mut self) -> Result<(), Error> {
+        let network = self.network;
+        let Some(first) = network.layers.first() else { return Ok(()) };
+        let mut hidden = self.activation("hidden.0", first.q.k);
+        for (i, layer) in network.layers.iter().enumerate() {
+            hidden = self.layer(i, layer, hidden)?;
+        }
+        if let Some(head) = &network.head {
+            let x = self.caller("output_norm", "norm", &[hidden], |b| b.activation("output_norm", head.k))?;
+            let d = Buffer { dtype: DType::F32, ..self.activation("logits", head.n) };
+            self.product(Product::new("output", head, x, d))?;
+        } else {
+            // The result of the last layer is the caller's.
+            let bytes = hidden.bytes()?;
+            if let Some(wanted) = self.out.wanted.get_mut(&hidden.name) {
+                wanted.bytes = wanted.bytes.max(bytes);
+            }
+        }
+        // These live from the first operation to the last, whichever use them.
+        let last = self.out.ops.len().saturating_sub(1);
+        for wanted in self.out.wanted.values_mut() {
+            if matches!(wanted.kind, RegionKind::Weight | RegionKind::Workspace) {
+                (wanted.first_op, wanted.last_op) = (0, last);
+            }
+        }
+        Ok(())
+    }
+
+    /// A layer on `hidden`; returns what the next one begins with.
+    fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let pre_norm = self.network.pre_norm;
+        let normed = |builder: &mut Self, name: &str, of: Buffer| match pre_norm {
+            true => builder.caller(&id(name), "norm", &[of.clone()], |b| b.activation(&id(name), of.columns)),
+            false => Ok(of),
+        };
+        let x = normed(self, "attn_norm", hidden.clone())?;
+        let mut qkv = Vec::new();
+        for (role, matrix) in [("attn_q", &layer.q), ("attn_k", &layer.k), ("attn_v", &layer.v)] {
+            let d = self.activation(&id(&role.replace("attn_", "")), matrix.n);
+            self.product(Product::new(id(role), matrix, x.clone(), d.clone()))?;
+            qkv.push(d);
+        }
+        let attended = self.caller(&id("attn"), "attention", &qkv, |b| b.activation(&id("attn"), layer.o.k))?;
+        let d = self.activation(&id("attn_residual"), layer.o.n);
+        let product = Product::new(id("attn_output"), &layer.o, attended, d.clone());
+        self.product(Product { residual: Some(hidden), ..product })?;
+        let residual = match pre_norm {
+            true => d,
+            // The norm that follows makes what the feed-forward part and its residual begin with.
+            false => self.caller(&id("attn_norm"), "norm", &[d.clone()], |b| b.activation(&id("attn_norm"), d.columns))?,
+        };
+        let x = normed(self, "ffn_norm", residual.clone())?;
+        let out = self.feed_forward(i, &layer.feed_forward, x, residual)?;
+        match pre_norm {
+            true => Ok(out),
+            false => {
+                let name = format!("hidden.{}", i + 1);
+                self.caller(&name, "norm", &[out.clone()], |b| b.activation(&name, out.columns))
+            }
+        }
+    }
+
+    fn feed_forward(&mut self, i: usize, part: &FeedForward, x: Buffer, residual: Buffer) -> Result<Buffer, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let activation = self.network.activation;
+        let out = |builder: &Self, columns| match builder.network.pre_norm {
+            true => builder.activation(&format!("hidden.{}", i + 1), columns),
+            false => builder.activation(&id("ffn_residual"), columns),
+        };
+        match part {
+            FeedForward::Dense { gate, up, down } => {
+                let inner = self.inner(i, gate.as_ref(), up, x, activation, None)?;
+                let d = out(self, down.n);
+                let product = Product::new(id("ffn_down"), down, inner, d.clone());
+                self.product(Product { residual: Some(residual), ..product })?;
+                Ok(d)
+            }
+            FeedForward::Experts { router, gate, up, down, experts, top_k } => {
+                let (experts, top_k) = (*experts, *top_k);
+                let logits = Buffer {
+                    dtype: DType::F32,
+                    kind: RegionKind::Temporary,
+                    ..self.activation(&id("router_logits"), router.n)
+                };
+                self.product(Product::new(id("ffn_router"), router, x.clone(), logits.clone()))?;
+                let (ids, weights) = (id("router_ids"), id("router_weights"));
+                self.routing(i, logits, experts, top_k, [&ids, &weights])?;
+                let routed = |weights| Routed { experts, top_k, ids: &ids, weights };
+                let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
+                let d = out(self, down.n);
+                let product = Product::new(id("ffn_down"), down, inner, d.clone());
+                let routed = Some(routed(Some(&weights)));
+                self.product(Product { residual: Some(residual), routed, ..product })?;
+                Ok(d)
+            }
+        }
+    }
+
+    /// What the feed-forward part has between its products.
+    fn inner<'p>(
+        &mut self,
+        i: usize,
+        gate: Option<&'p Matrix>,
+        up: &'p Matrix,
+        x: Buffer,
+        activation: Activation,
+        routed: Option<&dyn Fn() -> Routed<'p>>,
+    ) -> Result<Buffer, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let routed = || routed.map(|routed| routed());
+        let slots = routed().map_or(1, |routed| routed.top_k);
+        let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
+        let temporary = |builder: &Self, role: &str| Buffer {
+            kind: RegionKind::Temporary,
+            rows,
+            ..builder.activation(&id(role), up.n)
+        };
+        let d = temporary(self, "ffn");
+        match gate {
+            None => {
+                let product = Product::new(id("ffn_up"), up, x, d.clone());
+                self.product(Product { activation, routed: routed(), ..product })?;
+            }
+            Some(gate) if gate.is_like(up) => {
+                let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
+                self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
+            }
+            // Weights of two formats are no pair: two products, which the caller multiplies.
+            Some(gate) => {
+                let (gated, upped) = (temporary(self, "ffn_gated"), temporary(self, "ffn_upped"));
+                let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());
+                self.product(Product { activation, routed: routed(), ..product })?;
+                let product = Product::new(id("ffn_up"), up, x, upped.clone());
+                self.product(Product { routed: routed(), ..product })?;
+                return self.caller(&id("ffn"), "multiply", &[gated, upped], |_| d);
+            }
+        }
+        Ok(d)
+    }
+
+    /// An activation of the batch.
+    fn activation(&self, name: &str, columns: usize) -> Buffer {
+        let PlanOptions { batch, x_dtype, .. } = *self.options;
+        Buffer { name: name.to_owned(), kind: RegionKind::Activation, rows: batch, columns, dtype: x_dtype }
+    }
+
+    /// Work of the caller's before the next operation, which makes one buffer of others.
+    fn caller(
+        &mut self,
+        what: &str,
+        step: &str,
+        reads: &[Buffer],
+        makes: impl FnOnce(&Self) -> Buffer,
+    ) -> Result<Buffer, Error> {
+        let made = makes(self);
+        for buffer in reads.iter().chain([&made]) {
+            self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
+        }
+        let mut after: Vec<String> =
+            reads.iter().filter_map(|buffer| self.out.writers.get(&buffer.name).cloned()).collect();
+        after.dedup();
+        self.out.barriers.push(Barrier {
+            // Named when the operation is known.
+            before: String::new(),
+            after,
+            kind: BarrierKind::Caller,
+            step: Some(format!("{step}: {what}")),
+            reads: reads.iter().map(|buffer| buffer.name.clone()).collect(),
+            writes: vec![made.name.clone()],
+        });
+        Ok(made)
+    }
+
+    fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
+        let Product { op_id, matrix, up, x, d, residual, activation, routed } = product;
+        let described = describe(self.ctx, matrix, up.is_some())?;
+        let bias = match (&matrix.bias, up, &routed) {
+            (Some(bias), None, None) => Some(bias.clone()),
+            // Biases of pairs and of experts would have to be put together first.
+            (Some((name, _)), ..) => {
+                return Err(Error::IncompleteModel { what: format!("{name}: no plan for biases of pairs or experts") });
+            }
+            (None, ..) => None,
+        };
+        let state = |problem: crate::Problem| {
+            let problem = problem.x_dtype(x.dtype).d_dtype(d.dtype).x_precision(self.options.x_precision);
+            let problem = problem.activation(activation);
+            let problem = bias.iter().fold(problem, |problem, (_, dtype)| problem.bias(*dtype));
+            residual.iter().fold(problem, |problem, residual| problem.residual(residual.dtype))
+        };
+        let batch = self.options.batch;
+        let ctx = self.ctx;
+        let (record, bytes) = match &routed {
+            None => {
+                let problem = state(described.problem(batch));
+                (known(&mut self.planned, format!("{problem:?}"), || ctx.explain(&problem))?, described.bytes())
+            }
+            Some(Routed { experts, top_k, weights, .. }) => {
+                let experts = described.experts(*experts)?;
+                let problem = experts.indexed(batch, *top_k).each(state);
+                let problem = if weights.is_some() { problem.x_per_slot().combined() } else { problem };
+                (known(&mut self.planned, format!("{problem:?}"), || ctx.explain_experts(&problem))?, experts.bytes())
+            }
+        };
+        let weight = PlannedWeight {
+            region: format!("{op_id}.weight"),
+            tensors: [Some(matrix), up].into_iter().flatten().map(|matrix| matrix.tensor.clone()).collect(),
+            format: matrix.format.name.to_owned(),
+            layout: format!("{:?}", described.shape().class),
+            gated: up.is_some(),
+            row_scale: matrix.row_scale,
+            k_order: matrix.k_order,
+            experts: routed.as_ref().map(|routed| routed.experts),
+            row_bytes: matrix.format.row_bytes(matrix.k),
+            bytes,
+        };
+        self.out.uses(&weight.region, RegionKind::Weight, bytes);
+        for buffer in [Some(&x), residual.as_ref()].into_iter().flatten() {
+            self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
+        }
+        let bias_region = match &bias {
+            None => None,
+            Some((name, dtype)) => {
+                self.out.uses(name, RegionKind::Weight, matrix.n * dtype.bytes());
+                Some(name.clone())
+            }
+        };
+        let status = routed.as_ref().map(|_| format!("{op_id}.status"));
+        if let (Some(routed), Some(status)) = (&routed, &status) {
+            let slots = batch.checked_mul(routed.top_k * WORD).ok_or_else(too_large)?;
+            self.out.uses(routed.ids, RegionKind::Temporary, slots);
+            routed.weights.iter().for_each(|name| self.out.uses(name, RegionKind::Temporary, slots));
+            self.out.uses(status, RegionKind::Temporary, EXPERTS_STATUS_BYTES);
+        }
+        let op = PlannedOp {
+            weight: Some(weight),
+            bias: bias_region,
+            bias_dtype: bias.map(|(_, dtype)| dtype.name().to_owned()),
+            residual: residual.as_ref().map(|buffer| buffer.name.clone()),
+            ids: routed.as_ref().map(|routed| routed.ids.to_owned()),
+            router_weights: routed.as_ref().and_then(|routed| routed.weights).map(str::to_owned),
+            status,
+            top_k: routed.as_ref().map(|routed| routed.top_k),
+            ..op(op_id, [&x, &d], (activation, self.options.x_precision), &record)?
+        };
+        let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name), op.ids.as_ref(), op.router_weights.as_ref()];
+        let reads: Vec<String> = reads.into_iter().flatten().cloned().collect();
+        self.push(op, &d, &reads)
+    }
+
+    fn routing(
+        &mut self,
+        i: usize,
+        logits: Buffer,
+        experts: usize,
+        top_k: usize,
+        [ids, weights]: [&str; 2],
+    ) -> Result<(), Error> {
+        let batch = self.options.batch;
+        let routing = Routing::from_logits(batch, experts, top_k, DType::F32).renormalized();
+        let record = self.ctx.explain_routing(&routing)?;
+        self.out.uses(&logits.name, logits.kind, logits.bytes()?);
+        let d = Buffer { name: ids.to_owned(), kind: RegionKind::Temporary, rows: batch, columns: top_k, dtype: DType::F32 };
+        self.out.uses(weights, RegionKind::Temporary, d.bytes()?);
+        let status = format!("blk.{i}.router_status");
+        self.out.uses(&status, RegionKind::Temporary, ROUTING_STATUS_BYTES);
+        let op = PlannedOp {
+            shape: Sizes { m: batch, n: experts, k: top_k },
+            d_dtype: "i32".into(),
+            ids: Some(ids.to_owned()),
+            router_weights: Some(weights.to_owned()),
+            status: Some(status),
+            top_k: Some(top_k),
+            ..op(
+                format!("blk.{i}.routing"),
+                [&logits, &d],
+                (Activation::Identity, XPrecision::Exact),
+                &record,
+            )?
+        };
+        self.out.writers.insert(weights.to_owned(), op.op_id.clone());
+        self.push(op, &d, &[logits.name])
+    }
+
+    /// Adds an operation that reads some regions and writes `d`.
+    fn push(&mut self, op: PlannedOp, d: &Buffer, reads: &[String]) -> Result<(), Error> {
+        self.out.uses(&d.name, d.kind, d.bytes()?);
+        if op.workspace_bytes > 0 {
+            self.out.uses("workspace", RegionKind::Workspace, op.workspace_bytes);
+        }
+        for barrier in self.out.barriers.iter_mut().rev().take_while(|barrier| barrier.before.is_empty()) {
+            barrier.before.clone_from(&op.op_id);
+        }
+        let mut after: Vec<String> = reads.iter().filter_map(|name| self.out.writers.get(name).cloned()).collect();
+        after.sort();
+        after.dedup();
+        if !after.is_empty() {
+            self.out.barriers.push(Barrier {
+                before: op.op_id.clone(),
+                after,
+                kind: BarrierKind::Stream,
+                step: None,
+                reads: Vec::new(),
+                writes: Vec::new(),
+            });
+        }
+        self.out.writers.insert(d.name.clone(), op.op_id.clone());
+        self.out.ops.push(op);
+        Ok(())
+    }
+}
+
+impl<'p> Product<'p> {
+    fn new(op_id: impl Into<String>, matrix: &'p Matrix, x: Buffer, d: Buffer) -> Self {
+        let (activation, op_id) = (Activation::Identity, op_id.into());
+        Self { op_id, matrix, up: None, x, d, residual: None, activation, routed: None }
+    }
+}
+
+impl Matrix {
+    /// Whether two weights make a pair.
+    fn is_like(&self, other: &Self) -> bool {
+        let shape = |m: &Self| (m.format, m.n, m.k, m.k_order, m.bias.is_some());
+        shape(self) == shape(other) && !self.k_order
+    }
+}
+
+/// A weight as plans see it.
+fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<DescribedWeight, Error> {
+    let described = ctx.describe_weight(matrix.format, matrix.n, matrix.k)?;
+    let described = if matrix.row_scale { described.row_scaled() } else { described };
+    let described = if matrix.k_order { described.permuted() } else { described };
+    if is_pair { described.gated() } else { Ok(described) }
+}
+
+/// The record of a problem like which there may have been one.
+fn known(
+    planned: &mut HashMap<String, PlanRecord>,
+    key: String,
+    make: impl FnOnce() -> Result<PlanRecord, Error>,
+) -> Result<PlanRecord, Error> {
+    if let Some(record) = planned.get(&key) {
+        return Ok(record.clone());
+    }
+    let record = make()?;
+    planned.insert(key, record.clone());
+    Ok(record)
+}
+
+/// What all operations have.
+fn op(
+    op_id: String,
+    [x, d]: [&Buffer; 2],
+    (activation, x_precision): (Activation, XPrecision),
+    record: &PlanRecord,
+) -> Result<PlannedOp, Error> {
+    let (Some(chosen), Some(kernel_id), Some(source_hash)) =
+        (record.chosen(), record.kernel_id.clone(), record.source_hash.clone())
+    else {
+        let refusals = record.refused.iter().map(|r| format!("{} {}", r.family, r.why)).collect::<Vec<_>>().join("; ");
+        return Err(Error::IncompleteModel { what: format!("{op_id}: no kernel serves {}: {refusals}", record.problem) });
+    };
+    Ok(PlannedOp {
+        op_id,
+        phase: Phase::Forward,
+        operation: record.operation.clone(),
+        kernel_id,
+        source_hash,
+        shape: record.shape.unwrap_or(Sizes { m: d.rows, n: d.columns, k: x.columns }),
+        weight: None,
+        x: x.name.clone(),
+        x_dtype: x.dtype.name().to_owned(),
+        x_precision: x_precision.name().to_owned(),
+        d: d.name.clone(),
+        d_dtype: d.dtype.name().to_owned(),
+        bias: None,
+        bias_dtype: None,
+        residual: None,
+        ids: None,
+        router_weights: None,
+        status: None,
+        activation: activation.name().to_owned(),
+        top_k: None,
+        dispatch: record.dispatch.clone(),
+        reduction: record.reduction.clone(),
+        prologue: record.prologue.clone(),
+        workspace_bytes: record.workspace_bytes,
+        workspace: record.workspace.clone(),
+        estimate_seconds: chosen.measured_seconds.unwrap_or(chosen.seconds),
+        bound: chosen.bound,
+        candidates: record.candidates.len(),
+        rejected: record.refused.clone(),
+    })
+}

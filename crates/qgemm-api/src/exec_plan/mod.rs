@@ -1,0 +1,16 @@
+//! Execution plans of whole models, as files: every product of every layer, and one arena for what they read and write.
+
+mod architecture;
+mod arena;
+mod build;
+mod file;
+mod layout;
+mod load;
+
+pub use arena::PlanArena;
+pub use build::PlanOptions;
+pub use file::{
+    Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
+    RegionKind, Runtime, RuntimeMode,
+};
+pub use load::LoadedPlan;
