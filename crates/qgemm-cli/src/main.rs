@@ -1,5 +1,5 @@
 //! The `qgemm` command: what devices there are, what a model file holds, quantizing, verifying kernels against
-//! the oracle, and benchmarks.
+//! the oracle, plans, tuning, benchmarks and reports.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stderr, reason = "a command says what it leaves out")]
 
@@ -11,11 +11,14 @@ mod explain;
 mod inspect;
 mod loading;
 mod out;
+mod plan;
 mod progress;
 mod quantize;
+mod report;
 mod stress;
 mod support;
 mod table;
+mod tune;
 mod verify;
 mod whole_file;
 
@@ -50,6 +53,12 @@ enum Command {
     Bench(bench::Args),
     /// Say what would run for a shape, what else there is, and why; also for chips that are not here.
     Explain(explain::Args),
+    /// Write the execution and memory plan of a model, or check one.
+    Plan(plan::Args),
+    /// Measure candidates within a budget, and keep the best in a table that contexts find.
+    Tune(tune::Args),
+    /// Put what is known of a device on one page (HTML).
+    Report(report::Args),
     /// List which arithmetic serves each format on each kind of device.
     Support(support::Args),
     /// Measure how fast weights are packed and loaded.
@@ -75,6 +84,9 @@ fn main() -> ExitCode {
         Command::Verify(args) => verify::run(args, cli.json),
         Command::Bench(args) => bench::run(args, cli.json),
         Command::Explain(args) => explain::run(args, cli.json),
+        Command::Plan(args) => plan::run(args, cli.json),
+        Command::Tune(args) => tune::run(args, cli.json),
+        Command::Report(args) => report::run(args, cli.json),
         Command::Support(args) => support::run(args, cli.json),
         Command::Loading(args) => loading::run(args, cli.json),
     };

@@ -41,6 +41,8 @@ impl PlanOptions {
     }
 }
 
+/// What the caller's last step comes before.
+const END: &str = "end";
 /// Bytes that a routing's status has.
 const ROUTING_STATUS_BYTES: usize = 16;
 /// Bytes that the status of products with experts has.
@@ -191,19 +193,18 @@ impl Builder<'_> {
             let x = self.caller("output_norm", "norm", &[hidden], |b| b.activation("output_norm", head.k))?;
             let d = Buffer { dtype: DType::F32, ..self.activation("logits", head.n) };
             self.product(Product::new("output", head, x, d))?;
-        } else {
-            // The result of the last layer is the caller's.
-            let bytes = hidden.bytes()?;
-            if let Some(wanted) = self.out.wanted.get_mut(&hidden.name) {
-                wanted.bytes = wanted.bytes.max(bytes);
-            }
         }
-        // These live from the first operation to the last, whichever use them.
         let last = self.out.ops.len().saturating_sub(1);
         for wanted in self.out.wanted.values_mut() {
+            // These live from the first operation to the last, whichever use them.
             if matches!(wanted.kind, RegionKind::Weight | RegionKind::Workspace) {
                 (wanted.first_op, wanted.last_op) = (0, last);
             }
+            // What the caller does at the end still belongs to the last one.
+            (wanted.first_op, wanted.last_op) = (wanted.first_op.min(last), wanted.last_op.min(last));
+        }
+        for barrier in self.out.barriers.iter_mut().filter(|barrier| barrier.before.is_empty()) {
+            barrier.before = END.into();
         }
         Ok(())
     }
@@ -213,7 +214,7 @@ impl Builder<'_> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
         let normed = |builder: &mut Self, name: &str, of: Buffer| match pre_norm {
-            true => builder.caller(&id(name), "norm", &[of.clone()], |b| b.activation(&id(name), of.columns)),
+            true => builder.caller(&id(name), "norm", std::slice::from_ref(&of), |b| b.activation(&id(name), of.columns)),
             false => Ok(of),
         };
         let x = normed(self, "attn_norm", hidden.clone())?;
@@ -230,7 +231,7 @@ impl Builder<'_> {
         let residual = match pre_norm {
             true => d,
             // The norm that follows makes what the feed-forward part and its residual begin with.
-            false => self.caller(&id("attn_norm"), "norm", &[d.clone()], |b| b.activation(&id("attn_norm"), d.columns))?,
+            false => self.caller(&id("attn_norm"), "norm", std::slice::from_ref(&d), |b| b.activation(&id("attn_norm"), d.columns))?,
         };
         let x = normed(self, "ffn_norm", residual.clone())?;
         let out = self.feed_forward(i, &layer.feed_forward, x, residual)?;
@@ -238,7 +239,7 @@ impl Builder<'_> {
             true => Ok(out),
             false => {
                 let name = format!("hidden.{}", i + 1);
-                self.caller(&name, "norm", &[out.clone()], |b| b.activation(&name, out.columns))
+                self.caller(&name, "norm", std::slice::from_ref(&out), |b| b.activation(&name, out.columns))
             }
         }
     }

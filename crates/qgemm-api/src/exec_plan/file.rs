@@ -200,7 +200,7 @@ pub struct PlannedWeight {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Barrier {
-    /// The operation that waits.
+    /// The operation that waits, or `end` of the step.
     pub before: String,
     /// Those that it waits for; none at the beginning of a step.
     pub after: Vec<String>,

@@ -15,7 +15,7 @@ use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::gemm::{Args, Candidate, Plan, Problem};
-use crate::record::{DeviceRecord, Dispatch, PlanRecord};
+use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction};
 use crate::routing::Routing;
 use crate::weight::Weight;
 
@@ -235,7 +235,8 @@ fn is_alike(a: &PlannedOp, b: &PlannedOp) -> bool {
         && types(a) == types(b)
         && same_options(&a.residual, &b.residual)
         && same_options(&a.router_weights, &b.router_weights)
-        && (a.top_k, &a.dispatch, a.workspace_bytes) == (b.top_k, &b.dispatch, b.workspace_bytes)
+        && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
+        && a.workspace_bytes == b.workspace_bytes
         && weight(&a.weight) == weight(&b.weight)
 }
 
@@ -325,6 +326,8 @@ impl OpChecks<'_> {
             return Err(Error::PlanMismatch { at: format!("{}.dispatch", self.at), expected, got });
         };
         self.expect("workspace_bytes", found.launch().workspace.bytes, op.workspace_bytes)?;
+        let reduction = |reduction: &Option<Reduction>| format!("{reduction:?}");
+        self.expect("reduction", reduction(&Some(Reduction::of(found.launch()))), reduction(&op.reduction))?;
         Ok(found.clone())
     }
 

@@ -213,7 +213,7 @@ pub struct Reduction {
 
 impl Reduction {
     /// Of a launch.
-    pub(super) fn of(plan: &LaunchPlan) -> Self {
+    pub(crate) fn of(plan: &LaunchPlan) -> Self {
         let workspace = &plan.workspace;
         let partials = WorkspaceRegion::new("partials", workspace.partials, workspace.partial_bytes);
         let (kind, order) = match (plan.shared_tiles(), plan.config.k_groups) {

@@ -1,0 +1,410 @@
+//! Plans of whole models: what they hold, what they refuse, and that they run.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use qgemm_api::exec::{ExecPlan, Region, RegionKind};
+use qgemm_api::gguf::GgufHeader;
+use qgemm_api::{Args, Context, DType, Error, Format, PlanOptions, Problem, half::f16, open_model, quantize};
+use serde_json::{Value, json};
+
+const HIDDEN: usize = 64;
+const KV: usize = 32;
+const INNER: usize = 96;
+const VOCABULARY: usize = 80;
+const EXPERTS: usize = 4;
+const BATCH: usize = 3;
+
+/// A tensor: name, shape, format.
+type Tensor = (String, Vec<usize>, &'static str);
+
+fn values(count: usize, seed: usize) -> Vec<f32> {
+    (0..count).map(|i| (((i + seed) * 37 % 101) as f32 - 50.0) / 50.0).collect()
+}
+
+fn write(path: &Path, architecture: &str, tensors: &[Tensor]) {
+    let mut header = GgufHeader::new();
+    header.metadata("general.architecture", architecture.into()).expect("a new key");
+    header.metadata(&format!("{architecture}.expert_used_count"), 2u32.into()).expect("a new key");
+    let parsed = |format: &str| -> Format { format.parse().expect("a format") };
+    for (name, shape, format) in tensors {
+        header.tensor(name, shape, parsed(format)).expect("it fits");
+    }
+    let mut writer = header.write(fs::File::create(path).expect("writable")).expect("writable");
+    for (seed, (_, shape, format)) in tensors.iter().enumerate() {
+        let (k, rows) = (shape[shape.len() - 1], shape[..shape.len() - 1].iter().product());
+        let (weight, _) = quantize(&values(rows * k, seed), rows, k, parsed(format)).expect("K suits");
+        writer.tensor(weight.blocks()).expect("the right size");
+    }
+    writer.finish().expect("complete");
+}
+
+fn attention(layer: usize) -> Vec<Tensor> {
+    let parts =
+        [("attn_q", HIDDEN, HIDDEN), ("attn_k", KV, HIDDEN), ("attn_v", KV, HIDDEN), ("attn_output", HIDDEN, HIDDEN)];
+    parts.map(|(role, n, k)| (format!("blk.{layer}.{role}.weight"), vec![n, k], "q8_0")).to_vec()
+}
+
+fn dense(layers: usize) -> Vec<Tensor> {
+    let mut tensors = vec![("token_embd.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    for layer in 0..layers {
+        tensors.extend(attention(layer));
+        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
+            tensors.push((format!("blk.{layer}.{role}.weight"), vec![n, k], "q4_0"));
+        }
+    }
+    tensors
+}
+
+fn of_experts(layers: usize) -> Vec<Tensor> {
+    let mut tensors = vec![("output.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    for layer in 0..layers {
+        tensors.extend(attention(layer));
+        tensors.push((format!("blk.{layer}.ffn_gate_inp.weight"), vec![EXPERTS, HIDDEN], "f32"));
+        for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
+            tensors.push((format!("blk.{layer}.{role}_exps.weight"), vec![EXPERTS, n, k], "q4_0"));
+        }
+    }
+    tensors
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("writable"))
+    }
+
+    fn model(&self, architecture: &str, tensors: &[Tensor]) -> PathBuf {
+        let path = self.0.path().join(format!("{architecture}.gguf"));
+        write(&path, architecture, tensors);
+        path
+    }
+}
+
+fn plan(ctx: &Context, path: &Path) -> ExecPlan {
+    ctx.plan_model(path, &PlanOptions::new(BATCH)).expect("it is served")
+}
+
+fn region<'p>(plan: &'p ExecPlan, name: &str) -> &'p Region {
+    plan.memory.regions.iter().find(|r| r.name == name).unwrap_or_else(|| panic!("{name} has no region"))
+}
+
+/// That a value is what a schema says: of JSON Schema, the words that ours use.
+fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {
+    const KNOWN: [&str; 17] = [
+        "$ref", "$schema", "$id", "$defs", "title", "description", "type", "const", "enum", "anyOf", "properties",
+        "required", "additionalProperties", "items", "minimum", "maximum", "pattern",
+    ];
+    let schema = match schema["$ref"].as_str() {
+        Some(name) => &root["$defs"][name.strip_prefix("#/$defs/").expect("a local name")],
+        None => schema,
+    };
+    let object = schema.as_object().unwrap_or_else(|| panic!("{at}: no schema"));
+    let unknown: Vec<_> = object.keys().filter(|k| !KNOWN.contains(&k.as_str()) && !k.ends_with("Items")).collect();
+    assert!(unknown.is_empty(), "{at}: this test does not know {unknown:?}");
+    let is_type = |name: &str| match name {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("{at}: no type {other}"),
+    };
+    match &schema["type"] {
+        Value::String(name) => assert!(is_type(name), "{at}: expected {name}, got {value}"),
+        Value::Array(names) => {
+            assert!(names.iter().any(|n| is_type(n.as_str().expect("a name"))), "{at}: expected {names:?}, got {value}");
+        }
+        _ => {}
+    }
+    if let Some(expected) = schema.get("const") {
+        assert_eq!(value, expected, "{at}");
+    }
+    if let Some(choices) = schema["enum"].as_array() {
+        assert!(choices.contains(value), "{at}: {value} is none of {choices:?}");
+    }
+    if let Some([first, null]) = schema["anyOf"].as_array().map(Vec::as_slice) {
+        assert_eq!(null["type"], "null", "{at}: what else ours have");
+        if !value.is_null() {
+            validate(first, root, value, at);
+        }
+    }
+    if let (Some(least), Some(got)) = (schema["minimum"].as_f64(), value.as_f64()) {
+        assert!(got >= least && got <= schema["maximum"].as_f64().unwrap_or(f64::INFINITY), "{at}: {got}");
+    }
+    match schema["pattern"].as_str() {
+        None => {}
+        Some(pattern) => {
+            let digits = pattern.strip_prefix("^[0-9a-f]{").and_then(|p| p.strip_suffix("}$")).expect("of digits");
+            let text = value.as_str().expect("a text");
+            assert!(text.len().to_string() == digits && text.chars().all(|c| c.is_ascii_hexdigit()), "{at}: {text}");
+        }
+    }
+    if let Some(fields) = value.as_object().filter(|_| schema["properties"].is_object()) {
+        for name in schema["required"].as_array().into_iter().flatten() {
+            assert!(fields.contains_key(name.as_str().expect("a name")), "{at}: {name} is missing");
+        }
+        for (name, value) in fields {
+            let known = schema["properties"].get(name);
+            assert!(known.is_some() || schema["additionalProperties"] != json!(false), "{at}: {name} is not in the schema");
+            known.iter().for_each(|schema| validate(schema, root, value, &format!("{at}.{name}")));
+        }
+    }
+    for (place, item) in value.as_array().into_iter().flatten().enumerate() {
+        validate(&schema["items"], root, item, &format!("{at}[{place}]"));
+    }
+}
+
+fn check_schemas(plan: &ExecPlan) {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let schema = |name: &str| -> Value {
+        let text = fs::read_to_string(docs.join(name)).expect("it is in the repository");
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let (exec, memory) = (schema("qgemm.exec.v1.schema.json"), schema("qgemm.memory.v1.schema.json"));
+    let value = serde_json::to_value(plan).expect("JSON");
+    validate(&exec, &exec, &value, "plan");
+    validate(&memory, &memory, &value["memory"], "plan.memory");
+}
+
+/// That no two regions that live at the same time have a byte in common, canaries among them.
+fn check_memory(plan: &ExecPlan) {
+    let regions = &plan.memory.regions;
+    for (place, a) in regions.iter().enumerate() {
+        assert!(a.offset + a.reserved <= plan.memory.arena_bytes && a.offset % plan.memory.alignment == 0);
+        assert!(a.reserved >= a.bytes + plan.memory.canary_bytes, "{}", a.name);
+        for b in &regions[place + 1..] {
+            let live = a.first_op <= b.last_op && b.first_op <= a.last_op;
+            let touch = a.offset < b.offset + b.reserved && b.offset < a.offset + a.reserved;
+            assert!(!(live && touch), "{} and {}", a.name, b.name);
+        }
+    }
+}
+
+#[test]
+fn a_plan_has_every_product_of_every_layer() {
+    let folder = Folder::new();
+    let ctx = Context::open("cpu").expect("always there");
+    for architecture in ["llama", "qwen3"] {
+        let path = folder.model(architecture, &dense(2));
+        let plan = plan(&ctx, &path);
+        let roles = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_up", "ffn_down"];
+        let mut expected: Vec<String> =
+            (0..2).flat_map(|layer| roles.map(|role| format!("blk.{layer}.{role}"))).collect();
+        expected.push("output".into());
+        assert_eq!(plan.ops.iter().map(|op| op.op_id.clone()).collect::<Vec<_>>(), expected);
+        assert!(plan.ops.iter().all(|op| op.operation == "gemm" && op.dispatch.is_some() && op.reduction.is_some()));
+        check_schemas(&plan);
+        check_memory(&plan);
+        // Exact sizes, and memory that layers share.
+        assert_eq!(region(&plan, "blk.1.ffn").bytes, BATCH * INNER * 2);
+        assert_eq!(region(&plan, "logits").bytes, BATCH * VOCABULARY * 4);
+        assert_eq!(region(&plan, "blk.0.ffn").offset, region(&plan, "blk.1.ffn").offset);
+        assert!(plan.memory.arena_bytes < plan.memory.bytes_without_reuse);
+        // What is not ours stands between, with what it reads.
+        let step = |op: &str| plan.barriers.iter().find(|b| b.before == op && b.step.is_some()).expect("one").clone();
+        assert_eq!(step("blk.1.attn_output").reads, ["blk.1.q", "blk.1.k", "blk.1.v"]);
+        assert_eq!(step("blk.1.attn_output").after, ["blk.1.attn_q", "blk.1.attn_k", "blk.1.attn_v"]);
+        let text = serde_json::to_string(&plan).expect("JSON");
+        let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
+        assert_eq!(loaded.exec_plan(), &plan);
+    }
+}
+
+#[test]
+fn experts_are_routed_and_multiplied() {
+    let folder = Folder::new();
+    let path = folder.model("qwen3moe", &of_experts(2));
+    let ctx = Context::open("cpu").expect("always there");
+    let plan = plan(&ctx, &path);
+    let of_layer: Vec<_> = plan.ops.iter().filter(|op| op.op_id.starts_with("blk.1.ffn") || op.operation == "routing").collect();
+    let names: Vec<_> = of_layer.iter().map(|op| (op.op_id.as_str(), op.operation.as_str())).collect();
+    let expected = [
+        ("blk.0.routing", "routing"),
+        ("blk.1.ffn_router", "gemm"),
+        ("blk.1.routing", "routing"),
+        ("blk.1.ffn_gate_up", "experts"),
+        ("blk.1.ffn_down", "experts"),
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(region(&plan, "blk.1.ffn").bytes, BATCH * 2 * INNER * 2, "a row a slot");
+    check_schemas(&plan);
+    check_memory(&plan);
+    let text = serde_json::to_string(&plan).expect("JSON");
+    let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
+    assert!(matches!(loaded.product("blk.0.ffn_down"), Err(Error::NotInPlan { what: "product", .. })));
+}
+
+#[test]
+fn an_encoder_has_biases_and_no_logits() {
+    let folder = Folder::new();
+    let mut tensors = attention(0);
+    tensors.push(("blk.0.ffn_up.weight".into(), vec![INNER, HIDDEN], "q8_0"));
+    tensors.push(("blk.0.ffn_down.weight".into(), vec![HIDDEN, INNER], "q8_0"));
+    let path = folder.model("bert", &tensors);
+    let ctx = Context::open("cpu").expect("always there");
+    let plan = plan(&ctx, &path);
+    let activations: Vec<_> = plan.ops.iter().map(|op| (op.op_id.as_str(), op.activation.as_str())).collect();
+    assert!(activations.contains(&("blk.0.ffn_up", "gelu_erf")) && plan.ops.len() == 6, "{activations:?}");
+    assert!(plan.memory.regions.iter().all(|r| r.name != "logits"));
+    check_schemas(&plan);
+    check_memory(&plan);
+}
+
+#[test]
+fn safetensors_are_planned_by_their_config() {
+    let folder = Folder::new();
+    let names = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"];
+    let mut tensors: Vec<(String, [usize; 2])> =
+        names.map(|name| (format!("model.layers.0.{name}.weight"), [HIDDEN, HIDDEN])).to_vec();
+    for (name, shape) in [("gate", [INNER, HIDDEN]), ("up", [INNER, HIDDEN]), ("down", [HIDDEN, INNER])] {
+        tensors.push((format!("model.layers.0.mlp.{name}_proj.weight"), shape));
+    }
+    tensors.push(("model.embed_tokens.weight".into(), [VOCABULARY, HIDDEN]));
+    tensors.push(("model.layers.0.self_attn.q_proj.bias".into(), [1, HIDDEN]));
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, [n, k]) in &tensors {
+        let shape = if name.ends_with("bias") { vec![*k] } else { vec![*n, *k] };
+        header.insert(name.clone(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [end, end + n * k * 2]}));
+        end += n * k * 2;
+    }
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + end, 0);
+    fs::write(folder.0.path().join("model.safetensors"), bytes).expect("writable");
+    let config = |text: &str| fs::write(folder.0.path().join("config.json"), text).expect("writable");
+    let ctx = Context::open("cpu").expect("always there");
+
+    config(r#"{"model_type": "llama"}"#);
+    let plan = plan(&ctx, folder.0.path());
+    assert_eq!(plan.ops.len(), 7);
+    assert_eq!(plan.ops[0].bias.as_deref(), Some("model.layers.0.self_attn.q_proj.bias"));
+    check_schemas(&plan);
+
+    config(r#"{"model_type": "mamba"}"#);
+    let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(1)).expect_err("another architecture");
+    assert!(matches!(&error, Error::UnknownArchitecture { architecture, .. } if architecture == "mamba"), "{error}");
+    assert!(error.to_string().contains("qwen3moe"));
+    let mut training = PlanOptions::new(1);
+    training.train = true;
+    assert!(matches!(ctx.plan_model(folder.0.path(), &training), Err(Error::NoTrainingPlan { .. })));
+}
+
+/// A changed plan is refused, and the first mismatch named.
+#[test]
+fn what_does_not_fit_is_named() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(1));
+    let model = open_model(&path).expect("a model");
+    let ctx = Context::open("cpu").expect("always there");
+    let good = serde_json::to_value(plan(&ctx, &path)).expect("JSON");
+    ctx.load_plan(&good.to_string(), &model).expect("it fits");
+    // One block more in each row than K has: the first row right, all others garbage.
+    let row_bytes = (HIDDEN / 32 + 1) * 34;
+    let shared = good["memory"]["regions"].as_array().expect("regions").iter().position(|r| r["name"] == "blk.0.k");
+    let of_shared = |field: &str| format!("/memory/regions/{}/{field}", shared.expect("it is there"));
+    let q = &good["memory"]["regions"].as_array().expect("regions").iter().find(|r| r["name"] == "blk.0.q").expect("there");
+    let cases = [
+        ("/schema".to_owned(), json!("qgemm.exec.v2"), "schema"),
+        ("/memory/schema".into(), json!("qgemm.memory.v0"), "memory.schema"),
+        ("/runtime/device/arch".into(), json!("sm_90"), "runtime.device.arch"),
+        ("/runtime/device/driver".into(), json!("999.1"), "runtime.device.driver"),
+        ("/runtime/device/units".into(), json!(4096), "runtime.device.units"),
+        ("/model/tensors".into(), json!("0".repeat(64)), "model.tensors"),
+        ("/ops/0/weight/row_bytes".into(), json!(row_bytes), "ops[0] (blk.0.attn_q).weight.row_bytes"),
+        ("/ops/1/weight/bytes".into(), json!(7), "ops[1] (blk.0.attn_k).weight.bytes"),
+        ("/ops/1/source_hash".into(), json!("0123456789abcdef"), "ops[1] (blk.0.attn_k).source_hash"),
+        ("/ops/0/kernel_id".into(), json!("gemm:none:-:x"), "ops[0] (blk.0.attn_q).kernel_id"),
+        ("/ops/0/dispatch/grid".into(), json!([9, 9, 9]), "ops[0] (blk.0.attn_q).dispatch"),
+        ("/ops/0/x".into(), json!("nowhere"), "ops[0] (blk.0.attn_q).x"),
+        (of_shared("bytes"), json!(1), "memory.regions (blk.0.k).bytes"),
+        (of_shared("offset"), q["offset"].clone(), "memory.regions ("),
+        (of_shared("offset"), json!(1), "memory.regions (blk.0.k).offset"),
+        (of_shared("last_op"), json!(1000), "memory.regions (blk.0.k).last_op"),
+    ];
+    for (pointer, value, named) in cases {
+        let mut plan = good.clone();
+        *plan.pointer_mut(&pointer).unwrap_or_else(|| panic!("{pointer} is not there")) = value;
+        match ctx.load_plan(&plan.to_string(), &model) {
+            Err(Error::PlanMismatch { at, expected, got }) => {
+                assert!(at.starts_with(named) && expected != got, "{pointer}: {at}: {expected}, {got}");
+            }
+            other => panic!("{pointer}: {other:?}"),
+        }
+    }
+    assert!(matches!(ctx.load_plan("[", &model), Err(Error::BadPlanFile(_))));
+    let other = open_model(folder.model("qwen3", &dense(2))).expect("a model");
+    let error = ctx.load_plan(&good.to_string(), &other).expect_err("another model").to_string();
+    assert!(error.contains("model.tensors"), "{error}");
+}
+
+/// Products run where the plan says, as they do by themselves, and a byte written too far is found.
+#[test]
+fn products_run_in_the_arena_and_canaries_are_watched() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(1));
+    let model = open_model(&path).expect("a model");
+    let ctx = Context::open("cpu").expect("always there");
+    let text = serde_json::to_string(&plan(&ctx, &path)).expect("JSON");
+    let loaded = ctx.load_plan(&text, &model).expect("it fits");
+    let mut arena = loaded.arena().expect("memory").check_canaries(true);
+    let stream = ctx.default_stream();
+    let x: Vec<f16> = values(BATCH * HIDDEN, 5).into_iter().map(f16::from_f32).collect();
+    let ids: Vec<String> = loaded.exec_plan().ops.iter().map(|op| op.op_id.clone()).collect();
+    for (op_id, tensor) in [("blk.0.attn_q", "blk.0.attn_q"), ("blk.0.attn_k", "blk.0.attn_k")] {
+        let weight = ctx.load(&model.weight(tensor).expect("there")).expect("memory");
+        ctx.upload_into(&x, arena.region_mut("blk.0.attn_norm").expect("there")).expect("it fits");
+        loaded.run(&stream, op_id, &mut arena, &weight, None).expect("it runs");
+        let d = &loaded.exec_plan().ops[ids.iter().position(|id| id == op_id).expect("there")].d;
+        let got: Vec<u8> = ctx.download(arena.region(d).expect("there")).expect("readable");
+        let alone = ctx.plan(&Problem::new(&weight, BATCH).x_dtype(DType::F16)).expect("served");
+        let (input, mut output) = (ctx.upload(&x).expect("memory"), ctx.allocate(got.len()).expect("memory"));
+        let mut workspace = ctx.workspace(alone.workspace_bytes()).expect("memory");
+        alone.run(&stream, Args::new(&input, &weight, &mut output).workspace(&mut workspace)).expect("it runs");
+        assert_eq!(got, ctx.download::<u8>(&output).expect("readable"), "{op_id}");
+        assert!(got.iter().collect::<BTreeSet<_>>().len() > 8, "results are not all alike");
+    }
+    loaded.check_canaries(&stream, "blk.0.attn_k", &arena).expect("all are there");
+
+    // One byte too far, as a norm of the caller's might.
+    let written = region(loaded.exec_plan(), "blk.0.k");
+    let end = written.offset - loaded.exec_plan().memory.weights_end + written.bytes;
+    let (len, behind) = (written.bytes, end..end + 1);
+    let memory = arena.memory();
+    ctx.upload_into(&[1u8], memory.slice_mut(behind).expect("within the arena")).expect("it fits");
+    match loaded.check_canaries(&stream, "blk.0.attn_k", &arena) {
+        Err(Error::CanaryOverwritten { op, region, len: of, byte: 0 }) => {
+            assert_eq!((op.as_str(), region.as_str(), of), ("blk.0.attn_k", "blk.0.k", len));
+        }
+        other => panic!("{other:?}"),
+    }
+    let weight = ctx.load(&model.weight("blk.0.attn_v").expect("there")).expect("memory");
+    let found = loaded.run(&stream, "blk.0.attn_v", &mut arena, &weight, None);
+    assert!(matches!(found, Err(Error::CanaryOverwritten { .. })), "{found:?}");
+    let silent = loaded.run(&stream, "blk.0.attn_v", &mut arena.check_canaries(false), &weight, None);
+    silent.expect("nobody looks");
+    let regions = &loaded.exec_plan().memory.regions;
+    assert!(regions.iter().any(|r| r.kind == RegionKind::Weight && r.name == "blk.0.attn_q.weight"));
+}
+
+/// A plan for a chip that is not here fits a device like it, and no other.
+#[test]
+fn chips_that_are_not_here_can_be_planned_for() {
+    let folder = Folder::new();
+    let path = folder.model("qwen3moe", &of_experts(1));
+    // Without a C++ compiler there are no emulated devices.
+    let Ok(ctx) = Context::open("emu:sm90") else { return };
+    let plan = plan(&ctx, &path);
+    assert!(plan.ops.iter().all(|op| op.kernel_id.contains(":sm90:")), "{:?}", plan.ops[0].kernel_id);
+    check_schemas(&plan);
+    let text = serde_json::to_string(&plan).expect("JSON");
+    let model = open_model(&path).expect("a model");
+    ctx.load_plan(&text, &model).expect("it fits");
+    let other = Context::open("emu:sm80").expect("there as well").load_plan(&text, &model);
+    assert!(matches!(other, Err(Error::PlanMismatch { at, .. }) if at == "runtime.device.arch"));
+}

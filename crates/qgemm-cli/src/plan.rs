@@ -1,0 +1,97 @@
+//! `qgemm plan`: the execution and memory plan of a model, as a file.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use qgemm_api::exec::{ExecPlan, RegionKind};
+use qgemm_api::{Context, DType, PlanOptions, XPrecision, open_model};
+
+use crate::table::bytes;
+use crate::whole_file::{Existing, WholeFile};
+use crate::{Holds, out};
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// A GGUF or safetensors model of the architectures llama, qwen3, qwen3moe or bert.
+    model: PathBuf,
+    /// Tokens of a step.
+    #[arg(long)]
+    batch: usize,
+    /// Device: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here, such as emu:sm90.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Type of the activations; logits are f32.
+    #[arg(long, default_value = "f16")]
+    x_dtype: DType,
+    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
+    #[arg(long, default_value_t)]
+    x_precision: XPrecision,
+    /// With the gradients of a training step, which is refused today.
+    #[arg(long)]
+    train: bool,
+    /// Where to write the plan (schema qgemm.exec.v1, docs/plans.md).
+    #[arg(short, long, value_name = "FILE", required_unless_present = "check")]
+    output: Option<PathBuf>,
+    /// Read this plan in place of making one, and check that it fits the device and the model.
+    #[arg(long, value_name = "FILE", conflicts_with = "output")]
+    check: Option<PathBuf>,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the model, the device or a file fails, or a plan does not fit.
+pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    let ctx = Context::open(&args.device)?.with_found_tuned();
+    let plan = match &args.check {
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+            let loaded = ctx.load_plan(&text, &open_model(&args.model)?);
+            loaded.with_context(|| path.display().to_string())?.exec_plan().clone()
+        }
+        None => {
+            let mut options = PlanOptions::new(args.batch);
+            (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
+            // Before the work, which an output that cannot be written would waste.
+            let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
+            let plan = ctx.plan_model(&args.model, &options)?;
+            if let Some(file) = file {
+                file.finish_with(serde_json::to_string_pretty(&plan)?.as_bytes())?;
+            }
+            plan
+        }
+    };
+    match json {
+        true => out::json(&plan)?,
+        false => out::line(&summary(&plan))?,
+    }
+    Ok(Holds::Yes)
+}
+
+/// What a plan comes to, in a few lines.
+fn summary(plan: &ExecPlan) -> String {
+    let (model, device, memory) = (&plan.model, &plan.runtime.device, &plan.memory);
+    let of = |kind: RegionKind| -> u64 {
+        memory.regions.iter().filter(|region| region.kind == kind).map(|region| region.bytes as u64).sum()
+    };
+    let seconds: f64 = plan.ops.iter().map(|op| op.estimate_seconds).sum();
+    let changes = (memory.arena_bytes - memory.weights_end) as u64;
+    let apart = (memory.bytes_without_reuse - memory.weights_end) as u64;
+    format!(
+        "{}, {} layers, {} tokens, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
+         all that changes {} ({} without reuse)",
+        model.architecture,
+        model.layers,
+        model.batch,
+        device.name,
+        device.id,
+        plan.ops.len(),
+        seconds * 1e6,
+        bytes(memory.arena_bytes as u64),
+        bytes(of(RegionKind::Weight)),
+        bytes(of(RegionKind::Workspace)),
+        bytes(changes),
+        bytes(apart),
+    )
+}

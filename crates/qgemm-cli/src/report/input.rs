@@ -1,0 +1,122 @@
+//! The files that a report is made from, as far as it reads them.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// Reads a JSON file.
+///
+/// # Errors
+/// When it cannot be read, or is something else.
+pub fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+    serde_json::from_str(&text).with_context(|| format!("{} is something else", path.display()))
+}
+
+/// A case of `qgemm verify --json`.
+#[derive(Clone, Deserialize)]
+pub struct CasePoint {
+    pub case: String,
+    pub nmse: Option<f64>,
+    pub limit: Option<f64>,
+    pub verdict: String,
+    pub detail: Option<String>,
+}
+
+/// The cases in a file, with counters beside them or not.
+///
+/// # Errors
+/// As [`read`].
+pub fn cases(path: &Path) -> anyhow::Result<Vec<CasePoint>> {
+    let cases = match read::<Value>(path)? {
+        Value::Object(mut both) => both.remove("cases").unwrap_or_default(),
+        cases => cases,
+    };
+    match serde_json::from_value(cases) {
+        Ok(cases) => Ok(cases),
+        Err(error) => bail!("{} holds no cases of `qgemm verify --json`: {error}", path.display()),
+    }
+}
+
+/// A row of `qgemm bench --sweep-m … --json`.
+#[derive(Deserialize)]
+pub struct SweepPoint {
+    pub format: String,
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub family: String,
+    pub microseconds: f64,
+    pub estimated_microseconds: f64,
+    pub planned: bool,
+}
+
+/// A row of `qgemm bench --save`.
+#[derive(Deserialize)]
+pub struct BenchPoint {
+    pub device: String,
+    pub shape: String,
+    pub format: String,
+    pub x_dtype: String,
+    pub microseconds: f64,
+    pub noise: f64,
+    pub bandwidth_share: f64,
+}
+
+/// A file of `benches/results`.
+#[derive(Deserialize)]
+pub struct Results {
+    pub device: String,
+    pub through: String,
+    pub table: ResultsTable,
+    pub runs: Vec<Run>,
+}
+
+/// What is shown of it.
+#[derive(Deserialize)]
+pub struct ResultsTable {
+    pub shapes: Vec<[usize; 2]>,
+    pub columns: Vec<String>,
+}
+
+/// Figures of one program.
+#[derive(Deserialize)]
+pub struct Run {
+    pub by: String,
+    pub name: Option<String>,
+    #[serde(default)]
+    pub hidden: bool,
+    pub rows: Vec<ResultRow>,
+}
+
+/// One figure.
+#[derive(Deserialize)]
+pub struct ResultRow {
+    pub weights: Option<String>,
+    pub n: usize,
+    pub k: usize,
+    pub m: usize,
+    pub us: Microseconds,
+}
+
+/// A time, or both ends of a range.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+pub enum Microseconds {
+    One(f64),
+    Range([f64; 2]),
+}
+
+impl Microseconds {
+    /// The middle.
+    pub fn middle(self) -> f64 {
+        match self {
+            Self::One(time) => time,
+            Self::Range([from, to]) => f64::midpoint(from, to),
+        }
+    }
+}

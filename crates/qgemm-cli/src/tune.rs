@@ -1,0 +1,234 @@
+//! `qgemm tune`: measuring what the cost model only expects, within a budget, and keeping it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{
+    Budget, Context, DType, Problem, TuneProblem, Tuning, Weight, XPrecision, read_tuned, tuned_table_path,
+};
+use serde::Serialize;
+
+use crate::bench::subject::{self, Subject};
+use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
+use crate::progress::Progress;
+use crate::table::{self, Column, Row, numbers, words};
+use crate::whole_file::{Existing, WholeFile};
+use crate::{Holds, out};
+
+/// Options of the command.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Tune the products of this model.
+    model: Option<PathBuf>,
+    /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
+    #[arg(long, default_value = "auto")]
+    device: String,
+    /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
+    #[arg(long)]
+    format: Option<FormatChoice>,
+    /// Shapes, as MxNxK (tokens x output features x input features); with a model only the tokens count.
+    #[arg(long, value_name = "SIZES", num_args = 1..)]
+    shape: Vec<Sizes>,
+    /// Type of the activations and of the output.
+    #[arg(long, default_value = "f16")]
+    x_dtype: DType,
+    /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
+    #[arg(long, default_value_t)]
+    x_precision: XPrecision,
+    /// Time for all of it, such as 2s, 500ms or 3m.
+    #[arg(long, default_value = "10s", value_parser = duration)]
+    budget: Duration,
+    /// Only candidates that should take at most so many times as long as the best.
+    #[arg(long, default_value_t = 3.0)]
+    within: f64,
+    /// The table to add to, in place of the one in the cache folder, which `with_found_tuned` finds.
+    #[arg(long, value_name = "FILE")]
+    table: Option<PathBuf>,
+    /// Take over the measurements of another table, and measure nothing.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape", "export"])]
+    import: Option<PathBuf>,
+    /// Write the table to another file, and measure nothing.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape"])]
+    export: Option<PathBuf>,
+}
+
+#[derive(Serialize)]
+struct TuneRow {
+    shape: String,
+    format: String,
+    kernel_id: String,
+    /// Median time of a launch.
+    microseconds: f64,
+    /// How much longer the cost model's choice takes, as a share, where it was measured.
+    gain: Option<f64>,
+    measured: usize,
+    dropped: usize,
+    /// Whether the budget sufficed.
+    complete: bool,
+}
+
+impl Row for TuneRow {
+    const COLUMNS: &'static [Column] = &[
+        words("shape", 18),
+        words("format", 14),
+        numbers("time us", 10),
+        numbers("gain", 7),
+        numbers("measured", 8),
+        numbers("dropped", 7),
+        words("", 11),
+        words("kernel", 0),
+    ];
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.shape.clone(),
+            self.format.clone(),
+            format!("{:.2}", self.microseconds),
+            self.gain.map_or_else(|| "-".into(), |gain| format!("{:.1}%", gain * 100.0)),
+            self.measured.to_string(),
+            self.dropped.to_string(),
+            if self.complete { String::new() } else { "out of time".into() },
+            self.kernel_id.clone(),
+        ]
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the device, the model or a file fails.
+pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
+    let path = match &args.table {
+        Some(path) => path.clone(),
+        None => tuned_table_path().context("there is no cache folder: name a file with --table")?,
+    };
+    let table = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
+    if let Some(other) = &args.import {
+        return import(&path, table, other, json);
+    }
+    if let Some(other) = &args.export {
+        WholeFile::create(other, Existing::Replace)?.finish_with(table.to_json()?.as_bytes())?;
+        said(json, &format!("{} measurements written to {}", table.len(), other.display()))?;
+        return Ok(Holds::Yes);
+    }
+    let ctx = Context::open(&args.device)?.with_tuned(table);
+    let subjects = args.subjects()?;
+    // Before the work, which a table that cannot be written would waste.
+    let file = begin(&path)?;
+    let loaded = subjects.iter().map(|subject| load(&ctx, subject)).collect::<anyhow::Result<Vec<_>>>()?;
+    let problems = subjects.iter().zip(&loaded).map(|(subject, weights)| {
+        let problem = Problem::new(&weights[0], subject.shape.m).x_dtype(args.x_dtype).x_precision(args.x_precision);
+        TuneProblem { problem, weights }
+    });
+    let problems: Vec<TuneProblem<'_>> = problems.collect();
+    let mut budget = Budget::new(args.budget);
+    budget.within = args.within;
+    const STEPS: u64 = 1000;
+    let progress = Progress::new(STEPS, "tuning");
+    let outcome = ctx.tune(&problems, budget, |share| {
+        let done = (share * STEPS as f64) as u64;
+        progress.step(done.saturating_sub(progress.position()));
+    })?;
+    drop(progress);
+    file.finish_with(outcome.table.to_json()?.as_bytes())?;
+    let rows = outcome.tunings.iter().map(|tuning| row(&subjects[tuning.problem], tuning)).collect();
+    table::print(rows, json)?;
+    let left = subjects.len() - outcome.tunings.len();
+    said(
+        json,
+        &format!(
+            "{:.1} s, {left} of {} problems not begun; {} measurements in {}",
+            outcome.elapsed.as_secs_f64(),
+            subjects.len(),
+            outcome.table.len(),
+            path.display()
+        ),
+    )?;
+    Ok(Holds::Yes)
+}
+
+fn row(subject: &Subject, tuning: &Tuning) -> TuneRow {
+    TuneRow {
+        shape: subject.shape.to_string(),
+        format: subject.format().to_string(),
+        kernel_id: tuning.kernel_id.clone(),
+        microseconds: tuning.seconds * 1e6,
+        gain: Some(tuning.first_seconds / tuning.seconds - 1.0).filter(|gain| gain.is_finite()),
+        measured: tuning.measured,
+        dropped: tuning.dropped,
+        complete: tuning.complete,
+    }
+}
+
+fn import(path: &Path, mut table: TunedTable, other: &Path, json: bool) -> anyhow::Result<Holds> {
+    let Some(found) = read_tuned(other).with_context(|| other.display().to_string())? else {
+        bail!("{}: there is no such file", other.display());
+    };
+    let (all, taken) = (found.len(), table.merge(found));
+    begin(path)?.finish_with(table.to_json()?.as_bytes())?;
+    said(json, &format!("{taken} of {all} measurements taken over; {} in {}", table.len(), path.display()))?;
+    Ok(Holds::Yes)
+}
+
+/// The table's file, whose folder is made where it is missing.
+fn begin(path: &Path) -> anyhow::Result<WholeFile> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
+    }
+    WholeFile::create(path, Existing::Replace)
+}
+
+fn load(ctx: &Context, subject: &Subject) -> anyhow::Result<Vec<Weight>> {
+    let host = subject.weight()?;
+    let first = ctx.load(&host)?;
+    let mut weights = Vec::with_capacity(ctx.copies_beyond_cache(first.bytes()));
+    weights.push(first);
+    while weights.len() < weights.capacity() {
+        weights.push(ctx.load(&host)?);
+    }
+    Ok(weights)
+}
+
+fn said(json: bool, line: &str) -> anyhow::Result<()> {
+    if json { Ok(()) } else { out::line(line) }
+}
+
+impl Args {
+    fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
+        let shapes = match self.shape[..] {
+            [] => ["1x4096x4096", "8x4096x4096", "512x4096x4096"].map(str::parse::<Shape>).into_iter().collect(),
+            _ => gemm_shapes(&self.shape),
+        }?;
+        match &self.model {
+            Some(path) => subject::from_model(path, &shapes, self.format),
+            None => subject::made_up(&shapes, self.format),
+        }
+    }
+}
+
+/// A time with its unit.
+fn duration(text: &str) -> anyhow::Result<Duration> {
+    const UNITS: [(&str, f64); 3] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
+    let wrong = || format!("`{text}` is no time: expected a number and its unit, such as 2s, 500ms or 3m");
+    let (number, scale) =
+        UNITS.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale))).with_context(wrong)?;
+    let seconds = number.parse::<f64>().with_context(wrong)? * scale;
+    ensure!(seconds > 0.0 && seconds <= 86_400.0, "`{text}`: expected more than 0 and at most a day");
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_units() {
+        let millis = |text| duration(text).map(|d| d.as_millis());
+        assert_eq!((millis("2s").ok(), millis("500ms").ok(), millis("1.5m").ok()), (Some(2000), Some(500), Some(90_000)));
+        for bad in ["2", "s", "-1s", "0s", "nans", "infs", "1e9m"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}
