@@ -44,7 +44,8 @@ pub fn candidates<'f>(
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        Dense, Device, HalError, KernelId, LaunchSequence, RoutingSource, RoutingSpec, RoutingStep, Scoring, Spec,
+        Dense, Device, HalError, KernelId, LaunchSequence, RoutingConfig, RoutingSource, RoutingSpec, RoutingStep,
+        Scoring, Spec,
         Unsupported,
     };
 
