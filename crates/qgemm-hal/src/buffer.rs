@@ -295,6 +295,7 @@ impl<'a> From<&'a mut Buffer> for BufferMut<'a> {
 mod tests {
     use super::*;
     use crate::host_memory::HostMemory;
+    use crate::noop;
 
     fn buffer(len: usize) -> Buffer {
         HostMemory::allocate(DeviceId::CPU, len, "test").expect("memory")
@@ -335,5 +336,22 @@ mod tests {
         drop(arena);
         assert!(bytes(d.view()).iter().all(|&b| b == 2) && d.raw().check_guards().is_ok());
         assert_eq!(bytes(tail.slice(0..5).expect("in range")), [0, 0, 3, 3, 0]);
+    }
+
+    #[test]
+    fn parts_that_are_written_share_no_byte_with_another() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let mut buffer = device.allocate(64, "a buffer").expect("memory");
+        let lengths = |buffer: &mut Buffer, read: [Range<usize>; 2], write: [Range<usize>; 2]| {
+            let (read, write) = buffer.parts(read, write)?;
+            Ok::<_, HalError>((read.map(|view| view.len()), write.map(|view| view.view().len())))
+        };
+        // What is only read may be read twice, and no byte is in no other's way.
+        let good = lengths(&mut buffer, [0..16, 8..16], [16..32, 20..20]).expect("they are apart");
+        assert_eq!(good, ([16, 8], [16, 0]));
+        for (read, write) in [([0..17, 0..0], [16..32, 40..64]), ([0..0, 0..0], [16..32, 31..64])] {
+            assert!(matches!(lengths(&mut buffer, read, write), Err(HalError::Overlap { .. })));
+        }
+        assert!(matches!(lengths(&mut buffer, [0..65, 0..0], [0..0, 0..0]), Err(HalError::OutOfBounds { .. })));
     }
 }

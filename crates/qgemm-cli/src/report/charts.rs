@@ -26,9 +26,9 @@ pub struct Series {
 }
 
 /// Width and height of a chart.
-const SIZE: (u32, u32) = (880, 440);
+const SIZE: (u32, u32) = (720, 420);
 /// Points a unit of text.
-const TEXT: u32 = 15;
+const TEXT: u32 = 16;
 /// Grid lines and axes: replaced by the page's.
 const GRID: RGBColor = RGBColor(0x80, 0x80, 0x80);
 
@@ -88,12 +88,24 @@ pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<Str
 
 /// A number in few characters: `1.5k`, `20`, `0.3`.
 pub fn short(value: f64) -> String {
+    let (number, prefix) = scaled(value);
+    number + prefix
+}
+
+/// A number with its unit: `3.35 TB/s`.
+pub fn with_unit(value: f64, unit: &str) -> String {
+    let (number, prefix) = scaled(value);
+    format!("{number} {prefix}{unit}")
+}
+
+/// A number in few digits, and the prefix of its unit.
+fn scaled(value: f64) -> (String, &'static str) {
     const UNITS: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let (scaled, unit) =
         UNITS.iter().find(|(scale, _)| value >= *scale).map_or((value, ""), |(scale, unit)| (value / scale, *unit));
     let text = if scaled >= 100.0 { format!("{scaled:.0}") } else { format!("{scaled:.2}") };
     let text = if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{unit}")
+    (text.to_owned(), unit)
 }
 
 #[cfg(test)]
@@ -106,6 +118,7 @@ mod tests {
         for (value, text) in cases {
             assert_eq!(short(value), text);
         }
+        assert_eq!(with_unit(3.35e12, "B/s"), "3.35 TB/s");
     }
 
     #[test]

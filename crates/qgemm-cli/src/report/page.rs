@@ -43,7 +43,7 @@ th{font-weight:600;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
 figure{margin:.75rem 0}
 .chart{overflow-x:auto}
-svg{display:block;width:100%;min-width:32rem;height:auto;color:var(--ink)}
+svg{display:block;width:100%;min-width:34rem;max-width:50rem;height:auto;color:var(--ink)}
 svg text{fill:var(--soft);font-family:inherit}
 figcaption ul{list-style:none;display:flex;flex-wrap:wrap;gap:.25rem 1rem;margin:.5rem 0 0;padding:0;font-size:.85rem}
 figcaption i{display:inline-block;width:.8em;height:.8em;border-radius:50%;margin-right:.4em}

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 use qgemm_api::DeviceInfo;
 use qgemm_api::exec::ExecPlan;
 
-use super::charts::{Mark, Series, draw, short};
+use super::charts::{Mark, Series, draw, with_unit};
 use super::input::{BenchPoint, CasePoint, Results, SweepPoint};
 use super::page::Page;
 use crate::table::bytes;
 
 /// Series of a chart: more cannot be told apart.
 const MOST_SERIES: usize = 10;
+/// Colour of what is no result.
+const GUIDE: usize = 8;
 /// Formats of ours that are drawn before peers are.
 const OURS: usize = 4;
 /// Rows of a table that lists what is wrong.
@@ -23,7 +25,7 @@ pub fn device(page: &mut Page, info: &DeviceInfo) {
         (info.id.to_string(), "device"),
         (info.arch.clone(), "architecture"),
         (info.units.to_string(), "units"),
-        (format!("{}B/s", short(info.bandwidth)), "read bandwidth"),
+        (with_unit(info.bandwidth, "B/s"), "read bandwidth"),
         (format!("{:.1} us", info.launch_seconds * 1e6), "launch"),
     ];
     if info.memory_bytes > 0 {
@@ -33,7 +35,7 @@ pub fn device(page: &mut Page, info: &DeviceInfo) {
         numbers.push((info.driver.clone(), "driver"));
     }
     page.numbers(&numbers);
-    let rates = info.rates.iter().map(|(math, rate)| vec![math.name().to_owned(), format!("{}op/s", short(2.0 * rate))]);
+    let rates = info.rates.iter().map(|(math, rate)| vec![math.name().to_owned(), with_unit(2.0 * rate, "op/s")]);
     page.table(&["arithmetic", "#additions and multiplications"], &rates.collect::<Vec<_>>());
 }
 
@@ -112,10 +114,10 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
             points.push((knee, roof));
         }
         points.push((high * 2.0, (high * 2.0 * info.bandwidth).min(roof)));
-        series.push(Series { name: format!("roof: {}", math.name()), colour: series.len(), mark: Mark::Guide, points });
+        series.push(Series { name: format!("roof: {}", math.name()), colour: GUIDE, mark: Mark::Guide, points });
     }
-    for (role, points) in by_role {
-        series.push(Series { name: role, colour: series.len(), mark: Mark::Dots, points });
+    for (colour, (role, points)) in by_role.into_iter().enumerate() {
+        series.push(Series { name: role, colour, mark: Mark::Dots, points });
     }
     chart(page, &series, "operations a byte", "operations a second")?;
     let rows = times.iter().map(|(role, (count, seconds))| {
@@ -194,7 +196,7 @@ pub fn predicted(page: &mut Page, points: &[SweepPoint]) -> anyhow::Result<()> {
     }
     let ends = points.iter().fold((f64::INFINITY, 0.0f64), |(l, h), p| (l.min(p.microseconds), h.max(p.microseconds)));
     let exact = vec![(ends.0, ends.0), (ends.1, ends.1)];
-    let mut series = vec![Series { name: "as expected".into(), colour: 8, mark: Mark::Guide, points: exact }];
+    let mut series = vec![Series { name: "as expected".into(), colour: GUIDE, mark: Mark::Guide, points: exact }];
     for (colour, (name, points)) in by_family.into_iter().take(MOST_SERIES - 2).enumerate() {
         series.push(Series { name, colour, mark: Mark::Dots, points });
     }

@@ -1,0 +1,131 @@
+//! Records of plans, tuning within a budget, and kernels made ready before they are needed.
+
+use std::time::Duration;
+
+use qgemm_api::tuning::TunedTable;
+use qgemm_api::{
+    Budget, Context, Conversion, DType, Error, PlanRecord, Problem, Routing, TuneProblem, Weight, quantize, read_tuned,
+};
+
+const N: usize = 64;
+const K: usize = 256;
+
+fn weight(ctx: &Context) -> Weight {
+    let values: Vec<f32> = (0..N * K).map(|i| (i % 13) as f32 - 6.0).collect();
+    let (host, _) = quantize(&values, N, K, "q4_k".parse().expect("a format")).expect("K suits");
+    ctx.load(&host).expect("memory")
+}
+
+fn problem(weight: &Weight, m: usize) -> Problem {
+    Problem::new(weight, m).x_dtype(DType::F16)
+}
+
+#[test]
+fn a_record_says_what_a_plan_runs() {
+    let ctx = Context::open("cpu").expect("always there");
+    let w = weight(&ctx);
+    let plan = ctx.plan(&problem(&w, 7)).expect("served");
+    let record = plan.record().expect("planned");
+    assert_eq!(record.kernel_id, plan.kernel_id().map(|id| id.to_string()));
+    assert_eq!(record.source_hash, plan.source_hash().map(|hash| format!("{hash:016x}")));
+    assert_eq!(record.workspace_bytes, plan.workspace_bytes());
+    assert_eq!(record.launches.len(), plan.sequence().expect("it launches").steps().len());
+    let chosen = record.chosen().expect("one is");
+    assert!((chosen.seconds - plan.launch().expect("it launches").estimate).abs() < 1e-12);
+    assert_eq!(record.roof.bytes as u64, plan.bytes());
+    // The same without making anything ready, and of a weight that is nowhere.
+    let described = ctx.describe_weight(w.format(), N, K).expect("K suits");
+    assert_eq!(described.bytes(), w.bytes());
+    let explained = ctx.explain(&described.problem(7).x_dtype(DType::F16)).expect("valid");
+    assert_eq!(explained, PlanRecord { launches: Vec::new(), ..record.clone() });
+    let json = serde_json::to_string(&record).expect("JSON");
+    assert_eq!(serde_json::from_str::<PlanRecord>(&json).expect("as written"), record);
+
+    let candidates = ctx.candidates(&problem(&w, 7)).expect("served");
+    let last = ctx.plan_candidate(candidates.last().expect("there are some")).expect("it is ready");
+    let by_caller = last.record().expect("planned");
+    assert_eq!(by_caller.kernel_id, last.kernel_id().map(|id| id.to_string()));
+    assert!(candidates.len() == by_caller.candidates.len() && by_caller.why.contains("caller"), "{}", by_caller.why);
+
+    let nothing = ctx.plan(&problem(&w, 0)).expect("valid").record().expect("planned");
+    assert!(nothing.kernel_id.is_none() && nothing.why.contains("no tokens"));
+}
+
+#[test]
+fn other_operations_have_records() {
+    let ctx = Context::open("cpu").expect("always there");
+    let conversion = Conversion::new(8, 64, DType::F32, DType::F16);
+    let record = ctx.explain_conversion(&conversion).expect("valid");
+    let plan = ctx.plan_conversion(&conversion).expect("served");
+    assert_eq!(record.kernel_id, plan.kernel_id().map(|id| id.to_string()));
+    let routing = Routing::from_logits(16, 32, 4, DType::F32);
+    let record = ctx.explain_routing(&routing).expect("valid");
+    let plan = ctx.plan_routing(&routing).expect("served");
+    assert_eq!(record.workspace_bytes, plan.workspace_bytes());
+    let described = ctx.describe_weight("q4_0".parse().expect("a format"), N, K).expect("K suits");
+    let experts = described.gated().expect("small").experts(8).expect("some").indexed(4, 2);
+    let problem = experts.each(|each| each.x_dtype(DType::F16).activation(qgemm_api::Activation::Silu));
+    let record = ctx.explain_experts(&problem).expect("valid");
+    let plan = ctx.plan_experts(&problem).expect("served");
+    assert_eq!(record.kernel_id, plan.kernel_id().map(|id| id.to_string()));
+}
+
+#[test]
+fn descriptions_that_cannot_be_are_refused() {
+    let ctx = Context::open("noop").expect("always there");
+    let q4_k = "q4_k".parse().expect("a format");
+    assert!(matches!(ctx.describe_weight(q4_k, 8, 100), Err(Error::Format(_))));
+    assert!(matches!(ctx.describe_weight(q4_k, 0, 256), Err(Error::OutOfRange { name: "N", .. })));
+    assert!(matches!(ctx.describe_weight(q4_k, usize::MAX, 256), Err(Error::DimensionTooLarge { .. })));
+    let large = ctx.describe_weight(q4_k, 1 << 31, 256).expect("it fits");
+    assert!(large.gated().is_err() && large.experts(2).is_err() && large.experts(0).is_err());
+}
+
+#[test]
+fn tuning_stops_with_its_budget_and_is_followed() {
+    let ctx = Context::open("cpu").expect("always there");
+    let weights = [weight(&ctx)];
+    let problems = || [TuneProblem { problem: problem(&weights[0], 8), weights: &weights }];
+    let none = ctx.tune(&problems(), Budget::new(Duration::ZERO), |_| ()).expect("nothing fails");
+    assert!(none.tunings.is_empty() && none.table.is_empty());
+
+    let mut told = Vec::new();
+    let outcome = ctx.tune(&problems(), Budget::new(Duration::from_secs(5)), |share| told.push(share)).expect("it runs");
+    let [tuning] = &outcome.tunings[..] else { panic!("{outcome:?}") };
+    assert!(told == [1.0] && tuning.complete && tuning.measured > 0, "{tuning:?}");
+    assert!(tuning.seconds > 0.0 && tuning.seconds <= tuning.first_seconds);
+    let table = TunedTable::from_json(&outcome.table.to_json().expect("finite")).expect("as written");
+    let plan = ctx.clone().with_tuned(table).plan(&problem(&weights[0], 8)).expect("served");
+    assert_eq!(plan.kernel_id().map(|id| id.to_string()).as_ref(), Some(&tuning.kernel_id));
+    let record = plan.record().expect("planned");
+    let measured = record.chosen().and_then(|chosen| chosen.measured_seconds).expect("it was");
+    assert!((measured - tuning.seconds).abs() < 1e-12 && record.why.starts_with("measured"));
+
+    let no_weight = [TuneProblem { problem: problem(&weights[0], 8), weights: &[] }];
+    let refused = ctx.tune(&no_weight, Budget::new(Duration::from_secs(1)), |_| ());
+    assert!(matches!(refused, Err(Error::MissingOperand { operand: "weight", .. })));
+}
+
+#[test]
+fn tables_are_read_where_they_are() {
+    let folder = tempfile::tempdir().expect("writable");
+    let path = folder.path().join("tuned.json");
+    assert!(matches!(read_tuned(&path), Ok(None)));
+    std::fs::write(&path, "{").expect("writable");
+    assert!(matches!(read_tuned(&path), Err(Error::Tuned(_))));
+    std::fs::write(&path, TunedTable::new().to_json().expect("finite")).expect("writable");
+    assert_eq!(read_tuned(&path).expect("readable"), Some(TunedTable::new()));
+    assert!(matches!(read_tuned(folder.path()), Err(Error::Io { .. })));
+}
+
+#[test]
+fn what_was_prepared_is_planned() {
+    let ctx = Context::open("cpu").expect("always there");
+    let w = weight(&ctx);
+    let problems: Vec<Problem> = (1..20).map(|m| problem(&w, m)).collect();
+    assert_eq!(ctx.prepare(&problems).expect("all are served"), problems.len());
+    assert_eq!(ctx.prepare(&[]).expect("nothing to do"), 0);
+    let wrong = [problem(&w, 1), problem(&w, 2).family("nonesuch"), problem(&w, 3)];
+    let error = ctx.prepare(&wrong).expect_err("no such family").to_string();
+    assert!(error.contains("nonesuch"), "{error}");
+}
