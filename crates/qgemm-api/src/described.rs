@@ -174,10 +174,8 @@ impl DescribedExperts {
 fn bytes(shape: &WeightShape, rows: usize, orders: usize) -> Result<usize, Error> {
     let WeightShape { format, class, stored_k, row_scale, k_order, .. } = *shape;
     let layout = PackedLayout::new(format, class);
-    let overflow = || FormatError::Overflow {
-        what: format!("{format} weight"),
-        dims: vec![rows as u64, stored_k as u64],
-    };
+    let overflow =
+        || FormatError::Overflow { what: format!("{format} weight"), dims: vec![rows as u64, stored_k as u64] };
     // A packed tile has no more than 32 rows and pads to whole k-tiles, so this bounds both layouts.
     let bound = format.row_bytes(stored_k.next_multiple_of(1024)).checked_mul(rows.next_multiple_of(32));
     bound.and_then(|bytes| bytes.checked_mul(4)).ok_or_else(overflow)?;

@@ -94,8 +94,23 @@ fn region<'p>(plan: &'p ExecPlan, name: &str) -> &'p Region {
 /// That a value is what a schema says: of JSON Schema, the words that ours use.
 fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {
     const KNOWN: [&str; 17] = [
-        "$ref", "$schema", "$id", "$defs", "title", "description", "type", "const", "enum", "anyOf", "properties",
-        "required", "additionalProperties", "items", "minimum", "maximum", "pattern",
+        "$ref",
+        "$schema",
+        "$id",
+        "$defs",
+        "title",
+        "description",
+        "type",
+        "const",
+        "enum",
+        "anyOf",
+        "properties",
+        "required",
+        "additionalProperties",
+        "items",
+        "minimum",
+        "maximum",
+        "pattern",
     ];
     let schema = match schema["$ref"].as_str() {
         Some(name) => &root["$defs"][name.strip_prefix("#/$defs/").expect("a local name")],
@@ -117,7 +132,10 @@ fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {
     match &schema["type"] {
         Value::String(name) => assert!(is_type(name), "{at}: expected {name}, got {value}"),
         Value::Array(names) => {
-            assert!(names.iter().any(|n| is_type(n.as_str().expect("a name"))), "{at}: expected {names:?}, got {value}");
+            assert!(
+                names.iter().any(|n| is_type(n.as_str().expect("a name"))),
+                "{at}: expected {names:?}, got {value}"
+            );
         }
         _ => {}
     }
@@ -150,7 +168,10 @@ fn validate(schema: &Value, root: &Value, value: &Value, at: &str) {
         }
         for (name, value) in fields {
             let known = schema["properties"].get(name);
-            assert!(known.is_some() || schema["additionalProperties"] != json!(false), "{at}: {name} is not in the schema");
+            assert!(
+                known.is_some() || schema["additionalProperties"] != json!(false),
+                "{at}: {name} is not in the schema"
+            );
             known.iter().for_each(|schema| validate(schema, root, value, &format!("{at}.{name}")));
         }
     }
@@ -221,7 +242,8 @@ fn experts_are_routed_and_multiplied() {
     let path = folder.model("qwen3moe", &of_experts(2));
     let ctx = Context::open("cpu").expect("always there");
     let plan = plan(&ctx, &path);
-    let of_layer: Vec<_> = plan.ops.iter().filter(|op| op.op_id.starts_with("blk.1.ffn") || op.operation == "routing").collect();
+    let of_layer: Vec<_> =
+        plan.ops.iter().filter(|op| op.op_id.starts_with("blk.1.ffn") || op.operation == "routing").collect();
     let names: Vec<_> = of_layer.iter().map(|op| (op.op_id.as_str(), op.operation.as_str())).collect();
     let expected = [
         ("blk.0.routing", "routing"),
@@ -308,7 +330,8 @@ fn what_does_not_fit_is_named() {
     let row_bytes = (HIDDEN / 32 + 1) * 34;
     let shared = good["memory"]["regions"].as_array().expect("regions").iter().position(|r| r["name"] == "blk.0.k");
     let of_shared = |field: &str| format!("/memory/regions/{}/{field}", shared.expect("it is there"));
-    let q = &good["memory"]["regions"].as_array().expect("regions").iter().find(|r| r["name"] == "blk.0.q").expect("there");
+    let q =
+        &good["memory"]["regions"].as_array().expect("regions").iter().find(|r| r["name"] == "blk.0.q").expect("there");
     let cases = [
         ("/schema".to_owned(), json!("qgemm.exec.v2"), "schema"),
         ("/memory/schema".into(), json!("qgemm.memory.v0"), "memory.schema"),

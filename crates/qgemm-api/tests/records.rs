@@ -37,7 +37,9 @@ fn a_record_says_what_a_plan_runs() {
     let described = ctx.describe_weight(w.format(), N, K).expect("K suits");
     assert_eq!(described.bytes(), w.bytes());
     let explained = ctx.explain(&described.problem(7).x_dtype(DType::F16)).expect("valid");
-    assert_eq!(explained, PlanRecord { launches: Vec::new(), ..record.clone() });
+    let mut before = record.clone();
+    before.launches.clear();
+    assert_eq!(explained, before);
     let json = serde_json::to_string(&record).expect("JSON");
     assert_eq!(serde_json::from_str::<PlanRecord>(&json).expect("as written"), record);
 
@@ -90,7 +92,8 @@ fn tuning_stops_with_its_budget_and_is_followed() {
     assert!(none.tunings.is_empty() && none.table.is_empty());
 
     let mut told = Vec::new();
-    let outcome = ctx.tune(&problems(), Budget::new(Duration::from_secs(5)), |share| told.push(share)).expect("it runs");
+    let outcome =
+        ctx.tune(&problems(), Budget::new(Duration::from_secs(5)), |share| told.push(share)).expect("it runs");
     let [tuning] = &outcome.tunings[..] else { panic!("{outcome:?}") };
     assert!(told == [1.0] && tuning.complete && tuning.measured > 0, "{tuning:?}");
     assert!(tuning.seconds > 0.0 && tuning.seconds <= tuning.first_seconds);

@@ -226,7 +226,10 @@ mod tests {
     #[test]
     fn times_have_units() {
         let millis = |text| duration(text).map(|d| d.as_millis());
-        assert_eq!((millis("2s").ok(), millis("500ms").ok(), millis("1.5m").ok()), (Some(2000), Some(500), Some(90_000)));
+        assert_eq!(
+            (millis("2s").ok(), millis("500ms").ok(), millis("1.5m").ok()),
+            (Some(2000), Some(500), Some(90_000))
+        );
         for bad in ["2", "s", "-1s", "0s", "nans", "infs", "1e9m"] {
             assert!(duration(bad).is_err(), "{bad}");
         }

@@ -67,7 +67,8 @@ fn explain_says_what_would_run_and_why() {
     let candidates = record["candidates"].as_array().expect("an array");
     let chosen: Vec<_> = candidates.iter().filter(|c| c["chosen"] == json!(true)).collect();
     assert!(chosen.len() == 1 && chosen[0]["kernel_id"] == record["kernel_id"], "{record}");
-    let parts = ["memory", "math", "tiles", "fixup", "prologue", "launch"].map(|p| chosen[0]["cost"][p].as_f64().expect(p));
+    let parts =
+        ["memory", "math", "tiles", "fixup", "prologue", "launch"].map(|p| chosen[0]["cost"][p].as_f64().expect(p));
     let longest = parts.iter().copied().fold(0.0, f64::max);
     let bound = chosen[0]["bound"].as_str().expect("a name");
     assert_eq!(chosen[0]["cost"][bound].as_f64(), Some(longest));
@@ -114,7 +115,18 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     // Made-up weights and the start of the program are not the tuner's; a machine may be busy.
     assert!(start.elapsed().as_secs() < 30);
     assert_eq!((rows[0]["shape"].as_str(), rows.as_array().map(Vec::len)), (Some("8x256x256"), Some(1)));
-    let explained = parsed(&["explain", "--device", "cpu", "--shape", "8x256x256", "--format", "q8_0", "--tuned", text(&table), "--json"]);
+    let explained = parsed(&[
+        "explain",
+        "--device",
+        "cpu",
+        "--shape",
+        "8x256x256",
+        "--format",
+        "q8_0",
+        "--tuned",
+        text(&table),
+        "--json",
+    ]);
     assert_eq!(explained[0]["kernel_id"], rows[0]["kernel_id"]);
     assert!(explained[0]["why"].as_str().expect("text").starts_with("measured"), "{}", explained[0]["why"]);
     succeeds(&[&base[..], &["--export", text(&copy)]].concat());
@@ -177,15 +189,27 @@ fn a_report_is_one_page_with_everything_in_it() {
     succeeds(&arguments);
     let html = fs::read_to_string(&output).expect("written");
     assert!(html.len() < 2 << 20, "{} bytes", html.len());
-    for section in
-        ["Conformance", "Roofline of a model", "Time against tokens", "Predicted against measured", "Against the baseline"]
-    {
+    for section in [
+        "Conformance",
+        "Roofline of a model",
+        "Time against tokens",
+        "Predicted against measured",
+        "Against the baseline",
+    ] {
         assert!(html.contains(section), "{section} is missing");
     }
     for content in [
-        "<b>987</b>", "<b>1</b><span>failed", "<b>12</b><span>skipped", "row &lt;3&gt; is off", "Marlin int4 g128", "roof: ",
-        "<b>1</b><span>regressions beyond the noise", "<span class=\"bad\">+50.0 %</span>", "prefers-color-scheme:dark",
-        "width=device-width", "attn_output",
+        "<b>987</b>",
+        "<b>1</b><span>failed",
+        "<b>12</b><span>skipped",
+        "row &lt;3&gt; is off",
+        "Marlin int4 g128",
+        "roof: ",
+        "<b>1</b><span>regressions beyond the noise",
+        "<span class=\"bad\">+50.0 %</span>",
+        "prefers-color-scheme:dark",
+        "width=device-width",
+        "attn_output",
     ] {
         assert!(html.contains(content), "{content} is missing");
     }

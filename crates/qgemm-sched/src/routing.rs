@@ -45,8 +45,7 @@ mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
         Dense, Device, HalError, KernelId, LaunchSequence, RoutingConfig, RoutingSource, RoutingSpec, RoutingStep,
-        Scoring, Spec,
-        Unsupported,
+        Scoring, Spec, Unsupported,
     };
 
     use super::*;

@@ -131,7 +131,9 @@ pub(super) struct Matrix {
 pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Error> {
     let is_gguf = !model.metadata().is_empty();
     let config: Config = match config {
-        Some(text) if !is_gguf => serde_json::from_str(text).map_err(|error| incomplete(format!("config.json: {error}")))?,
+        Some(text) if !is_gguf => {
+            serde_json::from_str(text).map_err(|error| incomplete(format!("config.json: {error}")))?
+        }
         _ => Config::default(),
     };
     let value = |key: &str| model.metadata().iter().find(|(name, _)| name == key).map(|(_, value)| value);
@@ -165,7 +167,8 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
         true => None,
         false => {
             let name = names.heads.iter().find(|name| model.info(name).is_ok());
-            let name = name.ok_or_else(|| incomplete(format!("expected one of the tensors {}", names.heads.join(", "))))?;
+            let name =
+                name.ok_or_else(|| incomplete(format!("expected one of the tensors {}", names.heads.join(", "))))?;
             Some(reader.matrix((*name).to_owned(), "head")?.0)
         }
     };

@@ -73,14 +73,14 @@ impl Context {
         let network = network(&model, config.as_ref().map(|file| file.contents.as_str()))?;
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
-        let mut builder = Builder { ctx: self, options, network: &network, planned: HashMap::new(), out: Steps::default() };
+        let mut builder =
+            Builder { ctx: self, options, network: &network, planned: HashMap::new(), out: Steps::default() };
         builder.network()?;
         let Steps { ops, barriers, wanted, .. } = builder.out;
         let (Some(first), Some(last)) = (ops.first(), ops.last()) else {
             return Err(Error::IncompleteModel { what: "it has no layers".into() });
         };
-        let phases =
-            vec![PhaseRange { phase: Phase::Forward, first: first.op_id.clone(), last: last.op_id.clone() }];
+        let phases = vec![PhaseRange { phase: Phase::Forward, first: first.op_id.clone(), last: last.op_id.clone() }];
         let memory = place(wanted.into_values().collect()).ok_or_else(too_large)?;
         Ok(ExecPlan {
             schema: EXEC_SCHEMA.into(),
@@ -214,7 +214,9 @@ impl Builder<'_> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
         let normed = |builder: &mut Self, name: &str, of: Buffer| match pre_norm {
-            true => builder.caller(&id(name), "norm", std::slice::from_ref(&of), |b| b.activation(&id(name), of.columns)),
+            true => {
+                builder.caller(&id(name), "norm", std::slice::from_ref(&of), |b| b.activation(&id(name), of.columns))
+            }
             false => Ok(of),
         };
         let x = normed(self, "attn_norm", hidden.clone())?;
@@ -231,7 +233,9 @@ impl Builder<'_> {
         let residual = match pre_norm {
             true => d,
             // The norm that follows makes what the feed-forward part and its residual begin with.
-            false => self.caller(&id("attn_norm"), "norm", std::slice::from_ref(&d), |b| b.activation(&id("attn_norm"), d.columns))?,
+            false => self.caller(&id("attn_norm"), "norm", std::slice::from_ref(&d), |b| {
+                b.activation(&id("attn_norm"), d.columns)
+            })?,
         };
         let x = normed(self, "ffn_norm", residual.clone())?;
         let out = self.feed_forward(i, &layer.feed_forward, x, residual)?;
@@ -444,7 +448,13 @@ impl Builder<'_> {
         let routing = Routing::from_logits(batch, experts, top_k, DType::F32).renormalized();
         let record = self.ctx.explain_routing(&routing)?;
         self.out.uses(&logits.name, logits.kind, logits.bytes()?);
-        let d = Buffer { name: ids.to_owned(), kind: RegionKind::Temporary, rows: batch, columns: top_k, dtype: DType::F32 };
+        let d = Buffer {
+            name: ids.to_owned(),
+            kind: RegionKind::Temporary,
+            rows: batch,
+            columns: top_k,
+            dtype: DType::F32,
+        };
         self.out.uses(weights, RegionKind::Temporary, d.bytes()?);
         let status = format!("blk.{i}.router_status");
         self.out.uses(&status, RegionKind::Temporary, ROUTING_STATUS_BYTES);
@@ -455,12 +465,7 @@ impl Builder<'_> {
             router_weights: Some(weights.to_owned()),
             status: Some(status),
             top_k: Some(top_k),
-            ..op(
-                format!("blk.{i}.routing"),
-                [&logits, &d],
-                (Activation::Identity, XPrecision::Exact),
-                &record,
-            )?
+            ..op(format!("blk.{i}.routing"), [&logits, &d], (Activation::Identity, XPrecision::Exact), &record)?
         };
         self.out.writers.insert(weights.to_owned(), op.op_id.clone());
         self.push(op, &d, &[logits.name])
@@ -542,7 +547,9 @@ fn op(
         (record.chosen(), record.kernel_id.clone(), record.source_hash.clone())
     else {
         let refusals = record.refused.iter().map(|r| format!("{} {}", r.family, r.why)).collect::<Vec<_>>().join("; ");
-        return Err(Error::IncompleteModel { what: format!("{op_id}: no kernel serves {}: {refusals}", record.problem) });
+        return Err(Error::IncompleteModel {
+            what: format!("{op_id}: no kernel serves {}: {refusals}", record.problem),
+        });
     };
     Ok(PlannedOp {
         op_id,

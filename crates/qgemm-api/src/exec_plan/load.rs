@@ -66,7 +66,9 @@ impl Context {
                     checks.regions(&plan.memory)?;
                     known
                 }
-                None => checks.all(&plan.memory)?.map(|candidate| Arc::new(Product { candidate, plan: OnceLock::new() })),
+                None => {
+                    checks.all(&plan.memory)?.map(|candidate| Arc::new(Product { candidate, plan: OnceLock::new() }))
+                }
             };
             products.push(product);
         }
@@ -228,7 +230,11 @@ fn is_alike(a: &PlannedOp, b: &PlannedOp) -> bool {
         w.as_ref().map(|w| PlannedWeight { region: String::new(), tensors: Vec::new(), ..w.clone() })
     };
     let types = |op: &PlannedOp| {
-        [&op.x_dtype, &op.x_precision, &op.d_dtype, &op.activation].map(String::clone).into_iter().chain(op.bias_dtype.clone()).collect::<Vec<_>>()
+        [&op.x_dtype, &op.x_precision, &op.d_dtype, &op.activation]
+            .map(String::clone)
+            .into_iter()
+            .chain(op.bias_dtype.clone())
+            .collect::<Vec<_>>()
     };
     let same_options = |a: &Option<String>, b: &Option<String>| a.is_some() == b.is_some();
     (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
@@ -366,7 +372,11 @@ impl OpChecks<'_> {
             let Some(least) = least else { return self.expect(field, "a size", "one that overflows") };
             if region.bytes < least {
                 let at = format!("memory.regions ({name}).bytes");
-                return Err(Error::PlanMismatch { at, expected: format!("{least} or more"), got: region.bytes.to_string() });
+                return Err(Error::PlanMismatch {
+                    at,
+                    expected: format!("{least} or more"),
+                    got: region.bytes.to_string(),
+                });
             }
             match (region.first_op..=region.last_op).contains(&place) {
                 true => Ok(()),
@@ -374,7 +384,11 @@ impl OpChecks<'_> {
             }
         };
         let matrix = |rows: usize, columns: usize, dtype: &str| -> Option<usize> {
-            rows.checked_mul(columns)?.checked_mul(if dtype == "i32" { 4 } else { dtype.parse::<DType>().ok()?.bytes() })
+            rows.checked_mul(columns)?.checked_mul(if dtype == "i32" {
+                4
+            } else {
+                dtype.parse::<DType>().ok()?.bytes()
+            })
         };
         let (m, n, k) = (op.shape.m, op.shape.n, op.shape.k);
         let tokens = m / op.top_k.unwrap_or(1).max(1);

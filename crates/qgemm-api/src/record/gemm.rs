@@ -4,11 +4,11 @@ use qgemm_hal::{CheckedGemm, DeviceInfo, GemmFamilies, LaunchPlan, LaunchSequenc
 use qgemm_sched::gemm::{Considered, Explanation, explain};
 use qgemm_sched::{Preferences, TunedTable};
 
+use super::PlanRecord;
 use super::parts::{
     CandidateRecord, DeviceRecord, Dispatch, LaunchRecord, PrologueRecord, Reduction, RefusalRecord, Roof, Sizes, Tile,
     WorkspaceRegion, cut_text,
 };
-use super::PlanRecord;
 use crate::error::Error;
 
 /// A product and all that its choice depends on.

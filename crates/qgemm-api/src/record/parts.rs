@@ -151,6 +151,7 @@ impl Dispatch {
         let (schedule, split_axis) = match (plan.config.schedule, cut.cut_tiles) {
             (Schedule::StreamK, 0) => (DispatchSchedule::Persistent, SplitAxis::N),
             (Schedule::StreamK, _) => (DispatchSchedule::StreamK, SplitAxis::Range),
+            (Schedule::Threads, _) => (DispatchSchedule::Static, threads_axis(plan)),
             (Schedule::Grid, _) if plan.splits > 1 => (DispatchSchedule::Static, SplitAxis::K),
             (Schedule::Grid, _) if plan.n_tiles == 1 && plan.m_tiles > 1 => (DispatchSchedule::Static, SplitAxis::M),
             (Schedule::Grid, _) => (DispatchSchedule::Static, SplitAxis::N),
@@ -172,6 +173,17 @@ impl Dispatch {
             cut_ctas: cut.cut_ctas,
             swizzle_group: cut.swizzle_group,
         }
+    }
+}
+
+/// Along what threads of a processor share a launch: along K where there are fewer tiles than threads and K is in parts, by tokens where
+/// these make enough tiles and features do not.
+fn threads_axis(plan: &LaunchPlan) -> SplitAxis {
+    let (threads, tiles) = (plan.config.threads, u64::from(plan.m_tiles) * u64::from(plan.n_tiles));
+    match () {
+        () if tiles < u64::from(threads) && plan.config.k_groups > 1 => SplitAxis::K,
+        () if plan.m_tiles >= threads && plan.n_tiles < threads => SplitAxis::M,
+        () => SplitAxis::N,
     }
 }
 

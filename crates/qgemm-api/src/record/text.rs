@@ -43,7 +43,11 @@ impl fmt::Display for PlanRecord {
         }
         if let Some(tile) = &self.tile {
             write!(f, "tile        {} x {} x {} (N x M x K), {} threads", tile.n, tile.m, tile.k, tile.threads)?;
-            writeln!(f, ", {} CTAs a unit, {} stages, {} bytes shared", tile.ctas_per_unit, tile.stages, tile.shared_bytes)?;
+            writeln!(
+                f,
+                ", {} CTAs a unit, {} stages, {} bytes shared",
+                tile.ctas_per_unit, tile.stages, tile.shared_bytes
+            )?;
         }
         if let Some(dispatch) = &self.dispatch {
             let schedule = match dispatch.schedule {

@@ -73,9 +73,9 @@ impl Page {
 
     /// Adds numbers that stand for themselves, each with what it is.
     pub fn numbers(&mut self, numbers: &[(String, &str)]) {
-        let cells = numbers.iter().map(|(number, what)| {
-            format!("<div><b>{}</b><span>{}</span></div>", escape(number), escape(what))
-        });
+        let cells = numbers
+            .iter()
+            .map(|(number, what)| format!("<div><b>{}</b><span>{}</span></div>", escape(number), escape(what)));
         let _ = writeln!(self.body, "<div class=\"numbers\">{}</div>", cells.collect::<String>());
     }
 
@@ -166,7 +166,10 @@ mod tests {
     #[test]
     fn pages_load_nothing_and_have_both_modes() {
         let mut page = Page::new("t");
-        page.chart("<svg xmlns=\"http://www.w3.org/2000/svg\"><g stroke=\"#FEDC03\" fill=\"#000000\"/></svg>", &[("s".into(), 3)]);
+        page.chart(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\"><g stroke=\"#FEDC03\" fill=\"#000000\"/></svg>",
+            &[("s".into(), 3)],
+        );
         let html = page.html();
         assert!(html.contains("prefers-color-scheme:dark") && html.contains("stroke=\"var(--s3)\""));
         assert!(html.contains("fill=\"currentColor\""));

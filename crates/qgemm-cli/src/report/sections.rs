@@ -121,7 +121,12 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
     }
     chart(page, &series, "operations a byte", "operations a second")?;
     let rows = times.iter().map(|(role, (count, seconds))| {
-        vec![role.clone(), count.to_string(), format!("{:.1}", seconds * 1e6), format!("{:.1}", seconds / (*count).max(1) as f64 * 1e6)]
+        vec![
+            role.clone(),
+            count.to_string(),
+            format!("{:.1}", seconds * 1e6),
+            format!("{:.1}", seconds / (*count).max(1) as f64 * 1e6),
+        ]
     });
     page.table(&["operation", "#launches", "#us together", "#us each"], &rows.collect::<Vec<_>>());
     Ok(())
@@ -251,14 +256,17 @@ pub fn regressions(page: &mut Page, points: &[BenchPoint], baseline: Option<&[Be
                 format!("{:+.1} %", change * 100.0)
             }
         };
-        rows.push((change.map_or(0.0, |(change, _)| change), vec![
-            point.shape.clone(),
-            point.format.clone(),
-            point.x_dtype.clone(),
-            format!("{:.2}", point.microseconds),
-            format!("{:.0} %", point.bandwidth_share * 100.0),
-            text,
-        ]));
+        rows.push((
+            change.map_or(0.0, |(change, _)| change),
+            vec![
+                point.shape.clone(),
+                point.format.clone(),
+                point.x_dtype.clone(),
+                format!("{:.2}", point.microseconds),
+                format!("{:.0} %", point.bandwidth_share * 100.0),
+                text,
+            ],
+        ));
     }
     if baseline.is_some() {
         page.numbers(&[

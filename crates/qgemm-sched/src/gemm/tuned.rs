@@ -176,8 +176,7 @@ impl TunedTable {
     pub fn merge(&mut self, other: TunedTable) -> usize {
         let mut taken = 0;
         for (key, tuned) in other.best {
-            let is_better =
-                |known: &Tuned| known.source_hash != tuned.source_hash || tuned.seconds < known.seconds;
+            let is_better = |known: &Tuned| known.source_hash != tuned.source_hash || tuned.seconds < known.seconds;
             if self.best.get(&key).is_none_or(is_better) {
                 self.best.insert(key, tuned);
                 taken += 1;
