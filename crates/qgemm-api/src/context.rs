@@ -13,6 +13,7 @@ use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
+use crate::matmul::{Matmul, MatmulPlan};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
 use crate::routing::{Routing, RoutingPlan};
@@ -291,6 +292,28 @@ impl Context {
     /// When the routing is not valid, no family serves it, or a kernel cannot be made ready.
     pub fn plan_routing(&self, routing: &Routing) -> Result<RoutingPlan, Error> {
         RoutingPlan::new(&*self.device, &self.plans, routing)
+    }
+
+    /// Chooses a kernel for `matmul` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // Two products of a row and a column; the row is the same.
+    /// let matmul = Matmul::new([1, 1, 2], DType::F32, DType::F32, DType::F32).batch(2).a_batch_stride(0);
+    /// let plan = ctx.plan_matmul(&matmul)?;
+    /// let (a, b) = (ctx.upload(&DType::F32.encode(&[1.0, 2.0]))?, ctx.upload(&DType::F32.encode(&[3.0, 4.0, 5.0, 6.0]))?);
+    /// let mut d = ctx.allocate(2 * 4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&a, &b, &mut d))?;
+    /// assert_eq!(DType::F32.decode(&ctx.download(&d)?), [11.0, 17.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
+        MatmulPlan::new(&*self.device, &self.plans, matmul)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

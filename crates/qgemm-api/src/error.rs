@@ -119,6 +119,28 @@ pub enum Error {
         /// Elements from one row to the next.
         row_stride: u64,
     },
+    /// The extent of an operand's matrices does not fit the address space.
+    #[error("{operand}: {batch} matrices with a stride of {batch_stride} elements overflow the address space")]
+    BatchOverflow {
+        /// A, B, C or D.
+        operand: &'static str,
+        /// Matrices.
+        batch: usize,
+        /// Elements from one matrix to the next.
+        batch_stride: u64,
+    },
+    /// Matrices that are written overlap.
+    #[error(
+        "{operand}: matrices {batch_stride} elements apart, with a row stride of {row_stride}, overlap: expected them behind one another, or side by side in longer rows"
+    )]
+    OverlappingMatrices {
+        /// D.
+        operand: &'static str,
+        /// Elements from one matrix to the next.
+        batch_stride: u64,
+        /// Elements from one row to the next.
+        row_stride: u64,
+    },
     /// X is in a format that plans do not read yet.
     #[error("X is stated in {got}, which no plan reads yet: expected one of {}", names(.served))]
     XFormatNotServed {

@@ -80,6 +80,7 @@ mod exec_plan;
 mod experts;
 mod explain;
 mod gemm;
+mod matmul;
 mod model;
 mod operand;
 mod plan_cache;
@@ -102,6 +103,7 @@ pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
 };
 pub use gemm::{Args, Linear, Plan, Problem};
+pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantize::quantize;
 pub use record::PlanRecord;
@@ -121,7 +123,7 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, HalError, Scoring, Stream, XPrecision,
+    ExpertGroups, HalError, MatmulLayout, Scoring, Stream, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -134,8 +136,8 @@ pub mod tuning {
         ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm,
-        ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, Operation, RoutingConfig,
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm,
+        ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, RoutingConfig,
         RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};

@@ -1,7 +1,7 @@
 //! Operands as plans see them: how a matrix must lie when it is planned, and what a run's buffers must hold.
 
 use qgemm_formats::DType;
-use qgemm_hal::{BufferMut, BufferRef, Dense, DeviceId};
+use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, DeviceId};
 
 use crate::error::Error;
 use crate::workspace::Workspace;
@@ -76,6 +76,13 @@ impl Extent {
     /// Their number.
     pub fn bytes(self) -> usize {
         self.bytes
+    }
+
+    /// Of `batch` matrices of `rows × columns` elements, whose extent was found to fit the address space.
+    pub fn of_batch(dense: &BatchedDense, batch: usize, rows: usize, columns: usize) -> Self {
+        let width = dense.dtype.bytes();
+        let elements = dense.extent(batch, rows, columns).unwrap_or(u64::MAX) as usize;
+        Self { bytes: elements.saturating_mul(width), alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
     }
 
     /// Of `count` contiguous values of `width` bytes.

@@ -5,6 +5,7 @@ mod cliffs;
 mod convert;
 mod experts;
 mod gemm;
+mod matmul;
 mod routing;
 pub mod subject;
 mod sweep;
@@ -16,7 +17,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Context, DType, DeviceKind, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -43,7 +44,7 @@ pub struct Args {
     #[arg(long)]
     format: Option<FormatChoice>,
     /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert as RxC (rows x columns),
-    /// of routing as TxExK (tokens x experts x experts of a token); with a model only the
+    /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK; with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -77,6 +78,12 @@ pub struct Args {
     /// Of experts: how rows are given to them; every form when not given.
     #[arg(long, value_enum)]
     form: Option<experts::Form>,
+    /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
+    #[arg(long)]
+    layout: Option<MatmulLayout>,
+    /// Of matmul: how many products.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,
@@ -203,6 +210,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Convert => convert::subjects(args)?.into_iter().map(Work::Convert).collect::<Vec<_>>(),
         Op::Experts => experts::subjects(args)?.into_iter().map(Work::Experts).collect::<Vec<_>>(),
         Op::Routing => routing::subjects(args)?.into_iter().map(Work::Routing).collect(),
+        Op::Matmul => matmul::subjects(args)?.into_iter().map(Work::Matmul).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -227,6 +235,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Work::Routing(subject) => {
                 progress.say(subject.to_string());
                 routing::measure(&ctx, subject, bandwidth)?
+            }
+            Work::Matmul(subject) => {
+                progress.say(subject.to_string());
+                matmul::measure(&ctx, subject, bandwidth)?
             }
         };
         if let Some(baseline) = &baseline {
@@ -257,6 +269,7 @@ enum Work {
     Convert(convert::Subject),
     Experts(experts::Subject),
     Routing(routing::Subject),
+    Matmul(matmul::Subject),
 }
 
 impl Args {
@@ -278,11 +291,17 @@ impl Args {
                 !of_gemm.contains(&true),
                 "a model, --format, --family and --sweep-m are options of `--op gemm`"
             ),
+            Op::Matmul => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op matmul`"
+            ),
             Op::Routing => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op routing`"
             ),
         }
+        let of_matmul = self.layout.is_some() || self.batch != 1;
+        ensure!(self.op == Op::Matmul || !of_matmul, "--layout and --batch are options of `--op matmul`");
         Ok(())
     }
 }

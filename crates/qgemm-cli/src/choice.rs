@@ -19,6 +19,8 @@ pub enum Op {
     Experts,
     /// The experts of tokens, and the tokens of experts.
     Routing,
+    /// Products of two matrices.
+    Matmul,
 }
 
 impl Op {
@@ -29,6 +31,7 @@ impl Op {
             Op::Convert => "convert",
             Op::Experts => "experts",
             Op::Routing => "routing",
+            Op::Matmul => "matmul",
         }
     }
 

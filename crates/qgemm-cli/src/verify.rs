@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, Scoring, emu};
+use qgemm_api::{Context, DType, MatmulLayout, Scoring, emu};
 use qgemm_testkit::{
-    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, Outcome, RoutingCase, RoutingFrom, Selection,
-    Suite, TestCase, Verdict, WeightKind,
+    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, RoutingCase, RoutingFrom,
+    Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -35,9 +35,15 @@ pub struct Args {
     #[arg(long, default_value = "all")]
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
-    /// features), of convert RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token).
+    /// features), of convert RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
+    /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
+    #[arg(long, requires = "shape")]
+    layout: Option<MatmulLayout>,
+    /// Of matmul: how many products.
+    #[arg(long, default_value_t = 1, requires = "shape")]
+    batch: usize,
     /// Only this group of the suite (shapes_plain, exact, values, epilogue, …).
     #[arg(long, conflicts_with = "shape")]
     group: Option<String>,
@@ -213,6 +219,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Convert) => convert_shapes(args),
         (false, Op::Experts) => expert_shapes(args, wanted),
         (false, Op::Routing) => routing_shapes(args),
+        (false, Op::Matmul) => matmul_shapes(args),
     }
 }
 
@@ -298,6 +305,21 @@ fn routing_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
             cases.push(Box::new(RoutingCase { from, scoring, ..RoutingCase::new(tokens, experts, top_k) }));
         }
         cases.push(Box::new(RoutingCase::of_ids(tokens, experts, top_k)));
+    }
+    Ok(cases)
+}
+
+/// Each shape in every layout with every type.
+fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &layout in &layouts {
+            for dtype in DType::ALL {
+                let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
+                cases.push(Box::new(case.of_type(dtype)));
+            }
+        }
     }
     Ok(cases)
 }

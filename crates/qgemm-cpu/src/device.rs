@@ -205,6 +205,7 @@ impl Device for CpuDevice {
             convert: families::convert::FAMILIES,
             experts: families::experts::FAMILIES,
             routing: families::routing::FAMILIES,
+            matmul: families::matmul::FAMILIES,
         }
     }
 

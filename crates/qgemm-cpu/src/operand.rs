@@ -152,6 +152,13 @@ impl<'a> Output<'a> {
         let mut held = [0u32; PART];
         let held: &mut [u8] = bytemuck::cast_slice_mut(&mut held);
         for (i, out) in out.chunks_mut(PART).enumerate() {
+            if self.layout.col_stride == 1 {
+                let at = element(&self.layout, row, first + i * PART) * width;
+                // SAFETY: as in `store_part`; that nobody else writes the elements is the caller's promise.
+                unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(at), out.len() * width) };
+                simd.to_f32(self.layout.dtype, held, out);
+                continue;
+            }
             for (column, element_held) in held.chunks_exact_mut(width).take(out.len()).enumerate() {
                 let at = element(&self.layout, row, first + i * PART + column) * width;
                 // SAFETY: as in `store_part`; that nobody else writes the element is the caller's promise.
@@ -192,6 +199,62 @@ impl<'a> Output<'a> {
                 }
             }
         }
+    }
+}
+
+/// Matrices to write, one for each product of a batch, shared by the threads of a launch.
+#[derive(Debug)]
+pub struct OutputBatch<'a> {
+    first: Output<'a>,
+    /// Elements from one to the next.
+    stride: usize,
+    batch: usize,
+}
+
+impl<'a> OutputBatch<'a> {
+    /// `batch` matrices of rows × columns, `shape`, `stride` elements apart in `bytes`; `what` names them in the error.
+    ///
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when one leaves `bytes`, [`HalError::Unsupported`] when elements overlap.
+    pub fn new(
+        bytes: &'a mut [u8],
+        layout: Dense,
+        shape: [usize; 2],
+        batch: usize,
+        stride: u64,
+        what: &'static str,
+    ) -> Result<Self, HalError> {
+        let [rows, columns] = shape;
+        let len = bytes.len();
+        let last = (batch as u64 - 1).checked_mul(stride).and_then(|at| at.checked_mul(layout.dtype.bytes() as u64));
+        let last = last.and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
+        check_extent(len.saturating_sub(last), &layout, shape, what)?;
+        let one = layout.extent(rows, columns).unwrap_or(u64::MAX);
+        // The matrices lie behind one another, or they are parts of the rows of one wide matrix.
+        let beside = layout.col_stride == 1
+            && stride >= columns as u64
+            && (rows < 2 || layout.row_stride >= (batch as u64 - 1) * stride + columns as u64);
+        if batch > 1 && stride < one && !beside {
+            return Err(HalError::Unsupported {
+                device: DeviceId::CPU,
+                what: "an output with overlapping matrices".into(),
+                why: format!("{batch} of {shape:?} are {stride} elements apart"),
+            });
+        }
+        Ok(Self { first: Output::new(bytes, layout, shape, what)?, stride: stride as usize, batch })
+    }
+
+    /// The matrix of a product.
+    ///
+    /// # Panics
+    /// When there is no such product.
+    pub fn of(&self, product: usize) -> Output<'_> {
+        assert!(product < self.batch, "the product is one of the batch");
+        let Output { start, layout, shape, .. } = self.first;
+        // SAFETY: `new` checked that the last matrix, and so every one, lies in the bytes that `first` borrows mutably, and that no
+        // two overlap.
+        let start = unsafe { start.add(product * self.stride * layout.dtype.bytes()) };
+        Output { start, layout, shape, bytes: PhantomData }
     }
 }
 

@@ -34,6 +34,7 @@ pub(crate) fn catalog() -> Catalog {
             routing: Box::leak(
                 routing.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedRouting>).collect(),
             ),
+            matmul: &[],
         }
     })
 }

@@ -243,6 +243,90 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// Sizes and choices of one `matmul`: what the kernels of every backend need. Element types are 0 = f32, 1 = f16, 2 = bf16.
+    pub struct MatmulShape {
+        /// Rows of A and D.
+        pub m: u32,
+        /// Columns of B and D.
+        pub n: u32,
+        /// Columns of A and rows of B.
+        pub k: u32,
+        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+        pub flags: u32,
+        /// Function applied last: see the `ACTIVATION_` constants.
+        pub activation: u32,
+        /// Element type of D.
+        pub d_dtype: u32,
+        /// Element type of C.
+        pub c_dtype: u32,
+        /// Element type of the bias.
+        pub bias_dtype: u32,
+        /// Factor of the product.
+        pub alpha: f32,
+        /// Factor of C, or of what D held.
+        pub beta: f32,
+    }
+}
+
+abi_struct! {
+    /// How CTAs share the tiles of one `matmul`: CUDA only.
+    pub struct MatmulTiles {
+        /// Tiles along M.
+        pub m_tiles: u32,
+        /// Tiles along N.
+        pub n_tiles: u32,
+        /// CTAs that share a tile's K.
+        pub splits: u32,
+        /// Stages along K.
+        pub k_tiles: u32,
+        /// Whether contiguous parts of A begin at multiples of 16 bytes.
+        pub a_aligned16: u32,
+        /// Whether those of B do.
+        pub b_aligned16: u32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses and 64-bit strides (in elements) of one `matmul`: CUDA only.
+    pub struct MatmulPointers {
+        /// A.
+        pub a: u64,
+        /// B.
+        pub b: u64,
+        /// C.
+        pub c: u64,
+        /// Bias.
+        pub bias: u64,
+        /// D.
+        pub d: u64,
+        /// Counters and partial accumulators.
+        pub workspace: u64,
+        /// Bytes of the workspace before the partial accumulators.
+        pub partials: u64,
+        /// Elements from one row of A to the next.
+        pub a_row: u64,
+        /// Elements from one column of A to the next.
+        pub a_col: u64,
+        /// Elements from one A to the next.
+        pub a_batch: u64,
+        /// Elements from one row of B to the next.
+        pub b_row: u64,
+        /// Elements from one column of B to the next.
+        pub b_col: u64,
+        /// Elements from one B to the next.
+        pub b_batch: u64,
+        /// Elements from one row of C to the next.
+        pub c_row: u64,
+        /// Elements from one C to the next.
+        pub c_batch: u64,
+        /// Elements from one row of D to the next.
+        pub d_row: u64,
+        /// Elements from one D to the next.
+        pub d_batch: u64,
+    }
+}
+
+abi_struct! {
     /// Rows of blocks to rearrange into a packed layout: CUDA only.
     pub struct RepackParams {
         /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
@@ -394,6 +478,8 @@ pub const FLAG_LISTS: u32 = 1 << 16;
 pub const FLAG_COUNTS: u32 = 1 << 17;
 /// [`RoutingShape::flags`]: ids are the caller's.
 pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
+/// [`MatmulShape::flags`]: what D held is added to.
+pub const FLAG_ACCUMULATES: u32 = 1 << 19;
 
 /// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
@@ -419,6 +505,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("LISTS", FLAG_LISTS),
     ("COUNTS", FLAG_COUNTS),
     ("GIVEN_IDS", FLAG_GIVEN_IDS),
+    ("ACCUMULATES", FLAG_ACCUMULATES),
 ];
 
 /// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
@@ -442,7 +529,7 @@ pub const fn activation_code(activation: Activation) -> u32 {
 }
 
 /// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
-pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI];
+pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI, MatmulShape::ABI];
 
 /// Every struct, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
@@ -453,6 +540,9 @@ pub const STRUCTS: &[AbiStruct] = &[
     ConvertPointers::ABI,
     RoutingShape::ABI,
     RoutingPointers::ABI,
+    MatmulShape::ABI,
+    MatmulTiles::ABI,
+    MatmulPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCheck::ABI,

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Operation};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Operation};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -37,6 +37,8 @@ pub type ConvertFamilies = &'static [&'static dyn Family<CheckedConvert>];
 pub type ExpertsFamilies = &'static [&'static dyn Family<CheckedExperts>];
 /// Families of `routing`.
 pub type RoutingFamilies = &'static [&'static dyn Family<CheckedRouting>];
+/// Families of `matmul`.
+pub type MatmulFamilies = &'static [&'static dyn Family<CheckedMatmul>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,6 +51,8 @@ pub struct Catalog {
     pub experts: ExpertsFamilies,
     /// The experts of tokens, and the tokens of experts.
     pub routing: RoutingFamilies,
+    /// Products of two matrices in device memory.
+    pub matmul: MatmulFamilies,
 }
 
 impl Catalog {
@@ -57,6 +61,6 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing)]
+        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul)]
     }
 }

@@ -13,6 +13,7 @@ use crate::caps::Variant;
 use crate::op::convert::ConvertSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
+use crate::op::matmul::MatmulSpec;
 use crate::op::routing::RoutingSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
@@ -49,6 +50,8 @@ pub enum Spec {
     ExpertStep(ExpertStepSpec),
     /// The experts of tokens, and the tokens of experts.
     Routing(RoutingSpec),
+    /// Products of two matrices in device memory.
+    Matmul(MatmulSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -79,6 +82,7 @@ impl KernelId {
             Spec::Experts(_) => "experts",
             Spec::ExpertStep(_) => "experts_step",
             Spec::Routing(_) => "routing",
+            Spec::Matmul(_) => "matmul",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -106,6 +110,7 @@ impl fmt::Display for KernelId {
             Spec::Experts(spec) => spec.fmt(f),
             Spec::ExpertStep(spec) => spec.fmt(f),
             Spec::Routing(spec) => spec.fmt(f),
+            Spec::Matmul(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -126,6 +131,7 @@ impl FromStr for KernelId {
             "experts" => keys.parse().map(Spec::Experts),
             "experts_step" => keys.parse().map(Spec::ExpertStep),
             "routing" => keys.parse().map(Spec::Routing),
+            "matmul" => keys.parse().map(Spec::Matmul),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -246,6 +252,7 @@ mod tests {
     use qgemm_formats::{DType, Format, XFormat};
 
     use super::*;
+    use crate::op::matmul::MatmulLayout;
     use crate::op::routing::RoutingStep;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {
@@ -284,6 +291,11 @@ mod tests {
         for step in RoutingStep::ALL {
             let spec = RoutingSpec { step, experts: 256 };
             ids.push(KernelId::new("routing", Some(Variant::Sm90), Spec::Routing(spec)));
+        }
+        for layout in MatmulLayout::ALL.into_iter().chain([MatmulLayout::Any]) {
+            let main_loop = Name::new("sm80_cp_async");
+            let spec = MatmulSpec { main_loop, a: DType::BF16, b: DType::F32, layout, m: 128, n: 64, k: 32 };
+            ids.push(KernelId::new("matmul", Some(Variant::Sm80), Spec::Matmul(spec)));
         }
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {

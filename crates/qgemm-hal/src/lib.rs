@@ -29,7 +29,7 @@ pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, RoutingFamilies};
+pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, RoutingFamilies};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};
@@ -41,11 +41,14 @@ pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
     XPrecision, XPrologue, XRegion,
 };
+pub use op::matmul::{
+    BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec,
+};
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -17,12 +17,13 @@ use crate::error::{HalError, Unsupported};
 use crate::family::{Catalog, Family};
 use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
-use crate::kernel_id::{KernelId, Spec};
+use crate::kernel_id::{KernelId, Name, Spec};
 use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
+use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, Operand, OperandDesc};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Operand, OperandDesc};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -134,7 +135,13 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily] }
+        Catalog {
+            gemm: &[&NoopFamily],
+            convert: &[&NoopFamily],
+            experts: &[&NoopFamily],
+            routing: &[&NoopFamily],
+            matmul: &[&NoopFamily],
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -267,6 +274,35 @@ impl Family<CheckedRouting> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedMatmul> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedMatmul, _info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+        let (a, b, layout) = (op.a.dtype, op.b.dtype, op.layout());
+        let spec = MatmulSpec { main_loop: Name::new("noop"), a, b, layout, m: 64, n: 64, k: 64 };
+        Ok(vec![MatmulConfig {
+            kernel: KernelId::new("noop", None, Spec::Matmul(spec)),
+            math: Math::FmaF32,
+            tile_m: 64,
+            tile_n: 64,
+            tile_k: 64,
+            ctas_per_unit: 1,
+            max_splits: 4,
+            efficiency: 1000,
+        }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<MatmulOperand>(device, op.kernel_name("noop"), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
         0
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
 //! [`convert::choose`] and [`routing::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
-//! experts of equal load.
+//! experts of equal load; [`matmul::choose`] also cuts K.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -12,6 +12,7 @@ pub mod convert;
 mod error;
 pub mod experts;
 pub mod gemm;
+pub mod matmul;
 pub mod routing;
 
 pub use candidates::{Candidates, Offered};

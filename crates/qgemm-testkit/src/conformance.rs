@@ -25,7 +25,9 @@ macro_rules! conformance {
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_invariant
 
-            routing_sizes routing_scores routing_special routing_layouts routing_ids);
+            routing_sizes routing_scores routing_special routing_layouts routing_ids
+
+            matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special matmul_gradients);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

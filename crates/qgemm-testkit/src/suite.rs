@@ -9,6 +9,7 @@ use qgemm_formats::Format;
 use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
+use crate::matmul::MatmulSuite;
 use crate::outcome::Outcome;
 use crate::routing::RoutingSuite;
 
@@ -63,7 +64,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

@@ -3,4 +3,5 @@
 pub mod convert;
 pub mod experts;
 pub mod gemm;
+pub mod matmul;
 pub mod routing;

@@ -15,7 +15,7 @@ use crate::arch;
 
 /// What CUDA devices offer.
 pub static CATALOG: Catalog =
-    Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert], experts: &[&ExpertProducts], routing: &[&Routing] };
+    Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert], experts: &[&ExpertProducts], routing: &[&Routing], matmul: &[] };
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ pub mod convert;
 mod dense;
 pub mod experts;
 pub mod gemm;
+pub mod matmul;
 mod operand;
 pub mod routing;
 
@@ -16,6 +17,7 @@ pub use convert::CheckedConvert;
 pub use dense::Dense;
 pub use experts::CheckedExperts;
 pub use gemm::CheckedGemm;
+pub use matmul::CheckedMatmul;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
 pub use routing::CheckedRouting;

@@ -22,6 +22,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     convert: convert::FAMILIES,
     experts: experts::FAMILIES,
     routing: routing::FAMILIES,
+    matmul: &[],
 };
 
 /// What the kernels of each operation are given.

@@ -1,0 +1,245 @@
+//! [`Matmul`]: two matrices to be multiplied, and its validation into a [`CheckedMatmul`].
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, BatchedDense, CheckedMatmul};
+
+use crate::error::Error;
+use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+
+/// A product of two matrices in device memory, or a batch of such, described for [`Context::plan_matmul`].
+///
+/// ```text
+/// D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)      A [m, k], B [k, n], C and D [m, n], bias [n]
+/// ```
+///
+/// Products and sums are in f32; D is rounded once. Operands are row-major without gaps unless said otherwise, `alpha` is 1, and there is
+/// one product. A and B may each be stored transposed, which makes the four layouts of BLAS: `X·Wᵀ` is
+/// [`b_transposed`](Self::b_transposed) (NT), `dYᵀ·X` is [`a_transposed`](Self::a_transposed) (TN).
+///
+/// [`Context::plan_matmul`]: crate::Context::plan_matmul
+#[derive(Clone, Debug)]
+pub struct Matmul {
+    m: usize,
+    n: usize,
+    k: usize,
+    batch: usize,
+    a: Factor,
+    b: Factor,
+    d: Factor,
+    /// C and its factor.
+    c: Option<(f32, Factor)>,
+    /// The factor of what D held.
+    accumulates: Option<f32>,
+    bias: Option<DType>,
+    alpha: f32,
+    activation: Activation,
+}
+
+/// How the matrices of an operand are stored.
+#[derive(Clone, Copy, Debug)]
+struct Factor {
+    name: &'static str,
+    dtype: DType,
+    transposed: bool,
+    row_stride: Option<u64>,
+    batch_stride: Option<u64>,
+    alignment: usize,
+}
+
+impl Factor {
+    fn new(name: &'static str, dtype: DType) -> Self {
+        Self { name, dtype, transposed: false, row_stride: None, batch_stride: None, alignment: WIDE_ACCESS }
+    }
+
+    /// The matrices, `rows × columns` each. Those that are written must not overlap.
+    fn check(&self, batch: usize, rows: usize, columns: usize, written: bool) -> Result<BatchedDense, Error> {
+        let Self { name, dtype, transposed, row_stride, batch_stride, alignment } = *self;
+        let (stored_rows, stored_columns) = if transposed { (columns, rows) } else { (rows, columns) };
+        let stored = Stored { name, rows: stored_rows, columns: stored_columns, dtype, alignment };
+        let dense = stored.check(row_stride)?;
+        let one = dense.extent(stored_rows, stored_columns).unwrap_or(u64::MAX);
+        // Without gaps between matrices, too: the last row of one is followed by a gap as any other.
+        let whole = (stored_rows as u64).saturating_mul(dense.row_stride);
+        let batch_stride = if batch > 1 { batch_stride.unwrap_or(whole) } else { 0 };
+        let (row_stride, col_stride) = if transposed { (1, dense.row_stride) } else { (dense.row_stride, 1) };
+        let batch_bytes = batch_stride.checked_mul(dtype.bytes() as u64);
+        let aligned16 = dense.aligned16 && batch_bytes.is_some_and(|bytes| bytes.is_multiple_of(WIDE_ACCESS as u64));
+        let dense = BatchedDense { dtype, row_stride, col_stride, batch_stride, aligned16 };
+        let bytes = dense.extent(batch, rows, columns).and_then(|elements| elements.checked_mul(dtype.bytes() as u64));
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::BatchOverflow { operand: name, batch, batch_stride });
+        }
+        // Matrices lie behind one another, or side by side in long rows.
+        let rows_of_all = (batch as u64).saturating_sub(1).saturating_mul(batch_stride).saturating_add(columns as u64);
+        let beside = batch_stride >= columns as u64 && (rows < 2 || dense.row_stride >= rows_of_all);
+        if written && batch > 1 && one > 0 && batch_stride < one && !beside {
+            return Err(Error::OverlappingMatrices { operand: name, batch_stride, row_stride: dense.row_stride });
+        }
+        Ok(dense)
+    }
+}
+
+impl Matmul {
+    /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`.
+    pub fn new([m, n, k]: [usize; 3], a: DType, b: DType, d: DType) -> Self {
+        Self {
+            m,
+            n,
+            k,
+            batch: 1,
+            a: Factor::new("A", a),
+            b: Factor::new("B", b),
+            d: Factor::new("D", d),
+            c: None,
+            accumulates: None,
+            bias: None,
+            alpha: 1.0,
+            activation: Activation::Identity,
+        }
+    }
+
+    /// A is stored as `[k, m]`.
+    pub fn a_transposed(mut self) -> Self {
+        self.a.transposed = true;
+        self
+    }
+
+    /// B is stored as `[n, k]`.
+    pub fn b_transposed(mut self) -> Self {
+        self.b.transposed = true;
+        self
+    }
+
+    /// So many products. Matrices of each operand follow one another without gaps unless their strides say otherwise.
+    pub fn batch(mut self, products: usize) -> Self {
+        self.batch = products;
+        self
+    }
+
+    /// Elements from one stored row of A to the next: the leading dimension.
+    pub fn a_row_stride(mut self, elements: u64) -> Self {
+        self.a.row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one stored row of B to the next.
+    pub fn b_row_stride(mut self, elements: u64) -> Self {
+        self.b.row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of D to the next.
+    pub fn d_row_stride(mut self, elements: u64) -> Self {
+        self.d.row_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one row of C to the next. No effect without C.
+    pub fn c_row_stride(mut self, elements: u64) -> Self {
+        self.c = self.c.map(|(beta, c)| (beta, Factor { row_stride: Some(elements), ..c }));
+        self
+    }
+
+    /// Elements from one A to the next; 0 where all products have the same.
+    pub fn a_batch_stride(mut self, elements: u64) -> Self {
+        self.a.batch_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one B to the next; 0 where all products have the same.
+    pub fn b_batch_stride(mut self, elements: u64) -> Self {
+        self.b.batch_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one D to the next. Matrices may lie side by side in long rows, but must not overlap.
+    pub fn d_batch_stride(mut self, elements: u64) -> Self {
+        self.d.batch_stride = Some(elements);
+        self
+    }
+
+    /// Elements from one C to the next; 0 where all products have the same. No effect without C.
+    pub fn c_batch_stride(mut self, elements: u64) -> Self {
+        self.c = self.c.map(|(beta, c)| (beta, Factor { batch_stride: Some(elements), ..c }));
+        self
+    }
+
+    /// What the addresses of A and B are multiples of, in bytes, at every run. 16 when not given: kernels are faster then.
+    pub fn alignment(mut self, a: usize, b: usize) -> Self {
+        (self.a.alignment, self.b.alignment) = (a, b);
+        self
+    }
+
+    /// The same of D and, where there is one, of C.
+    pub fn output_alignment(mut self, bytes: usize) -> Self {
+        self.d.alignment = bytes;
+        self.c = self.c.map(|(beta, c)| (beta, Factor { alignment: bytes, ..c }));
+        self
+    }
+
+    /// Factor of the product.
+    pub fn alpha(mut self, alpha: f32) -> Self {
+        self.alpha = alpha;
+        self
+    }
+
+    /// Adds `beta · C` before the activation. With `beta` 0, C is not read and need not be passed. The last of this and
+    /// [`accumulate`](Self::accumulate) counts.
+    pub fn c(mut self, beta: f32, dtype: DType) -> Self {
+        self.c = Some((beta, Factor { alignment: self.d.alignment, ..Factor::new("C", dtype) }));
+        self.accumulates = None;
+        self
+    }
+
+    /// Adds `beta` times what D held before. With `beta` 0, D is not read.
+    pub fn accumulate(mut self, beta: f32) -> Self {
+        self.accumulates = Some(beta);
+        self.c = None;
+        self
+    }
+
+    /// Adds a bias: `n` contiguous values, the same for every row and product.
+    pub fn bias(mut self, dtype: DType) -> Self {
+        self.bias = Some(dtype);
+        self
+    }
+
+    /// Applied last.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.activation = activation;
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
+        let &Self { m, n, k, batch, alpha, bias, activation, .. } = self;
+        for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
+            check_dimension(name, got)?;
+        }
+        let beta = self.c.map(|(beta, _)| beta).or(self.accumulates).unwrap_or(0.0);
+        for (name, got) in [("alpha", alpha), ("beta", beta)] {
+            if !got.is_finite() {
+                return Err(Error::NonFiniteScalar { name, got });
+            }
+        }
+        let c = match self.c {
+            Some((_, c)) => Some(c.check(batch, m, n, false)?),
+            None => None,
+        };
+        Ok(CheckedMatmul {
+            batch,
+            m,
+            n,
+            k,
+            a: self.a.check(batch, m, k, false)?,
+            b: self.b.check(batch, k, n, false)?,
+            d: self.d.check(batch, m, n, true)?,
+            c: c.filter(|_| beta != 0.0),
+            accumulates: self.accumulates.is_some() && beta != 0.0,
+            bias,
+            alpha,
+            beta,
+            activation,
+        })
+    }
+}

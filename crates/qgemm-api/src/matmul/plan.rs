@@ -1,0 +1,191 @@
+//! [`MatmulPlan`]: a kernel made ready for one product.
+
+use std::fmt;
+use std::sync::Arc;
+
+use qgemm_hal::{
+    BatchedDense, BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
+    MatmulPlan as Launch, Operands, Operation, Stream,
+};
+use qgemm_sched::matmul::choose;
+
+use super::description::Matmul;
+use crate::error::Error;
+use crate::operand::{Checks, Extent};
+use crate::plan_cache::{PlanCaches, Ready};
+use crate::workspace::Workspace;
+
+/// A kernel chosen and made ready for one [`Matmul`]; made by [`Context::plan_matmul`](crate::Context::plan_matmul). Its text says what
+/// a run launches.
+#[derive(Debug)]
+pub struct MatmulPlan {
+    op: CheckedMatmul,
+    device: DeviceId,
+    /// `None` where there is nothing to write.
+    ready: Option<Arc<Ready<CheckedMatmul>>>,
+}
+
+/// What one run of a [`MatmulPlan`] reads and writes.
+///
+/// ```
+/// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
+///
+/// let ctx = Context::open("cpu")?;
+/// // A gradient, dW += dYᵀ·X: of three rows of dY, with two columns, and of X, with one.
+/// let plan = ctx.plan_matmul(&Matmul::new([2, 1, 3], DType::BF16, DType::BF16, DType::F32).a_transposed().accumulate(1.0))?;
+/// let dy = ctx.upload(&DType::BF16.encode(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))?;
+/// let x = ctx.upload(&DType::BF16.encode(&[1.0, 0.5, -1.0]))?;
+/// let mut dw = ctx.upload(&DType::F32.encode(&[10.0, 20.0]))?;
+/// plan.run(&ctx.default_stream(), MatmulArgs::new(&dy, &x, &mut dw))?;
+/// assert_eq!(DType::F32.decode(&ctx.download(&dw)?), [7.5, 18.0]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct MatmulArgs<'a> {
+    /// The left factors.
+    pub a: BufferRef<'a>,
+    /// The right factors.
+    pub b: BufferRef<'a>,
+    /// The results; read, too, where the product [accumulates](Matmul::accumulate).
+    pub d: BufferMut<'a>,
+    /// C, when the product adds one.
+    pub c: Option<BufferRef<'a>>,
+    /// Bias, when the product adds one.
+    pub bias: Option<BufferRef<'a>>,
+    /// At least [`MatmulPlan::workspace_bytes`], when that is not 0.
+    pub workspace: Option<&'a mut Workspace>,
+}
+
+impl<'a> MatmulArgs<'a> {
+    /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
+    /// be set.
+    pub fn new(a: impl Into<BufferRef<'a>>, b: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
+        Self { a: a.into(), b: b.into(), d: d.into(), c: None, bias: None, workspace: None }
+    }
+
+    /// With C.
+    pub fn c(mut self, c: impl Into<BufferRef<'a>>) -> Self {
+        self.c = Some(c.into());
+        self
+    }
+
+    /// With a bias.
+    pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
+        self.bias = Some(bias.into());
+        self
+    }
+
+    /// With a workspace.
+    pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
+        self.workspace = Some(workspace);
+        self
+    }
+}
+
+impl MatmulPlan {
+    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, matmul: &Matmul) -> Result<Self, Error> {
+        let op = matmul.check()?;
+        let make = || {
+            let CheckedMatmul { batch, m, n, k, .. } = op;
+            let _span = tracing::info_span!("plan", batch, m, n, k).entered();
+            let (family, plan) = choose(&op, device.info(), device.catalog().matmul)?;
+            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
+        };
+        let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
+        let ready = if nothing { None } else { Some(caches.matmul.get_or_make(&op, make)?) };
+        Ok(Self { device: device.info().id, ready, op })
+    }
+
+    /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out.
+    pub fn workspace_bytes(&self) -> usize {
+        self.launch().map_or(0, |plan| plan.workspace.bytes)
+    }
+
+    /// Name of the chosen kernel; `none` where there is nothing to write.
+    pub fn kernel_name(&self) -> &str {
+        self.sequence().map_or("none", LaunchSequence::name)
+    }
+
+    /// Identity of the chosen kernel; `None` where there is nothing to write.
+    pub fn kernel_id(&self) -> Option<KernelId> {
+        self.launch().map(|plan| plan.config.kernel)
+    }
+
+    /// The chosen configuration and its cut; `None` where there is nothing to write.
+    pub fn launch(&self) -> Option<&Launch> {
+        self.ready.as_ref().map(|ready| &ready.plan)
+    }
+
+    /// The kernels that a run launches, in order; `None` where there is nothing to write.
+    pub fn sequence(&self) -> Option<&LaunchSequence> {
+        self.ready.as_ref().map(|ready| &ready.sequence)
+    }
+
+    /// The validated operation.
+    pub fn op(&self) -> &CheckedMatmul {
+        &self.op
+    }
+
+    /// Bytes that a run must move at least: those it reads and those it writes, once each.
+    pub fn bytes(&self) -> f64 {
+        self.op.traffic()
+    }
+
+    /// The device that the plan is for.
+    pub fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    /// Submits the product to `stream`. Allocates nothing, waits for nothing and takes no lock, so it may be captured in a CUDA graph.
+    ///
+    /// # Errors
+    /// When an operand is missing, too short, misaligned, on another device or not part of the product, or a device error.
+    /// Nothing has been written then.
+    pub fn run(&self, stream: &Stream, args: MatmulArgs<'_>) -> Result<(), Error> {
+        use MatmulOperand as O;
+        let MatmulArgs { a, b, d, c, bias, workspace } = args;
+        let op = &self.op;
+        let checks = Checks(self.device);
+        checks.device("stream", stream.device())?;
+        let extent = |dense: &BatchedDense, rows: usize, columns: usize| Extent::of_batch(dense, op.batch, rows, columns);
+        checks.view("A", a, extent(&op.a, op.m, op.k))?;
+        checks.view("B", b, extent(&op.b, op.k, op.n))?;
+        checks.view("D", d.view(), extent(&op.d, op.m, op.n))?;
+        let of_c = op.c.as_ref().map(|c| extent(c, op.m, op.n));
+        // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
+        let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
+        let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
+        let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
+        let why = "the plan adds up parts of K";
+        let workspace = checks.workspace(workspace, self.workspace_bytes(), why)?;
+        let Some(ready) = &self.ready else { return Ok(()) };
+        let mut operands = Operands::new();
+        operands.read(O::A, a);
+        operands.read(O::B, b);
+        operands.read_if_any(O::C, c);
+        operands.read_if_any(O::Bias, bias);
+        operands.write(O::D, d);
+        if let Some(workspace) = workspace {
+            operands.write(O::Workspace, workspace);
+        }
+        let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
+        Ok(ready.sequence.run(stream, operands)?)
+    }
+}
+
+/// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
+impl fmt::Display for MatmulPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CheckedMatmul { batch, m, n, k, .. } = self.op;
+        write!(f, "{} for {batch} of {m}x{n}x{k} on {}", self.kernel_name(), self.device)?;
+        let (Some(launch), Some(sequence)) = (self.launch(), self.sequence()) else { return Ok(()) };
+        let mut given = self.op.operands();
+        if launch.workspace.bytes > 0 {
+            given.push(MatmulOperand::Workspace);
+        }
+        let (splits, bytes, estimate) = (launch.splits, launch.workspace.bytes, launch.estimate * 1e6);
+        writeln!(f, ", K in {splits} parts, {bytes} bytes of workspace, expected to take {estimate:.1} µs")?;
+        sequence.display_with(&given).fmt(f)
+    }
+}

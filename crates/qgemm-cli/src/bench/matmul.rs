@@ -1,0 +1,94 @@
+//! `qgemm bench --op matmul`.
+
+use std::fmt;
+
+use anyhow::ensure;
+use qgemm_api::{Buffer, Context, DType, Matmul, MatmulArgs, MatmulLayout};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+use crate::choice::{self, Shape};
+
+/// Rows, columns and values along K, unless others are asked for.
+const SHAPES: [&str; 3] = ["512x512x512", "1024x1024x1024", "4096x4096x4096"];
+
+/// A product to measure: D has the type of A and B.
+pub struct Subject {
+    shape: Shape,
+    batch: usize,
+    layout: MatmulLayout,
+    dtype: DType,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x {} {} {}", self.batch, self.shape, self.layout, self.dtype)
+    }
+}
+
+/// Every shape in every layout that is asked for.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match args.shape[..] {
+        [] => SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
+        _ => choice::gemm_shapes(&args.shape)?,
+    };
+    ensure!(args.batch > 0, "--batch: expected a number above 0");
+    let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
+    let (batch, dtype) = (args.batch, args.x_dtype);
+    let of = |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype });
+    Ok(shapes.into_iter().flat_map(of).collect())
+}
+
+/// Times what a plan takes for a subject, with copies of its factors in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype } = subject;
+    let mut matmul = Matmul::new([m, n, k], dtype, dtype, dtype).batch(batch);
+    if !layout.a_by_rows() {
+        matmul = matmul.a_transposed();
+    }
+    if !layout.b_by_rows() {
+        matmul = matmul.b_transposed();
+    }
+    let plan = ctx.plan_matmul(&matmul)?;
+    let bytes = |values: usize| values * batch * dtype.bytes();
+    let [a_bytes, b_bytes, d_bytes] = [m * k, k * n, m * n].map(bytes);
+    let made = |bytes: usize| {
+        let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 / 128.0 - 1.0;
+        dtype.encode(&(0..bytes / dtype.bytes()).map(value).collect::<Vec<_>>())
+    };
+    let (a, b) = (made(a_bytes), made(b_bytes));
+    let places: Vec<usize> = (0..copies(ctx, a_bytes + b_bytes)).collect();
+    let copied = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let (a, b) = (copied(&a)?, copied(&b)?);
+    let mut d = ctx.allocate(d_bytes)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        plan.run(&stream, MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace))
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: if batch == 1 { shape.to_string() } else { format!("{batch}x {shape}") },
+        format: layout.to_string(),
+        x_dtype: dtype.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64 / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

@@ -1,0 +1,145 @@
+//! How a product is cut into tasks.
+
+use std::ops::Range;
+
+use qgemm_hal::CheckedMatmul;
+
+use crate::simd::BLOCK_ROWS;
+
+/// Most rows of D that a task computes: enough that putting B in order costs little beside its multiply-adds.
+pub const PANEL_ROWS: usize = 128;
+/// Most columns of D that a task computes, in blocks: enough that putting A in order costs little.
+const MOST_BLOCKS: usize = 8;
+/// Tasks for each thread: some take longer than others.
+const TASKS_A_THREAD: usize = 4;
+/// Values along K of a part, at least, where K is cut.
+const LEAST_PART: usize = 2048;
+/// Tiles of D below which K is cut, into so many parts that there are as many tasks.
+const FEW_TILES: usize = 32;
+
+/// The tasks of a product. Which accumulators are added up how depends on the shape alone, and not on the threads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cut {
+    /// Rows of a panel.
+    pub rows: usize,
+    /// Blocks of columns of a task.
+    pub blocks: usize,
+    /// Parts of K.
+    pub parts: usize,
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+}
+
+/// Part of D that a task computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// The product.
+    pub product: usize,
+    /// Its rows.
+    pub rows: Range<usize>,
+    /// Its columns.
+    pub columns: Range<usize>,
+}
+
+impl Cut {
+    /// The tasks of `op` for so many threads.
+    pub fn new(op: &CheckedMatmul, threads: usize) -> Self {
+        let &CheckedMatmul { batch, m, n, k, .. } = op;
+        let panels = m.div_ceil(PANEL_ROWS);
+        let rows = m.div_ceil(panels);
+        let tiles = batch.saturating_mul(panels).saturating_mul(n.div_ceil(BLOCK_ROWS));
+        let parts = if tiles < FEW_TILES { (k / LEAST_PART).min(FEW_TILES / tiles).max(1) } else { 1 };
+        let mut cut = Self { rows, blocks: 1, parts, batch, m, n, k };
+        if parts == 1 {
+            // The largest tasks of which there are enough.
+            let wanted = threads * TASKS_A_THREAD;
+            cut.blocks = (tiles / wanted).clamp(1, MOST_BLOCKS);
+            // Few columns, and rows for few threads: panels of fewer rows.
+            let few = wanted.div_ceil(tiles).min(PANEL_ROWS / 32);
+            cut.rows = if few > 1 { rows.div_ceil(few).next_multiple_of(8).min(rows) } else { rows };
+        }
+        cut
+    }
+
+    /// Tiles along M and along N.
+    fn grid(&self) -> [usize; 2] {
+        [self.m.div_ceil(self.rows), self.n.div_ceil(self.blocks * BLOCK_ROWS)]
+    }
+
+    /// Tiles of all products.
+    pub fn tiles(&self) -> usize {
+        let [along_m, along_n] = self.grid();
+        self.batch * along_m * along_n
+    }
+
+    /// Tasks: tiles and parts of K.
+    pub fn tasks(&self) -> usize {
+        self.tiles() * self.parts
+    }
+
+    /// A tile. Those of the same rows follow one another.
+    pub fn tile(&self, tile: usize) -> Tile {
+        let [along_m, along_n] = self.grid();
+        let (of_products, column) = (tile / along_n, tile % along_n * self.blocks * BLOCK_ROWS);
+        let (product, row) = (of_products / along_m, of_products % along_m * self.rows);
+        let columns = column..self.n.min(column + self.blocks * BLOCK_ROWS);
+        Tile { product, rows: row..self.m.min(row + self.rows), columns }
+    }
+
+    /// A part of K.
+    pub fn part(&self, part: usize) -> Range<usize> {
+        let at = |part: usize| (part * self.k.div_ceil(self.parts)).min(self.k);
+        at(part)..at(part + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::{Activation, BatchedDense};
+
+    use super::*;
+
+    fn op([batch, m, n, k]: [usize; 4]) -> CheckedMatmul {
+        let dense =
+            BatchedDense { dtype: DType::F32, row_stride: 1, col_stride: 1, batch_stride: 0, aligned16: false };
+        CheckedMatmul {
+            batch,
+            m,
+            n,
+            k,
+            a: dense,
+            b: dense,
+            d: dense,
+            c: None,
+            accumulates: false,
+            bias: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+        }
+    }
+
+    #[test]
+    fn tiles_cover_every_output_once_and_parts_all_of_k() {
+        for shape in [[1, 1, 1, 0], [3, 130, 65, 7], [1, 4096, 64, 4096], [2, 5, 4000, 100], [1, 3, 70, 50_001]] {
+            for threads in [1, 2, 64] {
+                let cut = Cut::new(&op(shape), threads);
+                let outputs: usize =
+                    (0..cut.tiles()).map(|tile| cut.tile(tile)).map(|t| t.rows.len() * t.columns.len()).sum();
+                assert_eq!(outputs, shape[0] * shape[1] * shape[2], "{cut:?}");
+                assert_eq!((0..cut.parts).map(|part| cut.part(part).len()).sum::<usize>(), shape[3], "{cut:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_columns_and_k_are_shared_out() {
+        let tasks = |shape| Cut::new(&op(shape), 2).tasks();
+        // By rows, by columns, by K.
+        assert!(tasks([1, 4096, 64, 4096]) >= 8 && tasks([1, 4, 4096, 512]) >= 8 && tasks([1, 16, 16, 65536]) >= 8);
+        assert_eq!(Cut::new(&op([1, 16, 16, 65536]), 2).parts, Cut::new(&op([1, 16, 16, 65536]), 64).parts);
+    }
+}

@@ -1,0 +1,285 @@
+//! One launch: the operands bound to a product, and its tasks.
+
+use std::ops::Range;
+
+use qgemm_formats::DType;
+use qgemm_hal::{BatchedDense, CheckedMatmul, Dense, DeviceId, HalError, HostMemory, MatmulOperand, Operand, Operands};
+use rayon::prelude::*;
+
+use super::cut::{Cut, Tile};
+use crate::arena;
+use crate::operand::{Input, OutputBatch, absent, host_bytes};
+use crate::ordered::Ordered;
+use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfToken, Simd, TILES};
+
+/// Values along K that a block of B is put in order for: it takes 16 KiB.
+pub const STEP: usize = 64;
+/// Values along K that a panel of A is put in order for.
+const CHUNK: usize = 16 * STEP;
+/// Multiply-adds below which the calling thread works alone: waking others takes longer.
+const SERIAL_MACS: f64 = 65536.0;
+
+/// An operation with its operands.
+pub struct Job<'a> {
+    op: &'a CheckedMatmul,
+    cut: &'a Cut,
+    simd: &'static Simd,
+    a: Batch<'a>,
+    b: Batch<'a>,
+    c: Option<Batch<'a>>,
+    bias: Option<(&'a [u8], DType)>,
+    d: OutputBatch<'a>,
+}
+
+/// Matrices that are read.
+struct Batch<'a> {
+    bytes: &'a [u8],
+    layout: BatchedDense,
+    shape: [usize; 2],
+    what: &'static str,
+}
+
+/// A matrix of a batch.
+fn dense(layout: &BatchedDense) -> Dense {
+    let BatchedDense { dtype, row_stride, col_stride, .. } = *layout;
+    Dense { dtype, row_stride, col_stride, aligned16: false }
+}
+
+impl<'a> Batch<'a> {
+    /// `batch` matrices in `view`.
+    fn new(
+        view: Option<qgemm_hal::BufferRef<'a>>,
+        layout: BatchedDense,
+        batch: usize,
+        shape: [usize; 2],
+        operand: MatmulOperand,
+    ) -> Result<Self, HalError> {
+        let what = operand.name();
+        let [rows, columns] = shape;
+        let bytes = layout.extent(batch, rows, columns).and_then(|len| len.checked_mul(layout.dtype.bytes() as u64));
+        let end = bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
+        let all = view.map_or(Ok(&[][..]), |view| host_bytes(view, what))?;
+        let bytes = all.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len: all.len() })?;
+        Ok(Self { bytes, layout, shape, what })
+    }
+
+    /// The matrix of a product.
+    fn of(&self, product: usize) -> Input<'_> {
+        let first = product * self.layout.batch_stride as usize * self.layout.dtype.bytes();
+        let matrix = Input::new(&self.bytes[first..], dense(&self.layout), self.shape, self.what);
+        matrix.unwrap_or_else(|_| unreachable!("the extent of all matrices was checked"))
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Binds the operands of a launch.
+    ///
+    /// # Errors
+    /// [`HalError::WrongDevice`] for memory that is not the host's, [`HalError::OutOfBounds`] for an operand shorter than the
+    /// operation says.
+    pub fn new(
+        op: &'a CheckedMatmul,
+        cut: &'a Cut,
+        simd: &'static Simd,
+        mut operands: Operands<'a>,
+    ) -> Result<Self, HalError> {
+        use MatmulOperand as O;
+        let CheckedMatmul { batch, m, n, k, .. } = *op;
+        let a = Batch::new(operands.take(O::A), op.a, batch, [m, k], O::A)?;
+        let b = Batch::new(operands.take(O::B), op.b, batch, [k, n], O::B)?;
+        let c = match op.c {
+            Some(c) => Some(Batch::new(operands.take(O::C), c, batch, [m, n], O::C)?),
+            None => None,
+        };
+        let bias = match op.bias {
+            Some(dtype) => {
+                let (what, end) = (O::Bias.name(), n * dtype.bytes());
+                let bytes = host_bytes(operands.take(O::Bias).ok_or(absent(what, end))?, what)?;
+                let len = bytes.len();
+                Some((bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?, dtype))
+            }
+            None => None,
+        };
+        let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
+        let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
+        let d = OutputBatch::new(d, dense(&op.d), [m, n], batch, op.d.batch_stride, O::D.name())?;
+        Ok(Self { op, cut, simd, a, b, c, bias, d })
+    }
+
+    /// Computes everything.
+    pub fn run(&self) {
+        match self.cut.parts {
+            1 => self.each(self.cut.tiles(), |tile| self.whole(&self.cut.tile(tile))),
+            _ => self.in_parts(),
+        }
+    }
+
+    /// Calls `work` with every number below `count`, on all threads where it pays.
+    fn each(&self, count: usize, work: impl Fn(usize) + Send + Sync) {
+        let CheckedMatmul { batch, m, n, k, .. } = *self.op;
+        if (batch as f64) * (m as f64) * (n as f64) * (k as f64) < SERIAL_MACS {
+            (0..count).for_each(work);
+        } else {
+            (0..count).into_par_iter().for_each(work);
+        }
+    }
+
+    /// Computes a tile over all of K.
+    fn whole(&self, tile: &Tile) {
+        let sums = tile.rows.len() * tile.columns.len().next_multiple_of(BLOCK_ROWS);
+        arena::with_activations(sums, |sums| {
+            sums.fill(0.0);
+            self.accumulate(tile, 0..self.op.k, sums);
+            // SAFETY: tiles share no outputs.
+            unsafe { self.store(tile, sums) };
+        });
+    }
+
+    /// Computes the parts of K of every tile, then adds them up: the neighbours of every pair, then those of pairs, and so on.
+    fn in_parts(&self) {
+        let (tiles, parts) = (self.cut.tiles(), self.cut.parts);
+        let each = self.cut.rows * self.cut.blocks * BLOCK_ROWS;
+        arena::with_activations(tiles * parts * each, |all| {
+            all.par_chunks_mut(each).enumerate().for_each(|(task, sums)| {
+                sums.fill(0.0);
+                self.accumulate(&self.cut.tile(task / parts), self.cut.part(task % parts), sums);
+            });
+            all.par_chunks_mut(each * parts).enumerate().for_each(|(tile, sums)| {
+                let mut apart = 1;
+                while apart < parts {
+                    for pair in sums.chunks_mut(2 * apart * each) {
+                        if let Some((left, right)) = pair.split_at_mut_checked(apart * each) {
+                            left.iter_mut().zip(right).take(each).for_each(|(left, right)| *left += *right);
+                        }
+                    }
+                    apart *= 2;
+                }
+                // SAFETY: tiles share no outputs.
+                unsafe { self.store(&self.cut.tile(tile), sums) };
+            });
+        });
+    }
+
+    /// Adds the products of a tile over `k` to `sums[block][row][column]`.
+    fn accumulate(&self, tile: &Tile, k: Range<usize>, sums: &mut [f32]) {
+        let (a, b) = (Ordered::new(self.a.of(tile.product), None), self.b.of(tile.product));
+        let rows = tile.rows.len();
+        let chunk = CHUNK.min(k.len().next_multiple_of(STEP));
+        arena::with_tile(rows * chunk + BLOCK_ROWS * STEP, |scratch| {
+            let (a_panel, b_block) = scratch.split_at_mut(rows * chunk);
+            for first in k.clone().step_by(CHUNK) {
+                let values = CHUNK.min(k.end - first);
+                let columns = values.next_multiple_of(STEP);
+                let a_panel = &mut a_panel[..rows * columns];
+                self.load_a(&a, tile.rows.clone(), first..first + values, columns, a_panel);
+                for (block, sums) in sums.chunks_mut(rows * BLOCK_ROWS).enumerate() {
+                    let left = tile.columns.start + block * BLOCK_ROWS;
+                    if left >= tile.columns.end {
+                        break;
+                    }
+                    let of_block = left..tile.columns.end.min(left + BLOCK_ROWS);
+                    for step in (0..values).step_by(STEP) {
+                        let k = first + step..(first + step + STEP).min(k.end);
+                        self.load_b(&b, k, of_block.clone(), b_block);
+                        self.multiply(b_block, &a_panel[step..], columns, rows, sums);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Puts `k` of rows of A in order, each padded with zeros to `columns`.
+    fn load_a(&self, a: &Ordered<'_>, rows: Range<usize>, k: Range<usize>, columns: usize, out: &mut [f32]) {
+        let at_once = Ordered::rows_at_once(a.layout());
+        for (i, out) in out.chunks_mut(at_once * columns).enumerate() {
+            let first = rows.start + i * at_once;
+            let of_rows = first..first + out.len() / columns;
+            a.load(self.simd, of_rows, k.start, out);
+            // What stands behind K's part belongs to the next one.
+            out.chunks_mut(columns).for_each(|row| row[k.len()..].fill(0.0));
+        }
+    }
+
+    /// Puts rows `k` and some columns of B in order: `out[tile][k][lane]`, zeros where there are none.
+    fn load_b(&self, b: &Input<'_>, k: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
+        if k.len() < STEP || columns.len() < BLOCK_ROWS {
+            out.fill(0.0);
+        }
+        let by_rows = b.layout().col_stride == 1;
+        if by_rows {
+            let mut row = [0.0; BLOCK_ROWS];
+            for (i, k) in k.enumerate() {
+                let row = &mut row[..columns.len()];
+                b.part(self.simd, k, columns.start, row);
+                for (tile, lanes) in row.chunks(LANES).enumerate() {
+                    let at = (tile * STEP + i) * LANES;
+                    out[at..at + lanes.len()].copy_from_slice(lanes);
+                }
+            }
+        } else {
+            let mut down = [[0.0; STEP]; LANES];
+            for tile in 0..TILES {
+                let first = columns.start + tile * LANES;
+                let lanes = LANES.min(columns.end.saturating_sub(first));
+                for (lane, down) in down[..lanes].iter_mut().enumerate() {
+                    b.down(self.simd, k.start, first + lane, &mut down[..k.len()]);
+                }
+                let out = &mut out[tile * STEP * LANES..][..STEP * LANES];
+                for (i, out) in out.chunks_exact_mut(LANES).take(k.len()).enumerate() {
+                    out[..lanes].iter_mut().zip(&down).for_each(|(out, down)| *out = down[i]);
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a block of B with every row of the panel.
+    fn multiply(&self, b: &[f32], a: &[f32], stride: usize, rows: usize, sums: &mut [f32]) {
+        let most = self.simd.tokens();
+        for (i, sums) in sums[..rows * BLOCK_ROWS].chunks_mut(most * BLOCK_ROWS).enumerate() {
+            self.simd.multiply(sums.len() / BLOCK_ROWS, b, &a[i * most * stride..], stride, STEP, sums);
+        }
+    }
+
+    /// Finishes and writes the outputs of a tile.
+    ///
+    /// # Safety
+    /// No other thread may store outputs of the tile.
+    unsafe fn store(&self, tile: &Tile, sums: &mut [f32]) {
+        let op = self.op;
+        let d = self.d.of(tile.product);
+        let c = self.c.as_ref().map(|c| c.of(tile.product));
+        for (block, sums) in sums.chunks_mut(tile.rows.len() * BLOCK_ROWS).enumerate() {
+            let left = tile.columns.start + block * BLOCK_ROWS;
+            if left >= tile.columns.end {
+                break;
+            }
+            let width = BLOCK_ROWS.min(tile.columns.end - left);
+            let mut bias = [0.0; BLOCK_ROWS];
+            if let Some((bytes, dtype)) = self.bias {
+                self.simd.to_f32(dtype, &bytes[left * dtype.bytes()..], &mut bias[..width]);
+            }
+            let how = Epilogue {
+                alpha: op.alpha,
+                beta: op.beta,
+                row_scale: None,
+                bias: self.bias.map(|_| &bias),
+                activation: op.activation,
+                gated: false,
+            };
+            for (row, sums) in tile.rows.clone().zip(sums.as_chunks_mut().0) {
+                let mut of_c = [0.0; BLOCK_ROWS];
+                match &c {
+                    Some(c) => c.part(self.simd, row, left, &mut of_c[..width]),
+                    // SAFETY: as for the store below.
+                    None if op.accumulates => unsafe { d.load_part(self.simd, row, left, &mut of_c[..width]) },
+                    None => {}
+                }
+                let reads = c.is_some() || op.accumulates;
+                let token = OfToken { scale: 1.0, c: reads.then_some(&of_c), residual: None };
+                self.simd.finish(&how, &token, sums);
+                // SAFETY: the caller's promise.
+                unsafe { d.store_part(row, left, &sums[..width]) };
+            }
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! `matmul`: products of two matrices in device memory, one or a batch of them, each stored by rows or by columns.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+
+use qgemm_formats::DType;
+
+use super::gemm::{Activation, WorkspaceLayout};
+use super::{Operation, operands};
+use crate::caps::Math;
+use crate::kernel_id::{KernelId, Name, spec};
+
+/// The matrices of a batch: element type, strides in elements, and the alignment of what lies contiguous in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct BatchedDense {
+    /// Element type.
+    pub dtype: DType,
+    /// Elements from one row to the next.
+    pub row_stride: u64,
+    /// Elements from one column to the next. It or the row stride is 1.
+    pub col_stride: u64,
+    /// Elements from one matrix to the next; 0 where all products have the same.
+    pub batch_stride: u64,
+    /// Whether every contiguous row, or column, of every matrix begins at a multiple of 16 bytes.
+    pub aligned16: bool,
+}
+
+impl BatchedDense {
+    /// Elements from the first to the last of `batch` matrices of `rows × columns`, or `None` when the count overflows.
+    pub fn extent(&self, batch: usize, rows: usize, columns: usize) -> Option<u64> {
+        if batch == 0 || rows == 0 || columns == 0 {
+            return Some(0);
+        }
+        let last = |count: usize, stride: u64| (count as u64 - 1).checked_mul(stride);
+        let within = last(rows, self.row_stride)?.checked_add(last(columns, self.col_stride)?)?;
+        last(batch, self.batch_stride)?.checked_add(within)?.checked_add(1)
+    }
+
+    /// Whether elements of a row are neighbours.
+    pub fn is_row_major(&self) -> bool {
+        self.col_stride == 1
+    }
+}
+
+/// `D[b] = activation(alpha · A[b]·B[b] + beta · C[b] + bias)` with A `[m, k]` and B `[k, n]`; validated by the API.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckedMatmul {
+    /// Products; at least 1.
+    pub batch: usize,
+    /// Rows of A and D; at least 1.
+    pub m: usize,
+    /// Columns of B and D; at least 1.
+    pub n: usize,
+    /// Columns of A and rows of B; 0 makes a product of zeros.
+    pub k: usize,
+    /// A, `[m, k]`.
+    pub a: BatchedDense,
+    /// B, `[k, n]`.
+    pub b: BatchedDense,
+    /// D, `[m, n]`, row-major; its matrices do not overlap.
+    pub d: BatchedDense,
+    /// C, `[m, n]`, row-major; `beta` is 0 where there is none.
+    pub c: Option<BatchedDense>,
+    /// Whether D itself is C: what it held, times `beta`, is added to.
+    pub accumulates: bool,
+    /// Element type of the bias: an element a column of D, the same for every product.
+    pub bias: Option<DType>,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor of C, or of what D held.
+    pub beta: f32,
+    /// Function applied last.
+    pub activation: Activation,
+}
+
+operands! {
+    /// What `matmul` reads and writes.
+    pub enum MatmulOperand {
+        /// The left factors.
+        A: "a" Read,
+        /// The right factors.
+        B: "b" Read,
+        /// C.
+        C: "c" Read,
+        /// Bias.
+        Bias: "the bias" Read,
+        /// Output; read where the operation accumulates.
+        D: "d" Accumulate,
+        /// Partial accumulators of tiles that are cut along K, and their counters; zeroed before the first launch.
+        Workspace: "the workspace" Accumulate,
+    }
+}
+
+spec! {
+    /// What tells the kernels of `matmul` apart.
+    pub struct MatmulSpec {
+        /// The main loop: generation and mechanism, such as `sm80_cp_async`.
+        main_loop: Name,
+        /// Element type of A.
+        a: DType,
+        /// Element type of B.
+        b: DType,
+        /// How A and B are stored.
+        layout: MatmulLayout,
+        /// Rows of D that a CTA computes.
+        m: u32,
+        /// Columns of D that a CTA computes.
+        n: u32,
+        /// Values along K of a stage.
+        k: u32,
+    }
+}
+
+/// How A and B are stored, in BLAS's words: `N` by rows, `T` by columns. Kernels that look at run time are of `Any`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatmulLayout {
+    /// Both by rows.
+    Nn,
+    /// A by rows, B by columns.
+    Nt,
+    /// A by columns, B by rows.
+    Tn,
+    /// Both by columns.
+    Tt,
+    /// Either.
+    Any,
+}
+
+impl MatmulLayout {
+    /// Those of stored matrices.
+    pub const ALL: [Self; 4] = [Self::Nn, Self::Nt, Self::Tn, Self::Tt];
+
+    /// That of matrices stored by rows, or by columns.
+    pub const fn of(a_by_rows: bool, b_by_rows: bool) -> Self {
+        match (a_by_rows, b_by_rows) {
+            (true, true) => Self::Nn,
+            (true, false) => Self::Nt,
+            (false, true) => Self::Tn,
+            (false, false) => Self::Tt,
+        }
+    }
+
+    /// Whether A is stored by rows.
+    pub const fn a_by_rows(self) -> bool {
+        matches!(self, Self::Nn | Self::Nt)
+    }
+
+    /// Whether B is stored by rows.
+    pub const fn b_by_rows(self) -> bool {
+        matches!(self, Self::Nn | Self::Tn)
+    }
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nn => "nn",
+            Self::Nt => "nt",
+            Self::Tn => "tn",
+            Self::Tt => "tt",
+            Self::Any => "any",
+        }
+    }
+}
+
+impl fmt::Display for MatmulLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for MatmulLayout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().chain([Self::Any]).find(|layout| layout.name() == text);
+        found.ok_or_else(|| format!("`{text}` is no layout: expected nn, nt, tn or tt"))
+    }
+}
+
+/// A kernel of a family, as the scheduler sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatmulConfig {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// Arithmetic of its inner loop.
+    pub math: Math,
+    /// Rows of D that a CTA computes.
+    pub tile_m: u32,
+    /// Columns of D that a CTA computes.
+    pub tile_n: u32,
+    /// Values along K between the places where a tile may be cut.
+    pub tile_k: u32,
+    /// CTAs that one unit runs at once.
+    pub ctas_per_unit: u32,
+    /// Most parts that a tile's K may be cut into; 1 where the kernel does not add parts up.
+    pub max_splits: u32,
+    /// Share of the arithmetic rate that it reaches, per mille.
+    pub efficiency: u32,
+}
+
+/// A configuration with the cut of K.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatmulPlan {
+    /// The configuration.
+    pub config: MatmulConfig,
+    /// Parts of each tile's K.
+    pub splits: u32,
+    /// Partial accumulators and counters.
+    pub workspace: WorkspaceLayout,
+    /// Seconds that it is expected to take.
+    pub estimate: f64,
+}
+
+impl CheckedMatmul {
+    /// How A and B are stored. A matrix of one row or column is stored either way, and counts as stored by rows.
+    pub fn layout(&self) -> MatmulLayout {
+        MatmulLayout::of(self.a.is_row_major(), self.b.is_row_major())
+    }
+
+    /// Name of a product of `family` in tables and messages: `matmul_tn_bf16_bf16`.
+    pub fn kernel_name(&self, family: &str) -> String {
+        format!("{family}_{}_{}_{}", self.layout(), self.a.dtype, self.b.dtype)
+    }
+
+    /// Matrices of a batch that are different ones.
+    fn matrices(&self, dense: &BatchedDense) -> f64 {
+        if dense.batch_stride == 0 { 1.0 } else { self.batch as f64 }
+    }
+}
+
+/// Descriptions are keys of plans: factors are finite, and are told apart by their bits.
+impl Eq for CheckedMatmul {}
+
+impl Hash for CheckedMatmul {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
+        (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation).hash(state);
+    }
+}
+
+impl Operation for CheckedMatmul {
+    const NAME: &'static str = "matmul";
+    type Operand = MatmulOperand;
+    type Config = MatmulConfig;
+    type Plan = MatmulPlan;
+
+    fn operands(&self) -> Vec<MatmulOperand> {
+        use MatmulOperand as O;
+        let optional = [(self.c.is_some(), O::C), (self.bias.is_some(), O::Bias)];
+        let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
+        [O::A, O::B, O::D].into_iter().chain(given).collect()
+    }
+
+    /// A, B, C and D once each; D twice where it is added to.
+    fn traffic(&self) -> f64 {
+        let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let bytes = |dense: &BatchedDense, values: f64| self.matrices(dense) * values * dense.dtype.bytes() as f64;
+        let d = bytes(&self.d, m * n) * if self.accumulates { 2.0 } else { 1.0 };
+        bytes(&self.a, m * k) + bytes(&self.b, k * n) + self.c.map_or(0.0, |c| bytes(&c, m * n)) + d
+    }
+
+    fn macs(&self) -> f64 {
+        self.batch as f64 * self.m as f64 * self.n as f64 * self.k as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extents_follow_strides() {
+        let dense =
+            BatchedDense { dtype: DType::F16, row_stride: 10, col_stride: 1, batch_stride: 100, aligned16: false };
+        assert_eq!(dense.extent(2, 3, 4), Some(100 + 20 + 3 + 1));
+        assert_eq!((dense.extent(0, 3, 4), dense.extent(2, 3, 0)), (Some(0), Some(0)));
+        assert_eq!(BatchedDense { batch_stride: u64::MAX, ..dense }.extent(2, 3, 4), None);
+    }
+
+    #[test]
+    fn layouts_survive_their_names() {
+        for layout in MatmulLayout::ALL {
+            assert_eq!(layout.name().parse(), Ok(layout));
+            assert_eq!(MatmulLayout::of(layout.a_by_rows(), layout.b_by_rows()), layout);
+        }
+        assert!("nx".parse::<MatmulLayout>().is_err());
+    }
+}

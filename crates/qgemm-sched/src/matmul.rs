@@ -1,0 +1,164 @@
+//! `matmul`: which kernel, and how its tiles are cut along K.
+
+use qgemm_hal::{CheckedMatmul, DeviceInfo, Family, MatmulConfig, MatmulPlan, Operation, WorkspaceLayout};
+
+use crate::error::{Refusal, SchedError};
+
+/// Values along K of a part, at least: fewer do not pay for writing its partial accumulators and reading them again.
+const LEAST_PART: usize = 256;
+/// Bytes that a partial accumulator takes on its way: written once, read once.
+const PARTIAL_BYTES: f64 = 8.0;
+/// What a kernel without a rate of its arithmetic is taken to multiply and add a second.
+const UNKNOWN_RATE: f64 = 1e10;
+
+/// Chooses how to run `op` on the device of `info`: the family, configuration and number of parts of K that take the least time by the
+/// model. Among equals, earlier ones win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedMatmul,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedMatmul>],
+) -> Result<(&'f dyn Family<CheckedMatmul>, MatmulPlan), SchedError> {
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn Family<CheckedMatmul>, MatmulPlan)> = None;
+    for &family in families {
+        match family.configs(op, info) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                for plan in configs.into_iter().flat_map(|config| plans(op, info, config)) {
+                    if best.as_ref().is_none_or(|(_, known)| plan.estimate < known.estimate) {
+                        best = Some((family, plan));
+                    }
+                }
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let CheckedMatmul { batch, m, n, k, a, b, .. } = op;
+        let operation = format!("matmul of {batch} x {m}x{n}x{k}, {} {} by {}", op.layout(), a.dtype, b.dtype);
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+/// Tiles of D, of all products.
+fn tiles(op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
+    let along = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as u64;
+    (op.batch as u64).saturating_mul(along(op.m, config.tile_m)).saturating_mul(along(op.n, config.tile_n))
+}
+
+/// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
+fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<MatmulPlan> {
+    let tiles = tiles(op, &config);
+    let most = config.max_splits.min(u32::try_from(op.k / LEAST_PART).unwrap_or(u32::MAX)).max(1);
+    let splits = (0..31).map(|power| 1u32 << power).take_while(|&splits| splits <= most);
+    let plan = |splits: u32| {
+        let tile_values = u64::from(config.tile_m) * u64::from(config.tile_n);
+        let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
+        Some(MatmulPlan { config, splits, workspace, estimate: estimate(op, info, &config, tiles, splits) })
+    };
+    splits.filter_map(plan).collect()
+}
+
+/// Seconds that `config` should take: whole waves of tiles, each as long as its multiply-adds take one unit, or the bytes.
+fn estimate(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64, splits: u32) -> f64 {
+    let units = f64::from(info.units.max(1));
+    let rate = info.rate(config.math).unwrap_or(UNKNOWN_RATE) * f64::from(config.efficiency.max(1)) / 1000.0;
+    let at_once = units * f64::from(config.ctas_per_unit.max(1));
+    let ctas = tiles as f64 * f64::from(splits);
+    let k = (op.k as f64 / f64::from(splits)).max(f64::from(config.tile_k));
+    let of_cta = f64::from(config.tile_m) * f64::from(config.tile_n) * k;
+    // CTAs of a unit share it. A unit that has one CTA less than it could is slower at hiding latency, not at adding.
+    let resident = (ctas / units).ceil().min(f64::from(config.ctas_per_unit.max(1)));
+    let arithmetic = (ctas / at_once).ceil().max(1.0) * of_cta * resident * units / rate;
+    let partials = if splits > 1 { ctas * f64::from(config.tile_m) * f64::from(config.tile_n) } else { 0.0 };
+    let memory = (op.traffic() + partials * PARTIAL_BYTES) / info.bandwidth;
+    // The last CTA of a tile waits for what the others wrote.
+    let fix_up = if splits > 1 { info.launch_seconds * 0.5 } else { 0.0 };
+    info.launch_seconds + arithmetic.max(memory) + fix_up
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::op::gemm::Activation;
+    use qgemm_hal::{
+        BatchedDense, Device, HalError, KernelId, LaunchSequence, MatmulSpec, Math, Name, Spec, Unsupported,
+    };
+
+    use super::*;
+    use crate::gemm::tests::info;
+
+    /// The tile's edge, and the share of the rate.
+    #[derive(Debug)]
+    struct TestFamily(&'static str, Option<(u32, u32)>);
+
+    impl Family<CheckedMatmul> for TestFamily {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn configs(&self, op: &CheckedMatmul, _: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+            let (edge, efficiency) = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
+            let (a, b, layout) = (op.a.dtype, op.b.dtype, op.layout());
+            let spec = MatmulSpec { main_loop: Name::new("test"), a, b, layout, m: edge, n: edge, k: 32 };
+            Ok(vec![MatmulConfig {
+                kernel: KernelId::new(self.0, None, Spec::Matmul(spec)),
+                math: Math::FmaF32,
+                tile_m: edge,
+                tile_n: edge,
+                tile_k: 32,
+                ctas_per_unit: 1,
+                max_splits: 32,
+                efficiency,
+            }])
+        }
+        fn prepare(&self, device: &dyn Device, _: &CheckedMatmul, _: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+            Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
+        }
+        fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
+            0
+        }
+    }
+
+    fn op(m: usize, n: usize, k: usize) -> CheckedMatmul {
+        let dense = |columns: usize| BatchedDense {
+            dtype: DType::F32,
+            row_stride: columns as u64,
+            col_stride: 1,
+            batch_stride: 0,
+            aligned16: true,
+        };
+        CheckedMatmul {
+            batch: 1,
+            m,
+            n,
+            k,
+            a: dense(k),
+            b: dense(n),
+            d: dense(n),
+            c: None,
+            accumulates: false,
+            bias: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+        }
+    }
+
+    #[test]
+    fn large_products_want_large_tiles_and_small_ones_are_cut() {
+        let (small, large, never) =
+            (TestFamily("small", Some((32, 500))), TestFamily("large", Some((128, 900))), TestFamily("never", None));
+        let chosen = |op: &CheckedMatmul| choose(op, &info(), &[&never, &small, &large]).expect("two serve it");
+        let (family, plan) = chosen(&op(8192, 8192, 512));
+        assert_eq!((family.name(), plan.splits, plan.workspace.bytes), ("large", 1, 0));
+        let (family, plan) = chosen(&op(32, 32, 65536));
+        assert_eq!(family.name(), "small");
+        assert!(plan.splits > 1 && plan.workspace.bytes > WorkspaceLayout::RESERVED, "{plan:?}");
+        // Nothing to add up is not cut.
+        assert_eq!(chosen(&op(32, 32, 0)).1.splits, 1);
+        let error = choose(&op(7, 8, 9), &info(), &[&never]).expect_err("serves nothing").to_string();
+        assert!(error.contains("matmul of 1 x 7x8x9, nn f32 by f32: never serves nothing"), "{error}");
+    }
+}

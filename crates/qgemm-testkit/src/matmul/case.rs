@@ -1,0 +1,172 @@
+//! One product to check: everything that decides it, as data.
+
+use std::fmt;
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, MatmulLayout};
+
+use crate::activations::{ActivationKind, activations};
+
+/// Where operands lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MatmulStrides {
+    /// Elements between the stored rows of A, of B, and of C and D, filled with NaN.
+    pub gaps: [usize; 3],
+    /// Rows of NaN between the matrices of every operand.
+    pub between: usize,
+    /// Elements by which operands begin past an aligned address.
+    pub offset: usize,
+    /// Whether all products have the same A.
+    pub one_a: bool,
+    /// Whether all products have the same B.
+    pub one_b: bool,
+    /// Whether all products have the same C.
+    pub one_c: bool,
+    /// Whether the matrices of D lie side by side, as heads of attention do.
+    pub d_beside: bool,
+}
+
+/// One product to check.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MatmulCase {
+    /// Rows of D, columns of D, and what is added up.
+    pub shape: [usize; 3],
+    /// Products.
+    pub batch: usize,
+    /// How A and B are stored.
+    pub layout: MatmulLayout,
+    /// Types of A and B.
+    pub types: [DType; 2],
+    /// Type of D.
+    pub d_dtype: DType,
+    /// Factor of the product.
+    pub alpha: f32,
+    /// Factor and type of C.
+    pub c: Option<(f32, DType)>,
+    /// Factor of what D held.
+    pub accumulate: Option<f32>,
+    /// Type of the bias.
+    pub bias: Option<DType>,
+    /// Applied last.
+    pub activation: Activation,
+    /// What A looks like, and B.
+    pub values: [ActivationKind; 2],
+    /// Where operands lie.
+    pub strides: MatmulStrides,
+    /// Seed of all random values.
+    pub seed: u64,
+}
+
+impl MatmulCase {
+    /// One product of normal f32 matrices by rows, `[m, n, k]`.
+    pub fn new(shape: [usize; 3]) -> Self {
+        Self {
+            shape,
+            batch: 1,
+            layout: MatmulLayout::Nn,
+            types: [DType::F32; 2],
+            d_dtype: DType::F32,
+            alpha: 1.0,
+            c: None,
+            accumulate: None,
+            bias: None,
+            activation: Activation::Identity,
+            values: [ActivationKind::Normal; 2],
+            strides: MatmulStrides::default(),
+            seed: 1,
+        }
+    }
+
+    /// With A, B and D of one type.
+    pub fn of_type(self, dtype: DType) -> Self {
+        Self { types: [dtype; 2], d_dtype: dtype, ..self }
+    }
+
+    /// With factors whose sums are exact.
+    pub fn exact(self) -> Self {
+        Self { values: [ActivationKind::SmallIntegers; 2], ..self }
+    }
+
+    /// Whether D is exact.
+    pub(super) fn is_exact(&self) -> bool {
+        let activation = matches!(self.activation, Activation::Identity | Activation::Relu);
+        let factors = [Some(self.alpha), self.c.map(|(beta, _)| beta), self.accumulate].into_iter().flatten();
+        let whole = factors.into_iter().all(|factor| factor.fract() == 0.0 && factor.abs() < 16.0);
+        activation && whole && self.values == [ActivationKind::SmallIntegers; 2]
+    }
+
+    /// A of a product, `[m, k]`.
+    pub(super) fn a(&self, product: usize) -> Vec<f32> {
+        let [m, _, k] = self.shape;
+        let own = if self.strides.one_a { 0 } else { product as u64 };
+        activations(self.values[0], m, k, self.types[0], self.seed ^ own << 8)
+    }
+
+    /// B of a product, transposed: `[n, k]`, so that what is not finite stays in its column of D.
+    pub(super) fn b(&self, product: usize) -> Vec<f32> {
+        let [_, n, k] = self.shape;
+        let own = if self.strides.one_b { 0 } else { product as u64 };
+        activations(self.values[1], n, k, self.types[1], self.seed ^ 0xb000 ^ own << 24)
+    }
+
+    /// C of a product, or what its D held.
+    pub(super) fn c_values(&self, product: usize, dtype: DType) -> Vec<f32> {
+        let [m, n, _] = self.shape;
+        let own = if self.strides.one_c && self.c.is_some() { 0 } else { product as u64 };
+        activations(self.added(), m, n, dtype, self.seed ^ 0xc000 ^ own << 32)
+    }
+
+    /// The bias.
+    pub(super) fn bias_values(&self, dtype: DType) -> Vec<f32> {
+        activations(self.added(), 1, self.shape[1], dtype, self.seed ^ 0xb1a5)
+    }
+
+    /// What added values look like.
+    fn added(&self) -> ActivationKind {
+        match self.values {
+            [ActivationKind::SmallIntegers, _] => ActivationKind::SmallIntegers,
+            _ => ActivationKind::Normal,
+        }
+    }
+}
+
+/// A line for tables: `2x 64x32x128 tn bf16*bf16>f32`, then whatever is not the default.
+impl fmt::Display for MatmulCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { shape: [m, n, k], batch, layout, types: [a, b], d_dtype, activation, strides, .. } = self;
+        write!(f, "{batch}x {m}x{n}x{k} {layout} {a}*{b}>{d_dtype}")?;
+        for values in self.values.iter().filter(|&&values| values != ActivationKind::Normal) {
+            write!(f, " {}", values.name())?;
+        }
+        if self.alpha != 1.0 {
+            write!(f, " alpha={}", self.alpha)?;
+        }
+        if let Some((beta, dtype)) = self.c {
+            write!(f, " c={beta}*{dtype}")?;
+        }
+        if let Some(beta) = self.accumulate {
+            write!(f, " accumulate={beta}")?;
+        }
+        if let Some(dtype) = self.bias {
+            write!(f, " bias={dtype}")?;
+        }
+        if *activation != Activation::Identity {
+            write!(f, " {}", activation.name())?;
+        }
+        let MatmulStrides { gaps, between, offset, one_a, one_b, one_c, d_beside } = *strides;
+        if gaps != [0; 3] {
+            write!(f, " gaps={gaps:?}")?;
+        }
+        for (name, value) in [("between", between), ("offset", offset)] {
+            if value != 0 {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        for (on, name) in [(one_a, "one-a"), (one_b, "one-b"), (one_c, "one-c"), (d_beside, "d-beside")] {
+            if on {
+                write!(f, " {name}")?;
+            }
+        }
+        write!(f, " seed={}", self.seed)
+    }
+}

@@ -1,0 +1,229 @@
+//! The suite of `matmul`: which cases a backend must pass.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, MatmulLayout};
+
+use super::case::{MatmulCase, MatmulStrides};
+use crate::activations::ActivationKind;
+use crate::suite::Group;
+
+type Cases = (Group, fn() -> Vec<MatmulCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<MatmulCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases] = &[
+    group("matmul_layouts", "by rows and by columns, every type of A and B", layouts),
+    group("matmul_sizes", "from one value to more than a tile in every direction, and nothing to add up", sizes),
+    group("matmul_exact", "small integers, whose sums are exact", exact),
+    group("matmul_epilogue", "alpha, C, accumulation into D, bias and activations in every type", epilogue),
+    group("matmul_batched", "batches with strides, shared factors, outputs side by side", batched),
+    group("matmul_strides", "leading dimensions and unaligned operands", strides),
+    group("matmul_special", "infinities, NaN, subnormal numbers, magnitudes far apart", special),
+    group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
+];
+
+/// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
+const SIZES: [[usize; 3]; 20] = [
+    [1, 1, 1],
+    [1, 1, 0],
+    [7, 5, 0],
+    [1, 65, 33],
+    [65, 1, 31],
+    [2, 3, 200],
+    [8, 8, 8],
+    [16, 8, 16],
+    [17, 9, 15],
+    [33, 70, 64],
+    [64, 64, 32],
+    [63, 65, 96],
+    [65, 63, 47],
+    [127, 40, 129],
+    [128, 128, 64],
+    [129, 130, 65],
+    [40, 257, 72],
+    [200, 136, 40],
+    [1, 520, 100],
+    [300, 2, 90],
+];
+
+fn dtype(i: usize) -> DType {
+    DType::ALL[i % DType::ALL.len()]
+}
+
+fn layout(i: usize) -> MatmulLayout {
+    MatmulLayout::ALL[i % MatmulLayout::ALL.len()]
+}
+
+/// Both factors of one type, and D of one.
+fn typed(i: usize, case: MatmulCase) -> MatmulCase {
+    MatmulCase { types: [dtype(i); 2], d_dtype: dtype(i / 3), layout: layout(i), seed: i as u64, ..case }
+}
+
+fn layouts() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for a in DType::ALL {
+        for b in DType::ALL {
+            for layout in MatmulLayout::ALL {
+                let i = cases.len();
+                // Mixed types are one path each; the layouts of one type are several.
+                let shape = if a == b { [72, 136, 80] } else { [33, 40, 24] };
+                let case = MatmulCase { types: [a, b], d_dtype: dtype(i), layout, ..MatmulCase::new(shape) };
+                cases.push(MatmulCase { seed: i as u64, ..case });
+            }
+        }
+    }
+    cases
+}
+
+fn sizes() -> Vec<MatmulCase> {
+    let of = |(i, shape)| {
+        let case = MatmulCase::new(shape);
+        [typed(i, case), typed(i + 1, case), typed(5 * i + 2, case)]
+    };
+    SIZES.into_iter().enumerate().flat_map(of).collect()
+}
+
+fn exact() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for shape in [[40, 24, 100], [130, 70, 64], [9, 140, 33]] {
+        for layout in MatmulLayout::ALL {
+            for dtype in DType::ALL {
+                let case = MatmulCase { layout, seed: cases.len() as u64, ..MatmulCase::new(shape) };
+                let case = MatmulCase { types: [dtype; 2], ..case }.exact();
+                cases.push(MatmulCase { alpha: 2.0, bias: Some(DType::F32), accumulate: Some(-3.0), ..case });
+            }
+        }
+    }
+    cases
+}
+
+fn epilogue() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for (i, activation) in Activation::ALL.into_iter().enumerate() {
+        for d_dtype in DType::ALL {
+            let at = cases.len();
+            let c = (at % 2 == 0).then(|| (0.5 - i as f32, dtype(at / 2)));
+            cases.push(MatmulCase {
+                d_dtype,
+                activation,
+                alpha: [1.0, -0.25, 3.0][at % 3],
+                c,
+                accumulate: if c.is_none() { Some(1.0) } else { None },
+                bias: (at % 3 != 1).then(|| dtype(at)),
+                ..typed(at, MatmulCase::new([[37, 50, 48], [70, 33, 20]][at % 2]))
+            });
+            cases.last_mut().into_iter().for_each(|case| case.d_dtype = d_dtype);
+        }
+    }
+    // A C of factor 0 is not read, nor is a D.
+    cases.push(MatmulCase { c: Some((0.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
+    cases.push(MatmulCase { accumulate: Some(0.0), ..MatmulCase::new([9, 9, 9]) });
+    cases.push(MatmulCase { alpha: 0.0, c: Some((2.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
+    cases
+}
+
+fn batched() -> Vec<MatmulCase> {
+    let plain = MatmulStrides::default();
+    let all = [
+        plain,
+        MatmulStrides { one_a: true, ..plain },
+        MatmulStrides { one_b: true, between: 1, ..plain },
+        MatmulStrides { one_a: true, one_b: true, one_c: true, ..plain },
+        MatmulStrides { d_beside: true, gaps: [0, 0, 8], ..plain },
+        MatmulStrides { between: 3, gaps: [8, 8, 3], ..plain },
+    ];
+    let mut cases = Vec::new();
+    for strides in all {
+        for (batch, shape) in [(2, [33, 24, 40]), (7, [5, 17, 16]), (70, [1, 3, 8])] {
+            let i = cases.len();
+            let c = (i % 2 == 0 && !strides.d_beside).then(|| (0.5, dtype(i / 2)));
+            let accumulate = (strides.d_beside && i % 2 == 1).then_some(1.0);
+            cases.push(MatmulCase { batch, strides, c, accumulate, ..typed(i, MatmulCase::new(shape)) });
+        }
+    }
+    cases
+}
+
+fn strides() -> Vec<MatmulCase> {
+    let plain = MatmulStrides::default();
+    let all = [
+        MatmulStrides { gaps: [8, 0, 0], ..plain },
+        MatmulStrides { gaps: [0, 16, 8], ..plain },
+        MatmulStrides { gaps: [1, 0, 0], ..plain },
+        MatmulStrides { gaps: [0, 3, 0], ..plain },
+        MatmulStrides { gaps: [0, 0, 5], ..plain },
+        MatmulStrides { offset: 1, ..plain },
+        MatmulStrides { offset: 3, gaps: [2, 5, 1], ..plain },
+    ];
+    let mut cases = Vec::new();
+    for strides in all {
+        for dtype in DType::ALL {
+            for half in 0..2 {
+                let i = cases.len();
+                let layout = layout(i + half);
+                let case = MatmulCase { layout, strides, seed: i as u64, ..MatmulCase::new([72, 40, 88]) };
+                cases.push(MatmulCase { c: (i % 3 == 0).then_some((1.0, dtype)), ..case.of_type(dtype) });
+            }
+        }
+    }
+    cases
+}
+
+fn special() -> Vec<MatmulCase> {
+    use ActivationKind as V;
+    let mut cases = Vec::new();
+    for values in [
+        [V::NotFinite, V::Normal],
+        [V::Normal, V::NotFinite],
+        [V::Denormals, V::Normal],
+        [V::Normal, V::Denormals],
+        [V::Outliers, V::PositiveMean],
+        [V::ConstantRows, V::AllEqual],
+    ] {
+        for dtype in DType::ALL {
+            for shape in [[21, 30, 50], [70, 67, 64]] {
+                let i = cases.len();
+                let case = MatmulCase { values, layout: layout(i / 2), seed: i as u64, ..MatmulCase::new(shape) };
+                cases.push(MatmulCase { d_dtype: DType::F32, ..case.of_type(dtype) });
+            }
+        }
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        let values = [V::MixedMagnitudes, V::Normal];
+        cases.push(MatmulCase { values, ..MatmulCase::new([40, 33, 64]).of_type(dtype) });
+    }
+    cases
+}
+
+fn gradients() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for dtype in DType::ALL {
+        // Output features, input features, tokens: dW += dY^T X.
+        for shape in [[48, 40, 3000], [130, 72, 700]] {
+            for (values, accumulate) in [(ActivationKind::Normal, 1.0), (ActivationKind::SmallIntegers, 1.0)] {
+                cases.push(MatmulCase {
+                    layout: MatmulLayout::Tn,
+                    types: [dtype; 2],
+                    values: [values; 2],
+                    accumulate: Some(accumulate),
+                    seed: cases.len() as u64,
+                    ..MatmulCase::new(shape)
+                });
+            }
+        }
+        // dX = dY W.
+        let case = MatmulCase { layout: MatmulLayout::Nn, ..MatmulCase::new([40, 96, 600]) };
+        cases.push(case.of_type(dtype));
+        // What is cut along K in every layout.
+        cases.extend(MatmulLayout::ALL.map(|layout| MatmulCase {
+            layout,
+            activation: Activation::Silu,
+            bias: Some(DType::F32),
+            ..MatmulCase::new([10, 20, 5001]).of_type(dtype)
+        }));
+    }
+    cases
+}

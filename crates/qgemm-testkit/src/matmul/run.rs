@@ -1,0 +1,279 @@
+//! Runs one product on a device and judges the result.
+
+use std::sync::Arc;
+
+use qgemm_api::{Context, DeviceKind, Error, Matmul, MatmulArgs, MatmulPlan, Workspace};
+use qgemm_formats::{DType, Format, HostWeight, SharedBytes};
+use qgemm_hal::Math;
+
+use super::case::MatmulCase;
+use crate::compare::{compare, first_difference};
+use crate::gemm::{Added, Expected, Resolution, multiply};
+use crate::limits::{EXACT_SUMS, path, rounded_to};
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<MatmulCase>] = &[];
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and compares with the oracle.
+pub fn run(ctx: &Context, case: &MatmulCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// The matrices of an operand: stored rows of all of them, one behind the other, with rows of NaN between them.
+#[derive(Clone, Copy)]
+struct Stack {
+    operand: Operand,
+    matrices: usize,
+    rows: usize,
+    /// Rows from one matrix to the next.
+    apart: usize,
+}
+
+impl Stack {
+    fn new(
+        dtype: DType,
+        matrices: usize,
+        [rows, columns]: [usize; 2],
+        between: usize,
+        gap: usize,
+        offset: usize,
+    ) -> Self {
+        let apart = rows + between;
+        let all = if matrices == 0 { 0 } else { (matrices - 1) * apart + rows };
+        Self { operand: Operand::new(dtype, all, columns, gap, offset), matrices, rows, apart }
+    }
+
+    /// Elements from one matrix to the next; 0 of one that all products share.
+    fn stride(&self) -> u64 {
+        if self.matrices == 1 { 0 } else { (self.apart * self.operand.row_stride()) as u64 }
+    }
+
+    /// A buffer with the matrices that `values` gives as they are stored.
+    fn encode(&self, values: impl Fn(usize) -> Vec<f32>) -> Vec<u8> {
+        let columns = self.operand.columns();
+        let mut all = Vec::new();
+        for matrix in 0..self.matrices {
+            all.resize(matrix * self.apart * columns, f32::NAN);
+            all.extend(values(matrix));
+        }
+        self.operand.encode(&all)
+    }
+
+    /// The values of a matrix.
+    fn matrix<'v>(&self, values: &'v [f32], matrix: usize) -> &'v [f32] {
+        let columns = self.operand.columns();
+        &values[matrix * self.apart * columns..][..self.rows * columns]
+    }
+
+    /// Whether the rows between matrices are all NaN, as they were.
+    fn is_untouched_between(&self, values: &[f32]) -> bool {
+        let columns = self.operand.columns().max(1);
+        values.chunks(columns).enumerate().all(|(row, values)| row % self.apart < self.rows || values[0].is_nan())
+    }
+}
+
+/// Where the operands of a case lie.
+struct Stored {
+    a: Stack,
+    b: Stack,
+    c: Stack,
+    bias: Operand,
+    d: Stack,
+}
+
+impl Stored {
+    fn new(case: &MatmulCase) -> Self {
+        let ([m, n, k], strides) = (case.shape, case.strides);
+        let [a_gap, b_gap, d_gap] = strides.gaps;
+        let several = |shared: bool| if shared { 1 } else { case.batch };
+        let stack = |dtype, matrices, shape, gap| Stack::new(dtype, matrices, shape, strides.between, gap, strides.offset);
+        let oriented = |by_rows: bool, [rows, columns]: [usize; 2]| if by_rows { [rows, columns] } else { [columns, rows] };
+        let (a_shape, b_shape) = (oriented(case.layout.a_by_rows(), [m, k]), oriented(case.layout.b_by_rows(), [k, n]));
+        Self {
+            a: stack(case.types[0], several(strides.one_a), a_shape, a_gap),
+            b: stack(case.types[1], several(strides.one_b), b_shape, b_gap),
+            c: stack(case.c.map_or(DType::F32, |(_, dtype)| dtype), several(strides.one_c), [m, n], d_gap),
+            bias: Operand::new(case.bias.unwrap_or(DType::F32), 1, n, 0, strides.offset),
+            d: match strides.d_beside {
+                true => stack(case.d_dtype, 1, [m, case.batch * n], d_gap),
+                false => stack(case.d_dtype, case.batch, [m, n], d_gap),
+            },
+        }
+    }
+
+    /// Elements from one D to the next.
+    fn d_stride(&self, case: &MatmulCase) -> u64 {
+        if case.strides.d_beside { case.shape[1] as u64 } else { self.d.stride() }
+    }
+}
+
+fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let stored = Stored::new(case);
+    let plan = ctx.plan_matmul(&matmul(case, &stored)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
+    let math = plan.launch().map_or(Math::FmaF32, |launch| launch.config.math);
+    let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
+
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
+    let first = run_on(ctx, &plan, case, &stored, &mut workspace).map_err(Failure::of_run)?;
+    let nmse = if case.is_exact() { EXACT_SUMS } else { path.of_sums(None) };
+    let tolerance = rounded_to(case.d_dtype, nmse);
+    outcome.limit = Some(tolerance.nmse);
+    let all = stored.d.operand.decode(&first);
+    for product in 0..case.batch {
+        let got = of_product(case, &stored, &all, product);
+        let expected = expected(case, product, Resolution { nmse, ..Resolution::default() });
+        let comparison = compare(&got, &expected, tolerance);
+        let known = outcome.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile));
+        if outcome.comparison.is_none() || comparison.nmse.max(comparison.worst_tile) > known {
+            outcome.comparison = Some(comparison);
+        }
+        if !comparison.within(tolerance) {
+            return Err(Failure::Inaccurate(comparison));
+        }
+        if case.is_exact() {
+            let round = |value| case.d_dtype.decode(&case.d_dtype.encode(&[value]))[0];
+            if let Some(mismatch) = first_difference(&got, &expected, round) {
+                return Err(Failure::NotExact(mismatch));
+            }
+        }
+    }
+    if let Some(byte) = stored.d.operand.first_written_outside(&first) {
+        return Err(Failure::WroteOutside(byte));
+    }
+    if !stored.d.is_untouched_between(&all) {
+        return Err(Failure::WroteOutside(0));
+    }
+    // An emulated GPU runs its threads in one order; what is left in the workspace for the next launch shows all the same.
+    if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
+        let second = run_on(ctx, &plan, case, &stored, &mut workspace).map_err(Failure::of_run)?;
+        Failure::check_same(&first, &second)?;
+    }
+    Ok(())
+}
+
+fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
+    let row_stride = |stack: &Stack| stack.operand.row_stride() as u64;
+    let mut matmul = Matmul::new(case.shape, case.types[0], case.types[1], case.d_dtype)
+        .batch(case.batch)
+        .alpha(case.alpha)
+        .activation(case.activation)
+        .a_row_stride(row_stride(&stored.a))
+        .b_row_stride(row_stride(&stored.b))
+        .d_row_stride(row_stride(&stored.d))
+        .a_batch_stride(stored.a.stride())
+        .b_batch_stride(stored.b.stride())
+        .d_batch_stride(stored.d_stride(case))
+        .alignment(stored.a.operand.alignment(), stored.b.operand.alignment());
+    if !case.layout.a_by_rows() {
+        matmul = matmul.a_transposed();
+    }
+    if !case.layout.b_by_rows() {
+        matmul = matmul.b_transposed();
+    }
+    if let Some((beta, dtype)) = case.c {
+        matmul = matmul.c(beta, dtype).c_row_stride(row_stride(&stored.c)).c_batch_stride(stored.c.stride());
+    }
+    if let Some(beta) = case.accumulate {
+        matmul = matmul.accumulate(beta);
+    }
+    if let Some(dtype) = case.bias {
+        matmul = matmul.bias(dtype);
+    }
+    matmul.output_alignment(stored.d.operand.alignment().min(stored.c.operand.alignment()))
+}
+
+/// The transpose of a matrix of `rows` rows.
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let columns = values.len() / rows.max(1);
+    (0..columns).flat_map(|column| (0..rows).map(move |row| values[row * columns + column])).collect()
+}
+
+/// Runs the plan on buffers of its own, and returns that around D.
+fn run_on(
+    ctx: &Context,
+    plan: &MatmulPlan,
+    case: &MatmulCase,
+    stored: &Stored,
+    workspace: &mut Workspace,
+) -> Result<Vec<u8>, Error> {
+    let [m, n, _] = case.shape;
+    let a = stored.a.encode(|product| match case.layout.a_by_rows() {
+        true => case.a(product),
+        false => transposed(&case.a(product), m),
+    });
+    let b = stored.b.encode(|product| match case.layout.b_by_rows() {
+        true => transposed(&case.b(product), n),
+        false => case.b(product),
+    });
+    let (a, b) = (ctx.upload(&a)?, ctx.upload(&b)?);
+    let c = match case.c {
+        Some((_, dtype)) => Some(ctx.upload(&stored.c.encode(|product| case.c_values(product, dtype)))?),
+        None => None,
+    };
+    let bias = match case.bias {
+        Some(dtype) => Some(ctx.upload(&stored.bias.encode(&case.bias_values(dtype)))?),
+        None => None,
+    };
+    // With a factor of 0, what D holds is poison: it is not read.
+    let held = match case.accumulate {
+        None | Some(0.0) => stored.d.operand.poison(),
+        Some(_) if case.strides.d_beside => {
+            let all: Vec<Vec<f32>> = (0..case.batch).map(|product| case.c_values(product, case.d_dtype)).collect();
+            stored.d.encode(|_| (0..m).flat_map(|row| all.iter().flat_map(move |d| d[row * n..][..n].to_vec())).collect())
+        }
+        Some(_) => stored.d.encode(|product| case.c_values(product, case.d_dtype)),
+    };
+    let mut d = ctx.upload(&held)?;
+    let range = |stack: &Stack| stack.operand.range();
+    let (of_a, of_b) = (a.slice(range(&stored.a))?, b.slice(range(&stored.b))?);
+    let mut args = MatmulArgs::new(of_a, of_b, d.slice_mut(range(&stored.d))?).workspace(workspace);
+    if let Some(c) = &c {
+        args = args.c(c.slice(range(&stored.c))?);
+    }
+    if let Some(bias) = &bias {
+        args = args.bias(bias.slice(stored.bias.range())?);
+    }
+    plan.run(&ctx.default_stream(), args)?;
+    let written = ctx.download(&d)?;
+    d.raw().check_guards()?;
+    Ok(written)
+}
+
+/// D of a product, without gaps.
+fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -> Vec<f32> {
+    let [_, n, _] = case.shape;
+    match case.strides.d_beside {
+        true => all.chunks(case.batch * n).flat_map(|row| row[product * n..][..n].to_vec()).collect(),
+        false => stored.d.matrix(all, product).to_vec(),
+    }
+}
+
+/// The oracle's D of a product: that of `gemm`, whose weight is B.
+fn expected(case: &MatmulCase, product: usize, resolution: Resolution) -> Expected {
+    let [m, n, k] = case.shape;
+    // Nothing is added up as one product of zeros.
+    let (a, b) = if k == 0 { (vec![0.0; m], vec![0.0; n]) } else { (case.a(product), case.b(product)) };
+    let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
+    let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&b)));
+    let weight = HostWeight::new(plain, n, k.max(1), bytes).unwrap_or_else(|e| unreachable!("B is a weight: {e}"));
+    let c = case.c.or(case.accumulate.map(|beta| (beta, case.d_dtype))).filter(|(beta, _)| *beta != 0.0);
+    let c = c.map(|(beta, dtype)| (beta, case.c_values(product, dtype)));
+    let bias = case.bias.map(|dtype| case.bias_values(dtype));
+    let added = Added {
+        alpha: case.alpha,
+        c: c.as_ref().map(|(beta, c)| (*beta, c.as_slice())),
+        bias: bias.as_deref(),
+        activation: case.activation,
+        resolution,
+        ..Added::default()
+    };
+    multiply(&weight, &a, &added)
+}

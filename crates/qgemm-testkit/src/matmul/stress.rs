@@ -1,0 +1,54 @@
+//! Random products: any size, layout, type and epilogue from one seed.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, MatmulLayout};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{MatmulCase, MatmulStrides};
+use crate::activations::ActivationKind;
+use crate::random::{gap, pick, skewed};
+
+const MOST_ROWS: usize = 400;
+const MOST_COLUMNS: usize = 400;
+const MOST_K: usize = 3000;
+const MOST_BATCH: usize = 6;
+
+/// The case that `seed` stands for.
+pub(super) fn random_case(seed: u64) -> MatmulCase {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let shape = [skewed(rng, MOST_ROWS), skewed(rng, MOST_COLUMNS), skewed(rng, MOST_K)];
+    let batch = if rng.random_ratio(1, 3) { skewed(rng, MOST_BATCH) } else { 1 };
+    let same = rng.random_ratio(3, 4);
+    let a = pick(rng, &DType::ALL);
+    let b = if same { a } else { pick(rng, &DType::ALL) };
+    let added = rng.random_range(0..3);
+    // Multiples of 16 bytes half of the time: kernels take another way then.
+    let unit = if rng.random() { 8 } else { 1 };
+    let mut any_gap = |most: usize| gap(rng, most) * unit;
+    let gaps = [any_gap(20), any_gap(20), any_gap(20)];
+    let values = pick(rng, &[ActivationKind::Normal, ActivationKind::SmallIntegers, ActivationKind::PositiveMean]);
+    MatmulCase {
+        shape,
+        batch,
+        layout: pick(rng, &MatmulLayout::ALL),
+        types: [a, b],
+        d_dtype: pick(rng, &DType::ALL),
+        alpha: pick(rng, &[1.0, 1.0, -2.0, 0.5]),
+        c: (added == 0).then(|| (pick(rng, &[1.0, -0.5]), pick(rng, &DType::ALL))),
+        accumulate: (added == 1).then_some(1.0),
+        bias: rng.random::<bool>().then(|| pick(rng, &DType::ALL)),
+        activation: if rng.random() { Activation::Identity } else { pick(rng, &Activation::ALL) },
+        values: [values; 2],
+        strides: MatmulStrides {
+            gaps,
+            between: gap(rng, 4),
+            offset: gap(rng, 4) * unit,
+            one_a: rng.random_ratio(1, 4),
+            one_b: rng.random_ratio(1, 4),
+            one_c: rng.random_ratio(1, 4),
+            d_beside: rng.random_ratio(1, 4),
+        },
+        seed,
+    }
+}
