@@ -4,12 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, matmul_sequence,
+    routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedRouting, ConvertConfig,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig,
     ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
-    Kernel, LaunchPlan, LaunchSequence, Operands, Operation, RoutingConfig, RoutingLaunches, Stream, TileConfig,
+    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, RoutingConfig, RoutingLaunches, Stream, TileConfig,
     Unsupported,
 };
 
@@ -21,7 +22,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -34,7 +35,9 @@ pub(crate) fn catalog() -> Catalog {
             routing: Box::leak(
                 routing.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedRouting>).collect(),
             ),
-            matmul: &[],
+            matmul: Box::leak(
+                matmul.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedMatmul>).collect(),
+            ),
         }
     })
 }
@@ -125,6 +128,24 @@ impl Family<CheckedRouting> for EmuFamily<CheckedRouting> {
     }
 
     fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedMatmul> for EmuFamily<CheckedMatmul> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedMatmul, info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+        matmul_sequence(op, plan, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

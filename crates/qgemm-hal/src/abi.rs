@@ -243,7 +243,7 @@ abi_struct! {
 }
 
 abi_struct! {
-    /// Sizes and choices of one `matmul`: what the kernels of every backend need. Element types are 0 = f32, 1 = f16, 2 = bf16.
+    /// Sizes and factors of one `matmul`: what the kernels of every backend need.
     pub struct MatmulShape {
         /// Rows of A and D.
         pub m: u32,
@@ -253,6 +253,16 @@ abi_struct! {
         pub k: u32,
         /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
         pub flags: u32,
+        /// Factor of the product.
+        pub alpha: f32,
+        /// Factor of C, or of what D held.
+        pub beta: f32,
+    }
+}
+
+abi_struct! {
+    /// What the epilogue of one `matmul` branches on: CUDA only. Element types are 0 = f32, 1 = f16, 2 = bf16.
+    pub struct MatmulTypes {
         /// Function applied last: see the `ACTIVATION_` constants.
         pub activation: u32,
         /// Element type of D.
@@ -261,10 +271,6 @@ abi_struct! {
         pub c_dtype: u32,
         /// Element type of the bias.
         pub bias_dtype: u32,
-        /// Factor of the product.
-        pub alpha: f32,
-        /// Factor of C, or of what D held.
-        pub beta: f32,
     }
 }
 
@@ -541,6 +547,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     RoutingShape::ABI,
     RoutingPointers::ABI,
     MatmulShape::ABI,
+    MatmulTypes::ABI,
     MatmulTiles::ABI,
     MatmulPointers::ABI,
     RepackParams::ABI,

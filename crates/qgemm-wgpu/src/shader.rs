@@ -29,6 +29,7 @@ const TWO_FACTORS: &str = include_str!("../shaders/scaling/two_factors.wgsl");
 const SCALE_AND_MIN: &str = include_str!("../shaders/scaling/scale_and_min.wgsl");
 const X: &str = include_str!("../shaders/x.wgsl");
 const OPERANDS: &str = include_str!("../shaders/operands.wgsl");
+const ACTIVATION: &str = include_str!("../shaders/activation.wgsl");
 const EPILOGUE: &str = include_str!("../shaders/epilogue.wgsl");
 const HALVES: &str = include_str!("../shaders/halves.wgsl");
 const STORE: &str = include_str!("../shaders/store.wgsl");
@@ -42,6 +43,8 @@ pub(crate) const EXPERTS_ENTRY: &str = include_str!("../shaders/experts_entry.wg
 /// The entry point of shaders that have none of their own.
 pub(crate) const ENTRY: &str = include_str!("../shaders/entry.wgsl");
 const CONVERT: &str = include_str!("../shaders/convert.wgsl");
+const MATMUL: &str = include_str!("../shaders/matmul.wgsl");
+const MATMUL_PARAMS: &str = include_str!("../shaders/matmul_params.wgsl");
 const ROUTING_PARAMS: &str = include_str!("../shaders/routing_params.wgsl");
 const ROUTING_TOP_K: &str = include_str!("../shaders/routing_top_k.wgsl");
 const ROUTING_LISTS: &str = include_str!("../shaders/routing_lists.wgsl");
@@ -50,7 +53,7 @@ const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
 const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
 
 /// Texts of products that families share.
-const COMMON: [&str; 21] = [
+const COMMON: [&str; 22] = [
     ABI,
     PARAMS,
     MODES,
@@ -69,6 +72,7 @@ const COMMON: [&str; 21] = [
     SCALE_AND_MIN,
     X,
     OPERANDS,
+    ACTIVATION,
     EPILOGUE,
     HALVES,
     STORE,
@@ -80,6 +84,9 @@ pub(crate) const CONVERT_TEXTS: [&str; 11] =
 
 /// The texts that only products with experts have.
 pub(crate) const EXPERTS_TEXTS: [&str; 4] = [EXPERTS_PARAMS, EXPERTS_ENTRY, EXPERTS_CHECK, EXPERTS_COMBINE];
+
+/// All texts of products of two matrices in device memory.
+pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, ACTIVATION, HALVES, STORE, MATMUL];
 
 /// All texts of routings.
 pub(crate) const ROUTING_TEXTS: [&str; 8] =
@@ -223,7 +230,7 @@ fn compose_with(params: &'static str, format: Format, code: &WeightCode, part: &
         encoding,
         scaling,
     ];
-    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, EPILOGUE, HALVES, STORE]);
+    parts.extend([dequant(format).unwrap_or_default(), X, OPERANDS, ACTIVATION, EPILOGUE, HALVES, STORE]);
     let expanded = expand(&part.sources.join("\n"), &constants, |span, quad, i| code.place(span, quad, i));
     parts.push(&expanded);
     Shader { source: parts.join("\n"), prelude }
@@ -238,6 +245,14 @@ pub(crate) fn compose_convert(threads: u32, by_vectors: bool) -> Shader {
         false => parts.extend([STORE, STORE_WORDS]),
     }
     parts.push(CONVERT);
+    Shader { source: parts.join("\n"), prelude }
+}
+
+/// The shader of products of two matrices in device memory, with these constants of its tile.
+pub(crate) fn compose_matmul(constants: &[(&'static str, u32)]) -> Shader {
+    let prelude = prelude(constants);
+    let mut parts = vec![prelude.as_str()];
+    parts.extend(MATMUL_TEXTS);
     Shader { source: parts.join("\n"), prelude }
 }
 
@@ -336,6 +351,7 @@ mod tests {
             validate(&shader.source, "a conversion");
             validate(&shader.writable().source, "a conversion within a buffer");
         }
+        validate(&compose_matmul(&crate::families::matmul::CONSTANTS).source, "a product of two matrices");
         for (step, threads) in RoutingStep::ALL.map(|step| (step, if step == RoutingStep::TopK { 64 } else { 256 })) {
             validate(&compose_routing(step, threads).source, step.name());
         }

@@ -48,6 +48,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "kernel_launch",
             "convert",
             "routing",
+            "matmul",
             "gemm",
             "experts",
             "block_scaled",

@@ -172,6 +172,88 @@ static_assert(QG_OFFSET_OF(RoutingPointers, workspace) == 72, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, logits_row) == 80, "layout");
 static_assert(sizeof(RoutingPointers) == 88, "layout");
 
+struct MatmulShape {
+    u32 m;  // Rows of A and D.
+    u32 n;  // Columns of B and D.
+    u32 k;  // Columns of A and rows of B.
+    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+    float alpha;  // Factor of the product.
+    float beta;  // Factor of C, or of what D held.
+};
+static_assert(QG_OFFSET_OF(MatmulShape, m) == 0, "layout");
+static_assert(QG_OFFSET_OF(MatmulShape, n) == 4, "layout");
+static_assert(QG_OFFSET_OF(MatmulShape, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(MatmulShape, flags) == 12, "layout");
+static_assert(QG_OFFSET_OF(MatmulShape, alpha) == 16, "layout");
+static_assert(QG_OFFSET_OF(MatmulShape, beta) == 20, "layout");
+static_assert(sizeof(MatmulShape) == 24, "layout");
+
+struct MatmulTypes {
+    u32 activation;  // Function applied last: see the `ACTIVATION_` constants.
+    u32 d_dtype;  // Element type of D.
+    u32 c_dtype;  // Element type of C.
+    u32 bias_dtype;  // Element type of the bias.
+};
+static_assert(QG_OFFSET_OF(MatmulTypes, activation) == 0, "layout");
+static_assert(QG_OFFSET_OF(MatmulTypes, d_dtype) == 4, "layout");
+static_assert(QG_OFFSET_OF(MatmulTypes, c_dtype) == 8, "layout");
+static_assert(QG_OFFSET_OF(MatmulTypes, bias_dtype) == 12, "layout");
+static_assert(sizeof(MatmulTypes) == 16, "layout");
+
+struct MatmulTiles {
+    u32 m_tiles;  // Tiles along M.
+    u32 n_tiles;  // Tiles along N.
+    u32 splits;  // CTAs that share a tile's K.
+    u32 k_tiles;  // Stages along K.
+    u32 a_aligned16;  // Whether contiguous parts of A begin at multiples of 16 bytes.
+    u32 b_aligned16;  // Whether those of B do.
+};
+static_assert(QG_OFFSET_OF(MatmulTiles, m_tiles) == 0, "layout");
+static_assert(QG_OFFSET_OF(MatmulTiles, n_tiles) == 4, "layout");
+static_assert(QG_OFFSET_OF(MatmulTiles, splits) == 8, "layout");
+static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
+static_assert(QG_OFFSET_OF(MatmulTiles, a_aligned16) == 16, "layout");
+static_assert(QG_OFFSET_OF(MatmulTiles, b_aligned16) == 20, "layout");
+static_assert(sizeof(MatmulTiles) == 24, "layout");
+
+struct MatmulPointers {
+    u64 a;  // A.
+    u64 b;  // B.
+    u64 c;  // C.
+    u64 bias;  // Bias.
+    u64 d;  // D.
+    u64 workspace;  // Counters and partial accumulators.
+    u64 partials;  // Bytes of the workspace before the partial accumulators.
+    u64 a_row;  // Elements from one row of A to the next.
+    u64 a_col;  // Elements from one column of A to the next.
+    u64 a_batch;  // Elements from one A to the next.
+    u64 b_row;  // Elements from one row of B to the next.
+    u64 b_col;  // Elements from one column of B to the next.
+    u64 b_batch;  // Elements from one B to the next.
+    u64 c_row;  // Elements from one row of C to the next.
+    u64 c_batch;  // Elements from one C to the next.
+    u64 d_row;  // Elements from one row of D to the next.
+    u64 d_batch;  // Elements from one D to the next.
+};
+static_assert(QG_OFFSET_OF(MatmulPointers, a) == 0, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, c) == 16, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, bias) == 24, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, d) == 32, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, workspace) == 40, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, partials) == 48, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, a_row) == 56, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, a_col) == 64, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, a_batch) == 72, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, b_row) == 80, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, b_col) == 88, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, b_batch) == 96, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, c_row) == 104, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, c_batch) == 112, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, d_row) == 120, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
+static_assert(sizeof(MatmulPointers) == 136, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -277,6 +359,7 @@ constexpr u32 QG_FLAG_RENORMALIZE = 32768;
 constexpr u32 QG_FLAG_LISTS = 65536;
 constexpr u32 QG_FLAG_COUNTS = 131072;
 constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
+constexpr u32 QG_FLAG_ACCUMULATES = 524288;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

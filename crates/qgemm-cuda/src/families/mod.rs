@@ -7,6 +7,7 @@ mod experts;
 mod gemm;
 mod kernel_launch;
 mod launch_params;
+mod matmul;
 mod prelude;
 mod repack;
 mod routing;
@@ -21,6 +22,7 @@ pub use experts::experts_sequence;
 pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
+pub use matmul::matmul_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
 
@@ -38,6 +40,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(repacks)
         .chain(convert::specs(variant))
         .chain(routing::specs(variant))
+        .chain(matmul::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

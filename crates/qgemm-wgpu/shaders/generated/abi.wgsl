@@ -31,6 +31,15 @@ struct RoutingShape {
     chunks: u32, // Chunks.
 }
 
+struct MatmulShape {
+    m: u32, // Rows of A and D.
+    n: u32, // Columns of B and D.
+    k: u32, // Columns of A and rows of B.
+    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+    alpha: f32, // Factor of the product.
+    beta: f32, // Factor of C, or of what D held.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;
@@ -50,6 +59,7 @@ const FLAG_RENORMALIZE: u32 = 32768u;
 const FLAG_LISTS: u32 = 65536u;
 const FLAG_COUNTS: u32 = 131072u;
 const FLAG_GIVEN_IDS: u32 = 262144u;
+const FLAG_ACCUMULATES: u32 = 524288u;
 const ACTIVATION_IDENTITY: u32 = 0u;
 const ACTIVATION_RELU: u32 = 1u;
 const ACTIVATION_SILU: u32 = 2u;

@@ -4,6 +4,7 @@ pub(crate) mod convert;
 mod dispatch;
 pub(crate) mod experts;
 pub(crate) mod gemm;
+pub(crate) mod matmul;
 pub(crate) mod modes;
 mod operands;
 pub(crate) mod routing;
@@ -22,7 +23,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     convert: convert::FAMILIES,
     experts: experts::FAMILIES,
     routing: routing::FAMILIES,
-    matmul: &[],
+    matmul: matmul::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -34,6 +35,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &experts::COMBINE_INTERFACE,
     &routing::TOP_K_INTERFACE,
     &routing::LISTS_INTERFACE,
+    &matmul::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -51,6 +53,7 @@ const _: () = {
         &experts::COMBINE_INTERFACE,
         &routing::TOP_K_INTERFACE,
         &routing::LISTS_INTERFACE,
+        &matmul::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

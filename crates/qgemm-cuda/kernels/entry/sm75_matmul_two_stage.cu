@@ -1,0 +1,84 @@
+// D = A · B on matrix instructions, from Turing on: factors of 16 bits, stored by rows or by columns at any alignment. Tiles
+// pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
+#include "epilogue/matmul_warp_store.cuh"
+
+struct SharedStorage {
+    union {
+        MmaStage stage[QG_STAGES];
+        MatmulStaging staging[WARPS];
+    };
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_STAGES == 2, "one stage is in flight while the other is multiplied");
+
+template <class Source>
+struct Chunks {
+    u32x4 chunk[Source::COUNT];
+
+    QG_DEVICE void load(Chunks& chunks, const Source& s, bool aligned) {
+#pragma unroll
+        for (u32 i = 0; i < Source::COUNT; i++) {
+            const u32 elements = Source::elements(s, i);
+            chunks.chunk[i] = u32x4{0, 0, 0, 0};
+            if (aligned && elements == CHUNK) {
+                chunks.chunk[i] = ld_global_v4(s.from[i]);
+            } else if (elements > 0) {
+                u32 words[4] = {};
+#pragma unroll
+                for (u32 e = 0; e < CHUNK; e++)
+                    if (e < elements) words[e / 2] |= ld_global_cached_u16(s.from[i] + e * 2) << (16 * (e % 2));
+                chunks.chunk[i] = u32x4{words[0], words[1], words[2], words[3]};
+            }
+        }
+    }
+
+    QG_DEVICE void store(const Chunks& chunks, u8* tile, u32 thread) {
+#pragma unroll
+        for (u32 i = 0; i < Source::COUNT; i++)
+            st_shared(reinterpret_cast<u32x4*>(tile + Source::to(i, thread)), chunks.chunk[i]);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm75_matmul_two_stage(const __grid_constant__ MatmulParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const MatmulTile tile = MatmulTile::of_cta(p);
+    SourceA a = source_a(p, tile, thread);
+    SourceB b = source_b(p, tile, thread);
+    Chunks<SourceA> next_a;
+    Chunks<SourceB> next_b;
+
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const auto load = [&]() {
+        Chunks<SourceA>::load(next_a, a, p.tiles.a_aligned16 != 0);
+        Chunks<SourceB>::load(next_b, b, p.tiles.b_aligned16 != 0);
+        SourceA::advance(a);
+        SourceB::advance(b);
+    };
+    const auto store = [&](u32 stage) {
+        Chunks<SourceA>::store(next_a, shared.stage[stage].a, thread);
+        Chunks<SourceB>::store(next_b, shared.stage[stage].b, thread);
+    };
+    if (tile.begin < tile.end) {
+        load();
+        store(0);
+    }
+    cta_barrier();
+    Accumulators acc = {};
+    u32 stage = 0;
+#pragma unroll 1
+    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+        const bool more = k_tile + 1 < tile.end;
+        if (more) load();
+        multiply_stage(acc, shared.stage[stage], warp, lane);
+        stage ^= 1;
+        if (more) store(stage);
+        cta_barrier();
+    }
+    float* all = reinterpret_cast<float*>(&acc);
+    if (p.tiles.splits > 1 && !add_matmul_partials<ACCUMULATORS>(all, p, tile, thread, &shared.last)) return;
+    store_matmul_tile(acc, p, tile, shared.staging[warp], warp, lane);
+}

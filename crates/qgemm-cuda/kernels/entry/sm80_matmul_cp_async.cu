@@ -1,0 +1,64 @@
+// D = A · B on matrix instructions, from Ampere on: factors of 16 bits whose contiguous parts begin at multiples of 16
+// bytes, stored by rows or by columns. Tiles pass through a ring of shared memory that `cp.async` fills.
+#include "atoms/cp_async.cuh"
+#include "epilogue/matmul_warp_store.cuh"
+
+struct SharedStorage {
+    union {
+        MmaStage stage[QG_STAGES];
+        MatmulStaging staging[WARPS];
+    };
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+template <class Source>
+QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread) {
+#pragma unroll
+    for (u32 i = 0; i < Source::COUNT; i++) {
+        const u32 elements = Source::elements(s, i);
+        // What is not read has an address all the same.
+        cp_async_16(tile + Source::to(i, thread), elements > 0 ? s.from[i] : s.first, elements * 2);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm80_matmul_cp_async(const __grid_constant__ MatmulParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    const MatmulTile tile = MatmulTile::of_cta(p);
+    SourceA a = source_a(p, tile, thread);
+    SourceB b = source_b(p, tile, thread);
+
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    // Copies k-tile `k_tile` to its stage, where there is one. Every call ends a group of copies.
+    const auto copy = [&](u32 k_tile, u32 stage) {
+        if (k_tile < tile.end) {
+            copy_tile(shared.stage[stage].a, a, thread);
+            copy_tile(shared.stage[stage].b, b, thread);
+            SourceA::advance(a);
+            SourceB::advance(b);
+        }
+        cp_async_commit_group();
+    };
+#pragma unroll
+    for (u32 i = 0; i < QG_STAGES - 1; i++) copy(tile.begin + i, i);
+    Accumulators acc = {};
+    u32 stage = 0, free = QG_STAGES - 1;
+#pragma unroll 1
+    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+        cp_async_wait_group<QG_STAGES - 2>();
+        // All see the stage's bytes, and nobody reads the one before any more.
+        cta_barrier();
+        copy(k_tile + QG_STAGES - 1, free);
+        multiply_stage(acc, shared.stage[stage], warp, lane);
+        free = stage;
+        stage = stage + 1 == QG_STAGES ? 0 : stage + 1;
+    }
+    cp_async_wait_group<0>();
+    cta_barrier();
+    float* all = reinterpret_cast<float*>(&acc);
+    if (p.tiles.splits > 1 && !add_matmul_partials<ACCUMULATORS>(all, p, tile, thread, &shared.last)) return;
+    store_matmul_tile(acc, p, tile, shared.staging[warp], warp, lane);
+}

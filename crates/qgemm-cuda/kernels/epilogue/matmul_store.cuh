@@ -1,0 +1,36 @@
+// The outputs of complete accumulators of `matmul`: alpha, C or what D held, the bias, the activation, D.
+#pragma once
+#include "epilogue/activation.cuh"
+#include "epilogue/operands.cuh"
+#include "sched/matmul_tile.cuh"
+
+// Finishes and stores RUN neighbouring outputs of row `row` from column `column`, a multiple of RUN, on, as far as D has
+// them.
+QG_DEVICE void store_matmul_run(const MatmulParams& p, u32 product, u32 row, u32 column, float (&v)[RUN]) {
+    if (row >= p.shape.m || column >= p.shape.n) return;
+    const u32 flags = p.shape.flags, left = p.shape.n - column, count = left < RUN ? left : RUN;
+    const u64 at = product * p.at.d_batch + row * p.at.d_row + column;
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) v[i] *= p.shape.alpha;
+    if (flags & (QG_FLAG_C | QG_FLAG_ACCUMULATES)) {
+        float added[RUN];
+        if (flags & QG_FLAG_C)
+            load_dense_run(added, p.types.c_dtype, p.at.c, product * p.at.c_batch + row * p.at.c_row + column,
+                           flags & QG_FLAG_C_ALIGNED16, count);
+        else
+            load_dense_run(added, p.types.d_dtype, p.at.d, at, flags & QG_FLAG_D_ALIGNED16, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] += p.shape.beta * added[i];
+    }
+    if (flags & QG_FLAG_BIAS) {
+        float bias[RUN];
+        load_dense_run(bias, p.types.bias_dtype, p.at.bias, column, false, count);
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] += bias[i];
+    }
+    if (p.types.activation != QG_ACTIVATION_IDENTITY) {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] = activate(p.types.activation, v[i]);
+    }
+    store_dense_run(p.types.d_dtype, p.at.d, at, flags & QG_FLAG_D_ALIGNED16, count, v);
+}

@@ -1,0 +1,394 @@
+//! `matmul`: products of two matrices in device memory. Factors of 16 bits of one type are multiplied by matrix instructions, others, and
+//! on chips that have none for them, by CUDA cores.
+
+use std::mem::size_of;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{self, MatmulPointers, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code};
+use qgemm_hal::{
+    CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Math, MatmulConfig,
+    MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec, Unsupported,
+    Variant,
+};
+
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "matmul";
+/// Most tiles of all products: CTAs along the grid's x axis.
+const MOST_TILES: u64 = i32::MAX as u64;
+/// Most parts of K: CTAs along its y axis, and far more than pay.
+const MOST_SPLITS: u32 = 64;
+/// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
+const RUN: u32 = 8;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Matmul;
+
+/// A main loop with a tile: what one kernel needs to know of itself, but for the types and layouts of its factors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Template {
+    main_loop: &'static str,
+    entry: &'static str,
+    symbol: &'static str,
+    math: Math,
+    m: u32,
+    n: u32,
+    k: u32,
+    threads: u32,
+    /// Warps along M and N; of matrix instructions alone.
+    warps: [u32; 2],
+    stages: u32,
+    ctas: u32,
+    /// Share of the arithmetic rate that it should reach, per mille.
+    efficiency: u32,
+}
+
+const SIMT: Template = Template {
+    main_loop: "simt",
+    entry: "entry/matmul_simt.cu",
+    symbol: "qg_matmul_simt",
+    math: Math::FmaF32,
+    m: 128,
+    n: 128,
+    k: 16,
+    threads: 256,
+    warps: [0, 0],
+    stages: 2,
+    ctas: 2,
+    efficiency: 750,
+};
+const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
+
+const CP_ASYNC: Template = Template {
+    main_loop: "sm80_cp_async",
+    entry: "entry/sm80_matmul_cp_async.cu",
+    symbol: "qg_sm80_matmul_cp_async",
+    math: Math::TensorF16,
+    m: 128,
+    n: 128,
+    k: 32,
+    threads: 256,
+    warps: [2, 4],
+    stages: 4,
+    ctas: 2,
+    efficiency: 650,
+};
+const CP_ASYNC_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
+
+const TWO_STAGE: Template = Template {
+    main_loop: "sm75_two_stage",
+    entry: "entry/sm75_matmul_two_stage.cu",
+    symbol: "qg_sm75_matmul_two_stage",
+    stages: 2,
+    efficiency: 450,
+    ..CP_ASYNC
+};
+const TWO_STAGE_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
+
+impl Template {
+    /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
+    fn on(self, variant: Variant) -> Self {
+        let is_small = matches!(variant, Variant::Sm89 | Variant::Sm120);
+        if self.stages > 3 && is_small { Self { stages: 3, ..self } } else { self }
+    }
+
+    /// `sizeof(SharedStorage)`, which the kernels assert.
+    fn shared_bytes(&self) -> u32 {
+        let (storage, alignment) = match self.math {
+            // Pitches are padded by four words.
+            Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
+            _ => {
+                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
+                (stages.max(staging), 128)
+            }
+        };
+        // The word by which a CTA knows that it is the last.
+        (storage + 4).next_multiple_of(alignment)
+    }
+}
+
+/// Whether chips of `variant` have matrix instructions for factors of `dtype`.
+fn has_instructions(dtype: DType, variant: Variant) -> bool {
+    match dtype {
+        DType::F32 => false,
+        DType::F16 => variant >= Variant::Sm75,
+        DType::BF16 => variant >= Variant::Sm80,
+    }
+}
+
+/// The kernels with matrix instructions on chips of `variant`, for factors whose contiguous parts are aligned, or not.
+fn of_instructions(variant: Variant, aligned: bool) -> &'static [Template] {
+    match (variant >= Variant::Sm80, aligned) {
+        (true, true) => &[CP_ASYNC, CP_ASYNC_SMALL],
+        // Loads of single elements bind those, whatever the tile.
+        (true, false) => &[TWO_STAGE_SMALL],
+        (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
+    }
+}
+
+fn spec_of(template: &Template, a: DType, b: DType, layout: MatmulLayout) -> MatmulSpec {
+    let layout = if template.math == Math::FmaF32 { MatmulLayout::Any } else { layout };
+    let Template { main_loop, m, n, k, .. } = *template;
+    MatmulSpec { main_loop: Name::new(main_loop), a, b, layout, m, n, k }
+}
+
+fn id(spec: MatmulSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Matmul(spec))
+}
+
+fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec {
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    let mut constants = vec![
+        ("QG_TILE_M", template.m),
+        ("QG_TILE_N", template.n),
+        ("QG_TILE_K", template.k),
+        ("QG_THREADS", template.threads),
+        ("QG_CTAS_PER_SM", template.ctas),
+        ("QG_SHARED_BYTES", template.shared_bytes()),
+    ];
+    match template.math {
+        Math::FmaF32 => constants.extend([("QG_A_DTYPE", dtype_code(spec.a)), ("QG_B_DTYPE", dtype_code(spec.b))]),
+        _ => constants.extend([
+            ("QG_DTYPE", dtype_code(spec.a)),
+            ("QG_A_ALONG_K", spec.layout.a_by_rows().into()),
+            ("QG_B_ALONG_K", (!spec.layout.b_by_rows()).into()),
+            ("QG_WARPS_M", template.warps[0]),
+            ("QG_WARPS_N", template.warps[1]),
+            ("QG_STAGES", template.stages),
+        ]),
+    }
+    for (name, value) in constants {
+        constant_line(&mut prelude, name, value);
+    }
+    KernelSpec {
+        name: id(spec, variant).to_string(),
+        entry: template.entry,
+        text: source::entry(template.entry),
+        symbol: template.symbol,
+        prelude,
+        arch_specific: false,
+    }
+}
+
+/// Every kernel on chips of `variant`, with its template.
+fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
+    let mut all = Vec::new();
+    for template in [SIMT, SIMT_SMALL] {
+        for (a, b) in DType::ALL.into_iter().flat_map(|a| DType::ALL.map(|b| (a, b))) {
+            all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
+        }
+    }
+    for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
+        let aligned = if variant >= Variant::Sm80 { &[true, false][..] } else { &[true] };
+        let templates = aligned.iter().flat_map(|&aligned| of_instructions(variant, aligned));
+        for template in templates.map(|template| template.on(variant)) {
+            all.extend(MatmulLayout::ALL.map(|layout| (template, spec_of(&template, dtype, dtype, layout))));
+        }
+    }
+    all
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    kernels(variant).into_iter().map(move |(template, spec)| source(&template, spec, variant))
+}
+
+/// The kernel of an identity.
+fn find(kernel: &KernelId) -> Option<(Template, MatmulSpec, Variant)> {
+    let (Spec::Matmul(spec), Some(variant)) = (kernel.spec, kernel.variant) else { return None };
+    let (template, _) = kernels(variant).into_iter().find(|(_, known)| *known == spec)?;
+    Some((template, spec, variant))
+}
+
+/// `MatmulParams` in `sched/matmul_tile.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MatmulParams {
+    shape: MatmulShape,
+    types: MatmulTypes,
+    tiles: MatmulTiles,
+    at: MatmulPointers,
+}
+
+const _: () = assert!(size_of::<MatmulShape>().is_multiple_of(8), "pointers follow without a gap");
+
+impl Params for MatmulParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use MatmulOperand as O;
+        let mut params = *self;
+        let pointers = [
+            (&mut params.at.a, O::A),
+            (&mut params.at.b, O::B),
+            (&mut params.at.c, O::C),
+            (&mut params.at.bias, O::Bias),
+            (&mut params.at.d, O::D),
+            (&mut params.at.workspace, O::Workspace),
+        ];
+        for (pointer, operand) in pointers {
+            *pointer = at.of(operands, operand)?;
+        }
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// Tiles along M and N, and of all products.
+fn tiles(op: &CheckedMatmul, template: &Template) -> (u32, u32, u64) {
+    let (along_m, along_n) = ((op.m as u32).div_ceil(template.m), (op.n as u32).div_ceil(template.n));
+    (along_m, along_n, (op.batch as u64).saturating_mul(u64::from(along_m) * u64::from(along_n)))
+}
+
+fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulParams {
+    let flags = [
+        (abi::FLAG_C, op.c.is_some()),
+        (abi::FLAG_BIAS, op.bias.is_some()),
+        (abi::FLAG_ACCUMULATES, op.accumulates),
+        (abi::FLAG_D_ALIGNED16, op.d.aligned16),
+        (abi::FLAG_C_ALIGNED16, op.c.is_some_and(|c| c.aligned16)),
+    ];
+    let shape = MatmulShape {
+        m: op.m as u32,
+        n: op.n as u32,
+        k: op.k as u32,
+        flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+        alpha: op.alpha,
+        beta: op.beta,
+    };
+    let types = MatmulTypes {
+        activation: activation_code(op.activation),
+        d_dtype: dtype_code(op.d.dtype),
+        c_dtype: op.c.map_or(0, |c| dtype_code(c.dtype)),
+        bias_dtype: op.bias.map_or(0, dtype_code),
+    };
+    let (m_tiles, n_tiles, _) = tiles(op, template);
+    let tiles = MatmulTiles {
+        m_tiles,
+        n_tiles,
+        splits: plan.splits,
+        k_tiles: (op.k as u32).div_ceil(template.k),
+        a_aligned16: op.a.aligned16.into(),
+        b_aligned16: op.b.aligned16.into(),
+    };
+    let at = MatmulPointers {
+        partials: plan.workspace.partials as u64,
+        a_row: op.a.row_stride,
+        a_col: op.a.col_stride,
+        a_batch: op.a.batch_stride,
+        b_row: op.b.row_stride,
+        b_col: op.b.col_stride,
+        b_batch: op.b.batch_stride,
+        c_row: op.c.map_or(0, |c| c.row_stride),
+        c_batch: op.c.map_or(0, |c| c.batch_stride),
+        d_row: op.d.row_stride,
+        d_batch: op.d.batch_stride,
+        ..MatmulPointers::default()
+    };
+    MatmulParams { shape, types, tiles, at }
+}
+
+/// The launch of a plan, whose kernel `make` makes ready.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the plan is of another family, and those of `make`.
+pub fn matmul_sequence(
+    op: &CheckedMatmul,
+    plan: &MatmulPlan,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use MatmulOperand as O;
+    let found = find(&plan.config.kernel);
+    let (template, spec, variant) = found.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let (_, _, all_tiles) = tiles(op, &template);
+    let geometry = Geometry {
+        grid: [all_tiles as u32, plan.splits, 1],
+        threads: template.threads,
+        shared_bytes: template.shared_bytes(),
+    };
+    let launch = KernelLaunch {
+        id: plan.config.kernel,
+        spec: source(&template, spec, variant),
+        geometry,
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: O::ALL,
+        params: Arc::new(params(op, &template, plan)),
+    };
+    let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
+    let step = match plan.workspace.bytes {
+        0 => given,
+        bytes => given.bind_part(O::Workspace, O::Workspace, 0..bytes),
+    };
+    Ok(LaunchSequence::new::<O>(op.kernel_name(NAME), vec![step]))
+}
+
+impl Family<CheckedMatmul> for Matmul {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedMatmul, info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        let (a, b) = (op.a.dtype, op.b.dtype);
+        let of_instructions = match a == b && has_instructions(a, variant) {
+            true => of_instructions(variant, op.a.aligned16 && op.b.aligned16),
+            false => &[],
+        };
+        let templates = of_instructions.iter().chain(&[SIMT, SIMT_SMALL]).map(|template| template.on(variant));
+        let fitting = templates.filter(|template| {
+            template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES
+        });
+        let config = |template: Template| MatmulConfig {
+            kernel: id(spec_of(&template, a, b, op.layout()), variant),
+            math: template.math,
+            tile_m: template.m,
+            tile_n: template.n,
+            tile_k: template.k,
+            ctas_per_unit: template.ctas,
+            max_splits: MOST_SPLITS,
+            efficiency: template.efficiency,
+        };
+        let configs: Vec<_> = fitting.map(config).collect();
+        if configs.is_empty() {
+            return Err(Unsupported::new(format!("has at most {MOST_TILES} tiles of 128 x 128: make the batch smaller")));
+        }
+        Ok(configs)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+        matmul_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedMatmul, config: &MatmulConfig) -> u64 {
+        find(&config.kernel)
+            .map_or(0, |(template, spec, variant)| source(&template, spec, variant).source_hash().short())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_their_identities_and_fit_their_chips() {
+        for variant in Variant::ALL {
+            for (template, spec) in kernels(variant) {
+                assert_eq!(find(&id(spec, variant)), Some((template, spec, variant)));
+                // What Turing has at most, and what newer chips give one of two CTAs.
+                let most = if variant < Variant::Sm80 { 64 << 10 } else { 80 << 10 };
+                assert!(template.shared_bytes() <= most, "{variant}: {template:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,97 @@
+// D = A * B of matrices in device memory, of any type and layout. A workgroup computes a TILE_M x TILE_N tile of D, and an
+// invocation eight rows of four columns. Every TILE_K values along K are copied to workgroup memory, in f32. Products are
+// added in the order of K, so the bits do not depend on the tile.
+
+const M_VECTORS: u32 = TILE_M / 4u;
+const N_VECTORS: u32 = TILE_N / 4u;
+
+var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
+var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
+
+// Neighbouring invocations read what lies side by side in memory.
+fn load_a(m0: u32, k0: u32, thread: u32) {
+    let first = p.a_base + product * p.a_batch;
+    for (var i = thread; i < TILE_M * TILE_K; i += THREADS) {
+        let m = select(i % TILE_M, i / TILE_K, p.a_col == 1u);
+        let k = select(i / TILE_M, i % TILE_K, p.a_col == 1u);
+        var value = 0.0;
+        if (m0 + m < p.shape.m && k0 + k < p.shape.k) {
+            let index = first + (m0 + m) * p.a_row + (k0 + k) * p.a_col;
+            value = element(a_words[word_of(index, mode(X_MODE))], index, mode(X_MODE));
+        }
+        a_tile[k * M_VECTORS + m / 4u][m % 4u] = value;
+    }
+}
+
+fn load_b(n0: u32, k0: u32, thread: u32) {
+    let first = p.b_base + product * p.b_batch;
+    for (var i = thread; i < TILE_N * TILE_K; i += THREADS) {
+        let n = select(i / TILE_K, i % TILE_N, p.b_col == 1u);
+        let k = select(i % TILE_K, i / TILE_N, p.b_col == 1u);
+        var value = 0.0;
+        if (n0 + n < p.shape.n && k0 + k < p.shape.k) {
+            let index = first + (k0 + k) * p.b_row + (n0 + n) * p.b_col;
+            value = element(b_words[word_of(index, mode(RESIDUAL_MODE))], index, mode(RESIDUAL_MODE));
+        }
+        b_tile[k * N_VECTORS + n / 4u][n % 4u] = value;
+    }
+}
+
+// Finishes and stores the first `count` of four neighbouring outputs.
+fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
+    var value = p.shape.alpha * sums;
+    for (var i = 0u; i < count; i++) {
+        if (has(FLAG_C)) {
+            let index = p.c_base + product * p.c_batch + m * p.c_row + n + i;
+            value[i] += p.shape.beta * element(c_words[word_of(index, mode(C_MODE))], index, mode(C_MODE));
+        }
+        if (has(FLAG_ACCUMULATES)) {
+            let index = d_first() + m * p.d_row + n + i;
+            value[i] += p.shape.beta * element(atomicLoad(&d[word_of(index, d_dtype())]), index, d_dtype());
+        }
+        if (has(FLAG_BIAS)) {
+            let index = p.bias_base + n + i;
+            value[i] += element(bias_words[word_of(index, mode(BIAS_MODE))], index, mode(BIAS_MODE));
+        }
+    }
+    store4(m, n, count, activate(value));
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    product = group.z;
+    let m0 = group.y * TILE_M;
+    let n0 = group.x * TILE_N;
+    let tn = thread % N_VECTORS;
+    let tm = thread / N_VECTORS;
+    var sums: array<vec4<f32>, 8>;
+    for (var k0 = 0u; k0 < p.shape.k; k0 += TILE_K) {
+        load_a(m0, k0, thread);
+        load_b(n0, k0, thread);
+        workgroupBarrier();
+        for (var k = 0u; k < TILE_K; k++) {
+            let b = b_tile[k * N_VECTORS + tn];
+            let low = a_tile[k * M_VECTORS + 2u * tm];
+            let high = a_tile[k * M_VECTORS + 2u * tm + 1u];
+            sums[0] = fma(vec4<f32>(low.x), b, sums[0]);
+            sums[1] = fma(vec4<f32>(low.y), b, sums[1]);
+            sums[2] = fma(vec4<f32>(low.z), b, sums[2]);
+            sums[3] = fma(vec4<f32>(low.w), b, sums[3]);
+            sums[4] = fma(vec4<f32>(high.x), b, sums[4]);
+            sums[5] = fma(vec4<f32>(high.y), b, sums[5]);
+            sums[6] = fma(vec4<f32>(high.z), b, sums[6]);
+            sums[7] = fma(vec4<f32>(high.w), b, sums[7]);
+        }
+        workgroupBarrier();
+    }
+    let n = n0 + tn * 4u;
+    if (n >= p.shape.n) {
+        return;
+    }
+    for (var i = 0u; i < 8u; i++) {
+        let m = m0 + tm * 8u + i;
+        if (m < p.shape.m) {
+            store_outputs(m, n, min(4u, p.shape.n - n), sums[i]);
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! `matmul`: products of two matrices in device memory, of any type and layout, in f32.
+
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, MatmulShape};
+use qgemm_hal::{
+    BatchedDense, CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand,
+    Operands, Operation, Spec, Stream, Unsupported,
+};
+
+use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
+use super::modes::Modes;
+use super::operands::Touched;
+use super::{hash_of, shared_of};
+use crate::event::WgpuStream;
+use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::shader::{MATMUL_TEXTS, compose_matmul};
+use crate::shared::Shared;
+
+/// What a wgpu device offers of `matmul`.
+pub(super) const FAMILIES: MatmulFamilies = &[&Matmul];
+
+/// What its kernel is given: the operands of `shaders/matmul_params.wgsl`.
+pub(crate) const INTERFACE: Interface = Interface {
+    name: "matmul",
+    bindings: &[(0, false), (1, false), (4, false), (5, false), (8, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// Name of the family.
+const NAME: &str = "matmul";
+/// Rows and columns of D that a workgroup computes.
+const TILE: u32 = 64;
+/// Values along K that it copies at once.
+const TILE_K: u32 = 16;
+/// Its invocations, each of eight rows and four columns.
+const THREADS: u32 = 128;
+/// What the shader is specialised by.
+pub(crate) const CONSTANTS: [(&str, u32); 4] =
+    [("TILE_M", TILE), ("TILE_N", TILE), ("TILE_K", TILE_K), ("THREADS", THREADS)];
+
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(MATMUL_TEXTS));
+
+/// `Params` of `shaders/matmul_params.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct Params {
+    shape: MatmulShape,
+    modes: u32,
+    a_row: u32,
+    a_col: u32,
+    a_batch: u32,
+    b_row: u32,
+    b_col: u32,
+    b_batch: u32,
+    c_row: u32,
+    c_batch: u32,
+    d_row: u32,
+    d_batch: u32,
+    a_base: u32,
+    b_base: u32,
+    c_base: u32,
+    bias_base: u32,
+    d_base: u32,
+}
+
+/// The family.
+#[derive(Debug)]
+struct Matmul;
+
+impl Family<CheckedMatmul> for Matmul {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedMatmul, info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+        parts(op, info.max_buffer_bytes)?;
+        Ok(vec![MatmulConfig {
+            kernel: kernel_id(op),
+            math: Math::FmaF32,
+            tile_m: TILE,
+            tile_n: TILE,
+            tile_k: TILE_K,
+            ctas_per_unit: 1,
+            max_splits: 1,
+            // There is no other family to rank it against.
+            efficiency: 300,
+        }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, _: &MatmulPlan) -> Result<LaunchSequence, HalError> {
+        let shared = shared_of(device, "a product of the wgpu backend")?;
+        let refused =
+            |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
+        let parts = parts(op, device.info().max_buffer_bytes).map_err(refused)?;
+        let name = op.kernel_name(NAME);
+        let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, compose_matmul(&CONSTANTS))?, name };
+        let grid = parts.first().map_or([0; 3], |part| part.grid(op));
+        let geometry = Geometry { grid, threads: THREADS, shared_bytes: 2 * TILE * TILE_K * 4 };
+        let kernel = MatmulKernel { compiled, shared: shared.clone(), op: op.clone(), parts };
+        let step = LaunchStep::new::<MatmulOperand>(kernel_id(op), geometry, Arc::new(kernel));
+        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        Ok(LaunchSequence::new::<MatmulOperand>(op.kernel_name(NAME), vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
+        *SOURCE_HASH
+    }
+}
+
+fn kernel_id(op: &CheckedMatmul) -> KernelId {
+    let (a, b, layout) = (op.a.dtype, op.b.dtype, MatmulLayout::Any);
+    let spec = MatmulSpec { main_loop: Name::new("simt"), a, b, layout, m: TILE, n: TILE, k: TILE_K };
+    KernelId::new(NAME, None, Spec::Matmul(spec))
+}
+
+/// What one dispatch computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    products: Range<usize>,
+    rows: Range<usize>,
+}
+
+/// The bytes of `products` matrices from the first row to the last.
+fn bytes_of(dense: &BatchedDense, products: &Range<usize>, rows: &Range<usize>, columns: usize) -> Option<Range<u64>> {
+    if columns == 0 || rows.is_empty() || products.is_empty() {
+        return Some(0..0);
+    }
+    let width = dense.dtype.bytes() as u64;
+    let first = (products.start as u64 * dense.batch_stride).checked_add(rows.start as u64 * dense.row_stride)?;
+    let len = dense.extent(products.len(), rows.len(), columns)?;
+    Some(first.checked_mul(width)?..first.checked_add(len)?.checked_mul(width)?)
+}
+
+impl Part {
+    /// The bytes that it touches of A, B, C and D.
+    fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 4]> {
+        use MatmulOperand as O;
+        let Self { products, rows } = self;
+        let c = op.c.as_ref().map_or(Some(0..0), |c| bytes_of(c, products, rows, op.n))?;
+        Some([
+            (O::A, bytes_of(&op.a, products, rows, op.k)?),
+            (O::B, bytes_of(&op.b, products, &(0..op.k), op.n)?),
+            (O::C, c),
+            (O::D, bytes_of(&op.d, products, rows, op.n)?),
+        ])
+    }
+
+    /// Workgroups: along N, along M, and products.
+    fn grid(&self, op: &CheckedMatmul) -> [u32; 3] {
+        let tiles = |len: usize| (len as u32).div_ceil(TILE);
+        [tiles(op.n), tiles(self.rows.len()), self.products.len() as u32]
+    }
+
+    /// Whether a dispatch can reach all of it.
+    fn check(&self, op: &CheckedMatmul, limit: u64) -> Result<(), Unsupported> {
+        let overflow = || Unsupported::new("the extent of an operand overflows");
+        for (operand, bytes) in self.touches(op).ok_or_else(overflow)? {
+            let len = bytes.end - bytes.start;
+            if len + MARGIN > limit {
+                return Err(too_large(operand.name(), len, limit));
+            }
+        }
+        let [along_n, ..] = self.grid(op);
+        if along_n > MAX_GROUPS {
+            return Err(Unsupported::new(format!("has at most {} columns, not {}", MAX_GROUPS * TILE, op.n)));
+        }
+        match self.grid(op).iter().all(|&groups| groups <= MAX_GROUPS) {
+            true => Ok(()),
+            false => Err(Unsupported::new("more workgroups than a grid has")),
+        }
+    }
+}
+
+/// The dispatches of `op`: as many products as bindings of `limit` bytes hold, or as many rows of one.
+///
+/// # Errors
+/// What they do not hold of a single tile's rows.
+fn parts(op: &CheckedMatmul, limit: u64) -> Result<Vec<Part>, Unsupported> {
+    let (mut products, mut rows) = (op.batch, op.m);
+    loop {
+        // The last of all is as large as any.
+        let fits = Part { products: 0..products, rows: 0..rows }.check(op, limit);
+        match fits {
+            Ok(()) => break,
+            Err(_) if products > 1 => products = products.div_ceil(2),
+            Err(_) if rows > TILE as usize => rows = rows.div_ceil(2).next_multiple_of(TILE as usize),
+            Err(reason) => return Err(reason),
+        }
+    }
+    let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
+    let of_products = |products: Range<usize>| {
+        ranges(op.m, rows).map(move |rows| Part { products: products.clone(), rows })
+    };
+    Ok(ranges(op.batch, products).flat_map(of_products).collect())
+}
+
+/// A kernel for one operation. A launch makes no device memory.
+#[derive(Debug)]
+struct MatmulKernel {
+    compiled: Compiled,
+    shared: Arc<Shared>,
+    op: CheckedMatmul,
+    parts: Vec<Part>,
+}
+
+impl MatmulKernel {
+    /// The parameters of a part, but for where operands begin.
+    fn params(&self, part: &Part) -> Params {
+        let op = &self.op;
+        let flags =
+            [(FLAG_C, op.c.is_some()), (FLAG_BIAS, op.bias.is_some()), (FLAG_ACCUMULATES, op.accumulates)];
+        let (products, rows) = (part.products.len(), part.rows.len());
+        // A stride of 1 says what is contiguous, also of what there is one of.
+        let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };
+        Params {
+            shape: MatmulShape {
+                m: rows as u32,
+                n: op.n as u32,
+                k: op.k as u32,
+                flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+                alpha: op.alpha,
+                beta: op.beta,
+            },
+            modes: Modes {
+                activation: op.activation,
+                x: Some(op.a.dtype),
+                residual: Some(op.b.dtype),
+                d: Some(op.d.dtype),
+                c: op.c.map(|c| c.dtype),
+                bias: op.bias,
+                ..Modes::default()
+            }
+            .packed(),
+            a_row: along(rows, op.a.row_stride),
+            a_col: along(op.k, op.a.col_stride),
+            a_batch: stride(products, op.a.batch_stride),
+            b_row: along(op.k, op.b.row_stride),
+            b_col: along(op.n, op.b.col_stride),
+            b_batch: stride(products, op.b.batch_stride),
+            c_row: op.c.map_or(0, |c| stride(rows, c.row_stride)),
+            c_batch: op.c.map_or(0, |c| stride(products, c.batch_stride)),
+            d_row: stride(rows, op.d.row_stride),
+            d_batch: stride(products, op.d.batch_stride),
+            ..Params::default()
+        }
+    }
+
+    /// What a part binds, and its parameters.
+    fn dispatch<'a>(&'a self, part: &Part, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
+        use MatmulOperand as O;
+        let (op, shared, mut p) = (&self.op, &self.shared, self.params(part));
+        let touches = part.touches(op).unwrap_or_else(|| unreachable!("parts were checked"));
+        let [of_a, of_b, of_c, of_d] = touches.map(|(operand, bytes)| {
+            let dtype = match operand {
+                O::A => op.a.dtype,
+                O::B => op.b.dtype,
+                O::D => op.d.dtype,
+                _ => op.c.map_or(op.d.dtype, |c| c.dtype),
+            };
+            let bytes = bytes.start as usize..bytes.end as usize;
+            Touched { what: operand.name(), view: operands.get(operand), bytes, width: dtype.bytes() }
+        });
+        let width = op.bias.map_or(4, |dtype| dtype.bytes());
+        let bytes = 0..op.bias.map_or(0, |_| op.n * width);
+        let of_bias = Touched { what: O::Bias.name(), view: operands.get(O::Bias), bytes, width };
+        let (a, b, c, bias, d);
+        (a, p.a_base) = of_a.bind(shared)?;
+        (b, p.b_base) = of_b.bind(shared)?;
+        (c, p.c_base) = of_c.bind(shared)?;
+        (bias, p.bias_base) = of_bias.bind(shared)?;
+        (d, p.d_base) = of_d.bind_written(shared)?;
+        Ok(Dispatch { params: p, bindings: vec![a, b, c, bias, d], grid: part.grid(op) })
+    }
+}
+
+impl Kernel for MatmulKernel {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        let dispatches: Vec<_> =
+            self.parts.iter().map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
+        submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::Activation;
+
+    use super::*;
+
+    fn op(batch: usize, [m, n, k]: [usize; 3]) -> CheckedMatmul {
+        let dense = |rows: usize, columns: usize| BatchedDense {
+            dtype: DType::F32,
+            row_stride: columns as u64,
+            col_stride: 1,
+            batch_stride: (rows * columns) as u64,
+            aligned16: false,
+        };
+        CheckedMatmul {
+            batch,
+            m,
+            n,
+            k,
+            a: dense(m, k),
+            b: dense(k, n),
+            d: dense(m, n),
+            c: None,
+            accumulates: false,
+            bias: None,
+            alpha: 1.0,
+            beta: 0.0,
+            activation: Activation::Identity,
+        }
+    }
+
+    #[test]
+    fn what_bindings_do_not_hold_is_cut_by_products_and_rows() {
+        assert_eq!(parts(&op(3, [64, 64, 64]), 1 << 20).expect("fits").len(), 1);
+        for (op, limit) in [(op(100, [64, 64, 64]), 1 << 18), (op(2, [4096, 64, 64]), 1 << 16)] {
+            let parts = parts(&op, limit).expect("is cut");
+            let outputs: usize = parts.iter().map(|part| part.products.len() * part.rows.len()).sum();
+            assert_eq!(outputs, op.batch * op.m, "{parts:?}");
+            assert!(parts.len() > 1 && parts.iter().all(|part| part.check(&op, limit).is_ok()), "{parts:?}");
+        }
+        let why = parts(&op(1, [64, 4096, 4096]), 1 << 20).expect_err("B is too large").why;
+        assert!(why.contains('b') && why.contains("1048576"), "{why}");
+    }
+}
