@@ -136,9 +136,10 @@ pub mod tuning {
         ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm,
-        ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, RoutingConfig,
-        RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig,
+        ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math,
+        MatmulConfig, MatmulPlan as MatmulLaunch, Operation, RoutingConfig, RoutingLaunches, Schedule, StreamK,
+        TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
 }

@@ -6,7 +6,9 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Family, LaunchSequence, Operation};
+use qgemm_hal::{
+    CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Family, LaunchSequence, Operation,
+};
 use qgemm_sched::Preferences;
 
 use crate::gemm::LayerPlans;

@@ -124,6 +124,33 @@ fn bench_measures_routings() {
 }
 
 #[test]
+fn verify_checks_matmuls_too() {
+    let shape = ["verify", "--device", "cpu", "--op", "matmul", "--shape", "19x30x41", "--json"];
+    // Three types in four layouts.
+    let table = json(&shape);
+    assert_eq!(rows(&table).len(), 12);
+    let one = json(&[&shape[..], &["--layout", "tn", "--batch", "3"]].concat());
+    assert!(
+        rows(&one).len() == 3 && one[0]["case"].as_str().is_some_and(|case| case.contains("3x 19x30x41 tn")),
+        "{one}"
+    );
+    for row in rows(&table).iter().chain(rows(&one)) {
+        assert_eq!(row["verdict"], "pass", "{row}");
+        assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("matmul:")), "{row}");
+    }
+    let seed = ["verify", "--device", "cpu", "--op", "matmul", "--stress", "0", "--seed", "7", "--json"];
+    assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn bench_measures_matmuls() {
+    let table =
+        json(&["bench", "--device", "cpu", "--op", "matmul", "--shape", "32x32x32", "--layout", "nt", "--json"]);
+    assert!(rows(&table).len() == 1 && table[0]["format"] == "nt", "{table}");
+    assert!(table[0]["flops"].as_f64().is_some_and(|flops| flops > 0.0), "{table}");
+}
+
+#[test]
 fn verify_lists_operations_and_groups() {
     let table = json(&["verify", "--list", "--json"]);
     let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);
@@ -195,15 +222,17 @@ fn a_sweep_times_every_number_of_tokens() {
 
 #[test]
 fn wrong_arguments_say_what_was_expected() {
-    let cases: [(&[&str], &str); 10] = [
+    let cases: [(&[&str], &str); 12] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
         (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
         (&["verify", "--device", "tpu:0"], "tpu"),
-        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert, experts, routing"),
+        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert, experts, routing, matmul"),
         (&["verify", "--device", "cpu", "--op", "routing", "--shape", "3x3"], "TxExK"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
         (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
         (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),
+        (&["bench", "--device", "cpu", "--layout", "tn"], "--op matmul"),
+        (&["verify", "--device", "cpu", "--op", "matmul", "--shape", "1x1x1", "--layout", "up"], "nn, nt, tn or tt"),
         (&["bench", "--device", "cpu", "--op", "convert", "--row-factors", "--to", "f32"], "--to f16"),
         (&["inspect", "no-such-file.gguf"], "no-such-file.gguf"),
     ];

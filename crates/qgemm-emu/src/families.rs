@@ -8,10 +8,10 @@ use qgemm_cuda::{
     routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig,
-    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
-    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, RoutingConfig, RoutingLaunches, Stream, TileConfig,
-    Unsupported,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting,
+    ConvertConfig, ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory,
+    HostStream, Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, RoutingConfig,
+    RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};

@@ -41,14 +41,13 @@ pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
     XPrecision, XPrologue, XRegion,
 };
-pub use op::matmul::{
-    BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec,
-};
+pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Dense, Operand, OperandDesc,
+    Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -84,7 +84,7 @@ mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::op::gemm::Activation;
     use qgemm_hal::{
-        BatchedDense, Device, HalError, KernelId, LaunchSequence, MatmulSpec, Math, Name, Spec, Unsupported,
+        BatchedDense, Device, HalError, KernelId, LaunchSequence, Math, MatmulSpec, Name, Spec, Unsupported,
     };
 
     use super::*;

@@ -5,9 +5,9 @@ use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::Math;
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, PATHS, RoutingCase, TILE, Tolerance,
-    Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion, run_routing,
-    weight,
+    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, MatmulCase, PATHS, RoutingCase, TILE,
+    Tolerance, Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion,
+    run_matmul, run_routing, weight,
 };
 
 const M: usize = 256;
@@ -193,6 +193,16 @@ fn a_backend_that_routes_nothing_fails() {
         let outcome = run_routing(&ctx, &case);
         let Verdict::Fail(Failure::Misrouted(why)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
         assert!(why.contains(what), "{why}");
+    }
+}
+
+#[test]
+fn a_backend_that_multiplies_nothing_fails() {
+    let ctx = Context::open("noop").expect("always there");
+    // What was never written is poison; what was to be added to is still there.
+    for case in [MatmulCase::new([3, 4, 5]), MatmulCase { accumulate: Some(1.0), ..MatmulCase::new([3, 4, 5]) }] {
+        let outcome = run_matmul(&ctx, &case);
+        assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Inaccurate(_))), "{:?}", outcome.verdict);
     }
 }
 

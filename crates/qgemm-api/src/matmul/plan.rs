@@ -148,7 +148,8 @@ impl MatmulPlan {
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
-        let extent = |dense: &BatchedDense, rows: usize, columns: usize| Extent::of_batch(dense, op.batch, rows, columns);
+        let extent =
+            |dense: &BatchedDense, rows: usize, columns: usize| Extent::of_batch(dense, op.batch, rows, columns);
         checks.view("A", a, extent(&op.a, op.m, op.k))?;
         checks.view("B", b, extent(&op.b, op.k, op.n))?;
         checks.view("D", d.view(), extent(&op.d, op.m, op.n))?;

@@ -69,9 +69,8 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let mut d = ctx.allocate(d_bytes)?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
-    let launch = |&place: &usize| {
-        plan.run(&stream, MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace))
-    };
+    let launch =
+        |&place: &usize| plan.run(&stream, MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace));
     let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {

@@ -1,5 +1,5 @@
-// D = A · B on CUDA cores, for factors of any type, layout and alignment. A and B become f32 on the way into two stages of
-// shared memory, `[k][row]` and `[k][column]`: the next stage is in flight while one is multiplied. A thread has
+// D = A · B on CUDA cores, for factors of any type, layout and alignment. A and B become f32 on the way into two stages
+// of shared memory, `[k][row]` and `[k][column]`: the next stage is in flight while one is multiplied. A thread has
 // THREAD_ROWS × 8 outputs; the lanes of a warp stand 4 × 8, so that a warp reads little from shared memory.
 #include "atoms/float.cuh"
 #include "atoms/launch.cuh"
@@ -83,7 +83,8 @@ struct FactorCopy {
 
     // `position` is where an outer index lies in a row of the stage; groups of four lie together.
     template <class Position>
-    QG_DEVICE void store(const FactorCopy& copy, const Factor& f, float* stage, u32 pitch, u32 thread, Position position) {
+    QG_DEVICE void store(const FactorCopy& copy, const Factor& f, float* stage, u32 pitch, u32 thread,
+                         Position position) {
         const bool along_k = f.k_stride == 1;
 #pragma unroll
         for (u32 i = 0; i < GROUPS; i++) {
@@ -133,7 +134,8 @@ QG_DEVICE void multiply_stage(float (&acc)[ACCUMULATORS], const Stage& stage, u3
 #pragma unroll
         for (u32 i = 0; i < THREAD_ROWS; i += 4) load_four(&a[i], &stage.a[k * A_PITCH + i * 16 + m_lane * 4]);
 #pragma unroll
-        for (u32 j = 0; j < RUN; j += 4) load_four(&b[j], &stage.b[k * B_PITCH + j / 4 * (QG_TILE_N / 2) + n_lane * 4]);
+        for (u32 j = 0; j < RUN; j += 4)
+            load_four(&b[j], &stage.b[k * B_PITCH + j / 4 * (QG_TILE_N / 2) + n_lane * 4]);
 #pragma unroll
         for (u32 i = 0; i < THREAD_ROWS; i++)
 #pragma unroll

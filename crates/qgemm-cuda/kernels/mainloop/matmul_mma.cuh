@@ -13,6 +13,7 @@ constexpr u32 CHUNK = 8, CHUNK_BYTES = 16;
 constexpr u32 K_CHUNKS = QG_TILE_K / CHUNK;
 constexpr u32 K_STEPS = QG_TILE_K / 16;
 static_assert(K_CHUNKS == 4, "a row along K is half of the banks");
+static_assert(QG_DTYPE == DTYPE_F16 || QG_VARIANT >= 80, "bf16 has instructions from Ampere on");
 
 template <u32 TILE, bool ALONG_K>
 struct TileLayout {

@@ -89,7 +89,9 @@ const TWO_STAGE: Template = Template {
     entry: "entry/sm75_matmul_two_stage.cu",
     symbol: "qg_sm75_matmul_two_stage",
     stages: 2,
-    efficiency: 450,
+    // With two, the registers of what is in flight would spill.
+    ctas: 1,
+    efficiency: 400,
     ..CP_ASYNC
 };
 const TWO_STAGE_SMALL: Template =
@@ -186,7 +188,9 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
 fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     let mut all = Vec::new();
     for template in [SIMT, SIMT_SMALL] {
-        for (a, b) in DType::ALL.into_iter().flat_map(|a| DType::ALL.map(|b| (a, b))) {
+        let types = DType::ALL.into_iter().flat_map(|a| DType::ALL.map(|b| (a, b)));
+        // Factors of two types are rare: one tile is enough for them.
+        for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
@@ -345,10 +349,10 @@ impl Family<CheckedMatmul> for Matmul {
             true => of_instructions(variant, op.a.aligned16 && op.b.aligned16),
             false => &[],
         };
-        let templates = of_instructions.iter().chain(&[SIMT, SIMT_SMALL]).map(|template| template.on(variant));
-        let fitting = templates.filter(|template| {
-            template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES
-        });
+        let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };
+        let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));
+        let fitting = templates
+            .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES);
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),
             math: template.math,
@@ -361,7 +365,9 @@ impl Family<CheckedMatmul> for Matmul {
         };
         let configs: Vec<_> = fitting.map(config).collect();
         if configs.is_empty() {
-            return Err(Unsupported::new(format!("has at most {MOST_TILES} tiles of 128 x 128: make the batch smaller")));
+            return Err(Unsupported::new(format!(
+                "has at most {MOST_TILES} tiles of 128 x 128: make the batch smaller"
+            )));
         }
         Ok(configs)
     }

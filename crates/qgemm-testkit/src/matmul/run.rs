@@ -91,8 +91,10 @@ impl Stored {
         let ([m, n, k], strides) = (case.shape, case.strides);
         let [a_gap, b_gap, d_gap] = strides.gaps;
         let several = |shared: bool| if shared { 1 } else { case.batch };
-        let stack = |dtype, matrices, shape, gap| Stack::new(dtype, matrices, shape, strides.between, gap, strides.offset);
-        let oriented = |by_rows: bool, [rows, columns]: [usize; 2]| if by_rows { [rows, columns] } else { [columns, rows] };
+        let stack =
+            |dtype, matrices, shape, gap| Stack::new(dtype, matrices, shape, strides.between, gap, strides.offset);
+        let oriented =
+            |by_rows: bool, [rows, columns]: [usize; 2]| if by_rows { [rows, columns] } else { [columns, rows] };
         let (a_shape, b_shape) = (oriented(case.layout.a_by_rows(), [m, k]), oriented(case.layout.b_by_rows(), [k, n]));
         Self {
             a: stack(case.types[0], several(strides.one_a), a_shape, a_gap),
@@ -227,7 +229,9 @@ fn run_on(
         None | Some(0.0) => stored.d.operand.poison(),
         Some(_) if case.strides.d_beside => {
             let all: Vec<Vec<f32>> = (0..case.batch).map(|product| case.c_values(product, case.d_dtype)).collect();
-            stored.d.encode(|_| (0..m).flat_map(|row| all.iter().flat_map(move |d| d[row * n..][..n].to_vec())).collect())
+            stored
+                .d
+                .encode(|_| (0..m).flat_map(|row| all.iter().flat_map(move |d| d[row * n..][..n].to_vec())).collect())
         }
         Some(_) => stored.d.encode(|product| case.c_values(product, case.d_dtype)),
     };

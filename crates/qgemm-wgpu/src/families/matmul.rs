@@ -192,9 +192,8 @@ fn parts(op: &CheckedMatmul, limit: u64) -> Result<Vec<Part>, Unsupported> {
         }
     }
     let ranges = |len: usize, step: usize| (0..len).step_by(step).map(move |at| at..(at + step).min(len));
-    let of_products = |products: Range<usize>| {
-        ranges(op.m, rows).map(move |rows| Part { products: products.clone(), rows })
-    };
+    let of_products =
+        |products: Range<usize>| ranges(op.m, rows).map(move |rows| Part { products: products.clone(), rows });
     Ok(ranges(op.batch, products).flat_map(of_products).collect())
 }
 
@@ -211,8 +210,7 @@ impl MatmulKernel {
     /// The parameters of a part, but for where operands begin.
     fn params(&self, part: &Part) -> Params {
         let op = &self.op;
-        let flags =
-            [(FLAG_C, op.c.is_some()), (FLAG_BIAS, op.bias.is_some()), (FLAG_ACCUMULATES, op.accumulates)];
+        let flags = [(FLAG_C, op.c.is_some()), (FLAG_BIAS, op.bias.is_some()), (FLAG_ACCUMULATES, op.accumulates)];
         let (products, rows) = (part.products.len(), part.rows.len());
         // A stride of 1 says what is contiguous, also of what there is one of.
         let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };

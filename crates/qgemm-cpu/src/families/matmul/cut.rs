@@ -103,8 +103,7 @@ mod tests {
     use super::*;
 
     fn op([batch, m, n, k]: [usize; 4]) -> CheckedMatmul {
-        let dense =
-            BatchedDense { dtype: DType::F32, row_stride: 1, col_stride: 1, batch_stride: 0, aligned16: false };
+        let dense = BatchedDense { dtype: DType::F32, row_stride: 1, col_stride: 1, batch_stride: 0, aligned16: false };
         CheckedMatmul {
             batch,
             m,

@@ -162,6 +162,9 @@ impl<'a> Job<'a> {
 
     /// Adds the products of a tile over `k` to `sums[block][row][column]`.
     fn accumulate(&self, tile: &Tile, k: Range<usize>, sums: &mut [f32]) {
+        if k.is_empty() {
+            return;
+        }
         let (a, b) = (Ordered::new(self.a.of(tile.product), None), self.b.of(tile.product));
         let rows = tile.rows.len();
         let chunk = CHUNK.min(k.len().next_multiple_of(STEP));
