@@ -16,6 +16,7 @@ use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
+use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::routing::{Routing, RoutingPlan};
 use crate::weight::{self, Weight, WeightOrder};
 use crate::workspace::Workspace;
@@ -314,6 +315,49 @@ impl Context {
     /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
         MatmulPlan::new(&*self.device, &self.plans, matmul)
+    }
+
+    /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the quantization is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_quantization(&self, quantization: &Quantization) -> Result<QuantizationPlan, Error> {
+        QuantizationPlan::new(&*self.device, &self.plans, quantization)
+    }
+
+    /// Memory for what a run of `plan` writes: an X in codes and scales, for [`QuantizationPlan::run`].
+    ///
+    /// # Errors
+    /// When the device is out of memory.
+    pub fn allocate_x(&self, plan: &QuantizationPlan) -> Result<QuantizedX, Error> {
+        QuantizedX::allocate(self, plan)
+    }
+
+    /// Quantizes X as `quantization` says, on the default stream: plans, allocates and runs, for one use.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Quantization, XFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let x = ctx.upload(&[0.5f32, -1.0, 0.25, 2.0])?;
+    /// let quantized = ctx.quantize_x(&Quantization::new(1, 4, DType::F32, XFormat::Q8 { block: 32 }), &x)?;
+    /// let codes: Vec<u8> = ctx.download(quantized.codes())?;
+    /// assert_eq!(codes[..4].iter().map(|&code| code as i8).collect::<Vec<_>>(), [32, -64, 16, 127]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of planning, allocating and running; a format that wants a factor wants a plan's [`run`](QuantizationPlan::run).
+    pub fn quantize_x<'a>(
+        &self,
+        quantization: &Quantization,
+        x: impl Into<BufferRef<'a>>,
+    ) -> Result<QuantizedX, Error> {
+        let plan = self.plan_quantization(quantization)?;
+        let mut quantized = self.allocate_x(&plan)?;
+        let x: BufferRef<'_> = x.into();
+        plan.run(&self.default_stream(), quantized.args(x))?;
+        Ok(quantized)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

@@ -149,6 +149,32 @@ pub enum Error {
         /// Those that plans read.
         served: &'static [XFormat],
     },
+    /// Activations are quantized to a format of codes and scales.
+    #[error("quantizing to {got}: expected a format of codes and scales; `plan_conversion` writes plain numbers")]
+    NotQuantized {
+        /// The format that came.
+        got: XFormat,
+    },
+    /// What is asked of a format of activations is not to be had with it.
+    #[error("{what} is not to be had with {format}")]
+    NotOfXFormat {
+        /// What was asked for.
+        what: &'static str,
+        /// The format.
+        format: XFormat,
+    },
+    /// Rows of codes, scales or sums begin where kernels cannot write them.
+    #[error("{operand}: expected rows a multiple of {multiple} bytes apart, at least {least}, got {got}")]
+    PlaneStride {
+        /// Codes, scales or sums.
+        operand: &'static str,
+        /// What strides are multiples of.
+        multiple: u64,
+        /// Bytes of a row.
+        least: u64,
+        /// The stride that came.
+        got: u64,
+    },
     /// A conversion writes columns of a matrix that has none.
     #[error("D has {d_columns} columns: expected none, as X has none")]
     NoColumns {

@@ -86,6 +86,7 @@ mod operand;
 mod plan_cache;
 mod plans_by_tokens;
 mod prepare;
+mod quantization;
 mod quantize;
 mod record;
 mod routing;
@@ -105,6 +106,7 @@ pub use experts::{
 pub use gemm::{Args, Linear, Plan, Problem};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
+pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
@@ -118,7 +120,8 @@ pub use qgemm_formats::model::{
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
 pub use qgemm_formats::prepack::PackClass;
 pub use qgemm_formats::{
-    DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XFormat,
+    DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XCode, XFactor,
+    XFormat, XParts,
     format_for_k, half, quantize_matrix,
 };
 pub use qgemm_hal::{
@@ -136,7 +139,7 @@ pub mod tuning {
         ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, ConvertConfig,
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig, QuantizeConfig, QuantizePlan,
         ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math,
         MatmulConfig, MatmulPlan as MatmulLaunch, Operation, RoutingConfig, RoutingLaunches, Schedule, StreamK,
         TileConfig, Variant, WorkspaceLayout, XPrologue,

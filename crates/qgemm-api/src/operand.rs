@@ -85,6 +85,16 @@ impl Extent {
         Self { bytes: elements.saturating_mul(width), alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
     }
 
+    /// Of `bytes` bytes from a multiple of `alignment` on.
+    pub fn of_bytes(bytes: usize, alignment: usize) -> Self {
+        Self { bytes, alignment }
+    }
+
+    /// Bytes of it.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Of `count` contiguous values of `width` bytes.
     pub fn of_values(count: usize, width: usize) -> Self {
         Self { bytes: count * width, alignment: width }

@@ -6,9 +6,7 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{
-    CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Family, LaunchSequence, Operation,
-};
+use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Family, LaunchSequence, Operation,};
 use qgemm_sched::Preferences;
 
 use crate::gemm::LayerPlans;
@@ -39,6 +37,7 @@ pub(crate) struct PlanCaches {
     /// What layers have planned.
     pub layers: LayerPlans,
     pub matmul: PlanCache<CheckedMatmul, Ready<CheckedMatmul>>,
+    pub quantize: PlanCache<CheckedQuantize, Ready<CheckedQuantize>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

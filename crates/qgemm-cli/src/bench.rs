@@ -6,6 +6,7 @@ mod convert;
 mod experts;
 mod gemm;
 mod matmul;
+mod quantize;
 mod routing;
 pub mod subject;
 mod sweep;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -43,7 +44,7 @@ pub struct Args {
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
-    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert as RxC (rows x columns),
+    /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert and quantize as RxC (rows x columns),
     /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK; with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
@@ -54,6 +55,9 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
+    /// Of quantize: the format; every one when not given.
+    #[arg(long)]
+    x_format: Option<XFormat>,
     /// Of convert: the type of X; every type when not given.
     #[arg(long)]
     from: Option<DType>,
@@ -211,6 +215,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Experts => experts::subjects(args)?.into_iter().map(Work::Experts).collect::<Vec<_>>(),
         Op::Routing => routing::subjects(args)?.into_iter().map(Work::Routing).collect(),
         Op::Matmul => matmul::subjects(args)?.into_iter().map(Work::Matmul).collect(),
+        Op::Quantize => quantize::subjects(args)?.into_iter().map(Work::Quantize).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -239,6 +244,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Work::Matmul(subject) => {
                 progress.say(subject.to_string());
                 matmul::measure(&ctx, subject, bandwidth)?
+            }
+            Work::Quantize(subject) => {
+                progress.say(subject.to_string());
+                quantize::measure(&ctx, subject, bandwidth)?
             }
         };
         if let Some(baseline) = &baseline {
@@ -270,6 +279,7 @@ enum Work {
     Experts(experts::Subject),
     Routing(routing::Subject),
     Matmul(matmul::Subject),
+    Quantize(quantize::Subject),
 }
 
 impl Args {
@@ -278,6 +288,7 @@ impl Args {
         let of_convert =
             self.from.is_some() || self.to.is_some() || self.transposed || self.gathered || self.row_factors;
         let of_gemm = [self.model.is_some(), self.format.is_some(), self.family.is_some(), self.sweep_m.is_some()];
+        choice::check_x_format(self.op, self.x_format)?;
         match self.op {
             Op::Gemm => ensure!(
                 !of_convert,
@@ -298,6 +309,10 @@ impl Args {
             Op::Routing => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op routing`"
+            ),
+            Op::Quantize => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op quantize`"
             ),
         }
         let of_matmul = self.layout.is_some() || self.batch != 1;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use qgemm_api::Format;
+use qgemm_api::{Format, XFormat};
 use qgemm_testkit::Suite;
 
 /// An operation.
@@ -21,6 +21,8 @@ pub enum Op {
     Routing,
     /// Products of two matrices.
     Matmul,
+    /// Activations in a format of codes and scales.
+    Quantize,
 }
 
 impl Op {
@@ -32,6 +34,7 @@ impl Op {
             Op::Experts => "experts",
             Op::Routing => "routing",
             Op::Matmul => "matmul",
+            Op::Quantize => "quantize",
         }
     }
 
@@ -42,6 +45,17 @@ impl Op {
     pub fn suite(self) -> anyhow::Result<&'static dyn Suite> {
         qgemm_testkit::suite(self.name()).with_context(|| format!("there are no cases of {}", self.name()))
     }
+}
+
+/// That `--x-format` is an option of the operation, and the format one of codes and scales.
+///
+/// # Errors
+/// When it is not.
+pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
+    let Some(format) = format else { return Ok(()) };
+    ensure!(op == Op::Quantize, "--x-format is an option of `--op quantize`");
+    ensure!(format.plain().is_none(), "--x-format {format}: expected a format of codes and scales");
+    Ok(())
 }
 
 /// One format or every one.
@@ -115,6 +129,17 @@ impl Sizes {
         match self.0[..] {
             [rows, columns] => Ok([rows, columns]),
             _ => bail!("`{self}` is no shape of convert: expected RxC, such as 4096x7168"),
+        }
+    }
+
+    /// Rows and columns of an operation's matrix.
+    ///
+    /// # Errors
+    /// When there are not two.
+    pub fn matrix(&self, operation: &str) -> anyhow::Result<[usize; 2]> {
+        match self.0[..] {
+            [rows, columns] => Ok([rows, columns]),
+            _ => bail!("`{self}` is no shape of {operation}: expected RxC, such as 4096x7168"),
         }
     }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, MatmulLayout, Scoring, emu};
+use qgemm_api::{Context, DType, MatmulLayout, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, RoutingCase, RoutingFrom,
-    Selection, Suite, TestCase, Verdict, WeightKind,
+    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
+    Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long, default_value = "all")]
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
-    /// features), of convert RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK.
+    /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -50,6 +50,9 @@ pub struct Args {
     /// Only this kernel family; what it does not serve is left out.
     #[arg(long)]
     family: Option<String>,
+    /// Of quantize: only this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
+    #[arg(long)]
+    x_format: Option<XFormat>,
     /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
     /// met for the first time, which may have to be compiled.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["shape", "group"])]
@@ -156,6 +159,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if args.op == Op::Convert {
         ensure!(args.format == FormatChoice::All && args.family.is_none(), "convert has neither --format nor --family");
     }
+    choice::check_x_format(args.op, args.x_format)?;
     let ctx = Context::open(&args.device)?;
     let family = match &args.family {
         None => None,
@@ -167,7 +171,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     if !json {
         out::line(&format!("{} ({})", ctx.info().name, ctx.info().id))?;
     }
-    let wanted = Selection { formats: args.format.formats(), family };
+    let wanted = Selection { formats: args.format.formats(), family, x_format: args.x_format };
     let mut report = Report {
         table: Table::new(json),
         only_failures: args.failures,
@@ -220,6 +224,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Experts) => expert_shapes(args, wanted),
         (false, Op::Routing) => routing_shapes(args),
         (false, Op::Matmul) => matmul_shapes(args),
+        (false, Op::Quantize) => quantize_shapes(args),
     }
 }
 
@@ -319,6 +324,20 @@ fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
                 let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
                 cases.push(Box::new(case.of_type(dtype)));
             }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every type of X and format.
+fn quantize_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.matrix("quantize")?;
+        for to in QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)) {
+            cases.extend(DType::ALL.map(|from| -> Box<dyn TestCase> {
+                Box::new(QuantizeCase::new(rows, columns, from, to))
+            }));
         }
     }
     Ok(cases)

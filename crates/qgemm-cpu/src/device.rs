@@ -206,6 +206,7 @@ impl Device for CpuDevice {
             experts: families::experts::FAMILIES,
             routing: families::routing::FAMILIES,
             matmul: families::matmul::FAMILIES,
+            quantize: families::quantize::FAMILIES,
         }
     }
 

@@ -535,6 +535,7 @@ fn the_device_tells_what_it_is() {
         ("convert", vec!["convert"]),
         ("experts", vec!["gemm", "gemm_int8"]),
         ("routing", vec!["routing"]),
+        ("quantize", vec!["quantize"]),
     ];
     assert_eq!(device.catalog().operations(), families);
 }

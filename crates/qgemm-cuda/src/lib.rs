@@ -52,7 +52,7 @@ pub use cudarc;
 pub use families::{
     BlockScaledParams, CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
     block_scaled_geometry, block_scaled_spec, convert_sequence, experts_sequence, gemm_sequence, manifest,
-    matmul_sequence, repack_bandwidth, routing_sequence,
+    matmul_sequence,    quantize_sequence,    repack_bandwidth, routing_sequence,
 };
 pub use graph::{Graph, capture, capture_with};
 pub use hash::Sha256Hash;

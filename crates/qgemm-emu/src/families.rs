@@ -4,14 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, matmul_sequence,
-    routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, matmul_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting,
-    ConvertConfig, ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory,
-    HostStream, Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, RoutingConfig,
-    RoutingLaunches, Stream, TileConfig, Unsupported,
+    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig,
+    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
+    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig,
+    Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -22,7 +21,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, quantize, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -37,6 +36,9 @@ pub(crate) fn catalog() -> Catalog {
             ),
             matmul: Box::leak(
                 matmul.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedMatmul>).collect(),
+            ),
+            quantize: Box::leak(
+                quantize.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedQuantize>).collect(),
             ),
         }
     })
@@ -146,6 +148,24 @@ impl Family<CheckedMatmul> for EmuFamily<CheckedMatmul> {
     }
 
     fn source_hash(&self, op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedQuantize> for EmuFamily<CheckedQuantize> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedQuantize, info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedQuantize, _: &QuantizePlan) -> Result<LaunchSequence, HalError> {
+        quantize_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedQuantize, config: &QuantizeConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

@@ -33,7 +33,7 @@ pub struct ScalePlane {
 }
 
 /// Number type of a scale that a block holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleType {
     /// IEEE 754 binary32.
     F32,

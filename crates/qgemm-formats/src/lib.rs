@@ -18,6 +18,7 @@ mod names;
 pub mod packed_file;
 pub mod prepack;
 mod quantize;
+pub mod quantize_x;
 pub mod repack;
 mod sub_scale;
 mod weight;
@@ -33,6 +34,7 @@ pub use gated::PAIR_ROWS;
 /// The types of numbers in sixteen bits.
 pub use half;
 pub use quantize::{Quantized, format_for_k, quantize_matrix};
+pub use quantize_x::{XCode, XFactor, XParts, XRow};
 pub use sub_scale::{BitField, Minimum, SubCodes, SubScale, SubScales};
 pub use weight::{HostWeight, NO_COLUMN, SharedBytes};
 pub use x_format::{ScaleSpan, XFormat, XFormatDesc};

@@ -15,8 +15,6 @@ const MX_BLOCK: usize = 32;
 const NVFP4_BLOCK: usize = 16;
 /// Values of DeepSeek's 1×128 blocks.
 const E4M3_BLOCK: usize = 128;
-/// Values that one of Q8_1's sums covers: minimums of Q2_K span 16.
-const Q8_1_SUM_SPAN: usize = 16;
 
 /// A format of activations: element type or codes, and what shares a scale.
 ///
@@ -37,7 +35,8 @@ pub enum XFormat {
         /// Columns that share a scale.
         block: usize,
     },
-    /// Signed bytes with an f32 scale for every 32 columns and a sum, scale included, for every 16.
+    /// Signed bytes with an f32 scale for every 32 columns and a sum, scale included, for as many, or for every 16 where that is
+    /// asked for: minimums of Q2_K span 16.
     Q8_1,
     /// Signed bytes with one f32 scale a token.
     Int8Token,
@@ -51,7 +50,7 @@ pub enum XFormat {
     MxFp8,
     /// E2M1 numbers with an E8M0 scale for every 32 columns.
     MxFp4,
-    /// E2M1 numbers with an E4M3 scale for every 16 columns, and one f32 scale beside.
+    /// E2M1 numbers with an E4M3 scale for every 16 columns, and an f32 factor beside, a token's or one for all of X.
     NvFp4,
 }
 
@@ -80,7 +79,7 @@ pub struct XFormatDesc {
     pub scale_span: ScaleSpan,
     /// How scales are stored, where there are any.
     pub scale: Option<ScaleType>,
-    /// Columns that a sum of codes covers, where sums are kept.
+    /// Columns that a sum of codes covers, where sums are kept, unless others are asked for.
     pub sum_span: Option<usize>,
 }
 
@@ -128,7 +127,7 @@ impl XFormat {
             XFormat::Plain(dtype) => described(dtype.bytes() as u32 * 8, Encoding::Plain(dtype), ScaleSpan::None, None),
             XFormat::Q8 { block } => described(8, S8, ScaleSpan::Block(block), Some(ScaleType::F32)),
             XFormat::Q8_1 => XFormatDesc {
-                sum_span: Some(Q8_1_SUM_SPAN),
+                sum_span: Some(Q8_BLOCK),
                 ..described(8, S8, ScaleSpan::Block(Q8_BLOCK), Some(ScaleType::F32))
             },
             XFormat::Int8Token => described(8, S8, ScaleSpan::Token, Some(ScaleType::F32)),

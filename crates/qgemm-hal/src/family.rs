@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Operation};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operation};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -40,6 +40,9 @@ pub type RoutingFamilies = &'static [&'static dyn Family<CheckedRouting>];
 /// Families of `matmul`.
 pub type MatmulFamilies = &'static [&'static dyn Family<CheckedMatmul>];
 
+/// Families of `quantize`.
+pub type QuantizeFamilies = &'static [&'static dyn Family<CheckedQuantize>];
+
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Catalog {
@@ -53,6 +56,8 @@ pub struct Catalog {
     pub routing: RoutingFamilies,
     /// Products of two matrices in device memory.
     pub matmul: MatmulFamilies,
+    /// Activations in a format of codes and scales.
+    pub quantize: QuantizeFamilies,
 }
 
 impl Catalog {
@@ -61,6 +66,6 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul)]
+        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul), names(self.quantize)]
     }
 }

@@ -14,6 +14,7 @@ use crate::op::convert::ConvertSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
 use crate::op::matmul::MatmulSpec;
+use crate::op::quantize::QuantizeSpec;
 use crate::op::routing::RoutingSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
@@ -52,6 +53,8 @@ pub enum Spec {
     Routing(RoutingSpec),
     /// Products of two matrices in device memory.
     Matmul(MatmulSpec),
+    /// Activations in a format of codes and scales.
+    Quantize(QuantizeSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -83,6 +86,7 @@ impl KernelId {
             Spec::ExpertStep(_) => "experts_step",
             Spec::Routing(_) => "routing",
             Spec::Matmul(_) => "matmul",
+            Spec::Quantize(_) => "quantize",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -111,6 +115,7 @@ impl fmt::Display for KernelId {
             Spec::ExpertStep(spec) => spec.fmt(f),
             Spec::Routing(spec) => spec.fmt(f),
             Spec::Matmul(spec) => spec.fmt(f),
+            Spec::Quantize(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -132,6 +137,7 @@ impl FromStr for KernelId {
             "experts_step" => keys.parse().map(Spec::ExpertStep),
             "routing" => keys.parse().map(Spec::Routing),
             "matmul" => keys.parse().map(Spec::Matmul),
+            "quantize" => keys.parse().map(Spec::Quantize),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),

@@ -29,7 +29,7 @@ pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, RoutingFamilies};
+pub use family::{Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, QuantizeFamilies, RoutingFamilies};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};
@@ -42,12 +42,12 @@ pub use op::gemm::{
     XPrecision, XPrologue, XRegion,
 };
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
+pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Dense, Operand, OperandDesc,
-    Operation,
+    Access, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

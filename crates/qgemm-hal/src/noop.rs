@@ -22,8 +22,9 @@ use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
+use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedRouting, Operand, OperandDesc};
+use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operand, OperandDesc};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -135,13 +136,9 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog {
-            gemm: &[&NoopFamily],
-            convert: &[&NoopFamily],
-            experts: &[&NoopFamily],
-            routing: &[&NoopFamily],
-            matmul: &[&NoopFamily],
-        }
+        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
+            matmul: &[&NoopFamily],,
+            quantize: &[&NoopFamily], }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -303,6 +300,30 @@ impl Family<CheckedMatmul> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedQuantize> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedQuantize, _info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Quantize(QuantizeSpec::of(op)));
+        Ok(vec![QuantizeConfig { kernel, efficiency: 1000 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedQuantize,
+        plan: &QuantizePlan,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<QuantizeOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedQuantize, _: &QuantizeConfig) -> u64 {
         0
     }
 }

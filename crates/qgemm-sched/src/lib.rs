@@ -13,6 +13,7 @@ mod error;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
+pub mod quantize;
 pub mod routing;
 
 pub use candidates::{Candidates, Offered};

@@ -4,13 +4,14 @@ use std::fmt;
 
 use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
-use qgemm_formats::Format;
+use qgemm_formats::{Format, XFormat};
 
 use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::matmul::MatmulSuite;
 use crate::outcome::Outcome;
+use crate::quantize::QuantizeSuite;
 use crate::routing::RoutingSuite;
 
 /// One case of an operation, as data. Its text names all that decides it.
@@ -39,12 +40,14 @@ pub struct Selection {
     pub formats: Vec<Format>,
     /// Restricts plans to one kernel family, for operations that can.
     pub family: Option<&'static str>,
+    /// Restricts cases to one format of quantized activations, for operations that have some.
+    pub x_format: Option<XFormat>,
 }
 
 impl Default for Selection {
     /// Every case.
     fn default() -> Self {
-        Self { formats: Format::all().collect(), family: None }
+        Self { formats: Format::all().collect(), family: None, x_format: None }
     }
 }
 
@@ -64,7 +67,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

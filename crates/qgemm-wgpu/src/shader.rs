@@ -52,6 +52,9 @@ const ROUTING_COUNT: &str = include_str!("../shaders/routing_count.wgsl");
 const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
 const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
 
+const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
+const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
+
 /// Texts of products that families share.
 const COMMON: [&str; 22] = [
     ABI,
@@ -91,6 +94,9 @@ pub(crate) const MATMUL_TEXTS: [&str; 8] = [ABI, MATMUL_PARAMS, MODES, NUMBERS, 
 /// All texts of routings.
 pub(crate) const ROUTING_TEXTS: [&str; 8] =
     [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
+
+/// All texts of quantizing.
+pub(crate) const QUANTIZE_TEXTS: [&str; 7] = [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -270,6 +276,14 @@ pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
     Shader { source: parts.join("\n"), prelude }
 }
 
+/// The shader that quantizes, with `threads` invocations; `format` says what to.
+pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> Shader {
+    let constants: Vec<_> = format.iter().copied().chain([("THREADS", threads)]).collect();
+    let prelude = prelude(&constants);
+    let source = [prelude.as_str(), ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE].join("\n");
+    Shader { source, prelude }
+}
+
 fn prelude(constants: &[(&'static str, u32)]) -> String {
     constants.iter().copied().chain(modes::constants()).fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
@@ -286,8 +300,9 @@ fn scaling(format: Format) -> &'static str {
 mod tests {
     use super::*;
     use crate::adapter::CooperativeMatrices;
-    use crate::families::experts;
+    use crate::families::{experts, quantize};
     use crate::families::gemm::{gemv, gemv_int8, int8, matrix, simt};
+    use qgemm_formats::XFormat;
     use wgpu::naga;
 
     fn validate(source: &str, what: &str) {
@@ -354,6 +369,9 @@ mod tests {
         validate(&compose_matmul(&crate::families::matmul::CONSTANTS).source, "a product of two matrices");
         for (step, threads) in RoutingStep::ALL.map(|step| (step, if step == RoutingStep::TopK { 64 } else { 256 })) {
             validate(&compose_routing(step, threads).source, step.name());
+        }
+        for parts in XFormat::ALL.into_iter().filter_map(|format| format.parts(false, None)) {
+            validate(&compose_quantize(64, &quantize::constants(&parts)).source, "quantizing");
         }
     }
 

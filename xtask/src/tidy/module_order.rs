@@ -49,6 +49,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "convert",
             "routing",
             "matmul",
+            "quantize",
             "gemm",
             "experts",
             "block_scaled",

@@ -4,4 +4,5 @@ pub mod convert;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
+pub mod quantize;
 pub mod routing;

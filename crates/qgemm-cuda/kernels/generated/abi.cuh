@@ -254,6 +254,46 @@ static_assert(QG_OFFSET_OF(MatmulPointers, d_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
 static_assert(sizeof(MatmulPointers) == 136, "layout");
 
+struct QuantizeShape {
+    u32 rows;  // Rows of X.
+    u32 columns;  // Columns of X.
+    u32 stored_columns;  // Columns of codes, of which those beyond X's are zeros.
+    u32 flags;  // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    u32 chunks;  // CTAs or workgroups that share a row.
+};
+static_assert(QG_OFFSET_OF(QuantizeShape, rows) == 0, "layout");
+static_assert(QG_OFFSET_OF(QuantizeShape, columns) == 4, "layout");
+static_assert(QG_OFFSET_OF(QuantizeShape, stored_columns) == 8, "layout");
+static_assert(QG_OFFSET_OF(QuantizeShape, flags) == 12, "layout");
+static_assert(QG_OFFSET_OF(QuantizeShape, chunks) == 16, "layout");
+static_assert(sizeof(QuantizeShape) == 20, "layout");
+
+struct QuantizePointers {
+    u64 x;  // X.
+    u64 factor;  // The factor that is given for all of X.
+    u64 codes;  // Codes.
+    u64 scales;  // Scales.
+    u64 token_factors;  // Factors of tokens.
+    u64 sums;  // Sums.
+    u64 x_row;  // Elements from one row of X to the next.
+    u64 x_col;  // Elements from one column of X to the next.
+    u64 codes_row;  // Bytes from one row of codes to the next.
+    u64 scales_row;  // Bytes from one row of scales to the next.
+    u64 sums_row;  // Bytes from one row of sums to the next.
+};
+static_assert(QG_OFFSET_OF(QuantizePointers, x) == 0, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, factor) == 8, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, codes) == 16, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, scales) == 24, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, token_factors) == 32, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, sums) == 40, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, x_row) == 48, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, x_col) == 56, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, codes_row) == 64, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, scales_row) == 72, "layout");
+static_assert(QG_OFFSET_OF(QuantizePointers, sums_row) == 80, "layout");
+static_assert(sizeof(QuantizePointers) == 88, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.

@@ -9,6 +9,7 @@ mod kernel_launch;
 mod launch_params;
 mod matmul;
 mod prelude;
+mod quantize;
 mod repack;
 mod routing;
 
@@ -23,6 +24,7 @@ pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
 pub use matmul::matmul_sequence;
+pub use quantize::quantize_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
 
@@ -41,6 +43,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(convert::specs(variant))
         .chain(routing::specs(variant))
         .chain(matmul::specs(variant))
+        .chain(quantize::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

@@ -9,6 +9,7 @@ pub mod experts;
 pub mod gemm;
 pub mod matmul;
 mod operand;
+pub mod quantize;
 pub mod routing;
 
 use std::fmt;
@@ -20,6 +21,7 @@ pub use gemm::CheckedGemm;
 pub use matmul::CheckedMatmul;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
+pub use quantize::CheckedQuantize;
 pub use routing::CheckedRouting;
 
 /// An operation's checked description.

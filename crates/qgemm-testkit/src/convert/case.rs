@@ -33,7 +33,7 @@ pub enum ConvertValues {
 }
 
 impl ConvertValues {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             ConvertValues::Like(kind) => kind.name(),
             ConvertValues::Special => "special",
@@ -100,7 +100,7 @@ impl ConvertCase {
     }
 
     /// `X[rows, columns]` without gaps, every value one of its type.
-    pub(super) fn x(&self) -> Vec<f32> {
+    pub(crate) fn x(&self) -> Vec<f32> {
         let mut rng = StdRng::seed_from_u64(self.seed ^ 0xc047_e470_0000_0000);
         let len = self.rows * self.columns;
         let values: Vec<f32> = match self.values {

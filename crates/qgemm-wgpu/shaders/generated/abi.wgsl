@@ -40,6 +40,14 @@ struct MatmulShape {
     beta: f32, // Factor of C, or of what D held.
 }
 
+struct QuantizeShape {
+    rows: u32, // Rows of X.
+    columns: u32, // Columns of X.
+    stored_columns: u32, // Columns of codes, of which those beyond X's are zeros.
+    flags: u32, // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+    chunks: u32, // CTAs or workgroups that share a row.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;

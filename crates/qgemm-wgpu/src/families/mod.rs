@@ -7,6 +7,7 @@ pub(crate) mod gemm;
 pub(crate) mod matmul;
 pub(crate) mod modes;
 mod operands;
+pub(crate) mod quantize;
 pub(crate) mod routing;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     experts: experts::FAMILIES,
     routing: routing::FAMILIES,
     matmul: matmul::FAMILIES,
+    quantize: quantize::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -36,6 +38,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &routing::TOP_K_INTERFACE,
     &routing::LISTS_INTERFACE,
     &matmul::INTERFACE,
+    &quantize::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -54,6 +57,7 @@ const _: () = {
         &routing::TOP_K_INTERFACE,
         &routing::LISTS_INTERFACE,
         &matmul::INTERFACE,
+        &quantize::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

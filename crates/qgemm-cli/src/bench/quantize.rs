@@ -1,0 +1,86 @@
+//! `qgemm bench --op quantize`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Quantization, QuantizedX, XFactor, XFormat};
+use qgemm_testkit::QuantizeCase;
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Rows and columns, unless others are asked for.
+const SHAPES: [[usize; 2]; 4] = [[1, 7168], [64, 7168], [512, 7168], [4096, 7168]];
+
+/// A quantization to measure.
+pub struct Subject {
+    rows: usize,
+    columns: usize,
+    from: DType,
+    to: XFormat,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{} {}->{}", self.rows, self.columns, self.from, self.to)
+    }
+}
+
+/// Every shape in every format, or in that asked for, from `--x-dtype`.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<[usize; 2]> = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.matrix("quantize")).collect::<anyhow::Result<_>>()?,
+    };
+    let formats: Vec<XFormat> =
+        QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)).collect();
+    let of_shape = |[rows, columns]: [usize; 2]| {
+        formats.iter().map(move |&to| Subject { rows, columns, from: args.x_dtype, to })
+    };
+    Ok(shapes.into_iter().flat_map(of_shape).collect())
+}
+
+/// Times what a plan takes for a subject, with copies of X and of the result in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { rows, columns, from, to } = subject;
+    let plan = ctx.plan_quantization(&Quantization::new(rows, columns, from, to))?;
+    let mixed = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 * 1e-6 - 8.0;
+    let values = from.encode(&(0..rows * columns).map(mixed).collect::<Vec<_>>());
+    let places: Vec<usize> = (0..copies(ctx, plan.bytes() as usize)).collect();
+    let x: Vec<Buffer> = places.iter().map(|_| ctx.upload(&values)).collect::<Result<_, _>>()?;
+    let mut results: Vec<QuantizedX> = places.iter().map(|_| ctx.allocate_x(&plan)).collect::<Result<_, _>>()?;
+    let factor = match plan.parts().factor {
+        XFactor::Given => Some(ctx.upload(&[0.02f32])?),
+        _ => None,
+    };
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let mut args = results[place].args(&x[place]);
+        args.factor = factor.as_ref().map(Into::into);
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() as f64 / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{rows}x{columns}"),
+        format: format!("{from}->{to}"),
+        x_dtype: from.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

@@ -1,0 +1,275 @@
+//! `quantize`: activations in codes and scales. Formats whose scales are those of blocks take several CTAs a row, those with a scale or
+//! a factor a token one.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::{DType, ScaleType, XCode, XFactor, XFormat, XParts};
+use qgemm_hal::abi::{self, QuantizePointers, QuantizeShape, dtype_code};
+use qgemm_hal::{
+    CheckedQuantize, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand,
+    Operands, Operation, QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Unsupported, Variant,
+};
+
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "quantize";
+/// Columns that a thread quantizes at once.
+const GROUP: usize = 8;
+/// Groups of each thread of a kernel for blocks.
+const TURNS: usize = 2;
+/// Most CTAs along the grid's x axis.
+const MOST_CTAS: usize = i32::MAX as usize;
+/// Most columns: kernels count a little further in 32 bits.
+const MOST_COLUMNS: usize = 1 << 31;
+/// Columns that compilers see as a block where there are no blocks: those of a warp.
+const NO_BLOCK: usize = 256;
+/// Share of the bandwidth that the kernels should reach, per mille.
+const EFFICIENCY: u32 = 700;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Quantize;
+
+/// A kernel by what shares a scale.
+#[derive(Clone, Copy, Debug)]
+struct Template {
+    entry: &'static str,
+    symbol: &'static str,
+    threads: u32,
+    shared_bytes: u32,
+}
+
+/// Blocks of a row, and what has no scales.
+const BLOCKS: Template =
+    Template { entry: "entry/quantize_blocks.cu", symbol: "qg_quantize_blocks", threads: 256, shared_bytes: 0 };
+/// Rows; the shared memory is a word a warp, and the row where it fits.
+const TOKENS: Template =
+    Template { entry: "entry/quantize_tokens.cu", symbol: "qg_quantize_tokens", threads: 512, shared_bytes: 64 };
+
+impl Template {
+    fn of(parts: &XParts) -> Self {
+        let of_token = parts.factor == XFactor::PerToken || (parts.scale.is_some() && parts.block.is_none());
+        if of_token { TOKENS } else { BLOCKS }
+    }
+
+    fn is_of_tokens(&self) -> bool {
+        self.shared_bytes > 0
+    }
+}
+
+fn id(spec: QuantizeSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Quantize(spec))
+}
+
+/// The constants of `mainloop/quantize.cuh`, by which kernels know formats.
+fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
+    let template = Template::of(parts);
+    let code = match parts.code {
+        XCode::Int8 => 0,
+        XCode::E4M3 => 1,
+        XCode::E2M1 => 2,
+    };
+    let scale = match parts.scale {
+        None => 0,
+        Some(ScaleType::E8M0) => 2,
+        Some(ScaleType::E4M3) => 3,
+        Some(_) => 1,
+    };
+    let factor = match parts.factor {
+        XFactor::None => 0,
+        XFactor::Given => 1,
+        XFactor::PerToken => 2,
+    };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
+    constant_line(&mut prelude, "QG_CODE", code);
+    constant_line(&mut prelude, "QG_SCALE", scale);
+    constant_line(&mut prelude, "QG_FACTOR", factor);
+    constant_line(&mut prelude, "QG_BLOCK", parts.block.unwrap_or(NO_BLOCK) as u32);
+    constant_line(&mut prelude, "QG_SUM_SPAN", parts.sum_span.unwrap_or(0) as u32);
+    constant_line(&mut prelude, "QG_THREADS", template.threads);
+    if template.is_of_tokens() {
+        constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes);
+    }
+    KernelSpec {
+        name: id(spec, variant).to_string(),
+        entry: template.entry,
+        text: source::entry(template.entry),
+        symbol: template.symbol,
+        prelude,
+        arch_specific: false,
+    }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    // Sums are of 32 columns or of 16; factors are given or not.
+    let choices = [(false, None), (false, Some(16)), (true, None)];
+    let of_format = move |format: XFormat| {
+        let mut all: Vec<(XParts, QuantizeSpec)> = Vec::new();
+        for parts in choices.into_iter().filter_map(|(given, span)| format.parts(given, span)) {
+            let given_factor = parts.factor == XFactor::Given;
+            let sum_span = parts.sum_span.unwrap_or(0) as u32;
+            for x in DType::ALL {
+                let spec = QuantizeSpec { x, to: format, given_factor, sum_span };
+                if !all.iter().any(|(_, known)| *known == spec) {
+                    all.push((parts, spec));
+                }
+            }
+        }
+        all
+    };
+    XFormat::ALL.into_iter().flat_map(of_format).map(move |(parts, spec)| source(spec, &parts, variant))
+}
+
+/// `QuantizeParams` in `mainloop/quantize.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct QuantizeParams {
+    shape: QuantizeShape,
+    /// Pointers are multiples of 8.
+    reserved: u32,
+    at: QuantizePointers,
+}
+
+impl Params for QuantizeParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use QuantizeOperand as O;
+        let mut params = *self;
+        let pointers = [
+            (&mut params.at.x, O::X),
+            (&mut params.at.factor, O::Factor),
+            (&mut params.at.codes, O::Codes),
+            (&mut params.at.scales, O::Scales),
+            (&mut params.at.token_factors, O::TokenFactors),
+            (&mut params.at.sums, O::Sums),
+        ];
+        for (pointer, operand) in pointers {
+            *pointer = at.of(operands, operand)?;
+        }
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// CTAs of a row, and threads of each.
+fn cut(op: &CheckedQuantize, template: &Template) -> (usize, u32) {
+    let groups = op.parts.columns(op.columns) / GROUP;
+    let threads = (groups.next_multiple_of(32)).min(template.threads as usize);
+    if template.is_of_tokens() { (1, threads as u32) } else { (groups.div_ceil(threads * TURNS), threads as u32) }
+}
+
+/// The launch for `op` on a device like `info`.
+fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
+    let spec = QuantizeSpec::of(op);
+    let template = Template::of(&op.parts);
+    let (chunks, threads) = cut(op, &template);
+    let stored_columns = op.parts.columns(op.columns);
+    let mut flags = if op.x.aligned16 { abi::FLAG_X_ALIGNED16 } else { 0 };
+    let mut shared_bytes = template.shared_bytes;
+    if template.is_of_tokens() {
+        let with_row = stored_columns.saturating_mul(op.x.dtype.bytes()).saturating_add(shared_bytes as usize);
+        if let Some(bytes) = u32::try_from(with_row).ok().filter(|&bytes| bytes <= info.shared_bytes) {
+            flags |= abi::FLAG_ROW_IN_SHARED;
+            shared_bytes = bytes;
+        }
+    }
+    let shape = QuantizeShape {
+        rows: op.rows as u32,
+        columns: op.columns as u32,
+        stored_columns: stored_columns as u32,
+        flags,
+        chunks: chunks as u32,
+    };
+    let at = QuantizePointers {
+        x_row: op.x.row_stride,
+        x_col: op.x.col_stride,
+        codes_row: op.codes_row,
+        scales_row: op.scales_row,
+        sums_row: op.sums_row,
+        ..QuantizePointers::default()
+    };
+    KernelLaunch {
+        id: id(spec, variant),
+        spec: source(spec, &op.parts, variant),
+        geometry: Geometry { grid: [(op.rows * chunks) as u32, 1, 1], threads, shared_bytes },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: QuantizeOperand::ALL,
+        params: Arc::new(QuantizeParams { shape, reserved: 0, at }),
+    }
+}
+
+/// The launches of a plan, whose kernels `make` makes ready.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+pub fn quantize_sequence(
+    op: &CheckedQuantize,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let step = launch(op, variant, info).step::<QuantizeOperand>(make)?;
+    let step = op.operands().into_iter().fold(step, |step: LaunchStep, operand| step.bind(operand, operand));
+    Ok(LaunchSequence::new::<QuantizeOperand>(format!("quantize_{}_{}", op.x.dtype, op.format), vec![step]))
+}
+
+impl Family<CheckedQuantize> for Quantize {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedQuantize, info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        if op.columns >= MOST_COLUMNS {
+            return Err(Unsupported::new(format!("serves rows below {MOST_COLUMNS} columns, not {}", op.columns)));
+        }
+        let (chunks, _) = cut(op, &Template::of(&op.parts));
+        if op.rows.saturating_mul(chunks) > MOST_CTAS {
+            return Err(Unsupported::new(format!("serves at most {} rows of so many columns", MOST_CTAS / chunks)));
+        }
+        Ok(vec![QuantizeConfig { kernel: id(QuantizeSpec::of(op), variant), efficiency: EFFICIENCY }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedQuantize, _: &QuantizePlan) -> Result<LaunchSequence, HalError> {
+        quantize_sequence(op, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedQuantize, config: &QuantizeConfig) -> u64 {
+        match (config.kernel.spec, config.kernel.variant) {
+            (Spec::Quantize(spec), Some(variant)) => source(spec, &op.parts, variant).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_hal::Dense;
+
+    use super::*;
+
+    #[test]
+    fn every_column_is_some_threads() {
+        for format in XFormat::ALL {
+            let Some(parts) = format.parts(false, None) else { continue };
+            for columns in [1, 31, 257, 4096, 7168, 100_001] {
+                let x = Dense::rows_of(DType::F16, columns);
+                let op =
+                    CheckedQuantize { rows: 3, columns, x, format, parts, codes_row: 0, scales_row: 0, sums_row: 0 };
+                let template = Template::of(&parts);
+                let (chunks, threads) = cut(&op, &template);
+                assert!(threads.is_multiple_of(32) && (32..=template.threads).contains(&threads), "{format}");
+                let reach = chunks * threads as usize * GROUP * TURNS;
+                assert!(template.is_of_tokens() || reach >= parts.columns(columns), "{format} {columns}");
+            }
+        }
+    }
+}

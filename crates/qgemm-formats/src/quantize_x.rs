@@ -1,0 +1,444 @@
+//! Quantizing activations, row by row: what every device's kernels compute, bit for bit.
+//!
+//! A quantized X is up to four *planes*, each row-major with a row stride of its own:
+//!
+//! | plane | a row holds |
+//! |---|---|
+//! | codes | a byte a column, or half of one (the even column in the low half); zeros behind column K |
+//! | scales | what shares a scale with one another, in order: f32, E8M0 or E4M3 |
+//! | factors | an f32 (NVFP4 alone), unless one is given for all of X |
+//! | sums | `scale · Σ codes` in f32 of every 32 or 16 columns (Q8_1 alone) |
+//!
+//! All arithmetic is single operations of f32, each rounded to nearest even, in this order, so that devices agree:
+//!
+//! - f32 scales: `scale = max(max|x| / largest, 2⁻¹²⁶)` with the largest code 127 or 448, `code = round(x · (1 / scale))`.
+//! - E8M0: the power of two that puts `max|x|` into the top binade of E2M1, or just below 448 of E4M3; 2⁻¹²⁶ at least.
+//! - NVFP4: `factor = max(max|x| / 2688, 2⁻¹²⁶)` of the token's finite values, `scale = e4m3(max|x| · (1 / factor) · (1 / 6))`,
+//!   `code = e2m1(x · (1 / factor) · (1 / scale))`.
+//!
+//! Codes saturate. Where values that share a scale are not all finite, the scale is NaN and their codes are 0; E4M3 with a given
+//! scale has NaN codes for them. −0 keeps its sign in codes that are floating-point numbers.
+
+use crate::activation::Q8_BLOCK;
+use crate::desc::{Encoding, ScaleType};
+use crate::float8::{E2M1_DOUBLED, E2M1_MAX, E4M3_MAX, e4m3_to_f32, e8m0_to_f32, f32_to_e2m1, f32_to_e4m3};
+use crate::x_format::{ScaleSpan, XFormat};
+
+/// Largest code of a signed byte: −128 is not used.
+const S8_MAX: f32 = 127.0;
+/// Factor of NVFP4: the largest scale times the largest code.
+const NVFP4_MAX: f32 = E4M3_MAX * E2M1_MAX;
+/// Exponents of the largest numbers' binades.
+const E4M3_EXPONENT: u32 = 8;
+const E2M1_EXPONENT: u32 = 2;
+/// Bits of the fraction of 448 = 1.75 · 2⁸.
+const E4M3_MAX_FRACTION: u32 = 0x60_0000;
+/// Scales of a byte each are stored by words.
+const WORD: usize = 4;
+const INFINITY_BITS: u32 = 0x7f80_0000;
+/// Between its neighbours lies 1, so that adding it rounds to an integer, which the low bits then hold.
+const ROUNDER: f32 = 12_582_912.0;
+
+/// What numbers codes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum XCode {
+    /// Signed bytes.
+    Int8,
+    /// 8-bit numbers of 4 bits of exponent and 3 of fraction.
+    E4M3,
+    /// 4-bit numbers of 2 bits of exponent and 1 of fraction.
+    E2M1,
+}
+
+/// Where a factor beside scales comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum XFactor {
+    /// There is none.
+    None,
+    /// The caller gives one for all of X: an f32 from 2⁻¹²⁶ to 2¹²⁶. With any other, NaN included, all of X is NaN.
+    Given,
+    /// Quantizing makes one for each token.
+    PerToken,
+}
+
+/// The planes of a quantized X: see the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct XParts {
+    /// What codes are.
+    pub code: XCode,
+    /// Columns that share a scale; `None` where all of a token do.
+    pub block: Option<usize>,
+    /// How scales are stored; `None` where there are none but the given one.
+    pub scale: Option<ScaleType>,
+    /// Where the factor comes from.
+    pub factor: XFactor,
+    /// Columns that a sum covers, where there are sums.
+    pub sum_span: Option<usize>,
+}
+
+/// The planes of one row, to be written.
+#[derive(Debug)]
+pub struct XRow<'a> {
+    /// [`XParts::code_bytes`] bytes.
+    pub codes: &'a mut [u8],
+    /// [`XParts::scale_bytes`] bytes, little-endian.
+    pub scales: &'a mut [u8],
+    /// Four bytes for each of [`XParts::sums`], little-endian.
+    pub sums: &'a mut [u8],
+}
+
+impl XFormat {
+    /// The planes of this format; `None` of numbers as they are. `given_factor` asks for NVFP4 with one factor for all of X,
+    /// `sum_span` for Q8_1 with a sum for every 16 columns in place of 32; other formats leave no choice.
+    pub fn parts(self, given_factor: bool, sum_span: Option<usize>) -> Option<XParts> {
+        let desc = self.desc();
+        let code = match desc.encoding {
+            Encoding::Plain(_) => return None,
+            Encoding::E4M3 => XCode::E4M3,
+            Encoding::Codebook(_) => XCode::E2M1,
+            _ => XCode::Int8,
+        };
+        let is_nested = desc.scale == Some(ScaleType::E4M3);
+        let (block, scale) = match desc.scale_span {
+            ScaleSpan::Block(block) => (Some(block), desc.scale),
+            ScaleSpan::Token => (None, desc.scale),
+            ScaleSpan::None | ScaleSpan::Tensor => (None, None),
+        };
+        let factor = match scale {
+            None => XFactor::Given,
+            Some(_) if is_nested && given_factor => XFactor::Given,
+            Some(_) if is_nested => XFactor::PerToken,
+            Some(_) => XFactor::None,
+        };
+        let sum_span = desc.sum_span.map(|span| sum_span.unwrap_or(span));
+        Some(XParts { code, block, scale, factor, sum_span })
+    }
+}
+
+impl XParts {
+    /// Stored columns are multiples of this: whole blocks, and scales of whole words.
+    pub fn column_multiple(&self) -> usize {
+        match (self.block, self.scale) {
+            (Some(block), Some(ScaleType::F32)) => block.max(Q8_BLOCK),
+            (Some(block), Some(_)) => block * WORD,
+            _ => Q8_BLOCK,
+        }
+    }
+
+    /// Stored columns of an X of `k`.
+    pub fn columns(&self, k: usize) -> usize {
+        k.next_multiple_of(self.column_multiple())
+    }
+
+    /// Bytes of a row of codes.
+    pub fn code_bytes(&self, k: usize) -> usize {
+        match self.code {
+            XCode::Int8 | XCode::E4M3 => self.columns(k),
+            XCode::E2M1 => self.columns(k) / 2,
+        }
+    }
+
+    /// Scales of a row.
+    pub fn scales(&self, k: usize) -> usize {
+        match (self.scale, self.block) {
+            (None, _) => 0,
+            (Some(_), None) => 1,
+            (Some(_), Some(block)) => self.columns(k) / block,
+        }
+    }
+
+    /// Bytes of a scale.
+    pub fn scale_width(&self) -> usize {
+        self.scale.map_or(0, ScaleType::bytes)
+    }
+
+    /// Bytes of a row of scales: whole words.
+    pub fn scale_bytes(&self, k: usize) -> usize {
+        self.scales(k) * self.scale_width()
+    }
+
+    /// Sums of a row.
+    pub fn sums(&self, k: usize) -> usize {
+        self.sum_span.map_or(0, |span| self.columns(k) / span)
+    }
+
+    /// Quantizes a row. Returns the row's factor where it has one.
+    ///
+    /// # Panics
+    /// When the planes of `row` are shorter than this describes, or a factor must be given and is not.
+    pub fn quantize_row(&self, values: &[f32], given: Option<f32>, row: XRow<'_>) -> Option<f32> {
+        let k = values.len();
+        let XRow { codes, scales, sums } = row;
+        let codes = &mut codes[..self.code_bytes(k)];
+        codes.fill(0);
+        let factor = match self.factor {
+            XFactor::None => None,
+            XFactor::Given => Some(given.expect("a factor is given")),
+            XFactor::PerToken => Some(f32_scale(largest(values, true), NVFP4_MAX)),
+        };
+        let inverse_factor = factor.map_or(1.0, checked_inverse);
+        let columns = self.block.unwrap_or(self.columns(k));
+        for (i, codes) in codes.chunks_mut(self.code_bytes(columns.min(self.columns(k)))).enumerate() {
+            let x = &values[(i * columns).min(k)..((i + 1) * columns).min(k)];
+            let bits = largest(x, false);
+            let inverse = match self.scale {
+                None => {
+                    encode_given(x, inverse_factor, codes);
+                    continue;
+                }
+                Some(ScaleType::E8M0) => {
+                    scales[i] = self.power(bits);
+                    e8m0_inverse(scales[i])
+                }
+                Some(ScaleType::E4M3) => {
+                    let is_number = bits < INFINITY_BITS && !inverse_factor.is_nan();
+                    let scale = f32::from_bits(bits) * inverse_factor * (1.0 / E2M1_MAX);
+                    scales[i] = if is_number { f32_to_e4m3(scale) } else { 0x7f };
+                    match e4m3_to_f32(scales[i]) {
+                        0.0 => 0.0,
+                        scale => 1.0 / scale,
+                    }
+                }
+                Some(_) => {
+                    let most = if self.code == XCode::E4M3 { E4M3_MAX } else { S8_MAX };
+                    let scale = if bits < INFINITY_BITS { f32_scale(bits, most) } else { f32::NAN };
+                    scales[i * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+                    1.0 / scale
+                }
+            };
+            if !inverse.is_nan() {
+                self.encode(x, inverse_factor, inverse, codes);
+            }
+            if let Some(span) = self.sum_span {
+                let scale = f32::from_le_bytes([0, 1, 2, 3].map(|byte| scales[i * 4 + byte]));
+                let sums = sums[i * (columns / span) * 4..].as_chunks_mut::<4>().0;
+                for (sum, codes) in sums.iter_mut().zip(codes.chunks_exact(span)) {
+                    let total: i32 = codes.iter().map(|&code| i32::from(code as i8)).sum();
+                    *sum = (total as f32 * scale).to_le_bytes();
+                }
+            }
+        }
+        factor.filter(|_| self.factor == XFactor::PerToken)
+    }
+
+    /// The numbers that a row's planes stand for, `k` of them; `factor` is the row's or the given one.
+    pub fn dequantize_row(&self, codes: &[u8], scales: &[u8], factor: Option<f32>, k: usize) -> Vec<f32> {
+        let factor = factor.unwrap_or(1.0);
+        let value = |column: usize| {
+            let at = self.block.map_or(0, |block| column / block);
+            let scale = match self.scale {
+                None => 1.0,
+                Some(ScaleType::E8M0) => e8m0_to_f32(scales[at]),
+                Some(ScaleType::E4M3) => e4m3_to_f32(scales[at]),
+                Some(_) => f32::from_le_bytes([0, 1, 2, 3].map(|byte| scales[at * 4 + byte])),
+            };
+            let number = match self.code {
+                XCode::Int8 => f32::from(codes[column] as i8),
+                XCode::E4M3 => e4m3_to_f32(codes[column]),
+                XCode::E2M1 => {
+                    f32::from(E2M1_DOUBLED[usize::from(codes[column / 2] >> (4 * (column % 2)) & 15)]) * 0.5
+                }
+            };
+            factor * (scale * number)
+        };
+        (0..k).map(value).collect()
+    }
+
+    /// The E8M0 code for a block whose largest magnitude has these bits.
+    fn power(&self, bits: u32) -> u8 {
+        if bits >= INFINITY_BITS {
+            return 0xff;
+        }
+        let exponent = bits >> 23;
+        let code = match self.code {
+            // The OCP specification's floor would clip what lies between 448 and 512.
+            XCode::E4M3 => (exponent + u32::from(bits & 0x7f_ffff > E4M3_MAX_FRACTION)).saturating_sub(E4M3_EXPONENT),
+            _ => exponent.saturating_sub(E2M1_EXPONENT),
+        };
+        // The inverse of 2⁻¹²⁷ is no problem, but it itself is subnormal, which some devices take for 0.
+        code.max(1) as u8
+    }
+
+    /// Codes of values that share a scale.
+    fn encode(&self, x: &[f32], inverse_factor: f32, inverse: f32, codes: &mut [u8]) {
+        match self.code {
+            XCode::Int8 => {
+                for (code, &v) in codes.iter_mut().zip(x) {
+                    *code = (v * inverse + ROUNDER).to_bits() as u8;
+                }
+            }
+            XCode::E4M3 => {
+                for (code, &v) in codes.iter_mut().zip(x) {
+                    *code = f32_to_e4m3(v * inverse);
+                }
+            }
+            XCode::E2M1 => {
+                for (code, pair) in codes.iter_mut().zip(x.chunks(2)) {
+                    let each = |v: f32| f32_to_e2m1(v * inverse_factor * inverse);
+                    *code = each(pair[0]) | pair.get(1).map_or(0, |&v| each(v) << 4);
+                }
+            }
+        }
+    }
+}
+
+/// E4M3 with a given scale: nothing but the code can say that a value is not finite.
+fn encode_given(x: &[f32], inverse: f32, codes: &mut [u8]) {
+    for (code, &v) in codes.iter_mut().zip(x) {
+        *code = if v.is_finite() { f32_to_e4m3(v * inverse) } else { 0x7f };
+    }
+}
+
+/// The bits of the largest magnitude, which order like numbers; those of infinity and NaN do not count where it is of finite ones.
+fn largest(values: &[f32], of_finite: bool) -> u32 {
+    let bits = values.iter().map(|v| v.to_bits() & 0x7fff_ffff);
+    bits.fold(0, |most, bits| if of_finite && bits >= INFINITY_BITS { most } else { most.max(bits) })
+}
+
+/// The scale that maps the magnitude with these bits to `most`. No smaller than normal numbers, so that its inverse is finite.
+fn f32_scale(bits: u32, most: f32) -> f32 {
+    (f32::from_bits(bits) / most).max(f32::MIN_POSITIVE)
+}
+
+/// `1 / factor`, NaN where that or the factor is not normal.
+fn checked_inverse(factor: f32) -> f32 {
+    let is_fit = (f32::MIN_POSITIVE..=1.0 / f32::MIN_POSITIVE).contains(&factor);
+    if is_fit { 1.0 / factor } else { f32::NAN }
+}
+
+fn e8m0_inverse(code: u8) -> f32 {
+    if code == 0xff { f32::NAN } else { f32::from_bits((254 - u32::from(code)) << 23) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::QuantizedActivations;
+
+    struct Planes {
+        codes: Vec<u8>,
+        scales: Vec<u8>,
+        sums: Vec<u8>,
+        factor: Option<f32>,
+    }
+
+    fn quantized(parts: &XParts, x: &[f32], given: Option<f32>) -> Planes {
+        let k = x.len();
+        let (mut codes, mut scales) = (vec![0xee; parts.code_bytes(k)], vec![0xee; parts.scale_bytes(k)]);
+        let mut sums = vec![0xee; parts.sums(k) * 4];
+        let row = XRow { codes: &mut codes, scales: &mut scales, sums: &mut sums };
+        let factor = parts.quantize_row(x, given, row);
+        Planes { codes, scales, sums, factor: factor.or(given) }
+    }
+
+    fn all_parts() -> impl Iterator<Item = (XFormat, XParts)> {
+        let of = |format: XFormat| [false, true].map(|given| format.parts(given, None).map(|parts| (format, parts)));
+        XFormat::ALL.into_iter().flat_map(of).flatten()
+    }
+
+    fn wave(len: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * i) as f32 * 0.37).sin() * (1.0 + (i % 7) as f32)).collect()
+    }
+
+    #[test]
+    fn q8_blocks_are_those_of_the_integer_kernels() {
+        let x = wave(300);
+        for (format, block) in [(XFormat::Q8 { block: 32 }, 32), (XFormat::Q8 { block: 256 }, 256), (XFormat::Q8_1, 32)] {
+            let parts = format.parts(false, Some(16)).expect("it has codes");
+            let (got, expected) = (quantized(&parts, &x, None), QuantizedActivations::new(&x, block, 16));
+            let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+            assert_eq!(got.codes, expected.codes.iter().map(|&code| code as u8).collect::<Vec<_>>(), "{format}");
+            assert_eq!(got.scales, bytes(&expected.scales), "{format}");
+            assert!(parts.sum_span.is_none() || got.sums == bytes(&expected.sums), "{format}");
+        }
+    }
+
+    #[test]
+    fn values_come_back_within_half_a_step() {
+        let x = wave(333);
+        for (format, parts) in all_parts() {
+            let planes = quantized(&parts, &x, Some(0.02).filter(|_| parts.factor == XFactor::Given));
+            let back = parts.dequantize_row(&planes.codes, &planes.scales, planes.factor, x.len());
+            let (noise, energy) = x.iter().zip(&back).fold((0.0, 0.0), |(noise, energy), (&x, &q)| {
+                (noise + f64::from(x - q).powi(2), energy + f64::from(x).powi(2))
+            });
+            let limit = match parts.code {
+                XCode::Int8 => 2e-4,
+                XCode::E4M3 => 2e-3,
+                XCode::E2M1 => 3e-2,
+            };
+            assert!(noise / energy < limit, "{format}: {:e}", noise / energy);
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_stays_among_those_that_share_its_scale() {
+        for (format, parts) in all_parts() {
+            let given = Some(1.0).filter(|_| parts.factor == XFactor::Given);
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x = wave(512);
+                let clean = quantized(&parts, &x, given);
+                let of_clean = parts.dequantize_row(&clean.codes, &clean.scales, clean.factor, x.len());
+                x[300] = bad;
+                let planes = quantized(&parts, &x, given);
+                let back = parts.dequantize_row(&planes.codes, &planes.scales, planes.factor, x.len());
+                let shared = match (parts.scale, parts.block) {
+                    (None, _) => 300..301,
+                    (Some(_), None) => 0..512,
+                    (Some(_), Some(block)) => 300 / block * block..(300 / block + 1) * block,
+                };
+                for (i, (value, clean)) in back.iter().zip(&of_clean).enumerate() {
+                    assert_eq!(value.is_nan(), shared.contains(&i), "{format} {bad} at {i}");
+                    assert!(shared.contains(&i) || value == clean, "{format} at {i}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_tiny_and_huge_values_have_usable_scales() {
+        for (format, parts) in all_parts() {
+            for value in [0.0, -0.0, f32::from_bits(1), f32::MIN_POSITIVE, f32::MAX] {
+                let given = Some(2f32.powi(-126)).filter(|_| parts.factor == XFactor::Given);
+                let planes = quantized(&parts, &[value; 40], given);
+                let back = parts.dequantize_row(&planes.codes, &planes.scales, planes.factor, 40);
+                assert!(back.iter().all(|v| !v.is_nan()), "{format} {value:e}: {:?}", back[0]);
+                assert!(value != 0.0 || back.iter().all(|&v| v == 0.0), "{format}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_factor_that_has_no_inverse_makes_nan() {
+        for (format, parts) in all_parts().filter(|(_, parts)| parts.factor == XFactor::Given) {
+            for factor in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-40, 2f32.powi(127)] {
+                let planes = quantized(&parts, &[0.5; 64], Some(factor));
+                let back = parts.dequantize_row(&planes.codes, &planes.scales, Some(1.0), 64);
+                assert!(back.iter().all(|v| v.is_nan()), "{format} {factor:e}");
+            }
+        }
+    }
+
+    #[test]
+    fn powers_of_two_fill_the_range_of_their_codes() {
+        let power = |format: XFormat, max: f32| {
+            let parts = format.parts(false, None).expect("it has codes");
+            e8m0_to_f32(parts.power(max.to_bits()))
+        };
+        assert_eq!([448.0, 449.0, 1.75, 1.76].map(|max| power(XFormat::MxFp8, max)), [1.0, 2.0, 2f32.powi(-8), 2f32.powi(-7)]);
+        assert_eq!([4.0, 6.0, 7.9, 8.0].map(|max| power(XFormat::MxFp4, max)), [1.0, 1.0, 1.0, 2.0]);
+        assert_eq!(power(XFormat::MxFp4, 0.0), 2f32.powi(-126));
+    }
+
+    #[test]
+    fn rows_are_stored_in_whole_blocks_and_words() {
+        for (format, parts) in all_parts() {
+            for k in [1, 31, 33, 257] {
+                let columns = parts.columns(k);
+                assert!(columns >= k && parts.code_bytes(k).is_multiple_of(16), "{format}");
+                assert!(parts.scale_bytes(k).is_multiple_of(4), "{format}");
+                assert!(parts.block.is_none_or(|block| parts.scales(k) * block == columns), "{format}");
+            }
+        }
+    }
+}

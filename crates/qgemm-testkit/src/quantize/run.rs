@@ -1,0 +1,200 @@
+//! Runs one quantization on a device and judges the result.
+
+use std::ops::Range;
+
+use qgemm_api::{Buffer, Context, DeviceKind, Quantization, QuantizationArgs, QuantizationPlan};
+use qgemm_formats::{XFactor, XRow};
+
+use super::case::QuantizeCase;
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<QuantizeCase>] = &[];
+/// A multiple of the alignment of every device's buffers.
+const GUARD_BYTES: usize = 256;
+const POISON: u8 = 0xee;
+const WORD: usize = 4;
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and compares every bit with the host's reference.
+pub fn run(ctx: &Context, case: &QuantizeCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// Rows of bytes in a buffer of poison.
+#[derive(Clone, Copy, Debug)]
+struct Plane {
+    name: &'static str,
+    rows: usize,
+    row_bytes: usize,
+    row_stride: usize,
+    offset: usize,
+    /// Whether words are f32, of which a NaN may be any.
+    is_f32: bool,
+}
+
+impl Plane {
+    fn range(&self) -> Range<usize> {
+        let start = GUARD_BYTES + self.offset;
+        let len = if self.row_bytes == 0 { 0 } else { (self.rows - 1) * self.row_stride + self.row_bytes };
+        start..start + len
+    }
+
+    fn poison(&self) -> Vec<u8> {
+        vec![POISON; (self.range().end + GUARD_BYTES).next_multiple_of(WORD)]
+    }
+
+    /// The bytes of a row within the buffer.
+    fn row(&self, row: usize) -> Range<usize> {
+        let start = self.range().start + row * self.row_stride;
+        start..start + self.row_bytes
+    }
+
+    /// Compares what lies in `buffer` with what should.
+    fn check(&self, buffer: &[u8], expected: &[u8]) -> Result<(), Failure> {
+        let word = |bytes: &[u8], at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[at * WORD + byte]));
+        for row in 0..self.rows {
+            let (got, expected) = (&buffer[self.row(row)], &expected[self.row(row)]);
+            for column in 0..self.row_bytes / WORD {
+                let (got, expected) = (word(got, column), word(expected, column));
+                let both_nan = self.is_f32 && f32::from_bits(got).is_nan() && f32::from_bits(expected).is_nan();
+                if got != expected && !both_nan {
+                    return Err(Failure::WrongBits(WrongBits { operand: self.name, row, column, expected, got }));
+                }
+            }
+        }
+        let mut outside = buffer.to_vec();
+        (0..self.rows).for_each(|row| outside[self.row(row)].fill(POISON));
+        let written = outside.iter().position(|&byte| byte != POISON);
+        written.map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))
+    }
+}
+
+/// Codes, scales, token factors, sums: rows of none of those that the format has not.
+const PLANES: usize = 4;
+
+fn planes(case: &QuantizeCase) -> [Plane; PLANES] {
+    let (parts, k, layout) = (case.parts(), case.columns, case.layout);
+    let plane = |name, row_bytes: usize, unit: usize, offset: usize, is_f32| Plane {
+        name,
+        rows: case.rows,
+        row_bytes,
+        row_stride: row_bytes + layout.gap * unit,
+        offset,
+        is_f32,
+    };
+    let offset = layout.offset * WORD;
+    let of_token = if parts.factor == XFactor::PerToken { WORD } else { 0 };
+    let factors = Plane { row_stride: WORD, ..plane("token factors", of_token, WORD, offset, true) };
+    [
+        plane("codes", parts.code_bytes(k), 16, 0, false),
+        plane("scales", parts.scale_bytes(k), WORD, offset, parts.scale_width() == WORD),
+        factors,
+        plane("sums", parts.sums(k) * WORD, WORD, offset, true),
+    ]
+}
+
+/// What the buffers must hold.
+fn reference(case: &QuantizeCase, planes: &[Plane; PLANES], x: &[f32]) -> [Vec<u8>; PLANES] {
+    let parts = case.parts();
+    let mut buffers = planes.each_ref().map(Plane::poison);
+    for (row, values) in x.chunks_exact(case.columns).enumerate() {
+        let [codes, scales, factors, sums] = &mut buffers;
+        let at = planes.each_ref().map(|plane| plane.row(row));
+        let [codes_at, scales_at, factors_at, sums_at] = at;
+        let planes = XRow { codes: &mut codes[codes_at], scales: &mut scales[scales_at], sums: &mut sums[sums_at] };
+        if let Some(factor) = parts.quantize_row(values, case.factor, planes) {
+            factors[factors_at].copy_from_slice(&factor.to_le_bytes());
+        }
+    }
+    buffers
+}
+
+fn judge(ctx: &Context, case: &QuantizeCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let layout = case.layout;
+    let stored = match layout.x_transposed {
+        false => Operand::new(case.from, case.rows, case.columns, layout.x_gap, layout.x_offset),
+        true => Operand::new(case.from, case.columns, case.rows, layout.x_gap, layout.x_offset).transposed(),
+    };
+    let planes = planes(case);
+    let plan = ctx.plan_quantization(&quantization(case, &stored, &planes)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
+
+    let x = case.x();
+    let expected = reference(case, &planes, &x);
+    let first = run_on(ctx, &plan, case, &stored, &planes, &x).map_err(Failure::of_run)?;
+    for ((plane, buffer), expected) in planes.iter().zip(&first).zip(&expected) {
+        plane.check(buffer, expected)?;
+    }
+    // An emulated GPU runs its threads in one order, and nothing is left for the next run.
+    if ctx.info().id.kind != DeviceKind::Emu {
+        let second = run_on(ctx, &plan, case, &stored, &planes, &x).map_err(Failure::of_run)?;
+        for (first, second) in first.iter().zip(&second) {
+            Failure::check_same(first, second)?;
+        }
+    }
+    Ok(())
+}
+
+fn quantization(case: &QuantizeCase, stored: &Operand, planes: &[Plane; PLANES]) -> Quantization {
+    let [codes, scales, _, sums] = planes.each_ref().map(|plane| plane.row_stride as u64);
+    let parts = case.parts();
+    let mut quantization = Quantization::new(case.rows, case.columns, case.from, case.to)
+        .x_row_stride(stored.row_stride() as u64)
+        .x_alignment(stored.alignment())
+        .codes_row_stride(codes);
+    if case.layout.x_transposed {
+        quantization = quantization.x_transposed();
+    }
+    if parts.scale.is_some() {
+        quantization = quantization.scales_row_stride(scales);
+    }
+    if parts.sum_span.is_some() {
+        quantization = quantization.sums_row_stride(sums);
+    }
+    if case.factor.is_some() {
+        quantization = quantization.given_factor();
+    }
+    case.sum_span.into_iter().fold(quantization, Quantization::sums_of)
+}
+
+fn run_on(
+    ctx: &Context,
+    plan: &QuantizationPlan,
+    case: &QuantizeCase,
+    stored: &Operand,
+    planes: &[Plane; PLANES],
+    x: &[f32],
+) -> Result<[Vec<u8>; PLANES], qgemm_api::Error> {
+    let x_buffer = ctx.upload(&stored.encode(x))?;
+    let factor = case.factor.map(|factor| ctx.upload(&factor.to_le_bytes())).transpose()?;
+    let upload = |plane: &Plane| ctx.upload(&plane.poison());
+    let mut buffers: Vec<Buffer> = planes.iter().map(upload).collect::<Result<_, _>>()?;
+    {
+        let [codes, scales, factors, sums] = &mut buffers[..] else { unreachable!("as many as planes") };
+        let [codes_at, scales_at, factors_at, sums_at] = planes;
+        let mut args = QuantizationArgs::new(x_buffer.slice(stored.range())?, codes.slice_mut(codes_at.range())?);
+        args.factor = factor.as_ref().map(Into::into);
+        if scales_at.row_bytes > 0 {
+            args.scales = Some(scales.slice_mut(scales_at.range())?);
+        }
+        if factors_at.row_bytes > 0 {
+            args.token_factors = Some(factors.slice_mut(factors_at.range())?);
+        }
+        if sums_at.row_bytes > 0 {
+            args.sums = Some(sums.slice_mut(sums_at.range())?);
+        }
+        plan.run(&ctx.default_stream(), args)?;
+    }
+    let mut written = [const { Vec::new() }; PLANES];
+    for (written, buffer) in written.iter_mut().zip(&buffers) {
+        *written = ctx.download(buffer)?;
+        buffer.raw().check_guards()?;
+    }
+    Ok(written)
+}
