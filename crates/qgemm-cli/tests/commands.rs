@@ -151,6 +151,27 @@ fn bench_measures_matmuls() {
 }
 
 #[test]
+fn verify_checks_quantizing_too() {
+    let table = json(&["verify", "--device", "cpu", "--op", "quantize", "--shape", "3x70", "--json"]);
+    // Ten formats from three types.
+    assert_eq!(rows(&table).len(), 30);
+    for row in rows(&table) {
+        assert_eq!(row["verdict"], "pass", "{row}");
+        assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("quantize:")), "{row}");
+    }
+    let one = ["verify", "--device", "cpu", "--op", "quantize", "--x-format", "mxfp4", "--group", "quantize_special", "--json"];
+    assert!(rows(&json(&one)).iter().all(|row| row["case"].as_str().is_some_and(|case| case.contains("->mxfp4"))));
+}
+
+#[test]
+fn bench_measures_quantizing() {
+    let command = ["bench", "--device", "cpu", "--op", "quantize", "--shape", "64x256", "--x-format", "q8_1", "--json"];
+    let table = json(&command);
+    assert_eq!(rows(&table).len(), 1);
+    assert!(rows(&table).iter().all(|row| row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
+}
+
+#[test]
 fn verify_lists_operations_and_groups() {
     let table = json(&["verify", "--list", "--json"]);
     let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);
@@ -228,6 +249,8 @@ fn wrong_arguments_say_what_was_expected() {
         (&["verify", "--device", "tpu:0"], "tpu"),
         (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert, experts, routing, matmul"),
         (&["verify", "--device", "cpu", "--op", "routing", "--shape", "3x3"], "TxExK"),
+        (&["verify", "--device", "cpu", "--op", "quantize", "--x-format", "f16"], "codes and scales"),
+        (&["bench", "--device", "cpu", "--x-format", "mxfp8"], "--op quantize"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
         (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
         (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),

@@ -132,9 +132,14 @@ impl XParts {
 
     /// Bytes of a row of codes.
     pub fn code_bytes(&self, k: usize) -> usize {
+        self.bytes_of(self.columns(k))
+    }
+
+    /// Bytes of the codes of so many columns.
+    fn bytes_of(&self, columns: usize) -> usize {
         match self.code {
-            XCode::Int8 | XCode::E4M3 => self.columns(k),
-            XCode::E2M1 => self.columns(k) / 2,
+            XCode::Int8 | XCode::E4M3 => columns,
+            XCode::E2M1 => columns / 2,
         }
     }
 
@@ -178,7 +183,7 @@ impl XParts {
         };
         let inverse_factor = factor.map_or(1.0, checked_inverse);
         let columns = self.block.unwrap_or(self.columns(k));
-        for (i, codes) in codes.chunks_mut(self.code_bytes(columns.min(self.columns(k)))).enumerate() {
+        for (i, codes) in codes.chunks_mut(self.bytes_of(columns)).enumerate() {
             let x = &values[(i * columns).min(k)..((i + 1) * columns).min(k)];
             let bits = largest(x, false);
             let inverse = match self.scale {
@@ -284,6 +289,8 @@ impl XParts {
 
 /// E4M3 with a given scale: nothing but the code can say that a value is not finite.
 fn encode_given(x: &[f32], inverse: f32, codes: &mut [u8]) {
+    // Without an inverse, zeros behind the last column are no numbers, either.
+    codes.fill(f32_to_e4m3(0.0 * inverse));
     for (code, &v) in codes.iter_mut().zip(x) {
         *code = if v.is_finite() { f32_to_e4m3(v * inverse) } else { 0x7f };
     }

@@ -2,7 +2,7 @@
 //! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
-//! [`convert::choose`] and [`routing::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
+//! [`convert::choose`], [`routing::choose`] and [`quantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
 //! experts of equal load; [`matmul::choose`] also cuts K.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]

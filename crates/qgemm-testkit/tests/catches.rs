@@ -5,9 +5,10 @@ use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::Math;
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, MatmulCase, PATHS, RoutingCase, TILE,
-    Tolerance, Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion,
-    run_matmul, run_routing, weight,
+    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, MatmulCase, PATHS, QuantizeCase, RoutingCase, TILE, Tolerance,
+    Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion,
+    run_matmul, run_quantize, run_routing,
+    weight,
 };
 
 const M: usize = 256;
@@ -203,6 +204,16 @@ fn a_backend_that_multiplies_nothing_fails() {
     for case in [MatmulCase::new([3, 4, 5]), MatmulCase { accumulate: Some(1.0), ..MatmulCase::new([3, 4, 5]) }] {
         let outcome = run_matmul(&ctx, &case);
         assert!(matches!(outcome.verdict, Verdict::Fail(Failure::Inaccurate(_))), "{:?}", outcome.verdict);
+    }
+}
+
+#[test]
+fn codes_that_were_not_written_are_found() {
+    let ctx = Context::open("noop").expect("always there");
+    for format in QuantizeCase::formats() {
+        let outcome = run_quantize(&ctx, &QuantizeCase::new(3, 40, DType::F16, format));
+        let Verdict::Fail(Failure::WrongBits(wrong)) = outcome.verdict else { panic!("{:?}", outcome.verdict) };
+        assert_eq!((wrong.operand, wrong.row), ("codes", 0));
     }
 }
 

@@ -49,7 +49,8 @@ impl Plane {
 
     /// The bytes of a row within the buffer.
     fn row(&self, row: usize) -> Range<usize> {
-        let start = self.range().start + row * self.row_stride;
+        let stride = if self.row_bytes == 0 { 0 } else { self.row_stride };
+        let start = self.range().start + row * stride;
         start..start + self.row_bytes
     }
 
@@ -113,6 +114,24 @@ fn reference(case: &QuantizeCase, planes: &[Plane; PLANES], x: &[f32]) -> [Vec<u
     buffers
 }
 
+/// What quantizing costs: the energy of the error over that of X; `None` where that is not a finite number.
+fn loss(case: &QuantizeCase, planes: &[Plane; PLANES], buffers: &[Vec<u8>; PLANES], x: &[f32]) -> Option<f64> {
+    let parts = case.parts();
+    let [codes, scales, factors, _] = buffers;
+    let (mut error, mut energy) = (0.0, 0.0);
+    for (row, values) in x.chunks_exact(case.columns).enumerate() {
+        let [codes_at, scales_at, factors_at, _] = planes.each_ref().map(|plane| plane.row(row));
+        let of_token = factors[factors_at].first_chunk().map(|word| f32::from_le_bytes(*word));
+        let back =
+            parts.dequantize_row(&codes[codes_at], &scales[scales_at], of_token.or(case.factor), case.columns);
+        for (&value, back) in values.iter().zip(back) {
+            error += (f64::from(value) - f64::from(back)).powi(2);
+            energy += f64::from(value).powi(2);
+        }
+    }
+    Some(error / energy).filter(|loss| loss.is_finite())
+}
+
 fn judge(ctx: &Context, case: &QuantizeCase, outcome: &mut Outcome) -> Result<(), Failure> {
     let layout = case.layout;
     let stored = match layout.x_transposed {
@@ -127,6 +146,7 @@ fn judge(ctx: &Context, case: &QuantizeCase, outcome: &mut Outcome) -> Result<()
 
     let x = case.x();
     let expected = reference(case, &planes, &x);
+    outcome.rounding_loss = loss(case, &planes, &expected, &x);
     let first = run_on(ctx, &plan, case, &stored, &planes, &x).map_err(Failure::of_run)?;
     for ((plane, buffer), expected) in planes.iter().zip(&first).zip(&expected) {
         plane.check(buffer, expected)?;
