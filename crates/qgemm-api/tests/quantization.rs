@@ -21,7 +21,8 @@ fn what_makes_no_sense_is_refused_before_anything_runs() {
         let error = refused(&quantization);
         assert!(matches!(error, Error::NotOfXFormat { .. }), "{error}");
     }
-    for quantization in [q8(2, 64).codes_row_stride(48), q8(2, 64).codes_row_stride(72), q8(2, 64).scales_row_stride(6)] {
+    for quantization in [q8(2, 64).codes_row_stride(48), q8(2, 64).codes_row_stride(72), q8(2, 64).scales_row_stride(6)]
+    {
         let error = refused(&quantization);
         assert!(matches!(error, Error::PlaneStride { .. }), "{error}");
     }
@@ -45,7 +46,10 @@ fn runs_want_every_plane_and_no_other() {
     let mut args = QuantizationArgs::new(&x, &mut short);
     args.scales = Some((&mut scales).into());
     let too_short = plan.run(&ctx.default_stream(), args);
-    assert!(matches!(too_short, Err(Error::BufferTooShort { operand: "codes", expected: 128, got: 127 })), "{too_short:?}");
+    assert!(
+        matches!(too_short, Err(Error::BufferTooShort { operand: "codes", expected: 128, got: 127 })),
+        "{too_short:?}"
+    );
 }
 
 #[test]

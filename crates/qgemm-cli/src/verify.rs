@@ -335,9 +335,9 @@ fn quantize_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     for sizes in &args.shape {
         let [rows, columns] = sizes.matrix("quantize")?;
         for to in QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)) {
-            cases.extend(DType::ALL.map(|from| -> Box<dyn TestCase> {
-                Box::new(QuantizeCase::new(rows, columns, from, to))
-            }));
+            cases.extend(
+                DType::ALL.map(|from| -> Box<dyn TestCase> { Box::new(QuantizeCase::new(rows, columns, from, to)) }),
+            );
         }
     }
     Ok(cases)

@@ -159,7 +159,18 @@ fn verify_checks_quantizing_too() {
         assert_eq!(row["verdict"], "pass", "{row}");
         assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("quantize:")), "{row}");
     }
-    let one = ["verify", "--device", "cpu", "--op", "quantize", "--x-format", "mxfp4", "--group", "quantize_special", "--json"];
+    let one = [
+        "verify",
+        "--device",
+        "cpu",
+        "--op",
+        "quantize",
+        "--x-format",
+        "mxfp4",
+        "--group",
+        "quantize_special",
+        "--json",
+    ];
     assert!(rows(&json(&one)).iter().all(|row| row["case"].as_str().is_some_and(|case| case.contains("->mxfp4"))));
 }
 

@@ -240,9 +240,7 @@ impl XParts {
             let number = match self.code {
                 XCode::Int8 => f32::from(codes[column] as i8),
                 XCode::E4M3 => e4m3_to_f32(codes[column]),
-                XCode::E2M1 => {
-                    f32::from(E2M1_DOUBLED[usize::from(codes[column / 2] >> (4 * (column % 2)) & 15)]) * 0.5
-                }
+                XCode::E2M1 => f32::from(E2M1_DOUBLED[usize::from(codes[column / 2] >> (4 * (column % 2)) & 15)]) * 0.5,
             };
             factor * (scale * number)
         };
@@ -350,7 +348,8 @@ mod tests {
     #[test]
     fn q8_blocks_are_those_of_the_integer_kernels() {
         let x = wave(300);
-        for (format, block) in [(XFormat::Q8 { block: 32 }, 32), (XFormat::Q8 { block: 256 }, 256), (XFormat::Q8_1, 32)] {
+        for (format, block) in [(XFormat::Q8 { block: 32 }, 32), (XFormat::Q8 { block: 256 }, 256), (XFormat::Q8_1, 32)]
+        {
             let parts = format.parts(false, Some(16)).expect("it has codes");
             let (got, expected) = (quantized(&parts, &x, None), QuantizedActivations::new(&x, block, 16));
             let bytes = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
@@ -432,7 +431,10 @@ mod tests {
             let parts = format.parts(false, None).expect("it has codes");
             e8m0_to_f32(parts.power(max.to_bits()))
         };
-        assert_eq!([448.0, 449.0, 1.75, 1.76].map(|max| power(XFormat::MxFp8, max)), [1.0, 2.0, 2f32.powi(-8), 2f32.powi(-7)]);
+        assert_eq!(
+            [448.0, 449.0, 1.75, 1.76].map(|max| power(XFormat::MxFp8, max)),
+            [1.0, 2.0, 2f32.powi(-8), 2f32.powi(-7)]
+        );
         assert_eq!([4.0, 6.0, 7.9, 8.0].map(|max| power(XFormat::MxFp4, max)), [1.0, 1.0, 1.0, 2.0]);
         assert_eq!(power(XFormat::MxFp4, 0.0), 2f32.powi(-126));
     }

@@ -59,7 +59,12 @@ mod tests {
             let kernel = KernelId::new(self.0, None, Spec::Quantize(QuantizeSpec::of(op)));
             Ok(vec![QuantizeConfig { kernel, efficiency }])
         }
-        fn prepare(&self, device: &dyn Device, _: &CheckedQuantize, _: &QuantizePlan) -> Result<LaunchSequence, HalError> {
+        fn prepare(
+            &self,
+            device: &dyn Device,
+            _: &CheckedQuantize,
+            _: &QuantizePlan,
+        ) -> Result<LaunchSequence, HalError> {
             Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
         }
         fn source_hash(&self, _: &CheckedQuantize, _: &QuantizeConfig) -> u64 {
@@ -69,12 +74,12 @@ mod tests {
 
     #[test]
     fn the_fastest_family_is_chosen_and_refusals_are_listed() {
-        let (slow, fast, never) = (TestFamily("slow", Some(100)), TestFamily("fast", Some(900)), TestFamily("never", None));
+        let (slow, fast, never) =
+            (TestFamily("slow", Some(100)), TestFamily("fast", Some(900)), TestFamily("never", None));
         let format = XFormat::Q8 { block: 32 };
         let parts = format.parts(false, None).expect("it has codes");
         let x = Dense::rows_of(DType::F16, 64);
-        let op =
-            CheckedQuantize { rows: 8, columns: 64, x, format, parts, codes_row: 64, scales_row: 8, sums_row: 0 };
+        let op = CheckedQuantize { rows: 8, columns: 64, x, format, parts, codes_row: 64, scales_row: 8, sums_row: 0 };
         let (family, plan) = choose(&op, &info(), &[&never, &slow, &fast]).expect("two serve it");
         assert_eq!((family.name(), plan.config.efficiency), ("fast", 900));
         let expected = info().launch_seconds + 8.0 * (64.0 * 3.0 + 8.0) / (info().bandwidth * 0.9);

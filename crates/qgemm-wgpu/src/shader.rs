@@ -300,8 +300,8 @@ fn scaling(format: Format) -> &'static str {
 mod tests {
     use super::*;
     use crate::adapter::CooperativeMatrices;
-    use crate::families::{experts, quantize};
     use crate::families::gemm::{gemv, gemv_int8, int8, matrix, simt};
+    use crate::families::{experts, quantize};
     use qgemm_formats::XFormat;
     use wgpu::naga;
 

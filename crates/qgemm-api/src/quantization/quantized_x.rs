@@ -42,8 +42,7 @@ impl QuantizedX {
     /// Memory for what a run of `plan` writes.
     pub(crate) fn allocate(ctx: &Context, plan: &QuantizationPlan) -> Result<Self, Error> {
         let planes = plan.planes();
-        let optional =
-            |extent: Option<Extent>| extent.map(|extent| ctx.allocate(extent.bytes())).transpose();
+        let optional = |extent: Option<Extent>| extent.map(|extent| ctx.allocate(extent.bytes())).transpose();
         let planes = QuantizedXParts {
             codes: ctx.allocate(planes.codes.bytes())?,
             scales: optional(planes.scales)?,

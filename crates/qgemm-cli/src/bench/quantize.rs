@@ -36,9 +36,8 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     let formats: Vec<XFormat> =
         QuantizeCase::formats().filter(|&to| args.x_format.is_none_or(|format| format == to)).collect();
-    let of_shape = |[rows, columns]: [usize; 2]| {
-        formats.iter().map(move |&to| Subject { rows, columns, from: args.x_dtype, to })
-    };
+    let of_shape =
+        |[rows, columns]: [usize; 2]| formats.iter().map(move |&to| Subject { rows, columns, from: args.x_dtype, to });
     Ok(shapes.into_iter().flat_map(of_shape).collect())
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use qgemm_formats::{XFactor, XRow};
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
-    LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies, QuantizeOperand,
-    QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
+    CheckedQuantize, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel,
+    KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies,
+    QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -105,7 +105,13 @@ unsafe impl Sync for Plane<'_> {}
 
 impl<'a> Plane<'a> {
     /// `rows` rows of `row_bytes` bytes each, `row_stride` apart.
-    fn new(bytes: &'a mut [u8], rows: usize, row_stride: u64, row_bytes: usize, what: &'static str) -> Result<Self, HalError> {
+    fn new(
+        bytes: &'a mut [u8],
+        rows: usize,
+        row_stride: u64,
+        row_bytes: usize,
+        what: &'static str,
+    ) -> Result<Self, HalError> {
         let (len, row_stride) = (bytes.len(), usize::try_from(row_stride).unwrap_or(usize::MAX));
         let end = (rows - 1).checked_mul(row_stride).and_then(|last| last.checked_add(row_bytes)).unwrap_or(usize::MAX);
         if end > len || (rows > 1 && row_stride < row_bytes) {
@@ -164,7 +170,11 @@ impl<'a> Job<'a> {
         };
         let codes = plane(O::Codes, op.codes_row, parts.code_bytes(k))?;
         let mut optional = |is_there: bool, operand: O, row_stride: u64, row_bytes: usize| {
-            if is_there { plane(operand, row_stride, row_bytes) } else { Plane::new(&mut [], op.rows, 0, 0, operand.name()) }
+            if is_there {
+                plane(operand, row_stride, row_bytes)
+            } else {
+                Plane::new(&mut [], op.rows, 0, 0, operand.name())
+            }
         };
         Ok(Self {
             op,
@@ -198,11 +208,8 @@ impl<'a> Job<'a> {
             for (row, values) in rows.zip(tile.chunks_exact(k)) {
                 // SAFETY: every row of each plane is used once, in this task.
                 let (planes, to_factor) = unsafe {
-                    let planes = XRow {
-                        codes: self.codes.row(row),
-                        scales: self.scales.row(row),
-                        sums: self.sums.row(row),
-                    };
+                    let planes =
+                        XRow { codes: self.codes.row(row), scales: self.scales.row(row), sums: self.sums.row(row) };
                     (planes, self.token_factors.row(row))
                 };
                 if let Some(factor) = self.op.parts.quantize_row(values, self.given, planes) {

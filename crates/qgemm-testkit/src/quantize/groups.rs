@@ -16,7 +16,11 @@ const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<Qua
 /// The whole suite.
 pub(super) const GROUPS: &[Cases] = &[
     group("quantize_formats", "every format of activations from every type at every size", formats),
-    group("quantize_layouts", "row strides, unaligned and transposed X, gaps between rows of codes, scales and sums", layouts),
+    group(
+        "quantize_layouts",
+        "row strides, unaligned and transposed X, gaps between rows of codes, scales and sums",
+        layouts,
+    ),
     group("quantize_special", "infinities, NaN, zeros, the ends of ranges, subnormal numbers, ties", special),
     group("quantize_factors", "factors that are given, those without an inverse among them, and sums of 16", factors),
 ];
@@ -74,7 +78,11 @@ fn special() -> Vec<QuantizeCase> {
     for values in kinds {
         for (rows, columns) in [(9, 137), (4, 640)] {
             let seed = cases.len() as u64;
-            cases.extend(pairs(|_, from, to| QuantizeCase { values, seed, ..QuantizeCase::new(rows, columns, from, to) }));
+            cases.extend(pairs(|_, from, to| QuantizeCase {
+                values,
+                seed,
+                ..QuantizeCase::new(rows, columns, from, to)
+            }));
         }
     }
     cases
@@ -86,7 +94,8 @@ fn factors() -> Vec<QuantizeCase> {
     let mut cases = Vec::new();
     for to in QuantizeCase::formats().filter(takes) {
         for (i, factor) in factors.into_iter().enumerate() {
-            let values = [ConvertValues::Bits, ConvertValues::Special, ConvertValues::Like(ActivationKind::Normal)][i % 3];
+            let values =
+                [ConvertValues::Bits, ConvertValues::Special, ConvertValues::Like(ActivationKind::Normal)][i % 3];
             let case = QuantizeCase::new(5, 200, DType::ALL[i % 3], to);
             cases.push(QuantizeCase { factor: Some(factor), values, seed: i as u64, ..case });
         }

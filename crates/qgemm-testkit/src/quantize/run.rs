@@ -122,8 +122,7 @@ fn loss(case: &QuantizeCase, planes: &[Plane; PLANES], buffers: &[Vec<u8>; PLANE
     for (row, values) in x.chunks_exact(case.columns).enumerate() {
         let [codes_at, scales_at, factors_at, _] = planes.each_ref().map(|plane| plane.row(row));
         let of_token = factors[factors_at].first_chunk().map(|word| f32::from_le_bytes(*word));
-        let back =
-            parts.dequantize_row(&codes[codes_at], &scales[scales_at], of_token.or(case.factor), case.columns);
+        let back = parts.dequantize_row(&codes[codes_at], &scales[scales_at], of_token.or(case.factor), case.columns);
         for (&value, back) in values.iter().zip(back) {
             error += (f64::from(value) - f64::from(back)).powi(2);
             energy += f64::from(value).powi(2);

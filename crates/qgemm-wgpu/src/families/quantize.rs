@@ -182,7 +182,11 @@ struct QuantizeKernel {
 
 impl QuantizeKernel {
     /// What the dispatch of `rows` binds, and its parameters.
-    fn dispatch<'a>(&'a self, rows: &Range<usize>, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
+    fn dispatch<'a>(
+        &'a self,
+        rows: &Range<usize>,
+        operands: &'a Operands<'a>,
+    ) -> Result<Dispatch<'a, Params>, HalError> {
         use QuantizeOperand as O;
         let (shared, op, k) = (&self.shared, &self.op, self.op.columns);
         let words = |row_stride: u64| stride(op.rows, row_stride / WORD as u64);
