@@ -8,6 +8,7 @@ use qgemm_formats::{DType, Element, HostExperts, HostWeight};
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, DeviceId, DeviceInfo, Event, Stream};
 use qgemm_sched::TunedTable;
 
+use crate::attention::{Attention, AttentionPlan};
 use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
@@ -358,6 +359,32 @@ impl Context {
         let x: BufferRef<'_> = x.into();
         plan.run(&self.default_stream(), quantized.args(x))?;
         Ok(quantized)
+    }
+
+    /// Chooses kernels for `attention` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Attention, AttentionArgs, Context, DType, Keys, Queries};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One query of each of two sequences, with room for four keys each; one head of eight features.
+    /// let attention = Attention::new(DType::F32, 1, 1, 8, Queries::each(2, 1), Keys::lengths(4)).causal();
+    /// let plan = ctx.plan_attention(&attention)?;
+    /// let (q, k) = (ctx.upload(&[0.5f32; 2 * 8])?, ctx.upload(&[1.0f32; 2 * 4 * 8])?);
+    /// let values: Vec<f32> = (0..2 * 4 * 8).map(|i| (i / 8) as f32).collect();
+    /// let (v, lengths) = (ctx.upload(&values)?, ctx.upload(&[3u32, 1])?);
+    /// let mut d = ctx.allocate(2 * 8 * 4)?;
+    /// let args = AttentionArgs::new(&q, &k, &v, &mut d);
+    /// plan.run(&ctx.default_stream(), AttentionArgs { kv_lengths: Some((&lengths).into()), ..args })?;
+    /// let means: Vec<f32> = ctx.download(&d)?; // all keys are alike: the means of the values 0, 1, 2, and of 4
+    /// assert!(means[..8].iter().all(|v| (v - 1.0).abs() < 1e-6) && means[8..].iter().all(|v| *v == 4.0));
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the attention is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_attention(&self, attention: &Attention) -> Result<AttentionPlan, Error> {
+        AttentionPlan::new(&*self.device, &self.plans, attention)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

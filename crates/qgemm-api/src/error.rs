@@ -99,6 +99,46 @@ pub enum Error {
         /// Experts that it got.
         got: usize,
     },
+    /// Heads of queries cannot share heads of keys evenly.
+    #[error("{heads} heads over {kv_heads} heads of keys: expected heads of keys that divide the heads")]
+    HeadsNotShared {
+        /// Heads of queries.
+        heads: usize,
+        /// Heads of keys and values.
+        kv_heads: usize,
+    },
+    /// Kernels do not serve heads of so many features.
+    #[error("{name} = {got}: expected a multiple of {step} from {step} to {most}")]
+    HeadDim {
+        /// Of a query or a value.
+        name: &'static str,
+        /// What head dimensions are multiples of.
+        step: usize,
+        /// The largest.
+        most: usize,
+        /// What came.
+        got: usize,
+    },
+    /// A factor must be above 0.
+    #[error("{name} = {got}: expected a number above 0")]
+    NotPositive {
+        /// Which one.
+        name: &'static str,
+        /// What came.
+        got: f32,
+    },
+    /// Heads of an operand that is written share elements.
+    #[error("{operand}: heads of {columns} features overlap with strides of {token_stride} a token and {head_stride} a head")]
+    OverlappingHeads {
+        /// The operand.
+        operand: &'static str,
+        /// Elements from one token to the next.
+        token_stride: u64,
+        /// Elements from one head to the next.
+        head_stride: u64,
+        /// Features of a head.
+        columns: usize,
+    },
     /// A leading dimension is shorter than the row that it leads past.
     #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
     StrideTooSmall {

@@ -71,6 +71,7 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod attention;
 mod backends;
 mod context;
 mod convert;
@@ -94,6 +95,7 @@ mod tune;
 mod weight;
 mod workspace;
 
+pub use attention::{Attention, AttentionArgs, AttentionPlan, Keys, KvStrides, Queries};
 pub use backends::{DeviceChoice, DeviceListing, devices};
 pub use context::Context;
 pub use convert::{Conversion, ConversionArgs, ConversionPlan};
@@ -125,7 +127,7 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, HalError, MatmulLayout, Scoring, Stream, XPrecision,
+    ExpertGroups, HalError, MatmulLayout, KvFormat, Scoring, Stream, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -134,7 +136,7 @@ pub use qgemm_sched::SchedError;
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use crate::record::{
-        CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
+        CandidateRecord, CheckedAttention, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
         ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{

@@ -66,6 +66,11 @@ pub(crate) struct Extent {
 }
 
 impl Extent {
+    /// Of `bytes` bytes from a multiple of `alignment` on.
+    pub fn new(bytes: usize, alignment: usize) -> Self {
+        Self { bytes, alignment }
+    }
+
     /// Of `rows × columns` elements, whose extent [`Stored::check`] found to fit the address space.
     pub fn of(dense: &Dense, rows: usize, columns: usize) -> Self {
         let width = dense.dtype.bytes();

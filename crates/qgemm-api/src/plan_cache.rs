@@ -6,7 +6,8 @@ use std::hash::Hash;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use qgemm_hal::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Family, LaunchSequence, Operation,};
+use qgemm_hal::{
+    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Family, LaunchSequence, Operation,};
 use qgemm_sched::Preferences;
 
 use crate::gemm::LayerPlans;
@@ -38,6 +39,7 @@ pub(crate) struct PlanCaches {
     pub layers: LayerPlans,
     pub matmul: PlanCache<CheckedMatmul, Ready<CheckedMatmul>>,
     pub quantize: PlanCache<CheckedQuantize, Ready<CheckedQuantize>>,
+    pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod cliffs;
+mod attention;
 mod convert;
 mod experts;
 mod gemm;
@@ -45,7 +46,8 @@ pub struct Args {
     #[arg(long)]
     format: Option<FormatChoice>,
     /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert and quantize as RxC (rows x columns),
-    /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK; with a model only the
+    /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK, of attention as BxQxSxHxGxD (sequences x queries x keys of each x
+    /// heads x heads of keys x features of a head); with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -216,6 +218,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Routing => routing::subjects(args)?.into_iter().map(Work::Routing).collect(),
         Op::Matmul => matmul::subjects(args)?.into_iter().map(Work::Matmul).collect(),
         Op::Quantize => quantize::subjects(args)?.into_iter().map(Work::Quantize).collect(),
+        Op::Attention => attention::subjects(args)?.into_iter().map(Work::Attention).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -249,6 +252,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 progress.say(subject.to_string());
                 quantize::measure(&ctx, subject, bandwidth)?
             }
+            Work::Attention(subject) => {
+                progress.say(subject.to_string());
+                attention::measure(&ctx, args, subject, bandwidth)?
+            }
         };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
@@ -280,6 +287,7 @@ enum Work {
     Routing(routing::Subject),
     Matmul(matmul::Subject),
     Quantize(quantize::Subject),
+    Attention(attention::Subject),
 }
 
 impl Args {
@@ -313,6 +321,10 @@ impl Args {
             Op::Quantize => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op quantize`"
+            ),
+            Op::Attention => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op attention`"
             ),
         }
         let of_matmul = self.layout.is_some() || self.batch != 1;

@@ -23,6 +23,8 @@ pub enum Op {
     Matmul,
     /// Activations in a format of codes and scales.
     Quantize,
+    /// Means of values, weighed by how keys match queries.
+    Attention,
 }
 
 impl Op {
@@ -35,6 +37,7 @@ impl Op {
             Op::Routing => "routing",
             Op::Matmul => "matmul",
             Op::Quantize => "quantize",
+            Op::Attention => "attention",
         }
     }
 
@@ -151,6 +154,21 @@ impl Sizes {
         match self.0[..] {
             [tokens, experts, top_k] => Ok([tokens, experts, top_k]),
             _ => bail!("`{self}` is no shape of routing: expected TxExK, such as 512x128x8"),
+        }
+    }
+}
+
+impl Sizes {
+    /// Sequences, queries and keys of each, heads of queries, heads of keys, and features of a head.
+    ///
+    /// # Errors
+    /// When there are not six, or the heads of keys do not divide the heads.
+    pub fn attention(&self) -> anyhow::Result<[usize; 6]> {
+        match self.0[..] {
+            [sequences, queries, keys, heads, kv_heads, dim] if heads % kv_heads == 0 => {
+                Ok([sequences, queries, keys, heads, kv_heads, dim])
+            }
+            _ => bail!("`{self}` is no shape of attention: expected BxQxSxHxGxD, such as 32x1x8192x32x8x128"),
         }
     }
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, MatmulLayout, Scoring, XFormat, emu};
+use qgemm_api::{Context, DType, MatmulLayout, KvFormat, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
+    AttentionCase, AttentionPlaces,    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
     Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
@@ -35,7 +35,8 @@ pub struct Args {
     #[arg(long, default_value = "all")]
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
-    /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK.
+    /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
+    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -225,6 +226,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Routing) => routing_shapes(args),
         (false, Op::Matmul) => matmul_shapes(args),
         (false, Op::Quantize) => quantize_shapes(args),
+        (false, Op::Attention) => attention_shapes(args),
     }
 }
 
@@ -338,6 +340,23 @@ fn quantize_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
             cases.extend(
                 DType::ALL.map(|from| -> Box<dyn TestCase> { Box::new(QuantizeCase::new(rows, columns, from, to)) }),
             );
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every type of queries and keys, in pages and without.
+fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
+        for dtype in DType::ALL {
+            let case = AttentionCase::new(&vec![(queries, keys); sequences], (heads, kv_heads), dim, dtype);
+            for kv in [KvFormat::Plain(dtype), KvFormat::E4M3] {
+                for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
+                    cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
+                }
+            }
         }
     }
     Ok(cases)

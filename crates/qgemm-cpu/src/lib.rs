@@ -39,6 +39,7 @@ use qgemm_hal::{Buffer, Device, DeviceId, DeviceInfo, HalError, HostMemory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 pub use device::CpuDevice;
+pub use families::attention::{ATTENTION, AttentionFamily};
 pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 pub use families::matmul::{MATMUL, MatmulFamily};

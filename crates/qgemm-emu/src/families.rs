@@ -4,10 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, convert_sequence, experts_sequence, gemm_sequence, matmul_sequence, quantize_sequence, routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, experts_sequence, gemm_sequence, matmul_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, BufferRef, Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig,
+    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig,
     ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
     Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig,
     Unsupported,
@@ -21,7 +21,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, quantize, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, quantize, attention, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -39,6 +39,9 @@ pub(crate) fn catalog() -> Catalog {
             ),
             quantize: Box::leak(
                 quantize.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedQuantize>).collect(),
+            ),
+            attention: Box::leak(
+                attention.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedAttention>).collect(),
             ),
         }
     })
@@ -166,6 +169,29 @@ impl Family<CheckedQuantize> for EmuFamily<CheckedQuantize> {
     }
 
     fn source_hash(&self, op: &CheckedQuantize, config: &QuantizeConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedAttention> for EmuFamily<CheckedAttention> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        attention_sequence(op, plan, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

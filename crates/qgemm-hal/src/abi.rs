@@ -377,6 +377,102 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// Sizes and choices of one `attention`: CUDA only; wgpu's kernels have the choices as constants.
+    pub struct AttentionShape {
+        /// Sequences.
+        pub sequences: u32,
+        /// Query tokens of all sequences.
+        pub tokens: u32,
+        /// Most query tokens of a sequence; all have as many where there are no offsets.
+        pub most_queries: u32,
+        /// Most keys of a sequence.
+        pub most_keys: u32,
+        /// Heads of queries.
+        pub heads: u32,
+        /// Heads of keys and values.
+        pub kv_heads: u32,
+        /// Features of a query and a key.
+        pub qk_dim: u32,
+        /// Features of a value.
+        pub v_dim: u32,
+        /// Pages of keys.
+        pub pages: u32,
+        /// Rows of a page.
+        pub page_size: u32,
+        /// Pages of a row of the block table; 0 where there is none.
+        pub table_width: u32,
+        /// Keys that a query sees at most; 2^32 - 1 where there is no window.
+        pub window: u32,
+        /// `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
+        pub flags: u32,
+        /// Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
+        pub dtype: u32,
+        /// Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
+        pub factor: f32,
+        /// The soft cap as an exponent to base 2.
+        pub soft_cap: f32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses, strides in elements and the cut of one kernel of `attention`: CUDA only.
+    pub struct AttentionPointers {
+        /// Queries.
+        pub q: u64,
+        /// Keys.
+        pub k: u64,
+        /// Values.
+        pub v: u64,
+        /// Factors of the heads of keys.
+        pub k_factors: u64,
+        /// Factors of the heads of values.
+        pub v_factors: u64,
+        /// Where the query tokens of each sequence begin.
+        pub q_offsets: u64,
+        /// Where the rows of keys of each sequence begin.
+        pub kv_offsets: u64,
+        /// How many keys each sequence has.
+        pub kv_lengths: u64,
+        /// The pages of each sequence.
+        pub block_table: u64,
+        /// Results.
+        pub d: u64,
+        /// Log-sum-exp.
+        pub lse: u64,
+        /// Partial results.
+        pub workspace: u64,
+        /// From one token of Q to the next.
+        pub q_token: u64,
+        /// From one head of Q to the next.
+        pub q_head: u64,
+        /// From one page of K to the next.
+        pub k_page: u64,
+        /// From one token of K to the next.
+        pub k_token: u64,
+        /// From one head of K to the next.
+        pub k_head: u64,
+        /// From one page of V to the next.
+        pub v_page: u64,
+        /// From one token of V to the next.
+        pub v_token: u64,
+        /// From one head of V to the next.
+        pub v_head: u64,
+        /// From one token of D to the next.
+        pub d_token: u64,
+        /// From one head of D to the next.
+        pub d_head: u64,
+        /// Parts that the keys of a sequence are cut into at most.
+        pub parts: u32,
+        /// Keys of a part.
+        pub part_keys: u32,
+        /// CTAs for the queries of a sequence and a head of keys.
+        pub row_ctas: u32,
+        /// Shift that divides by the rows of a page; 32 where these are no power of two.
+        pub page_shift: u32,
+    }
+}
+
+abi_struct! {
     /// Rows of blocks to rearrange into a packed layout: CUDA only.
     pub struct RepackParams {
         /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
@@ -531,6 +627,25 @@ pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
 /// [`MatmulShape::flags`]: what D held is added to.
 pub const FLAG_ACCUMULATES: u32 = 1 << 19;
 
+/// [`AttentionShape::flags`]: a query sees no later keys.
+pub const FLAG_CAUSAL: u32 = 1 << 19;
+/// [`AttentionShape::flags`]: products are bounded.
+pub const FLAG_SOFT_CAP: u32 = 1 << 20;
+/// [`AttentionShape::flags`]: offsets say which queries a sequence has.
+pub const FLAG_Q_OFFSETS: u32 = 1 << 21;
+/// [`AttentionShape::flags`]: offsets say which rows of keys a sequence has.
+pub const FLAG_KV_OFFSETS: u32 = 1 << 22;
+/// [`AttentionShape::flags`]: lengths say how many keys a sequence has.
+pub const FLAG_KV_LENGTHS: u32 = 1 << 23;
+/// [`AttentionShape::flags`]: the log-sum-exp is written.
+pub const FLAG_LSE: u32 = 1 << 24;
+/// [`AttentionShape::flags`]: eight features of Q are loaded at once.
+pub const FLAG_Q_ALIGNED: u32 = 1 << 25;
+/// [`AttentionShape::flags`]: eight features of K and of V are loaded at once.
+pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
+/// [`AttentionShape::flags`]: eight features of D are stored at once.
+pub const FLAG_D_ALIGNED: u32 = 1 << 27;
+
 /// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
@@ -556,6 +671,15 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("COUNTS", FLAG_COUNTS),
     ("GIVEN_IDS", FLAG_GIVEN_IDS),
     ("ACCUMULATES", FLAG_ACCUMULATES),
+    ("CAUSAL", FLAG_CAUSAL),
+    ("SOFT_CAP", FLAG_SOFT_CAP),
+    ("Q_OFFSETS", FLAG_Q_OFFSETS),
+    ("KV_OFFSETS", FLAG_KV_OFFSETS),
+    ("KV_LENGTHS", FLAG_KV_LENGTHS),
+    ("LSE", FLAG_LSE),
+    ("Q_ALIGNED", FLAG_Q_ALIGNED),
+    ("KV_ALIGNED", FLAG_KV_ALIGNED),
+    ("D_ALIGNED", FLAG_D_ALIGNED),
 ];
 
 /// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
@@ -596,6 +720,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     MatmulPointers::ABI,
     QuantizeShape::ABI,
     QuantizePointers::ABI,
+    AttentionShape::ABI,
+    AttentionPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCheck::ABI,

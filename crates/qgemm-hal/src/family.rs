@@ -5,7 +5,7 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operation};
+use crate::op::{CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operation};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -42,6 +42,8 @@ pub type MatmulFamilies = &'static [&'static dyn Family<CheckedMatmul>];
 
 /// Families of `quantize`.
 pub type QuantizeFamilies = &'static [&'static dyn Family<CheckedQuantize>];
+/// Families of `attention`.
+pub type AttentionFamilies = &'static [&'static dyn Family<CheckedAttention>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,6 +60,8 @@ pub struct Catalog {
     pub matmul: MatmulFamilies,
     /// Activations in a format of codes and scales.
     pub quantize: QuantizeFamilies,
+    /// Means of values, weighed by how keys match queries.
+    pub attention: AttentionFamilies,
 }
 
 impl Catalog {
@@ -66,6 +70,6 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul), names(self.quantize)]
+        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul), names(self.quantize), names(self.attention)]
     }
 }

@@ -10,6 +10,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use crate::caps::Variant;
+use crate::op::attention::AttentionSpec;
 use crate::op::convert::ConvertSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
@@ -55,6 +56,8 @@ pub enum Spec {
     Matmul(MatmulSpec),
     /// Activations in a format of codes and scales.
     Quantize(QuantizeSpec),
+    /// Means of values, weighed by how keys match queries.
+    Attention(AttentionSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -87,6 +90,7 @@ impl KernelId {
             Spec::Routing(_) => "routing",
             Spec::Matmul(_) => "matmul",
             Spec::Quantize(_) => "quantize",
+            Spec::Attention(_) => "attention",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -116,6 +120,7 @@ impl fmt::Display for KernelId {
             Spec::Routing(spec) => spec.fmt(f),
             Spec::Matmul(spec) => spec.fmt(f),
             Spec::Quantize(spec) => spec.fmt(f),
+            Spec::Attention(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -138,6 +143,7 @@ impl FromStr for KernelId {
             "routing" => keys.parse().map(Spec::Routing),
             "matmul" => keys.parse().map(Spec::Matmul),
             "quantize" => keys.parse().map(Spec::Quantize),
+            "attention" => keys.parse().map(Spec::Attention),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -259,6 +265,7 @@ mod tests {
 
     use super::*;
     use crate::op::matmul::MatmulLayout;
+    use crate::op::attention::KvFormat;
     use crate::op::routing::RoutingStep;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {
@@ -302,6 +309,10 @@ mod tests {
             let main_loop = Name::new("sm80_cp_async");
             let spec = MatmulSpec { main_loop, a: DType::BF16, b: DType::F32, layout, m: 128, n: 64, k: 32 };
             ids.push(KernelId::new("matmul", Some(Variant::Sm80), Spec::Matmul(spec)));
+        }
+        for kv in KvFormat::ALL {
+            let spec = AttentionSpec { step: Name::new("attend"), kv, qk: 192, v: 128, rows: 64, keys: 32 };
+            ids.push(KernelId::new("attention_mma", Some(Variant::Sm80), Spec::Attention(spec)));
         }
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {

@@ -18,13 +18,14 @@ use crate::family::{Catalog, Family};
 use crate::host_memory::HostMemory;
 use crate::host_stream::{HostEvent, HostStream};
 use crate::kernel_id::{KernelId, Name, Spec};
+use crate::op::attention::{AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec};
 use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
-use crate::op::{CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operand, OperandDesc};
+use crate::op::{CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operand, OperandDesc};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -138,7 +139,7 @@ impl Device for NoopDevice {
     fn catalog(&self) -> Catalog {
         Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
             matmul: &[&NoopFamily],,
-            quantize: &[&NoopFamily], }
+            quantize: &[&NoopFamily],, attention: &[&NoopFamily] }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -324,6 +325,41 @@ impl Family<CheckedQuantize> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedQuantize, _: &QuantizeConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedAttention> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedAttention, _info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
+        let spec = AttentionSpec { step: Name::new("attend"), kv: op.kv, qk, v, rows: 1, keys: 1 };
+        Ok(vec![AttentionConfig {
+            kernel: KernelId::new("noop", None, Spec::Attention(spec)),
+            launches: 1,
+            parts: 1,
+            part_keys: op.most_keys as u32,
+            // Many queries have a workspace, so that layers above can be tested with one.
+            workspace_bytes: if op.tokens > 64 { 1024 } else { 0 },
+            math: Math::FmaF32,
+            padding: 1.0,
+            efficiency: (1000, 1000),
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<AttentionOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, _: &AttentionConfig) -> u64 {
         0
     }
 }

@@ -3,11 +3,13 @@
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
 //! [`convert::choose`], [`routing::choose`] and [`quantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
-//! experts of equal load; [`matmul::choose`] also cuts K.
+//! experts of equal load; [`matmul::choose`] also cuts K;
+//! [`attention::choose`] what moves and multiplies in the least time.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
 mod candidates;
+pub mod attention;
 pub mod convert;
 mod error;
 pub mod experts;

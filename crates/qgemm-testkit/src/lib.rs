@@ -14,6 +14,7 @@
 #![deny(missing_docs)]
 
 mod activations;
+mod attention;
 mod compare;
 mod conformance;
 mod convert;
@@ -29,6 +30,7 @@ mod routing;
 mod suite;
 mod weights;
 
+pub use attention::{AttentionCase, AttentionPlaces, AttentionValues, run_attention};
 pub use activations::{ActivationKind, activations};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};

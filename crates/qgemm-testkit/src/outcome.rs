@@ -68,6 +68,8 @@ pub enum Failure {
     WrongBits(WrongBits),
     /// A token has other experts or weights than it must have, or the status says otherwise.
     Misrouted(String),
+    /// A log-sum-exp is further off than it may be; rows are queries, columns heads.
+    WrongLogSumExp(Mismatch),
     /// This byte outside of D's rows, counted from the start of the buffer, was written.
     WroteOutside(usize),
     /// A second run gave other bits, first in this byte.
@@ -158,6 +160,7 @@ impl fmt::Display for Failure {
             Failure::NotExact(bad) => write!(f, "not exact: {bad}"),
             Failure::WrongBits(wrong) => write!(f, "wrong bits: {wrong}"),
             Failure::Misrouted(why) => write!(f, "misrouted: {why}"),
+            Failure::WrongLogSumExp(bad) => write!(f, "wrong log-sum-exp: {bad}"),
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),
             Failure::NotRepeatable(byte) => write!(f, "a second run differs, first in byte {byte}"),
             Failure::WrongStatus { expected, got } => write!(f, "reported `{got}` of its index, expected `{expected}`"),

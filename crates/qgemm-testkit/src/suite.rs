@@ -12,6 +12,7 @@ use crate::gemm::GemmSuite;
 use crate::matmul::MatmulSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
+use crate::attention::AttentionSuite;
 use crate::routing::RoutingSuite;
 
 /// One case of an operation, as data. Its text names all that decides it.
@@ -67,7 +68,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

@@ -55,6 +55,8 @@ const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
 const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
 const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 
+const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
+
 /// Texts of products that families share.
 const COMMON: [&str; 22] = [
     ABI,
@@ -97,6 +99,9 @@ pub(crate) const ROUTING_TEXTS: [&str; 8] =
 
 /// All texts of quantizing.
 pub(crate) const QUANTIZE_TEXTS: [&str; 7] = [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE];
+
+/// All texts of attentions.
+pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -284,6 +289,14 @@ pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> 
     Shader { source, prelude }
 }
 
+/// The shader of an attention with these constants.
+pub(crate) fn compose_attention(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
+    let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
+    let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
+    let prelude = words.chain(choices).collect::<Vec<_>>().join("\n");
+    Shader { source: [prelude.as_str(), NUMBERS, ATTENTION].join("\n"), prelude }
+}
+
 fn prelude(constants: &[(&'static str, u32)]) -> String {
     constants.iter().copied().chain(modes::constants()).fold(String::new(), |mut text, (name, value)| {
         let _ = writeln!(text, "const {name}: u32 = {value}u;");
@@ -367,6 +380,9 @@ mod tests {
             validate(&shader.writable().source, "a conversion within a buffer");
         }
         validate(&compose_matmul(&crate::families::matmul::CONSTANTS).source, "a product of two matrices");
+        for shader in crate::families::attention::all_shaders() {
+            validate(&shader.source, "an attention");
+        }
         for (step, threads) in RoutingStep::ALL.map(|step| (step, if step == RoutingStep::TopK { 64 } else { 256 })) {
             validate(&compose_routing(step, threads).source, step.name());
         }

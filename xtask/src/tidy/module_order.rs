@@ -50,6 +50,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "routing",
             "matmul",
             "quantize",
+            "attention",
             "gemm",
             "experts",
             "block_scaled",

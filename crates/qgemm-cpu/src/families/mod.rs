@@ -1,5 +1,6 @@
 //! The kernel families of the CPU, a module an operation.
 
+pub mod attention;
 pub mod convert;
 pub mod experts;
 pub mod gemm;

@@ -72,7 +72,7 @@ impl Function for GeluErf {
 /// `exp(x)` for x ≤ 0, within 1e-7. It is 0 below −87, where results would leave the normal numbers. The polynomial is the
 /// minimax one for |r| up to ln(2) / 2.
 #[inline(always)]
-unsafe fn exp_nonpositive<V: Vector>(x: V::Floats) -> V::Floats {
+pub(super) unsafe fn exp_nonpositive<V: Vector>(x: V::Floats) -> V::Floats {
     // Its sum with a small number is that number rounded to an integer, in the lowest bits.
     const ROUND: f32 = 12_582_912.0;
     // SAFETY: the caller's promise.

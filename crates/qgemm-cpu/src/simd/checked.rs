@@ -125,6 +125,31 @@ impl Simd {
         unsafe { (self.finish)(how, token, sums) }
     }
 
+    /// `out[row][key] = q[row] · k[key]`, of rows of `width` columns, which are whole vectors.
+    pub fn match_keys(&self, q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
+        assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
+        assert!(q.len().is_multiple_of(width) && k.len().is_multiple_of(width), "rows are whole");
+        assert_eq!(out.len(), q.len() / width * (k.len() / width), "every query has a product with every key");
+        // SAFETY: as in `decode`.
+        unsafe { (self.match_keys)(q, k, width, out) }
+    }
+
+    /// Makes `exp(score − most)` of every score, none of which is above `most`, and returns their sum; of NaN, NaN.
+    pub fn exponentials(&self, scores: &mut [f32], most: f32) -> f32 {
+        assert!(scores.len().is_multiple_of(LANES), "scores are whole vectors");
+        // SAFETY: as in `decode`.
+        unsafe { (self.exponentials)(scores, most) }
+    }
+
+    /// `sums[row] += Σ weights[row][key] · v[key]`, of rows of `width` columns, which are whole vectors.
+    pub fn add_values(&self, weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
+        assert!(width > 0 && width.is_multiple_of(LANES), "rows are whole vectors");
+        assert!(v.len().is_multiple_of(width) && sums.len().is_multiple_of(width), "rows are whole");
+        assert_eq!(weights.len(), v.len() / width * (sums.len() / width), "every row has a weight for every key");
+        // SAFETY: as in `decode`.
+        unsafe { (self.add_values)(weights, v, width, sums) }
+    }
+
     /// `sums[token][row] += Σ w[tile][column][lane] · x[token][column]` for `tokens` tokens, at most [`Simd::tokens`], and all
     /// tiles of a block. Rows of `x` are `stride` apart.
     pub fn multiply(&self, tokens: usize, w: &[f32], x: &[f32], stride: usize, columns: usize, sums: &mut [f32]) {

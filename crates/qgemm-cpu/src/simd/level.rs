@@ -14,6 +14,9 @@ macro_rules! level {
             to_f32,
             quantize,
             finish,
+            match_keys,
+            exponentials,
+            add_values,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
             multiply_codes: [
@@ -73,6 +76,30 @@ macro_rules! level {
         ) {
             // SAFETY: the caller's promise.
             unsafe { crate::simd::epilogue::finish::<$vector>(how, token, sums) }
+        }
+
+        /// # Safety
+        /// As of `attention::match_keys`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn match_keys(q: &[f32], k: &[f32], width: usize, out: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::attention::match_keys::<$vector>(q, k, width, out) }
+        }
+
+        /// # Safety
+        /// As of `attention::exponentials`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn exponentials(scores: &mut [f32], most: f32) -> f32 {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::attention::exponentials::<$vector>(scores, most) }
+        }
+
+        /// # Safety
+        /// As of `attention::add_values`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add_values(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::attention::add_values::<$vector>(weights, v, width, sums) }
         }
 
         /// # Safety

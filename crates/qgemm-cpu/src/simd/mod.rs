@@ -2,6 +2,7 @@
 //! with a few quantized tokens. One file a level.
 
 mod activation;
+mod attention;
 mod checked;
 mod codes;
 mod dense;
@@ -77,6 +78,13 @@ type UnpackCodes = unsafe fn(layout: &PackedLayout, k_tiles: &[u8], out: &mut [u
 /// [`dot::multiply_codes`] of a level, for a fixed number of tokens and shape of codes.
 type MultiplyCodes = unsafe fn(at: &Operands<'_>, sums: &mut [f32]);
 
+/// [`attention::match_keys`] of a level.
+type MatchKeys = unsafe fn(q: &[f32], k: &[f32], width: usize, out: &mut [f32]);
+/// [`attention::exponentials`] of a level.
+type Exponentials = unsafe fn(scores: &mut [f32], most: f32) -> f32;
+/// [`attention::add_values`] of a level.
+type AddValues = unsafe fn(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]);
+
 /// The kernels of one level.
 #[derive(Debug)]
 pub struct Simd {
@@ -88,6 +96,9 @@ pub struct Simd {
     to_f32: ToF32,
     quantize: Quantize,
     finish: Finish,
+    match_keys: MatchKeys,
+    exponentials: Exponentials,
+    add_values: AddValues,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
     /// For every shape of packed codes.

@@ -294,6 +294,98 @@ static_assert(QG_OFFSET_OF(QuantizePointers, scales_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, sums_row) == 80, "layout");
 static_assert(sizeof(QuantizePointers) == 88, "layout");
 
+struct AttentionShape {
+    u32 sequences;  // Sequences.
+    u32 tokens;  // Query tokens of all sequences.
+    u32 most_queries;  // Most query tokens of a sequence; all have as many where there are no offsets.
+    u32 most_keys;  // Most keys of a sequence.
+    u32 heads;  // Heads of queries.
+    u32 kv_heads;  // Heads of keys and values.
+    u32 qk_dim;  // Features of a query and a key.
+    u32 v_dim;  // Features of a value.
+    u32 pages;  // Pages of keys.
+    u32 page_size;  // Rows of a page.
+    u32 table_width;  // Pages of a row of the block table; 0 where there is none.
+    u32 window;  // Keys that a query sees at most; 2^32 - 1 where there is no window.
+    u32 flags;  // `CAUSAL`, `SOFT_CAP`, `Q_OFFSETS`, `KV_OFFSETS`, `KV_LENGTHS`, `LSE`, `Q_ALIGNED`, `KV_ALIGNED` and `D_ALIGNED` of the `FLAG_` constants.
+    u32 dtype;  // Element type of Q and D (0 = f32, 1 = f16, 2 = bf16).
+    float factor;  // Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
+    float soft_cap;  // The soft cap as an exponent to base 2.
+};
+static_assert(QG_OFFSET_OF(AttentionShape, sequences) == 0, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, tokens) == 4, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, most_queries) == 8, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, most_keys) == 12, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, heads) == 16, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, kv_heads) == 20, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, qk_dim) == 24, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, v_dim) == 28, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, pages) == 32, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, page_size) == 36, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, table_width) == 40, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, window) == 44, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, flags) == 48, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, dtype) == 52, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, factor) == 56, "layout");
+static_assert(QG_OFFSET_OF(AttentionShape, soft_cap) == 60, "layout");
+static_assert(sizeof(AttentionShape) == 64, "layout");
+
+struct AttentionPointers {
+    u64 q;  // Queries.
+    u64 k;  // Keys.
+    u64 v;  // Values.
+    u64 k_factors;  // Factors of the heads of keys.
+    u64 v_factors;  // Factors of the heads of values.
+    u64 q_offsets;  // Where the query tokens of each sequence begin.
+    u64 kv_offsets;  // Where the rows of keys of each sequence begin.
+    u64 kv_lengths;  // How many keys each sequence has.
+    u64 block_table;  // The pages of each sequence.
+    u64 d;  // Results.
+    u64 lse;  // Log-sum-exp.
+    u64 workspace;  // Partial results.
+    u64 q_token;  // From one token of Q to the next.
+    u64 q_head;  // From one head of Q to the next.
+    u64 k_page;  // From one page of K to the next.
+    u64 k_token;  // From one token of K to the next.
+    u64 k_head;  // From one head of K to the next.
+    u64 v_page;  // From one page of V to the next.
+    u64 v_token;  // From one token of V to the next.
+    u64 v_head;  // From one head of V to the next.
+    u64 d_token;  // From one token of D to the next.
+    u64 d_head;  // From one head of D to the next.
+    u32 parts;  // Parts that the keys of a sequence are cut into at most.
+    u32 part_keys;  // Keys of a part.
+    u32 row_ctas;  // CTAs for the queries of a sequence and a head of keys.
+    u32 page_shift;  // Shift that divides by the rows of a page; 32 where these are no power of two.
+};
+static_assert(QG_OFFSET_OF(AttentionPointers, q) == 0, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_factors) == 32, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_offsets) == 40, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, kv_offsets) == 48, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, kv_lengths) == 56, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, block_table) == 64, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d) == 72, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, lse) == 80, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, workspace) == 88, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_token) == 96, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_head) == 104, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_page) == 112, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_token) == 120, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_head) == 128, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_page) == 136, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_token) == 144, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_head) == 152, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d_token) == 160, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d_head) == 168, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 176, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 180, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 184, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 188, "layout");
+static_assert(sizeof(AttentionPointers) == 192, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -400,6 +492,15 @@ constexpr u32 QG_FLAG_LISTS = 65536;
 constexpr u32 QG_FLAG_COUNTS = 131072;
 constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
 constexpr u32 QG_FLAG_ACCUMULATES = 524288;
+constexpr u32 QG_FLAG_CAUSAL = 524288;
+constexpr u32 QG_FLAG_SOFT_CAP = 1048576;
+constexpr u32 QG_FLAG_Q_OFFSETS = 2097152;
+constexpr u32 QG_FLAG_KV_OFFSETS = 4194304;
+constexpr u32 QG_FLAG_KV_LENGTHS = 8388608;
+constexpr u32 QG_FLAG_LSE = 16777216;
+constexpr u32 QG_FLAG_Q_ALIGNED = 33554432;
+constexpr u32 QG_FLAG_KV_ALIGNED = 67108864;
+constexpr u32 QG_FLAG_D_ALIGNED = 134217728;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

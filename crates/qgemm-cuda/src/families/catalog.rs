@@ -6,6 +6,7 @@ use qgemm_hal::{
     Variant,
 };
 
+use super::attention;
 use super::convert::Convert;
 use super::experts::ExpertProducts;
 use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
@@ -19,7 +20,8 @@ use crate::arch;
 pub static CATALOG: Catalog =
     Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert], experts: &[&ExpertProducts], routing: &[&Routing],
     matmul: &[&Matmul],,
-    quantize: &[&Quantize], };
+    quantize: &[&Quantize],,
+    attention: attention::FAMILIES, };
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.
 #[derive(Debug)]

@@ -1,5 +1,6 @@
 //! The kernel families of the CUDA backend, and the list of all their kernels.
 
+mod attention;
 mod block_scaled;
 mod catalog;
 mod convert;
@@ -16,6 +17,7 @@ mod routing;
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
 
+pub use attention::attention_sequence;
 pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
 pub use catalog::CATALOG;
 pub use convert::convert_sequence;
@@ -44,6 +46,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(routing::specs(variant))
         .chain(matmul::specs(variant))
         .chain(quantize::specs(variant))
+        .chain(attention::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

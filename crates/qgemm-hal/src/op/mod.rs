@@ -3,6 +3,7 @@
 //! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`]): the API has validated it, backends trust it. Its
 //! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
 
+pub mod attention;
 pub mod convert;
 mod dense;
 pub mod experts;
@@ -14,6 +15,7 @@ pub mod routing;
 
 use std::fmt;
 
+pub use attention::CheckedAttention;
 pub use convert::CheckedConvert;
 pub use dense::Dense;
 pub use experts::CheckedExperts;

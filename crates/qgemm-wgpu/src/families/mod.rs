@@ -1,5 +1,6 @@
 //! The kernel families of the backend: a module an operation.
 
+pub(crate) mod attention;
 pub(crate) mod convert;
 mod dispatch;
 pub(crate) mod experts;
@@ -26,6 +27,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     routing: routing::FAMILIES,
     matmul: matmul::FAMILIES,
     quantize: quantize::FAMILIES,
+    attention: attention::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -39,6 +41,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &routing::LISTS_INTERFACE,
     &matmul::INTERFACE,
     &quantize::INTERFACE,
+    &attention::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -58,6 +61,7 @@ const _: () = {
         &routing::LISTS_INTERFACE,
         &matmul::INTERFACE,
         &quantize::INTERFACE,
+        &attention::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

@@ -1,0 +1,371 @@
+//! [`Attention`]: heads, queries and keys, and their validation into a [`CheckedAttention`].
+
+use qgemm_formats::DType;
+use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
+use qgemm_hal::{CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, QueryLengths};
+
+use crate::error::Error;
+use crate::operand::WIDE_ACCESS;
+
+/// Most sequences, tokens, keys, pages and rows of one: kernels add two of them in 32 bits.
+const MOST: usize = i32::MAX as usize;
+/// Most heads.
+const MOST_HEADS: usize = 1 << 16;
+
+/// Which query tokens each sequence has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Queries {
+    sequences: usize,
+    tokens: usize,
+    lengths: QueryLengths,
+}
+
+impl Queries {
+    /// `count` of each of `sequences` sequences, one sequence after another.
+    pub fn each(sequences: usize, count: usize) -> Self {
+        Self { sequences, tokens: sequences.saturating_mul(count), lengths: QueryLengths::Each(count) }
+    }
+
+    /// Those from one offset to the next, of `tokens` query tokens: a run is given `sequences + 1` ascending u32 on the device
+    /// ([`AttentionArgs::q_offsets`](crate::AttentionArgs::q_offsets)). `most` is a bound for the tokens of one sequence; what one has
+    /// beyond it is not computed. Tokens of no sequence are not written.
+    pub fn offsets(sequences: usize, tokens: usize, most: usize) -> Self {
+        Self { sequences, tokens, lengths: QueryLengths::Offsets { most } }
+    }
+}
+
+/// Which keys and values each sequence has, and where.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keys {
+    most: usize,
+    places: KvPlaces,
+}
+
+impl Keys {
+    /// `count` of each sequence, one sequence after another.
+    pub fn each(count: usize) -> Self {
+        Self { most: count, places: KvPlaces::Pages { capacity: count, lengths: false } }
+    }
+
+    /// Room for `capacity` keys of each sequence, one sequence after another; a run is given how many there are
+    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), a u32 a sequence on the device.
+    pub fn lengths(capacity: usize) -> Self {
+        Self { most: capacity, places: KvPlaces::Pages { capacity, lengths: true } }
+    }
+
+    /// Rows from one offset to the next, of `rows` rows: a run is given ascending u32 on the device, one more than sequences
+    /// ([`AttentionArgs::kv_offsets`](crate::AttentionArgs::kv_offsets)). `most` is a bound for the keys of one sequence.
+    pub fn offsets(rows: usize, most: usize) -> Self {
+        Self { most, places: KvPlaces::Offsets { rows } }
+    }
+
+    /// Pages of `page_size` keys of a cache of `pages`; a run is given `width` u32 a sequence, the numbers of its pages in order
+    /// ([`AttentionArgs::block_table`](crate::AttentionArgs::block_table)), and how many keys there are
+    /// ([`AttentionArgs::kv_lengths`](crate::AttentionArgs::kv_lengths)), both on the device. Keys of pages that are none are not seen.
+    pub fn paged(pages: usize, page_size: usize, width: usize) -> Self {
+        Self { most: width.saturating_mul(page_size), places: KvPlaces::Table { pages, page_size, width } }
+    }
+
+    /// A bound for the keys of one sequence, below what there is room for: what one has beyond it is left out.
+    pub fn most(self, keys: usize) -> Self {
+        Self { most: self.most.min(keys), ..self }
+    }
+}
+
+/// Strides of keys or values, in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvStrides {
+    /// From one page, or sequence, to the next; of no meaning where keys lie at offsets.
+    pub page: u64,
+    /// From one token to the next.
+    pub token: u64,
+    /// From one head to the next.
+    pub head: u64,
+}
+
+/// Attention of query tokens to the keys of their sequences, described for [`Context::plan_attention`].
+///
+/// Query `i` of `q_len` in a sequence with `kv_len` keys sees keys `j < kv_len`; with [`causal`](Self::causal) only
+/// `j ≤ kv_len − q_len + i`, so that the last query sees all. The result is `Σ exp(s_j) v_j / Σ exp(s_j)` with
+/// `s_j = scale · (q · k_j)`, in f32. A query that sees no key, or none whose `s_j` is above −∞, gets zeros. Heads of queries share heads
+/// of keys in order: head `h` uses `h / (heads / kv_heads)`.
+///
+/// [`Context::plan_attention`]: crate::Context::plan_attention
+#[derive(Clone, Debug)]
+pub struct Attention {
+    dtype: DType,
+    kv: KvFormat,
+    heads: usize,
+    kv_heads: usize,
+    qk_dim: usize,
+    v_dim: usize,
+    queries: Queries,
+    keys: Keys,
+    q: Option<[u64; 2]>,
+    k: Option<KvStrides>,
+    v: Option<KvStrides>,
+    d: Option<[u64; 2]>,
+    alignment: usize,
+    causal: bool,
+    window: Option<usize>,
+    scale: Option<f32>,
+    soft_cap: Option<f32>,
+    lse: bool,
+    batch_invariant: bool,
+}
+
+impl Attention {
+    /// `heads` heads of `head_dim` features in `dtype`, whose keys and values have `kv_heads`, in `dtype` as well: Q and D
+    /// `[tokens, heads, head_dim]`, K and V `[keys, kv_heads, head_dim]`, of pages `[pages, page_size, kv_heads, head_dim]`. Not
+    /// causal, with a scale of `1 / √head_dim`.
+    pub fn new(
+        dtype: DType,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: usize,
+        queries: Queries,
+        keys: Keys,
+    ) -> Self {
+        Self {
+            dtype,
+            kv: KvFormat::Plain(dtype),
+            heads,
+            kv_heads,
+            qk_dim: head_dim,
+            v_dim: head_dim,
+            queries,
+            keys,
+            q: None,
+            k: None,
+            v: None,
+            d: None,
+            alignment: WIDE_ACCESS,
+            causal: false,
+            window: None,
+            scale: None,
+            soft_cap: None,
+            lse: false,
+            batch_invariant: false,
+        }
+    }
+
+    /// Features of a value and of a result, where they are not those of a query.
+    pub fn v_dim(mut self, features: usize) -> Self {
+        self.v_dim = features;
+        self
+    }
+
+    /// How keys and values are stored; E4M3 has a factor a head, which a run is given.
+    pub fn kv_format(mut self, format: KvFormat) -> Self {
+        self.kv = format;
+        self
+    }
+
+    /// Elements from one token of Q to the next, and from one head to the next.
+    pub fn q_strides(mut self, token: u64, head: u64) -> Self {
+        self.q = Some([token, head]);
+        self
+    }
+
+    /// How the keys lie.
+    pub fn k_strides(mut self, strides: KvStrides) -> Self {
+        self.k = Some(strides);
+        self
+    }
+
+    /// How the values lie.
+    pub fn v_strides(mut self, strides: KvStrides) -> Self {
+        self.v = Some(strides);
+        self
+    }
+
+    /// Elements from one token of D to the next, and from one head to the next; no two heads of tokens may overlap.
+    pub fn d_strides(mut self, token: u64, head: u64) -> Self {
+        self.d = Some([token, head]);
+        self
+    }
+
+    /// What the addresses of Q, K, V and D are multiples of, in bytes, at every run. 16 when not given.
+    pub fn alignment(mut self, bytes: usize) -> Self {
+        self.alignment = bytes;
+        self
+    }
+
+    /// A query sees no later keys: the last query of a sequence stands where its last key does.
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    /// A query sees at most the last `keys` keys up to its own position.
+    pub fn window(mut self, keys: usize) -> Self {
+        self.window = Some(keys);
+        self
+    }
+
+    /// Factor of products, in place of `1 / √head_dim`.
+    pub fn scale(mut self, factor: f32) -> Self {
+        self.scale = Some(factor);
+        self
+    }
+
+    /// Bounds what the exponential is taken of: `cap · tanh(s / cap)`.
+    pub fn soft_cap(mut self, cap: f32) -> Self {
+        self.soft_cap = Some(cap);
+        self
+    }
+
+    /// Also writes `ln Σ exp(s_j)`, f32 `[tokens, heads]`; −∞ where no key is seen.
+    pub fn log_sum_exp(mut self) -> Self {
+        self.lse = true;
+        self
+    }
+
+    /// The bits of a sequence's results depend on neither the number nor the lengths of the others, among plans with the same bounds
+    /// for queries and keys: keys are cut into parts of a fixed length.
+    pub fn batch_invariant(mut self) -> Self {
+        self.batch_invariant = true;
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedAttention, Error> {
+        let Queries { sequences, tokens, lengths } = self.queries;
+        let Keys { most, places } = self.keys;
+        let (pages, rows, width) = match places {
+            KvPlaces::Offsets { rows } => (1, rows, 0),
+            KvPlaces::Pages { capacity, .. } => (sequences, capacity, 0),
+            KvPlaces::Table { pages, page_size, width } => (pages, page_size, width),
+        };
+        let has_table = matches!(places, KvPlaces::Table { .. });
+        let sizes = [
+            ("heads", self.heads, 1, MOST_HEADS),
+            ("heads of keys", self.kv_heads, 1, MOST_HEADS),
+            ("sequences", sequences, 0, MOST),
+            ("tokens", tokens, 0, MOST),
+            ("queries of a sequence", most_queries(lengths), 0, MOST),
+            ("keys of a sequence", most, 0, MOST),
+            ("pages", pages, 0, MOST),
+            ("rows of a page", rows, usize::from(has_table), MOST),
+            ("pages of a sequence", width, 0, MOST),
+        ];
+        for (name, got, least, most) in sizes {
+            if !(least..=most).contains(&got) {
+                return Err(Error::OutOfRange { name, least, most, got });
+            }
+        }
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return Err(Error::HeadsNotShared { heads, kv_heads });
+        }
+        for (name, got) in [("features of a query", self.qk_dim), ("features of a value", self.v_dim)] {
+            if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(HEAD_DIM_STEP) {
+                return Err(Error::HeadDim { name, step: HEAD_DIM_STEP, most: MOST_HEAD_DIM, got });
+            }
+        }
+        let scale = self.scale.unwrap_or(1.0 / (self.qk_dim as f32).sqrt());
+        for (name, got) in [("scale", scale), ("soft cap", self.soft_cap.unwrap_or(1.0))] {
+            if !got.is_finite() {
+                return Err(Error::NonFiniteScalar { name, got });
+            }
+        }
+        if let Some(got) = self.soft_cap.filter(|cap| *cap <= 0.0) {
+            return Err(Error::NotPositive { name: "soft cap", got });
+        }
+        let of_tokens = |name, strides: Option<[u64; 2]>, columns| {
+            let [token, head] = strides.unwrap_or([(heads * columns) as u64, columns as u64]);
+            let rows = HeadsOf { name, heads, columns, width: self.dtype.bytes(), vector: WIDE_ACCESS };
+            rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
+        };
+        let of_keys = |name, strides: Option<KvStrides>, columns: usize| {
+            let row = (kv_heads * columns) as u64;
+            let natural = KvStrides { page: row * rows as u64, token: row, head: columns as u64 };
+            let KvStrides { page, token, head } = strides.unwrap_or(natural);
+            let (width, vector) = (self.kv.bytes(), self.kv.vector_bytes());
+            let rows_of = HeadsOf { name, heads: kv_heads, columns, width, vector };
+            rows_of.check([page, token, head], [pages, rows], self.alignment)
+        };
+        let op = CheckedAttention {
+            sequences,
+            tokens,
+            queries: lengths,
+            most_keys: most,
+            places,
+            heads,
+            kv_heads,
+            qk_dim: self.qk_dim,
+            v_dim: self.v_dim,
+            dtype: self.dtype,
+            kv: self.kv,
+            q: of_tokens("q", self.q, self.qk_dim)?,
+            k: of_keys("k", self.k, self.qk_dim)?,
+            v: of_keys("v", self.v, self.v_dim)?,
+            d: of_tokens("d", self.d, self.v_dim)?,
+            causal: self.causal,
+            window: self.window,
+            scale,
+            soft_cap: self.soft_cap,
+            lse: self.lse,
+            batch_invariant: self.batch_invariant,
+        };
+        if !op.d.is_injective(tokens, heads, self.v_dim) {
+            let HeadRows { token_stride, head_stride, .. } = op.d;
+            return Err(Error::OverlappingHeads { operand: "d", token_stride, head_stride, columns: self.v_dim });
+        }
+        Ok(op)
+    }
+}
+
+fn most_queries(lengths: QueryLengths) -> usize {
+    match lengths {
+        QueryLengths::Each(most) | QueryLengths::Offsets { most } => most,
+    }
+}
+
+/// Heads of an operand.
+struct HeadsOf {
+    name: &'static str,
+    heads: usize,
+    columns: usize,
+    /// Bytes of an element.
+    width: usize,
+    /// Bytes that kernels load at once.
+    vector: usize,
+}
+
+impl HeadsOf {
+    /// Rows with these strides of pages, tokens and heads, of so many pages and rows of each.
+    fn check(
+        &self,
+        [page, token, head]: [u64; 3],
+        [pages, rows]: [usize; 2],
+        alignment: usize,
+    ) -> Result<KvRows, Error> {
+        let &HeadsOf { name: operand, heads, columns, width, vector } = self;
+        if !alignment.is_power_of_two() || alignment < width {
+            return Err(Error::Misaligned { operand, expected: width, got: alignment });
+        }
+        let bytes = extent_bytes([page, token, head], [pages, rows, heads], columns, width);
+        if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return Err(Error::ExtentOverflow { operand, rows: rows as u64, row_stride: token });
+        }
+        // The stride of what there is one of plays no part.
+        let strides = [(page, pages), (token, rows), (head, heads)];
+        let strides = strides.map(|(stride, count)| if count > 1 { stride } else { 0 });
+        let whole = |stride: u64| stride.checked_mul(width as u64).is_some_and(|b| b.is_multiple_of(vector as u64));
+        let aligned = alignment >= vector && strides.into_iter().all(whole);
+        let [page_stride, token_stride, head_stride] = strides;
+        Ok(KvRows { page_stride, rows: HeadRows { token_stride, head_stride, aligned } })
+    }
+}
+
+/// Bytes from the first to the last element of so many pages, rows and heads; `None` when the count overflows.
+pub(super) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, width: usize) -> Option<u64> {
+    if counts.contains(&0) {
+        return Some(0);
+    }
+    let last = strides.iter().zip(counts).try_fold(0u64, |sum, (stride, count)| {
+        sum.checked_add(stride.checked_mul(count as u64 - 1)?)
+    })?;
+    last.checked_add(columns as u64)?.checked_mul(width as u64)
+}

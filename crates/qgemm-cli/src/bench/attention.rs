@@ -1,0 +1,110 @@
+//! `qgemm bench --op attention`.
+
+use std::fmt;
+
+use qgemm_api::{Attention, AttentionArgs, Buffer, Context, DType, Keys, KvFormat, Queries};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Sequences, queries and keys of each, heads, heads of keys and features of a head, unless others are asked for.
+const SHAPES: [[usize; 6]; 4] =
+    [[1, 1, 8192, 32, 8, 128], [32, 1, 8192, 32, 8, 128], [1, 4096, 4096, 32, 8, 128], [1, 16384, 16384, 32, 8, 128]];
+
+/// A causal attention to measure.
+pub struct Subject {
+    shape: [usize; 6],
+    kv: KvFormat,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} kv={}", self.name(), self.kv)
+    }
+}
+
+/// Every shape, with keys and values of the type of the queries, and for one query in E4M3.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<[usize; 6]> = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.attention()).collect::<anyhow::Result<_>>()?,
+    };
+    let kinds = |shape: [usize; 6]| {
+        let plain = Subject { shape, kv: KvFormat::Plain(args.x_dtype) };
+        let e4m3 = (shape[1] == 1).then_some(Subject { shape, kv: KvFormat::E4M3 });
+        std::iter::once(plain).chain(e4m3)
+    };
+    Ok(shapes.into_iter().flat_map(kinds).collect())
+}
+
+impl Subject {
+    fn name(&self) -> String {
+        self.shape.map(|size| size.to_string()).join("x")
+    }
+}
+
+/// So many numbers below 1 in magnitude, as bytes of a format.
+fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
+    // Of E4M3, numbers between 2^-3 and 1/4 of both signs.
+    let code = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8 & 0x87 | 0x20;
+    match kv {
+        KvFormat::Plain(dtype) => {
+            let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+            dtype.encode(&(0..count).map(value).collect::<Vec<_>>())
+        }
+        _ => (0..count).map(code).collect(),
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of keys and values in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let [sequences, queries, keys, heads, kv_heads, dim] = subject.shape;
+    let dtype: DType = args.x_dtype;
+    let attention =
+        Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), Keys::each(keys))
+            .kv_format(subject.kv)
+            .causal();
+    let plan = ctx.plan_attention(&attention)?;
+    let of_keys = numbers(subject.kv, sequences * keys * kv_heads * dim);
+    let places: Vec<usize> = (0..copies(ctx, 2 * of_keys.len())).collect();
+    let upload = |_: &usize| Ok::<_, qgemm_api::Error>((ctx.upload(&of_keys)?, ctx.upload(&of_keys)?));
+    let kv: Vec<(Buffer, Buffer)> = places.iter().map(upload).collect::<Result<_, _>>()?;
+    let of_queries = sequences * queries * heads * dim;
+    let q = ctx.upload(&numbers(KvFormat::Plain(dtype), of_queries))?;
+    let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
+    let mut d = ctx.allocate(of_queries * dtype.bytes())?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let (k, v) = &kv[place];
+        let factors = subject.kv.has_factors().then(|| (&factors).into());
+        let args = AttentionArgs::new(&q, k, v, &mut d);
+        let args = AttentionArgs { k_factors: factors, v_factors: factors, ..args };
+        plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: subject.name(),
+        format: subject.kv.to_string(),
+        x_dtype: dtype.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: plan.flops() / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

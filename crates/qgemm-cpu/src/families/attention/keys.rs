@@ -1,0 +1,156 @@
+//! Where the queries and keys of a sequence lie, and tiles of keys and values in f32.
+
+use qgemm_formats::float8::e4m3_to_f32;
+use qgemm_hal::{CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
+
+use crate::operand::absent;
+use crate::simd::{LANES, Simd};
+
+/// Keys of a tile: whole vectors.
+pub(super) const TILE_KEYS: usize = 64;
+
+/// What says which queries and keys a sequence has, as it was given.
+pub(super) struct Index<'a> {
+    pub q_offsets: Option<&'a [u32]>,
+    pub kv_offsets: Option<&'a [u32]>,
+    pub lengths: Option<&'a [u32]>,
+    pub table: Option<&'a [u32]>,
+}
+
+/// The queries and keys of a sequence, within what there is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sequence {
+    /// Its place.
+    pub index: usize,
+    /// Its first query token.
+    pub token: usize,
+    pub queries: usize,
+    /// Row of its first key, where offsets say it.
+    pub row: usize,
+    pub keys: usize,
+}
+
+impl Index<'_> {
+    /// Sequence `index`. Whatever the numbers are, the queries lie among the tokens, and the keys among the rows.
+    pub fn sequence(&self, op: &CheckedAttention, index: usize) -> Sequence {
+        let most = op.most_queries();
+        let (token, queries) = match (op.queries, self.q_offsets) {
+            // Threads must not share tokens: an offset below an earlier one stands for that.
+            (QueryLengths::Offsets { .. }, Some(offsets)) => {
+                let before = |end: usize| offsets[..=end].iter().copied().fold(0, u32::max);
+                span([before(index), before(index + 1)], op.tokens)
+            }
+            _ => (index * most, most),
+        };
+        let (row, keys) = match (op.places, self.kv_offsets) {
+            (KvPlaces::Offsets { rows }, Some(offsets)) => span([offsets[index], offsets[index + 1]], rows),
+            _ => (0, self.lengths.map_or(op.most_keys, |lengths| lengths[index] as usize)),
+        };
+        Sequence { index, token, queries: queries.min(most), row, keys: keys.min(op.most_keys) }
+    }
+
+    /// Page and row of the page of key `key`; none where the table names no page.
+    fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
+        match self.table {
+            Some(table) => {
+                let page = table[of.index * paging.width + key / paging.page_size] as usize;
+                (page < paging.pages).then_some((page, key % paging.page_size))
+            }
+            None if self.kv_offsets.is_some() => Some((0, of.row + key)),
+            None => Some((of.index, key)),
+        }
+    }
+}
+
+/// First and number of what lies between two offsets, of `all`.
+fn span([first, end]: [u32; 2], all: usize) -> (usize, usize) {
+    let first = (first as usize).min(all);
+    let end = (end as usize).clamp(first, all);
+    (first, end - first)
+}
+
+/// Keys or values in memory.
+pub(super) struct Rows<'a> {
+    bytes: &'a [u8],
+    layout: KvRows,
+    kv: KvFormat,
+    columns: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when they leave `bytes`.
+    pub fn new(
+        bytes: &'a [u8],
+        layout: KvRows,
+        op: &CheckedAttention,
+        columns: usize,
+        what: &'static str,
+    ) -> Result<Self, HalError> {
+        let Paging { pages, page_size, .. } = op.paging();
+        let rows = Self { bytes, layout, kv: op.kv, columns };
+        if pages > 0 && page_size > 0 {
+            let end = rows.at(pages - 1, page_size - 1, op.kv_heads - 1) + columns * op.kv.bytes();
+            if end > bytes.len() {
+                return Err(absent(what, end));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn at(&self, page: usize, row: usize, head: usize) -> usize {
+        let KvRows { page_stride, rows } = self.layout;
+        let element =
+            page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize;
+        element * self.kv.bytes()
+    }
+
+    /// The rows of keys from `first` on, as f32 of `width` columns; zeros where there are none, and which are there: a bit each.
+    pub fn load(&self, from: &Source<'_>, first: usize, width: usize, tile: &mut [f32]) -> u64 {
+        let Source { simd, index, op, sequence, head } = from;
+        let (paging, mut there) = (op.paging(), 0);
+        for (i, out) in tile.chunks_exact_mut(width).enumerate() {
+            let key = first + i;
+            let place = (key < sequence.keys).then(|| index.place(paging, sequence, key)).flatten();
+            let Some((page, row)) = place else {
+                out.fill(0.0);
+                continue;
+            };
+            there |= 1 << i;
+            let bytes = &self.bytes[self.at(page, row, *head)..];
+            let (values, rest) = out.split_at_mut(self.columns);
+            rest.fill(0.0);
+            match self.kv {
+                KvFormat::Plain(dtype) => simd.to_f32(dtype, bytes, values),
+                _ => values.iter_mut().zip(bytes).for_each(|(value, code)| *value = e4m3_to_f32(*code)),
+            }
+        }
+        there
+    }
+}
+
+/// Whose keys are loaded.
+pub(super) struct Source<'a> {
+    pub simd: &'static Simd,
+    pub index: &'a Index<'a>,
+    pub op: &'a CheckedAttention,
+    pub sequence: Sequence,
+    /// Head of the keys.
+    pub head: usize,
+}
+
+/// Columns of whole vectors.
+pub(super) fn whole(columns: usize) -> usize {
+    columns.next_multiple_of(LANES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn offsets_never_lead_out_of_what_there_is() {
+        let spans = [[3, 7], [7, 5], [5, u32::MAX], [u32::MAX, 2]].map(|offsets| span(offsets, 10));
+        assert_eq!(spans, [(3, 4), (7, 0), (5, 5), (10, 0)]);
+    }
+}

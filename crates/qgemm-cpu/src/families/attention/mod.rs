@@ -1,0 +1,292 @@
+//! Families of `attention`: one, which serves all of it. A task is a block of queries of the heads that share keys.
+
+mod keys;
+mod rows;
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::AnyBitPattern;
+use qgemm_formats::DType;
+use qgemm_hal::op::attention::MOST_HEAD_DIM;
+use qgemm_hal::{
+    AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
+    DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
+    LaunchStep, Math, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
+};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::arena;
+use crate::convert;
+use crate::device::CpuDevice;
+use crate::operand::{absent, host_bytes};
+use crate::simd::Simd;
+use crate::source_hash::SOURCE_HASH;
+use keys::{Index, Rows, Source, TILE_KEYS};
+use rows::{Block, MOST_ROWS, scratch_len};
+
+/// Multiply-adds below which the calling thread works alone: waking others takes longer.
+const SERIAL: f64 = 65536.0;
+
+/// What the CPU offers.
+pub static FAMILIES: AttentionFamilies = &[&ATTENTION];
+
+/// The family `attention`.
+pub static ATTENTION: AttentionFamily = AttentionFamily;
+
+/// Online softmax over tiles of keys, in f32.
+#[derive(Debug)]
+pub struct AttentionFamily;
+
+impl Family<CheckedAttention> for AttentionFamily {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn configs(&self, op: &CheckedAttention, _: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let spec = AttentionSpec {
+            step: Name::new("attend"),
+            kv: op.kv,
+            qk: op.qk_dim as u32,
+            v: op.v_dim as u32,
+            rows: MOST_ROWS as u32,
+            keys: TILE_KEYS as u32,
+        };
+        Ok(vec![AttentionConfig {
+            kernel: KernelId::new(self.name(), None, Spec::Attention(spec)),
+            launches: 1,
+            parts: 1,
+            part_keys: op.most_keys as u32,
+            workspace_bytes: 0,
+            math: Math::FmaF32,
+            padding: 1.0,
+            efficiency: (700, 300),
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        let cpu = CpuDevice::of(device)?;
+        let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let tasks = u32::try_from(kernel.tasks()).unwrap_or(u32::MAX);
+        let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };
+        let step = LaunchStep::new::<AttentionOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
+        Ok(LaunchSequence::new::<AttentionOperand>("attention", vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, _: &AttentionConfig) -> u64 {
+        SOURCE_HASH
+    }
+}
+
+/// The family's loops made ready for one operation.
+struct CpuAttention {
+    op: CheckedAttention,
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+}
+
+impl CpuAttention {
+    /// Blocks of the longest sequence.
+    fn blocks(&self) -> usize {
+        (self.op.most_queries() * self.op.group()).div_ceil(MOST_ROWS)
+    }
+
+    fn tasks(&self) -> usize {
+        self.op.sequences * self.op.kv_heads * self.blocks()
+    }
+}
+
+impl std::fmt::Debug for CpuAttention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuAttention").field("op", &self.op).finish_non_exhaustive()
+    }
+}
+
+impl Kernel for CpuAttention {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(self, operands)?;
+        match &self.pool {
+            Some(pool) => pool.install(|| job.run()),
+            None => job.run(),
+        }
+        Ok(())
+    }
+}
+
+/// An operation with its operands.
+struct Job<'a> {
+    attention: &'a CpuAttention,
+    q: &'a [u8],
+    k: Rows<'a>,
+    v: Rows<'a>,
+    k_factors: Option<&'a [f32]>,
+    v_factors: Option<&'a [f32]>,
+    index: Index<'a>,
+    d: Written<'a>,
+    lse: Option<Written<'a>>,
+}
+
+impl<'a> Job<'a> {
+    fn new(attention: &'a CpuAttention, mut operands: Operands<'a>) -> Result<Self, HalError> {
+        use AttentionOperand as O;
+        let op = &attention.op;
+        let mut bytes = |operand: O| -> Result<&'a [u8], HalError> {
+            host_bytes(operands.take(operand).ok_or(absent(operand.name(), 1))?, operand.name())
+        };
+        let q = bytes(O::Q)?;
+        let end = row_end(&op.q, op, op.qk_dim);
+        if q.len() < end {
+            return Err(absent(O::Q.name(), end));
+        }
+        let k = Rows::new(bytes(O::K)?, op.k, op, op.qk_dim, O::K.name())?;
+        let v = Rows::new(bytes(O::V)?, op.v, op, op.v_dim, O::V.name())?;
+        let given = op.operands();
+        let optional = |operand: O| given.contains(&operand);
+        let factors = |operand: O, operands: &mut Operands<'a>| read::<f32>(operands, operand, op.kv_heads);
+        let (mut k_factors, mut v_factors) = (None, None);
+        if op.kv.has_factors() {
+            k_factors = Some(factors(O::KFactors, &mut operands)?);
+            v_factors = Some(factors(O::VFactors, &mut operands)?);
+        }
+        let mut words = |operand: O, count: usize| match optional(operand) {
+            true => read::<u32>(&mut operands, operand, count).map(Some),
+            false => Ok(None),
+        };
+        let index = Index {
+            q_offsets: words(O::QOffsets, op.sequences + 1)?,
+            kv_offsets: words(O::KvOffsets, op.sequences + 1)?,
+            lengths: words(O::KvLengths, op.sequences)?,
+            table: words(O::BlockTable, op.sequences * op.paging().width)?,
+        };
+        let mut written = |operand: O, end: usize| -> Result<Written<'a>, HalError> {
+            let view = operands.take_mut(operand).ok_or(absent(operand.name(), end))?;
+            let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, operand.name())?;
+            if bytes.len() < end {
+                return Err(absent(operand.name(), end));
+            }
+            Ok(Written { start: bytes.as_mut_ptr(), len: bytes.len(), bytes: PhantomData })
+        };
+        if !op.d.is_injective(op.tokens, op.heads, op.v_dim) {
+            let why = format!("{:?} are the strides of {} tokens and {} heads", op.d, op.tokens, op.heads);
+            let what = "an output with overlapping elements".into();
+            return Err(HalError::Unsupported { device: DeviceId::CPU, what, why });
+        }
+        let d = written(O::D, row_end(&op.d, op, op.v_dim))?;
+        let lse = if op.lse { Some(written(O::Lse, op.tokens * op.heads * size_of::<f32>())?) } else { None };
+        Ok(Self { attention, q, k, v, k_factors, v_factors, index, d, lse })
+    }
+
+    fn run(&self) {
+        let attention = self.attention;
+        let op = &attention.op;
+        let blocks = attention.blocks();
+        let tasks = 0..attention.tasks();
+        // The last blocks of a causal sequence see the most keys: those begin first.
+        let work = |task: usize| self.task(task / blocks / op.kv_heads, task / blocks % op.kv_heads, blocks - 1 - task % blocks);
+        if op.macs() < SERIAL {
+            tasks.for_each(work);
+        } else {
+            tasks.into_par_iter().with_max_len(1).for_each(work);
+        }
+    }
+
+    /// Block `block` of the queries of a sequence and a head of keys.
+    fn task(&self, sequence: usize, head: usize, block: usize) {
+        let CpuAttention { op, simd, .. } = self.attention;
+        let sequence = self.index.sequence(op, sequence);
+        let group = op.group();
+        let (first, all) = (block * MOST_ROWS, sequence.queries * group);
+        if first >= all {
+            return;
+        }
+        let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[head]);
+        let block = Block {
+            source: Source { simd, index: &self.index, op, sequence, head },
+            k: &self.k,
+            v: &self.v,
+            rows: first..all.min(first + MOST_ROWS),
+            scale: op.scale * factor(self.k_factors),
+            v_factor: factor(self.v_factors),
+        };
+        let place = |row: usize| (sequence.token + row / group, head * group + row % group);
+        let width = op.dtype.bytes();
+        let load = |row: usize, out: &mut [f32]| {
+            let (token, head) = place(row);
+            let element = token * op.q.token_stride as usize + head * op.q.head_stride as usize;
+            simd.to_f32(op.dtype, &self.q[element * width..], out);
+        };
+        arena::with_tile(scratch_len(op), |scratch| {
+            block.attend(scratch, load, |row, values, log_sum| {
+                let (token, head) = place(row);
+                let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
+                // SAFETY: tasks share no row: no token is of two sequences (`Index::sequence`), and rows of D do not overlap.
+                unsafe { self.d.store(op.dtype, element, values) };
+                if let Some(lse) = &self.lse {
+                    // SAFETY: as above.
+                    unsafe { lse.store(DType::F32, token * op.heads + head, &[log_sum]) };
+                }
+            });
+        });
+    }
+}
+
+/// Bytes up to the end of the last token's last head.
+fn row_end(rows: &HeadRows, op: &CheckedAttention, columns: usize) -> usize {
+    let (token, head) = (op.tokens - 1, op.heads - 1);
+    let last = token * rows.token_stride as usize + head * rows.head_stride as usize;
+    (last + columns) * op.dtype.bytes()
+}
+
+/// The `count` values of an operand that is read.
+fn read<'a, T: AnyBitPattern>(
+    operands: &mut Operands<'a>,
+    operand: AttentionOperand,
+    count: usize,
+) -> Result<&'a [T], HalError> {
+    let (what, end) = (operand.name(), count * size_of::<T>());
+    let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+    let len = bytes.len();
+    let bytes = bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?;
+    bytemuck::try_cast_slice(bytes).map_err(|_| {
+        let why = "its address is no multiple of 4".into();
+        HalError::Unsupported { device: DeviceId::CPU, what: what.into(), why }
+    })
+}
+
+/// An operand that threads write.
+struct Written<'a> {
+    start: *mut u8,
+    len: usize,
+    bytes: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a `Written` is a `&mut [u8]` whose only access is `store`, an unsafe method that obliges its callers to write no
+// element from two threads.
+unsafe impl Sync for Written<'_> {}
+
+impl Written<'_> {
+    /// Writes `values` from `element` on, rounded to `dtype`.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    ///
+    /// # Panics
+    /// When they do not lie in the operand.
+    unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
+        // Aligned to every type.
+        let mut rounded = [0u32; MOST_HEAD_DIM];
+        let rounded = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
+        convert::from_f32(dtype, values, rounded);
+        let first = element * dtype.bytes();
+        assert!(first + rounded.len() <= self.len, "rows lie in the output");
+        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        unsafe { self.start.add(first).copy_from_nonoverlapping(rounded.as_ptr(), rounded.len()) };
+    }
+}

@@ -1,0 +1,152 @@
+//! Queries that share keys: online softmax, a tile of keys at a time.
+
+use std::ops::Range;
+
+use qgemm_hal::CheckedAttention;
+
+use super::keys::{Rows, Source, TILE_KEYS, whole};
+
+/// Queries, of all heads that share keys, that are worked on together.
+pub(super) const MOST_ROWS: usize = 32;
+
+/// A block of rows: query `i` of head `g` of the group is row `i · group + g` of its sequence and its head of keys.
+pub(super) struct Block<'a> {
+    pub source: Source<'a>,
+    pub k: &'a Rows<'a>,
+    pub v: &'a Rows<'a>,
+    /// Rows of the sequence.
+    pub rows: Range<usize>,
+    /// What products are multiplied with, the factor of the head of keys among it.
+    pub scale: f32,
+    /// What results are multiplied with.
+    pub v_factor: f32,
+}
+
+/// Floats of the memory that a block works in.
+pub(super) fn scratch_len(op: &CheckedAttention) -> usize {
+    let (qk, v) = (whole(op.qk_dim), whole(op.v_dim));
+    (MOST_ROWS + TILE_KEYS) * (qk + v) + MOST_ROWS * (TILE_KEYS + 2)
+}
+
+impl Block<'_> {
+    /// Keys that row `row` sees.
+    fn seen(&self, row: usize) -> Range<usize> {
+        let (op, sequence) = (self.source.op, &self.source.sequence);
+        let query = row / op.group();
+        // One behind the query's own position.
+        let end = (sequence.keys + query + 1).saturating_sub(sequence.queries);
+        let first = op.window.map_or(0, |window| end.saturating_sub(window));
+        let last = if op.causal { end.min(sequence.keys) } else { sequence.keys };
+        first.min(last)..last
+    }
+
+    /// Attends: `load` fills a row of queries in f32, `store` gets each row's result and log-sum-exp.
+    pub fn attend(
+        &self,
+        scratch: &mut [f32],
+        load: impl Fn(usize, &mut [f32]),
+        mut store: impl FnMut(usize, &mut [f32], f32),
+    ) {
+        let (op, simd) = (self.source.op, self.source.simd);
+        let (qk, v_width, rows) = (whole(op.qk_dim), whole(op.v_dim), self.rows.len());
+        let (q, rest) = scratch.split_at_mut(rows * qk);
+        let (sums, rest) = rest.split_at_mut(rows * v_width);
+        let (k_tile, rest) = rest.split_at_mut(TILE_KEYS * qk);
+        let (v_tile, rest) = rest.split_at_mut(TILE_KEYS * v_width);
+        let (scores, rest) = rest.split_at_mut(rows * TILE_KEYS);
+        let (largest, rest) = rest.split_at_mut(rows);
+        let totals = &mut rest[..rows];
+        for (row, q) in self.rows.clone().zip(q.chunks_exact_mut(qk)) {
+            let (values, padding) = q.split_at_mut(op.qk_dim);
+            load(row, values);
+            padding.fill(0.0);
+        }
+        sums.fill(0.0);
+        largest.fill(f32::NEG_INFINITY);
+        totals.fill(0.0);
+        let seen = self.rows.clone().map(|row| self.seen(row));
+        let all = seen.filter(|seen| !seen.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
+        let all = all.unwrap_or(0..0);
+        // Tiles begin at multiples of their length, so that sums do not depend on which rows are together.
+        for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
+            let there = self.k.load(&self.source, first, qk, k_tile);
+            self.v.load(&self.source, first, v_width, v_tile);
+            simd.match_keys(q, k_tile, qk, scores);
+            let mut all_seen = true;
+            for (i, row) in self.rows.clone().enumerate() {
+                let mask = mask_of(self.seen(row), first) & there;
+                all_seen &= mask == u64::MAX;
+                let scores = &mut scores[i * TILE_KEYS..][..TILE_KEYS];
+                self.mask(scores, mask);
+                let most = scores.iter().copied().fold(largest[i], f32::max);
+                if most == f32::NEG_INFINITY && scores.iter().all(|score| *score == most) {
+                    scores.fill(0.0);
+                    continue;
+                }
+                let sum = simd.exponentials(scores, most);
+                let kept = (largest[i] - most).exp();
+                totals[i] = totals[i] * kept + sum;
+                largest[i] = most;
+                if kept != 1.0 {
+                    sums[i * v_width..][..v_width].iter_mut().for_each(|sum| *sum *= kept);
+                }
+            }
+            if all_seen {
+                simd.add_values(scores, v_tile, v_width, sums);
+                continue;
+            }
+            // Values that a row does not see may be no numbers: of each row, those that it sees alone.
+            for (i, row) in self.rows.clone().enumerate() {
+                let Range { start, end } = self.seen(row);
+                let keys = start.max(first).min(first + TILE_KEYS) - first..end.max(first).min(first + TILE_KEYS) - first;
+                if !keys.is_empty() {
+                    let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][keys.clone()];
+                    let v = &v_tile[keys.start * v_width..keys.end * v_width];
+                    simd.add_values(weights, v, v_width, &mut sums[i * v_width..][..v_width]);
+                }
+            }
+        }
+        for (i, row) in self.rows.clone().enumerate() {
+            let sums = &mut sums[i * v_width..][..op.v_dim];
+            let (total, most) = (totals[i], largest[i]);
+            // No key: zeros, and the logarithm of nothing.
+            if total != 0.0 {
+                let factor = self.v_factor / total;
+                sums.iter_mut().for_each(|sum| *sum *= factor);
+            }
+            store(row, sums, if total == 0.0 { f32::NEG_INFINITY } else { most + total.ln() });
+        }
+    }
+
+    /// Makes scores of products; minus infinity of those that are not in the mask.
+    fn mask(&self, scores: &mut [f32], mask: u64) {
+        let cap = self.source.op.soft_cap;
+        for (i, score) in scores.iter_mut().enumerate() {
+            let product = *score * self.scale;
+            let bounded = cap.map_or(product, |cap| cap * (product / cap).tanh());
+            *score = if mask >> i & 1 == 1 { bounded } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
+/// The keys of a tile from `first` on that are in `seen`: a bit each.
+fn mask_of(seen: Range<usize>, first: usize) -> u64 {
+    let below = |end: usize| match end.saturating_sub(first) {
+        TILE_KEYS.. => u64::MAX,
+        count => (1 << count) - 1,
+    };
+    below(seen.end) & !below(seen.start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_have_a_bit_for_every_key_that_is_seen() {
+        assert_eq!(mask_of(0..64, 0), u64::MAX);
+        assert_eq!(mask_of(66..70, 64), 0b11_1100);
+        assert_eq!(mask_of(3..200, 64), u64::MAX);
+        assert_eq!((mask_of(0..64, 64), mask_of(128..130, 64), mask_of(70..70, 64)), (0, 0, 0));
+    }
+}

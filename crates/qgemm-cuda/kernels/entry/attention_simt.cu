@@ -1,0 +1,212 @@
+// Attention by FMA, for any number of queries; what decoding runs. A CTA has QG_ROWS rows, each a query of one of the heads that
+// share keys, and a part of the keys. QG_LANES lanes hold a key, eight features each; every such group of lanes has an online
+// softmax of its own over every so many keys, and the CTA adds up those of all groups in order.
+#include "mainloop/attention_keys.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32, GROUPS_A_WARP = 32 / QG_LANES, GROUPS = WARPS * GROUPS_A_WARP;
+// Keys that a group has in flight.
+constexpr u32 UNROLL = 4;
+constexpr u32 TILE_KEYS = GROUPS * UNROLL;
+static_assert(TILE_KEYS == QG_KEYS, "the host cuts keys into other tiles");
+constexpr u32 COLUMNS = QG_LANES * 8;
+
+using KvEight = Eight<QG_KV>;
+
+// What a group knows of a row.
+struct RowState {
+    float q[8], sums[8];
+    float largest, total;
+    KeyRange seen;
+};
+
+struct SharedStorage {
+    float sums[GROUPS][QG_ROWS][COLUMNS];
+    float largest[GROUPS][QG_ROWS], total[GROUPS][QG_ROWS];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+
+// One step of the online softmax: products of UNROLL keys with every row, and their values. ALL: every row sees every key.
+template <bool ALL>
+QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const KvEight (&k)[UNROLL],
+                      const KvEight (&v)[UNROLL], u32 first_key, u32 there) {
+    float scores[QG_ROWS][UNROLL];
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        float numbers[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) numbers[i] = KvEight::number(k[u], i);
+#pragma unroll
+        for (u32 r = 0; r < QG_ROWS; r++) {
+            float sum = 0.0f;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) sum = fma_f32(rows[r].q[i], numbers[i], sum);
+#pragma unroll
+            for (u32 mask = QG_LANES / 2; mask > 0; mask /= 2) sum += shfl_xor(sum, mask);
+            scores[r][u] = sum;
+        }
+    }
+    const auto is_seen = [&](const RowState& row, u32 u) {
+        const u32 key = first_key + u * GROUPS;
+        return (there >> u & 1u) && key >= row.seen.first && key < row.seen.end;
+    };
+#pragma unroll
+    for (u32 r = 0; r < QG_ROWS; r++) {
+        RowState& row = rows[r];
+        float largest = row.largest;
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            scores[r][u] = bounded(p, scores[r][u]);
+            if (!ALL && !is_seen(row, u)) scores[r][u] = MINUS_INFINITY;
+            largest = scores[r][u] > largest ? scores[r][u] : largest;
+        }
+        // Of minus infinities no power is taken of a difference of two.
+        const float base = largest == MINUS_INFINITY ? 0.0f : largest;
+        const float kept = ex2_approx(row.largest - base);
+        row.largest = largest;
+        row.total *= kept;
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            scores[r][u] = ex2_approx(scores[r][u] - base);
+            row.total += scores[r][u];
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) row.sums[i] *= kept;
+    }
+#pragma unroll
+    for (u32 u = 0; u < UNROLL; u++) {
+        float numbers[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) numbers[i] = KvEight::number(v[u], i);
+#pragma unroll
+        for (u32 r = 0; r < QG_ROWS; r++) {
+            // A value that is not seen may be no number.
+            if (!ALL && !is_seen(rows[r], u)) continue;
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) rows[r].sums[i] = fma_f32(scores[r][u], numbers[i], rows[r].sums[i]);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_simt(const __grid_constant__ AttentionParams p) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    const u32 group = warp * GROUPS_A_WARP + lane / QG_LANES, column = lane % QG_LANES * 8;
+    // The last rows of a causal sequence see the most keys: those begin first.
+    u32 cta = cta_index().x;
+    const u32 part = cta % p.at.parts;
+    cta /= p.at.parts;
+    const u32 row_cta = p.at.row_ctas - 1 - cta % p.at.row_ctas;
+    cta /= p.at.row_ctas;
+    const u32 kv_head = cta % p.shape.kv_heads;
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const Sequence s = sequence_of(p, cta / p.shape.kv_heads);
+    const u32 heads = p.shape.heads / p.shape.kv_heads;
+    const u32 first_row = row_cta * QG_ROWS, all_rows = s.queries * heads;
+    if (first_row >= all_rows) return;
+    const u32 last_row = least(first_row + QG_ROWS, all_rows) - 1;
+
+    const u32 part_first = part * p.at.part_keys;
+    KeyRange keys = keys_seen_by(p, s, first_row / heads, last_row / heads);
+    keys = {most(keys.first, part_first), least(keys.end, part_first + p.at.part_keys)};
+    // Nobody reads the partial result of a part that no row sees anything of.
+    if (p.at.parts > 1 && keys.first >= keys.end) return;
+    // What all rows see.
+    const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
+
+    RowState rows[QG_ROWS];
+    const float factor = key_factor(p, kv_head);
+#pragma unroll
+    for (u32 r = 0; r < QG_ROWS; r++) {
+        // Rows that are not there do as the last one.
+        const u32 row = least(first_row + r, last_row);
+        const u64 token = s.token + row / heads;
+        const u32 head = kv_head * heads + row % heads;
+        rows[r].seen = keys_seen(p, s, row / heads);
+        rows[r].largest = MINUS_INFINITY;
+        rows[r].total = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) rows[r].q[i] = rows[r].sums[i] = 0.0f;
+        if (column < p.shape.qk_dim) load_query(p, token * p.at.q_token + head * p.at.q_head + column, rows[r].q);
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) rows[r].q[i] *= factor;
+    }
+
+    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + (kv_head * p.at.k_head + column) * KvEight::BYTES;
+    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + (kv_head * p.at.v_head + column) * KvEight::BYTES;
+    const bool aligned = p.shape.flags & QG_FLAG_KV_ALIGNED;
+    // Tiles begin at multiples of their length: who adds up which keys does not depend on the rows of the CTA.
+    for (u32 tile = keys.first / TILE_KEYS * TILE_KEYS; tile < keys.end; tile += TILE_KEYS) {
+        KvEight k[UNROLL], v[UNROLL];
+        u32 there = 0;
+#pragma unroll
+        for (u32 u = 0; u < UNROLL; u++) {
+            const u32 key = tile + u * GROUPS + group;
+            k[u] = v[u] = KvEight::zeros();
+            if (key < keys.first || key >= keys.end) continue;
+            const KeyPlace at = place_of_key(p, s, key);
+            if (!at.is_there) continue;
+            there |= 1u << u;
+            const u64 k_row = at.page * p.at.k_page + at.row * p.at.k_token;
+            const u64 v_row = at.page * p.at.v_page + at.row * p.at.v_token;
+            if (column < p.shape.qk_dim) k[u] = KvEight::load(k_base + k_row * KvEight::BYTES, aligned);
+            if (column < p.shape.v_dim) v[u] = KvEight::load(v_base + v_row * KvEight::BYTES, aligned);
+        }
+        const bool all_there = ballot(there != (1u << UNROLL) - 1) == 0;
+        if (all_there && tile >= of_all.first && tile + TILE_KEYS <= of_all.end)
+            attend<true>(p, rows, k, v, tile + group, there);
+        else
+            attend<false>(p, rows, k, v, tile + group, there);
+    }
+
+#pragma unroll
+    for (u32 r = 0; r < QG_ROWS; r++) {
+        f32x4* to = reinterpret_cast<f32x4*>(&shared.sums[group][r][column]);
+        const float(&sums)[8] = rows[r].sums;
+        st_shared(to, {sums[0], sums[1], sums[2], sums[3]});
+        st_shared(to + 1, {sums[4], sums[5], sums[6], sums[7]});
+        if (column == 0) {
+            st_shared(&shared.largest[group][r], rows[r].largest);
+            st_shared(&shared.total[group][r], rows[r].total);
+        }
+    }
+    cta_barrier();
+    // A warp a row, eight columns a lane.
+    for (u32 r = warp; r < QG_ROWS && first_row + r <= last_row; r += WARPS) {
+        float largest = MINUS_INFINITY, total = 0.0f;
+        float sums[8] = {};
+        for (u32 g = 0; g < GROUPS; g++) {
+            const float other = ld_shared(&shared.largest[g][r]);
+            largest = other > largest ? other : largest;
+        }
+        const float base = largest == MINUS_INFINITY ? 0.0f : largest;
+        const u32 c = lane * 8;
+        for (u32 g = 0; g < GROUPS; g++) {
+            const float weight = ex2_approx(ld_shared(&shared.largest[g][r]) - base);
+            total += weight * ld_shared(&shared.total[g][r]);
+            if (c >= COLUMNS) continue;
+            const f32x4* from = reinterpret_cast<const f32x4*>(&shared.sums[g][r][c]);
+            const f32x4 low = ld_shared(from), high = ld_shared(from + 1);
+            const float others[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) sums[i] = fma_f32(weight, others[i], sums[i]);
+        }
+        const u64 token = s.token + (first_row + r) / heads;
+        const u32 head = kv_head * heads + (first_row + r) % heads;
+        if (p.at.parts > 1) {
+            float* to = partial_result(p, token, head, part);
+            if (lane == 0) st_global_f32x4(reinterpret_cast<f32x4*>(to), {largest, total, 0.0f, 0.0f});
+            if (c < p.shape.v_dim) {
+                st_global_f32x4(reinterpret_cast<f32x4*>(to + 4 + c), {sums[0], sums[1], sums[2], sums[3]});
+                st_global_f32x4(reinterpret_cast<f32x4*>(to + 8 + c), {sums[4], sums[5], sums[6], sums[7]});
+            }
+            continue;
+        }
+        const float scale = total == 0.0f ? 0.0f : value_factor(p, kv_head) / total;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) sums[i] *= scale;
+        if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
+        if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
+            st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+    }
+}

@@ -1,0 +1,185 @@
+//! `attention_mma`: by matrix instructions of a warp, a CTA for 64 queries of a head.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::params::{AttentionParams, is_all, kv_code};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(super) const NAME: &str = "attention_mma";
+/// Threads of a CTA: a warp for sixteen queries.
+const THREADS: u32 = 128;
+/// Queries of a CTA.
+const ROWS: u32 = 64;
+/// Features of queries and of values that there are kernels for; others take the next larger ones.
+const DIMS: [(u32, u32); 7] = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)];
+/// Shared memory of a CTA on Turing.
+const TURING_SHARED_BYTES: u32 = 64 << 10;
+/// From so many queries on, bits that may not depend on the batch are those of this family.
+const INVARIANT_QUERIES: usize = 17;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (700, 450);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct AttentionMma;
+
+/// Element types that the instructions of a variant multiply.
+fn dtypes(variant: Variant) -> &'static [DType] {
+    match variant {
+        Variant::Sm70 => &[],
+        Variant::Sm75 => &[DType::F16],
+        _ => &[DType::F16, DType::BF16],
+    }
+}
+
+fn attend_spec(dtype: DType, (qk, v): (u32, u32), variant: Variant) -> AttentionSpec {
+    let few = qk > 192 || (qk > 128 && variant < Variant::Sm80);
+    let (kv, keys) = (KvFormat::Plain(dtype), if few { 32 } else { 64 });
+    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows: ROWS, keys }
+}
+
+/// `SharedStorage` of `entry/sm75_attention_mma.cu`.
+fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    let (qk_pitch, v_pitch) = (spec.qk * 2 + 16, spec.v * 2 + 16);
+    let bytes = (ROWS + spec.keys) * qk_pitch + spec.keys * v_pitch + (2 + spec.keys) * 4;
+    bytes.next_multiple_of(4)
+}
+
+/// The kernels of a type that `variant` has room for.
+fn kernels(dtype: DType, variant: Variant) -> impl Iterator<Item = AttentionSpec> {
+    let all = DIMS.into_iter().map(move |dims| attend_spec(dtype, dims, variant));
+    all.filter(move |spec| variant >= Variant::Sm80 || shared_bytes(spec) <= TURING_SHARED_BYTES)
+}
+
+/// The kernel for `op`, or why there is none.
+fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
+    let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+    let dtype = dtypes(variant).iter().copied().find(|&dtype| is_all(op, dtype));
+    let dtype = dtype.ok_or_else(|| {
+        let served: Vec<&str> = dtypes(variant).iter().map(|dtype| dtype.name()).collect();
+        Unsupported::new(format!("multiplies Q, K and V of one type of [{}]", served.join(", ")))
+    })?;
+    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
+        return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of 16 bytes"));
+    }
+    let fits = |spec: &AttentionSpec| spec.qk as usize >= op.qk_dim && spec.v as usize >= op.v_dim;
+    let spec = kernels(dtype, variant).find(fits);
+    let spec = spec.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
+    if needs > has {
+        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
+    }
+    Ok((spec, variant))
+}
+
+/// Whether bits that may not depend on the batch are those of this family: what decides does not depend on it either.
+pub(super) fn serves_invariant(op: &CheckedAttention, info: &DeviceInfo) -> bool {
+    op.most_queries() >= INVARIANT_QUERIES && spec_of(op, info).is_ok()
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Attention(spec))
+}
+
+fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/sm75_attention_mma.cu";
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
+    constant_line(&mut prelude, "QG_QK", spec.qk);
+    constant_line(&mut prelude, "QG_V", spec.v);
+    constant_line(&mut prelude, "QG_KEYS", spec.keys);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let of_type = move |&dtype: &DType| kernels(dtype, variant);
+    dtypes(variant).iter().flat_map(of_type).map(move |spec| source(spec, variant))
+}
+
+impl Family<CheckedAttention> for AttentionMma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let (spec, variant) = spec_of(op, info)?;
+        if op.batch_invariant && !serves_invariant(op, info) {
+            return Err(Unsupported::new(format!(
+                "leaves bits that may not depend on the batch to FMA where there are fewer than {INVARIANT_QUERIES} queries"
+            )));
+        }
+        let rows = op.most_queries().next_multiple_of(ROWS as usize);
+        let ctas = [op.heads, rows / ROWS as usize].into_iter().try_fold(op.sequences, usize::checked_mul);
+        if ctas.is_none_or(|ctas| i32::try_from(ctas).is_err()) {
+            return Err(Unsupported::new("counts CTAs in 31 bits: attend to fewer sequences at once"));
+        }
+        Ok(vec![AttentionConfig {
+            kernel: id(spec, variant),
+            launches: 1,
+            parts: 1,
+            part_keys: op.most_keys as u32,
+            workspace_bytes: 0,
+            math: Math::TensorF16,
+            padding: rows as f64 / op.most_queries() as f64,
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        super::attention_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        match (config.kernel.spec, config.kernel.variant) {
+            (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// The launches of a plan.
+pub(super) fn sequence(
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    variant: Variant,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use AttentionOperand as O;
+    let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
+    let row_ctas = op.most_queries().div_ceil(ROWS as usize);
+    let launch = KernelLaunch {
+        id: config.kernel,
+        spec: source(spec, variant),
+        geometry: Geometry {
+            grid: [(op.sequences * op.heads * row_ctas) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(&spec),
+        },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: O::ALL,
+        params: Arc::new(AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
+    };
+    let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
+    Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))
+}

@@ -1,0 +1,115 @@
+//! The parameter of every kernel of `attention`.
+
+use std::f32::consts::LOG2_E;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, dtype_code};
+use qgemm_hal::{
+    AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, Operands, Paging, QueryLengths,
+};
+
+use super::super::kernel_launch::{Params, Places};
+use super::super::launch_params::LaunchParams;
+
+/// `AttentionParams` in `mainloop/attention_keys.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct AttentionParams {
+    shape: AttentionShape,
+    at: AttentionPointers,
+}
+
+impl Params for AttentionParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use AttentionOperand as O;
+        let mut params = *self;
+        let pointers = [
+            (&mut params.at.q, O::Q),
+            (&mut params.at.k, O::K),
+            (&mut params.at.v, O::V),
+            (&mut params.at.k_factors, O::KFactors),
+            (&mut params.at.v_factors, O::VFactors),
+            (&mut params.at.q_offsets, O::QOffsets),
+            (&mut params.at.kv_offsets, O::KvOffsets),
+            (&mut params.at.kv_lengths, O::KvLengths),
+            (&mut params.at.block_table, O::BlockTable),
+            (&mut params.at.d, O::D),
+            (&mut params.at.lse, O::Lse),
+            (&mut params.at.workspace, O::Workspace),
+        ];
+        for (pointer, operand) in pointers {
+            *pointer = at.of(operands, operand)?;
+        }
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// The number by which kernels know a format of keys and values.
+pub(super) fn kv_code(kv: KvFormat) -> u32 {
+    match kv {
+        KvFormat::Plain(dtype) => dtype_code(dtype),
+        _ => 3,
+    }
+}
+
+impl AttentionParams {
+    /// With keys in parts of `part_keys`, `parts` of them, and `row_ctas` CTAs for the rows of a sequence and head of keys.
+    pub fn new(op: &CheckedAttention, parts: u32, part_keys: u32, row_ctas: u32) -> Self {
+        let Paging { pages, page_size, width } = op.paging();
+        let flags = [
+            (abi::FLAG_CAUSAL, op.causal),
+            (abi::FLAG_SOFT_CAP, op.soft_cap.is_some()),
+            (abi::FLAG_Q_OFFSETS, matches!(op.queries, QueryLengths::Offsets { .. })),
+            (abi::FLAG_KV_OFFSETS, matches!(op.places, KvPlaces::Offsets { .. })),
+            (abi::FLAG_KV_LENGTHS, width > 0 || matches!(op.places, KvPlaces::Pages { lengths: true, .. })),
+            (abi::FLAG_LSE, op.lse),
+            (abi::FLAG_Q_ALIGNED, op.q.aligned),
+            (abi::FLAG_KV_ALIGNED, op.k.rows.aligned && op.v.rows.aligned),
+            (abi::FLAG_D_ALIGNED, op.d.aligned),
+        ];
+        let shape = AttentionShape {
+            sequences: op.sequences as u32,
+            tokens: op.tokens as u32,
+            most_queries: op.most_queries() as u32,
+            most_keys: op.most_keys as u32,
+            heads: op.heads as u32,
+            kv_heads: op.kv_heads as u32,
+            qk_dim: op.qk_dim as u32,
+            v_dim: op.v_dim as u32,
+            pages: pages as u32,
+            page_size: page_size as u32,
+            table_width: width as u32,
+            window: op.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX)),
+            flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+            dtype: dtype_code(op.dtype),
+            // The argument of tanh, or the exponent to base 2.
+            factor: op.soft_cap.map_or(op.scale * LOG2_E, |cap| op.scale / cap),
+            soft_cap: op.soft_cap.map_or(0.0, |cap| cap * LOG2_E),
+        };
+        let page_shift = if page_size.is_power_of_two() { page_size.trailing_zeros() } else { 32 };
+        let at = AttentionPointers {
+            q_token: op.q.token_stride,
+            q_head: op.q.head_stride,
+            k_page: op.k.page_stride,
+            k_token: op.k.rows.token_stride,
+            k_head: op.k.rows.head_stride,
+            v_page: op.v.page_stride,
+            v_token: op.v.rows.token_stride,
+            v_head: op.v.rows.head_stride,
+            d_token: op.d.token_stride,
+            d_head: op.d.head_stride,
+            parts,
+            part_keys,
+            row_ctas,
+            page_shift,
+            ..AttentionPointers::default()
+        };
+        Self { shape, at }
+    }
+}
+
+/// Whether Q, K and V are all of `dtype`.
+pub(super) fn is_all(op: &CheckedAttention, dtype: DType) -> bool {
+    op.dtype == dtype && op.kv == KvFormat::Plain(dtype)
+}

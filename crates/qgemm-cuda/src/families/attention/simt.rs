@@ -1,0 +1,230 @@
+//! `attention_simt`: by FMA, a group of lanes a key, online softmax in each group; keys in parts where there are few queries, whose
+//! results a second kernel adds up.
+
+use std::sync::Arc;
+
+use qgemm_hal::{
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Spec, Unsupported, Variant,
+    WorkspaceLayout,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::mma;
+use super::params::{AttentionParams, kv_code};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(super) const NAME: &str = "attention_simt";
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+/// Rows of a CTA: queries of the heads that share keys.
+const ROWS: [u32; 3] = [1, 4, 8];
+/// Lanes that hold a key, eight features each.
+const LANES: [u32; 3] = [8, 16, 32];
+/// Keys of a group of lanes that are loaded together.
+const UNROLL: u32 = 4;
+/// CTAs that a multiprocessor runs at once: keys are cut into parts until there are so many.
+const CTAS_A_UNIT: usize = 4;
+/// Fewest keys that are worth a part.
+const LEAST_PART: usize = 256;
+/// Keys of a part whose bits may not depend on how many sequences there are.
+const INVARIANT_PART: usize = 512;
+/// Most queries whose keys are cut so.
+const INVARIANT_QUERIES: usize = 16;
+/// Most bytes of partial results.
+const MOST_PARTIAL_BYTES: usize = 1 << 28;
+/// Shares of the bandwidth and of the rate of FMA that the kernels should reach, per mille: conversions, exchanges and the softmax
+/// take as many instructions as FMA.
+const EFFICIENCY: (u32, u32) = (850, 350);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct AttentionSimt;
+
+/// Lanes that hold a key.
+fn lanes(op: &CheckedAttention) -> u32 {
+    let dim = op.qk_dim.max(op.v_dim) as u32;
+    LANES.into_iter().find(|lanes| lanes * 8 >= dim).unwrap_or(LANES[2])
+}
+
+/// Groups of lanes of a CTA.
+const fn groups(lanes: u32) -> u32 {
+    THREADS / lanes
+}
+
+fn spec_of(op: &CheckedAttention) -> AttentionSpec {
+    let (lanes, rows) = (lanes(op), op.most_queries() * op.group());
+    let rows = ROWS.into_iter().find(|&most| most as usize >= rows).unwrap_or(ROWS[2]);
+    attend_spec(op.kv, lanes, rows)
+}
+
+fn attend_spec(kv: KvFormat, lanes: u32, rows: u32) -> AttentionSpec {
+    let (qk, v) = (lanes * 8, lanes * 8);
+    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows, keys: groups(lanes) * UNROLL }
+}
+
+/// Of the kernel that adds parts up, which serves every format and dimension.
+fn combine_spec() -> AttentionSpec {
+    let kv = KvFormat::Plain(qgemm_formats::DType::F32);
+    AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: THREADS / 32, keys: 1 }
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Attention(spec))
+}
+
+/// `SharedStorage` of `entry/attention_simt.cu`.
+fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    let groups = groups(spec.qk / 8);
+    groups * spec.rows * (spec.qk + 2) * 4
+}
+
+fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let attends = spec.step.as_str() == "attend";
+    let (entry, symbol) = match attends {
+        true => ("entry/attention_simt.cu", "qg_attention_simt"),
+        false => ("entry/attention_combine.cu", "qg_attention_combine"),
+    };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    if attends {
+        constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
+        constant_line(&mut prelude, "QG_LANES", spec.qk / 8);
+        constant_line(&mut prelude, "QG_ROWS", spec.rows);
+        constant_line(&mut prelude, "QG_KEYS", spec.keys);
+        constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    }
+    let name = id(spec, variant).to_string();
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let attend = KvFormat::ALL.into_iter().flat_map(|kv| {
+        LANES.into_iter().flat_map(move |lanes| ROWS.into_iter().map(move |rows| attend_spec(kv, lanes, rows)))
+    });
+    attend.chain([combine_spec()]).map(move |spec| source(spec, variant))
+}
+
+/// How the keys of a sequence are cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cut {
+    row_ctas: usize,
+    parts: usize,
+    part_keys: usize,
+}
+
+impl Cut {
+    fn new(op: &CheckedAttention, spec: &AttentionSpec, units: u32) -> Self {
+        let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
+        let whole = Self { row_ctas, parts: 1, part_keys: op.most_keys };
+        let part_keys = match op.batch_invariant {
+            true if op.most_queries() <= INVARIANT_QUERIES => INVARIANT_PART,
+            true => return whole,
+            false => {
+                let ctas = op.sequences * op.kv_heads * row_ctas;
+                let wanted = (CTAS_A_UNIT * units.max(1) as usize).div_ceil(ctas);
+                op.most_keys.div_ceil(wanted).max(LEAST_PART).next_multiple_of(LEAST_PART)
+            }
+        };
+        let parts = op.most_keys.div_ceil(part_keys);
+        let is_small = parts.checked_mul(op.tokens * op.heads).is_some_and(|rows| {
+            rows.checked_mul((op.v_dim + 4) * 4).is_some_and(|bytes| bytes <= MOST_PARTIAL_BYTES)
+        });
+        if parts > 1 && is_small { Self { row_ctas, parts, part_keys } } else { whole }
+    }
+}
+
+/// CTAs of a launch, which kernels count in 31 bits.
+fn ctas(counts: &[usize]) -> Result<u32, Unsupported> {
+    let all = counts.iter().try_fold(1usize, |all, count| all.checked_mul(*count));
+    let all = all.and_then(|all| i32::try_from(all).ok());
+    let all = all.ok_or_else(|| Unsupported::new("counts CTAs in 31 bits: attend to fewer sequences at once"))?;
+    Ok(all.cast_unsigned())
+}
+
+impl Family<CheckedAttention> for AttentionSimt {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        if op.batch_invariant && mma::serves_invariant(op, info) {
+            return Err(Unsupported::new("leaves bits that may not depend on the batch to matrix instructions"));
+        }
+        let spec = spec_of(op);
+        let cut = Cut::new(op, &spec, info.units);
+        ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
+        ctas(&[op.sequences, op.most_queries(), op.heads])?;
+        let rows = op.most_queries() * op.group();
+        Ok(vec![AttentionConfig {
+            kernel: id(spec, variant),
+            launches: if cut.parts > 1 { 2 } else { 1 },
+            parts: cut.parts as u32,
+            part_keys: cut.part_keys as u32,
+            workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
+            math: Math::FmaF32,
+            padding: (cut.row_ctas * spec.rows as usize) as f64 / rows as f64,
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        super::attention_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        let Some(variant) = config.kernel.variant else { return 0 };
+        let [attend, combine] = [spec_of(op), combine_spec()].map(|spec| source(spec, variant).source_hash().short());
+        attend.rotate_left(7) ^ combine
+    }
+}
+
+/// The launches of a plan.
+pub(super) fn sequence(
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    variant: Variant,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use AttentionOperand as O;
+    let spec = spec_of(op);
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
+    let params = Arc::new(AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32));
+    let mut step = |spec: AttentionSpec, ctas: usize, shared_bytes: u32| -> Result<LaunchStep, HalError> {
+        let launch = KernelLaunch {
+            id: id(spec, variant),
+            spec: source(spec, variant),
+            geometry: Geometry { grid: [ctas as u32, 1, 1], threads: THREADS, shared_bytes },
+            // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+            starts_early: variant >= Variant::Sm90,
+            operands: O::ALL,
+            params: params.clone(),
+        };
+        launch.step::<O>(make)
+    };
+    let parts = config.parts as usize;
+    let attend = step(spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes(&spec))?;
+    let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
+    let name = format!("{NAME}_{}_{}", op.dtype, op.kv);
+    if parts == 1 {
+        return Ok(LaunchSequence::new::<O>(name, vec![attend.of_operation().unbind(O::Workspace)]));
+    }
+    let combine = step(combine_spec(), (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32), 0)?;
+    let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
+    let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
+        .into_iter()
+        .fold(combine, |step, operand| step.bind(operand, operand))
+        .bind_part(O::Workspace, O::Workspace, workspace);
+    Ok(LaunchSequence::new::<O>(name, vec![attend.unbind(O::D).unbind(O::Lse), combine]))
+}

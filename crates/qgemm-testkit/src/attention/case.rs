@@ -1,0 +1,383 @@
+//! One attention to check: lengths, heads, where keys lie and what they hold, as data.
+
+use std::fmt;
+
+use qgemm_formats::DType;
+use qgemm_hal::KvFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::activations::normal;
+
+/// Where keys lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionPlaces {
+    /// As many of each sequence.
+    Each,
+    /// Room for so many more than the longest has; lengths are given.
+    Lengths(usize),
+    /// At offsets.
+    Offsets,
+    /// In pages of so many keys, in any order.
+    Paged(usize),
+}
+
+/// What queries, keys and values look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionValues {
+    /// Normal.
+    Normal,
+    /// Queries thirty times as large: nearly all weight on one key.
+    Huge,
+    /// All keys the same: means of values.
+    Equal,
+    /// NaN in the last key of every sequence, an infinity in the value before it.
+    NotFinite,
+    /// Keys whose products are minus infinity: some of each sequence, all of every third.
+    MinusInfinity,
+    /// Pages that are none among the others.
+    BadPages,
+}
+
+impl AttentionValues {
+    /// Every kind.
+    pub const ALL: [AttentionValues; 6] = [
+        AttentionValues::Normal,
+        AttentionValues::Huge,
+        AttentionValues::Equal,
+        AttentionValues::NotFinite,
+        AttentionValues::MinusInfinity,
+        AttentionValues::BadPages,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            AttentionValues::Normal => "normal",
+            AttentionValues::Huge => "huge",
+            AttentionValues::Equal => "equal",
+            AttentionValues::NotFinite => "not-finite",
+            AttentionValues::MinusInfinity => "minus-infinity",
+            AttentionValues::BadPages => "bad-pages",
+        }
+    }
+}
+
+/// One attention to check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionCase {
+    /// Queries and keys of each sequence.
+    pub lengths: Vec<(usize, usize)>,
+    /// Whether offsets say which queries a sequence has; with them, a token before the first sequence is nobody's.
+    pub ragged: bool,
+    /// Where keys lie.
+    pub places: AttentionPlaces,
+    /// Heads of queries, and of keys.
+    pub heads: (usize, usize),
+    /// Features of queries, and of values.
+    pub dims: (usize, usize),
+    /// Element type of Q and D.
+    pub dtype: DType,
+    /// Format of K and V.
+    pub kv: KvFormat,
+    /// Whether queries see no later keys.
+    pub causal: bool,
+    /// Keys that a query sees at most.
+    pub window: Option<usize>,
+    /// Factor of products, where it is stated.
+    pub scale: Option<f32>,
+    /// What products are bounded by.
+    pub soft_cap: Option<f32>,
+    /// Whether the log-sum-exp is written.
+    pub lse: bool,
+    /// Whether each sequence alone must give the same bits.
+    pub batch_invariant: bool,
+    /// Whether pages hold one head of keys after another.
+    pub head_major: bool,
+    /// What everything looks like.
+    pub values: AttentionValues,
+    /// Elements between rows of heads, filled with NaN.
+    pub gap: usize,
+    /// Elements by which operands begin past an aligned address.
+    pub offset: usize,
+    /// Seed of all random values.
+    pub seed: u64,
+}
+
+impl AttentionCase {
+    /// Causal, all of it in `dtype`, of sequences with so many queries and keys.
+    pub fn new(lengths: &[(usize, usize)], heads: (usize, usize), dim: usize, dtype: DType) -> Self {
+        let (queries, keys) = lengths[0];
+        let alike = lengths.iter().all(|&(q, _)| q == queries);
+        let places = if lengths.iter().all(|&(_, k)| k == keys) { AttentionPlaces::Each } else { AttentionPlaces::Lengths(3) };
+        Self {
+            lengths: lengths.to_vec(),
+            ragged: !alike,
+            places,
+            heads,
+            dims: (dim, dim),
+            dtype,
+            kv: KvFormat::Plain(dtype),
+            causal: true,
+            window: None,
+            scale: None,
+            soft_cap: None,
+            lse: true,
+            batch_invariant: false,
+            head_major: false,
+            values: AttentionValues::Normal,
+            gap: 0,
+            offset: 0,
+            seed: 1,
+        }
+    }
+
+    /// Tokens of nobody before the first sequence.
+    pub(super) fn spare_tokens(&self) -> usize {
+        usize::from(self.ragged)
+    }
+
+    /// Query tokens.
+    pub(super) fn tokens(&self) -> usize {
+        self.spare_tokens() + self.lengths.iter().map(|&(q, _)| q).sum::<usize>()
+    }
+
+    /// The first token of every sequence, and the end of the last.
+    pub(super) fn q_offsets(&self) -> Vec<u32> {
+        let ends = self.lengths.iter().scan(self.spare_tokens(), |end, &(q, _)| {
+            *end += q;
+            Some(*end as u32)
+        });
+        std::iter::once(self.spare_tokens() as u32).chain(ends).collect()
+    }
+
+    /// Most queries of a sequence.
+    pub(super) fn most_queries(&self) -> usize {
+        self.lengths.iter().map(|&(q, _)| q).max().unwrap_or(0)
+    }
+
+    /// Most keys of a sequence.
+    pub(super) fn most_keys(&self) -> usize {
+        self.lengths.iter().map(|&(_, k)| k).max().unwrap_or(0)
+    }
+
+    fn rng(&self, salt: u64) -> StdRng {
+        StdRng::seed_from_u64(self.seed ^ salt << 32)
+    }
+
+    /// Queries without gaps, every value one of the type.
+    pub(super) fn queries(&self) -> Vec<f32> {
+        let mut rng = self.rng(1);
+        let count = self.tokens() * self.heads.0 * self.dims.0;
+        let values: Vec<f32> = (0..count)
+            .map(|_| match self.values {
+                AttentionValues::Huge => 30.0 * normal(&mut rng),
+                // Products with minus infinity are that.
+                AttentionValues::MinusInfinity => normal(&mut rng).abs() + 0.01,
+                _ => normal(&mut rng),
+            })
+            .collect();
+        self.dtype.decode(&self.dtype.encode(&values))
+    }
+
+    /// Row of a key of head 0: of keys by number, in the memory of [`Self::keys`]; and how many rows there are.
+    pub(super) fn rows(&self) -> usize {
+        match self.places {
+            AttentionPlaces::Each => self.lengths.len() * self.most_keys(),
+            AttentionPlaces::Lengths(spare) => self.lengths.len() * (self.most_keys() + spare),
+            AttentionPlaces::Offsets => self.lengths.iter().map(|&(_, k)| k).sum::<usize>() + 1,
+            AttentionPlaces::Paged(size) => self.pages() * size,
+        }
+    }
+
+    /// Pages of the cache; one where there are none.
+    pub(super) fn pages(&self) -> usize {
+        match self.places {
+            AttentionPlaces::Each | AttentionPlaces::Lengths(_) => self.lengths.len(),
+            AttentionPlaces::Offsets => 1,
+            AttentionPlaces::Paged(size) => self.lengths.iter().map(|&(_, k)| k.div_ceil(size)).sum::<usize>() + 2,
+        }
+    }
+
+    /// Pages of a row of the table.
+    pub(super) fn table_width(&self, page_size: usize) -> usize {
+        self.most_keys().div_ceil(page_size) + 1
+    }
+
+    /// The table: every sequence has pages of its own, none of them in order.
+    pub(super) fn table(&self, page_size: usize) -> Vec<u32> {
+        let (width, pages) = (self.table_width(page_size), self.pages());
+        // A step that has no factor in common with the pages.
+        let step = (pages / 2 + 1..).find(|step| gcd(*step, pages) == 1).unwrap_or(1);
+        let (mut next, mut table) = (0, Vec::new());
+        for &(_, keys) in &self.lengths {
+            for place in 0..width {
+                let is_used = place < keys.div_ceil(page_size);
+                let page = (next * step + 1) % pages;
+                next += usize::from(is_used);
+                let is_bad = self.values == AttentionValues::BadPages && place % 3 == 1;
+                table.push(if is_used && !is_bad { page as u32 } else { [u32::MAX, pages as u32][place % 2] });
+            }
+        }
+        table
+    }
+
+    /// The row of a key of a sequence; none of a page that is none.
+    pub(super) fn row(&self, sequence: usize, key: usize, table: &[u32]) -> Option<usize> {
+        match self.places {
+            AttentionPlaces::Each => Some(sequence * self.most_keys() + key),
+            AttentionPlaces::Lengths(spare) => Some(sequence * (self.most_keys() + spare) + key),
+            AttentionPlaces::Offsets => Some(self.kv_offsets()[sequence] as usize + key),
+            AttentionPlaces::Paged(size) => {
+                let page = table[sequence * self.table_width(size) + key / size] as usize;
+                (page < self.pages()).then_some(page * size + key % size)
+            }
+        }
+    }
+
+    /// The first row of every sequence, and the end of the last; nobody's is the first row.
+    pub(super) fn kv_offsets(&self) -> Vec<u32> {
+        let ends = self.lengths.iter().scan(1, |end, &(_, k)| {
+            *end += k as u32;
+            Some(*end)
+        });
+        std::iter::once(1).chain(ends).collect()
+    }
+
+    /// Keys (`salt` 2) or values (3) of every row: `[row][head][feature]`; NaN where nobody's keys are. Every value is one of the
+    /// format.
+    pub(super) fn keys(&self, salt: u64) -> Vec<f32> {
+        let mut rng = self.rng(salt);
+        let is_keys = salt == 2;
+        let columns = if is_keys { self.dims.0 } else { self.dims.1 };
+        let width = self.heads.1 * columns;
+        let mut all = vec![f32::NAN; self.rows() * width];
+        let table = match self.places {
+            AttentionPlaces::Paged(size) => self.table(size),
+            _ => Vec::new(),
+        };
+        let alike: Vec<f32> = (0..width).map(|_| normal(&mut rng)).collect();
+        for (sequence, &(_, keys)) in self.lengths.iter().enumerate() {
+            for key in 0..keys {
+                let values: Vec<f32> = (0..width).map(|_| normal(&mut rng)).collect();
+                let special = rng.random_range(0..width);
+                let Some(row) = self.row(sequence, key, &table) else { continue };
+                let to = &mut all[row * width..][..width];
+                to.copy_from_slice(if is_keys && self.values == AttentionValues::Equal { &alike } else { &values });
+                match self.values {
+                    AttentionValues::NotFinite if is_keys && key + 1 == keys => to[special] = f32::NAN,
+                    AttentionValues::NotFinite if !is_keys && key + 2 == keys => to[special] = f32::INFINITY,
+                    AttentionValues::MinusInfinity if is_keys && (key % 5 == 2 || sequence % 3 == 2) => {
+                        to.iter_mut().step_by(columns).for_each(|value| *value = f32::NEG_INFINITY);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        all.iter_mut().for_each(|value| *value = self.stored(*value));
+        all
+    }
+
+    /// A number as the format of keys holds it.
+    fn stored(&self, value: f32) -> f32 {
+        match self.kv {
+            KvFormat::Plain(dtype) => dtype.decode(&dtype.encode(&[value]))[0],
+            _ => qgemm_formats::float8::e4m3_to_f32(e4m3(value)),
+        }
+    }
+
+    /// Factors of the heads of keys (`salt` 4) or values (5).
+    pub(super) fn factors(&self, salt: u64) -> Vec<f32> {
+        let mut rng = self.rng(salt);
+        (0..self.heads.1).map(|_| rng.random_range(0.25..2.0)).collect()
+    }
+}
+
+/// The code of a number in E4M3.
+pub(super) fn e4m3(value: f32) -> u8 {
+    if value.is_nan() { 0x7f } else { qgemm_formats::float8::f32_to_e4m3(value) }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A line for tables: `3x(1,70) 8/2x64 f16`, then whatever is not the default.
+impl fmt::Display for AttentionCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let first = self.lengths[0];
+        match self.lengths.iter().all(|&lengths| lengths == first) {
+            true => write!(f, "{}x({},{})", self.lengths.len(), first.0, first.1)?,
+            false => {
+                let all: Vec<String> = self.lengths.iter().map(|(q, k)| format!("{q},{k}")).collect();
+                write!(f, "({})", all.join(" "))?;
+            }
+        }
+        let ((heads, kv_heads), (qk, v)) = (self.heads, self.dims);
+        write!(f, " {heads}/{kv_heads}x{qk}")?;
+        if qk != v {
+            write!(f, "/{v}")?;
+        }
+        write!(f, " {}", self.dtype)?;
+        if self.kv != KvFormat::Plain(self.dtype) {
+            write!(f, " kv={}", self.kv)?;
+        }
+        match self.places {
+            AttentionPlaces::Each => {}
+            AttentionPlaces::Lengths(spare) => write!(f, " lengths+{spare}")?,
+            AttentionPlaces::Offsets => f.write_str(" offsets")?,
+            AttentionPlaces::Paged(size) => write!(f, " pages={size}")?,
+        }
+        if self.values != AttentionValues::Normal {
+            write!(f, " {}", self.values.name())?;
+        }
+        let flags = [
+            (self.ragged, "ragged"),
+            (!self.causal, "full"),
+            (!self.lse, "no-lse"),
+            (self.batch_invariant, "invariant"),
+            (self.head_major, "head-major"),
+        ];
+        for (_, name) in flags.iter().filter(|(on, _)| *on) {
+            write!(f, " {name}")?;
+        }
+        if let Some(window) = self.window {
+            write!(f, " window={window}")?;
+        }
+        if let Some(scale) = self.scale {
+            write!(f, " scale={scale}")?;
+        }
+        if let Some(cap) = self.soft_cap {
+            write!(f, " cap={cap}")?;
+        }
+        for (name, value) in [("gap", self.gap), ("offset", self.offset)] {
+            if value != 0 {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        write!(f, " seed={}", self.seed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_share_no_pages_and_have_all_of_their_keys() {
+        let case = AttentionCase {
+            places: AttentionPlaces::Paged(3),
+            ..AttentionCase::new(&[(1, 7), (2, 3), (0, 0), (1, 1)], (2, 1), 8, DType::F32)
+        };
+        let table = case.table(3);
+        let mut rows: Vec<usize> = Vec::new();
+        for (sequence, &(_, keys)) in case.lengths.iter().enumerate() {
+            rows.extend((0..keys).map(|key| case.row(sequence, key, &table).expect("all pages are good")));
+        }
+        rows.sort_unstable();
+        rows.dedup();
+        assert_eq!(rows.len(), 11);
+        assert!(rows.iter().all(|row| *row < case.rows()));
+        let keys = case.keys(2);
+        assert_eq!(keys.iter().filter(|value| !value.is_nan()).count(), 11 * 8);
+    }
+}

@@ -1,0 +1,191 @@
+//! The suite of `attention`: which cases a backend must pass.
+
+use qgemm_formats::DType;
+use qgemm_hal::KvFormat;
+
+use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use crate::suite::Group;
+
+type Cases = (Group, fn() -> Vec<AttentionCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<AttentionCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases] = &[
+    group("attention_lengths", "no queries or keys, one, a tile and one more or less, parts of the keys", lengths),
+    group("attention_heads", "every head dimension, groups of heads, every type of queries and keys", heads),
+    group("attention_masks", "causal or not, windows, more queries than keys, soft caps, scales", masks),
+    group("attention_values", "huge logits, NaN and infinities in keys that some queries do not see", values),
+    group("attention_places", "offsets, lengths, pages of every size, pages that are none", places),
+    group("attention_layouts", "strides, heads before tokens, unaligned operands", layouts),
+    group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
+];
+
+/// Numbered, so that random values differ.
+fn numbered(cases: Vec<AttentionCase>) -> Vec<AttentionCase> {
+    cases.into_iter().enumerate().map(|(i, case)| AttentionCase { seed: i as u64, ..case }).collect()
+}
+
+fn types(i: usize) -> DType {
+    [DType::F16, DType::BF16, DType::F32][i % 3]
+}
+
+fn lengths() -> Vec<AttentionCase> {
+    let all: [&[(usize, usize)]; 14] = [
+        &[(1, 1)],
+        &[(1, 0)],
+        &[(1, 63), (1, 64), (1, 65)],
+        &[(1, 700)],
+        &[(2, 31), (2, 33)],
+        &[(5, 5)],
+        &[(8, 300), (8, 0), (8, 8)],
+        &[(0, 3), (3, 0), (1, 9), (0, 0), (7, 7)],
+        &[(16, 16), (17, 40)],
+        &[(33, 64)],
+        &[(63, 63), (64, 64), (65, 65)],
+        &[(128, 200)],
+        &[(70, 129), (1, 128), (20, 31)],
+        &[(1, 1300), (1, 5)],
+    ];
+    let cases = all.into_iter().enumerate().flat_map(|(i, lengths)| {
+        let of = |dtype| AttentionCase { lse: i % 2 == 0, ..AttentionCase::new(lengths, (4, 2), 64, dtype) };
+        [of(types(i)), of(types(i + 1))]
+    });
+    numbered(cases.collect())
+}
+
+fn heads() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let dims = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (120, 136), (200, 248)];
+    for (i, dims) in dims.into_iter().enumerate() {
+        for (j, lengths) in [&[(1, 70), (1, 33)], &[(40, 90), (40, 40)]].into_iter().enumerate() {
+            let heads = [(2, 2), (4, 1), (3, 1)][(i + j) % 3];
+            let case = AttentionCase::new(lengths, heads, 8, types(i + j));
+            cases.push(AttentionCase { dims, ..case });
+        }
+    }
+    for (i, heads) in [(1, 1), (8, 8), (8, 1), (6, 2), (9, 1), (32, 4)].into_iter().enumerate() {
+        for (queries, keys) in [(1, 50), (3, 41), (20, 20)] {
+            cases.push(AttentionCase::new(&[(queries, keys)], heads, 32, types(i)));
+        }
+    }
+    // Every pair of types.
+    for (i, kv) in KvFormat::ALL.into_iter().enumerate() {
+        for dtype in DType::ALL {
+            for queries in [1, 19] {
+                let case = AttentionCase::new(&[(queries, 66), (queries, 20)], (4, 2), [64, 128, 40, 96][i], dtype);
+                cases.push(AttentionCase { kv, ..case });
+            }
+        }
+    }
+    numbered(cases)
+}
+
+fn masks() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for (i, causal) in [true, false].into_iter().enumerate() {
+        for (j, window) in [None, Some(1), Some(7), Some(64), Some(1000)].into_iter().enumerate() {
+            for lengths in [[(1, 200), (1, 3)], [(70, 150), (70, 20)], [(9, 9), (9, 2)]] {
+                let case = AttentionCase::new(&lengths, (2, 1), 64, types(i + j));
+                cases.push(AttentionCase { causal, window, ..case });
+            }
+        }
+    }
+    for (scale, soft_cap) in [(Some(0.3), None), (Some(-0.2), None), (None, Some(2.0)), (Some(1.0), Some(30.0)), (Some(0.0), None)] {
+        for (i, lengths) in [[(1, 80)], [(66, 66)]].into_iter().enumerate() {
+            let case = AttentionCase::new(&lengths, (2, 2), 64, types(i));
+            cases.push(AttentionCase { scale, soft_cap, ..case });
+        }
+    }
+    numbered(cases)
+}
+
+fn values() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let kinds =
+        [AttentionValues::Huge, AttentionValues::Equal, AttentionValues::NotFinite, AttentionValues::MinusInfinity];
+    for values in kinds {
+        for (i, lengths) in [&[(1, 90), (1, 2), (1, 40)][..], &[(70, 100), (70, 70), (70, 9)], &[(4, 6), (4, 300), (4, 4)]]
+            .into_iter()
+            .enumerate()
+        {
+            for dtype in DType::ALL {
+                let case = AttentionCase::new(lengths, (2, 1), 64, dtype);
+                cases.push(AttentionCase { values, ..case.clone() });
+                if i == 1 {
+                    cases.push(AttentionCase { values, causal: false, window: Some(5), ..case });
+                }
+            }
+        }
+    }
+    numbered(cases)
+}
+
+fn places() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let pages = [1, 3, 7, 16, 64, 100].map(AttentionPlaces::Paged);
+    let all = [AttentionPlaces::Offsets, AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(9)];
+    for (i, places) in all.into_iter().chain(pages).enumerate() {
+        for lengths in [&[(1, 130), (1, 0), (1, 17)][..], &[(68, 140), (3, 64), (20, 20)]] {
+            let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
+            cases.push(AttentionCase { places, ..case.clone() });
+            cases.push(AttentionCase { places, ragged: true, kv: KvFormat::Plain(types(i + 1)), ..case.clone() });
+            if matches!(places, AttentionPlaces::Paged(_)) {
+                cases.push(AttentionCase { places, values: AttentionValues::BadPages, ..case });
+            }
+        }
+    }
+    numbered(cases)
+}
+
+fn layouts() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for (i, (gap, offset, head_major)) in
+        [(3, 0, false), (8, 0, false), (0, 1, false), (5, 2, true), (16, 0, true), (0, 3, true)].into_iter().enumerate()
+    {
+        for (j, lengths) in [&[(1, 75), (1, 20)][..], &[(67, 67), (67, 80)]].into_iter().enumerate() {
+            let places = [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][(i + j) % 3];
+            for (k, dtype) in DType::ALL.into_iter().enumerate() {
+                let case = AttentionCase::new(lengths, (4, 2), 40, dtype);
+                let kv = if k == i % 3 { KvFormat::E4M3 } else { case.kv };
+                cases.push(AttentionCase { places, gap, offset, head_major, kv, ..case });
+            }
+        }
+    }
+    numbered(cases)
+}
+
+fn invariant() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for (i, lengths) in
+        [&[(1, 1200), (1, 3), (1, 513), (1, 700)][..], &[(2, 40), (1, 600), (8, 8)], &[(40, 40), (1, 90), (70, 300)]]
+            .into_iter()
+            .enumerate()
+    {
+        for places in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)] {
+            let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
+            cases.push(AttentionCase { places, ragged: true, batch_invariant: true, ..case.clone() });
+            cases.push(AttentionCase { dtype: DType::F16, kv: KvFormat::Plain(DType::F16), places, ragged: true, batch_invariant: true, ..case });
+        }
+    }
+    numbered(cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_format_place_and_type_occurs_with_one_query_and_with_many() {
+        let all: Vec<AttentionCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
+        for dtype in DType::ALL {
+            for kv in KvFormat::ALL {
+                let of = || all.iter().filter(|case| case.dtype == dtype && case.kv == kv);
+                assert!(of().any(|case| case.most_queries() == 1) && of().any(|case| case.most_queries() > 16));
+            }
+            assert!(all.iter().any(|case| case.dtype == dtype && matches!(case.places, AttentionPlaces::Paged(_))));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Attention in f64, on the numbers that kernels are given.
+
+use qgemm_hal::KvFormat;
+use rayon::prelude::*;
+
+use super::case::{AttentionCase, AttentionPlaces};
+
+/// What a query of a head must become.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// The values.
+    pub values: Vec<f64>,
+    /// Of each value: the sum of the squares that it is made of.
+    pub energy: Vec<f64>,
+    /// Log-sum-exp.
+    pub lse: f64,
+    /// Largest magnitude of what the exponential is taken of.
+    pub largest: f64,
+}
+
+/// All rows, `tokens × heads`; none of tokens that are nobody's.
+pub(super) fn attend(case: &AttentionCase, q: &[f32], k: &[f32], v: &[f32]) -> Vec<Option<Row>> {
+    let table = match case.places {
+        AttentionPlaces::Paged(size) => case.table(size),
+        _ => Vec::new(),
+    };
+    let offsets = case.q_offsets();
+    let factors = |salt| match case.kv {
+        KvFormat::E4M3 => case.factors(salt),
+        _ => vec![1.0; case.heads.1],
+    };
+    let inputs = Inputs { case, q, k, v, table, k_factors: factors(4), v_factors: factors(5) };
+    let of_token = |token: usize| -> Vec<Option<Row>> {
+        let sequence = (0..case.lengths.len()).find(|&s| (offsets[s]..offsets[s + 1]).contains(&(token as u32)));
+        (0..case.heads.0)
+            .map(|head| sequence.map(|s| inputs.row(s, token, token - offsets[s] as usize, head)))
+            .collect()
+    };
+    (0..case.tokens()).into_par_iter().flat_map_iter(of_token).collect()
+}
+
+struct Inputs<'a> {
+    case: &'a AttentionCase,
+    q: &'a [f32],
+    k: &'a [f32],
+    v: &'a [f32],
+    table: Vec<u32>,
+    k_factors: Vec<f32>,
+    v_factors: Vec<f32>,
+}
+
+impl Inputs<'_> {
+    fn row(&self, sequence: usize, token: usize, query: usize, head: usize) -> Row {
+        let case = self.case;
+        let ((heads, kv_heads), (qk, v_dim)) = (case.heads, case.dims);
+        let (queries, keys) = case.lengths[sequence];
+        let kv_head = head / (heads / kv_heads);
+        let scale = f64::from(case.scale.unwrap_or(1.0 / (qk as f32).sqrt()) * self.k_factors[kv_head]);
+        let q = &self.q[(token * heads + head) * qk..][..qk];
+        // One behind the query's own position: it may be before the first key.
+        let end = (keys + query + 1) as i64 - queries as i64;
+        let is_seen = |key: usize| {
+            let key = key as i64;
+            (!case.causal || key < end) && case.window.is_none_or(|window| key >= end - window as i64)
+        };
+        let mut scores: Vec<(f64, usize)> = Vec::new();
+        for key in (0..keys).filter(|&key| is_seen(key)) {
+            let Some(row) = case.row(sequence, key, &self.table) else { continue };
+            let k = &self.k[(row * kv_heads + kv_head) * qk..][..qk];
+            let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            let score = case.soft_cap.map_or(product * scale, |cap| {
+                let cap = f64::from(cap);
+                cap * (product * scale / cap).tanh()
+            });
+            scores.push((score, row));
+        }
+        // NaN is the largest of all.
+        let most = scores.iter().fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
+        let mut out = Row { values: vec![0.0; v_dim], energy: vec![0.0; v_dim], lse: f64::NEG_INFINITY, largest: 0.0 };
+        if most == f64::NEG_INFINITY {
+            return out;
+        }
+        let total: f64 = scores.iter().map(|(score, _)| (score - most).exp()).sum();
+        let factor = f64::from(self.v_factors[kv_head]);
+        for (score, row) in scores {
+            let weight = (score - most).exp() / total * factor;
+            if score.is_finite() {
+                out.largest = out.largest.max(score.abs());
+            }
+            let v = &self.v[(row * kv_heads + kv_head) * v_dim..][..v_dim];
+            for ((value, energy), v) in out.values.iter_mut().zip(&mut out.energy).zip(v) {
+                let part = weight * f64::from(*v);
+                *value += part;
+                *energy += part * part;
+            }
+        }
+        out.lse = most + total.ln();
+        out
+    }
+}

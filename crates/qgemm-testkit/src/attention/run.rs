@@ -1,0 +1,337 @@
+//! Runs one attention on a device and judges the result.
+
+use std::ops::Range;
+
+use qgemm_api::{
+    Attention, AttentionArgs, AttentionPlan, Buffer, Context, DeviceKind, Error, Keys, KvStrides, Queries, Workspace,
+};
+use qgemm_formats::DType;
+use qgemm_hal::KvFormat;
+
+use super::case::{AttentionCase, AttentionPlaces, e4m3};
+use super::oracle::{Row, attend};
+use crate::compare::{Mismatch, compare};
+use crate::gemm::Expected;
+use crate::limits::rounded_to;
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
+    device: DeviceKind::Wgpu,
+    applies: |case, _| case.kv.has_factors(),
+    reason: "keys and values in E4M3 have factors, and shaders have no storage buffers left for them",
+}];
+
+/// What results may be off before they are rounded: f32 sums, and where Q is of 16 bits, weights that are rounded to its type.
+fn limit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F32 => 1e-9,
+        DType::F16 => 1e-6,
+        DType::BF16 => 2e-5,
+    }
+}
+
+/// What f32 makes of a score of magnitude 1.
+const SCORE_ERROR: f64 = 1e-6;
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was computed.
+pub fn run(ctx: &Context, case: &AttentionCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// Keys or values in a buffer whose every other byte is poison.
+struct KvOperand {
+    bytes: Vec<u8>,
+    range: Range<usize>,
+    strides: KvStrides,
+    alignment: usize,
+}
+
+const GUARD_BYTES: usize = 256;
+
+impl KvOperand {
+    fn new(case: &AttentionCase, columns: usize, values: &[f32]) -> Self {
+        let (kv_heads, width) = (case.heads.1, case.kv.bytes());
+        let (pages, rows) = (case.pages(), case.rows());
+        let page_rows = rows.checked_div(pages).unwrap_or(0);
+        let pitch = columns + case.gap;
+        let strides = match case.head_major {
+            false => KvStrides {
+                page: (page_rows * kv_heads * pitch) as u64,
+                token: (kv_heads * pitch) as u64,
+                head: pitch as u64,
+            },
+            true => KvStrides {
+                page: (page_rows * kv_heads * pitch) as u64,
+                token: pitch as u64,
+                head: (page_rows * pitch) as u64,
+            },
+        };
+        let start = GUARD_BYTES + case.offset * width;
+        let len = (rows * kv_heads * pitch).saturating_sub(case.gap) * width;
+        let mut bytes = vec![0xff; (start + len + GUARD_BYTES).next_multiple_of(4)];
+        for row in 0..rows {
+            let (page, of_page) = (row / page_rows, row % page_rows);
+            for head in 0..kv_heads {
+                let element = page as u64 * strides.page + of_page as u64 * strides.token + head as u64 * strides.head;
+                for (i, &value) in values[(row * kv_heads + head) * columns..][..columns].iter().enumerate() {
+                    let at = element as usize + i;
+                    match case.kv {
+                        KvFormat::Plain(dtype) => dtype.write(&mut bytes[start..], at, value),
+                        _ => bytes[start + at] = e4m3(value),
+                    }
+                }
+            }
+        }
+        let alignment = match case.offset * width {
+            0 => 16,
+            bytes => 16.min(1 << bytes.trailing_zeros()),
+        };
+        Self { bytes, range: start..start + len, strides, alignment }
+    }
+}
+
+/// What is given to runs, on the device.
+struct Given {
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    k_factors: Buffer,
+    v_factors: Buffer,
+}
+
+/// Which queries and keys each sequence of a run has.
+struct Index {
+    sequences: usize,
+    q_offsets: Vec<u32>,
+    kv_offsets: Vec<u32>,
+    lengths: Vec<u32>,
+    table: Vec<u32>,
+}
+
+impl Index {
+    /// Of all sequences.
+    fn of(case: &AttentionCase) -> Self {
+        Self {
+            sequences: case.lengths.len(),
+            q_offsets: case.q_offsets(),
+            kv_offsets: case.kv_offsets(),
+            lengths: case.lengths.iter().map(|&(_, keys)| keys as u32).collect(),
+            table: if let AttentionPlaces::Paged(size) = case.places { case.table(size) } else { Vec::new() },
+        }
+    }
+
+    /// Of one alone.
+    fn alone(&self, sequence: usize) -> Self {
+        let width = self.table.len() / self.sequences;
+        Self {
+            sequences: 1,
+            q_offsets: self.q_offsets[sequence..sequence + 2].to_vec(),
+            kv_offsets: self.kv_offsets[sequence..sequence + 2].to_vec(),
+            lengths: vec![self.lengths[sequence]],
+            table: self.table[sequence * width..][..width].to_vec(),
+        }
+    }
+}
+
+/// The operands of a case.
+struct Stored {
+    q: Operand,
+    d: Operand,
+    lse: Operand,
+    k: KvOperand,
+    v: KvOperand,
+}
+
+fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let (tokens, heads) = (case.tokens(), case.heads.0);
+    let of_tokens = |columns| Operand::new(case.dtype, tokens * heads, columns, case.gap, case.offset);
+    let (queries, keys, values) = (case.queries(), case.keys(2), case.keys(3));
+    let stored = Stored {
+        q: of_tokens(case.dims.0),
+        d: of_tokens(case.dims.1),
+        lse: Operand::new(DType::F32, 1, tokens * heads, 0, case.offset),
+        k: KvOperand::new(case, case.dims.0, &keys),
+        v: KvOperand::new(case, case.dims.1, &values),
+    };
+    let index = Index::of(case);
+    let plan = ctx.plan_attention(&attention(case, &stored, &index)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
+    let given = (|| {
+        Ok::<_, Error>(Given {
+            q: ctx.upload(&stored.q.encode(&queries))?,
+            k: ctx.upload(&stored.k.bytes)?,
+            v: ctx.upload(&stored.v.bytes)?,
+            k_factors: ctx.upload(&case.factors(4))?,
+            v_factors: ctx.upload(&case.factors(5))?,
+        })
+    })()
+    .map_err(Failure::of_run)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
+    let mut run = |plan: &AttentionPlan, index: &Index| {
+        run_on(ctx, plan, case, &stored, &given, index, &mut workspace).map_err(Failure::of_run)
+    };
+    let (d, lse) = run(&plan, &index)?;
+
+    let rows = attend(case, &queries, &keys, &values);
+    check(case, &stored, &rows, &d, &lse, outcome)?;
+    // An emulated GPU runs its threads in one order; but what a run leaves in the workspace must not matter to the next.
+    if ctx.info().id.kind != DeviceKind::Emu || plan.workspace_bytes() > 0 {
+        let (second, second_lse) = run(&plan, &index)?;
+        Failure::check_same(&d, &second)?;
+        Failure::check_same(&lse, &second_lse)?;
+    }
+    if case.batch_invariant {
+        let pitch = stored.d.row_stride() * case.dtype.bytes();
+        for sequence in 0..case.lengths.len() {
+            let index = index.alone(sequence);
+            let plan = ctx.plan_attention(&attention(case, &stored, &index)).map_err(Failure::of_plan)?;
+            let (alone, _) = run(&plan, &index)?;
+            let rows = index.q_offsets[0] as usize * heads..index.q_offsets[1] as usize * heads;
+            let differs = rows.clone().find(|row| {
+                let at = stored.d.range().start + row * pitch;
+                let bytes = at..at + case.dims.1 * case.dtype.bytes();
+                d[bytes.clone()] != alone[bytes]
+            });
+            differs.map_or(Ok(()), |row| Err(Failure::DependsOnBatch(row)))?;
+        }
+    }
+    Ok(())
+}
+
+fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention {
+    let ((heads, kv_heads), (qk, v_dim)) = (case.heads, case.dims);
+    let queries = match case.ragged {
+        true => Queries::offsets(index.sequences, case.tokens(), case.most_queries()),
+        false => Queries::each(index.sequences, case.most_queries()),
+    };
+    let keys = match case.places {
+        AttentionPlaces::Each => Keys::each(case.most_keys()),
+        AttentionPlaces::Lengths(spare) => Keys::lengths(case.most_keys() + spare),
+        AttentionPlaces::Offsets => Keys::offsets(case.rows(), case.most_keys()),
+        AttentionPlaces::Paged(size) => Keys::paged(case.pages(), size, case.table_width(size)).most(case.most_keys()),
+    };
+    let strides = |operand: &Operand| ((heads * operand.row_stride()) as u64, operand.row_stride() as u64);
+    let ((q_token, q_head), (d_token, d_head)) = (strides(&stored.q), strides(&stored.d));
+    let mut attention = Attention::new(case.dtype, heads, kv_heads, qk, queries, keys)
+        .v_dim(v_dim)
+        .kv_format(case.kv)
+        .q_strides(q_token, q_head)
+        .d_strides(d_token, d_head)
+        .k_strides(stored.k.strides)
+        .v_strides(stored.v.strides)
+        .alignment(stored.q.alignment().min(stored.k.alignment));
+    if case.causal {
+        attention = attention.causal();
+    }
+    if let Some(window) = case.window {
+        attention = attention.window(window);
+    }
+    if let Some(scale) = case.scale {
+        attention = attention.scale(scale);
+    }
+    if let Some(cap) = case.soft_cap {
+        attention = attention.soft_cap(cap);
+    }
+    if case.lse {
+        attention = attention.log_sum_exp();
+    }
+    if case.batch_invariant { attention.batch_invariant() } else { attention }
+}
+
+/// What the buffers around D and the log-sum-exp hold after a run.
+fn run_on(
+    ctx: &Context,
+    plan: &AttentionPlan,
+    case: &AttentionCase,
+    stored: &Stored,
+    given: &Given,
+    index: &Index,
+    workspace: &mut Workspace,
+) -> Result<(Vec<u8>, Vec<u8>), Error> {
+    let (mut d, mut lse) = (ctx.upload(&stored.d.poison())?, ctx.upload(&stored.lse.poison())?);
+    let [q_offsets, kv_offsets, lengths] =
+        [&index.q_offsets, &index.kv_offsets, &index.lengths].map(|words| ctx.upload(words));
+    let (q_offsets, kv_offsets, lengths, table) = (q_offsets?, kv_offsets?, lengths?, ctx.upload(&index.table)?);
+    let paged = matches!(case.places, AttentionPlaces::Paged(_));
+    let mut args = AttentionArgs::new(
+        given.q.slice(stored.q.range())?,
+        given.k.slice(stored.k.range.clone())?,
+        given.v.slice(stored.v.range.clone())?,
+        d.slice_mut(stored.d.range())?,
+    );
+    if case.kv.has_factors() {
+        args.k_factors = Some((&given.k_factors).into());
+        args.v_factors = Some((&given.v_factors).into());
+    }
+    args.q_offsets = case.ragged.then(|| (&q_offsets).into());
+    args.kv_offsets = (case.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());
+    args.kv_lengths = (paged || matches!(case.places, AttentionPlaces::Lengths(_))).then(|| (&lengths).into());
+    args.block_table = paged.then(|| (&table).into());
+    args.lse = if case.lse { Some(lse.slice_mut(stored.lse.range())?) } else { None };
+    args.workspace = Some(workspace);
+    plan.run(&ctx.default_stream(), args)?;
+    let written = (ctx.download(&d)?, ctx.download(&lse)?);
+    d.raw().check_guards()?;
+    lse.raw().check_guards()?;
+    Ok(written)
+}
+
+/// That every query of a sequence has its result, and nothing else was written.
+fn check(
+    case: &AttentionCase,
+    stored: &Stored,
+    rows: &[Option<Row>],
+    d: &[u8],
+    lse: &[u8],
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let v_dim = case.dims.1;
+    let (all, sums) = (stored.d.decode(d), stored.lse.decode(lse));
+    let (mut got, mut expected) = (Vec::new(), Vec::<&Row>::new());
+    for (row, oracle) in rows.iter().enumerate() {
+        let values = &all[row * v_dim..][..v_dim];
+        match oracle {
+            Some(oracle) => {
+                got.extend_from_slice(values);
+                expected.push(oracle);
+            }
+            None => {
+                let start = stored.d.range().start + row * stored.d.row_stride() * case.dtype.bytes();
+                let bytes = start..start + v_dim * case.dtype.bytes();
+                let written = bytes.clone().find(|&byte| d[byte] != 0xff);
+                written.map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+            }
+        }
+    }
+    stored.d.first_written_outside(d).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+    stored.lse.first_written_outside(lse).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+    let largest = expected.iter().map(|row| row.largest).fold(0.0, f64::max);
+    let of_scores = (largest * SCORE_ERROR).powi(2);
+    let tolerance = rounded_to(case.dtype, limit(case.dtype) + of_scores);
+    let values: Vec<f64> = expected.iter().flat_map(|row| row.values.iter().copied()).collect();
+    let energy: Vec<f64> = expected.iter().flat_map(|row| row.energy.iter().copied()).collect();
+    let floor = vec![0.0; values.len()];
+    let comparison = compare(&got, &Expected { m: expected.len(), n: v_dim, values, energy, floor }, tolerance);
+    outcome.comparison = Some(comparison);
+    outcome.limit = Some(tolerance.nmse);
+    if !comparison.within(tolerance) {
+        return Err(Failure::Inaccurate(comparison));
+    }
+    for (place, oracle) in rows.iter().enumerate().filter(|_| case.lse) {
+        let (row, column, got) = (place / case.heads.0, place % case.heads.0, f64::from(sums[place]));
+        let Some(oracle) = oracle else { continue };
+        let near = (got - oracle.lse).abs() <= 2e-5 * (1.0 + oracle.lse.abs()) + 4.0 * SCORE_ERROR * oracle.largest;
+        let same = got == oracle.lse || (!oracle.lse.is_finite() && oracle.lse != f64::NEG_INFINITY && !got.is_finite());
+        if !near && !same {
+            return Err(Failure::WrongLogSumExp(Mismatch { row, column, expected: oracle.lse, got }));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! Random attentions: any lengths, heads, places and masks from one seed.
+
+use qgemm_formats::DType;
+use qgemm_hal::KvFormat;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
+use crate::random::{gap, pick, skewed};
+
+const MAX_SEQUENCES: usize = 6;
+const MAX_QUERIES: usize = 150;
+const MAX_KEYS: usize = 700;
+
+/// The case that `seed` stands for.
+pub(super) fn random_case(seed: u64) -> AttentionCase {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let ragged = rng.random();
+    let each = skewed(rng, MAX_QUERIES);
+    let length = |rng: &mut StdRng| {
+        let queries = if ragged { skewed(rng, MAX_QUERIES + 1) - 1 } else { each };
+        (queries, skewed(rng, MAX_KEYS + 1) - 1)
+    };
+    let lengths: Vec<(usize, usize)> = (0..skewed(rng, MAX_SEQUENCES)).map(|_| length(rng)).collect();
+    let kv_heads = skewed(rng, 4);
+    let heads = (kv_heads * skewed(rng, 9), kv_heads);
+    let dtype = pick(rng, &DType::ALL);
+    let dim = |rng: &mut StdRng| 8 * rng.random_range(1..=32);
+    let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256]), 0) } else { (dim(rng), dim(rng)) };
+    let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
+    let page = skewed(rng, 80);
+    let places =
+        pick(rng, &[AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(5), AttentionPlaces::Offsets, AttentionPlaces::Paged(page)]);
+    let kv = match rng.random_range(0..4) {
+        0 => KvFormat::E4M3,
+        _ => KvFormat::Plain(dtype),
+    };
+    let is_paged = matches!(places, AttentionPlaces::Paged(_));
+    let values = match pick(rng, &AttentionValues::ALL) {
+        AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
+        // E4M3 has no infinities.
+        AttentionValues::MinusInfinity | AttentionValues::NotFinite if kv == KvFormat::E4M3 => AttentionValues::Normal,
+        values => values,
+    };
+    AttentionCase {
+        ragged,
+        places,
+        dims,
+        kv,
+        causal: rng.random_ratio(2, 3),
+        window: rng.random_ratio(1, 3).then(|| skewed(rng, 300)),
+        soft_cap: rng.random_ratio(1, 4).then_some(20.0),
+        lse: rng.random(),
+        batch_invariant: ragged && rng.random_ratio(1, 3),
+        head_major: is_paged && rng.random(),
+        values,
+        gap: gap(rng, 20),
+        offset: gap(rng, 4),
+        seed,
+        ..AttentionCase::new(&lengths, heads, 8, dtype)
+    }
+}

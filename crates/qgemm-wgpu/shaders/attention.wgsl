@@ -1,0 +1,339 @@
+// Attention: a workgroup has ROWS rows, each a query of one of the heads that share keys, and goes through the keys that they see, as
+// many at a time as it has invocations. Numbers that are not finite are told by their bits, because adapters may calculate as if
+// there were none. Offsets, lengths and tables never lead out of an operand, whatever they hold.
+
+struct Params {
+    sequences: u32,
+    tokens: u32,        // of all sequences
+    most_queries: u32,  // of one; of all as many where there are no offsets
+    most_keys: u32,
+    pages: u32,
+    page_size: u32,
+    table_width: u32,   // 0 where there is no table
+    row_groups: u32,    // workgroups for a sequence and a head of keys
+    factor: f32,        // of products: of tanh's argument, or of the exponent to base 2
+    soft_cap: f32,      // as an exponent to base 2
+    q_base: u32,        // distances in elements, as in `params.wgsl`
+    k_base: u32,
+    v_base: u32,
+    q_offsets_base: u32,
+    kv_index_base: u32,
+    table_base: u32,
+    d_base: u32,
+    lse_base: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> queries: array<u32>;
+@group(0) @binding(1) var<storage, read> keys: array<u32>;
+@group(0) @binding(2) var<storage, read> values: array<u32>;
+@group(0) @binding(3) var<storage, read> q_offsets: array<u32>;
+@group(0) @binding(4) var<storage, read> kv_index: array<u32>;  // offsets or lengths
+@group(0) @binding(5) var<storage, read> block_table: array<u32>;
+@group(0) @binding(6) var<storage, read_write> d: array<atomic<u32>>;
+@group(0) @binding(7) var<storage, read_write> lse: array<u32>;
+
+const GROUP: u32 = HEADS / KV_HEADS;
+// Below every exponent that counts; its power is 0.
+const MASKED: f32 = -3.0e38;
+const NOT_FOUND: u32 = 0xffffffffu;
+const COLUMNS: u32 = 256u;
+
+var<workgroup> q: array<vec4<f32>, ROWS * COLUMNS / 4u>;
+var<workgroup> scores: array<f32, ROWS * THREADS>;
+// Where the value of each key begins, and which rows see it: a bit each.
+var<workgroup> value_at: array<u32, THREADS>;
+var<workgroup> seen_by: array<u32, THREADS>;
+var<workgroup> first_seen: array<u32, ROWS>;
+var<workgroup> end_seen: array<u32, ROWS>;
+var<workgroup> partial: array<f32, 64u>;
+var<workgroup> largest: array<f32, ROWS>;
+var<workgroup> total: array<f32, ROWS>;
+var<workgroup> kept: array<f32, ROWS>;
+// 1 where a score of the row is NaN or positive infinity: its result is NaN.
+var<workgroup> spoiled: array<atomic<u32>, ROWS>;
+var<workgroup> bounds: vec2<u32>;
+
+fn beyond(a: u32, b: u32) -> u32 {
+    return a - min(a, b);
+}
+
+// Four elements of a buffer of words, from `index` on.
+fn word_pair(low: u32, high: u32) -> vec4<f32> {
+    return four_halves(low, high, KV_DTYPE);
+}
+
+fn load_query(index: u32) -> f32 {
+    return element(queries[word_of(index, DTYPE)], index, DTYPE);
+}
+
+fn load_key(index: u32) -> vec4<f32> {
+    if (KV_DTYPE == F32) {
+        return bitcast<vec4<f32>>(vec4<u32>(keys[index], keys[index + 1u], keys[index + 2u], keys[index + 3u]));
+    }
+    if (index % 2u == 0u) {
+        return word_pair(keys[index / 2u], keys[index / 2u + 1u]);
+    }
+    let words = vec3<u32>(keys[index / 2u], keys[index / 2u + 1u], keys[index / 2u + 2u]);
+    return word_pair((words.x >> 16u) | (words.y << 16u), (words.y >> 16u) | (words.z << 16u));
+}
+
+fn load_value(index: u32) -> vec2<f32> {
+    if (KV_DTYPE == F32) {
+        return vec2<f32>(bitcast<f32>(values[index]), bitcast<f32>(values[index + 1u]));
+    }
+    if (index % 2u == 0u) {
+        return word_pair(values[index / 2u], 0u).xy;
+    }
+    return word_pair((values[index / 2u] >> 16u) | (values[index / 2u + 1u] << 16u), 0u).xy;
+}
+
+// Stores a half beside another row's.
+fn store_half(index: u32, half: u32) {
+    let shift = index % 2u * 16u;
+    atomicAnd(&d[index / 2u], ~(0xffffu << shift));
+    atomicOr(&d[index / 2u], half << shift);
+}
+
+fn half_of(value: f32) -> u32 {
+    if (DTYPE == F16) {
+        return f32_to_f16(value);
+    }
+    return f32_to_bf16(value);
+}
+
+// Two neighbours.
+fn store_result(index: u32, result: vec2<f32>) {
+    if (DTYPE == F32) {
+        atomicStore(&d[index], bitcast<u32>(result.x));
+        atomicStore(&d[index + 1u], bitcast<u32>(result.y));
+        return;
+    }
+    let halves = vec2<u32>(half_of(result.x), half_of(result.y));
+    if (index % 2u == 0u) {
+        atomicStore(&d[index / 2u], halves.x | (halves.y << 16u));
+        return;
+    }
+    store_half(index, halves.x);
+    store_half(index + 1u, halves.y);
+}
+
+fn is_nan_or_infinite(value: f32) -> bool {
+    return (bitcast<u32>(value) & 0x7f800000u) == 0x7f800000u;
+}
+
+// The exponent to base 2 of a product.
+fn exponent(product: f32) -> f32 {
+    if (!SOFT_CAP) {
+        return product;
+    }
+    let e = exp2(max(abs(product), 0.0) * -2.88539008);
+    return select(1.0, -1.0, product < 0.0) * (1.0 - e) / (1.0 + e) * p.soft_cap;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let place = workgroup.x + workgroup.y * workgroups.x;
+    let all = p.sequences * KV_HEADS * p.row_groups;
+    let is_one = place < all;
+    let sequence = select(0u, place / p.row_groups / KV_HEADS, is_one);
+    let kv_head = place / p.row_groups % KV_HEADS;
+    var first_token = sequence * p.most_queries;
+    var query_count = p.most_queries;
+    if (Q_OFFSETS) {
+        first_token = min(q_offsets[p.q_offsets_base + sequence], p.tokens);
+        query_count = min(beyond(min(q_offsets[p.q_offsets_base + sequence + 1u], p.tokens), first_token), query_count);
+    }
+    var first_key_row = 0u;
+    var key_count = p.most_keys;
+    if (KV_OFFSETS) {
+        first_key_row = min(kv_index[p.kv_index_base + sequence], p.page_size);
+        key_count = min(beyond(min(kv_index[p.kv_index_base + sequence + 1u], p.page_size), first_key_row), key_count);
+    } else if (KV_LENGTHS) {
+        key_count = min(kv_index[p.kv_index_base + sequence], key_count);
+    }
+    let first_row = place % p.row_groups * ROWS;
+    let rows = select(0u, min(beyond(query_count * GROUP, first_row), ROWS), is_one);
+
+    if (thread < ROWS) {
+        let query = (first_row + thread) / GROUP;
+        let end = beyond(key_count + query + 1u, query_count);
+        let last = select(key_count, min(end, key_count), CAUSAL);
+        let is_row = thread < rows;
+        end_seen[thread] = select(0u, last, is_row);
+        first_seen[thread] = select(0u, min(beyond(end, WINDOW), last), is_row);
+        largest[thread] = MASKED;
+        total[thread] = 0.0;
+        atomicStore(&spoiled[thread], 0u);
+    }
+    for (var i = thread; i < rows * QK_DIM; i += THREADS) {
+        let r = i / QK_DIM;
+        let column = i % QK_DIM;
+        let row = first_row + r;
+        let head = kv_head * GROUP + row % GROUP;
+        let index = p.q_base + (first_token + row / GROUP) * Q_TOKEN + head * Q_HEAD + column;
+        q[(r * COLUMNS + column) / 4u][column % 4u] = load_query(index);
+    }
+    workgroupBarrier();
+    if (thread == 0u) {
+        var first = NOT_FOUND;
+        var end = 0u;
+        for (var r = 0u; r < rows; r++) {
+            if (first_seen[r] < end_seen[r]) {
+                first = min(first, first_seen[r]);
+                end = max(end, end_seen[r]);
+            }
+        }
+        bounds = vec2<u32>(min(first, end) / THREADS * THREADS, end);
+    }
+    let range = workgroupUniformLoad(&bounds);
+
+    // Columns 2 · thread and the next, and those 2 · THREADS further on.
+    var sums: array<vec4<f32>, ROWS>;
+    for (var r = 0u; r < ROWS; r++) {
+        sums[r] = vec4<f32>();
+    }
+    for (var tile = range.x; tile < range.y; tile += THREADS) {
+        // An invocation a key.
+        let key = tile + thread;
+        var seen = 0u;
+        for (var r = 0u; r < rows; r++) {
+            seen |= u32(key >= first_seen[r] && key < end_seen[r]) << r;
+        }
+        var page = sequence;
+        var row = key;
+        if (KV_OFFSETS) {
+            page = 0u;
+            row += first_key_row;
+        } else if (TABLE) {
+            if (seen != 0u) {
+                page = block_table[p.table_base + sequence * p.table_width + key / p.page_size];
+            }
+            row = key % p.page_size;
+            seen = select(0u, seen, page < p.pages);
+        }
+        value_at[thread] = p.v_base + page * V_PAGE + row * V_TOKEN + kv_head * V_HEAD;
+        seen_by[thread] = seen;
+        var products: array<f32, ROWS>;
+        for (var r = 0u; r < ROWS; r++) {
+            products[r] = 0.0;
+        }
+        if (seen != 0u) {
+            let key_at = p.k_base + page * K_PAGE + row * K_TOKEN + kv_head * K_HEAD;
+            for (var column = 0u; column < QK_DIM; column += 4u) {
+                let k = load_key(key_at + column);
+                for (var r = 0u; r < ROWS; r++) {
+                    products[r] += dot(q[(r * COLUMNS + column) / 4u], k);
+                }
+            }
+        }
+        for (var r = 0u; r < ROWS; r++) {
+            let product = products[r] * p.factor;
+            var score = exponent(product);
+            if (is_nan_or_infinite(product)) {
+                let is_spoiled = bitcast<u32>(product) != 0xff800000u && !(SOFT_CAP && bitcast<u32>(product) == 0x7f800000u);
+                if (is_spoiled && ((seen >> r) & 1u) == 1u) {
+                    atomicStore(&spoiled[r], 1u);
+                }
+                if (!SOFT_CAP) {
+                    score = MASKED;
+                }
+            }
+            scores[r * THREADS + thread] = select(MASKED, score, ((seen >> r) & 1u) == 1u);
+        }
+        workgroupBarrier();
+        // Eight invocations a row, of which each has every eighth key.
+        let r = thread / 8u;
+        var most = MASKED;
+        if (r < rows) {
+            for (var i = thread % 8u; i < THREADS; i += 8u) {
+                most = max(most, scores[r * THREADS + i]);
+            }
+        }
+        partial[thread] = most;
+        workgroupBarrier();
+        var before = MASKED;
+        if (r < rows) {
+            before = largest[r];
+            most = before;
+            for (var i = 0u; i < 8u; i++) {
+                most = max(most, partial[r * 8u + i]);
+            }
+        }
+        workgroupBarrier();
+        var sum = 0.0;
+        if (r < rows) {
+            for (var i = thread % 8u; i < THREADS; i += 8u) {
+                let score = scores[r * THREADS + i];
+                let power = select(exp2(score - most), 0.0, score <= MASKED);
+                scores[r * THREADS + i] = power;
+                sum += power;
+            }
+        }
+        partial[thread] = sum;
+        workgroupBarrier();
+        if (r < rows && thread % 8u == 0u) {
+            let weight = select(exp2(before - most), 0.0, before <= MASKED);
+            var all_sums = 0.0;
+            for (var i = 0u; i < 8u; i++) {
+                all_sums += partial[r * 8u + i];
+            }
+            kept[r] = weight;
+            total[r] = total[r] * weight + all_sums;
+            largest[r] = most;
+        }
+        workgroupBarrier();
+        for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
+            sums[row_of_group] *= kept[row_of_group];
+        }
+        let column = thread * 2u;
+        for (var i = 0u; i < THREADS; i++) {
+            let seen_value = seen_by[i];
+            if (seen_value == 0u || column >= V_DIM) {
+                continue;
+            }
+            var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
+            if (column + 2u * THREADS < V_DIM) {
+                v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
+            }
+            for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
+                // A value that is not seen may be no number.
+                if (((seen_value >> row_of_group) & 1u) == 1u) {
+                    sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
+                }
+            }
+        }
+        workgroupBarrier();
+    }
+
+    for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
+        let row = first_row + row_of_group;
+        let head = kv_head * GROUP + row % GROUP;
+        let token = first_token + row / GROUP;
+        let sum = total[row_of_group];
+        var result = sums[row_of_group] * select(1.0 / sum, 0.0, sum == 0.0);
+        let is_spoiled = atomicLoad(&spoiled[row_of_group]) == 1u;
+        if (is_spoiled) {
+            result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
+        }
+        let column = thread * 2u;
+        let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
+        if (column < V_DIM) {
+            store_result(to, result.xy);
+        }
+        if (column + 2u * THREADS < V_DIM) {
+            store_result(to + 2u * THREADS, result.zw);
+        }
+        if (LSE && thread == 0u) {
+            // As bits: expressions of constants may be no infinities.
+            var bits = bitcast<u32>((largest[row_of_group] + log2(max(sum, 1e-30))) * 0.693147181);
+            bits = select(bits, 0xff800000u, sum == 0.0);
+            lse[p.lse_base + token * HEADS + head] = select(bits, 0x7fc00000u, is_spoiled);
+        }
+    }
+}
