@@ -171,13 +171,14 @@ fn main(
         total[thread] = 0.0;
         atomicStore(&spoiled[thread], 0u);
     }
-    for (var i = thread; i < rows * QK_DIM; i += THREADS) {
-        let r = i / QK_DIM;
-        let column = i % QK_DIM;
+    for (var i = thread; i < rows * (QK_DIM / 4u); i += THREADS) {
+        let r = i / (QK_DIM / 4u);
+        let column = i % (QK_DIM / 4u) * 4u;
         let row = first_row + r;
         let head = kv_head * GROUP + row % GROUP;
         let index = p.q_base + (first_token + row / GROUP) * Q_TOKEN + head * Q_HEAD + column;
-        q[(r * COLUMNS + column) / 4u][column % 4u] = load_query(index);
+        q[(r * COLUMNS + column) / 4u] =
+            vec4<f32>(load_query(index), load_query(index + 1u), load_query(index + 2u), load_query(index + 3u));
     }
     workgroupBarrier();
     if (thread == 0u) {

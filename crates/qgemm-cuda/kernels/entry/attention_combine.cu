@@ -18,12 +18,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const bool sees = seen.first < seen.end;
     const u32 first = sees ? seen.first / p.at.part_keys : 0;
     const u32 end = sees ? (seen.end - 1) / p.at.part_keys + 1 : 0;
-    float largest = MINUS_INFINITY, total = 0.0f;
+    float largest = minus_infinity(), total = 0.0f;
     for (u32 part = first; part < end; part++) {
         const float other = ld_global_cg_f32(partial_result(p, token, head, part));
         largest = other > largest ? other : largest;
     }
-    const float base = largest == MINUS_INFINITY ? 0.0f : largest;
+    const float base = largest == minus_infinity() ? 0.0f : largest;
     float sums[8] = {};
     const u32 c = lane * 8;
     for (u32 part = first; part < end; part++) {

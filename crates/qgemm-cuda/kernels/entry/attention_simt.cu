@@ -4,10 +4,10 @@
 #include "mainloop/attention_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, GROUPS_A_WARP = 32 / QG_LANES, GROUPS = WARPS * GROUPS_A_WARP;
+constexpr u32 TILE_KEYS = QG_KEYS;
 // Keys that a group has in flight.
-constexpr u32 UNROLL = 4;
-constexpr u32 TILE_KEYS = GROUPS * UNROLL;
-static_assert(TILE_KEYS == QG_KEYS, "the host cuts keys into other tiles");
+constexpr u32 UNROLL = TILE_KEYS / GROUPS;
+static_assert(UNROLL * GROUPS == TILE_KEYS && UNROLL <= 32, "every group has as many keys of a tile");
 constexpr u32 COLUMNS = QG_LANES * 8;
 
 using KvEight = Eight<QG_KV>;
@@ -56,11 +56,11 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
 #pragma unroll
         for (u32 u = 0; u < UNROLL; u++) {
             scores[r][u] = bounded(p, scores[r][u]);
-            if (!ALL && !is_seen(row, u)) scores[r][u] = MINUS_INFINITY;
+            if (!ALL && !is_seen(row, u)) scores[r][u] = minus_infinity();
             largest = scores[r][u] > largest ? scores[r][u] : largest;
         }
         // Of minus infinities no power is taken of a difference of two.
-        const float base = largest == MINUS_INFINITY ? 0.0f : largest;
+        const float base = largest == minus_infinity() ? 0.0f : largest;
         const float kept = ex2_approx(row.largest - base);
         row.largest = largest;
         row.total *= kept;
@@ -123,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_simt(const
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         rows[r].seen = keys_seen(p, s, row / heads);
-        rows[r].largest = MINUS_INFINITY;
+        rows[r].largest = minus_infinity();
         rows[r].total = 0.0f;
 #pragma unroll
         for (u32 i = 0; i < 8; i++) rows[r].q[i] = rows[r].sums[i] = 0.0f;
@@ -173,13 +173,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_simt(const
     cta_barrier();
     // A warp a row, eight columns a lane.
     for (u32 r = warp; r < QG_ROWS && first_row + r <= last_row; r += WARPS) {
-        float largest = MINUS_INFINITY, total = 0.0f;
+        float largest = minus_infinity(), total = 0.0f;
         float sums[8] = {};
         for (u32 g = 0; g < GROUPS; g++) {
             const float other = ld_shared(&shared.largest[g][r]);
             largest = other > largest ? other : largest;
         }
-        const float base = largest == MINUS_INFINITY ? 0.0f : largest;
+        const float base = largest == minus_infinity() ? 0.0f : largest;
         const u32 c = lane * 8;
         for (u32 g = 0; g < GROUPS; g++) {
             const float weight = ex2_approx(ld_shared(&shared.largest[g][r]) - base);

@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_mma(const 
 #pragma unroll
     for (u32 i = 0; i < 2; i++) seen[i] = keys_seen(p, s, least(first_query + own_row + 8 * i, last_query));
     float sums[V_TILES][4] = {};
-    float largest[2] = {MINUS_INFINITY, MINUS_INFINITY}, total[2] = {0.0f, 0.0f};
+    float largest[2] = {minus_infinity(), minus_infinity()}, total[2] = {0.0f, 0.0f};
     const float factor = key_factor(p, kv_head);
 
     const u32 q_rows = shared_address(shared.q) + (warp * WARP_ROWS + lane % 16) * QK_PITCH + lane / 16 * 16;
@@ -226,7 +226,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_mma(const 
                 if (!all_seen) {
                     const u32 column = n * MMA_N + lane % 4 * 2 + i % 2, key = tile + column;
                     const bool is_seen = key >= seen[i / 2].first && key < seen[i / 2].end;
-                    if (!is_seen || !(there[column / 32] >> column % 32 & 1u)) score = MINUS_INFINITY;
+                    if (!is_seen || !(there[column / 32] >> column % 32 & 1u)) score = minus_infinity();
                 }
                 above[i / 2] = score > above[i / 2] ? score : above[i / 2];
             }
@@ -240,7 +240,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_mma(const 
                 above[i] = other > above[i] ? other : above[i];
             }
             // Of minus infinities no power is taken of a difference of two.
-            base[i] = above[i] == MINUS_INFINITY ? 0.0f : above[i];
+            base[i] = above[i] == minus_infinity() ? 0.0f : above[i];
             kept[i] = ex2_approx(largest[i] - base[i]);
             largest[i] = above[i];
             total[i] *= kept[i];

@@ -18,7 +18,9 @@ struct AttentionParams {
 // Numbers as the prelude calls the format of keys and values: an element type, or E4M3.
 constexpr u32 KV_E4M3 = 3;
 
-constexpr float MINUS_INFINITY = -__builtin_huge_valf();
+QG_DEVICE float minus_infinity() {
+    return bits_to_f32(0xff800000u);
+}
 constexpr float LN_2 = 0.693147181f;
 
 struct Sequence {
@@ -234,7 +236,7 @@ QG_DEVICE float value_factor(const AttentionParams& p, u32 kv_head) {
 
 // The log-sum-exp of exponents to base 2 whose largest is `largest` and of whose powers, less that, the sum is `sum`.
 QG_DEVICE float log_sum_exp(float largest, float sum) {
-    return sum == 0.0f ? MINUS_INFINITY : (largest + lg2_approx(sum)) * LN_2;
+    return sum == 0.0f ? minus_infinity() : (largest + lg2_approx(sum)) * LN_2;
 }
 
 // A partial result: the largest exponent, the sum of the powers, two words that are not used, and the sums of the values.

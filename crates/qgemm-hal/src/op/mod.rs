@@ -1,6 +1,6 @@
 //! Operations: what each computes, its operands, and what it must move and multiply. One file or folder an operation.
 //!
-//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`]): the API has validated it, backends trust it. Its
+//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`]): the API has validated it, backends trust it. Its
 //! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
 
 pub mod attention;

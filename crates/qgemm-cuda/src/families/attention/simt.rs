@@ -24,8 +24,6 @@ const THREADS: u32 = 128;
 const ROWS: [u32; 3] = [1, 4, 8];
 /// Lanes that hold a key, eight features each.
 const LANES: [u32; 3] = [8, 16, 32];
-/// Keys of a group of lanes that are loaded together.
-const UNROLL: u32 = 4;
 /// CTAs that a multiprocessor runs at once: keys are cut into parts until there are so many.
 const CTAS_A_UNIT: usize = 4;
 /// Fewest keys that are worth a part.
@@ -55,6 +53,11 @@ const fn groups(lanes: u32) -> u32 {
     THREADS / lanes
 }
 
+/// Keys of a group of lanes that are loaded together: fewer with many rows, which leave fewer registers.
+const fn keys_together(rows: u32) -> u32 {
+    if rows > 4 { 2 } else { 4 }
+}
+
 fn spec_of(op: &CheckedAttention) -> AttentionSpec {
     let (lanes, rows) = (lanes(op), op.most_queries() * op.group());
     let rows = ROWS.into_iter().find(|&most| most as usize >= rows).unwrap_or(ROWS[2]);
@@ -63,7 +66,7 @@ fn spec_of(op: &CheckedAttention) -> AttentionSpec {
 
 fn attend_spec(kv: KvFormat, lanes: u32, rows: u32) -> AttentionSpec {
     let (qk, v) = (lanes * 8, lanes * 8);
-    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows, keys: groups(lanes) * UNROLL }
+    AttentionSpec { step: Name::new("attend"), kv, qk, v, rows, keys: groups(lanes) * keys_together(rows) }
 }
 
 /// Of the kernel that adds parts up, which serves every format and dimension.
