@@ -130,7 +130,9 @@ impl Buffer {
         read.iter().chain(&write).try_for_each(|range| check_range("view", range, self.len))?;
         for (place, written) in write.iter().enumerate() {
             let others = read.iter().chain(&write[place + 1..]);
-            if let Some(other) = others.into_iter().find(|o| o.start < written.end && written.start < o.end) {
+            // Empty ranges have no byte in common with any.
+            let shares = |o: &&Range<usize>| o.start.max(written.start) < o.end.min(written.end);
+            if let Some(other) = others.into_iter().find(shares) {
                 return Err(HalError::Overlap { written: written.clone(), other: other.clone() });
             }
         }
