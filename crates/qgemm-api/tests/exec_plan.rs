@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use qgemm_api::exec::{ExecPlan, Region, RegionKind};
 use qgemm_api::gguf::GgufHeader;
-use qgemm_api::{Args, Context, DType, Error, Format, PlanOptions, Problem, half::f16, open_model, quantize};
+use qgemm_api::{Args, Context, DType, Error, Format, HalError, PlanOptions, Problem, half::f16, open_model, quantize};
 use serde_json::{Value, json};
 
 const HIDDEN: usize = 64;
@@ -348,6 +348,8 @@ fn what_does_not_fit_is_named() {
         ("/ops/0/kernel_id".into(), json!("gemm:none:-:x"), "ops[0] (blk.0.attn_q).kernel_id"),
         ("/ops/0/dispatch/grid".into(), json!([9, 9, 9]), "ops[0] (blk.0.attn_q).dispatch"),
         ("/ops/0/x".into(), json!("nowhere"), "ops[0] (blk.0.attn_q).x"),
+        ("/memory/arena_bytes".into(), json!(1u64 << 50), "memory.arena_bytes"),
+        ("/ops/0/reduction/order".into(), json!("last-arriver-in-order"), "ops[0] (blk.0.attn_q).reduction"),
         (of_shared("bytes"), json!(1), "memory.regions (blk.0.k).bytes"),
         (of_shared("offset"), q["offset"].clone(), "memory.regions ("),
         (of_shared("offset"), json!(1), "memory.regions (blk.0.k).offset"),
@@ -416,6 +418,26 @@ fn products_run_in_the_arena_and_canaries_are_watched() {
     silent.expect("nobody looks");
     let regions = &loaded.exec_plan().memory.regions;
     assert!(regions.iter().any(|r| r.kind == RegionKind::Weight && r.name == "blk.0.attn_q.weight"));
+}
+
+#[test]
+fn wgpu_runs_products_and_refuses_the_arena() {
+    let folder = Folder::new();
+    let path = folder.model("llama", &dense(1));
+    // Without an adapter there is nothing to refuse.
+    let Ok(ctx) = Context::open("wgpu:0") else { return };
+    let text = serde_json::to_string(&plan(&ctx, &path)).expect("JSON");
+    let model = open_model(&path).expect("a model");
+    let loaded = ctx.load_plan(&text, &model).expect("it fits");
+    let weight = ctx.load(&model.weight("blk.0.attn_q").expect("there")).expect("memory");
+    let mut arena = loaded.arena().expect("memory");
+    let refused = loaded.run(&ctx.default_stream(), "blk.0.attn_q", &mut arena, &weight, None);
+    assert!(matches!(&refused, Err(Error::Hal(HalError::Unsupported { .. }))), "{refused:?}");
+    let product = loaded.product("blk.0.attn_q").expect("its kernel is there");
+    let (x, mut d) = (ctx.allocate(BATCH * HIDDEN * 2).expect("memory"), ctx.allocate(BATCH * HIDDEN * 2).expect("memory"));
+    let mut workspace = ctx.workspace(product.workspace_bytes()).expect("memory");
+    let args = Args::new(&x, &weight, &mut d).workspace(&mut workspace);
+    product.run(&ctx.default_stream(), args).expect("it runs");
 }
 
 /// A plan for a chip that is not here fits a device like it, and no other.

@@ -214,6 +214,9 @@ fn check_memory(memory: &MemoryPlan, ops: usize) -> Result<(), Error> {
             return wrong(at("last_op"), format!("{first_op} to {}", ops.saturating_sub(1)), last_op.to_string());
         }
     }
+    // Nothing is allocated by a number that no region accounts for.
+    let last = memory.regions.iter().map(|region| region.offset + region.reserved).max();
+    expect("memory.arena_bytes", last.unwrap_or(0), memory.arena_bytes)?;
     match overlap(&memory.regions) {
         None => Ok(()),
         Some((a, b)) => wrong(
