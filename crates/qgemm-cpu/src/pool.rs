@@ -35,7 +35,7 @@ impl Pool {
     }
 
     /// Calls `work` on one of its threads, on this one where it is one of them, and waits for it.
-    pub fn enter(&self, work: &mut (dyn FnMut() + Send)) {
+    pub fn enter(&self, work: impl FnOnce() + Send) {
         match &self.own {
             Some(pool) => pool.install(work),
             None => rayon::scope(|_| work()),

@@ -10,13 +10,13 @@ use qgemm_hal::{
     KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies,
     QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, absent, host_bytes};
 use crate::ordered::Ordered;
+use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -50,7 +50,7 @@ impl Family<CheckedQuantize> for QuantizeFamily {
         plan: &QuantizePlan,
     ) -> Result<LaunchSequence, HalError> {
         let cpu = CpuDevice::of(device)?;
-        let kernel = CpuQuantize { op: *op, simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let kernel = CpuQuantize { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
         let tasks = op.rows.div_ceil(Ordered::rows_at_once(&op.x));
         let grid = [u32::try_from(tasks).unwrap_or(u32::MAX), 1, 1];
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
@@ -69,7 +69,7 @@ impl Family<CheckedQuantize> for QuantizeFamily {
 struct CpuQuantize {
     op: CheckedQuantize,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for CpuQuantize {
@@ -82,10 +82,7 @@ impl Kernel for CpuQuantize {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
-        }
+        self.pool.enter(|| job.run());
         Ok(())
     }
 }

@@ -327,6 +327,7 @@ pub fn matmul_sequence(
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
+        updated: None,
         params: Arc::new(params(op, &template, plan)),
     };
     let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));

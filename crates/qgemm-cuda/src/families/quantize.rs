@@ -202,6 +202,7 @@ fn launch(op: &CheckedQuantize, variant: Variant, info: &DeviceInfo) -> KernelLa
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: QuantizeOperand::ALL,
+        updated: None,
         params: Arc::new(QuantizeParams { shape, reserved: 0, at }),
     }
 }

@@ -16,7 +16,7 @@ use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::operands::{Bound, Touched};
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{ATTENTION_TEXTS, Shader, compose_attention};
 use crate::shared::Shared;
 
@@ -169,7 +169,7 @@ impl Family<CheckedAttention> for Attention {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         check(op, device.info().max_buffer_bytes).map_err(refused)?;
         let shader = shader(op);
-        let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, shader)?, name: NAME.to_owned() };
+        let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader)?;
         let groups = (op.sequences * op.kv_heads * row_groups(op)) as u32;
         let x = groups.min(MAX_GROUPS);
         let grid = [x, groups.div_ceil(x), 1];

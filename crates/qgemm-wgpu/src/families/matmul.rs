@@ -16,7 +16,7 @@ use super::modes::Modes;
 use super::operands::Touched;
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{MATMUL_TEXTS, compose_matmul};
 use crate::shared::Shared;
 
@@ -97,7 +97,7 @@ impl Family<CheckedMatmul> for Matmul {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         let parts = parts(op, device.info().max_buffer_bytes).map_err(refused)?;
         let name = op.kernel_name(NAME);
-        let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, compose_matmul(&CONSTANTS))?, name };
+        let compiled = Compiled::new(shared, &INTERFACE, name, compose_matmul(&CONSTANTS))?;
         let grid = parts.first().map_or([0; 3], |part| part.grid(op));
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: 2 * TILE * TILE_K * 4 };
         let kernel = MatmulKernel { compiled, shared: shared.clone(), op: op.clone(), parts };

@@ -17,7 +17,7 @@ use super::modes::Modes;
 use super::operands::Touched;
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{QUANTIZE_TEXTS, compose_quantize};
 use crate::shared::Shared;
 
@@ -82,7 +82,7 @@ impl Family<CheckedQuantize> for Quantize {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         let parts = parts(op, device.info().max_buffer_bytes).map_err(refused)?;
         let shader = compose_quantize(THREADS, &constants(&op.parts));
-        let compiled = Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, shader)?, name: NAME.to_owned() };
+        let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader)?;
         let geometry = Geometry {
             grid: parts.first().map_or([0; 3], |rows| grid(op, rows.len())),
             threads: THREADS,

@@ -14,13 +14,13 @@ use qgemm_hal::{
     DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
     LaunchStep, Math, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::convert;
 use crate::device::CpuDevice;
 use crate::operand::{absent, host_bytes};
+use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 use keys::{Index, Rows, Source, TILE_KEYS};
@@ -72,7 +72,7 @@ impl Family<CheckedAttention> for AttentionFamily {
         plan: &AttentionPlan,
     ) -> Result<LaunchSequence, HalError> {
         let cpu = CpuDevice::of(device)?;
-        let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().clone() };
         let tasks = u32::try_from(kernel.tasks()).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<AttentionOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
@@ -88,7 +88,7 @@ impl Family<CheckedAttention> for AttentionFamily {
 struct CpuAttention {
     op: CheckedAttention,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl CpuAttention {
@@ -112,10 +112,7 @@ impl Kernel for CpuAttention {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(self, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
-        }
+        self.pool.enter(|| job.run());
         Ok(())
     }
 }

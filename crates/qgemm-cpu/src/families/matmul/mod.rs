@@ -14,9 +14,9 @@ use qgemm_hal::{
     LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulOperand, MatmulPlan, MatmulSpec, Name,
     Operands, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 
 use crate::device::CpuDevice;
+use crate::pool::Pool;
 use crate::simd::{BLOCK_ROWS, Simd};
 use crate::source_hash::SOURCE_HASH;
 use cut::{Cut, PANEL_ROWS};
@@ -58,7 +58,7 @@ impl Family<CheckedMatmul> for MatmulFamily {
         let cpu = CpuDevice::of(device)?;
         let cut = Cut::new(op, cpu.info().units.max(1) as usize);
         let grid = [u32::try_from(cut.tasks()).unwrap_or(u32::MAX), 1, 1];
-        let kernel = CpuMatmul { op: op.clone(), cut, simd: cpu.simd(), pool: cpu.pool().cloned() };
+        let kernel = CpuMatmul { op: op.clone(), cut, simd: cpu.simd(), pool: cpu.pool().clone() };
         let geometry = Geometry { grid, threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<MatmulOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
         Ok(LaunchSequence::new::<MatmulOperand>(op.kernel_name(self.name()), vec![step]))
@@ -74,7 +74,7 @@ struct CpuMatmul {
     op: CheckedMatmul,
     cut: Cut,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for CpuMatmul {
@@ -87,10 +87,7 @@ impl Kernel for CpuMatmul {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, &self.cut, self.simd, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
-        }
+        self.pool.enter(|| job.run());
         Ok(())
     }
 }

@@ -90,16 +90,11 @@ impl std::fmt::Debug for CpuRouting {
 impl Kernel for CpuRouting {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let mut job = Some(Job::new(self, operands)?);
-        let mut work = || {
-            if let Some(job) = job.take() {
-                job.run();
-            }
-        };
+        let job = Job::new(self, operands)?;
         if self.chunk_tokens < self.op.tokens {
-            self.pool.enter(&mut work);
+            self.pool.enter(|| job.run());
         } else {
-            work();
+            job.run();
         }
         Ok(())
     }

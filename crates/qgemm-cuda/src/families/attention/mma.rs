@@ -178,6 +178,7 @@ pub(super) fn sequence(
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
+        updated: None,
         params: Arc::new(AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);

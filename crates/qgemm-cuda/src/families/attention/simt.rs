@@ -212,6 +212,7 @@ pub(super) fn sequence(
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: O::ALL,
+            updated: None,
             params: params.clone(),
         };
         launch.step::<O>(make)
