@@ -38,9 +38,9 @@ pub struct Args {
     /// Only kernels of these weight formats (`q4_k,q6_k`).
     #[arg(long, value_delimiter = ',', value_name = "FORMAT,…")]
     format: Vec<Format>,
-    /// Only kernels whose identity holds this (`main_loop=gemm_sliced_k`).
+    /// Only kernels whose identity holds this (`main_loop=gemm_sliced_k`), or one of these where it is given more than once.
     #[arg(long, value_name = "PART")]
-    named: Option<String>,
+    named: Vec<String>,
     /// Write nothing; fail when registers, spills or shared memory became worse than in `kernels.lock`, and when that is
     /// stale.
     #[arg(long, conflicts_with_all = ["ptx", "out"])]
@@ -203,12 +203,12 @@ fn kind(spec: &KernelSpec) -> String {
 
 impl Args {
     fn wants_all(&self) -> bool {
-        self.family.is_none() && self.format.is_empty() && self.named.is_none()
+        self.family.is_none() && self.format.is_empty() && self.named.is_empty()
     }
 
     /// Whether the kernel is one of those asked for.
     fn wants(&self, name: &str) -> bool {
-        wanted(name, &self.family, &self.format) && self.named.as_ref().is_none_or(|part| name.contains(part))
+        wanted(name, &self.family, &self.format) && (self.named.is_empty() || self.named.iter().any(|part| name.contains(part)))
     }
 }
 
@@ -370,7 +370,7 @@ mod tests {
             ptx,
             family: None,
             format: Vec::new(),
-            named: None,
+            named: Vec::new(),
             check: false,
             sample: false,
             out: None,
