@@ -208,7 +208,8 @@ impl Args {
 
     /// Whether the kernel is one of those asked for.
     fn wants(&self, name: &str) -> bool {
-        wanted(name, &self.family, &self.format) && (self.named.is_empty() || self.named.iter().any(|part| name.contains(part)))
+        wanted(name, &self.family, &self.format)
+            && (self.named.is_empty() || self.named.iter().any(|part| name.contains(part)))
     }
 }
 

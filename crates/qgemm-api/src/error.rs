@@ -128,7 +128,9 @@ pub enum Error {
         got: f32,
     },
     /// Heads of an operand that is written share elements.
-    #[error("{operand}: heads of {columns} features overlap with strides of {token_stride} a token and {head_stride} a head")]
+    #[error(
+        "{operand}: heads of {columns} features overlap with strides of {token_stride} a token and {head_stride} a head"
+    )]
     OverlappingHeads {
         /// The operand.
         operand: &'static str,

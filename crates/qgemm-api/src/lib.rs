@@ -127,7 +127,7 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, HalError, MatmulLayout, KvFormat, Scoring, Stream, XPrecision,
+    ExpertGroups, HalError, KvFormat, MatmulLayout, Scoring, Stream, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 
@@ -136,14 +136,14 @@ pub use qgemm_sched::SchedError;
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use crate::record::{
-        CandidateRecord, CheckedAttention, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
-        ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
+        CandidateRecord, CheckedAttention, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord,
+        Reduction, ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig, QuantizeConfig, QuantizePlan,
-        ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence, LaunchStep, Math,
-        MatmulConfig, MatmulPlan as MatmulLaunch, Operation, RoutingConfig, RoutingLaunches, Schedule, StreamK,
-        TileConfig, Variant, WorkspaceLayout, XPrologue,
+        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
+        ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence,
+        LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, QuantizeConfig, QuantizePlan,
+        RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
     };
     pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
 }

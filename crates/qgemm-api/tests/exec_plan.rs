@@ -434,7 +434,8 @@ fn wgpu_runs_products_and_refuses_the_arena() {
     let refused = loaded.run(&ctx.default_stream(), "blk.0.attn_q", &mut arena, &weight, None);
     assert!(matches!(&refused, Err(Error::Hal(HalError::Unsupported { .. }))), "{refused:?}");
     let product = loaded.product("blk.0.attn_q").expect("its kernel is there");
-    let (x, mut d) = (ctx.allocate(BATCH * HIDDEN * 2).expect("memory"), ctx.allocate(BATCH * HIDDEN * 2).expect("memory"));
+    let (x, mut d) =
+        (ctx.allocate(BATCH * HIDDEN * 2).expect("memory"), ctx.allocate(BATCH * HIDDEN * 2).expect("memory"));
     let mut workspace = ctx.workspace(product.workspace_bytes()).expect("memory");
     let args = Args::new(&x, &weight, &mut d).workspace(&mut workspace);
     product.run(&ctx.default_stream(), args).expect("it runs");

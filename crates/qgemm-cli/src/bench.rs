@@ -1,8 +1,8 @@
 //! `qgemm bench`: what kernels reach on a device, and whether they got slower.
 
+mod attention;
 mod baseline;
 mod cliffs;
-mod attention;
 mod convert;
 mod experts;
 mod gemm;

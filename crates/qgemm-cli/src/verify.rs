@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, MatmulLayout, KvFormat, Scoring, XFormat, emu};
+use qgemm_api::{Context, DType, KvFormat, MatmulLayout, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    AttentionCase, AttentionPlaces,    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
-    Suite, TestCase, Verdict, WeightKind,
+    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase,
+    Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;

@@ -8,8 +8,8 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-mod candidates;
 pub mod attention;
+mod candidates;
 pub mod convert;
 mod error;
 pub mod experts;

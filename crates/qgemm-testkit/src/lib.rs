@@ -30,8 +30,8 @@ mod routing;
 mod suite;
 mod weights;
 
-pub use attention::{AttentionCase, AttentionPlaces, AttentionValues, run_attention};
 pub use activations::{ActivationKind, activations};
+pub use attention::{AttentionCase, AttentionPlaces, AttentionValues, run_attention};
 pub use compare::{Comparison, Mismatch, TILE, compare, first_difference};
 pub use conformance::{check_group, skipped};
 pub use convert::{

@@ -6,13 +6,13 @@ use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
 use qgemm_formats::{Format, XFormat};
 
+use crate::attention::AttentionSuite;
 use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::matmul::MatmulSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::attention::AttentionSuite;
 use crate::routing::RoutingSuite;
 
 /// One case of an operation, as data. Its text names all that decides it.
@@ -68,7 +68,8 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite];
+pub const SUITES: &[&dyn Suite] =
+    &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

@@ -5,9 +5,9 @@ use qgemm_api::Context;
 use qgemm_formats::{DType, Format, HostWeight};
 use qgemm_hal::Math;
 use qgemm_testkit::{
-    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, MatmulCase, PATHS, QuantizeCase, RoutingCase, TILE, Tolerance,
-    Verdict, WeightKind, activations, compare, first_difference, multiply, path, run, run_conversion,
-    run_matmul, run_quantize, run_routing, weight,
+    ActivationKind, Added, Case, Comparison, ConvertCase, Expected, Failure, MatmulCase, PATHS, QuantizeCase,
+    RoutingCase, TILE, Tolerance, Verdict, WeightKind, activations, compare, first_difference, multiply, path, run,
+    run_conversion, run_matmul, run_quantize, run_routing, weight,
 };
 
 const M: usize = 256;

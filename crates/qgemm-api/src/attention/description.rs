@@ -118,14 +118,7 @@ impl Attention {
     /// `heads` heads of `head_dim` features in `dtype`, whose keys and values have `kv_heads`, in `dtype` as well: Q and D
     /// `[tokens, heads, head_dim]`, K and V `[keys, kv_heads, head_dim]`, of pages `[pages, page_size, kv_heads, head_dim]`. Not
     /// causal, with a scale of `1 / √head_dim`.
-    pub fn new(
-        dtype: DType,
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
-        queries: Queries,
-        keys: Keys,
-    ) -> Self {
+    pub fn new(dtype: DType, heads: usize, kv_heads: usize, head_dim: usize, queries: Queries, keys: Keys) -> Self {
         Self {
             dtype,
             kv: KvFormat::Plain(dtype),
@@ -364,8 +357,9 @@ pub(super) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize
     if counts.contains(&0) {
         return Some(0);
     }
-    let last = strides.iter().zip(counts).try_fold(0u64, |sum, (stride, count)| {
-        sum.checked_add(stride.checked_mul(count as u64 - 1)?)
-    })?;
+    let last = strides
+        .iter()
+        .zip(counts)
+        .try_fold(0u64, |sum, (stride, count)| sum.checked_add(stride.checked_mul(count as u64 - 1)?))?;
     last.checked_add(columns as u64)?.checked_mul(width as u64)
 }

@@ -235,7 +235,11 @@ fn extents(op: &CheckedAttention) -> Extents {
 impl fmt::Display for AttentionPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CheckedAttention { sequences, tokens, heads, kv_heads, most_keys, .. } = self.op;
-        write!(f, "{} for {tokens} tokens of {sequences} sequences, {heads} heads over {kv_heads}, ", self.kernel_name())?;
+        write!(
+            f,
+            "{} for {tokens} tokens of {sequences} sequences, {heads} heads over {kv_heads}, ",
+            self.kernel_name()
+        )?;
         write!(f, "up to {most_keys} keys, on {}", self.device)?;
         let Some(ready) = &self.ready else { return f.write_str(", nothing to do") };
         let Launch { config, estimate } = ready.plan;

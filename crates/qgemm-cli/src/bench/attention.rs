@@ -66,10 +66,9 @@ fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let [sequences, queries, keys, heads, kv_heads, dim] = subject.shape;
     let dtype: DType = args.x_dtype;
-    let attention =
-        Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), Keys::each(keys))
-            .kv_format(subject.kv)
-            .causal();
+    let attention = Attention::new(dtype, heads, kv_heads, dim, Queries::each(sequences, queries), Keys::each(keys))
+        .kv_format(subject.kv)
+        .causal();
     let plan = ctx.plan_attention(&attention)?;
     let of_keys = numbers(subject.kv, sequences * keys * kv_heads * dim);
     let places: Vec<usize> = (0..copies(ctx, 2 * of_keys.len())).collect();

@@ -108,7 +108,8 @@ impl AttentionCase {
     pub fn new(lengths: &[(usize, usize)], heads: (usize, usize), dim: usize, dtype: DType) -> Self {
         let (queries, keys) = lengths[0];
         let alike = lengths.iter().all(|&(q, _)| q == queries);
-        let places = if lengths.iter().all(|&(_, k)| k == keys) { AttentionPlaces::Each } else { AttentionPlaces::Lengths(3) };
+        let places =
+            if lengths.iter().all(|&(_, k)| k == keys) { AttentionPlaces::Each } else { AttentionPlaces::Lengths(3) };
         Self {
             lengths: lengths.to_vec(),
             ragged: !alike,

@@ -58,7 +58,8 @@ fn lengths() -> Vec<AttentionCase> {
 
 fn heads() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
-    let dims = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (120, 136), (200, 248)];
+    let dims =
+        [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (120, 136), (200, 248)];
     for (i, dims) in dims.into_iter().enumerate() {
         for (j, lengths) in [&[(1, 70), (1, 33)], &[(40, 90), (40, 40)]].into_iter().enumerate() {
             let heads = [(2, 2), (4, 1), (3, 1)][(i + j) % 3];
@@ -93,7 +94,9 @@ fn masks() -> Vec<AttentionCase> {
             }
         }
     }
-    for (scale, soft_cap) in [(Some(0.3), None), (Some(-0.2), None), (None, Some(2.0)), (Some(1.0), Some(30.0)), (Some(0.0), None)] {
+    for (scale, soft_cap) in
+        [(Some(0.3), None), (Some(-0.2), None), (None, Some(2.0)), (Some(1.0), Some(30.0)), (Some(0.0), None)]
+    {
         for (i, lengths) in [[(1, 80)], [(66, 66)]].into_iter().enumerate() {
             let case = AttentionCase::new(&lengths, (2, 2), 64, types(i));
             cases.push(AttentionCase { scale, soft_cap, ..case });
@@ -107,9 +110,10 @@ fn values() -> Vec<AttentionCase> {
     let kinds =
         [AttentionValues::Huge, AttentionValues::Equal, AttentionValues::NotFinite, AttentionValues::MinusInfinity];
     for values in kinds {
-        for (i, lengths) in [&[(1, 90), (1, 2), (1, 40)][..], &[(70, 100), (70, 70), (70, 9)], &[(4, 6), (4, 300), (4, 4)]]
-            .into_iter()
-            .enumerate()
+        for (i, lengths) in
+            [&[(1, 90), (1, 2), (1, 40)][..], &[(70, 100), (70, 70), (70, 9)], &[(4, 6), (4, 300), (4, 4)]]
+                .into_iter()
+                .enumerate()
         {
             for dtype in DType::ALL {
                 let case = AttentionCase::new(lengths, (2, 1), 64, dtype);
@@ -146,7 +150,8 @@ fn layouts() -> Vec<AttentionCase> {
         [(3, 0, false), (8, 0, false), (0, 1, false), (5, 2, true), (16, 0, true), (0, 3, true)].into_iter().enumerate()
     {
         for (j, lengths) in [&[(1, 75), (1, 20)][..], &[(67, 67), (67, 80)]].into_iter().enumerate() {
-            let places = [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][(i + j) % 3];
+            let places =
+                [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][(i + j) % 3];
             for (k, dtype) in DType::ALL.into_iter().enumerate() {
                 let case = AttentionCase::new(lengths, (4, 2), 40, dtype);
                 let kv = if k == i % 3 { KvFormat::E4M3 } else { case.kv };
@@ -167,7 +172,14 @@ fn invariant() -> Vec<AttentionCase> {
         for places in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)] {
             let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
             cases.push(AttentionCase { places, ragged: true, batch_invariant: true, ..case.clone() });
-            cases.push(AttentionCase { dtype: DType::F16, kv: KvFormat::Plain(DType::F16), places, ragged: true, batch_invariant: true, ..case });
+            cases.push(AttentionCase {
+                dtype: DType::F16,
+                kv: KvFormat::Plain(DType::F16),
+                places,
+                ragged: true,
+                batch_invariant: true,
+                ..case
+            });
         }
     }
     numbered(cases)

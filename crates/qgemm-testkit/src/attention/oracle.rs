@@ -75,7 +75,9 @@ impl Inputs<'_> {
             scores.push((score, row));
         }
         // NaN is the largest of all.
-        let most = scores.iter().fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
+        let most = scores
+            .iter()
+            .fold(f64::NEG_INFINITY, |most, (score, _)| if score.is_nan() { f64::NAN } else { most.max(*score) });
         let mut out = Row { values: vec![0.0; v_dim], energy: vec![0.0; v_dim], lse: f64::NEG_INFINITY, largest: 0.0 };
         if most == f64::NEG_INFINITY {
             return out;

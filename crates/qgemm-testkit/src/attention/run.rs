@@ -328,7 +328,8 @@ fn check(
         let (row, column, got) = (place / case.heads.0, place % case.heads.0, f64::from(sums[place]));
         let Some(oracle) = oracle else { continue };
         let near = (got - oracle.lse).abs() <= 2e-5 * (1.0 + oracle.lse.abs()) + 4.0 * SCORE_ERROR * oracle.largest;
-        let same = got == oracle.lse || (!oracle.lse.is_finite() && oracle.lse != f64::NEG_INFINITY && !got.is_finite());
+        let same =
+            got == oracle.lse || (!oracle.lse.is_finite() && oracle.lse != f64::NEG_INFINITY && !got.is_finite());
         if !near && !same {
             return Err(Failure::WrongLogSumExp(Mismatch { row, column, expected: oracle.lse, got }));
         }

@@ -29,8 +29,15 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
     let dims = if rng.random() { (pick(rng, &[64, 80, 96, 128, 256]), 0) } else { (dim(rng), dim(rng)) };
     let dims = if dims.1 == 0 { (dims.0, dims.0) } else { dims };
     let page = skewed(rng, 80);
-    let places =
-        pick(rng, &[AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(5), AttentionPlaces::Offsets, AttentionPlaces::Paged(page)]);
+    let places = pick(
+        rng,
+        &[
+            AttentionPlaces::Lengths(0),
+            AttentionPlaces::Lengths(5),
+            AttentionPlaces::Offsets,
+            AttentionPlaces::Paged(page),
+        ],
+    );
     let kv = match rng.random_range(0..4) {
         0 => KvFormat::E4M3,
         _ => KvFormat::Plain(dtype),

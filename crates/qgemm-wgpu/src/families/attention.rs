@@ -26,16 +26,7 @@ pub(super) const FAMILIES: AttentionFamilies = &[&Attention];
 /// What the kernel is given: the operands of `shaders/attention.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
-    bindings: &[
-        (0, false),
-        (1, false),
-        (2, false),
-        (3, false),
-        (4, false),
-        (5, false),
-        (6, true),
-        (7, true),
-    ],
+    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 

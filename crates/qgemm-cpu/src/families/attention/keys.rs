@@ -100,8 +100,7 @@ impl<'a> Rows<'a> {
 
     fn at(&self, page: usize, row: usize, head: usize) -> usize {
         let KvRows { page_stride, rows } = self.layout;
-        let element =
-            page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize;
+        let element = page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize;
         element * self.kv.bytes()
     }
 

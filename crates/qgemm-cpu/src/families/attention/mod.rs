@@ -11,8 +11,8 @@ use qgemm_formats::DType;
 use qgemm_hal::op::attention::MOST_HEAD_DIM;
 use qgemm_hal::{
     AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
-    DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId, LaunchSequence,
-    LaunchStep, Math, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    DeviceId, DeviceInfo, Family, Geometry, HalError, HeadRows, HostMemory, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -186,7 +186,9 @@ impl<'a> Job<'a> {
         let blocks = attention.blocks();
         let tasks = 0..attention.tasks();
         // The last blocks of a causal sequence see the most keys: those begin first.
-        let work = |task: usize| self.task(task / blocks / op.kv_heads, task / blocks % op.kv_heads, blocks - 1 - task % blocks);
+        let work = |task: usize| {
+            self.task(task / blocks / op.kv_heads, task / blocks % op.kv_heads, blocks - 1 - task % blocks)
+        };
         if op.macs() < SERIAL {
             tasks.for_each(work);
         } else {

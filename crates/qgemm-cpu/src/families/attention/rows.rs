@@ -98,7 +98,8 @@ impl Block<'_> {
             // Values that a row does not see may be no numbers: of each row, those that it sees alone.
             for (i, row) in self.rows.clone().enumerate() {
                 let Range { start, end } = self.seen(row);
-                let keys = start.max(first).min(first + TILE_KEYS) - first..end.max(first).min(first + TILE_KEYS) - first;
+                let keys =
+                    start.max(first).min(first + TILE_KEYS) - first..end.max(first).min(first + TILE_KEYS) - first;
                 if !keys.is_empty() {
                     let weights = &scores[i * TILE_KEYS..][..TILE_KEYS][keys.clone()];
                     let v = &v_tile[keys.start * v_width..keys.end * v_width];
