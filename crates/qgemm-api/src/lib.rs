@@ -136,14 +136,15 @@ pub use qgemm_sched::SchedError;
 pub mod tuning {
     pub use crate::gemm::Candidate;
     pub use crate::record::{
-        CandidateRecord, CheckedAttention, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord,
-        Reduction, ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
+        CandidateRecord, DeviceRecord, Dispatch, DispatchSchedule, LaunchRecord, PrologueRecord, Reduction,
+        ReductionOrder, ReductionType, RefusalRecord, Roof, Sizes, SplitAxis, Tile, WorkspaceRegion,
     };
     pub use qgemm_hal::{
-        Catalog, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
-        ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan, LaunchSequence,
-        LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, QuantizeConfig, QuantizePlan,
-        RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout, XPrologue,
+        Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize,
+        CheckedRouting, ConvertConfig, ConvertPlan, ExpertForm, ExpertsPlan, Geometry, KernelId, LaunchPlan,
+        LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulPlan as MatmulLaunch, Operation, QuantizeConfig,
+        QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout,
+        XPrologue,
     };
     pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
 }

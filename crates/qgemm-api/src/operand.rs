@@ -95,11 +95,6 @@ impl Extent {
         Self { bytes, alignment }
     }
 
-    /// Bytes of it.
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Of `count` contiguous values of `width` bytes.
     pub fn of_values(count: usize, width: usize) -> Self {
         Self { bytes: count * width, alignment: width }

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{Activation, Context, Conversion, DType, Format, PlanRecord, Routing, XPrecision};
 
@@ -17,7 +17,7 @@ pub struct Args {
     /// emu:sm89, emu:sm90, emu:sm120.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// The operation.
+    /// The operation: gemm, experts, convert or routing.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
     /// Shapes: MxNxK (tokens x output features x input features; of experts, those of each), of convert RxC, of routing TxExK.
@@ -107,6 +107,7 @@ impl Args {
                 let [tokens, experts, top_k] = sizes.routing()?;
                 ctx.explain_routing(&Routing::from_logits(tokens, experts, top_k, DType::F32))?
             }
+            other => bail!("records are made of gemm, experts, convert and routing, not of {} yet", other.name()),
         })
     }
 }

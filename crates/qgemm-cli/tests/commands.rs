@@ -254,7 +254,7 @@ fn a_sweep_times_every_number_of_tokens() {
 
 #[test]
 fn wrong_arguments_say_what_was_expected() {
-    let cases: [(&[&str], &str); 12] = [
+    let cases: [(&[&str], &str); 14] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
         (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
         (&["verify", "--device", "tpu:0"], "tpu"),

@@ -77,6 +77,6 @@ mod tests {
         assert_eq!(reserved, [[1008, 64, 112]; 3]);
         pool.reserve(true, Scratch { caller: 7, activations: 10, sums: 640, tile: 10 });
         assert_eq!(threads.broadcast(|_| arena::reserved()), [[1008, 640, 112]; 3]);
-        pool.enter(&mut || assert!(threads.current_thread_index().is_some()));
+        pool.enter(|| assert!(threads.current_thread_index().is_some()));
     }
 }

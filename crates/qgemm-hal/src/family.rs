@@ -5,7 +5,10 @@ use std::fmt;
 use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
-use crate::op::{CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operation};
+use crate::op::{
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
+    Operation,
+};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -70,6 +73,14 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing), names(self.matmul), names(self.quantize), names(self.attention)]
+        vec![
+            names(self.gemm),
+            names(self.convert),
+            names(self.experts),
+            names(self.routing),
+            names(self.matmul),
+            names(self.quantize),
+            names(self.attention),
+        ]
     }
 }

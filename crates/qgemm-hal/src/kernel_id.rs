@@ -264,8 +264,8 @@ mod tests {
     use qgemm_formats::{DType, Format, XFormat};
 
     use super::*;
-    use crate::op::matmul::MatmulLayout;
     use crate::op::attention::KvFormat;
+    use crate::op::matmul::MatmulLayout;
     use crate::op::routing::RoutingStep;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {

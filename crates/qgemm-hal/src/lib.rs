@@ -29,14 +29,18 @@ pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
 pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
-pub use family::{AttentionFamilies,Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, QuantizeFamilies, RoutingFamilies};
+pub use family::{
+    AttentionFamilies, Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies,
+    QuantizeFamilies, RoutingFamilies,
+};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows, Paging, QueryLengths,
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows, Paging,
+    QueryLengths,
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
@@ -50,7 +54,8 @@ pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize,
+    CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -25,7 +25,10 @@ use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
-use crate::op::{CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, Operand, OperandDesc};
+use crate::op::{
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
+    Operand, OperandDesc,
+};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -137,9 +140,15 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
-            matmul: &[&NoopFamily],,
-            quantize: &[&NoopFamily],, attention: &[&NoopFamily] }
+        Catalog {
+            gemm: &[&NoopFamily],
+            convert: &[&NoopFamily],
+            experts: &[&NoopFamily],
+            routing: &[&NoopFamily],
+            matmul: &[&NoopFamily],
+            quantize: &[&NoopFamily],
+            attention: &[&NoopFamily],
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

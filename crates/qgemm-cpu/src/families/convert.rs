@@ -174,7 +174,7 @@ impl<'a> Job<'a> {
         if is_small(self.op) {
             all.for_each(work);
         } else {
-            pool.enter(&mut || all.clone().into_par_iter().for_each(work));
+            pool.enter(|| all.clone().into_par_iter().for_each(work));
         }
     }
 

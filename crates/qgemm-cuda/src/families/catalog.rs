@@ -17,11 +17,15 @@ use super::routing::Routing;
 use crate::arch;
 
 /// What CUDA devices offer.
-pub static CATALOG: Catalog =
-    Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert], experts: &[&ExpertProducts], routing: &[&Routing],
-    matmul: &[&Matmul],,
-    quantize: &[&Quantize],,
-    attention: attention::FAMILIES, };
+pub static CATALOG: Catalog = Catalog {
+    gemm: &[&Gemv, &Gemm],
+    convert: &[&Convert],
+    experts: &[&ExpertProducts],
+    routing: &[&Routing],
+    matmul: &[&Matmul],
+    quantize: &[&Quantize],
+    attention: attention::FAMILIES,
+};
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.
 #[derive(Debug)]

@@ -5,9 +5,7 @@ mod mma;
 mod params;
 mod simt;
 
-use qgemm_hal::{
-    AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Variant,
-};
+use qgemm_hal::{AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Variant};
 
 use super::kernel_launch::MakeKernel;
 use crate::spec::KernelSpec;

@@ -5,9 +5,7 @@ use std::f32::consts::LOG2_E;
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, AttentionPointers, AttentionShape, dtype_code};
-use qgemm_hal::{
-    AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, Operands, Paging, QueryLengths,
-};
+use qgemm_hal::{AttentionOperand, CheckedAttention, HalError, KvFormat, KvPlaces, Operands, Paging, QueryLengths};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;

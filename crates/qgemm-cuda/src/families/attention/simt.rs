@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Spec, Unsupported, Variant,
-    WorkspaceLayout,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, LaunchStep, Math, Name, Operand, Spec, Unsupported,
+    Variant, WorkspaceLayout,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
@@ -135,9 +135,9 @@ impl Cut {
             }
         };
         let parts = op.most_keys.div_ceil(part_keys);
-        let is_small = parts.checked_mul(op.tokens * op.heads).is_some_and(|rows| {
-            rows.checked_mul((op.v_dim + 4) * 4).is_some_and(|bytes| bytes <= MOST_PARTIAL_BYTES)
-        });
+        let is_small = parts
+            .checked_mul(op.tokens * op.heads)
+            .is_some_and(|rows| rows.checked_mul((op.v_dim + 4) * 4).is_some_and(|bytes| bytes <= MOST_PARTIAL_BYTES));
         if parts > 1 && is_small { Self { row_ctas, parts, part_keys } } else { whole }
     }
 }
@@ -224,7 +224,8 @@ pub(super) fn sequence(
     if parts == 1 {
         return Ok(LaunchSequence::new::<O>(name, vec![attend.of_operation().unbind(O::Workspace)]));
     }
-    let combine = step(combine_spec(), (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32), 0)?;
+    let combine =
+        step(combine_spec(), (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32), 0)?;
     let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
     let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
         .into_iter()
