@@ -214,7 +214,7 @@ impl Tuner<'_> {
                 break;
             }
             let plan = self.ctx.plan_candidate(candidate)?;
-            let look = bench.look(&plan)?;
+            let look = bench.look(&plan, self.until)?;
             if best.is_some_and(|(seconds, _)| look > seconds * DROP) {
                 dropped += 1;
                 continue;
@@ -258,21 +258,25 @@ impl<'a> Bench<'a> {
         Ok(Self { ctx, weights, stream: ctx.new_stream()?, x: ctx.allocate(x)?, d: ctx.allocate(d)?, turn: 0 })
     }
 
-    /// Seconds of a launch, roughly. The first launch, which may load the kernel, does not count.
-    fn look(&mut self, plan: &Plan) -> Result<f64, Error> {
-        self.round(plan, 1)?;
+    /// Seconds of a launch, roughly. The first launch, which may load the kernel, counts only where time is up with it.
+    fn look(&mut self, plan: &Plan, until: Instant) -> Result<f64, Error> {
+        let first = self.round(plan, 1)?;
+        if Instant::now() + first * FIRST_LAUNCHES as u32 >= until {
+            return Ok(first.as_secs_f64());
+        }
         Ok(self.round(plan, FIRST_LAUNCHES)?.as_secs_f64() / FIRST_LAUNCHES as f64)
     }
 
-    /// The median of some rounds, fewer where time is up; `look` is what a launch takes roughly.
+    /// The median of some rounds, fewer where time is up; `look` is what a launch takes roughly, and all there is where no other fits.
     fn measure(&mut self, plan: &Plan, look: f64, until: Instant) -> Result<f64, Error> {
         let launches = (ROUND.as_secs_f64() / look.max(1e-7)).ceil().clamp(1.0, 1000.0) as usize;
         let mut times = Vec::with_capacity(ROUNDS);
-        while times.len() < ROUNDS && (times.is_empty() || Instant::now() < until) {
+        let round = Duration::from_secs_f64(look * launches as f64);
+        while times.len() < ROUNDS && Instant::now() + round < until {
             times.push(self.round(plan, launches)?.as_secs_f64() / launches as f64);
         }
         times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        Ok(times.get(times.len() / 2).copied().unwrap_or(look))
     }
 
     /// Time of some launches, with the weights in turn, between events of the device.

@@ -1,7 +1,7 @@
 //! `qgemm tune`: measuring what the cost model only expects, within a budget, and keeping it.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use qgemm_api::tuning::TunedTable;
@@ -104,7 +104,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Some(path) => path.clone(),
         None => tuned_table_path().context("there is no cache folder: name a file with --table")?,
     };
-    let table = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
+    let mut table = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
     if let Some(other) = &args.import {
         return import(&path, table, other, json);
     }
@@ -113,36 +113,43 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         said(json, &format!("{} measurements written to {}", table.len(), other.display()))?;
         return Ok(Holds::Yes);
     }
-    let ctx = Context::open(&args.device)?.with_tuned(table);
+    let mut ctx = Context::open(&args.device)?.with_tuned(table.clone());
     let subjects = args.subjects()?;
     // Before the work, which a table that cannot be written would waste.
     let file = begin(&path)?;
-    let loaded = subjects.iter().map(|subject| load(&ctx, subject)).collect::<anyhow::Result<Vec<_>>>()?;
-    let problems = subjects.iter().zip(&loaded).map(|(subject, weights)| {
+    let (start, mut rows) = (Instant::now(), Vec::new());
+    let progress = Progress::new(subjects.len() as u64, "tuning");
+    for (place, subject) in subjects.iter().enumerate() {
+        // Weights are loaded one after the other, for not all need fit, and their time is part of the budget.
+        if start.elapsed() >= args.budget {
+            break;
+        }
+        progress.say(subject.to_string());
+        let rest = (subjects.len() - place) as u32;
+        let share = args.budget.saturating_sub(start.elapsed()) / rest;
+        let weights = load(&ctx, subject, Instant::now() + share / 2)?;
+        // One candidate is measured however long that took.
+        let left = (args.budget.saturating_sub(start.elapsed()) / rest).max(LEAST);
+        let mut budget = Budget::new(left);
+        budget.within = args.within;
         let problem = Problem::new(&weights[0], subject.shape.m).x_dtype(args.x_dtype).x_precision(args.x_precision);
-        TuneProblem { problem, weights }
-    });
-    let problems: Vec<TuneProblem<'_>> = problems.collect();
-    let mut budget = Budget::new(args.budget);
-    budget.within = args.within;
-    const STEPS: u64 = 1000;
-    let progress = Progress::new(STEPS, "tuning");
-    let outcome = ctx.tune(&problems, budget, |share| {
-        let done = (share * STEPS as f64) as u64;
-        progress.step(done.saturating_sub(progress.position()));
-    })?;
+        let outcome = ctx.tune(&[TuneProblem { problem, weights: &weights }], budget, |_| ())?;
+        rows.extend(outcome.tunings.iter().map(|tuning| row(subject, tuning)));
+        table = outcome.table;
+        ctx = ctx.with_tuned(table.clone());
+        progress.step(1);
+    }
     drop(progress);
-    file.finish_with(outcome.table.to_json()?.as_bytes())?;
-    let rows = outcome.tunings.iter().map(|tuning| row(&subjects[tuning.problem], tuning)).collect();
+    file.finish_with(table.to_json()?.as_bytes())?;
+    let left = subjects.len() - rows.len();
     table::print(rows, json)?;
-    let left = subjects.len() - outcome.tunings.len();
     said(
         json,
         &format!(
             "{:.1} s, {left} of {} problems not begun; {} measurements in {}",
-            outcome.elapsed.as_secs_f64(),
+            start.elapsed().as_secs_f64(),
             subjects.len(),
-            outcome.table.len(),
+            table.len(),
             path.display()
         ),
     )?;
@@ -180,16 +187,23 @@ fn begin(path: &Path) -> anyhow::Result<WholeFile> {
     WholeFile::create(path, Existing::Replace)
 }
 
-fn load(ctx: &Context, subject: &Subject) -> anyhow::Result<Vec<Weight>> {
+/// A weight in as many copies as no cache holds, or as can be loaded until then.
+fn load(ctx: &Context, subject: &Subject, until: Instant) -> anyhow::Result<Vec<Weight>> {
     let host = subject.weight()?;
     let first = ctx.load(&host)?;
-    let mut weights = Vec::with_capacity(ctx.copies_beyond_cache(first.bytes()));
-    weights.push(first);
-    while weights.len() < weights.capacity() {
+    let copies = ctx.copies_beyond_cache(first.bytes());
+    let mut weights = vec![first];
+    while weights.len() < copies && Instant::now() < until {
         weights.push(ctx.load(&host)?);
+    }
+    if weights.len() < copies {
+        eprintln!("{subject}: {} of {copies} copies were loaded in its time; caches may help it", weights.len());
     }
     Ok(weights)
 }
+
+/// Least time of a problem that was begun.
+const LEAST: Duration = Duration::from_millis(1);
 
 fn said(json: bool, line: &str) -> anyhow::Result<()> {
     if json { Ok(()) } else { out::line(line) }
