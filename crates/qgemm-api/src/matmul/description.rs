@@ -170,9 +170,14 @@ impl Matmul {
         self
     }
 
-    /// The same of D and, where there is one, of C.
-    pub fn output_alignment(mut self, bytes: usize) -> Self {
+    /// The same of D.
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
         self.d.alignment = bytes;
+        self
+    }
+
+    /// The same of C. No effect without C.
+    pub fn c_alignment(mut self, bytes: usize) -> Self {
         self.c = self.c.map(|(beta, c)| (beta, Factor { alignment: bytes, ..c }));
         self
     }
@@ -186,7 +191,7 @@ impl Matmul {
     /// Adds `beta · C` before the activation. With `beta` 0, C is not read and need not be passed. The last of this and
     /// [`accumulate`](Self::accumulate) counts.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
-        self.c = Some((beta, Factor { alignment: self.d.alignment, ..Factor::new("C", dtype) }));
+        self.c = Some((beta, Factor::new("C", dtype)));
         self.accumulates = None;
         self
     }

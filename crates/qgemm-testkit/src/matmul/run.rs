@@ -189,7 +189,7 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
     if let Some(dtype) = case.bias {
         matmul = matmul.bias(dtype);
     }
-    matmul.output_alignment(stored.d.operand.alignment().min(stored.c.operand.alignment()))
+    matmul.d_alignment(stored.d.operand.alignment()).c_alignment(stored.c.operand.alignment())
 }
 
 /// The transpose of a matrix of `rows` rows.
