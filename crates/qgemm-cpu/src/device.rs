@@ -208,6 +208,7 @@ impl Device for CpuDevice {
             matmul: families::matmul::FAMILIES,
             quantize: families::quantize::FAMILIES,
             attention: families::attention::FAMILIES,
+            norm: families::norm::FAMILIES,
         }
     }
 

@@ -22,6 +22,7 @@ sources! {
     "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs" "families/gemm/share.rs"
     "families/matmul/mod.rs" "families/matmul/cut.rs" "families/matmul/job.rs"
     "families/quantize.rs"
+    "families/norm.rs"
     "families/routing/mod.rs" "families/routing/lists.rs" "families/routing/top_k.rs"
     "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/dense.rs"
     "simd/dot.rs" "simd/epilogue.rs" "simd/kernel.rs" "simd/level.rs" "simd/neon.rs" "simd/portable.rs"

@@ -5,14 +5,13 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, experts_sequence, gemm_sequence,
-    matmul_sequence, quantize_sequence, routing_sequence,
+    matmul_sequence, quantize_sequence, norm_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts,
-    CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, Device, DeviceId,
-    DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
-    LaunchSequence, MatmulConfig, MatmulPlan, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig,
-    RoutingLaunches, Stream, TileConfig, Unsupported,
+    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, ConvertConfig,
+    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
+    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig,
+    Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -23,7 +22,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, quantize, attention, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, quantize, attention, norm, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -45,6 +44,7 @@ pub(crate) fn catalog() -> Catalog {
             attention: Box::leak(
                 attention.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedAttention>).collect(),
             ),
+            norm: Box::leak(norm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedNorm>).collect()),
         }
     })
 }
@@ -194,6 +194,24 @@ impl Family<CheckedAttention> for EmuFamily<CheckedAttention> {
     }
 
     fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedNorm> for EmuFamily<CheckedNorm> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        norm_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedNorm, config: &NormConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

@@ -246,6 +246,17 @@ fn f32_products_and_sums_are_rounded_once() {
 }
 
 #[test]
+fn square_roots_are_rounded_once() {
+    let mut words = random_words(20_000, 9);
+    words.extend([0.0, -0.0, -1.0, f32::INFINITY, f32::MIN_POSITIVE, f32::from_bits(1)].map(|x| [x.to_bits(), 0, 0]));
+    check("f32_to_bits(sqrt_f32(x))", &words, |[bits, ..]| {
+        // The root of a number of 24 bits, rounded to 53, is no tie of 24.
+        let root = f64::from(f32::from_bits(bits)).sqrt() as f32;
+        if root.is_nan() { 0x7fff_ffff } else { root.to_bits() }
+    });
+}
+
+#[test]
 fn integers() {
     let words = random_words(20_000, 6);
     check("prmt(in.x, in.y, in.z)", &words, |[a, b, selector]| {

@@ -473,6 +473,56 @@ abi_struct! {
 }
 
 abi_struct! {
+    /// Shape of one `norm`: what the kernels of every backend need.
+    pub struct NormShape {
+        /// Rows of X and D.
+        pub rows: u32,
+        /// Columns of X.
+        pub columns: u32,
+        /// Columns of D.
+        pub d_columns: u32,
+        /// `K_ORDER`, `RESIDUAL` and those of the `FLAG_` constants that are a norm's.
+        pub flags: u32,
+        /// Element types (0 = f32, 1 = f16, 2 = bf16), four bits each, from the lowest: X, residual, sum, D, gamma, beta.
+        pub types: u32,
+        /// Threads that share a row.
+        pub row_threads: u32,
+        /// Columns, the first of a row, that are kept in shared memory.
+        pub kept_columns: u32,
+        /// Added to the mean of squares.
+        pub eps: f32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses and 64-bit strides (in elements) of one `norm`: CUDA only.
+    pub struct NormPointers {
+        /// X.
+        pub x: u64,
+        /// Residual.
+        pub residual: u64,
+        /// Factor of every column.
+        pub gamma: u64,
+        /// What is added to every column.
+        pub beta: u64,
+        /// Column of D → column of X: as many entries as D has columns.
+        pub order: u64,
+        /// The sum.
+        pub sum: u64,
+        /// D.
+        pub d: u64,
+        /// Elements from one row of X to the next.
+        pub x_row: u64,
+        /// Elements from one row of the residual to the next.
+        pub residual_row: u64,
+        /// Elements from one row of the sum to the next.
+        pub sum_row: u64,
+        /// Elements from one row of D to the next.
+        pub d_row: u64,
+    }
+}
+
+abi_struct! {
     /// Rows of blocks to rearrange into a packed layout: CUDA only.
     pub struct RepackParams {
         /// Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
@@ -646,6 +696,25 @@ pub const FLAG_KV_ALIGNED: u32 = 1 << 26;
 /// [`AttentionShape::flags`]: eight features of D are stored at once.
 pub const FLAG_D_ALIGNED: u32 = 1 << 27;
 
+/// [`NormShape::flags`]: the mean of a row is taken from it (LayerNorm).
+pub const FLAG_CENTERED: u32 = 1 << 19;
+/// [`NormShape::flags`]: columns have factors.
+pub const FLAG_GAMMA: u32 = 1 << 20;
+/// [`NormShape::flags`]: something is added to columns.
+pub const FLAG_BETA: u32 = 1 << 21;
+/// [`NormShape::flags`]: every row of the sum begins at a multiple of 16 bytes.
+pub const FLAG_SUM_ALIGNED16: u32 = 1 << 22;
+/// [`NormShape::flags`]: gamma begins at a multiple of 16 bytes.
+pub const FLAG_GAMMA_ALIGNED16: u32 = 1 << 23;
+/// [`NormShape::flags`]: beta begins at a multiple of 16 bytes.
+pub const FLAG_BETA_ALIGNED16: u32 = 1 << 24;
+/// [`NormShape::flags`]: the result takes the place of X, on wgpu.
+pub const FLAG_X_IN_D: u32 = 1 << 25;
+/// [`NormShape::flags`]: the sum takes the place of X, on wgpu.
+pub const FLAG_X_IN_SUM: u32 = 1 << 26;
+/// [`NormShape::flags`]: the sum takes the place of the residual, on wgpu.
+pub const FLAG_RESIDUAL_IN_SUM: u32 = 1 << 27;
+
 /// Every flag that a product may have: an epilogue's fast path takes those that it lists away, and serves no other.
 pub const GEMM_FLAGS: u32 = 2 * FLAG_X_FACTOR - 1;
 
@@ -680,6 +749,15 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("Q_ALIGNED", FLAG_Q_ALIGNED),
     ("KV_ALIGNED", FLAG_KV_ALIGNED),
     ("D_ALIGNED", FLAG_D_ALIGNED),
+    ("CENTERED", FLAG_CENTERED),
+    ("GAMMA", FLAG_GAMMA),
+    ("BETA", FLAG_BETA),
+    ("SUM_ALIGNED16", FLAG_SUM_ALIGNED16),
+    ("GAMMA_ALIGNED16", FLAG_GAMMA_ALIGNED16),
+    ("BETA_ALIGNED16", FLAG_BETA_ALIGNED16),
+    ("X_IN_D", FLAG_X_IN_D),
+    ("X_IN_SUM", FLAG_X_IN_SUM),
+    ("RESIDUAL_IN_SUM", FLAG_RESIDUAL_IN_SUM),
 ];
 
 /// [`CudaGemmShape::activation`]: every function with its name and number, for the generators.
@@ -703,8 +781,7 @@ pub const fn activation_code(activation: Activation) -> u32 {
 }
 
 /// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
-pub const SHARED_STRUCTS: &[AbiStruct] =
-    &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI, MatmulShape::ABI, QuantizeShape::ABI];
+pub const SHARED_STRUCTS: &[AbiStruct] = &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI, MatmulShape::ABI, QuantizeShape::ABI, NormShape::ABI];
 
 /// Every struct, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
@@ -723,6 +800,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     QuantizePointers::ABI,
     AttentionShape::ABI,
     AttentionPointers::ABI,
+    NormShape::ABI,
+    NormPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCheck::ABI,

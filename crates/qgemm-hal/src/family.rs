@@ -6,9 +6,7 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
-    Operation,
-};
+    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Operation,};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -47,6 +45,8 @@ pub type MatmulFamilies = &'static [&'static dyn Family<CheckedMatmul>];
 pub type QuantizeFamilies = &'static [&'static dyn Family<CheckedQuantize>];
 /// Families of `attention`.
 pub type AttentionFamilies = &'static [&'static dyn Family<CheckedAttention>];
+/// Families of `norm`.
+pub type NormFamilies = &'static [&'static dyn Family<CheckedNorm>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -65,6 +65,8 @@ pub struct Catalog {
     pub quantize: QuantizeFamilies,
     /// Means of values, weighed by how keys match queries.
     pub attention: AttentionFamilies,
+    /// Rows brought to one magnitude.
+    pub norm: NormFamilies,
 }
 
 impl Catalog {
@@ -73,14 +75,9 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![
-            names(self.gemm),
-            names(self.convert),
-            names(self.experts),
-            names(self.routing),
+        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing),
             names(self.matmul),
             names(self.quantize),
-            names(self.attention),
-        ]
+            names(self.attention),, names(self.norm)]
     }
 }

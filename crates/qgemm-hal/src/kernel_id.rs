@@ -16,6 +16,7 @@ use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
 use crate::op::matmul::MatmulSpec;
 use crate::op::quantize::QuantizeSpec;
+use crate::op::norm::NormSpec;
 use crate::op::routing::RoutingSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
@@ -58,6 +59,8 @@ pub enum Spec {
     Quantize(QuantizeSpec),
     /// Means of values, weighed by how keys match queries.
     Attention(AttentionSpec),
+    /// Rows brought to one magnitude.
+    Norm(NormSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -91,6 +94,7 @@ impl KernelId {
             Spec::Matmul(_) => "matmul",
             Spec::Quantize(_) => "quantize",
             Spec::Attention(_) => "attention",
+            Spec::Norm(_) => "norm",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -121,6 +125,7 @@ impl fmt::Display for KernelId {
             Spec::Matmul(spec) => spec.fmt(f),
             Spec::Quantize(spec) => spec.fmt(f),
             Spec::Attention(spec) => spec.fmt(f),
+            Spec::Norm(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -144,6 +149,7 @@ impl FromStr for KernelId {
             "matmul" => keys.parse().map(Spec::Matmul),
             "quantize" => keys.parse().map(Spec::Quantize),
             "attention" => keys.parse().map(Spec::Attention),
+            "norm" => keys.parse().map(Spec::Norm),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -314,6 +320,7 @@ mod tests {
             let spec = AttentionSpec { step: Name::new("attend"), kv, qk: 192, v: 128, rows: 64, keys: 32 };
             ids.push(KernelId::new("attention_mma", Some(Variant::Sm80), Spec::Attention(spec)));
         }
+        ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec { groups: 2 })));
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {
             assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));

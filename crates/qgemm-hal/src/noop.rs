@@ -24,11 +24,10 @@ use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
+use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
-    Operand, OperandDesc,
-};
+    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Operand, OperandDesc,};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -140,15 +139,10 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog {
-            gemm: &[&NoopFamily],
-            convert: &[&NoopFamily],
-            experts: &[&NoopFamily],
-            routing: &[&NoopFamily],
+        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
             matmul: &[&NoopFamily],
             quantize: &[&NoopFamily],
-            attention: &[&NoopFamily],
-        }
+            attention: &[&NoopFamily],, norm: &[&NoopFamily] }
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -369,6 +363,25 @@ impl Family<CheckedAttention> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedAttention, _: &AttentionConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedNorm> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, _: &CheckedNorm, _info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+        let spec = NormSpec { groups: 0 };
+        Ok(vec![NormConfig { kernel: KernelId::new("noop", None, Spec::Norm(spec)), efficiency: 1000 }])
+    }
+
+    fn prepare(&self, device: &dyn Device, _: &CheckedNorm, plan: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<NormOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
         0
     }
 }

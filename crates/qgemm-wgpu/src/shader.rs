@@ -51,6 +51,9 @@ const ROUTING_LISTS: &str = include_str!("../shaders/routing_lists.wgsl");
 const ROUTING_COUNT: &str = include_str!("../shaders/routing_count.wgsl");
 const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
 const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
+const NORM_PARAMS: &str = include_str!("../shaders/norm_params.wgsl");
+const NORM_WRITTEN: &str = include_str!("../shaders/norm_written.wgsl");
+const NORM: &str = include_str!("../shaders/norm.wgsl");
 
 const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
 const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
@@ -102,6 +105,9 @@ pub(crate) const QUANTIZE_TEXTS: [&str; 7] = [ABI, QUANTIZE_PARAMS, MODES, NUMBE
 
 /// All texts of attentions.
 pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
+
+/// All texts of norms.
+pub(crate) const NORM_TEXTS: [&str; 5] = [ABI, NUMBERS, NORM_PARAMS, NORM_WRITTEN, NORM];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -295,6 +301,14 @@ pub(crate) fn compose_attention(words: &[(&'static str, u32)], choices: &[(&'sta
     let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
     let prelude = words.chain(choices).collect::<Vec<_>>().join("\n");
     Shader { source: [prelude.as_str(), NUMBERS, ATTENTION].join("\n"), prelude }
+}
+
+/// The shader of norms, with `threads` invocations whose rows keep `kept` columns in workgroup memory.
+pub(crate) fn compose_norm(threads: u32, kept: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads), ("KEPT", kept)]);
+    let [sum, d] = ["sum", "d"].map(|written| NORM_WRITTEN.replace("TARGET", written));
+    let source = [prelude.as_str(), ABI, NUMBERS, NORM_PARAMS, &sum, &d, NORM].join("\n");
+    Shader { source, prelude }
 }
 
 fn prelude(constants: &[(&'static str, u32)]) -> String {

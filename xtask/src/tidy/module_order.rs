@@ -51,6 +51,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "matmul",
             "quantize",
             "attention",
+            "norm",
             "gemm",
             "experts",
             "block_scaled",

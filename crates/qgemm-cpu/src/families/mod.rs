@@ -6,4 +6,5 @@ pub mod experts;
 pub mod gemm;
 pub mod matmul;
 pub mod quantize;
+pub mod norm;
 pub mod routing;

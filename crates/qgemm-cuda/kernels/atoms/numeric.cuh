@@ -23,6 +23,13 @@ QG_DEVICE float fma_f32(float a, float b, float c) {
     return d;
 }
 
+// sqrt.rn.f32: rounded to nearest, with subnormal numbers.
+QG_DEVICE float sqrt_f32(float a) {
+    float d;
+    asm("sqrt.rn.f32 %0, %1;" : "=f"(d) : "f"(a));
+    return d;
+}
+
 // dp4a: c plus the products of the four pairs of signed bytes, modulo 2^32.
 QG_DEVICE i32 dp4a(i32 a, i32 b, i32 c) {
     i32 d;

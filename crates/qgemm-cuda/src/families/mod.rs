@@ -9,6 +9,7 @@ mod gemm;
 mod kernel_launch;
 mod launch_params;
 mod matmul;
+mod norm;
 mod prelude;
 mod quantize;
 mod repack;
@@ -27,6 +28,7 @@ pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
 pub use matmul::matmul_sequence;
 pub use quantize::quantize_sequence;
+pub use norm::norm_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
 
@@ -47,6 +49,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(matmul::specs(variant))
         .chain(quantize::specs(variant))
         .chain(attention::specs(variant))
+        .chain(norm::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

@@ -60,6 +60,11 @@ QG_DEVICE float fma_f32(float a, float b, float c) {
     return d == d ? d : bits_to_f32(0x7fffffffu);
 }
 
+QG_DEVICE float sqrt_f32(float a) {
+    const float d = __builtin_sqrtf(a);
+    return d == d ? d : bits_to_f32(0x7fffffffu);
+}
+
 QG_DEVICE u32 and_or(u32 a, u32 mask, u32 bits) {
     return (a & mask) | bits;
 }

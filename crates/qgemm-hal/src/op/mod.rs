@@ -1,6 +1,6 @@
 //! Operations: what each computes, its operands, and what it must move and multiply. One file or folder an operation.
 //!
-//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`]): the API has validated it, backends trust it. Its
+//! An operation is a checked description ([`CheckedGemm`], [`CheckedConvert`], [`CheckedRouting`], [`CheckedAttention`], [`CheckedNorm`]): the API has validated it, backends trust it. Its
 //! [`Operand`] type names what kernels read and write; [`KernelId`](crate::KernelId) has the keys that tell its kernels apart.
 
 pub mod attention;
@@ -9,6 +9,7 @@ mod dense;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
+pub mod norm;
 mod operand;
 pub mod quantize;
 pub mod routing;
@@ -21,6 +22,7 @@ pub use dense::Dense;
 pub use experts::CheckedExperts;
 pub use gemm::CheckedGemm;
 pub use matmul::CheckedMatmul;
+pub use norm::CheckedNorm;
 pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
 pub use quantize::CheckedQuantize;

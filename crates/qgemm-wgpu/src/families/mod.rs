@@ -7,6 +7,7 @@ pub(crate) mod experts;
 pub(crate) mod gemm;
 pub(crate) mod matmul;
 pub(crate) mod modes;
+pub(crate) mod norm;
 mod operands;
 pub(crate) mod quantize;
 pub(crate) mod routing;
@@ -28,6 +29,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     matmul: matmul::FAMILIES,
     quantize: quantize::FAMILIES,
     attention: attention::FAMILIES,
+    norm: norm::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -42,6 +44,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &matmul::INTERFACE,
     &quantize::INTERFACE,
     &attention::INTERFACE,
+    &norm::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -62,6 +65,7 @@ const _: () = {
         &matmul::INTERFACE,
         &quantize::INTERFACE,
         &attention::INTERFACE,
+        &norm::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

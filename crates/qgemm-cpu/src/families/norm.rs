@@ -1,0 +1,380 @@
+//! Families of `norm`: one, which serves every norm. A thread has whole rows; a row that is not too long is kept as f32 between
+//! its statistics and the result, others are read again.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
+    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormSpec,
+    Operand, Operands, Operation, Spec, Stream, Unsupported,
+};
+use rayon::ThreadPool;
+use rayon::prelude::*;
+
+use crate::arena;
+use crate::device::CpuDevice;
+use crate::operand::{Input, Output, absent, host_bytes};
+use crate::simd::Simd;
+use crate::source_hash::SOURCE_HASH;
+
+/// Elements below which the calling thread works alone: waking others takes longer.
+const SERIAL_ELEMENTS: usize = 1 << 15;
+/// Columns that are loaded, and added up, together. Sums of such parts are added in their order, whoever computes them.
+const PART: usize = 4096;
+/// Most columns of a row that is kept: 256 KiB stay in a core's second cache.
+const KEPT: usize = 16 * PART;
+/// Sums side by side: as many as the widest registers have lanes.
+const LANES: usize = 16;
+/// Squares whose sum lies between these lose nothing to the ends of f32's range; with an eps above the lower one, no lower end
+/// matters.
+const MOST_SQUARES: f32 = f32::from_bits((127 + 120) << 23);
+const LEAST_SQUARES: f32 = f32::from_bits((127 - 60) << 23);
+
+/// What the CPU offers.
+pub static FAMILIES: NormFamilies = &[&NORM];
+
+/// The family `norm`.
+pub static NORM: NormFamily = NormFamily;
+
+/// Rows brought to one magnitude, bound by memory.
+#[derive(Debug)]
+pub struct NormFamily;
+
+impl Family<CheckedNorm> for NormFamily {
+    fn name(&self) -> &'static str {
+        "norm"
+    }
+
+    fn configs(&self, op: &CheckedNorm, _: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+        check(op)?;
+        Ok(vec![NormConfig { kernel: kernel_id(), efficiency: 500 }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        let step = step(device, op)?;
+        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let name = format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype);
+        Ok(LaunchSequence::new::<NormOperand>(name, vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
+        SOURCE_HASH
+    }
+}
+
+fn kernel_id() -> KernelId {
+    KernelId::new("norm", None, Spec::Norm(NormSpec { groups: 0 }))
+}
+
+/// Whether the kernel serves `op`.
+fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
+    let added = op.added.is_none_or(|added| added.residual.col_stride == 1 && added.sum.col_stride == 1);
+    match op.x.col_stride == 1 && op.d.col_stride == 1 && added && !op.gathers {
+        true => Ok(()),
+        false => Err(Unsupported::new("reads and writes row-major matrices, whose columns keep their order")),
+    }
+}
+
+/// The kernel of `op` as a step whose operands are not bound yet.
+pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
+    let cpu = CpuDevice::of(device)?;
+    check(op).map_err(|reason| HalError::Unsupported { device: DeviceId::CPU, what: "norm".into(), why: reason.why })?;
+    let kernel = CpuNorm { op: *op, simd: cpu.simd(), pool: cpu.pool().cloned() };
+    let geometry = Geometry { grid: [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1], threads: 1, shared_bytes: 0 };
+    Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))
+}
+
+/// The family's loop made ready for one operation.
+struct CpuNorm {
+    op: CheckedNorm,
+    simd: &'static Simd,
+    pool: Option<Arc<ThreadPool>>,
+}
+
+impl std::fmt::Debug for CpuNorm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuNorm").field("op", &self.op).finish_non_exhaustive()
+    }
+}
+
+impl Kernel for CpuNorm {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(&self.op, self.simd, operands)?;
+        match &self.pool {
+            Some(pool) => pool.install(|| job.run()),
+            None => job.run(),
+        }
+        Ok(())
+    }
+}
+
+/// Rows that are read.
+enum Rows<'a> {
+    /// Of a matrix that nothing writes.
+    Read(Input<'a>),
+    /// Of the result, whose place they take.
+    OfD,
+    /// Of the sum.
+    OfSum,
+}
+
+/// An operation with its operands.
+struct Job<'a> {
+    op: &'a CheckedNorm,
+    simd: &'static Simd,
+    x: Rows<'a>,
+    residual: Option<Rows<'a>>,
+    gamma: Option<Input<'a>>,
+    beta: Option<Input<'a>>,
+    sum: Option<Output<'a>>,
+    d: Output<'a>,
+}
+
+impl<'a> Job<'a> {
+    fn new(op: &'a CheckedNorm, simd: &'static Simd, mut operands: Operands<'a>) -> Result<Self, HalError> {
+        use NormOperand as O;
+        let shape = [op.rows, op.columns];
+        let input = |view: Option<BufferRef<'a>>, operand: O, layout: Dense, shape: [usize; 2]| {
+            let view = view.ok_or(absent(operand.name(), 1))?;
+            Input::new(host_bytes(view, operand.name())?, layout, shape, operand.name())
+        };
+        let of_columns = |view: Option<BufferRef<'a>>, operand: O, dtype: Option<DType>| match dtype {
+            Some(dtype) => input(view, operand, Dense::rows_of(dtype, op.columns), [1, op.columns]).map(Some),
+            None => Ok(None),
+        };
+        let gamma = of_columns(operands.take(O::Gamma), O::Gamma, op.function.gamma)?;
+        let beta = of_columns(operands.take(O::Beta), O::Beta, op.function.beta)?;
+        let x = match op.x_operand() {
+            O::XAndD => Rows::OfD,
+            O::XAndSum => Rows::OfSum,
+            _ => Rows::Read(input(operands.take(O::X), O::X, op.x, shape)?),
+        };
+        let residual = match (op.residual_operand(), op.added) {
+            (Some(O::ResidualAndSum), _) => Some(Rows::OfSum),
+            (Some(_), Some(added)) => {
+                Some(Rows::Read(input(operands.take(O::Residual), O::Residual, added.residual, shape)?))
+            }
+            _ => None,
+        };
+        let mut written = |operand: O, layout: Dense, columns: usize| {
+            let view = operands.take_mut(operand).ok_or(absent(operand.name(), 1))?;
+            let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, operand.name())?;
+            Output::new(bytes, layout, [op.rows, columns], operand.name())
+        };
+        let d = written(op.d_operand(), op.d, op.d_columns)?;
+        let sum = match (op.sum_operand(), op.added) {
+            (Some(operand), Some(added)) => Some(written(operand, added.sum, op.columns)?),
+            _ => None,
+        };
+        Ok(Self { op, simd, x, residual, gamma, beta, sum, d })
+    }
+
+    fn run(&self) {
+        // Rows together, so that a task is worth its start.
+        let rows_of_task = SERIAL_ELEMENTS.div_ceil(4 * self.op.columns).max(1);
+        let tasks = 0..self.op.rows.div_ceil(rows_of_task);
+        let work = |task: usize| {
+            let first = task * rows_of_task;
+            let scratch = if self.op.columns <= KEPT { self.op.columns.next_multiple_of(PART) } else { PART };
+            // A part of a row, of the residual, of gamma and of beta beside what is kept.
+            arena::with_tile(scratch + PART, |tile| {
+                let (kept, part) = tile.split_at_mut(scratch);
+                (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
+            });
+        };
+        if self.op.rows * self.op.columns < SERIAL_ELEMENTS {
+            tasks.for_each(work);
+        } else {
+            tasks.into_par_iter().for_each(work);
+        }
+    }
+
+    /// Normalizes a row. `kept` has room for all of it, or for a part.
+    fn row(&self, row: usize, kept: &mut [f32], part: &mut [f32]) {
+        let columns = self.op.columns;
+        let is_kept = columns <= KEPT;
+        // Without a residual, a row that is not kept need not be read now.
+        if is_kept || self.residual.is_some() {
+            for first in (0..columns).step_by(PART) {
+                let width = PART.min(columns - first);
+                let place = if is_kept { first } else { 0 };
+                let values = &mut kept[place..place + width];
+                self.load(&self.x, row, first, values);
+                self.add_residual(row, first, values, &mut part[..width]);
+            }
+        }
+        let statistics = Statistics::of(&self.op.function, columns, |visit| self.parts(row, kept, visit));
+        self.parts(row, kept, &mut |first, values| {
+            values.iter_mut().for_each(|value| *value = statistics.normalized(*value));
+            let part = &mut part[..values.len()];
+            if let Some(gamma) = &self.gamma {
+                gamma.part(self.simd, 0, first, part);
+                values.iter_mut().zip(&*part).for_each(|(value, gamma)| *value *= gamma);
+            }
+            if let Some(beta) = &self.beta {
+                beta.part(self.simd, 0, first, part);
+                values.iter_mut().zip(&*part).for_each(|(value, beta)| *value += beta);
+            }
+            // SAFETY: the row is this thread's.
+            unsafe { self.d.store_part(row, first, values) };
+        });
+        part.fill(0.0);
+        for first in (columns..self.op.d_columns).step_by(PART) {
+            let width = PART.min(self.op.d_columns - first);
+            // SAFETY: as above.
+            unsafe { self.d.store_part(row, first, &part[..width]) };
+        }
+    }
+
+    /// Writes the sum of `values` and the residual, and leaves there what was written.
+    fn add_residual(&self, row: usize, first: usize, values: &mut [f32], part: &mut [f32]) {
+        let (Some(residual), Some(sum)) = (&self.residual, &self.sum) else { return };
+        self.load(residual, row, first, part);
+        values.iter_mut().zip(&*part).for_each(|(value, residual)| *value += residual);
+        // SAFETY: the row is this thread's.
+        unsafe {
+            sum.store_part(row, first, values);
+            sum.load_part(self.simd, row, first, values);
+        }
+    }
+
+    fn load(&self, rows: &Rows<'_>, row: usize, first: usize, out: &mut [f32]) {
+        let written = match rows {
+            Rows::Read(input) => return input.part(self.simd, row, first, out),
+            Rows::OfD => &self.d,
+            Rows::OfSum => self.sum.as_ref().unwrap_or(&self.d),
+        };
+        // SAFETY: the row is this thread's.
+        unsafe { written.load_part(self.simd, row, first, out) };
+    }
+
+    /// Calls `visit` with the first column and the values of each part of what is normalized.
+    fn parts(&self, row: usize, kept: &mut [f32], visit: &mut dyn FnMut(usize, &mut [f32])) {
+        let columns = self.op.columns;
+        if columns <= KEPT {
+            let parts = kept[..columns].chunks_mut(PART);
+            parts.enumerate().for_each(|(i, values)| visit(i * PART, values));
+            return;
+        }
+        for first in (0..columns).step_by(PART) {
+            let values = &mut kept[..PART.min(columns - first)];
+            self.load(if self.residual.is_some() { &Rows::OfSum } else { &self.x }, row, first, values);
+            visit(first, values);
+        }
+    }
+}
+
+/// What turns the values of a row into normalized ones.
+#[derive(Clone, Copy)]
+struct Statistics {
+    /// A power of two: 1, unless squares would leave f32's range.
+    scale: f32,
+    /// Of the scaled values: their mean as it was added up, and the mean of what lies beside it, which is what rounding had taken
+    /// from the first. Both are 0 of RMSNorm.
+    mean: f32,
+    correction: f32,
+    inverse: f32,
+}
+
+impl Statistics {
+    /// Of a row whose parts `each` gives.
+    fn of(
+        function: &qgemm_hal::NormFunction,
+        columns: usize,
+        mut each: impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
+    ) -> Self {
+        let (unscaled, squares) = Self::scaled(1.0, function, columns, &mut each);
+        let is_small = squares < LEAST_SQUARES && function.eps < LEAST_SQUARES;
+        if squares <= MOST_SQUARES && !is_small {
+            return unscaled;
+        }
+        let mut largest = function.eps.sqrt().to_bits();
+        each(&mut |_, values| {
+            // Infinity and NaN stay what they are under every factor.
+            let magnitudes = values.iter().map(|value| value.to_bits() & 0x7fff_ffff);
+            largest = magnitudes.filter(|&bits| bits < f32::INFINITY.to_bits()).fold(largest, u32::max);
+        });
+        // The scaled values are below 4; factor and its inverse are normal numbers.
+        let scale = f32::from_bits((254 - (largest >> 23).clamp(1, 253)) << 23);
+        Self::scaled(scale, function, columns, &mut each).0
+    }
+
+    /// Those of the values times `scale`, and the sum of the squares.
+    fn scaled(
+        scale: f32,
+        function: &qgemm_hal::NormFunction,
+        columns: usize,
+        each: &mut impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
+    ) -> (Self, f32) {
+        let (is_centered, count) = (function.kind == NormKind::Layer, columns as f32);
+        let mut mean = 0.0;
+        if is_centered {
+            let mut sum = 0.0;
+            each(&mut |_, values| sum += lane_sum(values, |value| value * scale));
+            mean = sum / count;
+        }
+        let (mut beside, mut squares) = (0.0, 0.0);
+        each(&mut |_, values| {
+            if is_centered {
+                beside += lane_sum(values, |value| value * scale - mean);
+            }
+            squares += lane_sum(values, |value| (value * scale - mean) * (value * scale - mean));
+        });
+        let correction = beside / count;
+        // NaN stays NaN.
+        let variance = squares / count - correction * correction;
+        let variance = if variance < 0.0 { 0.0 } else { variance };
+        let inverse = 1.0 / (variance + function.eps * scale * scale).sqrt();
+        (Self { scale, mean, correction, inverse }, squares)
+    }
+
+    fn normalized(&self, value: f32) -> f32 {
+        (value * self.scale - self.mean - self.correction) * self.inverse
+    }
+}
+
+/// The sum of a part, in an order that its length alone decides.
+fn lane_sum(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
+    let (whole, rest) = values.as_chunks::<LANES>();
+    let mut sums = [0.0; LANES];
+    for values in whole {
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += term(*value));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, value)| *sum += term(*value));
+    let mut width = LANES / 2;
+    while width > 0 {
+        let (low, high) = sums.split_at_mut(width);
+        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
+        width /= 2;
+    }
+    sums[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_add_up_every_value() {
+        for len in [0, 1, 15, 16, 17, 100, PART] {
+            let values: Vec<f32> = (0..len).map(|i| (i % 7) as f32).collect();
+            assert_eq!(lane_sum(&values, |value| value), values.iter().sum::<f32>(), "{len}");
+        }
+    }
+
+    #[test]
+    fn squares_beyond_the_range_are_scaled() {
+        let inverse = |row: &mut [f32], eps| {
+            let function = qgemm_hal::NormFunction::rms(eps);
+            let columns = row.len();
+            let statistics = Statistics::of(&function, columns, |visit| visit(0, row));
+            statistics.normalized(row[0])
+        };
+        assert_eq!(inverse(&mut [1e30; 64], 1e-6), 1.0);
+        assert_eq!(inverse(&mut [f32::MAX; 64], 1e-6), 1.0);
+        assert!((inverse(&mut [1e-35; 64], 0.0) - 1.0).abs() < 1e-6);
+        assert!((inverse(&mut [1e-30; 64], 1e-6) - 1e-27).abs() < 1e-33);
+    }
+}

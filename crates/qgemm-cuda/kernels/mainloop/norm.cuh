@@ -1,0 +1,339 @@
+// What both kernels of `norm` are made of: groups of eight neighbouring columns in any type, sums over the threads of a
+// row, a row's statistics, and the result.
+#pragma once
+#include "atoms/float.cuh"
+#include "atoms/launch.cuh"
+#include "atoms/memory.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "generated/abi.cuh"
+
+// The parameter of kernels that normalize.
+struct NormParams {
+    NormShape shape;
+    NormPointers at;
+};
+
+// Columns that a thread loads, and stores, at once.
+constexpr u32 GROUP = 8;
+
+// Places in NormShape::types.
+constexpr u32 TYPE_X = 0, TYPE_RESIDUAL = 1, TYPE_SUM = 2, TYPE_D = 3, TYPE_GAMMA = 4, TYPE_BETA = 5;
+
+QG_DEVICE u32 type_of(const NormParams& p, u32 place) {
+    return p.shape.types >> (4 * place) & 15u;
+}
+
+QG_DEVICE u32 bytes_of(u32 dtype) {
+    return dtype == DTYPE_F32 ? 4 : 2;
+}
+
+// A row of an operand.
+struct OperandRow {
+    u8* start;
+    u32 dtype;
+    // Whether it begins at a multiple of 16 bytes.
+    bool aligned;
+
+    QG_DEVICE OperandRow of(const NormParams& p, u64 address, u64 stride, u32 row, u32 place, u32 aligned_flag) {
+        const u32 dtype = type_of(p, place);
+        u8* start = reinterpret_cast<u8*>(address) + row * stride * bytes_of(dtype);
+        return {start, dtype, (p.shape.flags & aligned_flag) != 0};
+    }
+    QG_DEVICE OperandRow x(const NormParams& p, u32 row) {
+        return of(p, p.at.x, p.at.x_row, row, TYPE_X, QG_FLAG_X_ALIGNED16);
+    }
+    QG_DEVICE OperandRow residual(const NormParams& p, u32 row) {
+        return of(p, p.at.residual, p.at.residual_row, row, TYPE_RESIDUAL, QG_FLAG_RESIDUAL_ALIGNED16);
+    }
+    QG_DEVICE OperandRow sum(const NormParams& p, u32 row) {
+        return of(p, p.at.sum, p.at.sum_row, row, TYPE_SUM, QG_FLAG_SUM_ALIGNED16);
+    }
+    QG_DEVICE OperandRow d(const NormParams& p, u32 row) {
+        return of(p, p.at.d, p.at.d_row, row, TYPE_D, QG_FLAG_D_ALIGNED16);
+    }
+    QG_DEVICE OperandRow gamma(const NormParams& p) {
+        return of(p, p.at.gamma, 0, 0, TYPE_GAMMA, QG_FLAG_GAMMA_ALIGNED16);
+    }
+    QG_DEVICE OperandRow beta(const NormParams& p) {
+        return of(p, p.at.beta, 0, 0, TYPE_BETA, QG_FLAG_BETA_ALIGNED16);
+    }
+
+    // One element.
+    QG_DEVICE float element(const OperandRow& row, u32 column) {
+        if (row.dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(row.start + (u64)column * 4));
+        const u32 bits = ld_global_cached_u16(row.start + (u64)column * 2);
+        return row.dtype == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    }
+};
+
+// GROUP neighbouring elements as they are stored: of 16 bits two a word, in the first words.
+struct StoredGroup {
+    u32 word[GROUP];
+
+    // Those of `columns` columns that lie in [column, column + GROUP); the others are zero.
+    QG_DEVICE StoredGroup load(const OperandRow& row, u32 column, u32 columns) {
+        StoredGroup group = {};
+        if (row.aligned && column + GROUP <= columns) {
+            const u8* at = row.start + (u64)column * bytes_of(row.dtype);
+            const u32x4 low = ld_global_v4(at);
+            group.word[0] = low.x, group.word[1] = low.y, group.word[2] = low.z, group.word[3] = low.w;
+            if (row.dtype == DTYPE_F32) {
+                const u32x4 high = ld_global_v4(at + 16);
+                group.word[4] = high.x, group.word[5] = high.y, group.word[6] = high.z, group.word[7] = high.w;
+            }
+            return group;
+        }
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            if (column + i >= columns) continue;
+            if (row.dtype == DTYPE_F32)
+                group.word[i] = ld_global_u32(row.start + (u64)(column + i) * 4);
+            else
+                group.word[i / 2] |= ld_global_cached_u16(row.start + (u64)(column + i) * 2) << (16 * (i % 2));
+        }
+        return group;
+    }
+
+    QG_DEVICE void store(const StoredGroup& group, const OperandRow& row, u32 column, u32 columns) {
+        if (row.aligned && column + GROUP <= columns) {
+            u8* at = row.start + (u64)column * bytes_of(row.dtype);
+            st_global_v4(at, u32x4{group.word[0], group.word[1], group.word[2], group.word[3]});
+            if (row.dtype == DTYPE_F32)
+                st_global_v4(at + 16, u32x4{group.word[4], group.word[5], group.word[6], group.word[7]});
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            if (column + i >= columns) continue;
+            if (row.dtype == DTYPE_F32)
+                st_global_u32(row.start + (u64)(column + i) * 4, group.word[i]);
+            else
+                st_global_u16(row.start + (u64)(column + i) * 2, group.word[i / 2] >> (16 * (i % 2)) & 0xffffu);
+        }
+    }
+
+    QG_DEVICE void decode(const StoredGroup& group, u32 dtype, float (&value)[GROUP]) {
+        if (dtype == DTYPE_F32) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) value[i] = bits_to_f32(group.word[i]);
+        } else if (dtype == DTYPE_F16) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) value[i] = f16_to_f32(group.word[i / 2] >> (16 * (i % 2)) & 0xffffu);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) value[i] = bf16_to_f32(group.word[i / 2] >> (16 * (i % 2)) & 0xffffu);
+        }
+    }
+
+    // Rounds to nearest even.
+    QG_DEVICE StoredGroup encode(const float (&value)[GROUP], u32 dtype) {
+        StoredGroup group = {};
+        if (dtype == DTYPE_F32) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) group.word[i] = f32_to_bits(value[i]);
+        } else if (dtype == DTYPE_F16) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) group.word[i / 2] |= f32_to_f16(value[i]) << (16 * (i % 2));
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) group.word[i / 2] |= f32_to_bf16(value[i]) << (16 * (i % 2));
+        }
+        return group;
+    }
+};
+
+// Adds the residual, writes the sum, and leaves in `value` what was written.
+QG_DEVICE void add_residual(const StoredGroup& residual, u32 residual_dtype, const OperandRow& sum, u32 column,
+                            u32 columns, float (&value)[GROUP]) {
+    float other[GROUP];
+    StoredGroup::decode(residual, residual_dtype, other);
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) value[i] += other[i];
+    const StoredGroup rounded = StoredGroup::encode(value, sum.dtype);
+    StoredGroup::store(rounded, sum, column, columns);
+    StoredGroup::decode(rounded, sum.dtype, value);
+}
+
+// What warps leave for one another: a line for each sum, so that none has to wait until all have read the one before.
+struct NormStorage {
+    u32 mean[2][32];
+    u32 moments[2][2][32];
+    u32 largest[32];
+};
+static_assert(sizeof(NormStorage) == QG_STORAGE_BYTES, "the host computes another size");
+
+// Adds values of the threads of a row, in the same order in every run; all of them get the sums. Threads that share a warp
+// with those of other rows are a power of two.
+template <u32 COUNT>
+QG_DEVICE void row_sum(u32 row_threads, float (&value)[COUNT], u32* const (&line)[COUNT]) {
+    const u32 in_warp = row_threads < 32 ? row_threads : 32;
+    for (u32 mask = in_warp / 2; mask > 0; mask /= 2) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) value[i] += shfl_xor(value[i], mask);
+    }
+    if (row_threads <= 32) return;
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++)
+        if (lane == 0) st_shared(&line[i][warp], f32_to_bits(value[i]));
+    cta_barrier();
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) value[i] = lane < row_threads / 32 ? bits_to_f32(ld_shared(&line[i][lane])) : 0.0f;
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) value[i] += shfl_xor(value[i], mask);
+    }
+}
+
+QG_DEVICE u32 row_max(u32 row_threads, u32 value, u32* line) {
+    const auto larger = [](u32 a, u32 b) { return a > b ? a : b; };
+    const u32 in_warp = row_threads < 32 ? row_threads : 32;
+    for (u32 mask = in_warp / 2; mask > 0; mask /= 2) value = larger(value, shfl_xor_u32(value, mask));
+    if (row_threads <= 32) return value;
+    const u32 lane = thread_index() % 32;
+    if (lane == 0) st_shared(&line[thread_index() / 32], value);
+    cta_barrier();
+    value = lane < row_threads / 32 ? ld_shared(&line[lane]) : 0;
+#pragma unroll
+    for (u32 mask = 16; mask > 0; mask /= 2) value = larger(value, shfl_xor_u32(value, mask));
+    return value;
+}
+
+// Squares whose sum lies between these lose nothing to the ends of f32's range; with an eps above the lower one, no lower
+// end matters.
+constexpr float MOST_SQUARES = 0x1p120f, LEAST_SQUARES = 0x1p-60f;
+
+// What turns the values of a row into normalized ones.
+struct Statistics {
+    // A power of two: 1, unless squares would leave f32's range.
+    float scale;
+    // Of the scaled values: their mean as it was added up, and the mean of what lies beside it, which is what rounding
+    // had taken from the first. Both are 0 without FLAG_CENTERED.
+    float mean, correction;
+    float inverse;
+
+    QG_DEVICE float normalized(const Statistics& s, float value) {
+        return (value * s.scale - s.mean - s.correction) * s.inverse;
+    }
+
+    // Of a row whose values `Row::each` gives in groups, with the number of those that the row has.
+    template <class Row>
+    QG_DEVICE Statistics of(const NormParams& p, const Row& row, NormStorage& storage) {
+        Statistics s = {1.0f, 0.0f, 0.0f, 0.0f};
+        float squares = moments(p, row, storage, 0, s);
+        const bool is_small = squares < LEAST_SQUARES && p.shape.eps < LEAST_SQUARES;
+        // The same for all threads of a row, but not of a warp that has several rows, all of which take part.
+        bool rescales = !(squares <= MOST_SQUARES) || is_small;
+        if (p.shape.row_threads < 32) rescales = ballot(rescales) != 0;
+        if (!rescales) return s;
+        u32 largest = f32_to_bits(sqrt_f32(p.shape.eps));
+        Row::each(row, [&](const float(&value)[GROUP], u32 count) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) {
+                const u32 magnitude = f32_to_bits(value[i]) & 0x7fffffffu;
+                // Infinity and NaN stay what they are under every factor.
+                if (i < count && magnitude < 0x7f800000u && magnitude > largest) largest = magnitude;
+            }
+        });
+        largest = row_max(p.shape.row_threads, largest, storage.largest);
+        // The scaled values are below 4; factor and its inverse are normal numbers.
+        u32 exponent = largest >> 23;
+        exponent = exponent < 1 ? 1 : exponent > 253 ? 253 : exponent;
+        s.scale = bits_to_f32((254 - exponent) << 23);
+        moments(p, row, storage, 1, s);
+        return s;
+    }
+
+    // Finds mean, correction and inverse of the values times `s.scale`. Returns the sum of the squares.
+    template <class Row>
+    QG_DEVICE float moments(const NormParams& p, const Row& row, NormStorage& storage, u32 turn, Statistics& s) {
+        const float columns = (float)p.shape.columns;
+        const bool is_centered = p.shape.flags & QG_FLAG_CENTERED;
+        s.mean = 0.0f;
+        if (is_centered) {
+            float sum[1] = {};
+            Row::each(row, [&](const float(&value)[GROUP], u32 count) {
+#pragma unroll
+                for (u32 i = 0; i < GROUP; i++)
+                    if (i < count) sum[0] += value[i] * s.scale;
+            });
+            row_sum<1>(p.shape.row_threads, sum, {storage.mean[turn]});
+            s.mean = sum[0] / columns;
+        }
+        // Of what lies beside the mean: the sum, which is small, and the squares.
+        float sums[2] = {};
+        Row::each(row, [&](const float(&value)[GROUP], u32 count) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++) {
+                if (i >= count) continue;
+                const float beside = value[i] * s.scale - s.mean;
+                sums[0] += beside;
+                sums[1] += beside * beside;
+            }
+        });
+        row_sum<2>(p.shape.row_threads, sums, {storage.moments[turn][0], storage.moments[turn][1]});
+        s.correction = is_centered ? sums[0] / columns : 0.0f;
+        float variance = sums[1] / columns - s.correction * s.correction;
+        if (variance < 0.0f) variance = 0.0f;
+        s.inverse = 1.0f / sqrt_f32(variance + p.shape.eps * s.scale * s.scale);
+        return sums[1];
+    }
+};
+
+// Gamma and beta of a group, where there are any.
+struct ColumnGroup {
+    StoredGroup gamma, beta;
+
+    QG_DEVICE ColumnGroup load(const NormParams& p, u32 column) {
+        ColumnGroup group = {};
+        if (p.shape.flags & QG_FLAG_GAMMA) group.gamma = StoredGroup::load(OperandRow::gamma(p), column, p.shape.columns);
+        if (p.shape.flags & QG_FLAG_BETA) group.beta = StoredGroup::load(OperandRow::beta(p), column, p.shape.columns);
+        return group;
+    }
+};
+
+// Stores a group of D. Columns that X does not have are zero.
+QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
+                                const ColumnGroup& of_columns, u32 row, u32 column) {
+    float out[GROUP], factor[GROUP];
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
+    if (p.shape.flags & QG_FLAG_GAMMA) {
+        StoredGroup::decode(of_columns.gamma, type_of(p, TYPE_GAMMA), factor);
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) out[i] *= factor[i];
+    }
+    if (p.shape.flags & QG_FLAG_BETA) {
+        StoredGroup::decode(of_columns.beta, type_of(p, TYPE_BETA), factor);
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) out[i] += factor[i];
+    }
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++)
+        if (column + i >= p.shape.columns) out[i] = 0.0f;
+    const OperandRow d = OperandRow::d(p, row);
+    StoredGroup::store(StoredGroup::encode(out, d.dtype), d, column, p.shape.d_columns);
+}
+
+// Stores the groups of D of a thread whose columns stand in another order than X's, which is read again.
+QG_DEVICE void store_gathered(const NormParams& p, const Statistics& s, u32 row, u32 first_group, u32 group_step) {
+    const OperandRow x = OperandRow::x(p, row), d = OperandRow::d(p, row);
+    const OperandRow gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);
+    const u8* order = reinterpret_cast<const u8*>(p.at.order);
+    for (u32 column = first_group * GROUP; column < p.shape.d_columns; column += group_step * GROUP) {
+        float out[GROUP];
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) {
+            out[i] = 0.0f;
+            if (column + i >= p.shape.d_columns) continue;
+            const u32 source = ld_global_u32(order + (u64)(column + i) * 4);
+            if (source >= p.shape.columns) continue;
+            out[i] = Statistics::normalized(s, OperandRow::element(x, source));
+            if (p.shape.flags & QG_FLAG_GAMMA) out[i] *= OperandRow::element(gamma, source);
+            if (p.shape.flags & QG_FLAG_BETA) out[i] += OperandRow::element(beta, source);
+        }
+        StoredGroup::store(StoredGroup::encode(out, d.dtype), d, column, p.shape.d_columns);
+    }
+}

@@ -1,0 +1,292 @@
+//! `norm`: rows brought to one magnitude, in one launch. Rows that fit in the registers of a CTA are read once; of longer ones the
+//! first columns stay in shared memory. Products whose X is to be normalized launch these kernels before their own.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{self, NormPointers, NormShape, dtype_code};
+use qgemm_hal::{
+    CheckedNorm, Dense, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, NormConfig, NormKind,
+    NormLaunch, NormOperand, NormSpec, Operand, Operands, Spec, Unsupported, Variant,
+};
+
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "norm";
+/// Columns that a thread loads and stores at once.
+const GROUP: usize = 8;
+/// Threads of a CTA of short rows, which share it.
+const SHARED_CTA: u32 = 128;
+/// Threads of a warp.
+const WARP: u32 = 32;
+/// Most rows and columns: CTAs along the grid's x axis, and what kernels count in.
+const MOST: usize = i32::MAX as usize;
+/// `sizeof(NormStorage)`, which the kernels assert: lines of 32 words for two means, two pairs of moments and a magnitude.
+const STORAGE_BYTES: u32 = 7 * 32 * 4;
+/// Bytes of an access, whose multiples rows begin at where they are read so.
+const ACCESS: u64 = 16;
+/// Share of the bandwidth that the kernels should reach, per mille.
+const EFFICIENCY: u32 = 800;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Norm;
+
+/// A kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Template {
+    /// Groups that a thread keeps in registers; none of rows of any length.
+    groups: u32,
+    /// Most threads of a CTA.
+    threads: u32,
+    /// CTAs that a multiprocessor should hold at once, which bounds registers.
+    least_ctas: u32,
+}
+
+/// For rows of few columns first. With two groups a CTA has up to 256 threads and 64 registers each, so that four of them share a
+/// multiprocessor and 512 rows of 4096 columns are one wave on an H200.
+const TEMPLATES: [Template; 4] = [
+    Template { groups: 1, threads: 128, least_ctas: 8 },
+    Template { groups: 2, threads: 256, least_ctas: 4 },
+    Template { groups: 4, threads: 512, least_ctas: 2 },
+    Template { groups: 0, threads: 1024, least_ctas: 1 },
+];
+
+impl Template {
+    /// The kernel for rows of so many columns, and how many threads share one. Neither depends on the number of rows, so that
+    /// a row's bits do not.
+    fn of(columns: usize) -> (Self, u32) {
+        let [one, two, four, any] = TEMPLATES;
+        let groups = columns.div_ceil(GROUP);
+        let warps = |each: usize| (groups.div_ceil(each) as u32).next_multiple_of(WARP);
+        match groups {
+            // A part of a warp has a power of two of threads.
+            0..=32 => (one, (groups as u32).next_power_of_two()),
+            33..=64 => (two, WARP),
+            65..=128 => (four, WARP),
+            129..=512 => (two, warps(2)),
+            513..=2048 => (four, warps(4)),
+            _ => (any, any.threads),
+        }
+    }
+
+    fn spec(&self) -> NormSpec {
+        NormSpec { groups: self.groups }
+    }
+
+    fn id(&self, variant: Variant) -> KernelId {
+        KernelId::new(NAME, Some(variant), Spec::Norm(self.spec()))
+    }
+
+    fn source(&self, variant: Variant) -> KernelSpec {
+        let (entry, symbol) = match self.groups {
+            0 => ("entry/norm_long_rows.cu", "qg_norm_long_rows"),
+            _ => ("entry/norm_rows.cu", "qg_norm_rows"),
+        };
+        let mut prelude = String::new();
+        macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+        constant_line(&mut prelude, "QG_THREADS", self.threads);
+        constant_line(&mut prelude, "QG_STORAGE_BYTES", STORAGE_BYTES);
+        if self.groups > 0 {
+            constant_line(&mut prelude, "QG_GROUPS", self.groups);
+            constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas);
+        }
+        KernelSpec {
+            name: self.id(variant).to_string(),
+            entry,
+            text: source::entry(entry),
+            symbol,
+            prelude,
+            arch_specific: false,
+        }
+    }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    TEMPLATES.into_iter().map(move |template| template.source(variant))
+}
+
+/// `NormParams` in `mainloop/norm.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct NormParams {
+    shape: NormShape,
+    at: NormPointers,
+}
+
+/// A norm's parameters, and which operand each of them is of.
+#[derive(Debug)]
+struct NormArguments {
+    op: CheckedNorm,
+    params: NormParams,
+}
+
+impl Params for NormArguments {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let (op, mut params) = (&self.op, self.params);
+        let optional = |operand: Option<NormOperand>| operand.map_or(Ok(0), |operand| at.of(operands, operand));
+        params.at.x = at.of(operands, op.x_operand())?;
+        params.at.residual = optional(op.residual_operand())?;
+        params.at.gamma = at.of(operands, NormOperand::Gamma)?;
+        params.at.beta = at.of(operands, NormOperand::Beta)?;
+        params.at.order = at.of(operands, NormOperand::Order)?;
+        params.at.sum = optional(op.sum_operand())?;
+        params.at.d = at.of(operands, op.d_operand())?;
+        let of_columns =
+            [(params.at.gamma, abi::FLAG_GAMMA_ALIGNED16), (params.at.beta, abi::FLAG_BETA_ALIGNED16)];
+        for (_, flag) in of_columns.into_iter().filter(|(address, _)| address.is_multiple_of(ACCESS)) {
+            params.shape.flags |= flag;
+        }
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// The launch for `op` on a device like `info`.
+pub(super) fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
+    let (template, row_threads) = Template::of(op.columns.max(op.d_columns));
+    let rows = op.rows as u32;
+    let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {
+        grid: [rows.div_ceil(rows_of_cta), 1, 1],
+        threads,
+        shared_bytes,
+    };
+    let mut kept_columns = 0;
+    let geometry = if template.groups == 0 {
+        let room = info.shared_bytes.saturating_sub(STORAGE_BYTES) as usize / (GROUP * size_of::<f32>()) * GROUP;
+        kept_columns = room.min(op.columns.next_multiple_of(GROUP)) as u32;
+        geometry(1, row_threads, STORAGE_BYTES + kept_columns * size_of::<f32>() as u32)
+    } else if row_threads <= WARP {
+        geometry(SHARED_CTA / row_threads, SHARED_CTA, STORAGE_BYTES)
+    } else {
+        geometry(1, row_threads, STORAGE_BYTES)
+    };
+    KernelLaunch {
+        id: template.id(variant),
+        spec: template.source(variant),
+        geometry,
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: NormOperand::ALL,
+        params: Arc::new(NormArguments { op: *op, params: params(op, row_threads, kept_columns) }),
+    }
+}
+
+/// All parameters but addresses, and what these tell.
+fn params(op: &CheckedNorm, row_threads: u32, kept_columns: u32) -> NormParams {
+    let function = &op.function;
+    let (residual, sum) = (op.added.map(|added| added.residual), op.added.map(|added| added.sum));
+    let is_aligned = |dense: Option<Dense>| dense.is_some_and(|dense| dense.aligned16);
+    let flags = [
+        (abi::FLAG_K_ORDER, op.gathers),
+        (abi::FLAG_RESIDUAL, op.added.is_some()),
+        (abi::FLAG_CENTERED, function.kind == NormKind::Layer),
+        (abi::FLAG_GAMMA, function.gamma.is_some()),
+        (abi::FLAG_BETA, function.beta.is_some()),
+        (abi::FLAG_X_ALIGNED16, op.x.aligned16),
+        (abi::FLAG_D_ALIGNED16, op.d.aligned16),
+        (abi::FLAG_RESIDUAL_ALIGNED16, is_aligned(residual)),
+        (abi::FLAG_SUM_ALIGNED16, is_aligned(sum)),
+    ];
+    let dtype = |dense: Option<Dense>| dense.map(|dense| dense.dtype);
+    let types = [Some(op.x.dtype), dtype(residual), dtype(sum), Some(op.d.dtype), function.gamma, function.beta];
+    let shape = NormShape {
+        rows: op.rows as u32,
+        columns: op.columns as u32,
+        d_columns: op.d_columns as u32,
+        flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+        types: types.iter().rev().fold(0, |types, dtype: &Option<DType>| types << 4 | dtype.map_or(0, dtype_code)),
+        row_threads,
+        kept_columns,
+        eps: function.eps,
+    };
+    let stride = |dense: Option<Dense>| dense.map_or(0, |dense| dense.row_stride);
+    let at = NormPointers {
+        x_row: op.x.row_stride,
+        residual_row: stride(residual),
+        sum_row: stride(sum),
+        d_row: op.d.row_stride,
+        ..NormPointers::default()
+    };
+    NormParams { shape, at }
+}
+
+/// Whether the kernels serve `op`.
+///
+/// # Errors
+/// The reason why they do not.
+pub(super) fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
+    for (name, size) in [("rows", op.rows), ("columns", op.columns.max(op.d_columns))] {
+        if size > MOST {
+            return Err(Unsupported::new(format!("serves at most {MOST} {name}, not {size}")));
+        }
+    }
+    if op.x.col_stride != 1 || op.d.col_stride != 1 {
+        return Err(Unsupported::new("reads and writes row-major matrices"));
+    }
+    Ok(())
+}
+
+/// The launches of a plan, whose kernels `make` makes ready.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the device has no kernel variant, and those of `make`.
+pub fn norm_sequence(
+    op: &CheckedNorm,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use qgemm_hal::Operation;
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let step = launch(op, variant, info).step::<NormOperand>(make)?;
+    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    Ok(LaunchSequence::new::<NormOperand>(format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype), vec![step]))
+}
+
+impl Family<CheckedNorm> for Norm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        check(op)?;
+        let (template, _) = Template::of(op.columns.max(op.d_columns));
+        Ok(vec![NormConfig { kernel: template.id(variant), efficiency: EFFICIENCY }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        norm_sequence(op, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedNorm, config: &NormConfig) -> u64 {
+        let (Spec::Norm(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
+        let template = TEMPLATES.into_iter().find(|template| template.spec() == spec);
+        template.map_or(0, |template| template.source(variant).source_hash().short())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_threads_of_a_row_hold_all_of_it() {
+        for columns in (1..20_000).chain([1 << 20, i32::MAX as usize]) {
+            let (template, row_threads) = Template::of(columns);
+            let held = (template.groups * row_threads) as usize * GROUP;
+            assert!(template.groups == 0 || held >= columns, "{columns}: {template:?} with {row_threads}");
+            assert!(row_threads <= template.threads, "{columns}: {template:?} with {row_threads}");
+            match row_threads {
+                0..=WARP => assert!(row_threads.is_power_of_two() && template.threads >= SHARED_CTA),
+                _ => assert!(row_threads.is_multiple_of(WARP)),
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! `norm`: which kernel.
+
+use qgemm_hal::{CheckedNorm, NormLaunch, DeviceInfo, Family, Operation};
+
+use crate::error::{Refusal, SchedError};
+
+/// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
+/// equals, earlier ones win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedNorm,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedNorm>],
+) -> Result<(&'f dyn Family<CheckedNorm>, NormLaunch), SchedError> {
+    let mut refusals = Vec::new();
+    let mut best: Option<(&'f dyn Family<CheckedNorm>, NormLaunch)> = None;
+    for &family in families {
+        match family.configs(op, info) {
+            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+            Ok(configs) => {
+                for config in configs {
+                    let share = f64::from(config.efficiency.max(1)) / 1000.0;
+                    let estimate = info.launch_seconds + op.traffic() / (info.bandwidth * share);
+                    if best.as_ref().is_none_or(|(_, plan)| estimate < plan.estimate) {
+                        best = Some((family, NormLaunch { config, estimate }));
+                    }
+                }
+            }
+        }
+    }
+    best.ok_or_else(|| {
+        let CheckedNorm { rows, columns, function, x, d, .. } = op;
+        let operation = format!("{} norm of {rows} x {columns} from {} to {}", function.kind, x.dtype, d.dtype);
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_formats::DType;
+    use qgemm_hal::{
+        Dense, Device, HalError, KernelId, LaunchSequence, NormConfig, NormFunction, NormSpec, Spec, Unsupported, XPlace,
+    };
+
+    use super::*;
+    use crate::gemm::tests::info;
+
+    #[derive(Debug)]
+    struct TestFamily(&'static str, Option<u32>);
+
+    impl Family<CheckedNorm> for TestFamily {
+        fn name(&self) -> &'static str {
+            self.0
+        }
+        fn configs(&self, _: &CheckedNorm, _: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+            let efficiency = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
+            let spec = NormSpec { groups: 0 };
+            Ok(vec![NormConfig { kernel: KernelId::new(self.0, None, Spec::Norm(spec)), efficiency }])
+        }
+        fn prepare(
+            &self,
+            device: &dyn Device,
+            _: &CheckedNorm,
+            _: &NormLaunch,
+        ) -> Result<LaunchSequence, HalError> {
+            Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
+        }
+        fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
+            0
+        }
+    }
+
+    fn op() -> CheckedNorm {
+        let (x, d) = (Dense::rows_of(DType::F32, 64), Dense::rows_of(DType::F16, 64));
+        CheckedNorm {
+            rows: 8,
+            columns: 64,
+            d_columns: 64,
+            function: NormFunction::rms(1e-6),
+            x,
+            d,
+            added: None,
+            x_place: XPlace::Own,
+            gathers: false,
+        }
+    }
+
+    #[test]
+    fn the_fastest_family_is_chosen_and_refusals_are_listed() {
+        let (slow, fast, never) =
+            (TestFamily("slow", Some(100)), TestFamily("fast", Some(900)), TestFamily("never", None));
+        let (family, plan) = choose(&op(), &info(), &[&never, &slow, &fast]).expect("two serve it");
+        assert_eq!((family.name(), plan.config.efficiency), ("fast", 900));
+        let expected = info().launch_seconds + 8.0 * 64.0 * 6.0 / (info().bandwidth * 0.9);
+        assert!((plan.estimate / expected - 1.0).abs() < 1e-9, "{plan:?}");
+        let error = choose(&op(), &info(), &[&never]).expect_err("serves nothing").to_string();
+        assert!(error.contains("rms norm of 8 x 64 from f32 to f16: never serves nothing"), "{error}");
+    }
+}

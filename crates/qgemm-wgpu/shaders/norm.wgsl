@@ -1,0 +1,161 @@
+// Normalizes rows: `row_threads` invocations of a workgroup share one, each with pairs of neighbouring columns. The first
+// columns are kept in workgroup memory; what has no room there is read again for each pass. Values are scaled by a power of
+// two, so that no square leaves f32's range; infinities and NaN are told by their bits, because adapters may calculate as if
+// there were none.
+
+var<workgroup> kept: array<f32, KEPT>;
+var<workgroup> sums: array<vec2<f32>, THREADS>;
+var<workgroup> largest: array<u32, THREADS>;
+
+// X's row `row`, column `column`, as it lies.
+fn x_at(row: u32, column: u32) -> f32 {
+    let dtype = type_of(TYPE_X);
+    if (has(FLAG_X_IN_D)) {
+        return load_d(p.d_base + row * p.d_row + column, dtype);
+    }
+    if (has(FLAG_X_IN_SUM)) {
+        return load_sum(p.sum_base + row * p.sum_row + column, dtype);
+    }
+    let index = p.x_base + row * p.x_row + column;
+    return element(x_words[word_of(index, dtype)], index, dtype);
+}
+
+fn residual_at(row: u32, column: u32) -> f32 {
+    let dtype = type_of(TYPE_RESIDUAL);
+    if (has(FLAG_RESIDUAL_IN_SUM)) {
+        return load_sum(p.sum_base + row * p.sum_row + column, dtype);
+    }
+    let index = p.residual_base + row * p.residual_row + column;
+    return element(residual_words[word_of(index, dtype)], index, dtype);
+}
+
+// What is normalized, where it is not kept.
+fn source_at(row: u32, column: u32) -> f32 {
+    if (has(FLAG_RESIDUAL)) {
+        return load_sum(p.sum_base + row * p.sum_row + column, type_of(TYPE_SUM));
+    }
+    return x_at(row, column);
+}
+
+// What is normalized; 0 of columns that X does not have. `first_kept` is the row's place in workgroup memory.
+fn value_at(row: u32, column: u32, first_kept: u32) -> f32 {
+    if (column >= p.shape.columns) {
+        return 0.0;
+    }
+    if (column < p.shape.kept_columns) {
+        return kept[first_kept + column];
+    }
+    return source_at(row, column);
+}
+
+// The sums over the invocations of a row, in the same order in every run. All invocations of a workgroup take part.
+fn row_sums(thread: u32, lane: u32, value: vec2<f32>) -> vec2<f32> {
+    workgroupBarrier();
+    sums[thread] = value;
+    for (var half = p.shape.row_threads / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (lane < half) {
+            sums[thread] += sums[thread + half];
+        }
+    }
+    workgroupBarrier();
+    return sums[thread - lane];
+}
+
+fn row_max(thread: u32, lane: u32, value: u32) -> u32 {
+    largest[thread] = value;
+    for (var half = p.shape.row_threads / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (lane < half) {
+            largest[thread] = max(largest[thread], largest[thread + half]);
+        }
+    }
+    workgroupBarrier();
+    return largest[thread - lane];
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    let row_threads = p.shape.row_threads;
+    let row_of_group = thread / row_threads;
+    let lane = thread % row_threads;
+    let row = (group.x + group.y * groups.x) * (THREADS / row_threads) + row_of_group;
+    let first_kept = row_of_group * p.shape.kept_columns;
+    let step = row_threads * 2u;
+    // No invocation may return before the barriers.
+    let columns = select(0u, p.shape.columns, row < p.shape.rows);
+
+    var magnitude = bitcast<u32>(sqrt(p.shape.eps));
+    for (var column = lane * 2u; column < columns; column += step) {
+        let count = min(2u, columns - column);
+        var pair = vec2<f32>();
+        for (var i = 0u; i < count; i++) {
+            pair[i] = x_at(row, column + i);
+            if (has(FLAG_RESIDUAL)) {
+                pair[i] = rounded_to(pair[i] + residual_at(row, column + i), type_of(TYPE_SUM));
+            }
+            if (column + i < p.shape.kept_columns) {
+                kept[first_kept + column + i] = pair[i];
+            }
+            let bits = bitcast<u32>(pair[i]) & 0x7fffffffu;
+            magnitude = max(magnitude, select(0u, bits, bits < 0x7f800000u));
+        }
+        if (has(FLAG_RESIDUAL)) {
+            store_sum(p.sum_base + row * p.sum_row + column, count, type_of(TYPE_SUM), pair);
+        }
+    }
+    magnitude = row_max(thread, lane, magnitude);
+    // The scaled values are below 4; the factor and its inverse are normal numbers.
+    let scale = bitcast<f32>((254u - clamp(magnitude >> 23u, 1u, 253u)) << 23u);
+
+    let divisor = f32(p.shape.columns);
+    var mean = 0.0;
+    if (has(FLAG_CENTERED)) {
+        var own = 0.0;
+        for (var column = lane * 2u; column < columns; column += step) {
+            own += value_at(row, column, first_kept) * scale;
+            own += value_at(row, column + 1u, first_kept) * scale;
+        }
+        mean = row_sums(thread, lane, vec2<f32>(own, 0.0)).x / divisor;
+    }
+    // Of what lies beside the mean: the sum, which is what rounding took from the mean, and the squares.
+    var own = vec2<f32>();
+    for (var column = lane * 2u; column < columns; column += step) {
+        for (var i = 0u; i < min(2u, columns - column); i++) {
+            let beside = value_at(row, column + i, first_kept) * scale - mean;
+            own += vec2<f32>(beside, beside * beside);
+        }
+    }
+    let moments = row_sums(thread, lane, own) / divisor;
+    let correction = select(0.0, moments.x, has(FLAG_CENTERED));
+    let inverse = 1.0 / sqrt(max(moments.y - correction * correction, 0.0) + p.shape.eps * scale * scale);
+    // `max` may drop a NaN, which every value of its row becomes.
+    let is_nan = (bitcast<u32>(moments.y) & 0x7fffffffu) > 0x7f800000u;
+    if (row >= p.shape.rows) {
+        return;
+    }
+    for (var column = lane * 2u; column < p.shape.d_columns; column += step) {
+        let count = min(2u, p.shape.d_columns - column);
+        var pair = vec2<f32>();
+        for (var i = 0u; i < min(count, max(columns, column) - column); i++) {
+            let at = column + i;
+            var value = (value_at(row, at, first_kept) * scale - mean - correction) * inverse;
+            if (has(FLAG_GAMMA)) {
+                let index = p.gamma_base + at;
+                let dtype = type_of(TYPE_GAMMA);
+                value *= element(gamma_words[word_of(index, dtype)], index, dtype);
+            }
+            if (has(FLAG_BETA)) {
+                let index = p.beta_base + at;
+                let dtype = type_of(TYPE_BETA);
+                value += element(beta_words[word_of(index, dtype)], index, dtype);
+            }
+            pair[i] = select(value, bitcast<f32>(0x7fc00000u + (row & 0u)), is_nan);
+        }
+        store_d(p.d_base + row * p.d_row + column, count, type_of(TYPE_D), pair);
+    }
+}

@@ -1,0 +1,302 @@
+//! `norm`: rows brought to one magnitude. It is the X prologue of products whose X is to be normalized, too.
+
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::{
+    FLAG_BETA, FLAG_CENTERED, FLAG_GAMMA, FLAG_RESIDUAL, FLAG_RESIDUAL_IN_SUM, FLAG_X_IN_D, FLAG_X_IN_SUM, NormShape,
+    dtype_code,
+};
+use qgemm_hal::{
+    CheckedNorm, Dense, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
+    NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormSpec, Operand, Operands, Operation, Spec, Stream,
+    Unsupported, XPlace,
+};
+
+use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
+use super::operands::Touched;
+use super::{hash_of, shared_of};
+use crate::event::WgpuStream;
+use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::shader::{NORM_TEXTS, compose_norm};
+use crate::shared::Shared;
+
+/// What a wgpu device offers of `norm`.
+pub(super) const FAMILIES: NormFamilies = &[&Norm];
+
+/// What its kernels are given: the operands of `shaders/norm_params.wgsl`.
+pub(crate) const INTERFACE: Interface = Interface {
+    name: "norm",
+    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// Name of the family.
+const NAME: &str = "norm";
+/// Invocations of a workgroup.
+const THREADS: u32 = 256;
+/// Columns that the rows of a workgroup keep in its memory, together: what sums and magnitudes leave of 16 KiB.
+const KEPT: u32 = 3328;
+/// Bytes of workgroup memory: `var<workgroup>` of the shader.
+const SHARED_BYTES: u32 = KEPT * 4 + THREADS * 12;
+/// Columns that an invocation has beside one another.
+const COLUMNS: usize = 2;
+
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(NORM_TEXTS));
+
+/// `Params` of `shaders/norm_params.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct Params {
+    shape: NormShape,
+    x_row: u32,
+    residual_row: u32,
+    sum_row: u32,
+    d_row: u32,
+    x_base: u32,
+    residual_base: u32,
+    gamma_base: u32,
+    beta_base: u32,
+    sum_base: u32,
+    d_base: u32,
+}
+
+/// The family.
+#[derive(Debug)]
+struct Norm;
+
+impl Family<CheckedNorm> for Norm {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+        check(op, info)?;
+        // Adapters tell no bandwidth, so nothing is known of the share of it; there is no other family to rank it against.
+        Ok(vec![NormConfig { kernel: kernel_id(), efficiency: 500 }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
+        let step = step(device, op)?;
+        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let name = format!("{NAME}_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype);
+        Ok(LaunchSequence::new::<NormOperand>(name, vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
+        *SOURCE_HASH
+    }
+}
+
+fn kernel_id() -> KernelId {
+    KernelId::new(NAME, None, Spec::Norm(NormSpec { groups: 0 }))
+}
+
+/// Whether the kernel serves `op`.
+pub(super) fn check(op: &CheckedNorm, info: &DeviceInfo) -> Result<(), Unsupported> {
+    rows_of_part(op, info.max_buffer_bytes).map(|_| ())
+}
+
+/// The kernel of `op` as a step whose operands are not bound yet.
+pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
+    let shared = shared_of(device, "a norm of the wgpu backend")?;
+    let refused =
+        |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
+    let each = rows_of_part(op, device.info().max_buffer_bytes).map_err(refused)?;
+    let compiled = Compiled {
+        pipeline: pipeline(shared, &INTERFACE, NAME, compose_norm(THREADS, KEPT))?,
+        name: NAME.to_owned(),
+    };
+    let parts: Vec<Range<usize>> =
+        (0..op.rows).step_by(each).map(|first| first..op.rows.min(first + each)).collect();
+    let grid = parts.first().map_or([0; 3], |part| grid(op, part.len()));
+    let geometry = Geometry { grid, threads: THREADS, shared_bytes: SHARED_BYTES };
+    let kernel = NormKernel { compiled, shared: shared.clone(), op: *op, parts };
+    Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))
+}
+
+/// Invocations that share a row of so many columns.
+fn row_threads(columns: usize) -> u32 {
+    (columns.div_ceil(COLUMNS).min(THREADS as usize) as u32).next_power_of_two()
+}
+
+/// Workgroups for `rows` rows.
+fn grid(op: &CheckedNorm, rows: usize) -> [u32; 3] {
+    let groups = (rows as u32).div_ceil(THREADS / row_threads(op.columns.max(op.d_columns)));
+    let x = groups.min(MAX_GROUPS);
+    [x, groups.div_ceil(x), 1]
+}
+
+/// Rows of a dispatch, where a binding sees at most `limit` bytes.
+///
+/// # Errors
+/// What kernels do not do; or names what no cut makes small enough, and the limit.
+fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
+    let CheckedNorm { rows, columns, d_columns, function, x, d, added, gathers, .. } = *op;
+    let (residual, sum) = (added.map(|added| added.residual), added.map(|added| added.sum));
+    let matrices = [
+        ("X", Some(x), columns),
+        ("the residual", residual, columns),
+        ("the sum", sum, columns),
+        ("the result", Some(d), d_columns),
+    ];
+    if gathers || matrices.iter().any(|(_, dense, _)| dense.is_some_and(|dense| dense.col_stride != 1)) {
+        return Err(Unsupported::new("reads and writes row-major matrices, whose columns keep their order"));
+    }
+    for (name, size) in [("rows", rows), ("columns", columns.max(d_columns))] {
+        if size >= 1 << 31 {
+            return Err(Unsupported::new(format!("there are {size} {name}, and kernels count in 31 bits")));
+        }
+    }
+    for (name, dtype) in [("gamma", function.gamma), ("beta", function.beta)] {
+        let bytes = dtype.map_or(0, |dtype| columns as u64 * dtype.bytes() as u64);
+        if bytes + MARGIN > limit {
+            return Err(too_large(name, bytes, limit));
+        }
+    }
+    let mut fitting = rows;
+    for (name, dense, columns) in matrices {
+        if let Some(dense) = dense {
+            fitting = fitting.min(rows_that_fit(name, &dense, columns, limit)?);
+        }
+    }
+    Ok(fitting)
+}
+
+/// A kernel for one operation. A launch makes no device memory.
+#[derive(Debug)]
+struct NormKernel {
+    compiled: Compiled,
+    shared: Arc<Shared>,
+    op: CheckedNorm,
+    /// The rows of each dispatch.
+    parts: Vec<Range<usize>>,
+}
+
+impl NormKernel {
+    /// All parameters of `rows` rows but where operands begin.
+    fn params(&self, rows: usize) -> Params {
+        let (op, function) = (&self.op, &self.op.function);
+        let in_place = op.added.is_some_and(|added| added.in_place);
+        let flags = [
+            (FLAG_RESIDUAL, op.added.is_some()),
+            (FLAG_CENTERED, function.kind == NormKind::Layer),
+            (FLAG_GAMMA, function.gamma.is_some()),
+            (FLAG_BETA, function.beta.is_some()),
+            (FLAG_X_IN_D, op.x_place == XPlace::D),
+            (FLAG_X_IN_SUM, op.x_place == XPlace::Sum),
+            (FLAG_RESIDUAL_IN_SUM, in_place),
+        ];
+        let dtype = |dense: Option<Dense>| dense.map(|dense| dense.dtype);
+        let (residual, sum) = (op.added.map(|added| added.residual), op.added.map(|added| added.sum));
+        let types = [Some(op.x.dtype), dtype(residual), dtype(sum), Some(op.d.dtype), function.gamma, function.beta];
+        let row_threads = row_threads(op.columns.max(op.d_columns));
+        let row = |dense: Option<Dense>| dense.map_or(0, |dense| stride(rows, dense.row_stride));
+        let shape = NormShape {
+            rows: rows as u32,
+            columns: op.columns as u32,
+            d_columns: op.d_columns as u32,
+            flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+            types: types.iter().rev().fold(0, |types, dtype: &Option<DType>| types << 4 | dtype.map_or(0, dtype_code)),
+            row_threads,
+            kept_columns: (op.columns as u32).min(KEPT / (THREADS / row_threads)),
+            eps: function.eps,
+        };
+        Params {
+            shape,
+            x_row: row(Some(op.x)),
+            residual_row: row(residual),
+            sum_row: row(sum),
+            d_row: row(Some(op.d)),
+            ..Params::default()
+        }
+    }
+
+    /// What a part binds, and its parameters.
+    fn dispatch<'a>(
+        &'a self,
+        part: &Range<usize>,
+        operands: &'a Operands<'a>,
+    ) -> Result<Dispatch<'a, Params>, HalError> {
+        use NormOperand as O;
+        let (shared, op, mut p) = (&self.shared, &self.op, self.params(part.len()));
+        let touched = |operand: O, bytes: Range<usize>, width: usize| Touched {
+            what: operand.name(),
+            view: operands.get(operand),
+            bytes,
+            width,
+        };
+        // What is read from where something is written is not bound a second time.
+        let rows = |operand: O, dense: Option<Dense>, columns: usize| match dense {
+            Some(dense) => {
+                let (width, row) = (dense.dtype.bytes(), |row: usize| row * dense.row_stride as usize);
+                touched(operand, row(part.start) * width..(row(part.end - 1) + columns) * width, width)
+            }
+            None => touched(operand, 0..0, 4),
+        };
+        let of_columns = |operand: O, dtype: Option<DType>| {
+            let width = dtype.map_or(0, DType::bytes);
+            touched(operand, 0..op.columns * width, width.max(1))
+        };
+        let own_x = (op.x_place == XPlace::Own).then_some(op.x);
+        let own_residual = op.added.filter(|added| !added.in_place).map(|added| added.residual);
+        let (x, residual, gamma, beta, sum, d);
+        (x, p.x_base) = rows(O::X, own_x, op.columns).bind(shared)?;
+        (residual, p.residual_base) = rows(O::Residual, own_residual, op.columns).bind(shared)?;
+        (gamma, p.gamma_base) = of_columns(O::Gamma, op.function.gamma).bind(shared)?;
+        (beta, p.beta_base) = of_columns(O::Beta, op.function.beta).bind(shared)?;
+        let sum_operand = op.sum_operand().unwrap_or(O::Sum);
+        (sum, p.sum_base) = rows(sum_operand, op.added.map(|added| added.sum), op.columns).bind_written(shared)?;
+        (d, p.d_base) = rows(op.d_operand(), Some(op.d), op.d_columns).bind_written(shared)?;
+        Ok(Dispatch { params: p, bindings: vec![x, residual, gamma, beta, sum, d], grid: grid(op, part.len()) })
+    }
+}
+
+impl Kernel for NormKernel {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        let dispatches: Vec<_> =
+            self.parts.iter().map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
+        submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use qgemm_hal::NormFunction;
+
+    use super::*;
+
+    fn op(rows: usize, columns: usize) -> CheckedNorm {
+        let (x, d) = (Dense::rows_of(DType::F32, columns), Dense::rows_of(DType::F16, columns));
+        CheckedNorm {
+            rows,
+            columns,
+            d_columns: columns,
+            function: NormFunction::rms(1e-6).gamma(DType::F32),
+            x,
+            d,
+            added: None,
+            x_place: XPlace::Own,
+            gathers: false,
+        }
+    }
+
+    #[test]
+    fn rows_are_cut_into_bindings_and_share_workgroups() {
+        assert_eq!(rows_of_part(&op(100, 1000), 1 << 27).expect("fits"), 100);
+        assert_eq!(rows_of_part(&op(100, 1000), 1 << 16).expect("cut"), 16);
+        let why = rows_of_part(&op(1, 1 << 20), 1 << 20).expect_err("too long").why;
+        assert!(why.contains("gamma") && why.contains("1048576"), "{why}");
+        assert_eq!([1, 2, 128, 300, 5000].map(row_threads), [1, 1, 64, 256, 256]);
+        assert_eq!(grid(&op(9, 128), 9), [3, 1, 1]);
+        assert_eq!(grid(&op(70_000, 4096), 70_000), [65_535, 2, 1]);
+    }
+
+    #[test]
+    fn workgroup_memory_is_what_every_adapter_has() {
+        const { assert!(SHARED_BYTES <= 16 << 10) };
+    }
+}
