@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::matmul::{Matmul, MatmulPlan};
+use crate::norm::{Norm, NormPlan};
 use crate::operand::Checks;
 use crate::plan_cache::PlanCaches;
 use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
@@ -385,6 +386,26 @@ impl Context {
     /// When the attention is not valid, no family serves it, or a kernel cannot be made ready.
     pub fn plan_attention(&self, attention: &Attention) -> Result<AttentionPlan, Error> {
         AttentionPlan::new(&*self.device, &self.plans, attention)
+    }
+
+    /// Chooses a kernel for `norm` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_norm(&Norm::new(1, 4, DType::F32, NormFunction::layer(0.0)).d_dtype(DType::F16))?;
+    /// let x = ctx.upload(&DType::F32.encode(&[11.0, 9.0, 9.0, 11.0]))?;
+    /// let mut d = ctx.allocate(4 * DType::F16.bytes())?;
+    /// plan.run(&ctx.default_stream(), NormArgs::new(&x, &mut d))?;
+    /// assert_eq!(DType::F16.decode(&ctx.download(&d)?), [1.0, -1.0, -1.0, 1.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the norm is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
+        NormPlan::new(&*self.device, &self.plans, norm)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

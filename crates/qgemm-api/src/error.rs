@@ -48,7 +48,7 @@ pub enum Error {
     /// A size is not among those that an operation serves.
     #[error("{name} = {got}: expected {least} to {most}")]
     OutOfRange {
-        /// Tokens, experts or experts of a token.
+        /// Tokens, experts, experts of a token, or columns of D.
         name: &'static str,
         /// The smallest possible.
         least: usize,
@@ -216,8 +216,7 @@ pub enum Error {
         least: u64,
         /// The stride that came.
         got: u64,
-    },
-    /// A conversion writes columns of a matrix that has none.
+    },    /// A conversion or norm writes columns of a matrix that has none.
     #[error("D has {d_columns} columns: expected none, as X has none")]
     NoColumns {
         /// Columns of D.
@@ -234,10 +233,24 @@ pub enum Error {
     /// A factor is infinite or not a number.
     #[error("{name} = {got}: expected a finite number")]
     NonFiniteScalar {
-        /// `alpha`, `beta` or `scale`.
+        /// `alpha`, `beta`, `scale` or `eps`.
         name: &'static str,
         /// What came.
         got: f32,
+    },
+    /// What is added to the mean of squares is negative.
+    #[error("eps = {got}: expected 0 or a positive number")]
+    NegativeEps {
+        /// What came.
+        got: f32,
+    },
+    /// Something of a norm cannot take the place that was stated.
+    #[error("in place: {what}: {why}")]
+    InPlace {
+        /// What was to take a place.
+        what: &'static str,
+        /// Why it cannot, and what to do.
+        why: &'static str,
     },
     /// The problem of a gated pair does not say what is applied to the gate.
     #[error("a gated pair needs an activation: state it with `Problem::activation`, be it the identity")]
@@ -314,7 +327,7 @@ pub enum Error {
     },
     /// An operand was passed that the plan would not use.
     #[error(
-        "{operand} was passed to a plan that does not use it: state it in the problem, conversion or routing first"
+        "{operand} was passed to a plan that does not use it: state it in the problem, conversion, routing or norm first"
     )]
     UnexpectedOperand {
         /// C, bias, token scales, residual, column order or row factors.

@@ -83,6 +83,7 @@ mod explain;
 mod gemm;
 mod matmul;
 mod model;
+mod norm;
 mod operand;
 mod plan_cache;
 mod plans_by_tokens;
@@ -109,6 +110,7 @@ pub use gemm::{Args, Linear, Plan, Problem};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
+pub use norm::{Norm, NormArgs, NormPlan};
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
@@ -127,7 +129,7 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, HalError, KvFormat, MatmulLayout, Scoring, Stream, XPrecision,
+    ExpertGroups, HalError, KvFormat, MatmulLayout, NormFunction, NormKind, Scoring, Stream, XPrecision,
 };
 pub use qgemm_sched::SchedError;
 

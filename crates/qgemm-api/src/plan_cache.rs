@@ -7,9 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedRouting,
-    Family, LaunchSequence, Operation,
-};
+    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Family, LaunchSequence, Operation,};
 use qgemm_sched::Preferences;
 
 use crate::gemm::LayerPlans;
@@ -42,6 +40,7 @@ pub(crate) struct PlanCaches {
     pub matmul: PlanCache<CheckedMatmul, Ready<CheckedMatmul>>,
     pub quantize: PlanCache<CheckedQuantize, Ready<CheckedQuantize>>,
     pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
+    pub norm: PlanCache<CheckedNorm, Ready<CheckedNorm>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

@@ -8,6 +8,7 @@ mod experts;
 mod gemm;
 mod matmul;
 mod quantize;
+mod norm;
 mod routing;
 pub mod subject;
 mod sweep;
@@ -47,7 +48,7 @@ pub struct Args {
     format: Option<FormatChoice>,
     /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert and quantize as RxC (rows x columns),
     /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK, of attention as BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x heads of keys x features of a head); with a model only the
+    /// heads x heads of keys x features of a head), of norm as RxC; with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -59,11 +60,10 @@ pub struct Args {
     x_precision: XPrecision,
     /// Of quantize: the format; every one when not given.
     #[arg(long)]
-    x_format: Option<XFormat>,
-    /// Of convert: the type of X; every type when not given.
+    x_format: Option<XFormat>,    /// Of convert and norm: the type of X; when not given every type, of norm f16.
     #[arg(long)]
     from: Option<DType>,
-    /// Of convert: the type of D; every type when not given.
+    /// Of convert and norm: the type of D; when not given every type, of norm that of X.
     #[arg(long)]
     to: Option<DType>,
     /// Of convert: X is stored as [columns, rows].
@@ -219,6 +219,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Matmul => matmul::subjects(args)?.into_iter().map(Work::Matmul).collect(),
         Op::Quantize => quantize::subjects(args)?.into_iter().map(Work::Quantize).collect(),
         Op::Attention => attention::subjects(args)?.into_iter().map(Work::Attention).collect(),
+        Op::Norm => norm::subjects(args)?.into_iter().map(Work::Norm).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -256,6 +257,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 progress.say(subject.to_string());
                 attention::measure(&ctx, args, subject, bandwidth)?
             }
+            Work::Norm(subject) => {
+                progress.say(subject.to_string());
+                norm::measure(&ctx, subject, bandwidth)?
+            }
         };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
@@ -288,6 +293,7 @@ enum Work {
     Matmul(matmul::Subject),
     Quantize(quantize::Subject),
     Attention(attention::Subject),
+    Norm(norm::Subject),
 }
 
 impl Args {
@@ -325,6 +331,10 @@ impl Args {
             Op::Attention => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op attention`"
+            ),
+            Op::Norm => ensure!(
+                !of_gemm.contains(&true) && !self.transposed && !self.gathered && !self.row_factors,
+                "of the options of other operations, `--op norm` has --from and --to"
             ),
         }
         let of_matmul = self.layout.is_some() || self.batch != 1;

@@ -25,6 +25,8 @@ pub enum Op {
     Quantize,
     /// Means of values, weighed by how keys match queries.
     Attention,
+    /// Rows brought to one magnitude.
+    Norm,
 }
 
 impl Op {
@@ -38,6 +40,7 @@ impl Op {
             Op::Matmul => "matmul",
             Op::Quantize => "quantize",
             Op::Attention => "attention",
+            Op::Norm => "norm",
         }
     }
 
@@ -143,6 +146,17 @@ impl Sizes {
         match self.0[..] {
             [rows, columns] => Ok([rows, columns]),
             _ => bail!("`{self}` is no shape of {operation}: expected RxC, such as 4096x7168"),
+        }
+    }
+
+    /// Rows and columns of a norm.
+    ///
+    /// # Errors
+    /// When there are not two.
+    pub fn norm(&self) -> anyhow::Result<[usize; 2]> {
+        match self.0[..] {
+            [rows, columns] => Ok([rows, columns]),
+            _ => bail!("`{self}` is no shape of norm: expected RxC, such as 512x4096"),
         }
     }
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, KvFormat, MatmulLayout, Scoring, XFormat, emu};
+use qgemm_api::{Context, DType, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase,
-    Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
+    AttentionCase, AttentionPlaces,    Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, NormCase, MatmulCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
+    Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -36,7 +36,7 @@ pub struct Args {
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
     /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
-    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head).
+    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -227,6 +227,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Matmul) => matmul_shapes(args),
         (false, Op::Quantize) => quantize_shapes(args),
         (false, Op::Attention) => attention_shapes(args),
+        (false, Op::Norm) => norm_shapes(args),
     }
 }
 
@@ -296,6 +297,22 @@ fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
             for x_transposed in [false, true] {
                 let layout = ConvertLayout { x_transposed, ..ConvertLayout::default() };
                 cases.push(Box::new(ConvertCase { layout, ..ConvertCase::new(rows, columns, from, to) }));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every pair of types, as RMSNorm and as LayerNorm, without and with a residual.
+fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [rows, columns] = sizes.norm()?;
+        for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
+            for kind in NormKind::ALL {
+                let case = NormCase::new(rows, columns, kind, x, d);
+                cases.push(Box::new(case));
+                cases.push(Box::new(case.adding(x, x)));
             }
         }
     }

@@ -183,6 +183,27 @@ fn bench_measures_quantizing() {
 }
 
 #[test]
+fn verify_checks_norms_too() {
+    let table = json(&["verify", "--device", "cpu", "--op", "norm", "--shape", "3x40", "--json"]);
+    // Nine pairs of types, two norms, without and with a residual.
+    assert_eq!(rows(&table).len(), 36);
+    for row in rows(&table) {
+        assert_eq!(row["verdict"], "pass", "{row}");
+        assert!(row["kernel_id"].as_str().is_some_and(|id| id.starts_with("norm:")), "{row}");
+    }
+    let seed = ["verify", "--device", "cpu", "--op", "norm", "--stress", "0", "--seed", "7", "--json"];
+    assert_eq!(json(&seed)[0]["case"], json(&seed)[0]["case"]);
+}
+
+#[test]
+fn bench_measures_norms() {
+    let table = json(&["bench", "--device", "cpu", "--op", "norm", "--shape", "8x256", "--json"]);
+    let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();
+    assert_eq!(formats, ["rms f16->f16", "rms f16->f16 residual", "layer f16->f16"]);
+    assert!(rows(&table).iter().all(|row| row["bytes_per_second"].as_f64().is_some_and(|rate| rate > 0.0)));
+}
+
+#[test]
 fn verify_lists_operations_and_groups() {
     let table = json(&["verify", "--list", "--json"]);
     let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);
@@ -254,15 +275,17 @@ fn a_sweep_times_every_number_of_tokens() {
 
 #[test]
 fn wrong_arguments_say_what_was_expected() {
-    let cases: [(&[&str], &str); 14] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),
         (&["verify", "--device", "cpu", "--format", "q4_0", "--shape", "1x1x33"], "multiple"),
         (&["verify", "--device", "tpu:0"], "tpu"),
-        (&["verify", "--device", "cpu", "--op", "norm"], "gemm, convert, experts, routing, matmul"),
+        (&["verify", "--device", "cpu", "--op", "dot"], "gemm, convert, experts, routing, matmul"),
         (&["verify", "--device", "cpu", "--op", "routing", "--shape", "3x3"], "TxExK"),
         (&["verify", "--device", "cpu", "--op", "quantize", "--x-format", "f16"], "codes and scales"),
         (&["bench", "--device", "cpu", "--x-format", "mxfp8"], "--op quantize"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
+        (&["verify", "--device", "cpu", "--op", "norm", "--shape", "3"], "RxC"),
+        (&["bench", "--device", "cpu", "--op", "norm", "--transposed"], "--from and --to"),
         (&["verify", "--device", "cpu", "--op", "convert", "--group", "exact"], "convert_special"),
         (&["bench", "--device", "cpu", "--from", "f32"], "--op convert"),
         (&["bench", "--device", "cpu", "--layout", "tn"], "--op matmul"),

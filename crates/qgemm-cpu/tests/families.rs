@@ -536,6 +536,7 @@ fn the_device_tells_what_it_is() {
         ("experts", vec!["gemm", "gemm_int8"]),
         ("routing", vec!["routing"]),
         ("quantize", vec!["quantize"]),
+        ("norm", vec!["norm"]),
     ];
     assert_eq!(device.catalog().operations(), families);
 }

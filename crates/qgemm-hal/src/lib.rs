@@ -48,9 +48,8 @@ pub use op::gemm::{
     XPrecision, XPrologue, XRegion,
 };
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
-pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
-pub use op::norm::{
-    AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace,
+pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};pub use op::norm::{
+    AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace
 };
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,

@@ -1,6 +1,6 @@
 //! `norm`: which kernel.
 
-use qgemm_hal::{CheckedNorm, NormLaunch, DeviceInfo, Family, Operation};
+use qgemm_hal::{CheckedNorm, DeviceInfo, Family, NormLaunch, Operation};
 
 use crate::error::{Refusal, SchedError};
 
@@ -41,7 +41,8 @@ pub fn choose<'f>(
 mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::{
-        Dense, Device, HalError, KernelId, LaunchSequence, NormConfig, NormFunction, NormSpec, Spec, Unsupported, XPlace,
+        Dense, Device, HalError, KernelId, LaunchSequence, NormConfig, NormFunction, NormSpec, Spec, Unsupported,
+        XPlace,
     };
 
     use super::*;
@@ -59,12 +60,7 @@ mod tests {
             let spec = NormSpec { groups: 0 };
             Ok(vec![NormConfig { kernel: KernelId::new(self.0, None, Spec::Norm(spec)), efficiency }])
         }
-        fn prepare(
-            &self,
-            device: &dyn Device,
-            _: &CheckedNorm,
-            _: &NormLaunch,
-        ) -> Result<LaunchSequence, HalError> {
+        fn prepare(&self, device: &dyn Device, _: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
             Err(HalError::WrongDevice { device: device.info().id, what: "a family made for a test of the scheduler" })
         }
         fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {

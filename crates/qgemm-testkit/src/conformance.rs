@@ -31,7 +31,8 @@ macro_rules! conformance {
             quantize_formats quantize_layouts quantize_special quantize_factors
 
             attention_lengths attention_heads attention_masks attention_values attention_places attention_layouts
-            attention_invariant);
+            attention_invariant
+            norm_sizes norm_types norm_layouts norm_values norm_residual);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -1,7 +1,7 @@
 //! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
 //! that every backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`) has its oracle, its cases in groups, how one is run, and a random
+//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`) has its oracle, its cases in groups, how one is run, and a random
 //! draw; [`SUITES`]
 //! lists them. A backend adopts all of them in one line of an integration test:
 //!
@@ -22,6 +22,7 @@ mod experts;
 mod gemm;
 mod limits;
 mod matmul;
+mod norm;
 mod operand;
 mod outcome;
 mod quantize;
@@ -44,6 +45,7 @@ pub use gemm::{
 };
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
+pub use norm::{NormCase, NormLayout, NormPlace, NormValues, normalized_row, run_norm};
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};
 pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};

@@ -11,6 +11,7 @@ use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::matmul::MatmulSuite;
+use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
 use crate::routing::RoutingSuite;
@@ -68,8 +69,7 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] =
-    &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite];
+pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite, &NormSuite];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

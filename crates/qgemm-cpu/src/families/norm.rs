@@ -6,8 +6,8 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
-    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormSpec,
-    Operand, Operands, Operation, Spec, Stream, Unsupported,
+    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand,
+    NormSpec, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::ThreadPool;
 use rayon::prelude::*;
@@ -79,7 +79,11 @@ fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
 /// The kernel of `op` as a step whose operands are not bound yet.
 pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalError> {
     let cpu = CpuDevice::of(device)?;
-    check(op).map_err(|reason| HalError::Unsupported { device: DeviceId::CPU, what: "norm".into(), why: reason.why })?;
+    check(op).map_err(|reason| HalError::Unsupported {
+        device: DeviceId::CPU,
+        what: "norm".into(),
+        why: reason.why,
+    })?;
     let kernel = CpuNorm { op: *op, simd: cpu.simd(), pool: cpu.pool().cloned() };
     let geometry = Geometry { grid: [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1], threads: 1, shared_bytes: 0 };
     Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))

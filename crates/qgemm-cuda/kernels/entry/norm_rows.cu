@@ -38,9 +38,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
 
     griddepcontrol_launch_dependents();
     ColumnGroup of_columns[QG_GROUPS];
-    if constexpr (COLUMNS_FIRST) {
 #pragma unroll
-        for (u32 i = 0; i < QG_GROUPS; i++) of_columns[i] = ColumnGroup::load(p, RegisterRow::column(own, i));
+    for (u32 i = 0; i < QG_GROUPS; i++) {
+        if constexpr (COLUMNS_FIRST)
+            of_columns[i] = ColumnGroup::load(p, RegisterRow::column(own, i));
+        else
+            ColumnGroup::prefetch(p, RegisterRow::column(own, i));
     }
     griddepcontrol_wait();
 

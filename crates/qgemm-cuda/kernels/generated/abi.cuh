@@ -386,6 +386,52 @@ static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 184, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 188, "layout");
 static_assert(sizeof(AttentionPointers) == 192, "layout");
 
+struct NormShape {
+    u32 rows;  // Rows of X and D.
+    u32 columns;  // Columns of X.
+    u32 d_columns;  // Columns of D.
+    u32 flags;  // `K_ORDER`, `RESIDUAL` and those of the `FLAG_` constants that are a norm's.
+    u32 types;  // Element types (0 = f32, 1 = f16, 2 = bf16), four bits each, from the lowest: X, residual, sum, D, gamma, beta.
+    u32 row_threads;  // Threads that share a row.
+    u32 kept_columns;  // Columns, the first of a row, that are kept in shared memory.
+    float eps;  // Added to the mean of squares.
+};
+static_assert(QG_OFFSET_OF(NormShape, rows) == 0, "layout");
+static_assert(QG_OFFSET_OF(NormShape, columns) == 4, "layout");
+static_assert(QG_OFFSET_OF(NormShape, d_columns) == 8, "layout");
+static_assert(QG_OFFSET_OF(NormShape, flags) == 12, "layout");
+static_assert(QG_OFFSET_OF(NormShape, types) == 16, "layout");
+static_assert(QG_OFFSET_OF(NormShape, row_threads) == 20, "layout");
+static_assert(QG_OFFSET_OF(NormShape, kept_columns) == 24, "layout");
+static_assert(QG_OFFSET_OF(NormShape, eps) == 28, "layout");
+static_assert(sizeof(NormShape) == 32, "layout");
+
+struct NormPointers {
+    u64 x;  // X.
+    u64 residual;  // Residual.
+    u64 gamma;  // Factor of every column.
+    u64 beta;  // What is added to every column.
+    u64 order;  // Column of D → column of X: as many entries as D has columns.
+    u64 sum;  // The sum.
+    u64 d;  // D.
+    u64 x_row;  // Elements from one row of X to the next.
+    u64 residual_row;  // Elements from one row of the residual to the next.
+    u64 sum_row;  // Elements from one row of the sum to the next.
+    u64 d_row;  // Elements from one row of D to the next.
+};
+static_assert(QG_OFFSET_OF(NormPointers, x) == 0, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, residual) == 8, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, gamma) == 16, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, beta) == 24, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, order) == 32, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, sum) == 40, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, d) == 48, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, x_row) == 56, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, residual_row) == 64, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
+static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
+static_assert(sizeof(NormPointers) == 88, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -501,6 +547,15 @@ constexpr u32 QG_FLAG_LSE = 16777216;
 constexpr u32 QG_FLAG_Q_ALIGNED = 33554432;
 constexpr u32 QG_FLAG_KV_ALIGNED = 67108864;
 constexpr u32 QG_FLAG_D_ALIGNED = 134217728;
+constexpr u32 QG_FLAG_CENTERED = 524288;
+constexpr u32 QG_FLAG_GAMMA = 1048576;
+constexpr u32 QG_FLAG_BETA = 2097152;
+constexpr u32 QG_FLAG_SUM_ALIGNED16 = 4194304;
+constexpr u32 QG_FLAG_GAMMA_ALIGNED16 = 8388608;
+constexpr u32 QG_FLAG_BETA_ALIGNED16 = 16777216;
+constexpr u32 QG_FLAG_X_IN_D = 33554432;
+constexpr u32 QG_FLAG_X_IN_SUM = 67108864;
+constexpr u32 QG_FLAG_RESIDUAL_IN_SUM = 134217728;
 constexpr u32 QG_GEMM_FLAGS = 8191;
 constexpr u32 QG_ACTIVATION_IDENTITY = 0;
 constexpr u32 QG_ACTIVATION_RELU = 1;

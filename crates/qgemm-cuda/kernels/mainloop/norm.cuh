@@ -292,6 +292,16 @@ struct ColumnGroup {
         if (p.shape.flags & QG_FLAG_BETA) group.beta = StoredGroup::load(OperandRow::beta(p), column, p.shape.columns);
         return group;
     }
+
+    // Has the group come nearer without a register for it.
+    QG_DEVICE void prefetch(const NormParams& p, u32 column) {
+        if (column >= p.shape.columns) return;
+        const OperandRow gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);
+        if ((p.shape.flags & QG_FLAG_GAMMA) && gamma.aligned)
+            ld_global_u32(gamma.start + (u64)column * bytes_of(gamma.dtype));
+        if ((p.shape.flags & QG_FLAG_BETA) && beta.aligned)
+            ld_global_u32(beta.start + (u64)column * bytes_of(beta.dtype));
+    }
 };
 
 // Stores a group of D. Columns that X does not have are zero.

@@ -49,12 +49,12 @@ struct Template {
     least_ctas: u32,
 }
 
-/// For rows of few columns first. With two groups a CTA has up to 256 threads and 64 registers each, so that four of them share a
-/// multiprocessor and 512 rows of 4096 columns are one wave on an H200.
+/// For rows of few columns first. A thread that keeps four groups has 96 registers: five CTAs for rows of 4096 columns share a
+/// multiprocessor, so that 512 of them are one wave on an H200.
 const TEMPLATES: [Template; 4] = [
     Template { groups: 1, threads: 128, least_ctas: 8 },
-    Template { groups: 2, threads: 256, least_ctas: 4 },
-    Template { groups: 4, threads: 512, least_ctas: 2 },
+    Template { groups: 2, threads: 128, least_ctas: 6 },
+    Template { groups: 4, threads: 512, least_ctas: 1 },
     Template { groups: 0, threads: 1024, least_ctas: 1 },
 ];
 
@@ -70,8 +70,7 @@ impl Template {
             0..=32 => (one, (groups as u32).next_power_of_two()),
             33..=64 => (two, WARP),
             65..=128 => (four, WARP),
-            129..=512 => (two, warps(2)),
-            513..=2048 => (four, warps(4)),
+            129..=2048 => (four, warps(4)),
             _ => (any, any.threads),
         }
     }
@@ -139,8 +138,7 @@ impl Params for NormArguments {
         params.at.order = at.of(operands, NormOperand::Order)?;
         params.at.sum = optional(op.sum_operand())?;
         params.at.d = at.of(operands, op.d_operand())?;
-        let of_columns =
-            [(params.at.gamma, abi::FLAG_GAMMA_ALIGNED16), (params.at.beta, abi::FLAG_BETA_ALIGNED16)];
+        let of_columns = [(params.at.gamma, abi::FLAG_GAMMA_ALIGNED16), (params.at.beta, abi::FLAG_BETA_ALIGNED16)];
         for (_, flag) in of_columns.into_iter().filter(|(address, _)| address.is_multiple_of(ACCESS)) {
             params.shape.flags |= flag;
         }
@@ -246,7 +244,10 @@ pub fn norm_sequence(
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let step = launch(op, variant, info).step::<NormOperand>(make)?;
     let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
-    Ok(LaunchSequence::new::<NormOperand>(format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype), vec![step]))
+    Ok(LaunchSequence::new::<NormOperand>(
+        format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype),
+        vec![step],
+    ))
 }
 
 impl Family<CheckedNorm> for Norm {

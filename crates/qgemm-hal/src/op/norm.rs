@@ -266,9 +266,8 @@ impl Operation for CheckedNorm {
         let of_column: usize =
             [self.function.gamma, self.function.beta].into_iter().flatten().map(DType::bytes).sum::<usize>()
                 + if self.gathers { size_of::<u32>() } else { 0 };
-        let added = self.added.map_or(0.0, |added| {
-            matrix(&added.residual, self.columns) + matrix(&added.sum, self.columns)
-        });
+        let added =
+            self.added.map_or(0.0, |added| matrix(&added.residual, self.columns) + matrix(&added.sum, self.columns));
         matrix(&self.x, self.columns)
             + matrix(&self.d, self.d_columns)
             + added

@@ -48,6 +48,17 @@ struct QuantizeShape {
     chunks: u32, // CTAs or workgroups that share a row.
 }
 
+struct NormShape {
+    rows: u32, // Rows of X and D.
+    columns: u32, // Columns of X.
+    d_columns: u32, // Columns of D.
+    flags: u32, // `K_ORDER`, `RESIDUAL` and those of the `FLAG_` constants that are a norm's.
+    types: u32, // Element types (0 = f32, 1 = f16, 2 = bf16), four bits each, from the lowest: X, residual, sum, D, gamma, beta.
+    row_threads: u32, // Threads that share a row.
+    kept_columns: u32, // Columns, the first of a row, that are kept in shared memory.
+    eps: f32, // Added to the mean of squares.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;
@@ -77,6 +88,15 @@ const FLAG_LSE: u32 = 16777216u;
 const FLAG_Q_ALIGNED: u32 = 33554432u;
 const FLAG_KV_ALIGNED: u32 = 67108864u;
 const FLAG_D_ALIGNED: u32 = 134217728u;
+const FLAG_CENTERED: u32 = 524288u;
+const FLAG_GAMMA: u32 = 1048576u;
+const FLAG_BETA: u32 = 2097152u;
+const FLAG_SUM_ALIGNED16: u32 = 4194304u;
+const FLAG_GAMMA_ALIGNED16: u32 = 8388608u;
+const FLAG_BETA_ALIGNED16: u32 = 16777216u;
+const FLAG_X_IN_D: u32 = 33554432u;
+const FLAG_X_IN_SUM: u32 = 67108864u;
+const FLAG_RESIDUAL_IN_SUM: u32 = 134217728u;
 const ACTIVATION_IDENTITY: u32 = 0u;
 const ACTIVATION_RELU: u32 = 1u;
 const ACTIVATION_SILU: u32 = 2u;

@@ -1,0 +1,241 @@
+//! [`Norm`]: which rows are normalized and how, and its validation into a [`CheckedNorm`].
+
+use qgemm_formats::DType;
+use qgemm_hal::{AddedResidual, CheckedNorm, Dense, NormFunction, XPlace};
+
+use crate::error::Error;
+use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
+
+/// Rows to be normalized, described for [`Context::plan_norm`]:
+///
+/// ```text
+/// RMSNorm:   y[r, c] = x[r, c] / sqrt(mean over c of x² + eps)
+/// LayerNorm: y[r, c] = (x[r, c] − mean) / sqrt(mean over c of (x − mean)² + eps)
+/// D[r, c] = gamma[c] · y[r, c] + beta[c]
+/// ```
+///
+/// All of it in f32, rounded once to D's type. With a [residual](Norm::residual), `x` is the sum of X and the residual as it was
+/// written, rounded to the sum's type: so the result is that of a norm of the sum, and a later pass that has only the sum finds the same.
+///
+/// Rows of any magnitude that f32 holds are normalized; squares beyond its range are not computed. A row of zeros with an `eps` of 0
+/// has no norm and becomes NaN. An infinity makes an RMSNorm's other values 0, and a LayerNorm's NaN; what is not finite stays in
+/// its row.
+///
+/// Unless said otherwise D has the type of X, there is no residual, and matrices are row-major without gaps.
+///
+/// [`Context::plan_norm`]: crate::Context::plan_norm
+#[derive(Clone, Debug)]
+pub struct Norm {
+    rows: usize,
+    columns: usize,
+    d_columns: usize,
+    function: NormFunction,
+    x: Given,
+    d: Given,
+    residual: Option<Given>,
+    sum: Given,
+    x_place: XPlace,
+    sum_takes_residual: bool,
+}
+
+/// What was said of a matrix.
+#[derive(Clone, Copy, Debug)]
+struct Given {
+    /// That of another matrix where none was said.
+    dtype: Option<DType>,
+    row_stride: Option<u64>,
+    alignment: usize,
+}
+
+impl Given {
+    const NOTHING: Self = Self { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
+
+    /// Whether nothing was said that contradicts that it lies where `other` does, of type `dtype`.
+    fn agrees_with(&self, other: &Self, dtype: DType) -> bool {
+        self.dtype.is_none_or(|own| own == dtype) && (self.row_stride.is_none() || self.row_stride == other.row_stride)
+    }
+}
+
+impl Norm {
+    /// X of `rows` × `columns` elements of type `x`. There may be none of either: such a plan launches nothing.
+    pub fn new(rows: usize, columns: usize, x: DType, function: NormFunction) -> Self {
+        Self {
+            rows,
+            columns,
+            d_columns: columns,
+            function,
+            x: Given { dtype: Some(x), ..Given::NOTHING },
+            d: Given::NOTHING,
+            residual: None,
+            sum: Given::NOTHING,
+            x_place: XPlace::Own,
+            sum_takes_residual: false,
+        }
+    }
+
+    /// Elements from one row of X to the next: at least the columns.
+    pub fn x_row_stride(mut self, elements: u64) -> Self {
+        self.x.row_stride = Some(elements);
+        self
+    }
+
+    /// What the address of X is a multiple of, in bytes, at every run. 16 when not given, which every buffer that a context
+    /// allocates meets; less costs speed.
+    pub fn x_alignment(mut self, bytes: usize) -> Self {
+        self.x.alignment = bytes;
+        self
+    }
+
+    /// Element type of D (that of X when not given).
+    pub fn d_dtype(mut self, dtype: DType) -> Self {
+        self.d.dtype = Some(dtype);
+        self
+    }
+
+    /// D has `columns` columns, at least those of X; what is beyond these is 0.
+    pub fn d_columns(mut self, columns: usize) -> Self {
+        self.d_columns = columns;
+        self
+    }
+
+    /// Elements from one row of D to the next: at least its columns. What lies between rows is left as it is.
+    pub fn d_row_stride(mut self, elements: u64) -> Self {
+        self.d.row_stride = Some(elements);
+        self
+    }
+
+    /// What the address of D is a multiple of, in bytes; see [`Norm::x_alignment`].
+    pub fn d_alignment(mut self, bytes: usize) -> Self {
+        self.d.alignment = bytes;
+        self
+    }
+
+    /// Adds a residual of this type to X first, and writes the sum, which has that type unless [`Norm::sum_dtype`] says otherwise.
+    pub fn residual(mut self, dtype: DType) -> Self {
+        self.residual = Some(Given { dtype: Some(dtype), ..self.residual.unwrap_or(Given::NOTHING) });
+        self
+    }
+
+    /// Elements from one row of the residual to the next; after [`Norm::residual`].
+    pub fn residual_row_stride(mut self, elements: u64) -> Self {
+        if let Some(residual) = &mut self.residual {
+            residual.row_stride = Some(elements);
+        }
+        self
+    }
+
+    /// What the address of the residual is a multiple of, in bytes; after [`Norm::residual`].
+    pub fn residual_alignment(mut self, bytes: usize) -> Self {
+        if let Some(residual) = &mut self.residual {
+            residual.alignment = bytes;
+        }
+        self
+    }
+
+    /// Element type of the sum.
+    pub fn sum_dtype(mut self, dtype: DType) -> Self {
+        self.sum.dtype = Some(dtype);
+        self
+    }
+
+    /// Elements from one row of the sum to the next: at least the columns. What lies between rows is left as it is.
+    pub fn sum_row_stride(mut self, elements: u64) -> Self {
+        self.sum.row_stride = Some(elements);
+        self
+    }
+
+    /// What the address of the sum is a multiple of, in bytes; see [`Norm::x_alignment`].
+    pub fn sum_alignment(mut self, bytes: usize) -> Self {
+        self.sum.alignment = bytes;
+        self
+    }
+
+    /// D takes the place of X, with its type, row stride and alignment.
+    pub fn d_in_place(mut self) -> Self {
+        self.x_place = XPlace::D;
+        self
+    }
+
+    /// The sum takes the place of the residual, with its type, row stride and alignment.
+    pub fn sum_in_place(mut self) -> Self {
+        self.sum_takes_residual = true;
+        self
+    }
+
+    /// The sum takes the place of X, with its type, row stride and alignment.
+    pub fn sum_in_place_of_x(mut self) -> Self {
+        self.x_place = XPlace::Sum;
+        self
+    }
+
+    /// Validates everything that does not depend on the buffers of a run.
+    pub(crate) fn check(&self) -> Result<CheckedNorm, Error> {
+        let &Self { rows, columns, d_columns, function, x_place, sum_takes_residual, .. } = self;
+        check_dimension("rows", rows)?;
+        check_dimension("columns", columns)?;
+        check_dimension("columns of D", d_columns)?;
+        if columns == 0 && d_columns > 0 {
+            return Err(Error::NoColumns { d_columns });
+        }
+        if d_columns < columns {
+            return Err(Error::OutOfRange { name: "columns of D", least: columns, most: MAX_DIMENSION, got: d_columns });
+        }
+        check_function(&function)?;
+        let x_dtype = self.x.dtype.unwrap_or(DType::F32);
+        let with_columns = |name, columns, given: &Given, dtype: DType| -> Result<Dense, Error> {
+            let dtype = given.dtype.unwrap_or(dtype);
+            Stored { name, rows, columns, dtype, alignment: given.alignment }.check(given.row_stride)
+        };
+        let stored = |name, given: &Given, dtype: DType| with_columns(name, columns, given, dtype);
+        let x = stored("X", &self.x, x_dtype)?;
+        let d = match x_place {
+            XPlace::D if !self.d.agrees_with(&self.x, x_dtype) || d_columns != columns => {
+                let why = "it has another type or row stride, or more columns";
+                return Err(Error::InPlace { what: "D in the place of X", why });
+            }
+            XPlace::D => x,
+            _ => with_columns("D", d_columns, &self.d, x_dtype)?,
+        };
+        let added = match &self.residual {
+            None if x_place == XPlace::Sum || sum_takes_residual => {
+                return Err(Error::InPlace {
+                    what: "the sum",
+                    why: "there is no residual: state it with `Norm::residual`",
+                });
+            }
+            None => None,
+            Some(given) => {
+                let dtype = given.dtype.unwrap_or(x_dtype);
+                let residual = stored("residual", given, dtype)?;
+                let sum = match (x_place, sum_takes_residual) {
+                    (XPlace::Sum, true) => {
+                        let why = "it cannot take the place of X and of the residual: state one of them";
+                        return Err(Error::InPlace { what: "the sum", why });
+                    }
+                    (XPlace::Sum, _) if !self.sum.agrees_with(&self.x, x_dtype) => {
+                        let what = "the sum in the place of X";
+                        return Err(Error::InPlace { what, why: "it has another type or row stride" });
+                    }
+                    (_, true) if !self.sum.agrees_with(given, dtype) => {
+                        let what = "the sum in the place of the residual";
+                        return Err(Error::InPlace { what, why: "it has another type or row stride" });
+                    }
+                    (XPlace::Sum, _) => x,
+                    (_, true) => residual,
+                    _ => stored("sum", &self.sum, dtype)?,
+                };
+                Some(AddedResidual { residual, sum, in_place: sum_takes_residual })
+            }
+        };
+        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, added, x_place, gathers: false })
+    }
+}
+
+/// Validates what becomes of a row.
+fn check_function(function: &NormFunction) -> Result<(), Error> {
+    let got = function.eps;
+    if !got.is_finite() {
+        return Err(Error::NonFiniteScalar { name: "eps", got });
+    }
+    if got < 0.0 { Err(Error::NegativeEps { got }) } else { Ok(()) }
+}

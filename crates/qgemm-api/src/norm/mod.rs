@@ -1,0 +1,7 @@
+//! RMSNorm and LayerNorm of rows: what is to be normalized, and its plan.
+
+mod description;
+mod plan;
+
+pub use description::Norm;
+pub use plan::{NormArgs, NormPlan};

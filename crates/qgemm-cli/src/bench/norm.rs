@@ -1,0 +1,112 @@
+//! `qgemm bench --op norm`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Rows and columns, unless others are asked for.
+const SHAPES: [[usize; 2]; 3] = [[1, 4096], [512, 4096], [4096, 8192]];
+
+/// A norm to measure: with a gamma in X's type, and, of LayerNorm, a beta.
+pub struct Subject {
+    rows: usize,
+    columns: usize,
+    from: DType,
+    to: DType,
+    kind: NormKind,
+    /// Whether a residual in X's type is added, whose place the sum takes.
+    adds: bool,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{} {}", self.rows, self.columns, self.description())
+    }
+}
+
+/// Every shape as RMSNorm, with and without a residual, and as LayerNorm, in f16 unless other types are asked for.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.norm()).collect::<anyhow::Result<_>>()?,
+    };
+    let from = args.from.unwrap_or(DType::F16);
+    let to = args.to.unwrap_or(from);
+    let of_shape = |[rows, columns]: [usize; 2]| {
+        let kinds = [(NormKind::Rms, false), (NormKind::Rms, true), (NormKind::Layer, false)];
+        kinds.map(|(kind, adds)| Subject { rows, columns, from, to, kind, adds })
+    };
+    Ok(shapes.into_iter().flat_map(of_shape).collect())
+}
+
+impl Subject {
+    fn description(&self) -> String {
+        let added = if self.adds { " residual" } else { "" };
+        format!("{} {}->{}{added}", self.kind, self.from, self.to)
+    }
+
+    fn norm(&self) -> Norm {
+        let function = match self.kind {
+            NormKind::Rms => NormFunction::rms(1e-6).gamma(self.from),
+            NormKind::Layer => NormFunction::layer(1e-6).gamma(self.from).beta(self.from),
+        };
+        let norm = Norm::new(self.rows, self.columns, self.from, function).d_dtype(self.to);
+        if self.adds { norm.residual(self.from).sum_in_place() } else { norm }
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of the matrices in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { rows, columns, from, to, kind, adds } = subject;
+    let plan = ctx.plan_norm(&subject.norm())?;
+    let (x_bytes, d_bytes) = (rows * columns * from.bytes(), rows * columns * to.bytes());
+    let places: Vec<usize> = (0..copies(ctx, x_bytes + d_bytes + if adds { x_bytes } else { 0 })).collect();
+    let values: Vec<f32> = (0..rows * columns).map(|i| (i % 37) as f32 * 0.1 - 1.7).collect();
+    let encoded = from.encode(&values);
+    let uploaded = || places.iter().map(|_| ctx.upload(&encoded)).collect::<Result<Vec<Buffer>, _>>();
+    let x = uploaded()?;
+    let sum_bytes = if adds { x_bytes } else { 0 };
+    let mut d: Vec<Buffer> = places.iter().map(|_| ctx.allocate(d_bytes)).collect::<Result<_, _>>()?;
+    // Grow by X with every run, which takes no longer.
+    let mut sum: Vec<Buffer> = places.iter().map(|_| ctx.allocate(sum_bytes)).collect::<Result<_, _>>()?;
+    let of_columns = ctx.upload(&from.encode(&vec![1.0; columns]))?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let mut args = NormArgs::new(&x[place], &mut d[place]).gamma(&of_columns);
+        if kind == NormKind::Layer {
+            args = args.beta(&of_columns);
+        }
+        if adds {
+            args = args.sum(&mut sum[place]);
+        }
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{rows}x{columns}"),
+        format: subject.description(),
+        x_dtype: from.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

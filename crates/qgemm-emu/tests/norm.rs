@@ -1,0 +1,67 @@
+//! Kernels that normalize, as prologues of products would launch them: columns gathered in another order, with columns of zeros.
+//! What else they write is the conformance suite's.
+
+use qgemm_api::{Context, DType, Error, NO_COLUMN, NormFunction};
+use qgemm_hal::{CheckedNorm, Dense, HalError, NormLaunch, NormOperand, Operands, XPlace};
+use qgemm_testkit::normalized_row;
+
+/// D for X of two rows, in f32.
+fn gathered(ctx: &Context, function: NormFunction, x: &[f32], order: &[u32], [gamma, beta]: [&[f32]; 2]) -> Vec<f32> {
+    let (rows, columns, d_columns) = (2, x.len() / 2, order.len());
+    let op = CheckedNorm {
+        rows,
+        columns,
+        d_columns,
+        function,
+        x: Dense::rows_of(DType::F32, columns),
+        d: Dense::rows_of(DType::F32, d_columns),
+        added: None,
+        x_place: XPlace::Own,
+        gathers: true,
+    };
+    let device = ctx.device();
+    let family = device.catalog().norm[0];
+    let config = family.configs(&op, ctx.info()).expect("served")[0];
+    let sequence = family.prepare(&**device, &op, &NormLaunch { config, estimate: 0.0 }).expect("a kernel");
+    let order: Vec<u8> = order.iter().flat_map(|column| column.to_le_bytes()).collect();
+    let (x, order) = (ctx.upload(x).expect("memory"), ctx.upload(&order).expect("memory"));
+    let (gamma, beta) = (ctx.upload(gamma).expect("memory"), ctx.upload(beta).expect("memory"));
+    let mut d = ctx.upload(&vec![f32::NAN; rows * d_columns]).expect("memory");
+    let mut operands = Operands::new();
+    operands.read(NormOperand::X, (&x).into());
+    operands.read(NormOperand::Order, (&order).into());
+    operands.read(NormOperand::Gamma, (&gamma).into());
+    operands.read(NormOperand::Beta, (&beta).into());
+    operands.write(NormOperand::D, (&mut d).into());
+    sequence.run(&ctx.default_stream(), operands).expect("a launch");
+    ctx.download(&d).expect("a download")
+}
+
+#[test]
+fn columns_are_gathered_whether_rows_are_short_or_long() {
+    for device in ["emu:sm75", "emu:sm90"] {
+        let ctx = match Context::open(device) {
+            Ok(ctx) => ctx,
+            Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+                return qgemm_testkit::skipped("gathered columns of norms", &why.to_string());
+            }
+            Err(other) => panic!("{other}"),
+        };
+        for columns in [20, 300, 2000, 17_000] {
+            let function = NormFunction::layer(1e-5).gamma(DType::F32).beta(DType::F32);
+            let x: Vec<f32> = (0..2 * columns).map(|i| (i * 37 % 101) as f32 * 0.1 - 3.0).collect();
+            let [gamma, beta] = [0.5, -0.25].map(|by| (0..columns).map(|i| 1.0 + by * (i % 5) as f32).collect::<Vec<_>>());
+            let mut order: Vec<u32> = (0..columns as u32).rev().collect();
+            order.resize(columns.next_multiple_of(64) + 3, NO_COLUMN);
+            let got = gathered(&ctx, function, &x, &order, [&gamma, &beta]);
+            for (row, got) in got.chunks_exact(order.len()).enumerate() {
+                let expected = normalized_row(&function, &x[row * columns..][..columns], &gamma, &beta);
+                for (column, (&got, &source)) in got.iter().zip(&order).enumerate() {
+                    let expected = expected.get(source as usize).copied().unwrap_or(0.0);
+                    let error = (f64::from(got) - expected).abs();
+                    assert!(error <= 1e-5, "{device}: {columns} columns, [{row}, {column}]: {got}, not {expected}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! One norm to check: everything that decides what is normalized, as data.
+
+use std::fmt;
+
+use qgemm_api::{NormFunction, NormKind};
+use qgemm_formats::DType;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use crate::activations::{ActivationKind, activations, normal};
+
+/// What rows look like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormValues {
+    /// Activations.
+    Like(ActivationKind),
+    /// Normal with mean 10⁴ and deviation 1: shows means that were taken in one pass, and rounded ones.
+    Offset,
+    /// Rows around 10³⁷, around 10⁻³⁷ and around 1, in turn. Not in f16.
+    Extreme,
+    /// Every other row is zeros.
+    ZeroRows,
+}
+
+impl NormValues {
+    fn name(self) -> &'static str {
+        match self {
+            NormValues::Like(kind) => kind.name(),
+            NormValues::Offset => "offset",
+            NormValues::Extreme => "extreme",
+            NormValues::ZeroRows => "zero-rows",
+        }
+    }
+}
+
+/// What takes the place of what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NormPlace {
+    /// Everything lies apart.
+    #[default]
+    Apart,
+    /// D that of X.
+    DInX,
+    /// The sum that of the residual.
+    SumInResidual,
+    /// The sum that of X.
+    SumInX,
+    /// D that of X, and the sum that of the residual.
+    Both,
+}
+
+impl NormPlace {
+    /// Whether D takes the place of X.
+    pub(super) fn d_in_x(self) -> bool {
+        matches!(self, NormPlace::DInX | NormPlace::Both)
+    }
+
+    /// Whether the sum takes the place of the residual.
+    pub(super) fn sum_in_residual(self) -> bool {
+        matches!(self, NormPlace::SumInResidual | NormPlace::Both)
+    }
+}
+
+/// Where operands lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct NormLayout {
+    /// Elements between the rows of X, filled with NaN.
+    pub x_gap: usize,
+    /// Elements between the rows of D, which must stay as they were.
+    pub d_gap: usize,
+    /// The same of the residual.
+    pub residual_gap: usize,
+    /// The same of the sum.
+    pub sum_gap: usize,
+    /// Elements by which X and the sum begin past an aligned address.
+    pub x_offset: usize,
+    /// Elements by which D and the residual begin past one.
+    pub d_offset: usize,
+    /// Elements by which gamma and beta begin past one.
+    pub gamma_offset: usize,
+}
+
+/// One norm to check.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormCase {
+    /// Rows of X and D.
+    pub rows: usize,
+    /// Columns of X.
+    pub columns: usize,
+    /// Columns of zeros that D has behind them.
+    pub padding: usize,
+    /// Type of X.
+    pub x: DType,
+    /// Type of D.
+    pub d: DType,
+    /// What becomes of a row.
+    pub function: NormFunction,
+    /// Types of the residual and of the sum, where there is one.
+    pub added: Option<[DType; 2]>,
+    /// What takes the place of what. What does, has the other's type and layout.
+    pub place: NormPlace,
+    /// What X looks like.
+    pub values: NormValues,
+    /// Where operands lie.
+    pub layout: NormLayout,
+    /// Seed of all random values.
+    pub seed: u64,
+}
+
+impl NormCase {
+    /// Normal values, without a residual, row-major, without gaps, with a gamma in f32; LayerNorm with a beta, too.
+    pub fn new(rows: usize, columns: usize, kind: NormKind, x: DType, d: DType) -> Self {
+        let function = match kind {
+            NormKind::Rms => NormFunction::rms(1e-5).gamma(DType::F32),
+            NormKind::Layer => NormFunction::layer(1e-5).gamma(DType::F32).beta(DType::F32),
+        };
+        Self {
+            rows,
+            columns,
+            padding: 0,
+            x,
+            d,
+            function,
+            added: None,
+            place: NormPlace::Apart,
+            values: NormValues::Like(ActivationKind::Normal),
+            layout: NormLayout::default(),
+            seed: 1,
+        }
+    }
+
+    /// With a residual and a sum of these types.
+    pub fn adding(self, residual: DType, sum: DType) -> Self {
+        Self { added: Some([residual, sum]), ..self }
+    }
+
+    /// `X[rows, columns]` without gaps, every value one of its type.
+    pub(super) fn x_values(&self) -> Vec<f32> {
+        let (rows, columns) = (self.rows, self.columns);
+        let plain = || activations(ActivationKind::Normal, rows, columns, DType::F32, self.seed);
+        let of_row = |value: fn(usize, f32) -> f32| -> Vec<f32> {
+            plain().into_iter().enumerate().map(|(i, x)| value(i / columns.max(1), x)).collect()
+        };
+        let values = match self.values {
+            NormValues::Like(kind) => return activations(kind, rows, columns, self.x, self.seed),
+            NormValues::Offset => of_row(|_, x| 1e4 + x),
+            NormValues::Extreme => of_row(|row, x| x * [1e37, 1e-37, 1.0][row % 3]),
+            NormValues::ZeroRows => of_row(|row, x| if row % 2 == 0 { 0.0 } else { x }),
+        };
+        self.x.decode(&self.x.encode(&values))
+    }
+
+    /// The residual, where there is one.
+    pub(super) fn residual_values(&self) -> Vec<f32> {
+        let dtype = self.added.map_or(DType::F32, |[residual, _]| residual);
+        activations(ActivationKind::Outliers, self.rows, self.columns, dtype, self.seed ^ 0x5e51_d0a1)
+    }
+
+    /// Gamma and beta, as many as columns; those that are absent are 1 and 0.
+    pub(super) fn of_columns(&self) -> [Vec<f32>; 2] {
+        let mut rng = StdRng::seed_from_u64(self.seed ^ 0x6a44_a000);
+        let mut drawn = |dtype: Option<DType>, mean: f32, deviation: f32| match dtype {
+            Some(dtype) => {
+                let values: Vec<f32> = (0..self.columns).map(|_| mean + deviation * normal(&mut rng)).collect();
+                dtype.decode(&dtype.encode(&values))
+            }
+            None => vec![mean; self.columns],
+        };
+        [drawn(self.function.gamma, 1.0, 0.5), drawn(self.function.beta, 0.0, 0.3)]
+    }
+}
+
+/// A line for tables: `17x33 rms f32->f16 normal`, then whatever is not the default.
+impl fmt::Display for NormCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rows, columns, padding, x, d, function, added, place, values, layout, seed } = self;
+        write!(f, "{rows}x{columns} {} {x}->{d} {} eps={:e}", function.kind, values.name(), function.eps)?;
+        for (name, dtype) in [("gamma", function.gamma), ("beta", function.beta)] {
+            if let Some(dtype) = dtype {
+                write!(f, " {name}={dtype}")?;
+            }
+        }
+        if let Some([residual, sum]) = added {
+            write!(f, " residual={residual} sum={sum}")?;
+        }
+        if *place != NormPlace::Apart {
+            write!(f, " place={place:?}")?;
+        }
+        let gaps = [
+            ("padding", *padding),
+            ("x-gap", layout.x_gap),
+            ("d-gap", layout.d_gap),
+            ("residual-gap", layout.residual_gap),
+            ("sum-gap", layout.sum_gap),
+            ("x-offset", layout.x_offset),
+            ("d-offset", layout.d_offset),
+            ("gamma-offset", layout.gamma_offset),
+        ];
+        for (name, value) in gaps {
+            if value != 0 {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        write!(f, " seed={seed}")
+    }
+}

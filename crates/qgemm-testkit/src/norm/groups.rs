@@ -1,0 +1,167 @@
+//! The suite of `norm`: which cases a backend must pass.
+
+use qgemm_api::{NormFunction, NormKind};
+use qgemm_formats::DType;
+
+use super::case::{NormCase, NormLayout, NormPlace, NormValues};
+use crate::activations::ActivationKind;
+use crate::suite::Group;
+
+type Cases = (Group, fn() -> Vec<NormCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<NormCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases] = &[
+    group("norm_sizes", "rows of one column to a million, one and many", sizes),
+    group("norm_types", "every type of X, D, gamma and beta, and none", types),
+    group("norm_layouts", "leading dimensions, unaligned rows, columns of zeros behind, D in the place of X", layouts),
+    group("norm_values", "offset, constant, zero, huge and tiny rows, and what is not finite", values),
+    group("norm_residual", "a residual added before, in every type, apart and in place", residual),
+];
+
+/// Columns around the ends of what parts of warps, warps, CTAs and their registers hold, of shared memory, and of none of them.
+const COLUMNS: [usize; 26] = [
+    1, 2, 7, 8, 9, 31, 64, 100, 128, 255, 256, 257, 500, 512, 520, 1000, 1024, 1032, 2048, 4096, 4104, 8191, 16384,
+    16392, 30_001, 70_000,
+];
+
+fn sizes() -> Vec<NormCase> {
+    let mut cases = Vec::new();
+    for (i, columns) in COLUMNS.into_iter().enumerate() {
+        let rows = if columns > 4096 { [1, 2, 3][i % 3] } else { [1, 5, 33, 130][i % 4] };
+        for kind in NormKind::ALL {
+            let (x, d) = (DType::ALL[i % 3], DType::ALL[(i / 3 + usize::from(kind == NormKind::Layer)) % 3]);
+            cases.push(NormCase { seed: cases.len() as u64, ..NormCase::new(rows, columns, kind, x, d) });
+        }
+    }
+    cases.push(NormCase::new(1, 1 << 20, NormKind::Layer, DType::F16, DType::F16));
+    cases
+}
+
+fn types() -> Vec<NormCase> {
+    let optional: Vec<Option<DType>> = DType::ALL.into_iter().map(Some).chain([None]).collect();
+    let mut cases = Vec::new();
+    for x in DType::ALL {
+        for d in DType::ALL {
+            for (i, &gamma) in optional.iter().enumerate() {
+                for kind in NormKind::ALL {
+                    let beta = optional[(i + cases.len() / 4) % 4];
+                    let columns = [40, 257, 1200][cases.len() % 3];
+                    let case = NormCase::new(3, columns, kind, x, d);
+                    let mut function =
+                        if kind == NormKind::Rms { NormFunction::rms(1e-6) } else { NormFunction::layer(1e-6) };
+                    (function.gamma, function.beta) = (gamma, beta);
+                    cases.push(NormCase { function, seed: cases.len() as u64, ..case });
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn layouts() -> Vec<NormCase> {
+    let plain = NormLayout::default();
+    let layouts = [
+        NormLayout { x_gap: 3, ..plain },
+        NormLayout { d_gap: 5, ..plain },
+        NormLayout { x_gap: 16, d_gap: 8, ..plain },
+        NormLayout { x_offset: 1, ..plain },
+        NormLayout { d_offset: 1, gamma_offset: 1, ..plain },
+        NormLayout { x_offset: 2, d_offset: 3, x_gap: 1, d_gap: 1, gamma_offset: 2, ..plain },
+    ];
+    let mut cases = Vec::new();
+    for layout in layouts {
+        for (i, columns) in [33, 256, 1027, 16_500].into_iter().enumerate() {
+            for (j, place) in [NormPlace::Apart, NormPlace::DInX].into_iter().enumerate() {
+                let kind = NormKind::ALL[(i + j) % 2];
+                let (x, d) = (DType::ALL[(i + j) % 3], DType::ALL[(i + 2 * j + 1) % 3]);
+                let d = if place == NormPlace::DInX { x } else { d };
+                let case = NormCase::new(4, columns, kind, x, d);
+                let padding = if place == NormPlace::Apart { [0, 7, 24][cases.len() % 3] } else { 0 };
+                cases.push(NormCase { padding, layout, place, seed: cases.len() as u64, ..case });
+            }
+        }
+    }
+    cases
+}
+
+fn values() -> Vec<NormCase> {
+    let all = [
+        NormValues::Offset,
+        NormValues::Extreme,
+        NormValues::ZeroRows,
+        NormValues::Like(ActivationKind::AllEqual),
+        NormValues::Like(ActivationKind::ConstantRows),
+        NormValues::Like(ActivationKind::MixedMagnitudes),
+        NormValues::Like(ActivationKind::NotFinite),
+        NormValues::Like(ActivationKind::Outliers),
+        NormValues::Like(ActivationKind::Denormals),
+        NormValues::Like(ActivationKind::SmallIntegers),
+    ];
+    let in_f32 = |values| matches!(values, NormValues::Extreme | NormValues::Like(ActivationKind::MixedMagnitudes));
+    let mut cases = Vec::new();
+    for values in all {
+        for kind in NormKind::ALL {
+            for (i, columns) in [24, 100, 600, 3000, 17_000].into_iter().enumerate() {
+                let x = if in_f32(values) { [DType::F32, DType::BF16][i % 2] } else { DType::ALL[i % 3] };
+                let case = NormCase::new(9, columns, kind, x, DType::F32);
+                cases.push(NormCase { values, seed: cases.len() as u64, ..case });
+            }
+        }
+    }
+    // Without an eps, tiny rows have the norm of others.
+    for (i, columns) in [40, 1000, 17_000].into_iter().enumerate() {
+        let case = NormCase::new(7, columns, NormKind::ALL[i % 2], DType::F32, DType::F32);
+        let mut case = NormCase { values: NormValues::Extreme, seed: cases.len() as u64, ..case };
+        case.function.eps = 0.0;
+        cases.push(case);
+    }
+    cases
+}
+
+fn residual() -> Vec<NormCase> {
+    let places = [NormPlace::Apart, NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both];
+    let layouts = [
+        NormLayout::default(),
+        NormLayout { x_gap: 3, d_gap: 2, residual_gap: 1, sum_gap: 5, ..NormLayout::default() },
+        NormLayout { x_offset: 1, d_offset: 3, ..NormLayout::default() },
+    ];
+    let mut cases = Vec::new();
+    for place in places {
+        for x in DType::ALL {
+            for (i, columns) in [56, 333, 2048, 17_001].into_iter().enumerate() {
+                let other = |step: usize| DType::ALL[(cases.len() + step) % 3];
+                let (residual, mut sum, mut d) = (other(0), other(1), other(i));
+                if place.d_in_x() {
+                    d = x;
+                }
+                if place.sum_in_residual() {
+                    sum = residual;
+                }
+                if place == NormPlace::SumInX {
+                    sum = x;
+                }
+                let kind = NormKind::ALL[(cases.len() / 2) % 2];
+                let case = NormCase::new(if columns > 2048 { 2 } else { 5 }, columns, kind, x, d).adding(residual, sum);
+                cases.push(NormCase { place, layout: layouts[cases.len() % 3], seed: cases.len() as u64, ..case });
+            }
+        }
+    }
+    cases
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_is_taken_with_gaps() {
+        let all: Vec<NormCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
+        for place in [NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both, NormPlace::Apart] {
+            assert!(all.iter().any(|case| case.place == place && case.layout.x_gap > 0), "{place:?}");
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What norms should give, in f64.
+
+use qgemm_api::{NormFunction, NormKind};
+
+use crate::gemm::Expected;
+
+/// Errors of statistics in f32, relative to the largest value of a row: what is left of the rounding of a mean once it was corrected
+/// by the mean of what lies beside it. It counts where a row's values are equal or nearly so, and nowhere else.
+const CENTERING: f64 = 1.0 / (1u64 << 40) as f64;
+
+/// A row normalized, without gamma and beta, and what an error of its centering makes of them at most.
+fn normalized(function: &NormFunction, row: &[f32]) -> (Vec<f64>, f64) {
+    let count = row.len() as f64;
+    let values = || row.iter().map(|&value| f64::from(value));
+    let mean = match function.kind {
+        NormKind::Rms => 0.0,
+        NormKind::Layer => values().sum::<f64>() / count,
+    };
+    let squares: f64 = values().map(|value| (value - mean) * (value - mean)).sum();
+    let inverse = 1.0 / (squares / count + f64::from(function.eps)).sqrt();
+    let largest = values().map(f64::abs).filter(|value| value.is_finite()).fold(0.0, f64::max);
+    let floor = if function.kind == NormKind::Layer { largest * inverse * CENTERING } else { 0.0 };
+    (values().map(|value| (value - mean) * inverse).collect(), floor)
+}
+
+/// What `function` makes of a row: `gamma · y + beta`.
+///
+/// # Panics
+/// When there are not as many gammas and betas as values.
+pub fn normalized_row(function: &NormFunction, row: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f64> {
+    assert!(gamma.len() == row.len() && beta.len() == row.len(), "gamma and beta are of columns");
+    let (values, _) = normalized(function, row);
+    let of_columns = gamma.iter().zip(beta);
+    values.iter().zip(of_columns).map(|(y, (&gamma, &beta))| y * f64::from(gamma) + f64::from(beta)).collect()
+}
+
+/// What a norm should give, of rows as they are normalized: X, or the sum as it was written.
+pub(super) fn expected(function: &NormFunction, x: &[f32], columns: usize, gamma: &[f32], beta: &[f32]) -> Expected {
+    let (mut values, mut energy, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    for row in x.chunks_exact(columns) {
+        let (normalized, floor) = normalized(function, row);
+        for (y, (&gamma, &beta)) in normalized.into_iter().zip(gamma.iter().zip(beta)) {
+            let (scaled, beta) = (y * f64::from(gamma), f64::from(beta));
+            values.push(scaled + beta);
+            // The two may cancel out.
+            let own = scaled * scaled + beta * beta;
+            energy.push(if own.is_finite() { own } else { 0.0 });
+            floors.push(if floor.is_finite() { floor * f64::from(gamma.abs()) } else { 0.0 });
+        }
+    }
+    Expected { m: x.len() / columns, n: columns, values, energy, floor: floors }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_have_the_norm_that_formulas_say() {
+        let rms = NormFunction::rms(0.0);
+        assert_eq!(normalized_row(&rms, &[3.0, -3.0], &[1.0, 2.0], &[0.0, 1.0]), [1.0, -1.0]);
+        let layer = NormFunction::layer(0.0);
+        assert_eq!(normalized_row(&layer, &[11.0, 9.0], &[1.0, 2.0], &[0.5, 0.0]), [1.5, -2.0]);
+        assert_eq!(normalized_row(&NormFunction::layer(1e-5), &[7.0; 4], &[1.0; 4], &[0.25; 4]), [0.25; 4]);
+        let not_finite = normalized_row(&rms, &[1.0, f32::INFINITY], &[1.0; 2], &[0.0; 2]);
+        assert!(not_finite[0] == 0.0 && not_finite[1].is_nan());
+    }
+}

@@ -1,0 +1,208 @@
+//! Runs one norm on a device and judges the result.
+
+use qgemm_api::{Context, DeviceKind, Error, Norm, NormArgs, NormPlan};
+use qgemm_formats::DType;
+
+use super::case::{NormCase, NormPlace};
+use super::oracle::expected;
+use crate::compare::compare;
+use crate::limits::rounded_to;
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<NormCase>] = &[];
+/// What a norm may be off before its output is rounded.
+const LIMIT: f64 = 1e-9;
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and compares the result with the oracle's and the bits
+/// of the sum with those that it must have.
+pub fn run(ctx: &Context, case: &NormCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// Where the operands of a case lie.
+struct Stored {
+    x: Operand,
+    residual: Operand,
+    sum: Operand,
+    d: Operand,
+    gamma: Operand,
+    beta: Operand,
+}
+
+impl Stored {
+    fn new(case: &NormCase) -> Self {
+        let (layout, [residual, sum]) = (case.layout, case.added.unwrap_or([DType::F32; 2]));
+        let matrix = |dtype, gap, offset| Operand::new(dtype, case.rows, case.columns, gap, offset);
+        let of_columns =
+            |dtype: Option<DType>| Operand::new(dtype.unwrap_or(DType::F32), 1, case.columns, 0, layout.gamma_offset);
+        let x = matrix(case.x, layout.x_gap, layout.x_offset);
+        let residual = matrix(residual, layout.residual_gap, layout.d_offset);
+        Self {
+            x,
+            residual,
+            sum: match case.place {
+                NormPlace::SumInX => x,
+                place if place.sum_in_residual() => residual,
+                _ => matrix(sum, layout.sum_gap, layout.x_offset),
+            },
+            d: match case.place.d_in_x() {
+                true => x,
+                false => {
+                    Operand::new(case.d, case.rows, case.columns + case.padding, layout.d_gap, layout.d_offset)
+                }
+            },
+            gamma: of_columns(case.function.gamma),
+            beta: of_columns(case.function.beta),
+        }
+    }
+}
+
+/// What a run reads.
+struct Inputs {
+    x: Vec<f32>,
+    residual: Vec<f32>,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+}
+
+/// What the buffers around D and the sum hold after a run.
+struct Written {
+    d: Vec<u8>,
+    sum: Vec<u8>,
+}
+
+fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let stored = Stored::new(case);
+    let plan = ctx.plan_norm(&norm(case, &stored)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
+
+    let [gamma, beta] = case.of_columns();
+    let inputs = Inputs { x: case.x_values(), residual: case.residual_values(), gamma, beta };
+    let first = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
+    let normalized = match case.added {
+        None => inputs.x.clone(),
+        Some([_, sum]) => {
+            let added: Vec<f32> = inputs.x.iter().zip(&inputs.residual).map(|(x, residual)| x + residual).collect();
+            let expected = sum.decode(&sum.encode(&added));
+            check_sum(sum, &stored.sum, &first.sum, &expected)?;
+            expected
+        }
+    };
+    let oracle = expected(&case.function, &normalized, case.columns, &inputs.gamma, &inputs.beta);
+    let tolerance = rounded_to(case.d, LIMIT);
+    let got = without_padding(case, &stored.d.decode(&first.d))?;
+    let comparison = compare(&got, &oracle, tolerance);
+    (outcome.comparison, outcome.limit) = (Some(comparison), Some(tolerance.nmse));
+    if !comparison.within(tolerance) {
+        return Err(Failure::Inaccurate(comparison));
+    }
+    stored.d.first_written_outside(&first.d).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+    // An emulated GPU runs its threads in one order, and a norm leaves nothing for the next.
+    if ctx.info().id.kind != DeviceKind::Emu {
+        let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
+        Failure::check_same(&first.d, &second.d)?;
+        Failure::check_same(&first.sum, &second.sum)?;
+    }
+    Ok(())
+}
+
+fn norm(case: &NormCase, stored: &Stored) -> Norm {
+    let mut norm = Norm::new(case.rows, case.columns, case.x, case.function)
+        .x_row_stride(stored.x.row_stride() as u64)
+        .x_alignment(stored.x.alignment());
+    norm = match case.place.d_in_x() {
+        true => norm.d_in_place(),
+        false => {
+            let norm = norm.d_dtype(case.d).d_columns(case.columns + case.padding);
+            norm.d_row_stride(stored.d.row_stride() as u64).d_alignment(stored.d.alignment())
+        }
+    };
+    let Some([residual, sum]) = case.added else { return norm };
+    norm = norm
+        .residual(residual)
+        .residual_row_stride(stored.residual.row_stride() as u64)
+        .residual_alignment(stored.residual.alignment());
+    match case.place {
+        NormPlace::SumInX => norm.sum_in_place_of_x(),
+        place if place.sum_in_residual() => norm.sum_in_place(),
+        _ => {
+            let norm = norm.sum_dtype(sum).sum_row_stride(stored.sum.row_stride() as u64);
+            norm.sum_alignment(stored.sum.alignment())
+        }
+    }
+}
+
+fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inputs: &Inputs) -> Result<Written, Error> {
+    let upload = |operand: &Operand, values: &[f32]| ctx.upload(&operand.encode(values));
+    let x = upload(&stored.x, &inputs.x)?;
+    let residual = upload(&stored.residual, &inputs.residual)?;
+    let (gamma, beta) = (upload(&stored.gamma, &inputs.gamma)?, upload(&stored.beta, &inputs.beta)?);
+    // What takes the place of something holds it before.
+    let mut d = match case.place.d_in_x() {
+        true => upload(&stored.x, &inputs.x)?,
+        false => ctx.upload(&stored.d.poison())?,
+    };
+    let mut sum = match case.place {
+        NormPlace::SumInX => upload(&stored.x, &inputs.x)?,
+        place if place.sum_in_residual() => upload(&stored.residual, &inputs.residual)?,
+        _ => ctx.upload(&stored.sum.poison())?,
+    };
+    let mut args = NormArgs::in_place(d.slice_mut(stored.d.range())?);
+    if !case.place.d_in_x() && case.place != NormPlace::SumInX {
+        args.x = Some(x.slice(stored.x.range())?);
+    }
+    if case.function.gamma.is_some() {
+        args = args.gamma(gamma.slice(stored.gamma.range())?);
+    }
+    if case.function.beta.is_some() {
+        args = args.beta(beta.slice(stored.beta.range())?);
+    }
+    if case.added.is_some() {
+        args = args.sum(sum.slice_mut(stored.sum.range())?);
+        if !case.place.sum_in_residual() {
+            args = args.residual(residual.slice(stored.residual.range())?);
+        }
+    }
+    plan.run(&ctx.default_stream(), args)?;
+    let written = Written { d: ctx.download(&d)?, sum: ctx.download(&sum)? };
+    d.raw().check_guards()?;
+    sum.raw().check_guards()?;
+    Ok(written)
+}
+
+/// The columns of D that X has. Those behind them must be 0.
+fn without_padding(case: &NormCase, d: &[f32]) -> Result<Vec<f32>, Failure> {
+    let mut values = Vec::with_capacity(case.rows * case.columns);
+    for (row, of_row) in d.chunks_exact(case.columns + case.padding).enumerate() {
+        let (own, padding) = of_row.split_at(case.columns);
+        values.extend_from_slice(own);
+        if let Some(at) = padding.iter().position(|value| value.to_bits() != 0) {
+            let (column, got) = (case.columns + at, padding[at].to_bits());
+            return Err(Failure::WrongBits(WrongBits { operand: "D", row, column, expected: 0, got }));
+        }
+    }
+    Ok(values)
+}
+
+/// Compares the sum, bit for bit but for NaN, which may be any, and looks at what lies around it.
+fn check_sum(dtype: DType, stored: &Operand, buffer: &[u8], expected: &[f32]) -> Result<(), Failure> {
+    let bits = |value: f32| {
+        let bytes = dtype.encode(&[value]);
+        bytes.iter().rev().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte))
+    };
+    let got = stored.decode(buffer);
+    let wrong = |(&got, &expected): (&f32, &f32)| bits(got) != bits(expected) && !(got.is_nan() && expected.is_nan());
+    if let Some(at) = got.iter().zip(expected).position(wrong) {
+        let (row, column) = (at / stored.columns(), at % stored.columns());
+        let (expected, got) = (bits(expected[at]), bits(got[at]));
+        return Err(Failure::WrongBits(WrongBits { operand: "the sum", row, column, expected, got }));
+    }
+    stored.first_written_outside(buffer).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))
+}

@@ -1,0 +1,60 @@
+//! Random norms: any size, type, residual and layout from one seed.
+
+use qgemm_api::{NormFunction, NormKind};
+use qgemm_formats::DType;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::case::{NormCase, NormLayout, NormPlace, NormValues};
+use crate::activations::ActivationKind;
+use crate::random::{gap, pick, skewed};
+
+const MAX_ROWS: usize = 200;
+const MAX_COLUMNS: usize = 40_000;
+/// Elements of a case at most.
+const MAX_ELEMENTS: usize = 300_000;
+
+/// The case that `seed` stands for.
+pub(super) fn random_case(seed: u64) -> NormCase {
+    let rng = &mut StdRng::seed_from_u64(seed);
+    let columns = skewed(rng, MAX_COLUMNS);
+    let rows = skewed(rng, MAX_ROWS).min((MAX_ELEMENTS / columns).max(1));
+    let (kind, x) = (pick(rng, &NormKind::ALL), pick(rng, &DType::ALL));
+    let dtype = |rng: &mut StdRng| pick(rng, &DType::ALL);
+    let maybe = |rng: &mut StdRng| if rng.random() { Some(pick(rng, &DType::ALL)) } else { None };
+    let eps = pick(rng, &[1e-5, 1e-6, 1e-12]);
+    let mut function = if kind == NormKind::Rms { NormFunction::rms(eps) } else { NormFunction::layer(eps) };
+    (function.gamma, function.beta) = (maybe(rng), maybe(rng));
+    let added = if rng.random() { Some([dtype(rng), dtype(rng)]) } else { None };
+    let apart = [NormPlace::Apart, NormPlace::DInX];
+    let all = [NormPlace::Apart, NormPlace::DInX, NormPlace::SumInResidual, NormPlace::SumInX, NormPlace::Both];
+    let place = if added.is_some() { pick(rng, &all) } else { pick(rng, &apart) };
+    let added = added.map(|[residual, sum]| match place {
+        NormPlace::SumInX => [residual, x],
+        place if place.sum_in_residual() => [residual, residual],
+        _ => [residual, sum],
+    });
+    let values = match rng.random_range(0..4) {
+        0 => NormValues::Offset,
+        1 => NormValues::ZeroRows,
+        _ => NormValues::Like(pick(rng, &ActivationKind::ALL)),
+    };
+    NormCase {
+        padding: if place.d_in_x() { 0 } else { gap(rng, 80) },
+        function,
+        added,
+        place,
+        values,
+        layout: NormLayout {
+            x_gap: gap(rng, 40),
+            d_gap: gap(rng, 40),
+            residual_gap: gap(rng, 40),
+            sum_gap: gap(rng, 40),
+            x_offset: gap(rng, 8),
+            d_offset: gap(rng, 8),
+            gamma_offset: gap(rng, 8),
+        },
+        seed,
+        ..NormCase::new(rows, columns, kind, x, if place.d_in_x() { x } else { dtype(rng) })
+    }
+}
