@@ -36,7 +36,9 @@ fn norms_are_checked_when_planned() {
             matches!(e, Error::InPlace { what: "D in the place of X", .. })
         }),
         ("a sum in the place of no residual", norm().sum_in_place(), |e| matches!(e, Error::InPlace { .. })),
-        ("a sum in the place of X without a residual", norm().sum_in_place_of_x(), |e| matches!(e, Error::InPlace { .. })),
+        ("a sum in the place of X without a residual", norm().sum_in_place_of_x(), |e| {
+            matches!(e, Error::InPlace { .. })
+        }),
         ("a sum in two places", norm().residual(DType::F16).sum_in_place().sum_in_place_of_x(), |e| {
             matches!(e, Error::InPlace { what: "the sum", .. })
         }),

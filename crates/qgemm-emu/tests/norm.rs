@@ -50,7 +50,8 @@ fn columns_are_gathered_whether_rows_are_short_or_long() {
         for columns in [20, 300, 2000, 17_000] {
             let function = NormFunction::layer(1e-5).gamma(DType::F32).beta(DType::F32);
             let x: Vec<f32> = (0..2 * columns).map(|i| (i * 37 % 101) as f32 * 0.1 - 3.0).collect();
-            let [gamma, beta] = [0.5, -0.25].map(|by| (0..columns).map(|i| 1.0 + by * (i % 5) as f32).collect::<Vec<_>>());
+            let [gamma, beta] =
+                [0.5, -0.25].map(|by| (0..columns).map(|i| 1.0 + by * (i % 5) as f32).collect::<Vec<_>>());
             let mut order: Vec<u32> = (0..columns as u32).rev().collect();
             order.resize(columns.next_multiple_of(64) + 3, NO_COLUMN);
             let got = gathered(&ctx, function, &x, &order, [&gamma, &beta]);

@@ -178,7 +178,12 @@ impl Norm {
             return Err(Error::NoColumns { d_columns });
         }
         if d_columns < columns {
-            return Err(Error::OutOfRange { name: "columns of D", least: columns, most: MAX_DIMENSION, got: d_columns });
+            return Err(Error::OutOfRange {
+                name: "columns of D",
+                least: columns,
+                most: MAX_DIMENSION,
+                got: d_columns,
+            });
         }
         check_function(&function)?;
         let x_dtype = self.x.dtype.unwrap_or(DType::F32);

@@ -161,7 +161,7 @@ struct NormStorage {
     u32 moments[2][2][32];
     u32 largest[32];
 };
-static_assert(sizeof(NormStorage) == QG_STORAGE_BYTES, "the host computes another size");
+static_assert(sizeof(NormStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // Adds values of the threads of a row, in the same order in every run; all of them get the sums. Threads that share a warp
 // with those of other rows are a power of two.
@@ -295,7 +295,7 @@ struct ColumnGroup {
 
     // Has the group come nearer without a register for it.
     QG_DEVICE void prefetch(const NormParams& p, u32 column) {
-        if (column >= p.shape.columns) return;
+        if (column + GROUP > p.shape.columns) return;
         const OperandRow gamma = OperandRow::gamma(p), beta = OperandRow::beta(p);
         if ((p.shape.flags & QG_FLAG_GAMMA) && gamma.aligned)
             ld_global_u32(gamma.start + (u64)column * bytes_of(gamma.dtype));

@@ -91,7 +91,7 @@ impl Template {
         let mut prelude = String::new();
         macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
         constant_line(&mut prelude, "QG_THREADS", self.threads);
-        constant_line(&mut prelude, "QG_STORAGE_BYTES", STORAGE_BYTES);
+        constant_line(&mut prelude, "QG_SHARED_BYTES", STORAGE_BYTES);
         if self.groups > 0 {
             constant_line(&mut prelude, "QG_GROUPS", self.groups);
             constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas);

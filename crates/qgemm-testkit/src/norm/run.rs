@@ -52,9 +52,7 @@ impl Stored {
             },
             d: match case.place.d_in_x() {
                 true => x,
-                false => {
-                    Operand::new(case.d, case.rows, case.columns + case.padding, layout.d_gap, layout.d_offset)
-                }
+                false => Operand::new(case.d, case.rows, case.columns + case.padding, layout.d_gap, layout.d_offset),
             },
             gamma: of_columns(case.function.gamma),
             beta: of_columns(case.function.beta),
