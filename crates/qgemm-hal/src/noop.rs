@@ -142,7 +142,7 @@ impl Device for NoopDevice {
         Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
             matmul: &[&NoopFamily],
             quantize: &[&NoopFamily],
-            attention: &[&NoopFamily],, norm: &[&NoopFamily], }
+            attention: &[&NoopFamily], norm: &[&NoopFamily], }
     }
 
     fn as_any(&self) -> &dyn Any {

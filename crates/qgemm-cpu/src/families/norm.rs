@@ -9,12 +9,12 @@ use qgemm_hal::{
     Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand,
     NormSpec, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
-use rayon::ThreadPool;
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes};
+use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
 
@@ -84,7 +84,7 @@ pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalErro
         what: "norm".into(),
         why: reason.why,
     })?;
-    let kernel = CpuNorm { op: *op, simd: cpu.simd(), pool: cpu.pool().cloned() };
+    let kernel = CpuNorm { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
     let geometry = Geometry { grid: [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1], threads: 1, shared_bytes: 0 };
     Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))
 }
@@ -93,7 +93,7 @@ pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalErro
 struct CpuNorm {
     op: CheckedNorm,
     simd: &'static Simd,
-    pool: Option<Arc<ThreadPool>>,
+    pool: Pool,
 }
 
 impl std::fmt::Debug for CpuNorm {
@@ -106,10 +106,7 @@ impl Kernel for CpuNorm {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
         let job = Job::new(&self.op, self.simd, operands)?;
-        match &self.pool {
-            Some(pool) => pool.install(|| job.run()),
-            None => job.run(),
-        }
+        self.pool.enter(|| job.run());
         Ok(())
     }
 }

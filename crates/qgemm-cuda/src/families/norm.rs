@@ -172,6 +172,7 @@ pub(super) fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> K
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: NormOperand::ALL,
+        updated: None,
         params: Arc::new(NormArguments { op: *op, params: params(op, row_threads, kept_columns) }),
     }
 }

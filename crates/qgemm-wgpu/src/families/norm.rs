@@ -19,7 +19,7 @@ use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submi
 use super::operands::Touched;
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
-use crate::pipeline::{Compiled, Interface, pipeline};
+use crate::pipeline::{Compiled, Interface};
 use crate::shader::{NORM_TEXTS, compose_norm};
 use crate::shared::Shared;
 
@@ -106,7 +106,7 @@ pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, 
         |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
     let each = rows_of_part(op, device.info().max_buffer_bytes).map_err(refused)?;
     let compiled =
-        Compiled { pipeline: pipeline(shared, &INTERFACE, NAME, compose_norm(THREADS, KEPT))?, name: NAME.to_owned() };
+        Compiled::new(shared, &INTERFACE, NAME.to_owned(), compose_norm(THREADS, KEPT))?;
     let parts: Vec<Range<usize>> = (0..op.rows).step_by(each).map(|first| first..op.rows.min(first + each)).collect();
     let grid = parts.first().map_or([0; 3], |part| grid(op, part.len()));
     let geometry = Geometry { grid, threads: THREADS, shared_bytes: SHARED_BYTES };
