@@ -216,7 +216,8 @@ pub enum Error {
         least: u64,
         /// The stride that came.
         got: u64,
-    },    /// A conversion or norm writes columns of a matrix that has none.
+    },
+    /// A conversion or norm writes columns of a matrix that has none.
     #[error("D has {d_columns} columns: expected none, as X has none")]
     NoColumns {
         /// Columns of D.

@@ -109,8 +109,8 @@ pub use experts::{
 pub use gemm::{Args, Linear, Plan, Problem};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
-pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use norm::{Norm, NormArgs, NormPlan};
+pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
-    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Family, LaunchSequence, Operation,};
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Family, LaunchSequence, Operation,
+};
 use qgemm_sched::Preferences;
 
 use crate::gemm::LayerPlans;

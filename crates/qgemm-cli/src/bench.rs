@@ -7,8 +7,8 @@ mod convert;
 mod experts;
 mod gemm;
 mod matmul;
-mod quantize;
 mod norm;
+mod quantize;
 mod routing;
 pub mod subject;
 mod sweep;
@@ -60,7 +60,8 @@ pub struct Args {
     x_precision: XPrecision,
     /// Of quantize: the format; every one when not given.
     #[arg(long)]
-    x_format: Option<XFormat>,    /// Of convert and norm: the type of X; when not given every type, of norm f16.
+    x_format: Option<XFormat>,
+    /// Of convert and norm: the type of X; when not given every type, of norm f16.
     #[arg(long)]
     from: Option<DType>,
     /// Of convert and norm: the type of D; when not given every type, of norm that of X.

@@ -43,8 +43,8 @@ pub use families::attention::{ATTENTION, AttentionFamily};
 pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
 pub use families::matmul::{MATMUL, MatmulFamily};
-pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::norm::{NORM, NormFamily};
+pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::routing::{ROUTING, RoutingFamily};
 /// Whose thread pools kernels run on.
 pub use rayon;

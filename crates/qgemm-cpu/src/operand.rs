@@ -168,23 +168,6 @@ impl<'a> Output<'a> {
         }
     }
 
-    /// `out.len()` values of `row` from column `first` on: of a matrix that is read and written.
-    ///
-    /// # Safety
-    /// No other thread may write the same elements meanwhile.
-    ///
-    /// # Panics
-    /// When they do not lie in the matrix, or its columns are not neighbours.
-    pub unsafe fn load_part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
-        assert!(row < self.shape[0] && first + out.len() <= self.shape[1], "tiles lie in the output");
-        assert!(self.layout.col_stride == 1, "rows are contiguous");
-        let (width, at) = (self.layout.dtype.bytes(), element(&self.layout, row, first));
-        // SAFETY: `new` checked that every element of the shape (asserted) lies in the bytes that `self` borrows mutably; these are
-        // neighbours. That nobody writes them meanwhile is the caller's promise, and the slice ends with this call.
-        let bytes = unsafe { std::slice::from_raw_parts(self.start.add(at * width), out.len() * width) };
-        simd.to_f32(self.layout.dtype, bytes, out);
-    }
-
     /// Writes `values` from (`row`, `first`) on along the row, rounded to the matrix's type.
     ///
     /// # Safety

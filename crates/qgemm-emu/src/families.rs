@@ -5,13 +5,14 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, experts_sequence, gemm_sequence,
-    matmul_sequence, quantize_sequence, norm_sequence, routing_sequence,
+    matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, ConvertConfig,
-    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
-    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig,
-    Unsupported,
+    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts,
+    CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, Device,
+    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
+    LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
+    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};

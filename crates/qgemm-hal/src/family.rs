@@ -6,7 +6,9 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Operation,};
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Operation,
+};
 use crate::sequence::LaunchSequence;
 
 /// One kernel algorithm of one backend for one operation. Families are data: `static`s that the device's [`Catalog`] lists.
@@ -75,9 +77,15 @@ impl Catalog {
         fn names<O: Operation>(families: &[&'static dyn Family<O>]) -> (&'static str, Vec<&'static str>) {
             (O::NAME, families.iter().map(|family| family.name()).collect())
         }
-        vec![names(self.gemm), names(self.convert), names(self.experts), names(self.routing),
+        vec![
+            names(self.gemm),
+            names(self.convert),
+            names(self.experts),
+            names(self.routing),
             names(self.matmul),
             names(self.quantize),
-            names(self.attention),, names(self.norm)]
+            names(self.attention),
+            names(self.norm),
+        ]
     }
 }

@@ -15,8 +15,8 @@ use crate::op::convert::ConvertSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
 use crate::op::matmul::MatmulSpec;
-use crate::op::quantize::QuantizeSpec;
 use crate::op::norm::NormSpec;
+use crate::op::quantize::QuantizeSpec;
 use crate::op::routing::RoutingSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 

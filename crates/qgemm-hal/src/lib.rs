@@ -30,8 +30,9 @@ pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
-    AttentionFamilies,Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies,
-    QuantizeFamilies, NormFamilies, RoutingFamilies,};
+    AttentionFamilies, Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, NormFamilies,
+    QuantizeFamilies, RoutingFamilies,
+};
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
 pub use host_stream::{HostEvent, HostStream};
@@ -48,14 +49,14 @@ pub use op::gemm::{
     XPrecision, XPrologue, XRegion,
 };
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
-pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};pub use op::norm::{
-    AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace
-};
+pub use op::norm::{AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace};
+pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

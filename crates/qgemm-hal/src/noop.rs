@@ -23,11 +23,13 @@ use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
-use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
+use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::{
-    CheckedAttention,CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedQuantize, CheckedNorm, CheckedRouting, Operand, OperandDesc,};
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Operand, OperandDesc,
+};
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
 
@@ -139,10 +141,16 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
+        Catalog {
+            gemm: &[&NoopFamily],
+            convert: &[&NoopFamily],
+            experts: &[&NoopFamily],
+            routing: &[&NoopFamily],
             matmul: &[&NoopFamily],
             quantize: &[&NoopFamily],
-            attention: &[&NoopFamily], norm: &[&NoopFamily], }
+            attention: &[&NoopFamily],
+            norm: &[&NoopFamily],
+        }
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -15,8 +15,8 @@ mod error;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
-pub mod quantize;
 pub mod norm;
+pub mod quantize;
 pub mod routing;
 
 pub use candidates::{Candidates, Offered};

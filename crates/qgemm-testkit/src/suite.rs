@@ -69,7 +69,16 @@ pub trait Suite: fmt::Debug + Send + Sync {
 }
 
 /// Every operation's suite.
-pub const SUITES: &[&dyn Suite] = &[&GemmSuite, &ConvertSuite, &ExpertSuite, &RoutingSuite, &MatmulSuite, &QuantizeSuite, &AttentionSuite, &NormSuite];
+pub const SUITES: &[&dyn Suite] = &[
+    &GemmSuite,
+    &ConvertSuite,
+    &ExpertSuite,
+    &RoutingSuite,
+    &MatmulSuite,
+    &QuantizeSuite,
+    &AttentionSuite,
+    &NormSuite,
+];
 
 /// The suite of an operation.
 pub fn suite(operation: &str) -> Option<&'static dyn Suite> {

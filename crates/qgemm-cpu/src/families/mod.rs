@@ -5,6 +5,6 @@ pub mod convert;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
-pub mod quantize;
 pub mod norm;
+pub mod quantize;
 pub mod routing;

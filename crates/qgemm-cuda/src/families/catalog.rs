@@ -12,18 +12,22 @@ use super::experts::ExpertProducts;
 use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
 use super::kernel_launch::load;
 use super::matmul::Matmul;
-use super::quantize::Quantize;
 use super::norm::Norm;
+use super::quantize::Quantize;
 use super::routing::Routing;
 use crate::arch;
 
 /// What CUDA devices offer.
-pub static CATALOG: Catalog =
-    Catalog { gemm: &[&Gemv, &Gemm], convert: &[&Convert], experts: &[&ExpertProducts], routing: &[&Routing],
+pub static CATALOG: Catalog = Catalog {
+    gemm: &[&Gemv, &Gemm],
+    convert: &[&Convert],
+    experts: &[&ExpertProducts],
+    routing: &[&Routing],
     matmul: &[&Matmul],
     quantize: &[&Quantize],
-    attention: attention::FAMILIES,,
-    norm: &[&Norm], };
+    attention: attention::FAMILIES,
+    norm: &[&Norm],
+};
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.
 #[derive(Debug)]

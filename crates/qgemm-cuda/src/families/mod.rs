@@ -27,8 +27,8 @@ pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use launch_params::LaunchParams;
 pub use matmul::matmul_sequence;
-pub use quantize::quantize_sequence;
 pub use norm::norm_sequence;
+pub use quantize::quantize_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
 

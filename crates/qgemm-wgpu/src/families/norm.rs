@@ -105,8 +105,7 @@ pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, 
     let refused =
         |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
     let each = rows_of_part(op, device.info().max_buffer_bytes).map_err(refused)?;
-    let compiled =
-        Compiled::new(shared, &INTERFACE, NAME.to_owned(), compose_norm(THREADS, KEPT))?;
+    let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), compose_norm(THREADS, KEPT))?;
     let parts: Vec<Range<usize>> = (0..op.rows).step_by(each).map(|first| first..op.rows.min(first + each)).collect();
     let grid = parts.first().map_or([0; 3], |part| grid(op, part.len()));
     let geometry = Geometry { grid, threads: THREADS, shared_bytes: SHARED_BYTES };
