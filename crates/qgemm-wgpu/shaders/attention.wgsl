@@ -47,7 +47,7 @@ var<workgroup> value_at: array<u32, THREADS>;
 var<workgroup> seen_by: array<u32, THREADS>;
 var<workgroup> first_seen: array<u32, ROWS>;
 var<workgroup> end_seen: array<u32, ROWS>;
-var<workgroup> partial: array<f32, 64u>;
+var<workgroup> of_eighth: array<f32, 64u>;
 var<workgroup> largest: array<f32, ROWS>;
 var<workgroup> total: array<f32, ROWS>;
 var<workgroup> kept: array<f32, ROWS>;
@@ -134,13 +134,13 @@ fn exponent(product: f32) -> f32 {
 
 @compute @workgroup_size(THREADS)
 fn main(
-    @builtin(workgroup_id) workgroup: vec3<u32>,
-    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
     @builtin(local_invocation_index) thread: u32,
 ) {
-    let place = workgroup.x + workgroup.y * workgroups.x;
-    let all = p.sequences * KV_HEADS * p.row_groups;
-    let is_one = place < all;
+    let place = group.x + group.y * groups.x;
+    let group_count = p.sequences * KV_HEADS * p.row_groups;
+    let is_one = place < group_count;
     let sequence = select(0u, place / p.row_groups / KV_HEADS, is_one);
     let kv_head = place / p.row_groups % KV_HEADS;
     var first_token = sequence * p.most_queries;
@@ -256,14 +256,14 @@ fn main(
                 most = max(most, scores[r * THREADS + i]);
             }
         }
-        partial[thread] = most;
+        of_eighth[thread] = most;
         workgroupBarrier();
         var before = MASKED;
         if (r < rows) {
             before = largest[r];
             most = before;
             for (var i = 0u; i < 8u; i++) {
-                most = max(most, partial[r * 8u + i]);
+                most = max(most, of_eighth[r * 8u + i]);
             }
         }
         workgroupBarrier();
@@ -276,13 +276,13 @@ fn main(
                 sum += power;
             }
         }
-        partial[thread] = sum;
+        of_eighth[thread] = sum;
         workgroupBarrier();
         if (r < rows && thread % 8u == 0u) {
             let weight = select(exp2(before - most), 0.0, before <= MASKED);
             var all_sums = 0.0;
             for (var i = 0u; i < 8u; i++) {
-                all_sums += partial[r * 8u + i];
+                all_sums += of_eighth[r * 8u + i];
             }
             kept[r] = weight;
             total[r] = total[r] * weight + all_sums;

@@ -106,6 +106,7 @@ pub struct Attention {
     v: Option<KvStrides>,
     d: Option<[u64; 2]>,
     alignment: usize,
+    kv_alignment: usize,
     causal: bool,
     window: Option<usize>,
     scale: Option<f32>,
@@ -133,6 +134,7 @@ impl Attention {
             v: None,
             d: None,
             alignment: WIDE_ACCESS,
+            kv_alignment: WIDE_ACCESS,
             causal: false,
             window: None,
             scale: None,
@@ -178,9 +180,15 @@ impl Attention {
         self
     }
 
-    /// What the addresses of Q, K, V and D are multiples of, in bytes, at every run. 16 when not given.
+    /// What the addresses of Q and D are multiples of, in bytes, at every run. 16 when not given.
     pub fn alignment(mut self, bytes: usize) -> Self {
         self.alignment = bytes;
+        self
+    }
+
+    /// What the addresses of K and V are multiples of, in bytes, at every run. 16 when not given.
+    pub fn kv_alignment(mut self, bytes: usize) -> Self {
+        self.kv_alignment = bytes;
         self
     }
 
@@ -276,7 +284,7 @@ impl Attention {
             let KvStrides { page, token, head } = strides.unwrap_or(natural);
             let (width, vector) = (self.kv.bytes(), self.kv.vector_bytes());
             let rows_of = HeadsOf { name, heads: kv_heads, columns, width, vector };
-            rows_of.check([page, token, head], [pages, rows], self.alignment)
+            rows_of.check([page, token, head], [pages, rows], self.kv_alignment)
         };
         let op = CheckedAttention {
             sequences,

@@ -226,7 +226,8 @@ fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention 
         .d_strides(d_token, d_head)
         .k_strides(stored.k.strides)
         .v_strides(stored.v.strides)
-        .alignment(stored.q.alignment().min(stored.k.alignment));
+        .alignment(stored.q.alignment())
+        .kv_alignment(stored.k.alignment);
     if case.causal {
         attention = attention.causal();
     }
