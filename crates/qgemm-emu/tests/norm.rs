@@ -47,7 +47,7 @@ fn columns_are_gathered_whether_rows_are_short_or_long() {
             }
             Err(other) => panic!("{other}"),
         };
-        for columns in [20, 300, 2000, 17_000] {
+        for columns in [20_usize, 300, 2000, 17_000] {
             let function = NormFunction::layer(1e-5).gamma(DType::F32).beta(DType::F32);
             let x: Vec<f32> = (0..2 * columns).map(|i| (i * 37 % 101) as f32 * 0.1 - 3.0).collect();
             let [gamma, beta] =
