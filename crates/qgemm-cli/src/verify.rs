@@ -6,8 +6,7 @@ use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
 use qgemm_testkit::{
     AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase,
-    NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection,
-    Suite, TestCase, Verdict, WeightKind,
+    NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;

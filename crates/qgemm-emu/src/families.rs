@@ -8,11 +8,11 @@ use qgemm_cuda::{
     matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig,
-    ConvertPlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
-    Kernel, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
-    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig,
-    Unsupported,
+    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts,
+    CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, Device,
+    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
+    LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
+    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};

@@ -55,7 +55,8 @@ pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -141,10 +141,16 @@ impl Device for NoopDevice {
     }
 
     fn catalog(&self) -> Catalog {
-        Catalog { gemm: &[&NoopFamily], convert: &[&NoopFamily], experts: &[&NoopFamily], routing: &[&NoopFamily],
+        Catalog {
+            gemm: &[&NoopFamily],
+            convert: &[&NoopFamily],
+            experts: &[&NoopFamily],
+            routing: &[&NoopFamily],
             matmul: &[&NoopFamily],
-            quantize: &[&NoopFamily], attention: &[&NoopFamily],
-            norm: &[&NoopFamily],, }
+            quantize: &[&NoopFamily],
+            attention: &[&NoopFamily],
+            norm: &[&NoopFamily],
+        }
     }
 
     fn as_any(&self) -> &dyn Any {
