@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use qgemm_api::exec::{ExecPlan, Region, RegionKind};
 use qgemm_api::gguf::GgufHeader;
-use qgemm_api::{Args, Context, DType, Error, Format, HalError, PlanOptions, Problem, half::f16, open_model, quantize};
+use qgemm_api::{Args, Context, DType, Error, Format, PlanOptions, Problem, half::f16, open_model, quantize};
 use serde_json::{Value, json};
 
 const HIDDEN: usize = 64;
@@ -421,18 +421,17 @@ fn products_run_in_the_arena_and_canaries_are_watched() {
 }
 
 #[test]
-fn wgpu_runs_products_and_refuses_the_arena() {
+fn wgpu_runs_products_in_the_arena_and_outside() {
     let folder = Folder::new();
     let path = folder.model("llama", &dense(1));
-    // Without an adapter there is nothing to refuse.
+    // Without an adapter there is nothing to run.
     let Ok(ctx) = Context::open("wgpu:0") else { return };
     let text = serde_json::to_string(&plan(&ctx, &path)).expect("JSON");
     let model = open_model(&path).expect("a model");
     let loaded = ctx.load_plan(&text, &model).expect("it fits");
     let weight = ctx.load(&model.weight("blk.0.attn_q").expect("there")).expect("memory");
     let mut arena = loaded.arena().expect("memory");
-    let refused = loaded.run(&ctx.default_stream(), "blk.0.attn_q", &mut arena, &weight, None);
-    assert!(matches!(&refused, Err(Error::Hal(HalError::Unsupported { .. }))), "{refused:?}");
+    loaded.run(&ctx.default_stream(), "blk.0.attn_q", &mut arena, &weight, None).expect("X and D in one buffer");
     let product = loaded.product("blk.0.attn_q").expect("its kernel is there");
     let (x, mut d) =
         (ctx.allocate(BATCH * HIDDEN * 2).expect("memory"), ctx.allocate(BATCH * HIDDEN * 2).expect("memory"));

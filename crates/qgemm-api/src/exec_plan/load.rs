@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use qgemm_formats::model::Model;
 use qgemm_formats::{DType, Format};
-use qgemm_hal::{Activation, Buffer, BufferRef, DeviceKind, HalError, Stream};
+use qgemm_hal::{Activation, Buffer, BufferRef, DeviceKind, Stream};
 
 use super::architecture::{SERVED, fingerprint};
 use super::arena::PlanArena;
@@ -109,8 +109,7 @@ impl LoadedPlan {
     ///
     /// # Errors
     /// As [`LoadedPlan::product`] and [`Plan::run`]; [`Error::MissingOperand`] when the product has a bias and none came;
-    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong. wgpu cannot read and write one buffer in one launch:
-    /// there, run [`LoadedPlan::product`] with buffers of its own.
+    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
     pub fn run(
         &self,
         stream: &Stream,
@@ -121,13 +120,6 @@ impl LoadedPlan {
     ) -> Result<(), Error> {
         let (place, product) = (self.place(op_id)?, self.product(op_id)?);
         let (op, device) = (&self.plan.ops[place], self.ctx.device());
-        if device.info().id.kind == DeviceKind::Wgpu {
-            return Err(Error::Hal(HalError::Unsupported {
-                device: device.info().id,
-                what: "an arena".into(),
-                why: "one launch cannot read and write the same buffer: run `LoadedPlan::product` with buffers of its own".into(),
-            }));
-        }
         arena.arm(&**device, stream, place)?;
         let (x, d) = (arena.range(&op.x)?, arena.range(&op.d)?);
         // Where there is none, no byte of the arena stands for it.
