@@ -87,7 +87,15 @@ QG_DEVICE void attend(const AttentionParams& p, RowState (&rows)[QG_ROWS], const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_simt(const __grid_constant__ AttentionParams p) {
+// Where ptxas would spill for a CTA more on an SM, it is told how many are enough (`kernels.lock` shows no spills).
+#ifdef QG_CTAS_PER_SM
+#define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+#else
+#define QG_BOUNDS __launch_bounds__(QG_THREADS)
+#endif
+
+extern "C" __global__ void QG_BOUNDS
+    qg_attention_simt(const __grid_constant__ AttentionParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     const u32 group = warp * GROUPS_A_WARP + lane / QG_LANES, column = lane % QG_LANES * 8;

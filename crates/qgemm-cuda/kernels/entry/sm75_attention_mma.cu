@@ -139,7 +139,15 @@ QG_DEVICE void take_not_finite_away(SharedStorage& shared) {
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_attention_mma(const __grid_constant__ AttentionParams p) {
+// Where ptxas would spill for a CTA more on an SM, it is told how many are enough (`kernels.lock` shows no spills).
+#ifdef QG_CTAS_PER_SM
+#define QG_BOUNDS __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+#else
+#define QG_BOUNDS __launch_bounds__(QG_THREADS)
+#endif
+
+extern "C" __global__ void QG_BOUNDS
+    qg_attention_mma(const __grid_constant__ AttentionParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     // The last queries of a causal sequence see the most keys: those begin first.

@@ -91,6 +91,16 @@ fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Attention(spec))
 }
 
+/// CTAs that an SM needs room for, where the compiler would choose more and spill.
+fn ctas_per_sm(spec: &AttentionSpec, variant: Variant) -> Option<u32> {
+    match (spec.qk, spec.v) {
+        (80, 80) => Some(3),
+        (96, 96) if variant < Variant::Sm80 => Some(2),
+        (192, 128) => Some(2),
+        _ => None,
+    }
+}
+
 fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     let entry = "entry/sm75_attention_mma.cu";
     let mut prelude = String::new();
@@ -101,6 +111,9 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_V", spec.v);
     constant_line(&mut prelude, "QG_KEYS", spec.keys);
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    if let Some(ctas) = ctas_per_sm(&spec, variant) {
+        macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas.to_string());
+    }
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_mma");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }

@@ -100,6 +100,10 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         constant_line(&mut prelude, "QG_ROWS", spec.rows);
         constant_line(&mut prelude, "QG_KEYS", spec.keys);
         constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+        // For a CTA more the compiler would spill what four rows of 256 features keep.
+        if spec.qk == 256 && spec.rows == 4 {
+            macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
+        }
     }
     let name = id(spec, variant).to_string();
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
