@@ -1,12 +1,16 @@
 //! What a context would choose, and why, without making anything ready.
 
-use qgemm_sched::{convert, experts, routing};
+use qgemm_sched::{attention, convert, experts, matmul, norm, quantize, routing};
 
+use crate::attention::Attention;
 use crate::context::Context;
 use crate::convert::Conversion;
 use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
+use crate::matmul::Matmul;
+use crate::norm::Norm;
+use crate::quantization::Quantization;
 use crate::record::{GemmSubject, PlanRecord, record};
 use crate::routing::Routing;
 
@@ -56,5 +60,41 @@ impl Context {
     pub fn explain_routing(&self, routing: &Routing) -> Result<PlanRecord, Error> {
         let (op, device) = (routing.check()?, self.device());
         Ok(record(&op, device.info(), &routing::candidates(&op, device.info(), device.catalog().routing)))
+    }
+
+    /// What [`Context::plan_matmul`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the product is not valid.
+    pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
+        let (op, device) = (product.check()?, self.device());
+        Ok(record(&op, device.info(), &matmul::candidates(&op, device.info(), device.catalog().matmul)))
+    }
+
+    /// What [`Context::plan_attention`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the attention is not valid.
+    pub fn explain_attention(&self, problem: &Attention) -> Result<PlanRecord, Error> {
+        let (op, device) = (problem.check()?, self.device());
+        Ok(record(&op, device.info(), &attention::candidates(&op, device.info(), device.catalog().attention)))
+    }
+
+    /// What [`Context::plan_norm`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the norm is not valid.
+    pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
+        let (op, device) = (problem.check()?, self.device());
+        Ok(record(&op, device.info(), &norm::candidates(&op, device.info(), device.catalog().norm)))
+    }
+
+    /// What [`Context::plan_quantization`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the quantization is not valid.
+    pub fn explain_quantization(&self, quantization: &Quantization) -> Result<PlanRecord, Error> {
+        let (op, device) = (quantization.check()?, self.device());
+        Ok(record(&op, device.info(), &quantize::candidates(&op, device.info(), device.catalog().quantize)))
     }
 }

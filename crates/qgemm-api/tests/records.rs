@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Budget, Context, Conversion, DType, Error, PlanRecord, Problem, Routing, TuneProblem, Weight, quantize, read_tuned,
+    Attention, Budget, Context, Conversion, DType, Error, Keys, Matmul, Norm, NormFunction, PlanRecord, Problem,
+    Quantization, Queries, Routing, TuneProblem, Weight, quantize, read_tuned,
 };
 
 const N: usize = 64;
@@ -70,6 +71,29 @@ fn other_operations_have_records() {
     let record = ctx.explain_experts(&problem).expect("valid");
     let plan = ctx.plan_experts(&problem).expect("served");
     assert_eq!(record.kernel_id, plan.kernel_id().map(|id| id.to_string()));
+}
+
+#[test]
+fn operations_without_a_weight_have_records() {
+    // A chip with several ways: matrix instructions and FMA, whole and in parts.
+    let ctx = match Context::open("emu:sm80") {
+        Ok(ctx) => ctx,
+        Err(why) => return qgemm_testkit::skipped("operations_without_a_weight_have_records", &why.to_string()),
+    };
+    let product = Matmul::new([64, 64, 4096], DType::F16, DType::F16, DType::F32);
+    let record = ctx.explain_matmul(&product).expect("valid");
+    assert!(record.candidates.len() > 2 && record.candidates.iter().any(|c| c.cut.contains("parts")), "{record}");
+    let (queries, keys) = (Queries::each(1, 1), Keys::each(8192));
+    let attention = Attention::new(DType::F16, 8, 2, 128, queries, keys);
+    let record = ctx.explain_attention(&attention).expect("valid");
+    assert!(record.chosen().is_some_and(|chosen| chosen.cut.contains("parts of")), "{record}");
+    assert!(record.workspace_bytes > 0 && record.roof.bytes > 2.0 * 8192.0 * 2.0 * 128.0 * 2.0);
+    let norm = Norm::new(8, 4096, DType::F16, NormFunction::rms(1e-6));
+    let record = ctx.explain_norm(&norm).expect("valid");
+    assert!(record.kernel_id.is_some_and(|id| id.starts_with("norm:")));
+    let format = "e4m3_1x128".parse().expect("a format");
+    let record = ctx.explain_quantization(&Quantization::new(8, 4096, DType::F16, format)).expect("valid");
+    assert!(record.kernel_id.is_some_and(|id| id.starts_with("quantize:")));
 }
 
 #[test]

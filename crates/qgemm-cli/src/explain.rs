@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Activation, Context, Conversion, DType, Format, PlanRecord, Routing, XPrecision};
+use qgemm_api::{
+    Activation, Attention, Context, Conversion, DType, Format, Keys, Matmul, Norm, NormFunction, PlanRecord,
+    Quantization, Queries, Routing, XFormat, XPrecision,
+};
 
 use crate::choice::{Op, Sizes};
 use crate::{Holds, out};
@@ -17,10 +20,11 @@ pub struct Args {
     /// emu:sm89, emu:sm90, emu:sm120.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// The operation: gemm, experts, convert or routing.
+    /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// Shapes: MxNxK (tokens x output features x input features; of experts, those of each), of convert RxC, of routing TxExK.
+    /// Shapes: MxNxK (tokens x output features x input features; of experts, those of each), of convert, norm and quantize RxC, of
+    /// routing TxExK, of attention BxQxSxHxGxD.
     #[arg(long, value_name = "SIZES", num_args = 1.., required = true)]
     shape: Vec<Sizes>,
     /// Weight format.
@@ -32,6 +36,9 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
+    /// Of quantize: the format.
+    #[arg(long, default_value = "q8_0")]
+    x_format: XFormat,
     /// A gated pair (SwiGLU), of which N are the output features.
     #[arg(long)]
     gated: bool,
@@ -107,7 +114,24 @@ impl Args {
                 let [tokens, experts, top_k] = sizes.routing()?;
                 ctx.explain_routing(&Routing::from_logits(tokens, experts, top_k, DType::F32))?
             }
-            other => bail!("records are made of gemm, experts, convert and routing, not of {} yet", other.name()),
+            Op::Matmul => {
+                let shape = sizes.gemm()?;
+                ctx.explain_matmul(&Matmul::new([shape.m, shape.n, shape.k], self.x_dtype, self.x_dtype, self.x_dtype))?
+            }
+            Op::Attention => {
+                let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
+                let (queries, keys) = (Queries::each(sequences, queries), Keys::each(keys));
+                ctx.explain_attention(&Attention::new(self.x_dtype, heads, kv_heads, dim, queries, keys).causal())?
+            }
+            Op::Norm => {
+                let [rows, columns] = sizes.norm()?;
+                let function = NormFunction::rms(1e-6).gamma(self.x_dtype);
+                ctx.explain_norm(&Norm::new(rows, columns, self.x_dtype, function))?
+            }
+            Op::Quantize => {
+                let [rows, columns] = sizes.matrix(self.op.name())?;
+                ctx.explain_quantization(&Quantization::new(rows, columns, self.x_dtype, self.x_format))?
+            }
         })
     }
 }

@@ -2,7 +2,9 @@
 
 use qgemm_hal::{AttentionConfig, AttentionPlan, CheckedAttention, DeviceInfo, Family, Operation};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::Candidates;
+use crate::error::SchedError;
+use crate::gemm::Cost;
 
 /// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time. Among equals, earlier ones
 /// win.
@@ -14,21 +16,8 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedAttention>],
 ) -> Result<(&'f dyn Family<CheckedAttention>, AttentionPlan), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedAttention>, AttentionPlan)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for config in configs {
-                    let estimate = estimate(op, info, &config);
-                    if best.as_ref().is_none_or(|(_, known)| estimate < known.estimate) {
-                        best = Some((family, AttentionPlan { config, estimate }));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedAttention { tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, .. } = op;
         let operation = format!(
@@ -38,15 +27,32 @@ pub fn choose<'f>(
     })
 }
 
-/// Seconds that `config` should take: what takes longer, moving the bytes or multiplying, after the launches.
-fn estimate(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> f64 {
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedAttention,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedAttention>],
+) -> Candidates<'f, CheckedAttention> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = cost(op, info, &config);
+            [(AttentionPlan { config, estimate: cost.seconds }, cost)]
+        },
+    )
+}
+
+/// What `config` should cost: what takes longer, moving the bytes or multiplying, after the launches.
+fn cost(op: &CheckedAttention, info: &DeviceInfo, config: &AttentionConfig) -> Cost {
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
     let (of_bandwidth, of_rate) = config.efficiency;
     // Partial results are written and read once more.
     let partial = if config.parts > 1 { 2.0 * config.workspace_bytes as f64 } else { 0.0 };
     let moving = (op.traffic() + partial) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
-    f64::from(config.launches) * info.launch_seconds + moving.max(multiplying)
+    let launches = f64::from(config.launches) * info.launch_seconds;
+    Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying))
 }
 
 #[cfg(test)]

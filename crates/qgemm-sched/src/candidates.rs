@@ -26,18 +26,18 @@ pub struct Candidates<'f, O: Operation> {
 }
 
 impl<'f, O: Operation> Candidates<'f, O> {
-    /// Asks the families, each for its configurations, of which `plans` makes plans.
-    pub(crate) fn ask(
+    /// Asks the families, each for its configurations, of each of which `plans` makes plans.
+    pub(crate) fn ask<P: IntoIterator<Item = (O::Plan, Cost)>>(
         families: &[&'f dyn Family<O>],
         configs: impl Fn(&dyn Family<O>) -> Result<Vec<O::Config>, Unsupported>,
-        plan: impl Fn(O::Config) -> Option<(O::Plan, Cost)>,
+        plans: impl Fn(O::Config) -> P,
     ) -> Self {
         let (mut offered, mut refusals) = (Vec::new(), Vec::new());
         for &family in families {
             match configs(family) {
                 Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
                 Ok(configs) => {
-                    let plans = configs.into_iter().filter_map(&plan);
+                    let plans = configs.into_iter().flat_map(&plans);
                     offered.extend(plans.map(|(plan, cost)| Offered { family, plan, cost }));
                 }
             }

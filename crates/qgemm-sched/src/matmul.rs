@@ -2,7 +2,9 @@
 
 use qgemm_hal::{CheckedMatmul, DeviceInfo, Family, MatmulConfig, MatmulPlan, Operation, WorkspaceLayout};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::Candidates;
+use crate::error::SchedError;
+use crate::gemm::Cost;
 
 /// Values along K of a part, at least: fewer do not pay for writing its partial accumulators and reading them again.
 const LEAST_PART: usize = 256;
@@ -21,25 +23,22 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedMatmul>],
 ) -> Result<(&'f dyn Family<CheckedMatmul>, MatmulPlan), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedMatmul>, MatmulPlan)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for plan in configs.into_iter().flat_map(|config| plans(op, info, config)) {
-                    if best.as_ref().is_none_or(|(_, known)| plan.estimate < known.estimate) {
-                        best = Some((family, plan));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedMatmul { batch, m, n, k, a, b, .. } = op;
         let operation = format!("matmul of {batch} x {m}x{n}x{k}, {} {} by {}", op.layout(), a.dtype, b.dtype);
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedMatmul,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedMatmul>],
+) -> Candidates<'f, CheckedMatmul> {
+    Candidates::ask(families, |family| family.configs(op, info), |config| plans(op, info, config))
 }
 
 /// Tiles of D, of all products.
@@ -49,20 +48,21 @@ fn tiles(op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
 }
 
 /// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
-fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<MatmulPlan> {
+fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(MatmulPlan, Cost)> {
     let tiles = tiles(op, &config);
     let most = config.max_splits.min(u32::try_from(op.k / LEAST_PART).unwrap_or(u32::MAX)).max(1);
     let splits = (0..31).map(|power| 1u32 << power).take_while(|&splits| splits <= most);
     let plan = |splits: u32| {
         let tile_values = u64::from(config.tile_m) * u64::from(config.tile_n);
         let workspace = WorkspaceLayout::split(splits, tiles, tile_values)?;
-        Some(MatmulPlan { config, splits, workspace, estimate: estimate(op, info, &config, tiles, splits) })
+        let cost = cost(op, info, &config, tiles, splits);
+        Some((MatmulPlan { config, splits, workspace, estimate: cost.seconds }, cost))
     };
     splits.filter_map(plan).collect()
 }
 
-/// Seconds that `config` should take: whole waves of tiles, each as long as its multiply-adds take one unit, or the bytes.
-fn estimate(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64, splits: u32) -> f64 {
+/// What `config` should cost: whole waves of tiles, each as long as its multiply-adds take one unit, or the bytes.
+fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64, splits: u32) -> Cost {
     let units = f64::from(info.units.max(1));
     let rate = info.rate(config.math).unwrap_or(UNKNOWN_RATE) * f64::from(config.efficiency.max(1)) / 1000.0;
     let at_once = units * f64::from(config.ctas_per_unit.max(1));
@@ -75,8 +75,9 @@ fn estimate(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles:
     let partials = if splits > 1 { ctas * f64::from(config.tile_m) * f64::from(config.tile_n) } else { 0.0 };
     let memory = (op.traffic() + partials * PARTIAL_BYTES) / info.bandwidth;
     // The last CTA of a tile waits for what the others wrote.
-    let fix_up = if splits > 1 { info.launch_seconds * 0.5 } else { 0.0 };
-    info.launch_seconds + arithmetic.max(memory) + fix_up
+    let fixup = if splits > 1 { info.launch_seconds * 0.5 } else { 0.0 };
+    let seconds = info.launch_seconds + arithmetic.max(memory) + fixup;
+    Cost { fixup, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
 }
 
 #[cfg(test)]

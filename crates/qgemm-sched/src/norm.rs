@@ -1,8 +1,9 @@
 //! `norm`: which kernel.
 
-use qgemm_hal::{CheckedNorm, DeviceInfo, Family, NormLaunch, Operation};
+use qgemm_hal::{CheckedNorm, DeviceInfo, Family, NormLaunch};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::{Candidates, moving};
+use crate::error::SchedError;
 
 /// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
 /// equals, earlier ones win.
@@ -14,27 +15,29 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedNorm>],
 ) -> Result<(&'f dyn Family<CheckedNorm>, NormLaunch), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedNorm>, NormLaunch)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for config in configs {
-                    let share = f64::from(config.efficiency.max(1)) / 1000.0;
-                    let estimate = info.launch_seconds + op.traffic() / (info.bandwidth * share);
-                    if best.as_ref().is_none_or(|(_, plan)| estimate < plan.estimate) {
-                        best = Some((family, NormLaunch { config, estimate }));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedNorm { rows, columns, function, x, d, .. } = op;
         let operation = format!("{} norm of {rows} x {columns} from {} to {}", function.kind, x.dtype, d.dtype);
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedNorm,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedNorm>],
+) -> Candidates<'f, CheckedNorm> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = moving(op, info, config.efficiency, 1);
+            [(NormLaunch { config, estimate: cost.seconds }, cost)]
+        },
+    )
 }
 
 #[cfg(test)]

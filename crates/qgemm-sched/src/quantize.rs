@@ -1,8 +1,9 @@
 //! `quantize`: which kernel.
 
-use qgemm_hal::{CheckedQuantize, DeviceInfo, Family, Operation, QuantizePlan};
+use qgemm_hal::{CheckedQuantize, DeviceInfo, Family, QuantizePlan};
 
-use crate::error::{Refusal, SchedError};
+use crate::candidates::{Candidates, moving};
+use crate::error::SchedError;
 
 /// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
 /// equals, earlier ones win.
@@ -14,27 +15,29 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedQuantize>],
 ) -> Result<(&'f dyn Family<CheckedQuantize>, QuantizePlan), SchedError> {
-    let mut refusals = Vec::new();
-    let mut best: Option<(&'f dyn Family<CheckedQuantize>, QuantizePlan)> = None;
-    for &family in families {
-        match family.configs(op, info) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                for config in configs {
-                    let share = f64::from(config.efficiency.max(1)) / 1000.0;
-                    let estimate = info.launch_seconds + op.traffic() / (info.bandwidth * share);
-                    if best.as_ref().is_none_or(|(_, plan)| estimate < plan.estimate) {
-                        best = Some((family, QuantizePlan { config, estimate }));
-                    }
-                }
-            }
-        }
-    }
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedQuantize { rows, columns, x, format, .. } = op;
         let operation = format!("quantize of {rows} x {columns} from {} to {format}", x.dtype);
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedQuantize,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedQuantize>],
+) -> Candidates<'f, CheckedQuantize> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = moving(op, info, config.efficiency, 1);
+            [(QuantizePlan { config, estimate: cost.seconds }, cost)]
+        },
+    )
 }
 
 #[cfg(test)]

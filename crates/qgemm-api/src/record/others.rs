@@ -1,7 +1,9 @@
 //! Records of operations other than products with one weight.
 
 use qgemm_hal::{
-    CheckedConvert, CheckedExperts, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, Operation, RoutingLaunches,
+    AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, MatmulPlan, NormLaunch, Operation, QuantizePlan,
+    RoutingLaunches,
 };
 use qgemm_sched::{Candidates, Offered};
 
@@ -28,6 +30,10 @@ pub(crate) trait Recorded: Operation {
     fn rate(_: &Self::Plan, _: &DeviceInfo) -> Option<f64> {
         None
     }
+    /// How a plan cuts the work.
+    fn cut(_: &Self::Plan) -> String {
+        "whole tiles".into()
+    }
     /// Size of a plan's workspace, and what lies where in it.
     fn workspace(_: &Self::Plan) -> (usize, Vec<WorkspaceRegion>) {
         (0, Vec::new())
@@ -42,7 +48,7 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
     let candidate = |(place, offer): (usize, &Offered<'_, O>)| CandidateRecord {
         kernel_id: op.kernel_id(&offer.plan),
         family: offer.family.name().to_owned(),
-        cut: "whole tiles".into(),
+        cut: O::cut(&offer.plan),
         seconds: offer.cost.seconds,
         cost: offer.cost,
         bound: offer.cost.bound(),
@@ -148,5 +154,107 @@ impl Recorded for CheckedExperts {
             [("products", plan.products, plan.product_bytes), ("scratch", plan.scratch, plan.config.scratch_bytes)];
         let regions = parts.into_iter().filter(|(_, _, bytes)| *bytes > 0);
         (plan.workspace_bytes, regions.map(|(name, at, bytes)| WorkspaceRegion::new(name, at, bytes)).collect())
+    }
+}
+
+impl Recorded for CheckedNorm {
+    fn describe(&self) -> String {
+        let Self { rows, columns, function, x, d, .. } = self;
+        let added = if self.added.is_some() { ", a residual added before" } else { "" };
+        format!("{} norm of {rows} x {columns} from {} to {}{added}", function.kind, x.dtype, d.dtype)
+    }
+
+    fn kernel_id(&self, plan: &NormLaunch) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &NormLaunch) -> &Self::Config {
+        &plan.config
+    }
+}
+
+impl Recorded for CheckedQuantize {
+    fn describe(&self) -> String {
+        let Self { rows, columns, x, format, .. } = self;
+        format!("{rows} x {columns} from {} to {format}", x.dtype)
+    }
+
+    fn kernel_id(&self, plan: &QuantizePlan) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &QuantizePlan) -> &Self::Config {
+        &plan.config
+    }
+}
+
+impl Recorded for CheckedMatmul {
+    fn describe(&self) -> String {
+        let Self { batch, m, n, k, a, b, .. } = self;
+        format!("{batch} x {m} x {n} x {k}, {}, {} by {}", self.layout(), a.dtype, b.dtype)
+    }
+
+    fn sizes(&self) -> Option<Sizes> {
+        Some(Sizes { m: self.m, n: self.n, k: self.k })
+    }
+
+    fn kernel_id(&self, plan: &MatmulPlan) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &MatmulPlan) -> &Self::Config {
+        &plan.config
+    }
+
+    fn rate(plan: &MatmulPlan, info: &DeviceInfo) -> Option<f64> {
+        info.rate(plan.config.math)
+    }
+
+    fn workspace(plan: &MatmulPlan) -> (usize, Vec<WorkspaceRegion>) {
+        let layout = &plan.workspace;
+        let sums = (layout.partial_bytes > 0)
+            .then(|| WorkspaceRegion::new("partial accumulators", layout.partials, layout.partial_bytes));
+        (layout.bytes, sums.into_iter().collect())
+    }
+
+    fn cut(plan: &MatmulPlan) -> String {
+        match plan.splits {
+            1 => "whole tiles".into(),
+            splits => format!("K in {splits} parts"),
+        }
+    }
+}
+
+impl Recorded for CheckedAttention {
+    fn describe(&self) -> String {
+        let Self { sequences, tokens, heads, kv_heads, qk_dim, v_dim, dtype, kv, .. } = self;
+        format!(
+            "{tokens} tokens of {sequences} sequences in {dtype}, {heads} heads of {qk_dim} and {v_dim} features over {kv_heads} in {kv}"
+        )
+    }
+
+    fn kernel_id(&self, plan: &AttentionPlan) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &AttentionPlan) -> &Self::Config {
+        &plan.config
+    }
+
+    fn rate(plan: &AttentionPlan, info: &DeviceInfo) -> Option<f64> {
+        info.rate(plan.config.math)
+    }
+
+    fn cut(plan: &AttentionPlan) -> String {
+        match plan.config.parts {
+            1 => "whole sequences".into(),
+            parts => format!("keys in {parts} parts of {}", plan.config.part_keys),
+        }
+    }
+
+    fn workspace(plan: &AttentionPlan) -> (usize, Vec<WorkspaceRegion>) {
+        let bytes = plan.config.workspace_bytes;
+        let parts = (bytes > 0).then(|| WorkspaceRegion::new("partial results", 0, bytes));
+        (bytes, parts.into_iter().collect())
     }
 }
