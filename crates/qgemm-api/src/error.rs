@@ -35,6 +35,14 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A file does not hold a packed weight.
+    #[error("{}: no packed weight", .path.display())]
+    NotPacked {
+        /// The path.
+        path: std::path::PathBuf,
+        /// What is wrong with it.
+        source: FormatError,
+    },
     /// A dimension exceeds what kernels count with (32 bits).
     #[error("{name} = {got}: expected at most {limit}")]
     DimensionTooLarge {

@@ -80,9 +80,11 @@ fn open(
 /// ```
 ///
 /// # Errors
-/// When the file cannot be opened, or as [`PackedWeight::read`].
+/// When the file cannot be opened; [`Error::NotPacked`] with what [`PackedWeight::read`] says of it.
 pub fn open_packed(path: impl AsRef<Path>) -> Result<PackedWeight, Error> {
-    Ok(PackedWeight::read(&SharedBytes::new(Arc::new(MappedFile::open(path)?)))?)
+    let path = path.as_ref();
+    let bytes = SharedBytes::new(Arc::new(MappedFile::open(path)?));
+    PackedWeight::read(&bytes).map_err(|source| Error::NotPacked { path: path.to_owned(), source })
 }
 
 /// The files with the tensors of the model at `path`, as [`open_model`] finds them.

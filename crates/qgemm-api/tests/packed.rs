@@ -122,5 +122,6 @@ fn a_file_that_is_missing_or_foreign_is_an_error() {
     let foreign = folder.path().join("foreign");
     std::fs::write(&foreign, b"GGUF of some length").expect("writable");
     let error = open_packed(&foreign).expect_err("no packed weight");
-    assert!(error.to_string().contains("GGUF of "), "{error}");
+    let Error::NotPacked { path, source } = &error else { panic!("{error}") };
+    assert!(*path == foreign && source.to_string().contains("GGUF of "), "{error}: {source}");
 }
