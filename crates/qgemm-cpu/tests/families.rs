@@ -535,7 +535,9 @@ fn the_device_tells_what_it_is() {
         ("convert", vec!["convert"]),
         ("experts", vec!["gemm", "gemm_int8"]),
         ("routing", vec!["routing"]),
+        ("matmul", vec!["matmul"]),
         ("quantize", vec!["quantize"]),
+        ("attention", vec!["attention"]),
         ("norm", vec!["norm"]),
     ];
     assert_eq!(device.catalog().operations(), families);

@@ -181,6 +181,8 @@ extern "C" __global__ void QG_BOUNDS
             const u64 element = wanted ? query * p.at.q_token + column : 0;
             copy_16(wanted, shared.q + row * QK_PITCH + column * 2, q_base + element * 2);
         }
+        // A group of its own: where there are no keys, nothing else commits it, and what is not committed is not waited for.
+        commit_copies();
     }
     // The queries of this lane, the second eight below the first; those that are not there do as the last one.
     const u32 own_row = warp * WARP_ROWS + lane / 4;
