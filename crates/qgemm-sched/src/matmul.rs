@@ -73,9 +73,12 @@ fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64
     let resident = (ctas / units).ceil().min(f64::from(config.ctas_per_unit.max(1)));
     let arithmetic = (ctas / at_once).ceil().max(1.0) * of_cta * resident * units / rate;
     let partials = if splits > 1 { ctas * f64::from(config.tile_m) * f64::from(config.tile_n) } else { 0.0 };
-    let memory = (op.traffic() + partials * PARTIAL_BYTES) / info.bandwidth;
-    // The last CTA of a tile waits for what the others wrote.
-    let fixup = if splits > 1 { info.launch_seconds * 0.5 } else { 0.0 };
+    let memory = op.traffic() / info.bandwidth;
+    // The last CTA of a tile reads what the others wrote when nothing is left to multiply.
+    let fixup = match splits {
+        1 => 0.0,
+        _ => info.launch_seconds * 0.5 + partials * PARTIAL_BYTES / info.bandwidth,
+    };
     let seconds = info.launch_seconds + arithmetic.max(memory) + fixup;
     Cost { fixup, ..Cost::of_parts(memory, arithmetic, info.launch_seconds, seconds) }
 }

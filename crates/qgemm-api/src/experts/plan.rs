@@ -60,7 +60,7 @@ pub struct ExpertPlan {
 /// let mut d = ctx.allocate(64 * 4)?;
 /// let mut status = ctx.allocate(8)?;
 /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-/// /// let args = ExpertArgs::new(&x, &experts, &ids, &mut d).router_weights(&weights);
+/// let args = ExpertArgs::new(&x, &experts, &ids, &mut d).router_weights(&weights);
 /// plan.run(&ctx.default_stream(), args.status(&mut status).workspace(&mut workspace))?;
 /// plan.check_status(&ctx, &status)?; // every id was an expert's
 /// let d = DType::F32.decode(&ctx.download(&d)?);
