@@ -6,15 +6,11 @@ use qgemm_api::Context;
 use qgemm_api::tuning::KernelId;
 use qgemm_formats::{Format, XFormat};
 
-use crate::attention::AttentionSuite;
-use crate::convert::ConvertSuite;
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
-use crate::matmul::MatmulSuite;
-use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::routing::RoutingSuite;
+use crate::{attention, convert, matmul, norm, routing};
 
 /// One case of an operation, as data. Its text names all that decides it.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
@@ -23,7 +19,9 @@ pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
 
     /// The kernel that the cost model would take, which [`TestCase::run`] will most probably ask for, without making it ready.
     /// `None` where there is none, or where kernels are so few that it does not matter.
-    fn expected_kernel(&self, ctx: &Context) -> Option<KernelId>;
+    fn expected_kernel(&self, _: &Context) -> Option<KernelId> {
+        None
+    }
 }
 
 /// A named part of a suite.
@@ -68,16 +66,54 @@ pub trait Suite: fmt::Debug + Send + Sync {
     fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase>;
 }
 
+/// A group, with what makes its cases.
+pub(crate) type Cases<C> = (Group, fn() -> Vec<C>);
+
+/// A line of a table of groups.
+pub(crate) const fn group<C>(name: &'static str, summary: &'static str, cases: fn() -> Vec<C>) -> Cases<C> {
+    (Group { name, summary }, cases)
+}
+
+/// The suite of an operation whose cases no [`Selection`] restricts: a table of groups, each with what makes its cases.
+#[derive(Debug)]
+pub(crate) struct CaseList<C: 'static> {
+    /// Name of the operation.
+    pub operation: &'static str,
+    /// The groups.
+    pub groups: &'static [Cases<C>],
+    /// The random case of a seed.
+    pub random_case: fn(u64) -> C,
+}
+
+impl<C: TestCase> Suite for CaseList<C> {
+    fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        self.groups.iter().map(|&(group, _)| group).collect()
+    }
+
+    fn cases(&self, group: &str, _: &Selection) -> Vec<Box<dyn TestCase>> {
+        let Some((_, cases)) = self.groups.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
+        cases().into_iter().map(|case| Box::new(case) as Box<dyn TestCase>).collect()
+    }
+
+    fn random_case(&self, _: &Selection, seed: u64) -> Box<dyn TestCase> {
+        Box::new((self.random_case)(seed))
+    }
+}
+
 /// Every operation's suite.
 pub const SUITES: &[&dyn Suite] = &[
     &GemmSuite,
-    &ConvertSuite,
+    &convert::SUITE,
     &ExpertSuite,
-    &RoutingSuite,
-    &MatmulSuite,
+    &routing::SUITE,
+    &matmul::SUITE,
     &QuantizeSuite,
-    &AttentionSuite,
-    &NormSuite,
+    &attention::SUITE,
+    &norm::SUITE,
 ];
 
 /// The suite of an operation.

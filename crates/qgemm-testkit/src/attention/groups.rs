@@ -4,16 +4,10 @@ use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
 
 use super::case::{AttentionCase, AttentionPlaces, AttentionValues};
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<AttentionCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<AttentionCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     group("attention_lengths", "no queries or keys, one, a tile and one more or less, parts of the keys", lengths),
     group("attention_heads", "every head dimension, groups of heads, every type of queries and keys", heads),
     group("attention_masks", "causal or not, windows, more queries than keys, soft caps, scales", masks),

@@ -4,16 +4,10 @@ use qgemm_formats::DType;
 
 use super::case::{ConvertCase, ConvertLayout, ConvertOrder, ConvertValues};
 use crate::activations::ActivationKind;
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<ConvertCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<ConvertCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<ConvertCase>] = &[
     group("convert_types", "every pair of types at every size", types),
     group("convert_layouts", "leading dimensions, unaligned rows, transposed X, columns left out and added", layouts),
     group("convert_gathered", "columns in any order, and entries that are none", gathered),

@@ -5,16 +5,10 @@ use qgemm_hal::{Activation, MatmulLayout};
 
 use super::case::{MatmulCase, MatmulStrides};
 use crate::activations::ActivationKind;
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<MatmulCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<MatmulCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_layouts", "by rows and by columns, every type of A and B", layouts),
     group("matmul_sizes", "from one value to more than a tile in every direction, and nothing to add up", sizes),
     group("matmul_exact", "small integers, whose sums are exact", exact),

@@ -5,16 +5,10 @@ use qgemm_formats::DType;
 
 use super::case::{NormCase, NormLayout, NormPlace, NormValues};
 use crate::activations::ActivationKind;
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<NormCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<NormCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<NormCase>] = &[
     group("norm_sizes", "rows of one column to a million, one and many", sizes),
     group("norm_types", "every type of X, D, gamma and beta, and none", types),
     group("norm_layouts", "leading dimensions, unaligned rows, columns of zeros behind, D in the place of X", layouts),

@@ -5,16 +5,10 @@ use qgemm_formats::{DType, XFactor, XFormat};
 use super::case::{QuantizeCase, QuantizeLayout};
 use crate::activations::ActivationKind;
 use crate::convert::ConvertValues;
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<QuantizeCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<QuantizeCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<QuantizeCase>] = &[
     group("quantize_formats", "every format of activations from every type at every size", formats),
     group(
         "quantize_layouts",

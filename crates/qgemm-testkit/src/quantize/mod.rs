@@ -6,7 +6,6 @@ mod run;
 mod stress;
 
 use qgemm_api::Context;
-use qgemm_api::tuning::KernelId;
 
 pub use case::{QuantizeCase, QuantizeLayout};
 pub use run::run as run_quantize;
@@ -17,10 +16,6 @@ use crate::suite::{Group, Selection, Suite, TestCase};
 impl TestCase for QuantizeCase {
     fn run(&self, ctx: &Context) -> Outcome {
         run::run(ctx, self)
-    }
-
-    fn expected_kernel(&self, _: &Context) -> Option<KernelId> {
-        None
     }
 }
 

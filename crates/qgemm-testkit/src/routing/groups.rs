@@ -4,16 +4,10 @@ use qgemm_formats::DType;
 use qgemm_hal::{ExpertGroups, Scoring};
 
 use super::case::{RoutingCase, RoutingFrom, RoutingValues};
-use crate::suite::Group;
-
-type Cases = (Group, fn() -> Vec<RoutingCase>);
-
-const fn group(name: &'static str, summary: &'static str, cases: fn() -> Vec<RoutingCase>) -> Cases {
-    (Group { name, summary }, cases)
-}
+use crate::suite::{Cases, group};
 
 /// The whole suite.
-pub(super) const GROUPS: &[Cases] = &[
+pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_sizes", "from one token and expert to thousands of tokens and 1024 experts", sizes),
     group("routing_scores", "softmax and sigmoid, renormalized, scaled, biased, in groups", scores),
     group("routing_special", "NaN, infinities, ties, tokens with too few experts", special),
