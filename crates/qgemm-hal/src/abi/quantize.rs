@@ -1,0 +1,49 @@
+//! Parameters of the kernels of quantizing activations.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{AbiField, AbiStruct};
+
+abi_struct! {
+    /// Shape of one `quantize`: what the kernels of every backend need.
+    pub struct QuantizeShape {
+        /// Rows of X.
+        pub rows: u32,
+        /// Columns of X.
+        pub columns: u32,
+        /// Columns of codes, of which those beyond X's are zeros.
+        pub stored_columns: u32,
+        /// `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
+        pub flags: u32,
+        /// CTAs or workgroups that share a row.
+        pub chunks: u32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses of one `quantize` and 64-bit strides, of X in elements, of what is written in bytes: CUDA only.
+    pub struct QuantizePointers {
+        /// X.
+        pub x: u64,
+        /// The factor that is given for all of X.
+        pub factor: u64,
+        /// Codes.
+        pub codes: u64,
+        /// Scales.
+        pub scales: u64,
+        /// Factors of tokens.
+        pub token_factors: u64,
+        /// Sums.
+        pub sums: u64,
+        /// Elements from one row of X to the next.
+        pub x_row: u64,
+        /// Elements from one column of X to the next.
+        pub x_col: u64,
+        /// Bytes from one row of codes to the next.
+        pub codes_row: u64,
+        /// Bytes from one row of scales to the next.
+        pub scales_row: u64,
+        /// Bytes from one row of sums to the next.
+        pub sums_row: u64,
+    }
+}
