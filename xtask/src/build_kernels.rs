@@ -48,6 +48,9 @@ pub struct Args {
     /// Check quickly: compile each kernel for one of the chips only, the next kernel for the next chip.
     #[arg(long, requires = "check")]
     sample: bool,
+    /// Of the sample, every second kernel: the one half on even days, the other on odd ones.
+    #[arg(long, requires = "sample", value_name = "DAY")]
+    half_of_day: Option<u64>,
     /// Folder for the bundles, instead of `kernels` in the target folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -87,7 +90,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let lock = Lock::read()?;
     let targets = targets(args, &lock, &version, &supported)?;
     let all = jobs(args, &targets)?;
-    let jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
+    let mut jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
+    if let Some(day) = args.half_of_day {
+        jobs = (day..).zip(jobs).filter(|(number, _)| number.is_multiple_of(2)).map(|(_, job)| job).collect();
+    }
     let cache = nvrtc::target_folder()?.join("kernels").join("cache");
     if let Some(worker) = &args.worker {
         return workers::work(&jobs, &cache, worker);
@@ -197,6 +203,7 @@ fn kind(spec: &KernelSpec) -> String {
             let mechanism = if RINGS.contains(&gemm.main_loop.as_str()) { "rings" } else { gemm.main_loop.as_str() };
             format!("{} {mechanism} {} {}", id.family, gemm.w, gemm.x)
         }
+        Spec::Experts(experts) => format!("experts {} {} {} {}", id.family, experts.main_loop, experts.w, experts.x),
         other => format!("{} {} {other:?}", id.operation(), id.family),
     }
 }
@@ -374,6 +381,7 @@ mod tests {
             named: Vec::new(),
             check: false,
             sample: false,
+            half_of_day: None,
             out: None,
             jobs: None,
             worker: None,

@@ -11,7 +11,12 @@ const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "em
 
 /// The arguments for cargo of today's runs.
 pub fn runs_of_today() -> [Vec<String>; 2] {
-    runs(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60)))
+    runs(today())
+}
+
+/// Days since 1970.
+pub fn today() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
 fn runs(day: u64) -> [Vec<String>; 2] {

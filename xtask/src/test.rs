@@ -139,8 +139,8 @@ fn arm(skips: &mut Vec<String>) -> anyhow::Result<()> {
     arm::TESTS.iter().try_for_each(|tests| cargo(tests, skips))
 }
 
-/// Compiles each kernel for one of the chips of `kernels.lock` and compares what it needs with that. It only makes sense
-/// with the compiler that the numbers are from. All kernels for all chips take ten minutes on two cores:
+/// Compiles half of the kinds of kernels, the other half on the next day, each for one of the chips of `kernels.lock`, and
+/// compares what it needs with that. It only makes sense with the compiler that the numbers are from. All kernels for all chips take ten minutes on two cores:
 /// `cargo xtask build-kernels --check`.
 fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
     let lock = Lock::read()?;
@@ -149,7 +149,11 @@ fn kernels(skips: &mut Vec<String>) -> anyhow::Result<()> {
         skips.push(format!("{SKIP} kernels.lock: it is from NVRTC {}, and this is {version}", lock.nvrtc));
         return Ok(());
     }
-    cargo(&["xtask", "build-kernels", "--check", "--sample"], skips)
+    let today = stress::today().to_string();
+    skips.push(format!(
+        "{SKIP} the other half of the sample of kernels: tomorrow's, or `cargo xtask build-kernels --check --sample`"
+    ));
+    cargo(&["xtask", "build-kernels", "--check", "--sample", "--half-of-day", &today], skips)
 }
 
 /// Lists devices with the command that the tests built.
