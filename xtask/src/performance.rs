@@ -1,8 +1,10 @@
-//! `cargo xtask performance`: writes the tables of `docs/performance.md` from the result files in `benches/results/`.
+//! `cargo xtask performance`: writes the tables of `docs/performance.md` and `docs/performance-operations.md` from the result
+//! files in `benches/results/`.
 //!
-//! The schema is described in `benches/results/README.md`. A table stands between `<!-- generated: FILE -->` and
+//! The schemas are described in `benches/results/README.md`. A table stands between `<!-- generated: FILE -->` and
 //! `<!-- end -->`; every result file has exactly one.
 
+mod operations;
 mod results;
 mod tables;
 
@@ -13,11 +15,16 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 
 use crate::workspace;
+use operations::OperationResults;
 use results::Results;
 
-/// The page, and where the results are, relative to the root.
-const PAGE: &str = "docs/performance.md";
+/// The pages of products with a weight and of other operations, and where the results are, relative to the root.
+const PRODUCTS: &str = "docs/performance.md";
+const OPERATIONS: &str = "docs/performance-operations.md";
 const RESULTS: &str = "benches/results";
+
+/// How the names of files end that hold the times of operations other than products with a weight.
+const OF_OPERATIONS: &str = "-operations.json";
 
 /// Longest page, in lines: what was tried goes to `docs/experiments.md`.
 const MAX_LINES: usize = 120;
@@ -36,19 +43,26 @@ pub struct Args {
 /// Runs the command.
 ///
 /// # Errors
-/// When a result file is invalid, the page has no place for one, or, with `check`, a table is stale.
+/// When a result file is invalid, its page has no place for it, or, with `check`, a table is stale.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    let path = workspace::root().join(PAGE);
-    let page = fs::read_to_string(&path).with_context(|| format!("reading {PAGE}"))?;
-    let new = filled(&page, &tables()?)?;
+    let (operations, products) = tables()?.into_iter().partition(|(name, _)| name.ends_with(OF_OPERATIONS));
+    update(PRODUCTS, &products, args)?;
+    update(OPERATIONS, &operations, args)
+}
+
+/// Puts tables into a page.
+fn update(page: &str, tables: &BTreeMap<String, String>, args: &Args) -> anyhow::Result<()> {
+    let path = workspace::root().join(page);
+    let old = fs::read_to_string(&path).with_context(|| format!("reading {page}"))?;
+    let new = filled(&old, tables).with_context(|| page.to_owned())?;
     let lines = new.lines().count();
-    ensure!(lines <= MAX_LINES, "{PAGE}: {lines} lines; move what is over {MAX_LINES} to docs/experiments.md");
-    if new == page {
+    ensure!(lines <= MAX_LINES, "{page}: {lines} lines; move what is over {MAX_LINES} to docs/experiments.md");
+    if new == old {
         return Ok(());
     }
-    ensure!(!args.check, "{PAGE} is stale, run `cargo xtask performance`");
+    ensure!(!args.check, "{page} is stale, run `cargo xtask performance`");
     workspace::write(&path, new.as_bytes())?;
-    println!("wrote {PAGE}");
+    println!("wrote {page}");
     Ok(())
 }
 
@@ -63,6 +77,11 @@ fn tables() -> anyhow::Result<BTreeMap<String, String>> {
     for path in files.iter().filter(|path| path.extension().is_some_and(|e| e == "json")) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let table = || -> anyhow::Result<String> {
+            if name.ends_with(OF_OPERATIONS) {
+                let results: OperationResults = serde_json::from_str(&fs::read_to_string(path)?)?;
+                results.check()?;
+                return Ok(operations::text(&results));
+            }
             let results: Results = serde_json::from_str(&fs::read_to_string(path)?)?;
             results.check()?;
             tables::text(&results)
@@ -80,15 +99,15 @@ fn filled(page: &str, tables: &BTreeMap<String, String>) -> anyhow::Result<Strin
     while let Some((before, after)) = rest.split_once(BEGIN) {
         let (name, after) = after.split_once(" -->").context("a marker that is not closed")?;
         let Some(at) = missing.iter().position(|m| *m == name) else {
-            bail!("{PAGE}: {name} has no result file, or a second place");
+            bail!("{name} has no result file, or a second place");
         };
         missing.remove(at);
-        let (old, after) = after.split_once(END).with_context(|| format!("{PAGE}: {name} has no `{END}`"))?;
-        ensure!(!old.contains(BEGIN), "{PAGE}: {name} has no `{END}`");
+        let (old, after) = after.split_once(END).with_context(|| format!("{name} has no `{END}`"))?;
+        ensure!(!old.contains(BEGIN), "{name} has no `{END}`");
         out += &format!("{before}{BEGIN}{name} -->\n{}{END}", tables[name]);
         rest = after;
     }
-    ensure!(missing.is_empty(), "{PAGE} has no `{BEGIN}FILE -->` for {}", missing.join(", "));
+    ensure!(missing.is_empty(), "no `{BEGIN}FILE -->` for {}", missing.join(", "));
     Ok(out + rest)
 }
 

@@ -206,19 +206,19 @@ fn time(us: Span, unit: Unit) -> String {
 }
 
 /// `9.4`, or `11.2–11.6`, in a unit of `unit`.
-fn span(value: Span, unit: f64) -> String {
+pub(super) fn span(value: Span, unit: f64) -> String {
     match value {
         Span::One(value) => (value / unit).to_string(),
         Span::Range([low, high]) => format!("{}–{}", low / unit, high / unit),
     }
 }
 
-fn line(cells: &[String]) -> String {
+pub(super) fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
 /// A paragraph in lines of [`WIDTH`], with an empty line behind it.
-fn wrapped(text: &str) -> String {
+pub(super) fn wrapped(text: &str) -> String {
     let mut out = String::new();
     let mut length = 0;
     for word in text.split(' ') {
