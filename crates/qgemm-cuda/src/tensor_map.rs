@@ -8,7 +8,7 @@ use qgemm_hal::{DeviceId, HalError};
 
 use crate::driver;
 
-/// X as TMA is told of it: tiles in the 128-byte swizzle, zeros outside.
+/// X, or a batch of matrices, as TMA is told of it: tiles in the 128-byte swizzle, zeros outside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XMap {
     /// Address of the first element, a multiple of 16.
@@ -21,6 +21,8 @@ pub struct XMap {
     pub row_bytes: u64,
     /// Columns and tokens of a tile.
     pub tile: [u32; 2],
+    /// Matrices, and bytes from one to the next, a multiple of 16, of a map of three dimensions.
+    pub matrices: Option<[u64; 2]>,
 }
 
 /// A tensor map as kernels take it: what `cuTensorMapEncodeTiled` writes, or the emulator's own.
@@ -37,19 +39,23 @@ pub(crate) fn encode(device: DeviceId, x: &XMap) -> Result<EncodedMap, HalError>
         DType::F32 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     };
     let mut map = MaybeUninit::<sys::CUtensorMap>::zeroed();
-    let row_bytes = [x.row_bytes];
-    let steps = [1u32, 1];
-    // SAFETY: sizes, strides and boxes are arrays of as many entries as the call reads for two dimensions; the map is
+    let [count, matrix_bytes] = x.matrices.unwrap_or([1, 0]);
+    let rank = if x.matrices.is_some() { 3 } else { 2 };
+    let size = [x.size[0], x.size[1], count];
+    let stride_bytes = [x.row_bytes, matrix_bytes];
+    let tile = [x.tile[0], x.tile[1], 1];
+    let steps = [1u32; 3];
+    // SAFETY: sizes, strides and boxes are arrays of as many entries as the call reads for three dimensions; the map is
     // written where its type has its alignment. The address is not dereferenced.
     let status = unsafe {
         sys::cuTensorMapEncodeTiled(
             map.as_mut_ptr(),
             dtype,
-            2,
+            rank,
             std::ptr::with_exposed_provenance_mut(x.address as usize),
-            x.size.as_ptr(),
-            row_bytes.as_ptr(),
-            x.tile.as_ptr(),
+            size.as_ptr(),
+            stride_bytes.as_ptr(),
+            tile.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
             sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,

@@ -286,7 +286,7 @@ pub(crate) fn address(device: DeviceId, view: BufferRef<'_>, what: &'static str)
     Ok(HostMemory::address(view).ok_or(wrong)?.as_ptr().expose_provenance() as u64)
 }
 
-/// The map of X as the emulated TMA takes it.
+/// A map as the emulated TMA takes it.
 fn encode(x: &XMap) -> EncodedMap {
     TensorMap {
         address: x.address,
@@ -294,6 +294,7 @@ fn encode(x: &XMap) -> EncodedMap {
         size: x.size,
         row_bytes: x.row_bytes,
         tile: x.tile,
+        matrices: x.matrices.unwrap_or([1, 0]),
         swizzle: Swizzle::Bytes128,
     }
     .encode()

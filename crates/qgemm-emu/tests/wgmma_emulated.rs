@@ -82,6 +82,7 @@ fn emulated(device: &dyn Device, spec: &KernelSpec, problem: &Problem) -> Result
         size: [problem.k as u64, problem.tokens as u64],
         row_bytes: problem.k as u64 * 2,
         tile: BOX,
+        matrices: [1, 0],
         swizzle: Swizzle::Bytes128,
     };
     let params = Params::new(TensorMap(map.encode()), w, d, problem.k as u64);

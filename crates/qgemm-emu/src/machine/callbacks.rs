@@ -9,7 +9,7 @@ use super::block::{self, Block, Wait};
 use super::collective::Meeting;
 use super::shared::Refused;
 use super::tensor_copy::TensorMap;
-use super::warpgroup::LaneShare;
+use super::warpgroup::{Factor, LaneShare};
 use crate::counters::Doing;
 use crate::fault::Site;
 
@@ -48,10 +48,11 @@ pub(crate) struct Runtime {
     mbarrier_fence: unsafe extern "C" fn(),
     mbarrier_arrive: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
     mbarrier_wait: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
-    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, i32, i32, *mut u64, *const c_char, u32),
+    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, i32, i32, i32, *mut u64, *const c_char, u32),
     proxy_fence: unsafe extern "C" fn(),
     wgmma_fence: unsafe extern "C" fn(),
     wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, *const c_char, u32),
+    wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, *const c_char, u32),
     wgmma_commit: unsafe extern "C" fn(),
     wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
 }
@@ -84,6 +85,7 @@ impl Runtime {
         proxy_fence,
         wgmma_fence,
         wgmma,
+        wgmma_shared,
         wgmma_commit,
         wgmma_wait,
     };
@@ -439,12 +441,13 @@ unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const 
     }
 }
 
-/// `cp.async.bulk.tensor.2d`.
+/// `cp.async.bulk.tensor.2d`, or `.3d`.
 unsafe extern "C" fn tensor_copy(
     to: *mut u8,
     map: *const c_void,
     x: i32,
     y: i32,
+    matrix: i32,
     barrier: *mut u64,
     file: *const c_char,
     line: u32,
@@ -453,7 +456,7 @@ unsafe extern "C" fn tensor_copy(
     // SAFETY: called by a kernel; a tensor map is 128 bytes in the kernel's parameter.
     unsafe {
         let map = TensorMap::decode(&map.cast::<[u64; 16]>().read_unaligned());
-        let asked = current().copy_tensor(to.addr(), map, [x, y], barrier.addr(), site);
+        let asked = current().copy_tensor(to.addr(), map, [x, y, matrix], barrier.addr(), site);
         check(asked, site);
     }
 }
@@ -480,11 +483,39 @@ unsafe extern "C" fn wgmma(
     line: u32,
 ) {
     let site = Site { file, line };
-    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, descriptor, bf16: bf16 != 0 };
+    let b = Factor { descriptor, is_mn_major: false };
+    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, a: None, b, bf16: bf16 != 0 };
     // SAFETY: called by a kernel with four words at `a` and `accumulators` floats at `d`, arrays of the thread that it
     // must not use before it waits; no reference is held across the switch.
     unsafe {
-        let share = LaneShare { d: d.expose_provenance(), a_at: a.expose_provenance(), a: a.cast::<[u32; 4]>().read() };
+        let a = Some((a.expose_provenance(), a.cast::<[u32; 4]>().read()));
+        let share = LaneShare { d: d.expose_provenance(), a };
+        let met = current().meet_for_wgmma(meeting, share, site);
+        if check(met, site) {
+            block::suspend(CURRENT.get());
+        }
+    }
+}
+
+unsafe extern "C" fn wgmma_shared(
+    d: *mut f32,
+    accumulators: u32,
+    a_descriptor: u64,
+    b_descriptor: u64,
+    a_mn: u32,
+    b_mn: u32,
+    bf16: u32,
+    file: *const c_char,
+    line: u32,
+) {
+    let site = Site { file, line };
+    let a = Factor { descriptor: a_descriptor, is_mn_major: a_mn != 0 };
+    let b = Factor { descriptor: b_descriptor, is_mn_major: b_mn != 0 };
+    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, a: Some(a), b, bf16: bf16 != 0 };
+    // SAFETY: called by a kernel with `accumulators` floats at `d`, an array of the thread that it must not use before it
+    // waits; no reference is held across the switch.
+    unsafe {
+        let share = LaneShare { d: d.expose_provenance(), a: None };
         let met = current().meet_for_wgmma(meeting, share, site);
         if check(met, site) {
             block::suspend(CURRENT.get());

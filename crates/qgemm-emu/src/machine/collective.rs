@@ -3,7 +3,7 @@
 use super::block::{Block, Wait};
 use super::clock::Knowledge;
 use super::shared::{NO_NUMBER, Refused};
-use super::warpgroup::LaneShare;
+use super::warpgroup::{Factor, LaneShare};
 use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
@@ -23,8 +23,10 @@ pub(super) enum Meeting {
     Warpgroup {
         /// Floats of a lane.
         accumulators: usize,
+        /// Where A is; in the lanes' registers where it is nowhere else.
+        a: Option<Factor>,
         /// Where B is.
-        descriptor: u64,
+        b: Factor,
         /// The operands' type; else f16.
         bf16: bool,
     },
@@ -37,8 +39,8 @@ impl Meeting {
             Meeting::LoadMatrices { count, transposed } => {
                 format!("ldmatrix_x{count}{}", if transposed { "_trans" } else { "" })
             }
-            Meeting::Warpgroup { accumulators, descriptor, .. } => {
-                format!("wgmma with {} columns and descriptor {descriptor:#x}", accumulators * 2)
+            Meeting::Warpgroup { accumulators, a, b, .. } => {
+                format!("wgmma with {} columns, A in {a:x?} and B in {b:x?}", accumulators * 2)
             }
         }
     }
@@ -66,7 +68,7 @@ impl Warp {
             inputs: [[0; MAX_WORDS]; 32],
             outputs: [[0; MAX_WORDS]; 32],
             rows: [0; 32],
-            shares: [LaneShare { d: 0, a_at: 0, a: [0; 4] }; 32],
+            shares: [LaneShare { d: 0, a: None }; 32],
         }
     }
 
@@ -133,11 +135,11 @@ impl Block<'_> {
                 }
             }
             Meeting::LoadMatrices { count, transposed } => self.load_matrices(warp, count, transposed, site)?,
-            Meeting::Warpgroup { accumulators, descriptor, bf16 } => {
+            Meeting::Warpgroup { accumulators, a, b, bf16 } => {
                 let state = &self.warps[warp];
                 let lanes = state.shares[..state.lanes].to_vec();
                 // SAFETY: lanes meet here through `meet_for_wgmma` only, whose contract is the same.
-                unsafe { self.issue(lanes, accumulators, descriptor, bf16, site)? }
+                unsafe { self.issue(lanes, accumulators, a, b, bf16, site)? }
             }
         }
         if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {

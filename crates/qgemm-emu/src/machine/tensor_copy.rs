@@ -1,4 +1,4 @@
-//! The TMA (`cp.async.bulk.tensor`): tiles of two-dimensional tensors, swizzled, completing on an mbarrier.
+//! The TMA (`cp.async.bulk.tensor`): tiles of matrices and of batches of them, swizzled, completing on an mbarrier.
 
 use super::block::Block;
 use super::delivery::Delivery;
@@ -29,7 +29,7 @@ impl Swizzle {
     }
 }
 
-/// A two-dimensional tensor as TMA sees it: what `cuTensorMapEncodeTiled` makes for a GPU.
+/// Matrices as TMA sees them: what `cuTensorMapEncodeTiled` makes for a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// Address of the first element.
@@ -42,6 +42,8 @@ pub struct TensorMap {
     pub row_bytes: u64,
     /// Elements and rows of a tile.
     pub tile: [u32; 2],
+    /// Matrices, and bytes from one to the next.
+    pub matrices: [u64; 2],
     /// How a tile is stored.
     pub swizzle: Swizzle,
 }
@@ -54,7 +56,7 @@ impl TensorMap {
             Swizzle::Bytes128 => 1,
         };
         let mut words = [0; 16];
-        words[..9].copy_from_slice(&[
+        words[..11].copy_from_slice(&[
             MAGIC,
             self.address,
             u64::from(self.element_bytes),
@@ -64,12 +66,16 @@ impl TensorMap {
             u64::from(self.tile[0]),
             u64::from(self.tile[1]),
             swizzle,
+            self.matrices[0],
+            self.matrices[1],
         ]);
         words
     }
 
     pub(super) fn decode(words: &[u64; 16]) -> Option<Self> {
-        let &[MAGIC, address, element_bytes, width, height, row_bytes, columns, rows, swizzle, ..] = words else {
+        let &[MAGIC, address, element_bytes, width, height, row_bytes, columns, rows, swizzle, count, stride, ..] =
+            words
+        else {
             return None;
         };
         Some(Self {
@@ -78,6 +84,7 @@ impl TensorMap {
             size: [width, height],
             row_bytes,
             tile: [columns as u32, rows as u32],
+            matrices: [count, stride],
             swizzle: if swizzle == 1 { Swizzle::Bytes128 } else { Swizzle::None },
         })
     }
@@ -93,6 +100,7 @@ pub(super) struct TensorCopy {
     map: TensorMap,
     x: i32,
     y: i32,
+    matrix: i32,
     /// Offset in shared memory.
     to: usize,
     /// Offset of the mbarrier.
@@ -108,7 +116,7 @@ impl Block<'_> {
         &mut self,
         to: usize,
         map: Option<TensorMap>,
-        [x, y]: [i32; 2],
+        [x, y, matrix]: [i32; 3],
         barrier: usize,
         site: Site,
     ) -> Result<(), Refused> {
@@ -127,7 +135,7 @@ impl Block<'_> {
         self.grid.shared.write(offset, bytes, self.current, &self.clocks)?;
         self.grid.shared.take_off(offset, bytes);
         let (thread, waited) = (self.current, self.threads[self.current].waited);
-        let copy = TensorCopy { map, x, y, to: offset, barrier, thread, waited };
+        let copy = TensorCopy { map, x, y, matrix, to: offset, barrier, thread, waited };
         self.on_their_way.push(thread, site, Delivery::Tensor(copy));
         Ok(())
     }
@@ -143,7 +151,7 @@ impl Block<'_> {
                 let at = copy.to + (row * columns + column) as usize * size;
                 let (x, y) = (i64::from(copy.x) + i64::from(column), i64::from(copy.y) + i64::from(row));
                 let mut element = [0u8; 16];
-                if let Some(address) = copy.map.address_of(x, y) {
+                if let Some(address) = copy.map.address_of(x, y, copy.matrix.into()) {
                     let place = self.grid.memory.place(address, size, "cp.async.bulk.tensor reads")?;
                     self.grid.memory.read(place, thread, &self.clocks, false, copy.waited)?;
                     // SAFETY: the element lies in an operand of the launch (`place`), which the launch may read.
@@ -165,10 +173,11 @@ impl Block<'_> {
 
 impl TensorMap {
     /// Address of an element, when it lies in the tensor.
-    fn address_of(&self, x: i64, y: i64) -> Option<usize> {
+    fn address_of(&self, x: i64, y: i64, matrix: i64) -> Option<usize> {
         let inside = |at: i64, size: u64| u64::try_from(at).ok().filter(|&at| at < size);
-        let (x, y) = (inside(x, self.size[0])?, inside(y, self.size[1])?);
-        usize::try_from(self.address + y * self.row_bytes + x * u64::from(self.element_bytes)).ok()
+        let (x, y, matrix) = (inside(x, self.size[0])?, inside(y, self.size[1])?, inside(matrix, self.matrices[0])?);
+        let of_matrix = y * self.row_bytes + x * u64::from(self.element_bytes);
+        usize::try_from(self.address + matrix * self.matrices[1] + of_matrix).ok()
     }
 }
 
@@ -184,13 +193,17 @@ mod tests {
             size: [320, 27],
             row_bytes: 640,
             tile: [64, 32],
+            matrices: [2, 1 << 20],
             swizzle: Swizzle::Bytes128,
         };
         let decoded = TensorMap::decode(&map.encode()).expect("a map");
         assert_eq!((decoded.tile, decoded.size, decoded.swizzle), (map.tile, map.size, map.swizzle));
         assert!(TensorMap::decode(&[0; 16]).is_none());
-        assert_eq!(map.address_of(319, 26), Some(4096 + 26 * 640 + 638));
-        assert_eq!((map.address_of(320, 0), map.address_of(0, 27), map.address_of(-1, 0)), (None, None, None));
+        assert_eq!(map.address_of(319, 26, 1), Some(4096 + (1 << 20) + 26 * 640 + 638));
+        assert_eq!(
+            [(320, 0, 0), (0, 27, 0), (-1, 0, 0), (0, 0, 2)].map(|(x, y, z)| map.address_of(x, y, z)),
+            [None; 4]
+        );
     }
 
     #[test]

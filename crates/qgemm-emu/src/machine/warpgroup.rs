@@ -10,23 +10,21 @@ use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, NO_WORDS};
 
 /// Rows of one warp, columns of the model that is used, and values along K.
+const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const K: usize = 16;
 /// Accumulators of a lane for eight columns.
 const PART: usize = 4;
 /// What accumulators hold meanwhile.
 const POISON: f32 = f32::NAN;
-/// Two of them.
-const NO_NUMBERS: u32 = (NO_NUMBER as u32) << 16 | NO_NUMBER as u32;
 
 /// One lane's share of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneShare {
     /// Address of its accumulators.
     pub d: usize,
-    /// Address of its operands, and what they are.
-    pub a_at: usize,
-    pub a: [u32; 4],
+    /// Address of its operands, and what they are; none of an instruction that reads A from shared memory.
+    pub a: Option<(usize, [u32; 4])>,
 }
 
 impl LaneShare {
@@ -35,9 +33,11 @@ impl LaneShare {
     /// # Safety
     /// As [`Block::issue`].
     unsafe fn is_intact(&self) -> bool {
-        let a = std::ptr::with_exposed_provenance::<[u32; 4]>(self.a_at);
-        // SAFETY: by the contract of this function.
-        unsafe { a.read_volatile() == self.a }
+        self.a.is_none_or(|(address, before)| {
+            let a = std::ptr::with_exposed_provenance::<[u32; 4]>(address);
+            // SAFETY: by the contract of this function.
+            unsafe { a.read_volatile() == before }
+        })
     }
 }
 
@@ -46,7 +46,9 @@ impl LaneShare {
 struct Instruction {
     lanes: Vec<LaneShare>,
     accumulators: usize,
-    descriptor: u64,
+    /// In shared memory, not in the lanes' registers.
+    a: Option<Factor>,
+    b: Factor,
     bf16: bool,
     site: Site,
 }
@@ -72,30 +74,50 @@ pub(super) struct WarpInstructions {
     issued: u64,
 }
 
-/// The columns in shared memory that a descriptor names (PTX ISA, "Matrix Descriptor Format").
-#[derive(Clone, Copy, Debug)]
-struct Columns {
-    start: usize,
-    /// Bytes from one group of eight columns to the next.
-    stride: usize,
+/// A factor in shared memory, as an instruction names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Factor {
+    /// PTX ISA, "Matrix Descriptor Format".
+    pub descriptor: u64,
+    /// Whether values along its outer index are contiguous (rows of A, columns of B), not those along k.
+    pub is_mn_major: bool,
 }
 
-impl Columns {
-    fn decode(descriptor: u64) -> Result<Self, Refused> {
-        if descriptor >> 62 != 1 {
+/// A factor's place in shared memory, in the 128-byte swizzle.
+#[derive(Clone, Copy, Debug)]
+struct Matrix {
+    start: usize,
+    /// MN-major: bytes from 64 values of the outer index to the next 64.
+    leading: usize,
+    /// Bytes from eight of the outer index to the next eight, or MN-major from eight of k.
+    stride: usize,
+    is_mn_major: bool,
+}
+
+impl Factor {
+    fn decode(self) -> Result<Matrix, Refused> {
+        if self.descriptor >> 62 != 1 {
             let detail = "a wgmma descriptor without the 128-byte swizzle, the only one that is emulated".to_owned();
             return Err((FaultKind::BadOperand, detail));
         }
-        let field = |shift: u32| (descriptor >> shift & 0x3fff) as usize * 16;
-        Ok(Self { start: field(0), stride: field(32) })
-    }
-
-    /// Offset of the 16-byte unit `unit` (of two) of `column`.
-    fn unit(&self, column: usize, unit: usize) -> usize {
-        let row = self.start + column / 8 * self.stride + column % 8 * 128;
-        Swizzle::Bytes128.apply(row + unit * 16)
+        let field = |shift: u32| (self.descriptor >> shift & 0x3fff) as usize * 16;
+        Ok(Matrix { start: field(0), leading: field(16), stride: field(32), is_mn_major: self.is_mn_major })
     }
 }
+
+impl Matrix {
+    /// Offset of the 16 bytes that begin with a value: eight along k, or MN-major eight along the outer index.
+    fn unit(&self, outer: usize, k: usize) -> usize {
+        let place = match self.is_mn_major {
+            false => outer / 8 * self.stride + outer % 8 * 128 + k * 2,
+            true => outer / 64 * self.leading + outer % 64 * 2 + k / 8 * self.stride + k % 8 * 128,
+        };
+        Swizzle::Bytes128.apply(self.start + place)
+    }
+}
+
+/// The words of A of a warp's lanes, and of B: `[column][k pair]`.
+type Factors = (Vec<[u32; 4]>, Vec<[u32; K / 2]>);
 
 impl Block<'_> {
     /// `wgmma.fence` of the running thread's warp.
@@ -106,13 +128,14 @@ impl Block<'_> {
     /// All lanes of a warp have issued an instruction.
     ///
     /// # Safety
-    /// Each lane's `d` must be the address of `accumulators` floats, and `a_at` of its operands, which stay where they are
+    /// Each lane's `d` must be the address of `accumulators` floats, and that in `a` of its operands, which stay where they are
     /// until they are waited for.
     pub(super) unsafe fn issue(
         &mut self,
         lanes: Vec<LaneShare>,
         accumulators: usize,
-        descriptor: u64,
+        a: Option<Factor>,
+        b: Factor,
         bf16: bool,
         site: Site,
     ) -> Result<(), Refused> {
@@ -121,9 +144,9 @@ impl Block<'_> {
             let detail = "wgmma without wgmma.fence since its registers were last waited for".to_owned();
             return Err((FaultKind::BadOperand, detail));
         }
-        let instruction = Instruction { lanes, accumulators, descriptor, bf16, site };
+        let instruction = Instruction { lanes, accumulators, a, b, bf16, site };
         // What it will read must be there by now.
-        self.columns(&instruction)?;
+        self.factors(&instruction)?;
         let state = &mut self.instructions[warp];
         let d: Vec<usize> = instruction.lanes.iter().map(|lane| lane.d).collect();
         match state.pending.iter_mut().find(|p| p.d == d) {
@@ -174,33 +197,55 @@ impl Block<'_> {
         Ok(())
     }
 
-    /// Words of B for the instruction: `[column][k pair]`, checked for every warp lane that starts it. What nobody has
-    /// written is no number: it spoils the sums of its own column, which a kernel need not use.
-    fn columns(&mut self, instruction: &Instruction) -> Result<Vec<[u32; K / 2]>, Refused> {
-        let columns = Columns::decode(instruction.descriptor)?;
-        let count = instruction.accumulators / PART * COLUMNS;
-        let thread = self.current;
-        let mut words = vec![[0u32; K / 2]; count];
-        for (column, words) in words.iter_mut().enumerate() {
-            for unit in 0..2 {
-                let offset = columns.unit(column, unit);
-                let address = self.grid.shared.base().as_ptr().addr() + offset;
-                self.grid.shared.offset(address, 16, "wgmma reads")?;
-                match self.grid.shared.read(offset, 16, thread, &self.clocks) {
-                    Err((FaultKind::Unwritten, _)) => {
-                        words[unit * 4..][..4].fill(NO_NUMBERS);
-                        continue;
+    /// The words that an instruction multiplies, checked for every warp that starts it.
+    fn factors(&mut self, instruction: &Instruction) -> Result<Factors, Refused> {
+        let b = self.words(instruction.b, 0, instruction.accumulators / PART * COLUMNS)?;
+        let Some(a) = instruction.a else {
+            let of_lane = |share: &LaneShare| share.a.map_or([0; 4], |(_, words)| words);
+            return Ok((instruction.lanes.iter().map(of_lane).collect(), b));
+        };
+        let rows = self.words(a, self.current / 32 % 4 * ROWS, ROWS)?;
+        let of_lane = |lane: usize| {
+            let (row, pair) = (lane / 4, lane % 4);
+            [rows[row][pair], rows[row + 8][pair], rows[row][pair + 4], rows[row + 8][pair + 4]]
+        };
+        Ok(((0..instruction.lanes.len()).map(of_lane).collect(), b))
+    }
+
+    /// Words of `count` of a factor's outer index from `first` on, a multiple of eight: `[outer][k pair]`. What nobody has
+    /// written is no number: it spoils the sums of its own row or column, which a kernel need not use.
+    fn words(&mut self, factor: Factor, first: usize, count: usize) -> Result<Vec<[u32; K / 2]>, Refused> {
+        let matrix = factor.decode()?;
+        let mut values = vec![[0u16; K]; count];
+        for outer in (0..count).step_by(8) {
+            // The 16 units of eight by sixteen values, and the values of each.
+            for unit in 0..K {
+                let (of_outer, k) = if matrix.is_mn_major { (0, unit) } else { (unit % 8, unit / 8 * 8) };
+                let bytes = self.unit(matrix.unit(first + outer + of_outer, k))?;
+                for (i, value) in bytes.into_iter().enumerate() {
+                    match matrix.is_mn_major {
+                        true => values[outer + i][k] = value,
+                        false => values[outer + of_outer][k + i] = value,
                     }
-                    result => result?,
-                }
-                self.grid.shared.check_proxy(offset, 16, &self.clocks)?;
-                for (word, bytes) in words[unit * 4..].iter_mut().zip(self.grid.shared.get(offset, 16).chunks_exact(4))
-                {
-                    *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
                 }
             }
         }
-        Ok(words)
+        let pair = |values: &[u16]| u32::from(values[0]) | u32::from(values[1]) << 16;
+        Ok(values.iter().map(|row| std::array::from_fn(|i| pair(&row[2 * i..]))).collect())
+    }
+
+    /// Eight values from shared memory, as the running thread's warp may read them.
+    fn unit(&mut self, offset: usize) -> Result<[u16; 8], Refused> {
+        let thread = self.current;
+        let address = self.grid.shared.base().as_ptr().addr() + offset;
+        self.grid.shared.offset(address, 16, "wgmma reads")?;
+        match self.grid.shared.read(offset, 16, thread, &self.clocks) {
+            Err((FaultKind::Unwritten, _)) => return Ok([NO_NUMBER; 8]),
+            result => result?,
+        }
+        self.grid.shared.check_proxy(offset, 16, &self.clocks)?;
+        let bytes = self.grid.shared.get(offset, 16);
+        Ok(std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
     /// Computes eight columns at a time as `m16n8k16` does, whose A and D fragments are the same.
@@ -211,7 +256,7 @@ impl Block<'_> {
             let detail = format!("lane {lane} has changed operands of the wgmma at {site} before this wait for it");
             return Err((FaultKind::BadOperand, detail));
         }
-        let words = self.columns(instruction)?;
+        let (a, words) = self.factors(instruction)?;
         let name = if instruction.bf16 { "mma_m16n8k16_bf16" } else { "mma_m16n8k16_f16" };
         let Some(model) = COLLECTIVES.iter().find(|c| c.name == name) else { return Ok(()) };
         let precision = self.grid.precision;
@@ -222,9 +267,9 @@ impl Block<'_> {
         let pending = &mut state.pending[at];
         for part in 0..instruction.accumulators / PART {
             let (mut inputs, mut outputs) = (NO_WORDS, NO_WORDS);
-            for (lane, share) in instruction.lanes.iter().enumerate() {
+            for (lane, a) in a.iter().enumerate() {
                 let column = &words[part * COLUMNS + lane / 4];
-                inputs[lane][..4].copy_from_slice(&share.a);
+                inputs[lane][..4].copy_from_slice(a);
                 inputs[lane][4..6].copy_from_slice(&[column[lane % 4], column[lane % 4 + 4]]);
                 for i in 0..PART {
                     inputs[lane][6 + i] = pending.values[lane][part * PART + i].to_bits();

@@ -69,6 +69,7 @@ impl GemmLaunch {
             size: [shape.k.into(), shape.m.into()],
             row_bytes: at.x_row * self.x_dtype.bytes() as u64,
             tile: [K_BLOCK, tokens],
+            matrices: None,
         })
     }
 }

@@ -1,6 +1,9 @@
 //! `matmul`: products of two matrices in device memory. Factors of 16 bits of one type are multiplied by matrix instructions, others, and
 //! on chips that have none for them, by CUDA cores.
 
+mod templates;
+mod tma;
+
 use std::mem::size_of;
 use std::sync::Arc;
 
@@ -13,9 +16,12 @@ use qgemm_hal::{
     Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
-use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use crate::families::launch_params::LaunchParams;
+use crate::families::prelude::{constant_line, macro_line};
+use templates::{SIMT, SIMT_SMALL, Template, has_instructions, of_instructions};
+use tma::MappedMatmul;
+
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -23,121 +29,13 @@ use crate::spec::KernelSpec;
 const NAME: &str = "matmul";
 /// Most tiles of all products: CTAs along the grid's x axis.
 const MOST_TILES: u64 = i32::MAX as u64;
+/// Most tiles where parts of tiles are numbered through.
+const MOST_TILES_OF_WORK: u64 = (u32::MAX / MOST_SPLITS) as u64;
 /// Most parts of K: CTAs along its y axis, and far more than pay.
 const MOST_SPLITS: u32 = 64;
-/// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
-const RUN: u32 = 8;
-
 /// The family.
 #[derive(Debug)]
 pub(super) struct Matmul;
-
-/// A main loop with a tile: what one kernel needs to know of itself, but for the types and layouts of its factors.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Template {
-    main_loop: &'static str,
-    entry: &'static str,
-    symbol: &'static str,
-    math: Math,
-    m: u32,
-    n: u32,
-    k: u32,
-    threads: u32,
-    /// Warps along M and N; of matrix instructions alone.
-    warps: [u32; 2],
-    stages: u32,
-    ctas: u32,
-    /// Share of the arithmetic rate that it should reach, per mille.
-    efficiency: u32,
-}
-
-const SIMT: Template = Template {
-    main_loop: "simt",
-    entry: "entry/matmul_simt.cu",
-    symbol: "qg_matmul_simt",
-    math: Math::FmaF32,
-    m: 128,
-    n: 128,
-    k: 16,
-    threads: 256,
-    warps: [0, 0],
-    stages: 2,
-    ctas: 2,
-    efficiency: 750,
-};
-const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
-
-const CP_ASYNC: Template = Template {
-    main_loop: "sm80_cp_async",
-    entry: "entry/sm80_matmul_cp_async.cu",
-    symbol: "qg_sm80_matmul_cp_async",
-    math: Math::TensorF16,
-    m: 128,
-    n: 128,
-    k: 32,
-    threads: 256,
-    warps: [2, 4],
-    stages: 4,
-    ctas: 2,
-    efficiency: 650,
-};
-const CP_ASYNC_SMALL: Template =
-    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
-
-const TWO_STAGE: Template = Template {
-    main_loop: "sm75_two_stage",
-    entry: "entry/sm75_matmul_two_stage.cu",
-    symbol: "qg_sm75_matmul_two_stage",
-    stages: 2,
-    // With two, the registers of what is in flight would spill.
-    ctas: 1,
-    efficiency: 400,
-    ..CP_ASYNC
-};
-const TWO_STAGE_SMALL: Template =
-    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
-
-impl Template {
-    /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
-    fn on(self, variant: Variant) -> Self {
-        let is_small = matches!(variant, Variant::Sm89 | Variant::Sm120);
-        if self.stages > 3 && is_small { Self { stages: 3, ..self } } else { self }
-    }
-
-    /// `sizeof(SharedStorage)`, which the kernels assert.
-    fn shared_bytes(&self) -> u32 {
-        let (storage, alignment) = match self.math {
-            // Pitches are padded by four words.
-            Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
-            _ => {
-                let stages = self.stages * (self.m + self.n) * self.k * 2;
-                let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
-                (stages.max(staging), 128)
-            }
-        };
-        // The word by which a CTA knows that it is the last.
-        (storage + 4).next_multiple_of(alignment)
-    }
-}
-
-/// Whether chips of `variant` have matrix instructions for factors of `dtype`.
-fn has_instructions(dtype: DType, variant: Variant) -> bool {
-    match dtype {
-        DType::F32 => false,
-        DType::F16 => variant >= Variant::Sm75,
-        DType::BF16 => variant >= Variant::Sm80,
-    }
-}
-
-/// The kernels with matrix instructions on chips of `variant`, for factors whose contiguous parts are aligned, or not.
-fn of_instructions(variant: Variant, aligned: bool) -> &'static [Template] {
-    match (variant >= Variant::Sm80, aligned) {
-        (true, true) => &[CP_ASYNC, CP_ASYNC_SMALL],
-        // Loads of single elements bind those, whatever the tile.
-        (true, false) => &[TWO_STAGE_SMALL],
-        (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
-    }
-}
 
 fn spec_of(template: &Template, a: DType, b: DType, layout: MatmulLayout) -> MatmulSpec {
     let layout = if template.math == Math::FmaF32 { MatmulLayout::Any } else { layout };
@@ -166,10 +64,11 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
             ("QG_DTYPE", dtype_code(spec.a)),
             ("QG_A_ALONG_K", spec.layout.a_by_rows().into()),
             ("QG_B_ALONG_K", (!spec.layout.b_by_rows()).into()),
-            ("QG_WARPS_M", template.warps[0]),
-            ("QG_WARPS_N", template.warps[1]),
             ("QG_STAGES", template.stages),
         ]),
+    }
+    if template.warps != [0, 0] {
+        constants.extend([("QG_WARPS_M", template.warps[0]), ("QG_WARPS_N", template.warps[1])]);
     }
     for (name, value) in constants {
         constant_line(&mut prelude, name, value);
@@ -180,7 +79,7 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         text: source::entry(template.entry),
         symbol: template.symbol,
         prelude,
-        arch_specific: false,
+        arch_specific: template.stays(),
     }
 }
 
@@ -228,8 +127,9 @@ struct MatmulParams {
 
 const _: () = assert!(size_of::<MatmulShape>().is_multiple_of(8), "pointers follow without a gap");
 
-impl Params for MatmulParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+impl MatmulParams {
+    /// With the operands' addresses.
+    fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         use MatmulOperand as O;
         let mut params = *self;
         let pointers = [
@@ -243,7 +143,13 @@ impl Params for MatmulParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
-        Ok(LaunchParams::of(&params))
+        Ok(params)
+    }
+}
+
+impl Params for MatmulParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
 
@@ -315,10 +221,17 @@ pub fn matmul_sequence(
     let found = find(&plan.config.kernel);
     let (template, spec, variant) = found.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let (_, _, all_tiles) = tiles(op, &template);
-    let geometry = Geometry {
-        grid: [all_tiles as u32, plan.splits, 1],
-        threads: template.threads,
-        shared_bytes: template.shared_bytes(),
+    let work = all_tiles as u32 * plan.splits;
+    let grid = if template.stays() {
+        [work.min(info.units * template.ctas), 1, 1]
+    } else {
+        [all_tiles as u32, plan.splits, 1]
+    };
+    let geometry = Geometry { grid, threads: template.threads, shared_bytes: template.shared_bytes() };
+    let params = params(op, &template, plan);
+    let params: Arc<dyn Params> = match template.stays() {
+        true => Arc::new(MappedMatmul::new(params, op, &template, [all_tiles as u32, work])),
+        false => Arc::new(params),
     };
     let launch = KernelLaunch {
         id: plan.config.kernel,
@@ -328,7 +241,7 @@ pub fn matmul_sequence(
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,
-        params: Arc::new(params(op, &template, plan)),
+        params,
     };
     let given = op.operands().into_iter().fold(launch.step::<O>(make)?, |step, operand| step.bind(operand, operand));
     let step = match plan.workspace.bytes {
@@ -353,7 +266,8 @@ impl Family<CheckedMatmul> for Matmul {
         let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };
         let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));
         let fitting = templates
-            .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES);
+            .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
+            .filter(|template| !template.stays() || (tma::takes(op) && tiles(op, template).2 <= MOST_TILES_OF_WORK));
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),
             math: template.math,
@@ -385,7 +299,7 @@ impl Family<CheckedMatmul> for Matmul {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use crate::families::*;
 
     #[test]
     fn kernels_are_found_by_their_identities_and_fit_their_chips() {
@@ -393,7 +307,11 @@ mod tests {
             for (template, spec) in kernels(variant) {
                 assert_eq!(find(&id(spec, variant)), Some((template, spec, variant)));
                 // What Turing has at most, and what newer chips give one of two CTAs.
-                let most = if variant < Variant::Sm80 { 64 << 10 } else { 80 << 10 };
+                let most = match variant {
+                    _ if template.stays() => 227 << 10,
+                    Variant::Sm70 | Variant::Sm75 => 64 << 10,
+                    _ => 80 << 10,
+                };
                 assert!(template.shared_bytes() <= most, "{variant}: {template:?}");
             }
         }

@@ -1,0 +1,139 @@
+// The main loop of `matmul` on Hopper: a producer thread copies k-tiles of A and B with TMA to a ring of stages, which the
+// warpgroups of consumers multiply with `wgmma` as they lie, 64 rows of A a warpgroup.
+//
+// A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
+// swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
+// the outer index. Either way 64 of the outer index are BOX_BYTES.
+#pragma once
+#include "atoms/mbarrier.cuh"
+#include "atoms/tma_batch.cuh"
+#include "atoms/warp.cuh"
+#include "atoms/wgmma_shared.cuh"
+#include "sched/matmul_tile.cuh"
+
+constexpr u32 BOX = 64, BOX_BYTES = BOX * BOX * 2;
+constexpr u32 K_STEPS = QG_TILE_K / 16;
+constexpr u32 WARPGROUPS = QG_TILE_M / BOX;
+constexpr u32 CONSUMERS = WARPGROUPS * 128;
+constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
+static_assert(QG_TILE_K == BOX, "a row of a box is the swizzle's 128 bytes");
+static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
+
+// A batch of matrices as TMA sees it.
+struct alignas(64) BatchMap {
+    u64 word[16];
+};
+
+struct TmaMatmulParams {
+    MatmulParams matmul;
+    // Tiles of all products, and these times the parts of their K.
+    u32 all_tiles, work;
+    // 1 where each product has a matrix of its own, 0 where all share one.
+    u32 a_per_product, b_per_product;
+    BatchMap a_map, b_map;
+};
+
+struct MatmulStage {
+    alignas(1024) u8 a[QG_TILE_M / BOX * BOX_BYTES];
+    alignas(1024) u8 b[QG_TILE_N / BOX * BOX_BYTES];
+};
+
+struct MatmulRing {
+    MatmulStage stage[QG_STAGES];
+    u64 full[QG_STAGES];
+    u64 empty[QG_STAGES];
+
+    // For the first thread, before a CTA barrier.
+    QG_DEVICE void init(MatmulRing& ring) {
+#pragma unroll
+        for (u32 i = 0; i < QG_STAGES; i++) {
+            mbarrier_init(&ring.full[i], 1);
+            mbarrier_init(&ring.empty[i], CONSUMERS / 32);
+        }
+        fence_mbarrier_init();
+    }
+    // For a warp whose instructions on a stage are complete.
+    QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&ring.empty[stage]);
+    }
+};
+
+// A position in the ring; the parity says how often it has wrapped, modulo 2.
+struct RingPosition {
+    u32 stage, parity;
+
+    QG_DEVICE void next(RingPosition& at) {
+        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
+    }
+};
+
+// Copies a k-tile of a factor, whose tile has OUTER of its outer index from `outer` on.
+template <u32 OUTER, bool ALONG_K>
+QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 k_tile, u32 matrix, u64* full) {
+    const i32 k = (i32)(k_tile * QG_TILE_K);
+    if constexpr (ALONG_K) {
+        cp_async_bulk_tensor_3d(shared, &map, k, (i32)outer, (i32)matrix, full);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < OUTER / BOX; i++)
+            cp_async_bulk_tensor_3d(shared + i * BOX_BYTES, &map, (i32)(outer + i * BOX), k, (i32)matrix, full);
+    }
+}
+
+// The work of the producer: all k-tiles of the tiles that this CTA computes, one after another. What a matrix does not
+// have arrives as zeros.
+QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
+    RingPosition at = {};
+    for (u32 item = cta_index().x; item < p.work; item += grid_ctas().x) {
+        const MatmulTile tile = MatmulTile::of(p.matmul, item % p.all_tiles, item / p.all_tiles);
+        const u32 a_matrix = tile.product * p.a_per_product, b_matrix = tile.product * p.b_per_product;
+#pragma unroll 1
+        for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+            // For a stage that has never been filled, the phase before the first counts as complete.
+            mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
+            MatmulStage& stage = ring.stage[at.stage];
+            u64* full = &ring.full[at.stage];
+            mbarrier_arrive_expect_tx(full, sizeof(MatmulStage));
+            copy_k_tile<QG_TILE_M, QG_A_ALONG_K>(stage.a, p.a_map, tile.row, k_tile, a_matrix, full);
+            copy_k_tile<QG_TILE_N, QG_B_ALONG_K>(stage.b, p.b_map, tile.column, k_tile, b_matrix, full);
+            RingPosition::next(at);
+        }
+    }
+}
+
+// Begins acc += A · B over a stage, for 64 rows.
+QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage, u32 warpgroup) {
+    const u8* rows = stage.a + warpgroup * BOX_BYTES;
+    const u64 a = QG_A_ALONG_K ? wgmma_descriptor_128b(rows) : wgmma_descriptor_128b_mn(rows, BOX_BYTES);
+    const u64 b = QG_B_ALONG_K ? wgmma_descriptor_128b(stage.b) : wgmma_descriptor_128b_mn(stage.b, BOX_BYTES);
+    // Bytes of 16 values of k, in the descriptor's units of 16.
+    constexpr u32 A_STEP = QG_A_ALONG_K ? 2 : 2 * BOX, B_STEP = QG_B_ALONG_K ? 2 : 2 * BOX;
+    wgmma_fence();
+#pragma unroll
+    for (u32 step = 0; step < K_STEPS; step++) {
+        if constexpr (QG_DTYPE == DTYPE_F16)
+            wgmma_shared_k16_f16<QG_TILE_N, !QG_A_ALONG_K, !QG_B_ALONG_K>(acc, a + step * A_STEP, b + step * B_STEP);
+        else
+            wgmma_shared_k16_bf16<QG_TILE_N, !QG_A_ALONG_K, !QG_B_ALONG_K>(acc, a + step * A_STEP, b + step * B_STEP);
+    }
+    wgmma_commit_group();
+}
+
+// acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
+// those of the one before run.
+QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPosition& at, const MatmulTile& tile,
+                        u32 warpgroup, u32 lane) {
+    u32 before = 0;
+#pragma unroll 1
+    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+        mbarrier_wait(&ring.full[at.stage], at.parity);
+        start_stage(acc, ring.stage[at.stage], warpgroup);
+        wgmma_wait_group<1>();
+        if (k_tile > tile.begin) MatmulRing::release(ring, before, lane);
+        before = at.stage;
+        RingPosition::next(at);
+    }
+    wgmma_wait_group<0>();
+    if (tile.begin < tile.end) MatmulRing::release(ring, before, lane);
+}

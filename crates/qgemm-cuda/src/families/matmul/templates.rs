@@ -1,0 +1,152 @@
+//! The kernels of `matmul`: main loops with their tiles.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Math, Variant};
+
+/// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
+const RUN: u32 = 8;
+
+/// A main loop with a tile: what one kernel needs to know of itself, but for the types and layouts of its factors.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Template {
+    pub main_loop: &'static str,
+    pub entry: &'static str,
+    pub symbol: &'static str,
+    pub math: Math,
+    pub m: u32,
+    pub n: u32,
+    pub k: u32,
+    pub threads: u32,
+    /// Warps along M and N; of matrix instructions alone.
+    pub warps: [u32; 2],
+    pub stages: u32,
+    pub ctas: u32,
+    /// Share of the arithmetic rate that it should reach, per mille.
+    pub efficiency: u32,
+}
+
+pub(super) const SIMT: Template = Template {
+    main_loop: "simt",
+    entry: "entry/matmul_simt.cu",
+    symbol: "qg_matmul_simt",
+    math: Math::FmaF32,
+    m: 128,
+    n: 128,
+    k: 16,
+    threads: 256,
+    warps: [0, 0],
+    stages: 2,
+    ctas: 2,
+    efficiency: 750,
+};
+pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
+
+const CP_ASYNC: Template = Template {
+    main_loop: "sm80_cp_async",
+    entry: "entry/sm80_matmul_cp_async.cu",
+    symbol: "qg_sm80_matmul_cp_async",
+    math: Math::TensorF16,
+    m: 128,
+    n: 128,
+    k: 32,
+    threads: 256,
+    warps: [2, 4],
+    stages: 4,
+    ctas: 2,
+    efficiency: 650,
+};
+const CP_ASYNC_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
+
+/// One warpgroup of consumers or two, each with 64 rows of A, and one of producers. `ctas` CTAs stay on each multiprocessor.
+const WGMMA: Template = Template {
+    main_loop: "sm90_wgmma_ws",
+    entry: "entry/sm90_matmul_wgmma_ws.cu",
+    symbol: "qg_sm90_matmul_wgmma_ws",
+    math: Math::TensorF16,
+    m: 128,
+    n: 256,
+    k: 64,
+    threads: 384,
+    warps: [0, 0],
+    stages: 4,
+    ctas: 1,
+    efficiency: 800,
+};
+const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
+const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
+
+const TWO_STAGE: Template = Template {
+    main_loop: "sm75_two_stage",
+    entry: "entry/sm75_matmul_two_stage.cu",
+    symbol: "qg_sm75_matmul_two_stage",
+    stages: 2,
+    // With two, the registers of what is in flight would spill.
+    ctas: 1,
+    efficiency: 400,
+    ..CP_ASYNC
+};
+const TWO_STAGE_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
+
+impl Template {
+    /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
+    pub fn on(self, variant: Variant) -> Self {
+        match variant {
+            Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
+            // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
+            Variant::Sm90 if !self.stays() && self.math != Math::FmaF32 => {
+                Self { efficiency: self.efficiency / 2, ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
+    pub fn stays(&self) -> bool {
+        self.main_loop == WGMMA.main_loop
+    }
+
+    /// `sizeof(SharedStorage)`, which the kernels assert.
+    pub fn shared_bytes(&self) -> u32 {
+        let (storage, alignment) = match self.math {
+            // Pitches are padded by four words.
+            Math::FmaF32 => (self.stages * self.k * (self.m + 4 + self.n + 4) * 4, 16),
+            _ if self.stays() => {
+                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let barriers = self.stages * 2 * 8;
+                // Of each consumer warp: 16 rows of 32 columns and their padding.
+                let staging = (self.threads - 128) / 32 * 16 * (32 + 8) * 4;
+                let ring = (stages + barriers).next_multiple_of(1024);
+                (ring + staging, 1024)
+            }
+            _ => {
+                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
+                (stages.max(staging), 128)
+            }
+        };
+        // The word by which a CTA knows that it is the last.
+        (storage + 4).next_multiple_of(alignment)
+    }
+}
+
+/// Whether chips of `variant` have matrix instructions for factors of `dtype`.
+pub(super) fn has_instructions(dtype: DType, variant: Variant) -> bool {
+    match dtype {
+        DType::F32 => false,
+        DType::F16 => variant >= Variant::Sm75,
+        DType::BF16 => variant >= Variant::Sm80,
+    }
+}
+
+/// The kernels with matrix instructions on chips of `variant`, for factors whose contiguous parts are aligned, or not.
+pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Template] {
+    match (variant >= Variant::Sm80, aligned) {
+        (true, true) if variant == Variant::Sm90 => &[WGMMA, WGMMA_MIDDLE, WGMMA_SMALL, CP_ASYNC, CP_ASYNC_SMALL],
+        (true, true) => &[CP_ASYNC, CP_ASYNC_SMALL],
+        // Loads of single elements bind those, whatever the tile.
+        (true, false) => &[TWO_STAGE_SMALL],
+        (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
+    }
+}

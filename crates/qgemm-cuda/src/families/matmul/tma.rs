@@ -1,0 +1,108 @@
+//! Factors as TMA reads them: `TmaMatmulParams` in `mainloop/sm90/matmul_wgmma.cuh`.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::{BatchedDense, CheckedMatmul, HalError, Operands};
+
+use super::MatmulParams;
+use super::templates::Template;
+use crate::families::kernel_launch::{Params, Places};
+use crate::families::launch_params::LaunchParams;
+use crate::tensor_map::{EncodedMap, XMap};
+
+/// Values along the contiguous dimension of a box: the swizzle's 128 bytes.
+const BOX: u32 = 64;
+/// Most bytes from a row or a matrix to the next (`cuTensorMapEncodeTiled`).
+const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
+
+/// Whether TMA can read the factors of `op`: its coordinates are of 31 bits, and sizes are not 0.
+pub(super) fn takes(op: &CheckedMatmul) -> bool {
+    let fits = |dense: &BatchedDense| {
+        let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
+        dense.aligned16 && strides.iter().all(|stride| stride.saturating_mul(2) <= MOST_STRIDE_BYTES)
+    };
+    let sizes = [op.m, op.n, op.k, op.batch];
+    op.k > 0 && sizes.iter().all(|&size| i32::try_from(size).is_ok()) && fits(&op.a) && fits(&op.b)
+}
+
+/// A factor: its matrices of `outer` by `k`, boxes of `tile` by 64.
+#[derive(Clone, Copy, Debug)]
+struct Factor {
+    dense: BatchedDense,
+    along_k: bool,
+    outer: u64,
+    k: u64,
+    batch: u64,
+    tile: u32,
+}
+
+impl Factor {
+    /// Its map, where it begins at `address`.
+    fn map(&self, address: u64) -> XMap {
+        let Self { dense, along_k, outer, k, batch, tile } = *self;
+        let bytes = |elements: u64| elements * dense.dtype.bytes() as u64;
+        let (size, tile) = if along_k { ([k, outer], [BOX, tile]) } else { ([outer, k], [BOX, BOX]) };
+        // What lies behind a single row or matrix is never read, whatever the stride says.
+        let stride =
+            |count: u64, stride: u64| if count > 1 { bytes(stride) } else { bytes(size[0]).next_multiple_of(16) };
+        XMap {
+            address,
+            dtype: dense.dtype,
+            size,
+            row_bytes: stride(size[1], dense.row_stride.max(dense.col_stride)),
+            tile,
+            matrices: Some(match self.per_product() {
+                true => [batch, bytes(dense.batch_stride)],
+                false => [1, stride(1, 0)],
+            }),
+        }
+    }
+
+    /// Whether each product has a matrix of its own.
+    fn per_product(&self) -> bool {
+        self.batch > 1 && self.dense.batch_stride > 0
+    }
+}
+
+/// A kernel's parameter, but for the maps.
+#[derive(Debug)]
+pub(super) struct MappedMatmul {
+    matmul: MatmulParams,
+    /// Tiles of all products, and these times the parts of their K.
+    work: [u32; 2],
+    a: Factor,
+    b: Factor,
+}
+
+/// `TmaMatmulParams` in `mainloop/sm90/matmul_wgmma.cuh`.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TmaMatmulParams {
+    matmul: MatmulParams,
+    work: [u32; 2],
+    per_product: [u32; 2],
+    padding: [u64; 5],
+    maps: [EncodedMap; 2],
+}
+
+impl MappedMatmul {
+    pub(super) fn new(matmul: MatmulParams, op: &CheckedMatmul, template: &Template, work: [u32; 2]) -> Self {
+        let (k, batch) = (op.k as u64, op.batch as u64);
+        let a = Factor { dense: op.a, along_k: op.a.is_row_major(), outer: op.m as u64, k, batch, tile: template.m };
+        let b = Factor { dense: op.b, along_k: !op.b.is_row_major(), outer: op.n as u64, k, batch, tile: template.n };
+        Self { matmul, work, a, b }
+    }
+}
+
+impl Params for MappedMatmul {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let Self { matmul, work, a, b } = self;
+        let matmul = matmul.at(operands, at)?;
+        Ok(LaunchParams::of(&TmaMatmulParams {
+            matmul,
+            work: *work,
+            per_product: [a.per_product().into(), b.per_product().into()],
+            padding: [0; 5],
+            maps: [(at.encode)(&a.map(matmul.at.a))?, (at.encode)(&b.map(matmul.at.b))?],
+        }))
+    }
+}

@@ -1,0 +1,9 @@
+// TMA of tiles of a batch of matrices.
+#pragma once
+#include "atoms/tma.cuh"
+
+#if QG_VARIANT >= 90
+QG_DEVICE void cp_async_bulk_tensor_3d(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, QG_AT) {
+    emu->tensor_copy(shared, map, x, y, matrix, barrier, file, line);
+}
+#endif
