@@ -191,8 +191,16 @@ pub enum Error {
         /// Elements from one row to the next.
         row_stride: u64,
     },
-    /// X is in a format that plans do not read yet.
-    #[error("X is stated in {got}, which no plan reads yet: expected one of {}", names(.served))]
+    /// The X of a run is not the one that was planned for.
+    #[error("the plan reads X in {expected}, as the problem states rows, columns, sums and strides; got {got}")]
+    WrongX {
+        /// The format that was planned for.
+        expected: XFormat,
+        /// What came.
+        got: String,
+    },
+    /// X is in a format that this operation does not read.
+    #[error("X is stated in {got}, which this operation does not read: expected one of {}", names(.served))]
     XFormatNotServed {
         /// The format that came.
         got: XFormat,

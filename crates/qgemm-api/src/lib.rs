@@ -106,7 +106,7 @@ pub use exec_plan::{ExecPlan, LoadedPlan, PlanArena, PlanOptions};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
 };
-pub use gemm::{Args, Linear, Plan, Problem};
+pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};

@@ -3,7 +3,10 @@
 use std::sync::Barrier;
 
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Args, Context, Conversion, DType, Error, Plan, Problem, Weight, XFormat, XPrecision, quantize};
+use qgemm_api::{
+    Args, Context, Conversion, DType, Error, Plan, Problem, Quantization, Weight, XFactor, XFormat, XPrecision, XRef,
+    quantize,
+};
 
 const N: usize = 48;
 const K: usize = 256;
@@ -106,20 +109,43 @@ fn a_plan_says_what_it_launches() {
 }
 
 #[test]
-fn quantized_activations_are_refused_by_name() {
+fn quantized_activations_are_planned_and_others_than_those_planned_for_are_refused() {
     let ctx = Context::open("cpu").expect("always there");
     let w = weight(&ctx);
+    let made = |quantization: &Quantization| {
+        let plan = ctx.plan_quantization(quantization).expect("valid");
+        ctx.allocate_x(&plan).expect("memory")
+    };
     for format in XFormat::ALL {
-        let planned = ctx.plan(&Problem::new(&w, 2).x_format(format).d_dtype(DType::F32));
-        match (planned, format.plain()) {
-            (Ok(plan), Some(_)) => assert_eq!(plan.op().x.format, format),
-            (Err(error @ Error::XFormatNotServed { got, served }), None) => {
-                assert!(got == format && served.len() == DType::ALL.len());
-                let text = error.to_string();
-                assert!(text.contains(format.name()) && text.contains("expected one of f32, f16, bf16"), "{text}");
-            }
-            (planned, _) => panic!("{format}: {planned:?}"),
+        let problem = Problem::new(&w, 2).x_format(format);
+        let plan = ctx.plan(&problem).expect("every format is served");
+        assert_eq!((plan.op().x.format, plan.op().d.dtype), (format, format.plain().unwrap_or(DType::F32)));
+        if format.plain().is_some() {
+            continue;
         }
+        let refused = ctx.plan(&problem.x_transposed());
+        assert!(matches!(refused, Err(Error::NotOfXFormat { format: of, .. }) if of == format), "{refused:?}");
+        let narrow = Quantization::new(2, 32, DType::F32, format);
+        let refused = ctx.plan(&Problem::new(&w, 2).x_quantization(&narrow));
+        assert!(matches!(refused, Err(Error::WrongLength { expected: 256, got: 32, .. })), "{refused:?}");
+        let run = |x: XRef<'_>| {
+            let (factor, mut d) = (ctx.upload(&[1.0f32]).expect("memory"), ctx.allocate(2 * 48 * 4).expect("memory"));
+            let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+            let mut args = Args::new(x, &w, &mut d).workspace(&mut workspace);
+            let takes_factor = plan.op().x.planes.is_some_and(|planes| planes.parts.factor == XFactor::Given);
+            args.x_factor = takes_factor.then_some((&factor).into());
+            plan.run(&ctx.default_stream(), args)
+        };
+        run((&made(&Quantization::new(2, 256, DType::F32, format))).into()).expect("as planned");
+        run((&made(&Quantization::new(3, 256, DType::F32, format))).into()).expect("a row more");
+        let plain = ctx.upload(&[0.0f32; 512]).expect("memory");
+        let other = if format == XFormat::Q8_1 { XFormat::MxFp8 } else { XFormat::Q8_1 };
+        for wrong in [Quantization::new(1, 256, DType::F32, format), Quantization::new(2, 256, DType::F32, other)] {
+            let refused = run((&made(&wrong)).into());
+            assert!(matches!(refused, Err(Error::WrongX { expected, .. }) if expected == format), "{refused:?}");
+        }
+        let refused = run((&plain).into()).expect_err("numbers are no codes").to_string();
+        assert!(refused.contains(format.name()) && refused.contains("plain numbers"), "{refused}");
     }
 }
 

@@ -58,7 +58,7 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Of quantize: the format; every one when not given.
+    /// Of gemm: X is given in this format of codes and scales. Of quantize: the format; every one when not given.
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Of convert and norm: the type of X; when not given every type, of norm f16.

@@ -59,7 +59,7 @@ impl Op {
 /// When it is not.
 pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     let Some(format) = format else { return Ok(()) };
-    ensure!(op == Op::Quantize, "--x-format is an option of `--op quantize`");
+    ensure!(matches!(op, Op::Quantize | Op::Gemm), "--x-format is an option of `--op gemm` and `--op quantize`");
     ensure!(format.plain().is_none(), "--x-format {format}: expected a format of codes and scales");
     Ok(())
 }

@@ -36,9 +36,9 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// Of quantize: the format.
-    #[arg(long, default_value = "q8_0")]
-    x_format: XFormat,
+    /// Of gemm: X is given in this format of codes and scales. Of quantize: the format, q8_0 when not given.
+    #[arg(long)]
+    x_format: Option<XFormat>,
     /// A gated pair (SwiGLU), of which N are the output features.
     #[arg(long)]
     gated: bool,
@@ -86,7 +86,8 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
 impl Args {
     fn record(&self, ctx: &Context, sizes: &Sizes) -> anyhow::Result<PlanRecord> {
         let state = |problem: qgemm_api::Problem| {
-            let problem = problem.x_dtype(self.x_dtype).x_precision(self.x_precision);
+            let problem = problem.x_format(self.x_format.unwrap_or(self.x_dtype.into())).x_precision(self.x_precision);
+            let problem = problem.d_dtype(self.x_dtype);
             let problem = problem.batch_invariant(self.batch_invariant);
             let problem = if self.gated { problem.activation(Activation::Silu) } else { problem };
             let problem = self.max_workspace.iter().fold(problem, |problem, &bytes| problem.max_workspace(bytes));
@@ -130,7 +131,12 @@ impl Args {
             }
             Op::Quantize => {
                 let [rows, columns] = sizes.matrix(self.op.name())?;
-                ctx.explain_quantization(&Quantization::new(rows, columns, self.x_dtype, self.x_format))?
+                ctx.explain_quantization(&Quantization::new(
+                    rows,
+                    columns,
+                    self.x_dtype,
+                    self.x_format.unwrap_or(XFormat::Q8 { block: 32 }),
+                ))?
             }
         })
     }

@@ -51,7 +51,7 @@ pub struct Args {
     /// Only this kernel family; what it does not serve is left out.
     #[arg(long)]
     family: Option<String>,
-    /// Of quantize: only this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
+    /// Of quantize: only this format. Of gemm: X is given in this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
@@ -254,6 +254,7 @@ fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn Te
             }
             for x_dtype in DType::ALL {
                 let case = Case::new(format, shape.m, shape.n, shape.k);
+                let case = args.x_format.map_or(case, |format| case.with_x_format(format));
                 cases.push(Box::new(Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..case }));
             }
         }

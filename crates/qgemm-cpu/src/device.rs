@@ -207,6 +207,7 @@ impl Device for CpuDevice {
             routing: families::routing::FAMILIES,
             matmul: families::matmul::FAMILIES,
             quantize: families::quantize::FAMILIES,
+            dequantize: families::dequantize::FAMILIES,
             attention: families::attention::FAMILIES,
             norm: families::norm::FAMILIES,
         }

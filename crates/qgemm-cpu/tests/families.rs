@@ -537,6 +537,7 @@ fn the_device_tells_what_it_is() {
         ("routing", vec!["routing"]),
         ("matmul", vec!["matmul"]),
         ("quantize", vec!["quantize"]),
+        ("dequantize", vec!["dequantize"]),
         ("attention", vec!["attention"]),
         ("norm", vec!["norm"]),
     ];

@@ -4,15 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, experts_sequence, gemm_sequence,
-    matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence,
+    experts_sequence, gemm_sequence, matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
-    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert, CheckedExperts,
-    CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, Device,
-    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan,
-    LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
-    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
+    self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
+    CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting,
+    ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId, DeviceInfo, ExpertsConfig,
+    ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan, LaunchSequence, MatmulConfig,
+    MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig,
+    RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -23,7 +24,8 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, quantize, attention, norm, .. } = qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, .. } =
+            qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -41,6 +43,9 @@ pub(crate) fn catalog() -> Catalog {
             ),
             quantize: Box::leak(
                 quantize.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedQuantize>).collect(),
+            ),
+            dequantize: Box::leak(
+                dequantize.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedDequantize>).collect(),
             ),
             attention: Box::leak(
                 attention.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedAttention>).collect(),
@@ -172,6 +177,29 @@ impl Family<CheckedQuantize> for EmuFamily<CheckedQuantize> {
     }
 
     fn source_hash(&self, op: &CheckedQuantize, config: &QuantizeConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedDequantize> for EmuFamily<CheckedDequantize> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedDequantize, info: &DeviceInfo) -> Result<Vec<DequantizeConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedDequantize,
+        _: &DequantizePlan,
+    ) -> Result<LaunchSequence, HalError> {
+        dequantize_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedDequantize, config: &DequantizeConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

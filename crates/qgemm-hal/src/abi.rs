@@ -390,8 +390,15 @@ pub const fn activation_code(activation: Activation) -> u32 {
 }
 
 /// What the kernels of every backend need; no 64-bit fields, which WGSL has not.
-pub const SHARED_STRUCTS: &[AbiStruct] =
-    &[GemmShape::ABI, ConvertShape::ABI, RoutingShape::ABI, MatmulShape::ABI, QuantizeShape::ABI, NormShape::ABI];
+pub const SHARED_STRUCTS: &[AbiStruct] = &[
+    GemmShape::ABI,
+    ConvertShape::ABI,
+    RoutingShape::ABI,
+    MatmulShape::ABI,
+    QuantizeShape::ABI,
+    DequantizeShape::ABI,
+    NormShape::ABI,
+];
 
 /// Every struct, for CUDA.
 pub const STRUCTS: &[AbiStruct] = &[
@@ -408,6 +415,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     MatmulPointers::ABI,
     QuantizeShape::ABI,
     QuantizePointers::ABI,
+    DequantizeShape::ABI,
+    DequantizePointers::ABI,
     AttentionShape::ABI,
     AttentionPointers::ABI,
     NormShape::ABI,

@@ -6,8 +6,8 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, Operation,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm,
+    CheckedQuantize, CheckedRouting, Operation,
 };
 use crate::sequence::LaunchSequence;
 
@@ -45,6 +45,8 @@ pub type MatmulFamilies = &'static [&'static dyn Family<CheckedMatmul>];
 
 /// Families of `quantize`.
 pub type QuantizeFamilies = &'static [&'static dyn Family<CheckedQuantize>];
+/// Families of `dequantize`.
+pub type DequantizeFamilies = &'static [&'static dyn Family<CheckedDequantize>];
 /// Families of `attention`.
 pub type AttentionFamilies = &'static [&'static dyn Family<CheckedAttention>];
 /// Families of `norm`.
@@ -65,6 +67,8 @@ pub struct Catalog {
     pub matmul: MatmulFamilies,
     /// Activations in a format of codes and scales.
     pub quantize: QuantizeFamilies,
+    /// Such activations as plain numbers.
+    pub dequantize: DequantizeFamilies,
     /// Means of values, weighed by how keys match queries.
     pub attention: AttentionFamilies,
     /// Rows brought to one magnitude.
@@ -84,6 +88,7 @@ impl Catalog {
             names(self.routing),
             names(self.matmul),
             names(self.quantize),
+            names(self.dequantize),
             names(self.attention),
             names(self.norm),
         ]

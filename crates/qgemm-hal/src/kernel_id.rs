@@ -12,6 +12,7 @@ use thiserror::Error;
 use crate::caps::Variant;
 use crate::op::attention::AttentionSpec;
 use crate::op::convert::ConvertSpec;
+use crate::op::dequantize::DequantizeSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
 use crate::op::matmul::MatmulSpec;
@@ -57,6 +58,8 @@ pub enum Spec {
     Matmul(MatmulSpec),
     /// Activations in a format of codes and scales.
     Quantize(QuantizeSpec),
+    /// Such activations as plain numbers.
+    Dequantize(DequantizeSpec),
     /// Means of values, weighed by how keys match queries.
     Attention(AttentionSpec),
     /// Rows brought to one magnitude.
@@ -93,6 +96,7 @@ impl KernelId {
             Spec::Routing(_) => "routing",
             Spec::Matmul(_) => "matmul",
             Spec::Quantize(_) => "quantize",
+            Spec::Dequantize(_) => "dequantize",
             Spec::Attention(_) => "attention",
             Spec::Norm(_) => "norm",
             Spec::Pack(_) => "pack",
@@ -124,6 +128,7 @@ impl fmt::Display for KernelId {
             Spec::Routing(spec) => spec.fmt(f),
             Spec::Matmul(spec) => spec.fmt(f),
             Spec::Quantize(spec) => spec.fmt(f),
+            Spec::Dequantize(spec) => spec.fmt(f),
             Spec::Attention(spec) => spec.fmt(f),
             Spec::Norm(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
@@ -148,6 +153,7 @@ impl FromStr for KernelId {
             "routing" => keys.parse().map(Spec::Routing),
             "matmul" => keys.parse().map(Spec::Matmul),
             "quantize" => keys.parse().map(Spec::Quantize),
+            "dequantize" => keys.parse().map(Spec::Dequantize),
             "attention" => keys.parse().map(Spec::Attention),
             "norm" => keys.parse().map(Spec::Norm),
             "pack" => keys.parse().map(Spec::Pack),

@@ -30,8 +30,8 @@ pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
-    AttentionFamilies, Catalog, ConvertFamilies, ExpertsFamilies, Family, GemmFamilies, MatmulFamilies, NormFamilies,
-    QuantizeFamilies, RoutingFamilies,
+    AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
+    MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -43,10 +43,11 @@ pub use op::attention::{
     QueryLengths,
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
-    XPrecision, XPrologue, XRegion,
+    XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
 pub use op::norm::{AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace};
@@ -55,10 +56,10 @@ pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul,
+    CheckedNorm, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
-pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
+pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep, Placed};

@@ -20,6 +20,7 @@ use crate::host_stream::{HostEvent, HostStream};
 use crate::kernel_id::{KernelId, Name, Spec};
 use crate::op::attention::{AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec};
 use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
+use crate::op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
@@ -27,8 +28,8 @@ use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, Operand, OperandDesc,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm,
+    CheckedQuantize, CheckedRouting, Operand, OperandDesc,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
@@ -148,6 +149,7 @@ impl Device for NoopDevice {
             routing: &[&NoopFamily],
             matmul: &[&NoopFamily],
             quantize: &[&NoopFamily],
+            dequantize: &[&NoopFamily],
             attention: &[&NoopFamily],
             norm: &[&NoopFamily],
         }
@@ -336,6 +338,30 @@ impl Family<CheckedQuantize> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedQuantize, _: &QuantizeConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedDequantize> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedDequantize, _info: &DeviceInfo) -> Result<Vec<DequantizeConfig>, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Dequantize(DequantizeSpec::of(op)));
+        Ok(vec![DequantizeConfig { kernel, efficiency: 1000 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedDequantize,
+        plan: &DequantizePlan,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<DequantizeOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedDequantize, _: &DequantizeConfig) -> u64 {
         0
     }
 }

@@ -172,7 +172,60 @@ impl LaunchSequence {
     }
 }
 
+/// Where one operand of a sequence is found among those of the operation that it becomes a part of.
+#[derive(Clone, Debug)]
+pub struct Placed {
+    /// The operand.
+    from: usize,
+    /// Where it is.
+    to: usize,
+    /// The bytes of that; all where there is no range.
+    range: Option<Range<usize>>,
+}
+
+impl Placed {
+    /// `from` is all of `to`.
+    pub fn at(from: impl Operand, to: impl Operand) -> Self {
+        Self { from: from.slot(), to: to.slot(), range: None }
+    }
+
+    /// `from` is the bytes `range` of `to`.
+    pub fn part(from: impl Operand, to: impl Operand, range: Range<usize>) -> Self {
+        Self { from: from.slot(), to: to.slot(), range: Some(range) }
+    }
+}
+
+impl Binding {
+    /// What it binds, by where operands are found now.
+    fn placed(&self, places: &[Placed]) -> Self {
+        let Some(place) = places.iter().find(|place| place.from == self.operand) else { return self.clone() };
+        let range = match (&place.range, &self.range) {
+            (Some(outer), Some(inner)) => Some(outer.start + inner.start..outer.start + inner.end),
+            (outer, inner) => outer.as_ref().or(inner.as_ref()).cloned(),
+        };
+        Self { slot: self.slot, operand: place.to, range }
+    }
+}
+
 impl LaunchSequence {
+    /// This sequence behind that of another operation, both as parts of one whose operands are of type `O`: `places` says where
+    /// each finds what it does not find under the same name. Its name stays that of this one.
+    ///
+    /// # Panics
+    /// As [`LaunchSequence::new`].
+    pub fn behind<O: Operand>(self, first: Self, places_of_first: &[Placed], places: &[Placed]) -> Self {
+        let placed = |steps: Vec<LaunchStep>, places: &[Placed]| {
+            let step = |step: LaunchStep| {
+                let bindings = step.bindings.iter().map(|binding| binding.placed(places)).collect();
+                LaunchStep { bindings, ..step }
+            };
+            steps.into_iter().map(step).collect::<Vec<_>>()
+        };
+        let mut steps = placed(first.steps, places_of_first);
+        steps.extend(placed(self.steps, places));
+        Self::new::<O>(self.name, steps)
+    }
+
     /// The sequence as text, for a run that is given these operands: a line a step with identity and geometry, and below it a
     /// line an operand with what the step does with it.
     pub fn display_with<O: Operand>(&self, given: &[O]) -> impl fmt::Display {

@@ -3,10 +3,10 @@
 
 use std::fmt::Write;
 
-use qgemm_formats::{Encoding, Format, ScaleType};
+use qgemm_formats::{Encoding, Format, ScaleType, XParts};
 use qgemm_hal::RoutingStep;
 
-use crate::families::modes;
+use crate::families::{dequantize, modes};
 use crate::template::expand;
 use crate::weight_code::WeightCode;
 
@@ -58,6 +58,8 @@ const NORM: &str = include_str!("../shaders/norm.wgsl");
 const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
 const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 
+const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
+
 const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
 
 /// Texts of products that families share.
@@ -102,6 +104,9 @@ pub(crate) const ROUTING_TEXTS: [&str; 8] =
 
 /// All texts of quantizing.
 pub(crate) const QUANTIZE_TEXTS: [&str; 7] = [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE];
+
+/// All texts of dequantizations.
+pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of attentions.
 pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
@@ -295,6 +300,14 @@ pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> 
     Shader { source, prelude }
 }
 
+/// The shader that makes plain numbers of an X of these planes, with `threads` invocations.
+pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
+    let constants: Vec<_> = dequantize::constants(parts).chain([("THREADS", threads)]).collect();
+    let prelude = prelude(&constants);
+    let source = [prelude.as_str(), ABI, NUMBERS, DEQUANTIZE].join("\n");
+    Shader { source, prelude }
+}
+
 /// The shader of an attention with these constants.
 pub(crate) fn compose_attention(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
     let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
@@ -402,6 +415,7 @@ mod tests {
         }
         for parts in XFormat::ALL.into_iter().filter_map(|format| format.parts(false, None)) {
             validate(&compose_quantize(64, &quantize::constants(&parts)).source, "quantizing");
+            validate(&compose_dequantize(64, &parts).source, "dequantizing");
         }
     }
 

@@ -50,6 +50,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "routing",
             "matmul",
             "quantize",
+            "dequantize",
             "attention",
             "norm",
             "gemm",

@@ -98,6 +98,9 @@ impl ExpertProblem {
             }
         }
         let mut each = each.check()?;
+        if each.x.planes.is_some() {
+            return refuse("a quantized X", "products with experts read plain numbers");
+        }
         if each.residual_in_d {
             return refuse("a residual in D", "give the residual as an operand of its own");
         }

@@ -40,7 +40,7 @@ impl Candidate {
 
     /// A number that changes with the sources of the kernel.
     pub fn source_hash(&self) -> u64 {
-        self.family.source_hash(&self.op, &self.launch.config)
+        self.family.source_hash(&self.op.product(&self.launch), &self.launch.config)
     }
 
     pub(crate) fn device(&self) -> DeviceId {

@@ -4,10 +4,11 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use qgemm_hal::{BufferMut, BufferRef, Stream};
+use qgemm_hal::{BufferMut, Stream};
 
 use super::plan::{Args, Plan};
 use super::problem::Problem;
+use super::x::XRef;
 use crate::context::Context;
 use crate::error::Error;
 use crate::plans_by_tokens::{Found, PlansByTokens};
@@ -86,7 +87,7 @@ impl Linear {
     }
 
     /// What a run has at least; the other operands are added as in [`Args::new`].
-    pub fn args<'a>(&'a self, x: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Args<'a> {
+    pub fn args<'a>(&'a self, x: impl Into<XRef<'a>>, d: impl Into<BufferMut<'a>>) -> Args<'a> {
         Args::new(x, &self.weight, d)
     }
 

@@ -6,9 +6,12 @@ mod layer;
 mod linear;
 mod plan;
 mod problem;
+mod sequence;
+mod x;
 
 pub use candidate::Candidate;
 pub(crate) use layer::LayerPlans;
 pub use layer::Linear;
 pub use plan::{Args, Plan};
 pub use problem::Problem;
+pub use x::XRef;

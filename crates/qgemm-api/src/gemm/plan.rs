@@ -12,7 +12,9 @@ use qgemm_sched::gemm::choose;
 use qgemm_sched::{Preferences, TunedTable};
 
 use super::candidate::Candidate;
-use super::problem::{Problem, not_served};
+use super::problem::Problem;
+use super::sequence::prepare;
+use super::x::{XRef, give};
 use crate::context::Context;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
@@ -32,7 +34,8 @@ pub struct Plan {
     weight: WeightShape,
     /// Whether the problem names a C, read or (with `beta` 0) not.
     c_stated: bool,
-    x: Extent,
+    /// Of plain numbers; a quantized X is checked by its description.
+    x: Option<Extent>,
     d: Extent,
     c: Option<Extent>,
     bias: Option<Extent>,
@@ -64,7 +67,11 @@ const F32_BYTES: usize = DType::F32.bytes();
 #[non_exhaustive]
 pub struct Args<'a> {
     /// Activations.
-    pub x: BufferRef<'a>,
+    pub x: XRef<'a>,
+    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    ///
+    /// [`Quantization::given_factor`]: crate::Quantization::given_factor
+    pub x_factor: Option<BufferRef<'a>>,
     /// The weight.
     pub w: &'a Weight,
     /// Output.
@@ -84,8 +91,15 @@ pub struct Args<'a> {
 impl<'a> Args<'a> {
     /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
     /// be set.
-    pub fn new(x: impl Into<BufferRef<'a>>, w: &'a Weight, d: impl Into<BufferMut<'a>>) -> Self {
-        Self { x: x.into(), w, d: d.into(), c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    pub fn new(x: impl Into<XRef<'a>>, w: &'a Weight, d: impl Into<BufferMut<'a>>) -> Self {
+        let (x, d) = (x.into(), d.into());
+        Self { x, x_factor: None, w, d, c: None, bias: None, token_scale: None, residual: None, workspace: None }
+    }
+
+    /// With the factor that X was quantized with: see [`Args::x_factor`].
+    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
+        self.x_factor = Some(factor.into());
+        self
     }
 
     /// With the C of [`Problem::c`].
@@ -128,7 +142,7 @@ impl Plan {
             let _span = tracing::info_span!("plan", m, n = stored_rows, k, %format).entered();
             let device = ctx.device();
             let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, ctx.tuned())?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(&**device, op, &plan)? })
+            Ok::<_, Error>(Ready { family, plan, sequence: prepare(&**device, op, family, &plan)? })
         };
         let ready = if op.m == 0 { None } else { Some(caches.gemm.get_or_make(&key, make)?) };
         Self::of(ctx, problem, key.0, ready)
@@ -136,7 +150,7 @@ impl Plan {
 
     pub(crate) fn of_candidate(ctx: &Context, candidate: &Candidate) -> Result<Self, Error> {
         let &Candidate { ref problem, ref op, family, launch } = candidate;
-        let ready = Ready { family, plan: launch, sequence: family.prepare(&**ctx.device(), op, &launch)? };
+        let ready = Ready { family, plan: launch, sequence: prepare(&**ctx.device(), op, family, &launch)? };
         Self::of(ctx, problem, op.clone(), Some(Arc::new(ready)))
     }
 
@@ -147,9 +161,8 @@ impl Plan {
         ready: Option<Arc<Ready<CheckedGemm>>>,
     ) -> Result<Self, Error> {
         let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
-        let x = op.plain_x().map_err(|_| not_served(op.x.format))?;
         Ok(Self {
-            x: Extent::of(&x, op.m, op.k),
+            x: op.plain_x().ok().map(|x| Extent::of(&x, op.m, op.k)),
             d: output(&op.d),
             c: op.c.as_ref().map(output),
             bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
@@ -183,7 +196,7 @@ impl Plan {
     /// A number that changes with the sources of the chosen kernel, for
     /// [`TunedTable::record`](crate::tuning::TunedTable::record); `None` for 0 tokens.
     pub fn source_hash(&self) -> Option<u64> {
-        self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op, &ready.plan.config))
+        self.ready.as_ref().map(|ready| ready.family.source_hash(&self.op.product(&ready.plan), &ready.plan.config))
     }
 
     /// The chosen configuration and its launch geometry; `None` for 0 tokens.
@@ -276,13 +289,14 @@ impl Plan {
         args: Args<'a>,
         workspace: impl FnOnce(Checks, usize) -> Result<Option<BufferMut<'a>>, Error>,
     ) -> Result<(), Error> {
-        let Args { x, w, d, c, bias, token_scale, residual, workspace: _ } = args;
+        let Args { x, x_factor, w, d, c, bias, token_scale, residual, workspace: _ } = args;
         if !self.weight.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
         }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
-        checks.view("X", x, self.x)?;
+        let mut operands = Operands::new();
+        give(&self.op, self.x, x, x_factor, checks, &mut operands)?;
         checks.view("D", d.view(), self.d)?;
         // With `beta` 0, a C may come that is not read.
         let c = c.filter(|_| self.c.is_some() || !self.c_stated);
@@ -292,8 +306,6 @@ impl Plan {
             checks.optional("token scales", token_scale, self.token_scale, "the problem scales tokens")?;
         let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
         let Some(ready) = &self.ready else { return Ok(()) };
-        let mut operands = Operands::new();
-        operands.read(GemmOperand::X, x);
         w.give(&mut operands);
         operands.read_if_any(GemmOperand::C, c);
         operands.read_if_any(GemmOperand::Bias, bias);

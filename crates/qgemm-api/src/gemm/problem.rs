@@ -1,14 +1,15 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{Activation, CheckedGemm, Math, XPrecision};
+use qgemm_hal::{Activation, CheckedGemm, CheckedQuantize, Math, XOperand, XPlanes, XPrecision};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
 use crate::operand::{Extent, Stored, WIDE_ACCESS, check_dimension};
+use crate::quantization::Quantization;
 use crate::weight::{Weight, WeightShape};
 
-/// The formats of X that plans read today.
+/// Formats of X that are plain numbers.
 const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F16), XFormat::Plain(DType::BF16)];
 
 /// What is to be computed with a weight, described for [`Context::plan`]:
@@ -39,6 +40,8 @@ pub struct Problem {
     weight: WeightShape,
     m: usize,
     x_format: XFormat,
+    /// How its planes lie, where that is stated.
+    x_quantization: Option<Quantization>,
     x_precision: XPrecision,
     x_row_stride: Option<u64>,
     x_transposed: bool,
@@ -72,6 +75,7 @@ impl Problem {
             weight,
             m,
             x_format: DType::F32.into(),
+            x_quantization: None,
             x_precision: XPrecision::default(),
             x_row_stride: None,
             x_transposed: false,
@@ -100,12 +104,21 @@ impl Problem {
         self.x_format(dtype.into())
     }
 
-    /// Format of X in memory. Plans read plain numbers today; of quantized activations, [`Context::plan`] says which format came
-    /// and which are served ([`Error::XFormatNotServed`]).
+    /// Format of X in memory. A quantized X is then one whose planes have no gaps, with sums and factors as
+    /// [`Quantization::new`] makes them; [`Problem::x_quantization`] states any other.
     ///
-    /// [`Context::plan`]: crate::Context::plan
+    /// Where a device has no kernel that multiplies codes of this format, the product begins with a step that makes plain
+    /// numbers of them in the workspace, which the plan's text says.
     pub fn x_format(mut self, format: XFormat) -> Self {
         self.x_format = format;
+        self.x_quantization = None;
+        self
+    }
+
+    /// X is what this quantization writes: format, columns, sums, factors and strides. Of how many rows, and of what, plays no part.
+    pub fn x_quantization(mut self, quantization: &Quantization) -> Self {
+        self.x_format = quantization.format();
+        self.x_quantization = Some(quantization.clone());
         self
     }
 
@@ -119,7 +132,7 @@ impl Problem {
         self
     }
 
-    /// Element type of D (that of X when not given).
+    /// Element type of D (that of X when not given, f32 where X is quantized).
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d_dtype = Some(dtype);
         self
@@ -257,7 +270,6 @@ impl Problem {
     pub(crate) fn check(&self) -> Result<CheckedGemm, Error> {
         let WeightShape { format, class, rows, n, gated, k, stored_k, row_scale, k_order, fits_f16, .. } = self.weight;
         check_dimension("M", self.m)?;
-        let x_dtype = self.x_format.plain().ok_or_else(|| not_served(self.x_format))?;
         let (beta, c_dtype) = self.c.map_or((0.0, None), |(beta, dtype)| (beta, Some(dtype)));
         for (name, got) in [("alpha", self.alpha), ("beta", beta)] {
             if !got.is_finite() {
@@ -271,11 +283,8 @@ impl Problem {
             None if gated => return Err(Error::MissingActivation),
             activation => activation.unwrap_or_default(),
         };
-        let stored_x = |rows, columns| Stored { name: "X", rows, columns, dtype: x_dtype, alignment: self.x_alignment };
-        let x = match self.x_transposed {
-            false => stored_x(self.m, k).check(self.x_row_stride)?,
-            true => stored_x(k, self.m).check_transposed(self.x_row_stride)?,
-        };
+        let x = self.check_x(k)?;
+        let x_dtype = self.x_format.plain().unwrap_or(DType::F32);
         let output =
             |name, dtype, alignment, stride| Stored { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
         let d = output("D", self.d_dtype.unwrap_or(x_dtype), self.d_alignment, self.d_row_stride)?;
@@ -300,7 +309,7 @@ impl Problem {
             row_scale,
             k_order,
             weight_fits_f16: fits_f16,
-            x: x.into(),
+            x,
             x_precision: self.x_precision,
             d,
             c: c.filter(|_| beta != 0.0),
@@ -313,6 +322,32 @@ impl Problem {
             activation,
             batch_invariant: self.batch_invariant,
         })
+    }
+
+    /// X of `k` columns.
+    fn check_x(&self, k: usize) -> Result<XOperand, Error> {
+        let format = self.x_format;
+        if let Some(dtype) = format.plain() {
+            let stored = |rows, columns| Stored { name: "X", rows, columns, dtype, alignment: self.x_alignment };
+            let x = match self.x_transposed {
+                false => stored(self.m, k).check(self.x_row_stride)?,
+                true => stored(k, self.m).check_transposed(self.x_row_stride)?,
+            };
+            return Ok(x.into());
+        }
+        let unfit = [(self.x_transposed, "a transposed X"), (self.x_row_stride.is_some(), "a row stride of elements")];
+        if let Some((_, what)) = unfit.into_iter().find(|(is_stated, _)| *is_stated) {
+            return Err(Error::NotOfXFormat { what, format });
+        }
+        let made = match &self.x_quantization {
+            Some(stated) => stated.of_rows(self.m).check()?,
+            None => Quantization::new(self.m, k, DType::F32, format).check()?,
+        };
+        let CheckedQuantize { columns, parts, codes_row, scales_row, sums_row, .. } = made;
+        if columns != k {
+            return Err(Error::WrongLength { operand: "a row of X", expected: k, got: columns });
+        }
+        Ok(XPlanes { parts, codes_row, scales_row, sums_row }.operand(format))
     }
 
     /// The same with `m` tokens.

@@ -20,7 +20,7 @@ const SUM_SPANS: [usize; 2] = [32, 16];
 /// X is row-major without gaps unless said otherwise.
 ///
 /// [`Context::plan_quantization`]: crate::Context::plan_quantization
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Quantization {
     rows: usize,
     columns: usize,
@@ -103,6 +103,16 @@ impl Quantization {
     pub fn sums_row_stride(mut self, bytes: u64) -> Self {
         self.sums_row = Some(bytes);
         self
+    }
+
+    /// The format of the result.
+    pub fn format(&self) -> XFormat {
+        self.to
+    }
+
+    /// The same of so many rows of what lies without gaps.
+    pub(crate) fn of_rows(&self, rows: usize) -> Self {
+        Self { rows, x_row_stride: None, x_transposed: false, ..self.clone() }
     }
 
     /// Validates everything that does not depend on the buffers of a run.

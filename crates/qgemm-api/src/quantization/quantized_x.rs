@@ -1,7 +1,9 @@
 //! [`QuantizedX`]: activations in codes and scales, in device memory.
 
+use std::fmt;
+
 use qgemm_formats::{XFormat, XParts};
-use qgemm_hal::{Buffer, BufferRef, CheckedQuantize, DeviceId};
+use qgemm_hal::{Buffer, BufferRef, CheckedQuantize, DeviceId, XPlanes};
 
 use super::description::Quantization;
 use super::plan::{PlaneExtents, QuantizationArgs, QuantizationPlan};
@@ -73,6 +75,26 @@ impl QuantizedX {
         Ok(Self { op, planes })
     }
 
+    /// That it is what was planned for: the first `m` rows, or more, of `k` columns, in planes like these.
+    pub(crate) fn check_is(&self, m: usize, k: usize, format: XFormat, planes: &XPlanes) -> Result<(), Error> {
+        let rows = |row: u64, expected: u64| m <= 1 || row == expected;
+        let own = self.x_planes();
+        let same = self.op.format == format
+            && own.parts == planes.parts
+            && self.op.columns == k
+            && self.op.rows >= m
+            && rows(own.codes_row, planes.codes_row)
+            && rows(own.scales_row, planes.scales_row)
+            && rows(own.sums_row, planes.sums_row);
+        if same { Ok(()) } else { Err(Error::WrongX { expected: format, got: self.to_string() }) }
+    }
+
+    /// How its planes lie.
+    pub(crate) fn x_planes(&self) -> XPlanes {
+        let CheckedQuantize { parts, codes_row, scales_row, sums_row, .. } = self.op;
+        XPlanes { parts, codes_row, scales_row, sums_row }
+    }
+
     /// The arguments of a run that makes these planes of `x`.
     pub fn args<'a>(&'a mut self, x: impl Into<BufferRef<'a>>) -> QuantizationArgs<'a> {
         let QuantizedXParts { codes, scales, token_factors, sums } = &mut self.planes;
@@ -131,5 +153,17 @@ impl QuantizedX {
     /// Bytes from one row to the next, of codes, scales and sums.
     pub fn row_strides(&self) -> [u64; 3] {
         [self.op.codes_row, self.op.scales_row, self.op.sums_row]
+    }
+}
+
+/// What it is, in words: `64 x 4096 in q8_1, sums of 32`.
+impl fmt::Display for QuantizedX {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CheckedQuantize { rows, columns, format, parts, codes_row, scales_row, sums_row, .. } = &self.op;
+        write!(f, "{rows} x {columns} in {format}")?;
+        if let Some(span) = parts.sum_span {
+            write!(f, " with sums of {span}")?;
+        }
+        write!(f, ", rows of codes, scales and sums {codes_row}, {scales_row} and {sums_row} bytes apart")
     }
 }

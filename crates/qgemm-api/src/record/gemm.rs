@@ -76,7 +76,7 @@ impl GemmSubject<'_> {
             device: DeviceRecord::of(self.info),
             shape: Some(Sizes { m: op.m, n: op.out_features, k: op.k }),
             kernel_id: plan.map(|plan| plan.config.kernel_id(op.format).to_string()),
-            source_hash: chosen.map(|c| format!("{:016x}", c.family.source_hash(op, &c.plan.config))),
+            source_hash: chosen.map(|c| format!("{:016x}", c.family.source_hash(&op.product(&c.plan), &c.plan.config))),
             why: why(all, taken),
             tile: plan.map(|plan| Tile::of(&plan.config)),
             dispatch: plan.map(Dispatch::of),
@@ -125,9 +125,13 @@ fn why(all: &Explanation<'_>, taken: Option<usize>) -> String {
 }
 
 fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
+    if plan.workspace.dequantized.is_some() && plan.config.x_prologue.is_none() {
+        let x_format = plan.config.x_format.name().to_owned();
+        return Some(PrologueRecord { name: "dequantize_x".into(), x_format, row_factors: false });
+    }
     match plan.config.x_prologue? {
         XPrologue::Convert { row_factors } => Some(PrologueRecord {
-            name: "convert_x".into(),
+            name: if plan.workspace.dequantized.is_some() { "dequantize_x, convert_x" } else { "convert_x" }.into(),
             x_format: plan.config.x_format.name().to_owned(),
             row_factors,
         }),
@@ -149,6 +153,10 @@ fn workspace(plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
         regions.push(WorkspaceRegion::new("x", bytes.start, bytes.len()));
         let factors = x.factors_of(x.rows);
         regions.extend(factors.map(|bytes| WorkspaceRegion::new("x_factors", bytes.start, bytes.len())));
+    }
+    if let Some(x) = &layout.dequantized {
+        let bytes = x.x_of(x.rows);
+        regions.push(WorkspaceRegion::new("dequantized_x", bytes.start, bytes.len()));
     }
     regions
 }

@@ -1,6 +1,6 @@
 //! `qgemm bench` of products.
 
-use qgemm_api::{Args as RunArgs, Buffer, Context, DType, Plan, Weight};
+use qgemm_api::{Args as RunArgs, Buffer, Context, Plan, Quantization, QuantizedX, Weight, XFactor};
 
 use super::subject::Subject;
 use super::timing::{Pace, Timing, time_launches};
@@ -13,7 +13,7 @@ use crate::choice::Shape;
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let m = subject.shape.m;
-    let bench = Bench::new(ctx, args.x_dtype, subject, m)?;
+    let bench = Bench::new(ctx, args, subject, m)?;
     let plan = ctx.plan(&args.problem(&bench.weights[0], m))?;
     let Timing { median, noise, graph } = bench.time(&plan, Pace::Thorough)?;
     let bytes_per_second = plan.bytes() as f64 / median;
@@ -21,7 +21,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
         format: subject.format().to_string(),
-        x_dtype: args.x_dtype.to_string(),
+        x_dtype: args.x_format.map_or(args.x_dtype.to_string(), |format| format.to_string()),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,
@@ -41,6 +41,8 @@ pub struct Bench<'a> {
     pub ctx: &'a Context,
     pub weights: Vec<Weight>,
     x: Buffer,
+    /// X in codes and scales with the factor that it was quantized with, where it is to be given so.
+    quantized: Option<(QuantizedX, Option<Buffer>)>,
     d_bytes: usize,
 }
 
@@ -49,7 +51,7 @@ impl<'a> Bench<'a> {
     ///
     /// # Errors
     /// When memory runs out, or the weight cannot be made.
-    pub fn new(ctx: &'a Context, x_dtype: DType, subject: &Subject, most: usize) -> anyhow::Result<Self> {
+    pub fn new(ctx: &'a Context, args: &Args, subject: &Subject, most: usize) -> anyhow::Result<Self> {
         let Shape { n, k, .. } = subject.shape;
         let host = subject.weight()?;
         let first = ctx.load(&host)?;
@@ -58,8 +60,22 @@ impl<'a> Bench<'a> {
         while weights.len() < count {
             weights.push(ctx.load(&host)?);
         }
+        let x_dtype = args.x_dtype;
         let x = ctx.upload(&x_dtype.encode(&vec![0.5; most * k]))?;
-        Ok(Self { ctx, weights, x, d_bytes: most * n * x_dtype.bytes() })
+        let quantized = match args.x_format {
+            None => None,
+            Some(format) => {
+                let plan = ctx.plan_quantization(&Quantization::new(most, k, x_dtype, format))?;
+                let mut made = ctx.allocate_x(&plan)?;
+                let is_given = plan.parts().factor == XFactor::Given;
+                let factor = if is_given { Some(ctx.upload(&[0.01f32])?) } else { None };
+                let mut run = made.args(&x);
+                run.factor = factor.as_ref().map(Into::into);
+                plan.run(&ctx.default_stream(), run)?;
+                Some((made, factor))
+            }
+        };
+        Ok(Self { ctx, weights, x, quantized, d_bytes: most * n * x_dtype.bytes() })
     }
 
     /// Times launches of a plan, with the copies in turn.
@@ -71,8 +87,12 @@ impl<'a> Bench<'a> {
         let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;
         let stream = self.ctx.new_stream()?;
         let launch = |weight: &Weight| {
-            let args = RunArgs::new(&self.x, weight, &mut d).workspace(&mut workspace);
-            plan.run(&stream, args)
+            let mut args = match &self.quantized {
+                None => RunArgs::new(&self.x, weight, &mut d),
+                Some((x, _)) => RunArgs::new(x, weight, &mut d),
+            };
+            args.x_factor = self.quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
+            plan.run(&stream, args.workspace(&mut workspace))
         };
         Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)
     }

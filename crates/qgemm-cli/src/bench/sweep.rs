@@ -105,7 +105,7 @@ pub fn run(
     let mut all = Vec::new();
     let mut tuned = TunedTable::new();
     for subject in subjects {
-        let bench = Bench::new(ctx, args.x_dtype, subject, tokens.iter().copied().max().unwrap_or(1))?;
+        let bench = Bench::new(ctx, args, subject, tokens.iter().copied().max().unwrap_or(1))?;
         let mut sweep = Sweep { args, bench, tuned: &mut tuned, rows: Vec::new() };
         for &m in tokens {
             progress.say(format!("{} {m} tokens", subject.format()));
@@ -227,7 +227,8 @@ fn cut(launch: &LaunchPlan) -> String {
 impl Args {
     /// The problem of `m` tokens that the options ask for.
     pub(super) fn problem(&self, weight: &Weight, m: usize) -> Problem {
-        let problem = Problem::new(weight, m).x_dtype(self.x_dtype).x_precision(self.x_precision);
+        let problem = Problem::new(weight, m).x_format(self.x_format.unwrap_or(self.x_dtype.into()));
+        let problem = problem.d_dtype(self.x_dtype).x_precision(self.x_precision);
         match &self.family {
             Some(family) => problem.family(family),
             None => problem,

@@ -2,6 +2,7 @@
 
 pub mod attention;
 pub mod convert;
+pub mod dequantize;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;

@@ -294,6 +294,34 @@ static_assert(QG_OFFSET_OF(QuantizePointers, scales_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, sums_row) == 80, "layout");
 static_assert(sizeof(QuantizePointers) == 88, "layout");
 
+struct DequantizeShape {
+    u32 rows;  // Rows of X.
+    u32 columns;  // Columns of codes and of D.
+    u32 chunks;  // CTAs or workgroups that share a row.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(DequantizeShape, rows) == 0, "layout");
+static_assert(QG_OFFSET_OF(DequantizeShape, columns) == 4, "layout");
+static_assert(QG_OFFSET_OF(DequantizeShape, chunks) == 8, "layout");
+static_assert(QG_OFFSET_OF(DequantizeShape, reserved) == 12, "layout");
+static_assert(sizeof(DequantizeShape) == 16, "layout");
+
+struct DequantizePointers {
+    u64 codes;  // Codes.
+    u64 scales;  // Scales.
+    u64 factors;  // Factors of tokens, or the one that is given for all of X.
+    u64 d;  // D, without gaps.
+    u64 codes_row;  // Bytes from one row of codes to the next.
+    u64 scales_row;  // Bytes from one row of scales to the next.
+};
+static_assert(QG_OFFSET_OF(DequantizePointers, codes) == 0, "layout");
+static_assert(QG_OFFSET_OF(DequantizePointers, scales) == 8, "layout");
+static_assert(QG_OFFSET_OF(DequantizePointers, factors) == 16, "layout");
+static_assert(QG_OFFSET_OF(DequantizePointers, d) == 24, "layout");
+static_assert(QG_OFFSET_OF(DequantizePointers, codes_row) == 32, "layout");
+static_assert(QG_OFFSET_OF(DequantizePointers, scales_row) == 40, "layout");
+static_assert(sizeof(DequantizePointers) == 48, "layout");
+
 struct AttentionShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Query tokens of all sequences.

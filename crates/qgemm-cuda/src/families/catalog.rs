@@ -8,6 +8,7 @@ use qgemm_hal::{
 
 use super::attention;
 use super::convert::Convert;
+use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
 use super::kernel_launch::load;
@@ -25,6 +26,7 @@ pub static CATALOG: Catalog = Catalog {
     routing: &[&Routing],
     matmul: &[&Matmul],
     quantize: &[&Quantize],
+    dequantize: &[&Dequantize],
     attention: attention::FAMILIES,
     norm: &[&Norm],
 };

@@ -4,6 +4,7 @@ mod attention;
 mod block_scaled;
 mod catalog;
 mod convert;
+mod dequantize;
 mod experts;
 mod gemm;
 mod kernel_launch;
@@ -22,6 +23,7 @@ pub use attention::attention_sequence;
 pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
 pub use catalog::CATALOG;
 pub use convert::convert_sequence;
+pub use dequantize::dequantize_sequence;
 pub use experts::experts_sequence;
 pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
@@ -48,6 +50,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(routing::specs(variant))
         .chain(matmul::specs(variant))
         .chain(quantize::specs(variant))
+        .chain(dequantize::specs(variant))
         .chain(attention::specs(variant))
         .chain(norm::specs(variant))
         .chain(instances)

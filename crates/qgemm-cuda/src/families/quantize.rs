@@ -67,31 +67,43 @@ fn id(spec: QuantizeSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Quantize(spec))
 }
 
-/// The constants of `mainloop/quantize.cuh`, by which kernels know formats.
-fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
-    let template = Template::of(parts);
-    let code = match parts.code {
+/// The number by which kernels know what codes are.
+pub(super) fn code_number(parts: &XParts) -> u32 {
+    match parts.code {
         XCode::Int8 => 0,
         XCode::E4M3 => 1,
         XCode::E2M1 => 2,
-    };
-    let scale = match parts.scale {
+    }
+}
+
+/// The number by which they know how scales are stored.
+pub(super) fn scale_number(parts: &XParts) -> u32 {
+    match parts.scale {
         None => 0,
         Some(ScaleType::E8M0) => 2,
         Some(ScaleType::E4M3) => 3,
         Some(_) => 1,
-    };
-    let factor = match parts.factor {
+    }
+}
+
+/// The number by which they know where the factor comes from.
+pub(super) fn factor_number(parts: &XParts) -> u32 {
+    match parts.factor {
         XFactor::None => 0,
         XFactor::Given => 1,
         XFactor::PerToken => 2,
-    };
+    }
+}
+
+/// The constants of `mainloop/quantize.cuh`, by which kernels know formats.
+fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
+    let template = Template::of(parts);
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
-    constant_line(&mut prelude, "QG_CODE", code);
-    constant_line(&mut prelude, "QG_SCALE", scale);
-    constant_line(&mut prelude, "QG_FACTOR", factor);
+    constant_line(&mut prelude, "QG_CODE", code_number(parts));
+    constant_line(&mut prelude, "QG_SCALE", scale_number(parts));
+    constant_line(&mut prelude, "QG_FACTOR", factor_number(parts));
     constant_line(&mut prelude, "QG_BLOCK", parts.block.unwrap_or(NO_BLOCK) as u32);
     constant_line(&mut prelude, "QG_SUM_SPAN", parts.sum_span.unwrap_or(0) as u32);
     constant_line(&mut prelude, "QG_THREADS", template.threads);

@@ -47,3 +47,35 @@ abi_struct! {
         pub sums_row: u64,
     }
 }
+
+abi_struct! {
+    /// Shape of one `dequantize`: what the kernels of every backend need.
+    pub struct DequantizeShape {
+        /// Rows of X.
+        pub rows: u32,
+        /// Columns of codes and of D.
+        pub columns: u32,
+        /// CTAs or workgroups that share a row.
+        pub chunks: u32,
+        /// Unused, zero.
+        pub reserved: u32,
+    }
+}
+
+abi_struct! {
+    /// Device addresses of one `dequantize` and strides in bytes: CUDA only.
+    pub struct DequantizePointers {
+        /// Codes.
+        pub codes: u64,
+        /// Scales.
+        pub scales: u64,
+        /// Factors of tokens, or the one that is given for all of X.
+        pub factors: u64,
+        /// D, without gaps.
+        pub d: u64,
+        /// Bytes from one row of codes to the next.
+        pub codes_row: u64,
+        /// Bytes from one row of scales to the next.
+        pub scales_row: u64,
+    }
+}

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod convert;
 mod dense;
+pub mod dequantize;
 pub mod experts;
 pub mod gemm;
 pub mod matmul;
@@ -19,6 +20,7 @@ use std::fmt;
 pub use attention::CheckedAttention;
 pub use convert::CheckedConvert;
 pub use dense::Dense;
+pub use dequantize::CheckedDequantize;
 pub use experts::CheckedExperts;
 pub use gemm::CheckedGemm;
 pub use matmul::CheckedMatmul;

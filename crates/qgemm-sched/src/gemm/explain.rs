@@ -4,7 +4,7 @@ use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan};
 
 use super::cost::Cost;
 use super::partition::Cut;
-use super::select::{Preferences, Search, choose, ranked};
+use super::select::{Preferences, Search, choose};
 use super::tuned::TunedTable;
 use crate::error::{Refusal, SchedError};
 
@@ -51,24 +51,25 @@ pub fn explain<'f>(
     prefs: &Preferences,
     tuned: &TunedTable,
 ) -> Result<Explanation<'f>, SchedError> {
-    let search = Search { op, ranked: ranked(op), info, prefs, tuned };
     let mut refusals = Vec::new();
     let mut considered: Vec<(f64, Considered<'f>)> = Vec::new();
-    for family in search.wanted(families)? {
-        let configs = match search.configs_of(family) {
-            Ok(configs) => configs,
-            Err(reason) => {
-                refusals.push(Refusal { family: family.name(), reason });
-                continue;
-            }
-        };
-        let known = search.tuned_offer(family, &configs);
-        for config in &configs {
-            for offer in search.offers(config) {
-                let (Some(cost), cut) = (offer.cost, Cut::of(&offer.plan)) else { continue };
-                let is_known = |known: &LaunchPlan| known.config == *config && Cut::of(known) == cut;
-                let measured = known.as_ref().filter(|k| is_known(&k.plan)).map(|k| k.seconds);
-                considered.push((offer.seconds, Considered { family, plan: offer.plan, cost, measured }));
+    for search in Search::all(op, info, prefs, tuned) {
+        for family in search.wanted(families)? {
+            let configs = match search.configs_of(family) {
+                Ok(configs) => configs,
+                Err(reason) => {
+                    refusals.push(Refusal { family: family.name(), reason });
+                    continue;
+                }
+            };
+            let known = search.tuned_offer(family, &configs);
+            for config in &configs {
+                for offer in search.offers(config) {
+                    let (Some(cost), cut) = (offer.cost, Cut::of(&offer.plan)) else { continue };
+                    let is_known = |known: &LaunchPlan| known.config == *config && Cut::of(known) == cut;
+                    let measured = known.as_ref().filter(|k| is_known(&k.plan)).map(|k| k.seconds);
+                    considered.push((offer.seconds, Considered { family, plan: offer.plan, cost, measured }));
+                }
             }
         }
     }

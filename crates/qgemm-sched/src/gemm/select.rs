@@ -1,6 +1,10 @@
 //! Choosing family, configuration and K partition for an operation.
 
-use qgemm_hal::{CheckedGemm, DeviceInfo, Family, LaunchPlan, Math, TileConfig, Unsupported};
+use std::borrow::Cow;
+
+use qgemm_hal::{
+    CheckedDequantize, CheckedGemm, DeviceInfo, Family, LaunchPlan, Math, Operation, TileConfig, Unsupported,
+};
 
 use super::cost::{Cost, cost, estimate};
 use super::partition::{Cut, Partition};
@@ -43,17 +47,18 @@ pub fn choose<'f>(
     prefs: &Preferences,
     tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedGemm>, LaunchPlan), SchedError> {
-    let search = Search { op, ranked: ranked(op), info, prefs, tuned };
     let mut refusals = Vec::new();
     let mut best: Option<(&'f dyn Family<CheckedGemm>, Offer)> = None;
-    for family in search.wanted(families)? {
-        match search.best_of(family) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(offer) if best.as_ref().is_none_or(|(_, b)| offer.is_better_than(b)) => best = Some((family, offer)),
-            Ok(_) => {}
+    for search in Search::all(op, info, prefs, tuned) {
+        for family in search.wanted(families)? {
+            match search.best_of(family) {
+                Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+                Ok(offer) if best.as_ref().is_none_or(|(_, b)| offer.is_better_than(b)) => best = Some((family, offer)),
+                Ok(_) => {}
+            }
         }
     }
-    let (family, offer) = best.ok_or_else(|| search.no_family(refusals))?;
+    let (family, offer) = best.ok_or_else(|| no_family(op, info, refusals))?;
     tracing::debug!(kernel = op.kernel_name(family.name()), plan = ?offer.plan, tuned = offer.measured, "chosen");
     Ok((family, offer.plan))
 }
@@ -68,20 +73,22 @@ pub fn candidates<'f>(
     families: &[&'f dyn Family<CheckedGemm>],
     prefs: &Preferences,
 ) -> Result<Vec<(&'f dyn Family<CheckedGemm>, LaunchPlan)>, SchedError> {
-    let search = Search { op, ranked: ranked(op), info, prefs, tuned: &TunedTable::new() };
+    let tuned = TunedTable::new();
     let mut refusals = Vec::new();
     let mut all = Vec::new();
-    for family in search.wanted(families)? {
-        match search.configs_of(family) {
-            Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
-            Ok(configs) => {
-                let offers = configs.iter().flat_map(|config| search.offers(config));
-                all.extend(offers.map(|offer| (family, offer)));
+    for search in Search::all(op, info, prefs, &tuned) {
+        for family in search.wanted(families)? {
+            match search.configs_of(family) {
+                Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
+                Ok(configs) => {
+                    let offers = configs.iter().flat_map(|config| search.offers(config));
+                    all.extend(offers.map(|offer| (family, offer)));
+                }
             }
         }
     }
     if all.is_empty() {
-        return Err(search.no_family(refusals));
+        return Err(no_family(op, info, refusals));
     }
     all.sort_by(|(_, a), (_, b)| a.seconds.total_cmp(&b.seconds));
     Ok(all.into_iter().map(|(family, offer)| (family, offer.plan)).collect())
@@ -138,15 +145,51 @@ impl Offer {
     }
 }
 
+/// The refusal of all.
+fn no_family(op: &CheckedGemm, info: &DeviceInfo, refusals: Vec<Refusal>) -> SchedError {
+    SchedError::NoFamily { device: info.name.clone(), operation: describe(op), refusals }
+}
+
 pub(super) struct Search<'a> {
-    pub op: &'a CheckedGemm,
+    pub op: Cow<'a, CheckedGemm>,
+    /// What makes X plain before families see it.
+    pub first: Option<CheckedDequantize>,
     pub ranked: CheckedGemm,
     pub info: &'a DeviceInfo,
     pub prefs: &'a Preferences,
     pub tuned: &'a TunedTable,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    /// The ways to look for one: X as it is and, where it is quantized, X made plain.
+    pub(super) fn all(
+        op: &'a CheckedGemm,
+        info: &'a DeviceInfo,
+        prefs: &'a Preferences,
+        tuned: &'a TunedTable,
+    ) -> impl Iterator<Item = Self> {
+        let plain = op.dequantized().map(|(op, first)| (Cow::Owned(op), Some(first)));
+        let ways = std::iter::once((Cow::Borrowed(op), None)).chain(plain);
+        ways.map(move |(op, first)| Self { ranked: ranked(&op), op, first, info, prefs, tuned })
+    }
+
+    /// Seconds of the step that makes X of so many tokens plain.
+    fn seconds_before(&self, rows: usize) -> f64 {
+        let Some(first) = self.first else { return 0.0 };
+        self.info.launch_seconds + CheckedDequantize { rows, ..first }.traffic() / self.info.bandwidth
+    }
+
+    /// The plan of a partition that takes so many seconds, with room for what comes before it.
+    fn plan(&self, partition: &Partition, seconds: f64) -> Option<LaunchPlan> {
+        let plan = partition.plan(seconds);
+        let workspace = match &self.first {
+            None => plan.workspace,
+            Some(first) => plan.workspace.with_dequantized(first)?,
+        };
+        let fits = self.prefs.max_workspace.is_none_or(|limit| workspace.bytes <= limit);
+        fits.then_some(LaunchPlan { workspace, ..plan })
+    }
+
     /// The families to ask.
     pub(super) fn wanted<'f>(
         &self,
@@ -161,10 +204,6 @@ impl Search<'_> {
                 known: families.iter().map(|f| f.name()).collect(),
             }),
         }
-    }
-
-    fn no_family(&self, refusals: Vec<Refusal>) -> SchedError {
-        SchedError::NoFamily { device: self.info.name.clone(), operation: describe(self.op), refusals }
     }
 
     fn best_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Offer, Unsupported> {
@@ -182,10 +221,10 @@ impl Search<'_> {
     pub(super) fn configs_of(&self, family: &dyn Family<CheckedGemm>) -> Result<Vec<TileConfig>, Unsupported> {
         if self.op.batch_invariant {
             for m in INVARIANT_PROBES.into_iter().filter(|&m| m != INVARIANT_M) {
-                let probe = CheckedGemm { m, ..self.op.clone() };
+                let probe = CheckedGemm { m, ..self.op.as_ref().clone() };
                 family.configs(&probe, self.info).map_err(not_any_m)?;
             }
-            family.configs(self.op, self.info)?;
+            family.configs(&self.op, self.info)?;
         }
         let configs = family.configs(&self.ranked, self.info);
         let mut configs = if self.op.batch_invariant { configs.map_err(not_any_m) } else { configs }?;
@@ -197,11 +236,12 @@ impl Search<'_> {
     pub(super) fn tuned_offer(&self, family: &dyn Family<CheckedGemm>, configs: &[TileConfig]) -> Option<Offer> {
         let tuned = self.tuned.find(self.info, &self.ranked, family.name())?;
         let config = configs.iter().find(|config| config.kernel_id(self.op.format) == tuned.kernel)?;
-        if family.source_hash(self.op, config) != tuned.source_hash {
+        if family.source_hash(&self.op, config) != tuned.source_hash {
             return None;
         }
         let partition = self.partition(config, tuned.cut)?;
-        Some(Offer { plan: partition.plan(tuned.seconds), seconds: tuned.seconds, cost: None, measured: true })
+        let seconds = tuned.seconds + self.seconds_before(self.op.m);
+        Some(Offer { plan: self.plan(&partition, seconds)?, seconds, cost: None, measured: true })
     }
 
     /// Plans with this configuration, one a way of cutting K.
@@ -210,15 +250,18 @@ impl Search<'_> {
         let ranges = [0, 1].map(|full_waves| Cut::Ranges { full_waves });
         parts.chain(ranges).filter_map(move |cut| {
             let partition = self.partition(config, cut)?;
-            let own = cost(self.op, self.info, config, &partition)?;
+            let mut own = cost(&self.op, self.info, config, &partition)?;
+            let before = self.seconds_before(self.op.m);
+            own.prologue += before;
+            own.seconds += before;
             let seconds = match self.op.batch_invariant {
                 false => own.seconds,
                 true => {
                     let ranked = Partition::new(&self.ranked, config, cut, self.slots(config))?;
-                    estimate(&self.ranked, self.info, config, &ranked)?
+                    estimate(&self.ranked, self.info, config, &ranked)? + self.seconds_before(self.ranked.m)
                 }
             };
-            Some(Offer { plan: partition.plan(own.seconds), seconds, cost: Some(own), measured: false })
+            Some(Offer { plan: self.plan(&partition, own.seconds)?, seconds, cost: Some(own), measured: false })
         })
     }
 
@@ -231,7 +274,7 @@ impl Search<'_> {
         if config.x_prologue.is_some() && self.op.batch_invariant && self.prefs.max_workspace.is_some() {
             return None;
         }
-        let partition = Partition::new(self.op, config, cut, self.slots(config))?;
+        let partition = Partition::new(&self.op, config, cut, self.slots(config))?;
         let bytes = partition.workspace_layout().bytes;
         self.prefs.max_workspace.is_none_or(|limit| bytes <= limit).then_some(partition)
     }

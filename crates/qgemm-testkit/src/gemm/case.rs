@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qgemm_formats::{DType, Format};
+use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::{Activation, Math, XPrecision};
 
 use crate::activations::ActivationKind;
@@ -82,6 +82,8 @@ pub struct Case {
     pub k: usize,
     /// Type of X.
     pub x_dtype: DType,
+    /// Format of codes and scales in which X is given, where it is; `x_dtype` is then what it was before.
+    pub x_format: Option<XFormat>,
     /// How far X may be rounded.
     pub x_precision: XPrecision,
     /// Type of D.
@@ -119,6 +121,7 @@ impl Case {
             n,
             k,
             x_dtype: DType::F32,
+            x_format: None,
             x_precision: XPrecision::default(),
             d_dtype: DType::F32,
             activations: ActivationKind::Normal,
@@ -133,6 +136,12 @@ impl Case {
             math: None,
             seed: 1,
         }
+    }
+
+    /// With X given in codes and scales.
+    pub fn with_x_format(self, format: XFormat) -> Self {
+        let layout = Layout { x_transposed: false, ..self.layout };
+        Self { x_format: Some(format), layout, ..self }
     }
 
     /// With weights and activations whose sums are exact, and stay so: quantized activations would be no small integers.
@@ -167,6 +176,9 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Case { format, m, n, k, x_dtype, d_dtype, .. } = self;
         write!(f, "{format} {m}x{n}x{k} {x_dtype}->{d_dtype} {}*{}", self.activations.name(), self.weights.name())?;
+        if let Some(format) = self.x_format {
+            write!(f, " X={format}")?;
+        }
         let Epilogue { alpha, c, bias, token_scale, channel_scale, activation, residual } = self.epilogue;
         if alpha != 1.0 {
             write!(f, " alpha={alpha}")?;

@@ -1,6 +1,6 @@
 //! The suite of `gemm`: which cases a backend must pass.
 
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, Math, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
@@ -48,6 +48,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("layouts", "leading dimensions, unaligned rows, transposed operands", layouts),
     group("act_order", "permuted columns", act_order),
     group("x_prologue", "activations converted for matrix instructions", x_prologue),
+    group("x_formats", "activations given in codes and scales, of every format", x_formats),
     group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
@@ -352,6 +353,29 @@ fn x_prologue(format: Format) -> Vec<Case> {
     cases.push(Case { x_precision: XPrecision::Exact, ..case(17, ActivationKind::MixedMagnitudes, 6) });
     cases.push(Case { math: tensor, batch_invariant: true, ..case(33, ActivationKind::MixedMagnitudes, 7) });
     cases
+}
+
+/// A quantized X of every format: few tokens and many, exact sums, gaps, special values, and what is added.
+fn x_formats(format: Format) -> Vec<Case> {
+    let k = medium_k(format);
+    let quantized = XFormat::ALL.into_iter().filter(|format| format.plain().is_none());
+    let of_format = |(i, x_format): (usize, XFormat)| {
+        let case = |m, n, seed| Case { weights: WeightKind::Raw, seed, ..Case::new(format, m, n, k) };
+        let act_order = (format.encoding == Encoding::IntZero && i % 2 == 0).then_some(ActOrder::Padded);
+        let k_ordered = if act_order.is_some() { 3 * format.block_len - 1 } else { k };
+        let layout = Layout { x_gap: 1 + i % 3, d_gap: i % 2, ..Layout::default() };
+        let epilogue = Epilogue { alpha: 0.5, token_scale: true, bias: Some(DType::F16), ..Epilogue::default() };
+        let kinds = [ActivationKind::MixedMagnitudes, ActivationKind::NotFinite, ActivationKind::Outliers];
+        let cases = [
+            case(1, 67, 1),
+            Case { layout, epilogue, d_dtype: DType::BF16, ..case(5 + i, 33, 2) },
+            Case { activations: kinds[i % 3], act_order, k: k_ordered, ..case(17, 35, 3) },
+            Case { layout, ..case(66 - i, 65, 4) }.with_exact_sums(),
+            Case { batch_invariant: true, ..case(9, 130, 5) },
+        ];
+        cases.map(|case| case.with_x_format(x_format))
+    };
+    quantized.enumerate().flat_map(of_format).collect()
 }
 
 fn batch_invariant(format: Format) -> Vec<Case> {

@@ -7,6 +7,7 @@ use qgemm_hal::TileConfig;
 
 use super::case::Case;
 use super::host::HostOperands;
+use super::quantized_x::{HostX, quantization};
 use crate::operand::Operand;
 use crate::outcome::Failure;
 
@@ -69,6 +70,7 @@ pub(super) fn multiply_on(
     let device = Failure::of_run;
     let stream = ctx.default_stream();
     let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;
+    let quantized = HostX::new(case, &host.x).map(|x| x.upload(ctx)).transpose().map_err(device)?;
     let upload = |operand: Option<(Operand, Vec<u8>)>| {
         operand.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)
     };
@@ -82,7 +84,12 @@ pub(super) fn multiply_on(
     let repeats = ctx.info().id.kind != DeviceKind::Emu || workspace.is_some();
     let mut once = || -> Result<Vec<u8>, qgemm_api::Error> {
         ctx.upload_into(&d.poison(), &mut d_buffer)?;
-        let mut args = Args::new(x_buffer.slice(stored_x.range())?, weight, d_buffer.slice_mut(d.range())?);
+        let d_view = d_buffer.slice_mut(d.range())?;
+        let mut args = match &quantized {
+            Some(given) => Args::new(&given.x, weight, d_view),
+            None => Args::new(x_buffer.slice(stored_x.range())?, weight, d_view),
+        };
+        args.x_factor = quantized.as_ref().and_then(|given| given.factor.as_ref()).map(Into::into);
         args.c = c.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.bias = bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.token_scale = token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
@@ -107,16 +114,17 @@ pub(super) fn problem(weight: &Weight, case: &Case, x: &Operand, d: &Operand) ->
 pub(crate) fn stated(problem: Problem, case: &Case, x: &Operand, d: &Operand) -> Problem {
     let Case { layout, epilogue, .. } = case;
     let mut problem = problem
-        .x_dtype(case.x_dtype)
         .x_precision(case.x_precision)
-        .x_row_stride(x.row_stride() as u64)
-        .x_alignment(x.alignment())
         .d_dtype(case.d_dtype)
         .d_row_stride(d.row_stride() as u64)
         .d_alignment(d.alignment())
         .alpha(epilogue.alpha)
         .activation(epilogue.activation)
         .batch_invariant(case.batch_invariant);
+    problem = match quantization(case) {
+        Some(quantization) => problem.x_quantization(&quantization),
+        None => problem.x_dtype(case.x_dtype).x_row_stride(x.row_stride() as u64).x_alignment(x.alignment()),
+    };
     if layout.x_transposed {
         problem = problem.x_transposed();
     }

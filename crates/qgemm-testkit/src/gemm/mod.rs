@@ -6,6 +6,7 @@ mod groups;
 pub(crate) mod host;
 pub(crate) mod launch;
 mod oracle;
+mod quantized_x;
 mod rounding;
 pub(crate) mod run;
 mod stress;
@@ -50,10 +51,13 @@ impl Suite for GemmSuite {
     fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>> {
         let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
         let boxed = |case| Box::new(Case { family: wanted.family, ..case }) as Box<dyn TestCase>;
-        wanted.formats.iter().flat_map(|&format| cases(format)).map(boxed).collect()
+        let is_wanted = |case: &Case| wanted.x_format.is_none_or(|format| case.x_format == Some(format));
+        wanted.formats.iter().flat_map(|&format| cases(format)).filter(is_wanted).map(boxed).collect()
     }
 
     fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase> {
-        Box::new(Case { family: wanted.family, ..random_case(&wanted.formats, seed) })
+        let case = random_case(&wanted.formats, seed);
+        let case = wanted.x_format.map_or(case, |format| case.with_x_format(format));
+        Box::new(Case { family: wanted.family, ..case })
     }
 }

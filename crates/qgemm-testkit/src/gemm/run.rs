@@ -9,6 +9,7 @@ use super::case::Case;
 use super::host::{HostOperands, HostWeights};
 use super::launch::{multiply_on, problem, stored_d, stored_x};
 use super::oracle::Resolution;
+use super::quantized_x::HostX;
 use super::rounding::{Rounding, rounded};
 use crate::compare::{compare, first_difference};
 use crate::limits::{EXACT_SUMS, PathLimit, Tolerance, path, rounded_to};
@@ -105,25 +106,30 @@ fn check(
     outcome.kernel_id = result.kernel_id;
     let (math, weights) = result.config.map_or((Math::FmaF32, None), |config| (config.math, config.rounded_weights));
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
+    let given = HostX::new(case, &operands.x);
     let of_config = |config: &TileConfig| {
+        if given.is_some() {
+            return Ok(Rounding::None);
+        }
         let rounding = Rounding::of(config, case.x_dtype, host.k_order());
         rounding.ok_or_else(|| Failure::NoModel(format!("X in {} after {:?}", config.x_format, config.x_prologue)))
     };
     let rounding = result.config.as_ref().map_or(Ok(Rounding::None), of_config)?;
     // Quantized activations are no small integers any more.
     let quantized = matches!(rounding, Rounding::Q8 { .. });
+    let codes = result.config.is_some_and(|config| config.x_format.plain().is_none());
     // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
     let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));
-    let (tolerance, resolution) = tolerance(case, path, weights, quantized, exact);
+    let (tolerance, resolution) = tolerance(case, path, weights, codes, exact);
     outcome.limit = Some(tolerance.nmse);
 
     let got = result.d.decode(&result.first);
-    let rounded = rounded(&operands.x, case.k, rounding);
+    let used = given.map_or_else(|| rounded(&operands.x, case.k, rounding), |given| given.values);
     let added = operands.added(case, resolution);
-    let expected = host.multiply(&rounded, &added);
+    let expected = host.multiply(&used, &added);
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
-    if rounding.loses(case.x_dtype) {
+    if rounding.loses(case.x_dtype) || case.x_format.is_some() {
         let unrounded = host.multiply(&operands.x, &added);
         outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }

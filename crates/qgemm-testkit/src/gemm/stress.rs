@@ -1,6 +1,6 @@
 //! Random cases: any shape, format, layout and epilogue from one seed.
 
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::Activation;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -76,7 +76,12 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     };
     // Transposed weights are loaded from bare values.
     let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;
-    Case { layout: Layout { w_transposed, ..case.layout }, ..case }
+    let case = Case { layout: Layout { w_transposed, ..case.layout }, ..case };
+    // Formats of codes and scales follow those of plain numbers.
+    match rng.random_ratio(1, 5) {
+        true => case.with_x_format(pick(rng, &XFormat::ALL[DType::ALL.len()..])),
+        false => case,
+    }
 }
 
 #[cfg(test)]

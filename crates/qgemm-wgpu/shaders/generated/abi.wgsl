@@ -48,6 +48,13 @@ struct QuantizeShape {
     chunks: u32, // CTAs or workgroups that share a row.
 }
 
+struct DequantizeShape {
+    rows: u32, // Rows of X.
+    columns: u32, // Columns of codes and of D.
+    chunks: u32, // CTAs or workgroups that share a row.
+    reserved: u32, // Unused, zero.
+}
+
 struct NormShape {
     rows: u32, // Rows of X and D.
     columns: u32, // Columns of X.

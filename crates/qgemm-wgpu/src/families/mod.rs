@@ -2,6 +2,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod convert;
+pub(crate) mod dequantize;
 mod dispatch;
 pub(crate) mod experts;
 pub(crate) mod gemm;
@@ -28,6 +29,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     routing: routing::FAMILIES,
     matmul: matmul::FAMILIES,
     quantize: quantize::FAMILIES,
+    dequantize: dequantize::FAMILIES,
     attention: attention::FAMILIES,
     norm: norm::FAMILIES,
 };
@@ -43,6 +45,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &routing::LISTS_INTERFACE,
     &matmul::INTERFACE,
     &quantize::INTERFACE,
+    &dequantize::INTERFACE,
     &attention::INTERFACE,
     &norm::INTERFACE,
 ];
@@ -64,6 +67,7 @@ const _: () = {
         &routing::LISTS_INTERFACE,
         &matmul::INTERFACE,
         &quantize::INTERFACE,
+        &dequantize::INTERFACE,
         &attention::INTERFACE,
         &norm::INTERFACE,
     ];

@@ -2,6 +2,7 @@
 
 mod activation;
 mod plan;
+mod quantized_x;
 mod work_tile;
 mod workspace;
 mod x_precision;
@@ -13,6 +14,7 @@ use qgemm_formats::{DType, Format, ScaleSpan, XFormat};
 
 pub use activation::Activation;
 pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
+pub use quantized_x::XPlanes;
 pub use work_tile::WorkTile;
 pub(crate) use workspace::COUNTER_BYTES;
 pub use workspace::{WorkspaceLayout, XRegion};
@@ -27,7 +29,7 @@ use crate::kernel_id::{Name, spec};
 operands! {
     /// What `gemm` reads and writes.
     pub enum GemmOperand {
-        /// Activations.
+        /// Activations; of quantized ones the codes.
         X: "x" Read,
         /// Codes and scales of the weight in the device's layout.
         W: "the weight" Constant,
@@ -53,6 +55,12 @@ operands! {
         Partials: "the partial accumulators" Write,
         /// Arrival counters of such tiles: a part of the workspace.
         Counters: "the counters" Accumulate,
+        /// What blocks or tokens of a quantized X are scaled by.
+        XScales: "the scales of x" Read,
+        /// The factors of its tokens, or the one that is given for all of it, in f32.
+        XPlaneFactors: "the factors of x" Read,
+        /// The sums of its codes, scales included.
+        XSums: "the sums of x" Read,
     }
 }
 
@@ -95,11 +103,13 @@ pub struct XOperand {
     pub col_stride: u64,
     /// Whether every token begins at a multiple of 16 bytes (and columns are contiguous).
     pub aligned16: bool,
+    /// Its planes, where it is quantized; strides are then those of codes.
+    pub planes: Option<XPlanes>,
 }
 
 impl From<Dense> for XOperand {
     fn from(Dense { dtype, row_stride, col_stride, aligned16 }: Dense) -> Self {
-        Self { format: XFormat::Plain(dtype), row_stride, col_stride, aligned16 }
+        Self { format: XFormat::Plain(dtype), row_stride, col_stride, aligned16, planes: None }
     }
 }
 
@@ -172,7 +182,7 @@ impl CheckedGemm {
     /// # Errors
     /// The reason for kernels that read nothing else, when X is quantized.
     pub fn plain_x(&self) -> Result<Dense, Unsupported> {
-        let XOperand { format, row_stride, col_stride, aligned16 } = self.x;
+        let XOperand { format, row_stride, col_stride, aligned16, .. } = self.x;
         match format.plain() {
             Some(dtype) => Ok(Dense { dtype, row_stride, col_stride, aligned16 }),
             None => Err(Unsupported::new(format!("multiplies X in f32, f16 or bf16, and this one is in {format}"))),
@@ -237,8 +247,9 @@ impl Operation for CheckedGemm {
             (self.token_scale, GemmOperand::TokenScale),
             (self.residual.is_some() && !self.residual_in_d, GemmOperand::Residual),
         ];
+        let planes = self.x.planes.iter().flat_map(XPlanes::operands);
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
-        [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(given).collect()
+        [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(planes).chain(given).collect()
     }
 
     /// W, X, D, C and the residual once each.

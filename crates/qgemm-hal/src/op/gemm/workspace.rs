@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::super::dequantize::CheckedDequantize;
 use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
 
 /// Tiles that a plan may split along K: more fill every device without a split.
@@ -29,6 +30,8 @@ pub struct WorkspaceLayout {
     pub counters: usize,
     /// X as the prologue writes it.
     pub x: Option<XRegion>,
+    /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
+    pub dequantized: Option<XRegion>,
     /// Size of the workspace; 0 when nothing is kept in it.
     pub bytes: usize,
 }
@@ -90,7 +93,7 @@ impl WorkspaceLayout {
 
     fn of_slots(slots: u64, tiles: u64, tile_values: u64) -> Option<Self> {
         if slots == 0 {
-            return Some(Self { partials: 0, partial_bytes: 0, counters: 0, x: None, bytes: 0 });
+            return Some(Self { partials: 0, partial_bytes: 0, counters: 0, x: None, dequantized: None, bytes: 0 });
         }
         if tiles > MAX_SPLIT_TILES {
             return None;
@@ -102,6 +105,7 @@ impl WorkspaceLayout {
             partial_bytes: partial_bytes.try_into().ok()?,
             counters: 0,
             x: None,
+            dequantized: None,
             bytes: bytes.try_into().ok()?,
         })
     }
@@ -128,6 +132,16 @@ impl WorkspaceLayout {
             bytes: factors.checked_add(factor_bytes)?.try_into().ok()?,
             ..self
         })
+    }
+
+    /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.
+    pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
+        let x = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
+        let columns = dequantize.d_columns();
+        let row_bytes = columns.checked_mul(dequantize.d().dtype.bytes())?;
+        let bytes = x.checked_add((dequantize.rows as u64).checked_mul(row_bytes as u64)?)?;
+        let region = XRegion { x: x.try_into().ok()?, factors: None, rows: dequantize.rows, columns, row_bytes };
+        Some(Self { dequantized: Some(region), bytes: bytes.try_into().ok()?, ..self })
     }
 }
 
@@ -163,8 +177,7 @@ mod tests {
     #[test]
     fn partials_follow_the_counters_aligned() {
         let layout = WorkspaceLayout::split(3, 5, 6).expect("small");
-        let expected =
-            WorkspaceLayout { partials: 1 << 16, partial_bytes: 360, counters: 0, x: None, bytes: (1 << 16) + 360 };
+        let expected = WorkspaceLayout { bytes: (1 << 16) + 360, partials: 1 << 16, partial_bytes: 360, ..layout };
         assert_eq!(layout, expected);
         assert_eq!(layout.partials % 256, 0);
         assert_eq!(WorkspaceLayout::split(2, MAX_SPLIT_TILES + 1, 64), None);

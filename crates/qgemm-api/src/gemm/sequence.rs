@@ -1,0 +1,36 @@
+//! The launches of a product whose X may have to be made plain first.
+
+use qgemm_hal::{
+    CheckedGemm, DequantizeOperand, Device, Family, GemmOperand, LaunchPlan, LaunchSequence, Operation, Placed,
+};
+use qgemm_sched::dequantize;
+
+use crate::error::Error;
+
+/// Makes the kernels of `plan` ready: those of `family`, behind the one that makes X plain where `family` sees it so.
+pub(super) fn prepare(
+    device: &dyn Device,
+    op: &CheckedGemm,
+    family: &dyn Family<CheckedGemm>,
+    plan: &LaunchPlan,
+) -> Result<LaunchSequence, Error> {
+    use DequantizeOperand as D;
+    use GemmOperand as O;
+    let product = family.prepare(device, &op.product(plan), plan)?;
+    let (Some(region), Some((_, first))) = (&plan.workspace.dequantized, op.dequantized()) else { return Ok(product) };
+    let (family, first_plan) = dequantize::choose(&first, device.info(), device.catalog().dequantize)?;
+    let sequence = family.prepare(device, &first, &first_plan)?;
+    let place = |operand: D| match operand {
+        D::Codes => Placed::at(D::Codes, O::X),
+        D::Scales => Placed::at(D::Scales, O::XScales),
+        D::Factors => Placed::at(D::Factors, O::XPlaneFactors),
+        D::D => Placed::part(D::D, O::Workspace, region.x_of(op.m)),
+    };
+    let places: Vec<_> = first.operands().into_iter().map(place).collect();
+    let of_product = [
+        Placed::part(O::X, O::Workspace, region.x_of(op.m)),
+        // Its own part of the workspace ends where that of the first step begins.
+        Placed::part(O::Workspace, O::Workspace, 0..region.x),
+    ];
+    Ok(product.behind::<O>(sequence, &places, &of_product))
+}

@@ -1,0 +1,66 @@
+//! [`XRef`]: the activations of one run, plain or quantized.
+
+use qgemm_formats::XFactor;
+use qgemm_hal::{BufferRef, CheckedGemm, GemmOperand, Operands};
+
+use crate::error::Error;
+use crate::operand::{Checks, Extent};
+use crate::quantization::QuantizedX;
+
+/// The activations of one run: plain numbers in memory, or a [`QuantizedX`]. Made from either.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum XRef<'a> {
+    /// Numbers as they are.
+    Plain(BufferRef<'a>),
+    /// Codes, scales and what else the format has.
+    Quantized(&'a QuantizedX),
+}
+
+impl<'a, T: Into<BufferRef<'a>>> From<T> for XRef<'a> {
+    fn from(x: T) -> Self {
+        XRef::Plain(x.into())
+    }
+}
+
+impl<'a> From<&'a QuantizedX> for XRef<'a> {
+    fn from(x: &'a QuantizedX) -> Self {
+        XRef::Quantized(x)
+    }
+}
+
+/// Gives `operands` what `op` reads of `x`, after checks: of plain numbers `plain` says how much there must be.
+pub(super) fn give<'a>(
+    op: &CheckedGemm,
+    plain: Option<Extent>,
+    x: XRef<'a>,
+    factor: Option<BufferRef<'a>>,
+    checks: Checks,
+    operands: &mut Operands<'a>,
+) -> Result<(), Error> {
+    let format = op.x.format;
+    let factor = checks.optional("x factor", factor, of_factor(op), "X was quantized with a given one")?;
+    match (x, op.x.planes, plain) {
+        (XRef::Plain(x), None, Some(extent)) => {
+            checks.view("X", x, extent)?;
+            operands.read(GemmOperand::X, x);
+        }
+        (XRef::Quantized(x), Some(planes), _) => {
+            x.check_is(op.m, op.k, format, &planes)?;
+            checks.device("X", x.device())?;
+            operands.read(GemmOperand::X, x.codes().into());
+            operands.read_if_any(GemmOperand::XScales, x.scales().map(Into::into));
+            operands.read_if_any(GemmOperand::XPlaneFactors, x.token_factors().map(Into::into).or(factor));
+            operands.read_if_any(GemmOperand::XSums, x.sums().map(Into::into));
+        }
+        (XRef::Plain(_), _, _) => return Err(Error::WrongX { expected: format, got: "plain numbers".into() }),
+        (XRef::Quantized(x), _, _) => return Err(Error::WrongX { expected: format, got: x.to_string() }),
+    }
+    Ok(())
+}
+
+/// The factor that a run gives.
+fn of_factor(op: &CheckedGemm) -> Option<Extent> {
+    let planes = op.x.planes.filter(|planes| planes.parts.factor == XFactor::Given);
+    planes.map(|_| Extent::of_values(1, 4))
+}

@@ -1,0 +1,78 @@
+//! X in codes and scales as `gemm` takes it, and the product of the same as plain numbers.
+
+use std::borrow::Cow;
+
+use qgemm_formats::{DType, XCode, XFactor, XFormat, XParts};
+
+use super::{CheckedGemm, GemmOperand, LaunchPlan, XOperand, XPrecision};
+use crate::op::dense::Dense;
+use crate::op::dequantize::CheckedDequantize;
+
+/// The planes of a quantized X, rows of each so many bytes apart; [`GemmOperand::X`] is the codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct XPlanes {
+    /// What they hold.
+    pub parts: XParts,
+    /// Bytes from one row of codes to the next; a multiple of 16, as is the address.
+    pub codes_row: u64,
+    /// Bytes from one row of scales to the next; a multiple of 4, as is the address.
+    pub scales_row: u64,
+    /// Bytes from one row of sums to the next; a multiple of 4, as is the address.
+    pub sums_row: u64,
+}
+
+impl XPlanes {
+    /// The operands beside the codes.
+    pub fn operands(&self) -> impl Iterator<Item = GemmOperand> + use<> {
+        let optional = [
+            (self.parts.scale.is_some(), GemmOperand::XScales),
+            (self.parts.factor != XFactor::None, GemmOperand::XPlaneFactors),
+            (self.parts.sum_span.is_some(), GemmOperand::XSums),
+        ];
+        optional.into_iter().filter(|(is_there, _)| *is_there).map(|(_, operand)| operand)
+    }
+
+    /// The operand of a product whose X is of `format`.
+    pub fn operand(self, format: XFormat) -> XOperand {
+        let codes_a_byte = if self.parts.code == XCode::E2M1 { 2 } else { 1 };
+        let row_stride = self.codes_row.saturating_mul(codes_a_byte);
+        XOperand { format, row_stride, col_stride: 1, aligned16: true, planes: Some(self) }
+    }
+}
+
+impl CheckedGemm {
+    /// The step that makes plain numbers of a quantized X, and the operation behind it, which multiplies those; `None` of an X
+    /// that is plain.
+    ///
+    /// The numbers are f32. Those of integer codes may not be rounded any further, so that the product keeps the limits of integer
+    /// products; those of other codes may be, to f16, whose eleven bits hold each code's four.
+    pub fn dequantized(&self) -> Option<(Self, CheckedDequantize)> {
+        let planes = self.x.planes?;
+        let step = CheckedDequantize { rows: self.m, columns: self.k, format: self.x.format, planes };
+        let x_precision = match planes.parts.code {
+            XCode::Int8 => XPrecision::Exact,
+            XCode::E4M3 | XCode::E2M1 => XPrecision::F16,
+        };
+        Some((Self { x: step.d().into(), x_precision, ..self.clone() }, step))
+    }
+
+    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain.
+    pub fn product(&self, plan: &LaunchPlan) -> Cow<'_, Self> {
+        match plan.workspace.dequantized.and_then(|_| self.dequantized()) {
+            Some((product, _)) => Cow::Owned(product),
+            None => Cow::Borrowed(self),
+        }
+    }
+}
+
+impl CheckedDequantize {
+    /// Columns of what it writes: those of X as stored, so that every row begins at a multiple of 16 bytes.
+    pub fn d_columns(&self) -> usize {
+        self.planes.parts.columns(self.columns)
+    }
+
+    /// What it writes.
+    pub fn d(&self) -> Dense {
+        Dense::rows_of(DType::F32, self.d_columns())
+    }
+}

@@ -1,0 +1,41 @@
+//! `dequantize`: which kernel.
+
+use qgemm_hal::{CheckedDequantize, DequantizePlan, DeviceInfo, Family};
+
+use crate::candidates::{Candidates, moving};
+use crate::error::SchedError;
+
+/// Chooses how to run `op` on the device of `info`: the family and configuration that move its bytes in the least time. Among
+/// equals, earlier ones win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedDequantize,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedDequantize>],
+) -> Result<(&'f dyn Family<CheckedDequantize>, DequantizePlan), SchedError> {
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
+    best.ok_or_else(|| {
+        let CheckedDequantize { rows, columns, format, .. } = op;
+        let operation = format!("dequantize of {rows} x {columns} from {format}");
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedDequantize,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedDequantize>],
+) -> Candidates<'f, CheckedDequantize> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = moving(op, info, config.efficiency, 1);
+            [(DequantizePlan { config, estimate: cost.seconds }, cost)]
+        },
+    )
+}
