@@ -14,6 +14,7 @@ use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
+use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::norm::{Norm, NormPlan};
 use crate::operand::Checks;
@@ -406,6 +407,35 @@ impl Context {
     /// When the norm is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
         NormPlan::new(&*self.device, &self.plans, norm)
+    }
+
+    /// Chooses a kernel for `append` and makes it ready. What was planned before is known, as with [`Context::plan`]; frequencies of a
+    /// rotary embedding are uploaded.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Keys, KvAppend, KvAppendArgs, Queries, Rotary};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One new token of a sequence that has room for four: one head of eight features, of which two are turned.
+    /// let append = KvAppend::new(DType::F32, 1, 1, 8, Queries::each(1, 1), Keys::lengths(4)).rotary(Rotary::neox(2));
+    /// let plan = ctx.plan_kv_append(&append)?;
+    /// let ones = ctx.upload(&[1.0f32; 8])?;
+    /// let mut q = ctx.upload(&[1.0f32, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])?;
+    /// let (mut k, mut v) = (ctx.allocate(4 * 8 * 4)?, ctx.allocate(4 * 8 * 4)?);
+    /// let lengths = ctx.upload(&[2u32])?; // the new key is the second: its position is 1
+    /// let args = KvAppendArgs::new(&ones, &ones, &mut k, &mut v).q(&mut q).kv_lengths(&lengths);
+    /// plan.run(&ctx.default_stream(), args)?;
+    /// let turned: Vec<f32> = ctx.download(&q)?;
+    /// assert!((turned[0] - 1f32.cos()).abs() < 1e-6 && (turned[1] - 1f32.sin()).abs() < 1e-6 && turned[2] == 3.0);
+    /// let values: Vec<f32> = ctx.download(&v)?;
+    /// assert!(values[..8] == [0.0; 8] && values[8..16] == [1.0; 8]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When it is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_kv_append(&self, append: &KvAppend) -> Result<KvAppendPlan, Error> {
+        KvAppendPlan::new(self, &self.plans, append)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

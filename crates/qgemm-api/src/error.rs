@@ -247,6 +247,26 @@ pub enum Error {
         /// The type of the result.
         got: DType,
     },
+    /// A rotary embedding turns no whole pairs, or more features than a head has.
+    #[error(
+        "a rotary embedding turns {got} features: expected an even number from 2 to {head_dim}, the features of a head"
+    )]
+    RotaryDim {
+        /// Features of a head.
+        head_dim: usize,
+        /// What came.
+        got: usize,
+    },
+    /// A number of a rotary embedding is none to compute frequencies with.
+    #[error(
+        "rotary embedding: {name} = {got}: expected a finite number above 0, a base of at least 1, and bounds in order"
+    )]
+    RotaryNumber {
+        /// `base`, `factor`, `low`, `high`, `slow` or `fast`.
+        name: &'static str,
+        /// What came.
+        got: f64,
+    },
     /// A factor is infinite or not a number.
     #[error("{name} = {got}: expected a finite number")]
     NonFiniteScalar {

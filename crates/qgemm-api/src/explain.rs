@@ -1,6 +1,6 @@
 //! What a context would choose, and why, without making anything ready.
 
-use qgemm_sched::{attention, convert, experts, matmul, norm, quantize, routing};
+use qgemm_sched::{attention, convert, experts, kv_append, matmul, norm, quantize, routing};
 
 use crate::attention::Attention;
 use crate::context::Context;
@@ -8,6 +8,7 @@ use crate::convert::Conversion;
 use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
+use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
 use crate::norm::Norm;
 use crate::quantization::Quantization;
@@ -87,6 +88,15 @@ impl Context {
     pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
         let (op, device) = (problem.check()?, self.device());
         Ok(record(&op, device.info(), &norm::candidates(&op, device.info(), device.catalog().norm)))
+    }
+
+    /// What [`Context::plan_kv_append`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When it is not valid.
+    pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
+        let (op, device) = (append.check()?, self.device());
+        Ok(record(&op, device.info(), &kv_append::candidates(&op, device.info(), device.catalog().kv_append)))
     }
 
     /// What [`Context::plan_quantization`] would choose: see [`Context::explain`].

@@ -81,6 +81,7 @@ mod exec_plan;
 mod experts;
 mod explain;
 mod gemm;
+mod kv_append;
 mod matmul;
 mod model;
 mod norm;
@@ -107,6 +108,7 @@ pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
 };
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
+pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, Family, LaunchSequence, Operation,
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm,
+    CheckedQuantize, CheckedRouting, Family, LaunchSequence, Operation,
 };
 use qgemm_sched::Preferences;
 
@@ -43,6 +43,7 @@ pub(crate) struct PlanCaches {
     pub quantize: PlanCache<CheckedQuantize, Ready<CheckedQuantize>>,
     pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
     pub norm: PlanCache<CheckedNorm, Ready<CheckedNorm>>,
+    pub kv_append: PlanCache<CheckedKvAppend, Ready<CheckedKvAppend>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

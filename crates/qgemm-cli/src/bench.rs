@@ -6,6 +6,7 @@ mod cliffs;
 mod convert;
 mod experts;
 mod gemm;
+mod kv_append;
 mod matmul;
 mod norm;
 mod quantize;
@@ -221,6 +222,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Quantize => quantize::subjects(args)?.into_iter().map(Work::Quantize).collect(),
         Op::Attention => attention::subjects(args)?.into_iter().map(Work::Attention).collect(),
         Op::Norm => norm::subjects(args)?.into_iter().map(Work::Norm).collect(),
+        Op::KvAppend => kv_append::subjects(args)?.into_iter().map(Work::KvAppend).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -262,6 +264,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 progress.say(subject.to_string());
                 norm::measure(&ctx, subject, bandwidth)?
             }
+            Work::KvAppend(subject) => {
+                progress.say(subject.to_string());
+                kv_append::measure(&ctx, args, subject, bandwidth)?
+            }
         };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
@@ -295,6 +301,7 @@ enum Work {
     Quantize(quantize::Subject),
     Attention(attention::Subject),
     Norm(norm::Subject),
+    KvAppend(kv_append::Subject),
 }
 
 impl Args {
@@ -332,6 +339,10 @@ impl Args {
             Op::Attention => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op attention`"
+            ),
+            Op::KvAppend => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op kv_append`"
             ),
             Op::Norm => ensure!(
                 !of_gemm.contains(&true) && !self.transposed && !self.gathered && !self.row_factors,

@@ -27,6 +27,9 @@ pub enum Op {
     Attention,
     /// Rows brought to one magnitude.
     Norm,
+    /// Queries and keys turned, keys and values written to the cache.
+    #[value(name = "kv_append")]
+    KvAppend,
 }
 
 impl Op {
@@ -41,6 +44,7 @@ impl Op {
             Op::Quantize => "quantize",
             Op::Attention => "attention",
             Op::Norm => "norm",
+            Op::KvAppend => "kv_append",
         }
     }
 
@@ -183,6 +187,19 @@ impl Sizes {
                 Ok([sequences, queries, keys, heads, kv_heads, dim])
             }
             _ => bail!("`{self}` is no shape of attention: expected BxQxSxHxGxD, such as 32x1x8192x32x8x128"),
+        }
+    }
+}
+
+impl Sizes {
+    /// Tokens, heads of queries, heads of keys, and features of a head.
+    ///
+    /// # Errors
+    /// When there are not four, or the heads of keys do not divide the heads.
+    pub fn kv_append(&self) -> anyhow::Result<[usize; 4]> {
+        match self.0[..] {
+            [tokens, heads, kv_heads, dim] if heads % kv_heads == 0 => Ok([tokens, heads, kv_heads, dim]),
+            _ => bail!("`{self}` is no shape of kv_append: expected TxHxGxD, such as 4096x32x8x128"),
         }
     }
 }

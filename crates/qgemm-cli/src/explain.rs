@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Activation, Attention, Context, Conversion, DType, Format, Keys, Matmul, Norm, NormFunction, PlanRecord,
-    Quantization, Queries, Routing, XFormat, XPrecision,
+    Activation, Attention, Context, Conversion, DType, Format, Keys, KvAppend, Matmul, Norm, NormFunction, PlanRecord,
+    Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
 };
 
 use crate::choice::{Op, Sizes};
@@ -128,6 +128,12 @@ impl Args {
                 let [rows, columns] = sizes.norm()?;
                 let function = NormFunction::rms(1e-6).gamma(self.x_dtype);
                 ctx.explain_norm(&Norm::new(rows, columns, self.x_dtype, function))?
+            }
+            Op::KvAppend => {
+                let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
+                let (queries, keys) = (Queries::each(tokens, 1), Keys::lengths(1));
+                let append = KvAppend::new(self.x_dtype, heads, kv_heads, dim, queries, keys);
+                ctx.explain_kv_append(&append.rotary(Rotary::neox(dim)))?
             }
             Op::Quantize => {
                 let [rows, columns] = sizes.matrix(self.op.name())?;

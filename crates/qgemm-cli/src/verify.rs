@@ -5,8 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, MatmulCase,
-    NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
+    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, KvAppendCase,
+    MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict,
+    WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -36,7 +37,8 @@ pub struct Args {
     format: FormatChoice,
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
     /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
-    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC.
+    /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC,
+    /// of kv_append TxHxGxD (tokens x heads x heads of keys x features of a head).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -228,6 +230,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Quantize) => quantize_shapes(args),
         (false, Op::Attention) => attention_shapes(args),
         (false, Op::Norm) => norm_shapes(args),
+        (false, Op::KvAppend) => kv_append_shapes(args),
     }
 }
 
@@ -374,6 +377,21 @@ fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
                 for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
                     cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
                 }
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape, of as many sequences as tokens, in every pair of types, contiguous and paged.
+fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
+        for (dtype, kv) in DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv))) {
+            for places in [AttentionPlaces::Each, AttentionPlaces::Paged(16)] {
+                let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
+                cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
             }
         }
     }

@@ -4,16 +4,17 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence,
-    experts_sequence, gemm_sequence, matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence, experts_sequence, gemm_sequence,
+    kv_append_sequence,
+    matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
 };
 use qgemm_hal::{
     self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
-    CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting,
-    ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId, DeviceInfo, ExpertsConfig,
-    ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, LaunchPlan, LaunchSequence, MatmulConfig,
-    MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig,
-    RoutingLaunches, Stream, TileConfig, Unsupported,
+    CheckedDequantize, CheckedExperts,
+    CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device,
+    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan,
+    LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
+    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -24,8 +25,7 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, .. } =
-            qgemm_cuda::CATALOG;
+        let Catalog { gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, kv_append, .. } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),
@@ -51,6 +51,9 @@ pub(crate) fn catalog() -> Catalog {
                 attention.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedAttention>).collect(),
             ),
             norm: Box::leak(norm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedNorm>).collect()),
+            kv_append: Box::leak(
+                kv_append.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedKvAppend>).collect(),
+            ),
         }
     })
 }
@@ -241,6 +244,29 @@ impl Family<CheckedNorm> for EmuFamily<CheckedNorm> {
     }
 
     fn source_hash(&self, op: &CheckedNorm, config: &NormConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedKvAppend> for EmuFamily<CheckedKvAppend> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedKvAppend,
+        _: &KvAppendLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        kv_append_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedKvAppend, config: &KvAppendConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

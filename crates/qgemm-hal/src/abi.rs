@@ -247,11 +247,13 @@ abi_struct! {
 }
 
 mod attention;
+mod kv_append;
 mod matmul;
 mod norm;
 mod quantize;
 
 pub use attention::*;
+pub use kv_append::*;
 pub use matmul::*;
 pub use norm::*;
 pub use quantize::*;
@@ -421,6 +423,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     AttentionPointers::ABI,
     NormShape::ABI,
     NormPointers::ABI,
+    KvAppendPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCheck::ABI,

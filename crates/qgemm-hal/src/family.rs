@@ -6,8 +6,8 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, Operation,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Operation,
 };
 use crate::sequence::LaunchSequence;
 
@@ -51,6 +51,8 @@ pub type DequantizeFamilies = &'static [&'static dyn Family<CheckedDequantize>];
 pub type AttentionFamilies = &'static [&'static dyn Family<CheckedAttention>];
 /// Families of `norm`.
 pub type NormFamilies = &'static [&'static dyn Family<CheckedNorm>];
+/// Families of `kv_append`.
+pub type KvAppendFamilies = &'static [&'static dyn Family<CheckedKvAppend>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -73,6 +75,8 @@ pub struct Catalog {
     pub attention: AttentionFamilies,
     /// Rows brought to one magnitude.
     pub norm: NormFamilies,
+    /// Queries and keys turned, keys and values written to the cache.
+    pub kv_append: KvAppendFamilies,
 }
 
 impl Catalog {
@@ -91,6 +95,7 @@ impl Catalog {
             names(self.dequantize),
             names(self.attention),
             names(self.norm),
+            names(self.kv_append),
         ]
     }
 }

@@ -15,6 +15,7 @@ use crate::op::convert::ConvertSpec;
 use crate::op::dequantize::DequantizeSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
+use crate::op::kv_append::KvAppendSpec;
 use crate::op::matmul::MatmulSpec;
 use crate::op::norm::NormSpec;
 use crate::op::quantize::QuantizeSpec;
@@ -64,6 +65,8 @@ pub enum Spec {
     Attention(AttentionSpec),
     /// Rows brought to one magnitude.
     Norm(NormSpec),
+    /// Queries and keys turned, keys and values written to the cache.
+    KvAppend(KvAppendSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -99,6 +102,7 @@ impl KernelId {
             Spec::Dequantize(_) => "dequantize",
             Spec::Attention(_) => "attention",
             Spec::Norm(_) => "norm",
+            Spec::KvAppend(_) => "kv_append",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -131,6 +135,7 @@ impl fmt::Display for KernelId {
             Spec::Dequantize(spec) => spec.fmt(f),
             Spec::Attention(spec) => spec.fmt(f),
             Spec::Norm(spec) => spec.fmt(f),
+            Spec::KvAppend(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -156,6 +161,7 @@ impl FromStr for KernelId {
             "dequantize" => keys.parse().map(Spec::Dequantize),
             "attention" => keys.parse().map(Spec::Attention),
             "norm" => keys.parse().map(Spec::Norm),
+            "kv_append" => keys.parse().map(Spec::KvAppend),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -277,6 +283,7 @@ mod tests {
 
     use super::*;
     use crate::op::attention::KvFormat;
+    use crate::op::kv_append::KvAppendStep;
     use crate::op::matmul::MatmulLayout;
     use crate::op::routing::RoutingStep;
 
@@ -325,6 +332,10 @@ mod tests {
         for kv in KvFormat::ALL {
             let spec = AttentionSpec { step: Name::new("attend"), kv, qk: 192, v: 128, rows: 64, keys: 32 };
             ids.push(KernelId::new("attention_mma", Some(Variant::Sm80), Spec::Attention(spec)));
+        }
+        for (step, kv) in KvAppendStep::ALL.into_iter().flat_map(|step| KvFormat::ALL.map(|kv| (step, kv))) {
+            let spec = KvAppendSpec { step, x: DType::BF16, kv };
+            ids.push(KernelId::new("kv_append", Some(Variant::Sm75), Spec::KvAppend(spec)));
         }
         ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec { groups: 2 })));
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));

@@ -30,8 +30,8 @@ pub use caps::{DeviceId, DeviceInfo, DeviceKind, Math, Variant};
 pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
-    AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies,
+    AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies,
+    QuantizeFamilies, RoutingFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -39,8 +39,8 @@ pub use host_stream::{HostEvent, HostStream};
 pub use kernel_id::{KernelId, KernelIdError, Name, Spec};
 pub use mapped_file::{MappedFile, check_regular};
 pub use op::attention::{
-    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows, Paging,
-    QueryLengths,
+    Addressing, AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, HeadRows, KvFormat, KvPlaces, KvRows,
+    Paging, QueryLengths,
 };
 pub use op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec};
 pub use op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
@@ -49,6 +49,10 @@ pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout, XOperand,
     XPlanes, XPrecision, XPrologue, XRegion,
 };
+pub use op::kv_append::{
+    CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
+    RotaryPairs,
+};
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
 pub use op::norm::{AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace};
 pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
@@ -56,8 +60,8 @@ pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -23,13 +23,14 @@ use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec
 use crate::op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
+use crate::op::kv_append::{KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, Operand, OperandDesc,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, Operand, OperandDesc,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
@@ -152,6 +153,7 @@ impl Device for NoopDevice {
             dequantize: &[&NoopFamily],
             attention: &[&NoopFamily],
             norm: &[&NoopFamily],
+            kv_append: &[&NoopFamily],
         }
     }
 
@@ -416,6 +418,31 @@ impl Family<CheckedNorm> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedKvAppend> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedKvAppend, _info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+        let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
+        let kernel = KernelId::new("noop", None, Spec::KvAppend(spec));
+        Ok(vec![KvAppendConfig { kernel, launches: 1, efficiency: 1000 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedKvAppend,
+        plan: &KvAppendLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<KvAppendOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedKvAppend, _: &KvAppendConfig) -> u64 {
         0
     }
 }

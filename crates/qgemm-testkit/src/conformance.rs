@@ -32,7 +32,8 @@ macro_rules! conformance {
 
             attention_lengths attention_heads attention_masks attention_values attention_places attention_layouts
             attention_invariant
-            norm_sizes norm_types norm_layouts norm_values norm_residual);
+            norm_sizes norm_types norm_layouts norm_values norm_residual
+            kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -20,6 +20,7 @@ mod conformance;
 mod convert;
 mod experts;
 mod gemm;
+mod kv_append;
 mod limits;
 mod matmul;
 mod norm;
@@ -43,6 +44,7 @@ pub use gemm::{
     ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,
 };
+pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
 pub use norm::{NormCase, NormLayout, NormPlace, NormValues, normalized_row, run_norm};

@@ -10,7 +10,7 @@ use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, matmul, norm, routing};
+use crate::{attention, convert, kv_append, matmul, norm, routing};
 
 /// One case of an operation, as data. Its text names all that decides it.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
@@ -114,6 +114,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &QuantizeSuite,
     &attention::SUITE,
     &norm::SUITE,
+    &kv_append::SUITE,
 ];
 
 /// The suite of an operation.

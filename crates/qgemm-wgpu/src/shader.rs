@@ -60,6 +60,7 @@ const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 
 const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
 
+const KV_APPEND: &str = include_str!("../shaders/kv_append.wgsl");
 const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
 
 /// Texts of products that families share.
@@ -110,6 +111,9 @@ pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of attentions.
 pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
+
+/// All texts of appending to caches.
+pub(crate) const KV_APPEND_TEXTS: [&str; 2] = [NUMBERS, KV_APPEND];
 
 /// All texts of norms.
 pub(crate) const NORM_TEXTS: [&str; 5] = [ABI, NUMBERS, NORM_PARAMS, NORM_WRITTEN, NORM];
@@ -310,10 +314,19 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
 
 /// The shader of an attention with these constants.
 pub(crate) fn compose_attention(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
+    compose_chosen(words, choices, ATTENTION)
+}
+
+/// The shader that appends to a cache, with these constants.
+pub(crate) fn compose_kv_append(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
+    compose_chosen(words, choices, KV_APPEND)
+}
+
+fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)], text: &str) -> Shader {
     let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
     let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
     let prelude = words.chain(choices).collect::<Vec<_>>().join("\n");
-    Shader { source: [prelude.as_str(), NUMBERS, ATTENTION].join("\n"), prelude }
+    Shader { source: [prelude.as_str(), NUMBERS, text].join("\n"), prelude }
 }
 
 /// The shader of norms, with `threads` invocations whose rows keep `kept` columns in workgroup memory.
@@ -407,6 +420,9 @@ mod tests {
             validate(&shader.writable().source, "a conversion within a buffer");
         }
         validate(&compose_matmul(&crate::families::matmul::CONSTANTS).source, "a product of two matrices");
+        for shader in crate::families::kv_append::all_shaders() {
+            validate(&shader.source, "appending to a cache");
+        }
         for shader in crate::families::attention::all_shaders() {
             validate(&shader.source, "an attention");
         }

@@ -52,6 +52,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "quantize",
             "dequantize",
             "attention",
+            "kv_append",
             "norm",
             "gemm",
             "experts",

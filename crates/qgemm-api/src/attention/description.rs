@@ -2,7 +2,7 @@
 
 use qgemm_formats::DType;
 use qgemm_hal::op::attention::{HEAD_DIM_STEP, MOST_HEAD_DIM};
-use qgemm_hal::{CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, QueryLengths};
+use qgemm_hal::{Addressing, CheckedAttention, HeadRows, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
 
 use crate::error::Error;
 use crate::operand::WIDE_ACCESS;
@@ -10,7 +10,7 @@ use crate::operand::WIDE_ACCESS;
 /// Most sequences, tokens, keys, pages and rows of one: kernels add two of them in 32 bits.
 const MOST: usize = i32::MAX as usize;
 /// Most heads.
-const MOST_HEADS: usize = 1 << 16;
+pub(crate) const MOST_HEADS: usize = 1 << 16;
 
 /// Which query tokens each sequence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,39 +231,17 @@ impl Attention {
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedAttention, Error> {
-        let Queries { sequences, tokens, lengths } = self.queries;
-        let Keys { most, places } = self.keys;
-        let (pages, rows, width) = match places {
-            KvPlaces::Offsets { rows } => (1, rows, 0),
-            KvPlaces::Pages { capacity, .. } => (sequences, capacity, 0),
-            KvPlaces::Table { pages, page_size, width } => (pages, page_size, width),
-        };
-        let has_table = matches!(places, KvPlaces::Table { .. });
-        let sizes = [
-            ("heads", self.heads, 1, MOST_HEADS),
-            ("heads of keys", self.kv_heads, 1, MOST_HEADS),
-            ("sequences", sequences, 0, MOST),
-            ("tokens", tokens, 0, MOST),
-            ("queries of a sequence", most_queries(lengths), 0, MOST),
-            ("keys of a sequence", most, 0, MOST),
-            ("pages", pages, 0, MOST),
-            ("rows of a page", rows, usize::from(has_table), MOST),
-            ("pages of a sequence", width, 0, MOST),
-        ];
-        for (name, got, least, most) in sizes {
-            if !(least..=most).contains(&got) {
-                return Err(Error::OutOfRange { name, least, most, got });
-            }
-        }
+        let addressing = addressing(self.queries, self.keys)?;
+        let Addressing { sequences, tokens, queries, most_keys, places } = addressing;
+        let Paging { pages, page_size: rows, .. } = addressing.paging();
         let (heads, kv_heads) = (self.heads, self.kv_heads);
+        for (name, got) in [("heads", heads), ("heads of keys", kv_heads)] {
+            check_count(name, got, 1, MOST_HEADS)?;
+        }
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadsNotShared { heads, kv_heads });
         }
-        for (name, got) in [("features of a query", self.qk_dim), ("features of a value", self.v_dim)] {
-            if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(HEAD_DIM_STEP) {
-                return Err(Error::HeadDim { name, step: HEAD_DIM_STEP, most: MOST_HEAD_DIM, got });
-            }
-        }
+        check_head_dims(self.qk_dim, self.v_dim)?;
         let scale = self.scale.unwrap_or(1.0 / (self.qk_dim as f32).sqrt());
         for (name, got) in [("scale", scale), ("soft cap", self.soft_cap.unwrap_or(1.0))] {
             if !got.is_finite() {
@@ -289,8 +267,8 @@ impl Attention {
         let op = CheckedAttention {
             sequences,
             tokens,
-            queries: lengths,
-            most_keys: most,
+            queries,
+            most_keys,
             places,
             heads,
             kv_heads,
@@ -317,26 +295,54 @@ impl Attention {
     }
 }
 
-fn most_queries(lengths: QueryLengths) -> usize {
-    match lengths {
-        QueryLengths::Each(most) | QueryLengths::Offsets { most } => most,
+/// Sequences with their tokens and keys, as many as kernels count.
+pub(crate) fn addressing(queries: Queries, keys: Keys) -> Result<Addressing, Error> {
+    let Queries { sequences, tokens, lengths: queries } = queries;
+    let Keys { most: most_keys, places } = keys;
+    let addressing = Addressing { sequences, tokens, queries, most_keys, places };
+    let Paging { pages, page_size, width } = addressing.paging();
+    let has_table = matches!(places, KvPlaces::Table { .. });
+    let sizes = [
+        ("sequences", sequences, 0),
+        ("tokens", tokens, 0),
+        ("queries of a sequence", addressing.most_queries(), 0),
+        ("keys of a sequence", most_keys, 0),
+        ("pages", pages, 0),
+        ("rows of a page", page_size, usize::from(has_table)),
+        ("pages of a sequence", width, 0),
+    ];
+    sizes.into_iter().try_for_each(|(name, got, least)| check_count(name, got, least, MOST))?;
+    Ok(addressing)
+}
+
+pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: usize) -> Result<(), Error> {
+    if (least..=most).contains(&got) { Ok(()) } else { Err(Error::OutOfRange { name, least, most, got }) }
+}
+
+/// That kernels have heads of so many features.
+pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize) -> Result<(), Error> {
+    for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
+        if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(HEAD_DIM_STEP) {
+            return Err(Error::HeadDim { name, step: HEAD_DIM_STEP, most: MOST_HEAD_DIM, got });
+        }
     }
+    Ok(())
 }
 
 /// Heads of an operand.
-struct HeadsOf {
-    name: &'static str,
-    heads: usize,
-    columns: usize,
+pub(crate) struct HeadsOf {
+    pub name: &'static str,
+    pub heads: usize,
+    pub columns: usize,
     /// Bytes of an element.
-    width: usize,
+    pub width: usize,
     /// Bytes that kernels load at once.
-    vector: usize,
+    pub vector: usize,
 }
 
 impl HeadsOf {
     /// Rows with these strides of pages, tokens and heads, of so many pages and rows of each.
-    fn check(
+    pub fn check(
         &self,
         [page, token, head]: [u64; 3],
         [pages, rows]: [usize; 2],
@@ -361,7 +367,7 @@ impl HeadsOf {
 }
 
 /// Bytes from the first to the last element of so many pages, rows and heads; `None` when the count overflows.
-pub(super) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, width: usize) -> Option<u64> {
+pub(crate) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, width: usize) -> Option<u64> {
     if counts.contains(&0) {
         return Some(0);
     }

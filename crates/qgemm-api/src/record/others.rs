@@ -1,9 +1,9 @@
 //! Records of operations other than products with one weight.
 
 use qgemm_hal::{
-    AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, MatmulPlan, NormLaunch, Operation, QuantizePlan,
-    RoutingLaunches,
+    AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedKvAppend, CheckedMatmul, CheckedNorm,
+    CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, KvAppendLaunch, MatmulPlan, NormLaunch,
+    Operation, QuantizePlan, RoutingLaunches,
 };
 use qgemm_sched::{Candidates, Offered};
 
@@ -169,6 +169,25 @@ impl Recorded for CheckedNorm {
     }
 
     fn config(plan: &NormLaunch) -> &Self::Config {
+        &plan.config
+    }
+}
+
+impl Recorded for CheckedKvAppend {
+    fn describe(&self) -> String {
+        let Self { addressing, heads, kv_heads, qk_dim, dtype, kv, .. } = self;
+        let turned = if self.rotary.is_some() { ", turned" } else { "" };
+        format!(
+            "{} tokens of {heads} heads and {kv_heads} of keys x {qk_dim} from {dtype} to {kv}{turned}",
+            addressing.tokens
+        )
+    }
+
+    fn kernel_id(&self, plan: &KvAppendLaunch) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &KvAppendLaunch) -> &Self::Config {
         &plan.config
     }
 }

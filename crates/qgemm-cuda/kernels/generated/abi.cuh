@@ -460,6 +460,48 @@ static_assert(QG_OFFSET_OF(NormPointers, sum_row) == 72, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, d_row) == 80, "layout");
 static_assert(sizeof(NormPointers) == 88, "layout");
 
+struct KvAppendPointers {
+    u64 new_k;  // New keys.
+    u64 new_v;  // New values.
+    u64 positions;  // Position of each token; 0 where it is the place of its key.
+    u64 frequencies;  // Parts of a turn, in units of 2^-64; 0 where there are tables or nothing is turned.
+    u64 cos;  // Cosines.
+    u64 sin;  // Sines.
+    u64 new_k_token;  // From one token of the new keys to the next.
+    u64 new_k_head;  // From one head of the new keys to the next.
+    u64 new_v_token;  // From one token of the new values to the next.
+    u64 new_v_head;  // From one head of the new values to the next.
+    u64 table_row;  // From one row of cosines and of sines to the next.
+    u32 table_positions;  // Rows of cosines and sines.
+    u32 rotary_dim;  // Features of a head that are turned; 0 where nothing is.
+    u32 interleaved;  // Whether pairs are neighbours, not halves.
+    u32 new_aligned;  // Whether eight features of new keys and values are loaded at once.
+    u32 head_lanes;  // Lanes that share a head: a power of two.
+    u32 splits;  // CTAs that share a token.
+    u32 lane_heads;  // Heads that a lane has one after the other.
+    float amplitude;  // What turned features are multiplied with.
+};
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_k) == 0, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, frequencies) == 24, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, cos) == 32, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, sin) == 40, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_token) == 48, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_k_head) == 56, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_token) == 64, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_v_head) == 72, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, table_row) == 80, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, table_positions) == 88, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, rotary_dim) == 92, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, interleaved) == 96, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, new_aligned) == 100, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, head_lanes) == 104, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, splits) == 108, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
+static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
+static_assert(sizeof(KvAppendPointers) == 120, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.

@@ -10,6 +10,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
+#include "mainloop/e4m3_code.cuh"
 
 // The parameter of kernels that quantize.
 struct QuantizeParams {
@@ -106,21 +107,6 @@ QG_DEVICE float checked_inverse(float factor) {
     return bits >= SMALLEST_BITS && bits <= LARGEST_FACTOR_BITS ? rcp_rn_f32(factor) : bits_to_f32(NAN_BITS);
 }
 
-// A number as E4M3, to nearest even; what is too large becomes the largest one.
-QG_DEVICE u32 f32_to_e4m3(float value) {
-#if QG_VARIANT >= 89
-    return cvt_e4m3x2_f32(0.0f, value) & 0xffu;
-#else
-    const u32 bits = f32_to_bits(value), magnitude = bits & MAGNITUDE;
-    if (magnitude > INFINITY_BITS) return 0x7fu;
-    const u32 normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
-    // Below 2^-6 numbers are multiples of 2^-9, as f32's beside 2^14 are.
-    const u32 subnormal = f32_to_bits(bits_to_f32(magnitude) + 16384.0f) - 0x46800000u;
-    const u32 code = magnitude < 0x3c800000u ? subnormal : normal;
-    return (bits >> 24 & 0x80u) | (code < 0x7eu ? code : 0x7eu);
-#endif
-}
-
 // A number as E2M1, to nearest even; what is too large becomes the largest one.
 QG_DEVICE u32 f32_to_e2m1(float value) {
     const u32 bits = f32_to_bits(value), magnitude = bits & MAGNITUDE;
@@ -163,15 +149,6 @@ struct BlockScale {
         return scale;
     }
 };
-
-// Two numbers as E4M3, `low` in the low byte.
-QG_DEVICE u32 f32_to_e4m3x2(float low, float high) {
-#if QG_VARIANT >= 89
-    return cvt_e4m3x2_f32(high, low);
-#else
-    return f32_to_e4m3(low) | f32_to_e4m3(high) << 8;
-#endif
-}
 
 // The codes of a group: two words, of E2M1 one.
 QG_DEVICE u32x2 codes_of(const SourceGroup& group, const BlockScale& scale) {

@@ -12,6 +12,7 @@ use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
 use super::kernel_launch::load;
+use super::kv_append::KvAppend;
 use super::matmul::Matmul;
 use super::norm::Norm;
 use super::quantize::Quantize;
@@ -29,6 +30,7 @@ pub static CATALOG: Catalog = Catalog {
     dequantize: &[&Dequantize],
     attention: attention::FAMILIES,
     norm: &[&Norm],
+    kv_append: &[&KvAppend],
 };
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.

@@ -8,6 +8,7 @@ mod dequantize;
 mod experts;
 mod gemm;
 mod kernel_launch;
+mod kv_append;
 mod launch_params;
 mod matmul;
 mod norm;
@@ -27,6 +28,7 @@ pub use dequantize::dequantize_sequence;
 pub use experts::experts_sequence;
 pub use gemm::gemm_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
+pub use kv_append::kv_append_sequence;
 pub use launch_params::LaunchParams;
 pub use matmul::matmul_sequence;
 pub use norm::norm_sequence;
@@ -53,6 +55,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(dequantize::specs(variant))
         .chain(attention::specs(variant))
         .chain(norm::specs(variant))
+        .chain(kv_append::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

@@ -145,6 +145,39 @@ pub enum KvPlaces {
     },
 }
 
+/// Sequences with the tokens and keys of each: what kernels find both by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Addressing {
+    /// Sequences; at least 1.
+    pub sequences: usize,
+    /// Query tokens of all of them; at least 1.
+    pub tokens: usize,
+    /// How they are shared out.
+    pub queries: QueryLengths,
+    /// Most keys of a sequence.
+    pub most_keys: usize,
+    /// Where keys are.
+    pub places: KvPlaces,
+}
+
+impl Addressing {
+    /// Most query tokens of a sequence.
+    pub fn most_queries(&self) -> usize {
+        match self.queries {
+            QueryLengths::Each(count) | QueryLengths::Offsets { most: count } => count,
+        }
+    }
+
+    /// Pages and rows of each that the keys lie in, and pages of a row of the table: what kernels find keys by.
+    pub fn paging(&self) -> Paging {
+        match self.places {
+            KvPlaces::Offsets { rows } => Paging { pages: 1, page_size: rows, width: 0 },
+            KvPlaces::Pages { capacity, .. } => Paging { pages: self.sequences, page_size: capacity, width: 0 },
+            KvPlaces::Table { pages, page_size, width } => Paging { pages, page_size, width },
+        }
+    }
+}
+
 /// Softmax attention; validated by the API.
 ///
 /// A sequence has `q_len` queries and `kv_len` keys. Its query `i`, in head `h`, sees the keys `j < kv_len` of head
@@ -280,11 +313,15 @@ pub struct AttentionPlan {
 }
 
 impl CheckedAttention {
+    /// Sequences with the tokens and keys of each.
+    pub fn addressing(&self) -> Addressing {
+        let &Self { sequences, tokens, queries, most_keys, places, .. } = self;
+        Addressing { sequences, tokens, queries, most_keys, places }
+    }
+
     /// Most query tokens of a sequence.
     pub fn most_queries(&self) -> usize {
-        match self.queries {
-            QueryLengths::Each(count) | QueryLengths::Offsets { most: count } => count,
-        }
+        self.addressing().most_queries()
     }
 
     /// Heads that share keys and values.
@@ -294,11 +331,7 @@ impl CheckedAttention {
 
     /// Pages and rows of each that the keys lie in, and pages of a row of the table: what kernels find keys by.
     pub fn paging(&self) -> Paging {
-        match self.places {
-            KvPlaces::Offsets { rows } => Paging { pages: 1, page_size: rows, width: 0 },
-            KvPlaces::Pages { capacity, .. } => Paging { pages: self.sequences, page_size: capacity, width: 0 },
-            KvPlaces::Table { pages, page_size, width } => Paging { pages, page_size, width },
-        }
+        self.addressing().paging()
     }
 
     /// Keys that a query sees on average, where all sequences are as long as they may be.

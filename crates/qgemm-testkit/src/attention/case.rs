@@ -133,17 +133,17 @@ impl AttentionCase {
     }
 
     /// Tokens of nobody before the first sequence.
-    pub(super) fn spare_tokens(&self) -> usize {
+    pub(crate) fn spare_tokens(&self) -> usize {
         usize::from(self.ragged)
     }
 
     /// Query tokens.
-    pub(super) fn tokens(&self) -> usize {
+    pub(crate) fn tokens(&self) -> usize {
         self.spare_tokens() + self.lengths.iter().map(|&(q, _)| q).sum::<usize>()
     }
 
     /// The first token of every sequence, and the end of the last.
-    pub(super) fn q_offsets(&self) -> Vec<u32> {
+    pub(crate) fn q_offsets(&self) -> Vec<u32> {
         let ends = self.lengths.iter().scan(self.spare_tokens(), |end, &(q, _)| {
             *end += q;
             Some(*end as u32)
@@ -152,12 +152,12 @@ impl AttentionCase {
     }
 
     /// Most queries of a sequence.
-    pub(super) fn most_queries(&self) -> usize {
+    pub(crate) fn most_queries(&self) -> usize {
         self.lengths.iter().map(|&(q, _)| q).max().unwrap_or(0)
     }
 
     /// Most keys of a sequence.
-    pub(super) fn most_keys(&self) -> usize {
+    pub(crate) fn most_keys(&self) -> usize {
         self.lengths.iter().map(|&(_, k)| k).max().unwrap_or(0)
     }
 
@@ -166,7 +166,7 @@ impl AttentionCase {
     }
 
     /// Queries without gaps, every value one of the type.
-    pub(super) fn queries(&self) -> Vec<f32> {
+    pub(crate) fn queries(&self) -> Vec<f32> {
         let mut rng = self.rng(1);
         let count = self.tokens() * self.heads.0 * self.dims.0;
         let values: Vec<f32> = (0..count)
@@ -181,7 +181,7 @@ impl AttentionCase {
     }
 
     /// Row of a key of head 0: of keys by number, in the memory of [`Self::keys`]; and how many rows there are.
-    pub(super) fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         match self.places {
             AttentionPlaces::Each => self.lengths.len() * self.most_keys(),
             AttentionPlaces::Lengths(spare) => self.lengths.len() * (self.most_keys() + spare),
@@ -191,7 +191,7 @@ impl AttentionCase {
     }
 
     /// Pages of the cache; one where there are none.
-    pub(super) fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         match self.places {
             AttentionPlaces::Each | AttentionPlaces::Lengths(_) => self.lengths.len(),
             AttentionPlaces::Offsets => 1,
@@ -200,12 +200,12 @@ impl AttentionCase {
     }
 
     /// Pages of a row of the table.
-    pub(super) fn table_width(&self, page_size: usize) -> usize {
+    pub(crate) fn table_width(&self, page_size: usize) -> usize {
         self.most_keys().div_ceil(page_size) + 1
     }
 
     /// The table: every sequence has pages of its own, none of them in order.
-    pub(super) fn table(&self, page_size: usize) -> Vec<u32> {
+    pub(crate) fn table(&self, page_size: usize) -> Vec<u32> {
         let (width, pages) = (self.table_width(page_size), self.pages());
         // A step that has no factor in common with the pages.
         let step = (pages / 2 + 1..).find(|step| gcd(*step, pages) == 1).unwrap_or(1);
@@ -223,7 +223,7 @@ impl AttentionCase {
     }
 
     /// The row of a key of a sequence; none of a page that is none.
-    pub(super) fn row(&self, sequence: usize, key: usize, table: &[u32]) -> Option<usize> {
+    pub(crate) fn row(&self, sequence: usize, key: usize, table: &[u32]) -> Option<usize> {
         match self.places {
             AttentionPlaces::Each => Some(sequence * self.most_keys() + key),
             AttentionPlaces::Lengths(spare) => Some(sequence * (self.most_keys() + spare) + key),
@@ -236,7 +236,7 @@ impl AttentionCase {
     }
 
     /// The first row of every sequence, and the end of the last; nobody's is the first row.
-    pub(super) fn kv_offsets(&self) -> Vec<u32> {
+    pub(crate) fn kv_offsets(&self) -> Vec<u32> {
         let ends = self.lengths.iter().scan(1, |end, &(_, k)| {
             *end += k as u32;
             Some(*end)
@@ -246,7 +246,7 @@ impl AttentionCase {
 
     /// Keys (`salt` 2) or values (3) of every row: `[row][head][feature]`; NaN where nobody's keys are. Every value is one of the
     /// format.
-    pub(super) fn keys(&self, salt: u64) -> Vec<f32> {
+    pub(crate) fn keys(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
         let is_keys = salt == 2;
         let columns = if is_keys { self.dims.0 } else { self.dims.1 };
@@ -287,14 +287,14 @@ impl AttentionCase {
     }
 
     /// Factors of the heads of keys (`salt` 4) or values (5).
-    pub(super) fn factors(&self, salt: u64) -> Vec<f32> {
+    pub(crate) fn factors(&self, salt: u64) -> Vec<f32> {
         let mut rng = self.rng(salt);
         (0..self.heads.1).map(|_| rng.random_range(0.25..2.0)).collect()
     }
 }
 
 /// The code of a number in E4M3.
-pub(super) fn e4m3(value: f32) -> u8 {
+pub(crate) fn e4m3(value: f32) -> u8 {
     if value.is_nan() { 0x7f } else { qgemm_formats::float8::f32_to_e4m3(value) }
 }
 

@@ -1,5 +1,6 @@
 //! `attention`: its oracle, its cases, and how one is run.
 
+mod cache;
 mod case;
 mod groups;
 mod oracle;
@@ -8,6 +9,7 @@ mod stress;
 
 use qgemm_api::Context;
 
+pub(crate) use cache::{KvOperand, api_keys, api_queries};
 pub use case::{AttentionCase, AttentionPlaces, AttentionValues};
 pub use run::run as run_attention;
 

@@ -1,14 +1,10 @@
 //! Runs one attention on a device and judges the result.
 
-use std::ops::Range;
-
-use qgemm_api::{
-    Attention, AttentionArgs, AttentionPlan, Buffer, Context, DeviceKind, Error, Keys, KvStrides, Queries, Workspace,
-};
+use qgemm_api::{Attention, AttentionArgs, AttentionPlan, Buffer, Context, DeviceKind, Error, Workspace};
 use qgemm_formats::DType;
-use qgemm_hal::KvFormat;
 
-use super::case::{AttentionCase, AttentionPlaces, e4m3};
+use super::cache::{KvOperand, api_keys, api_queries_of};
+use super::case::{AttentionCase, AttentionPlaces};
 use super::oracle::{Row, attend};
 use crate::compare::{Mismatch, compare};
 use crate::gemm::Expected;
@@ -41,58 +37,6 @@ pub fn run(ctx: &Context, case: &AttentionCase) -> Outcome {
     let result = judge(ctx, case, &mut outcome);
     outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
     outcome
-}
-
-/// Keys or values in a buffer whose every other byte is poison.
-struct KvOperand {
-    bytes: Vec<u8>,
-    range: Range<usize>,
-    strides: KvStrides,
-    alignment: usize,
-}
-
-const GUARD_BYTES: usize = 256;
-
-impl KvOperand {
-    fn new(case: &AttentionCase, columns: usize, values: &[f32]) -> Self {
-        let (kv_heads, width) = (case.heads.1, case.kv.bytes());
-        let (pages, rows) = (case.pages(), case.rows());
-        let page_rows = rows.checked_div(pages).unwrap_or(0);
-        let pitch = columns + case.gap;
-        let strides = match case.head_major {
-            false => KvStrides {
-                page: (page_rows * kv_heads * pitch) as u64,
-                token: (kv_heads * pitch) as u64,
-                head: pitch as u64,
-            },
-            true => KvStrides {
-                page: (page_rows * kv_heads * pitch) as u64,
-                token: pitch as u64,
-                head: (page_rows * pitch) as u64,
-            },
-        };
-        let start = GUARD_BYTES + case.offset * width;
-        let len = (rows * kv_heads * pitch).saturating_sub(case.gap) * width;
-        let mut bytes = vec![0xff; (start + len + GUARD_BYTES).next_multiple_of(4)];
-        for row in 0..rows {
-            let (page, of_page) = (row / page_rows, row % page_rows);
-            for head in 0..kv_heads {
-                let element = page as u64 * strides.page + of_page as u64 * strides.token + head as u64 * strides.head;
-                for (i, &value) in values[(row * kv_heads + head) * columns..][..columns].iter().enumerate() {
-                    let at = element as usize + i;
-                    match case.kv {
-                        KvFormat::Plain(dtype) => dtype.write(&mut bytes[start..], at, value),
-                        _ => bytes[start + at] = e4m3(value),
-                    }
-                }
-            }
-        }
-        let alignment = match case.offset * width {
-            0 => 16,
-            bytes => 16.min(1 << bytes.trailing_zeros()),
-        };
-        Self { bytes, range: start..start + len, strides, alignment }
-    }
 }
 
 /// What is given to runs, on the device.
@@ -207,16 +151,7 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
 
 fn attention(case: &AttentionCase, stored: &Stored, index: &Index) -> Attention {
     let ((heads, kv_heads), (qk, v_dim)) = (case.heads, case.dims);
-    let queries = match case.ragged {
-        true => Queries::offsets(index.sequences, case.tokens(), case.most_queries()),
-        false => Queries::each(index.sequences, case.most_queries()),
-    };
-    let keys = match case.places {
-        AttentionPlaces::Each => Keys::each(case.most_keys()),
-        AttentionPlaces::Lengths(spare) => Keys::lengths(case.most_keys() + spare),
-        AttentionPlaces::Offsets => Keys::offsets(case.rows(), case.most_keys()),
-        AttentionPlaces::Paged(size) => Keys::paged(case.pages(), size, case.table_width(size)).most(case.most_keys()),
-    };
+    let (queries, keys) = (api_queries_of(case, index.sequences), api_keys(case));
     let strides = |operand: &Operand| ((heads * operand.row_stride()) as u64, operand.row_stride() as u64);
     let ((q_token, q_head), (d_token, d_head)) = (strides(&stored.q), strides(&stored.d));
     let mut attention = Attention::new(case.dtype, heads, kv_heads, qk, queries, keys)

@@ -6,6 +6,7 @@ pub(crate) mod dequantize;
 mod dispatch;
 pub(crate) mod experts;
 pub(crate) mod gemm;
+pub(crate) mod kv_append;
 pub(crate) mod matmul;
 pub(crate) mod modes;
 pub(crate) mod norm;
@@ -32,6 +33,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     dequantize: dequantize::FAMILIES,
     attention: attention::FAMILIES,
     norm: norm::FAMILIES,
+    kv_append: kv_append::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -48,6 +50,7 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &dequantize::INTERFACE,
     &attention::INTERFACE,
     &norm::INTERFACE,
+    &kv_append::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -70,6 +73,7 @@ const _: () = {
         &dequantize::INTERFACE,
         &attention::INTERFACE,
         &norm::INTERFACE,
+        &kv_append::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

@@ -1,7 +1,7 @@
 //! Where the queries and keys of a sequence lie, and tiles of keys and values in f32.
 
 use qgemm_formats::float8::e4m3_to_f32;
-use qgemm_hal::{CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
+use qgemm_hal::{Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
 
 use crate::operand::absent;
 use crate::simd::{LANES, Simd};
@@ -10,7 +10,7 @@ use crate::simd::{LANES, Simd};
 pub(super) const TILE_KEYS: usize = 64;
 
 /// What says which queries and keys a sequence has, as it was given.
-pub(super) struct Index<'a> {
+pub(in crate::families) struct Index<'a> {
     pub q_offsets: Option<&'a [u32]>,
     pub kv_offsets: Option<&'a [u32]>,
     pub lengths: Option<&'a [u32]>,
@@ -19,7 +19,7 @@ pub(super) struct Index<'a> {
 
 /// The queries and keys of a sequence, within what there is.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sequence {
+pub(in crate::families) struct Sequence {
     /// Its place.
     pub index: usize,
     /// Its first query token.
@@ -32,7 +32,7 @@ pub(super) struct Sequence {
 
 impl Index<'_> {
     /// Sequence `index`. Whatever the numbers are, the queries lie among the tokens, and the keys among the rows.
-    pub fn sequence(&self, op: &CheckedAttention, index: usize) -> Sequence {
+    pub fn sequence(&self, op: &Addressing, index: usize) -> Sequence {
         let most = op.most_queries();
         let (token, queries) = match (op.queries, self.q_offsets) {
             // Threads must not share tokens: an offset below an earlier one stands for that.
@@ -50,7 +50,7 @@ impl Index<'_> {
     }
 
     /// Page and row of the page of key `key`; none where the table names no page.
-    fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
+    pub fn place(&self, paging: Paging, of: &Sequence, key: usize) -> Option<(usize, usize)> {
         match self.table {
             Some(table) => {
                 let page = table[of.index * paging.width + key / paging.page_size] as usize;

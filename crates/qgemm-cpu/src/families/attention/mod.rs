@@ -1,6 +1,6 @@
 //! Families of `attention`: one, which serves all of it. A task is a block of queries of the heads that share keys.
 
-mod keys;
+pub(super) mod keys;
 mod rows;
 
 use std::marker::PhantomData;
@@ -199,7 +199,7 @@ impl<'a> Job<'a> {
     /// Block `block` of the queries of a sequence and a head of keys.
     fn task(&self, sequence: usize, head: usize, block: usize) {
         let CpuAttention { op, simd, .. } = self.attention;
-        let sequence = self.index.sequence(op, sequence);
+        let sequence = self.index.sequence(&op.addressing(), sequence);
         let group = op.group();
         let (first, all) = (block * MOST_ROWS, sequence.queries * group);
         if first >= all {
@@ -244,9 +244,9 @@ fn row_end(rows: &HeadRows, op: &CheckedAttention, columns: usize) -> usize {
 }
 
 /// The `count` values of an operand that is read.
-fn read<'a, T: AnyBitPattern>(
+pub(super) fn read<'a, T: AnyBitPattern>(
     operands: &mut Operands<'a>,
-    operand: AttentionOperand,
+    operand: impl Operand,
     count: usize,
 ) -> Result<&'a [T], HalError> {
     let (what, end) = (operand.name(), count * size_of::<T>());

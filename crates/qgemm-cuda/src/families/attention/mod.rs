@@ -2,7 +2,7 @@
 //! instructions for many (`mma`).
 
 mod mma;
-mod params;
+pub(super) mod params;
 mod simt;
 
 use qgemm_hal::{AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Variant};

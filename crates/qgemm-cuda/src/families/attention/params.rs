@@ -13,9 +13,9 @@ use super::super::launch_params::LaunchParams;
 /// `AttentionParams` in `mainloop/attention_keys.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
-pub(super) struct AttentionParams {
-    shape: AttentionShape,
-    at: AttentionPointers,
+pub(in crate::families) struct AttentionParams {
+    pub shape: AttentionShape,
+    pub at: AttentionPointers,
 }
 
 impl Params for AttentionParams {
@@ -44,7 +44,7 @@ impl Params for AttentionParams {
 }
 
 /// The number by which kernels know a format of keys and values.
-pub(super) fn kv_code(kv: KvFormat) -> u32 {
+pub(in crate::families) fn kv_code(kv: KvFormat) -> u32 {
     match kv {
         KvFormat::Plain(dtype) => dtype_code(dtype),
         _ => 3,

@@ -1,0 +1,253 @@
+//! [`Rotary`]: angles of rotary embeddings.
+
+use std::f64::consts::TAU;
+
+use qgemm_hal::op::attention::MOST_HEAD_DIM;
+use qgemm_hal::{CheckedRotary, RotaryAngles, RotaryPairs};
+
+use crate::error::Error;
+
+/// How frequencies differ from `base^(−2i / dim)`, for contexts longer than a model was trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum RotaryScaling {
+    /// They do not.
+    #[default]
+    None,
+    /// All are divided by the factor.
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// As Llama 3.1 has them: those whose wavelength is above `original / low` are divided by the factor, those below `original / high`
+    /// stay, and between them the one passes into the other.
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// `low_freq_factor`.
+        low: f64,
+        /// `high_freq_factor`.
+        high: f64,
+        /// Positions that the model was first trained on.
+        original: usize,
+    },
+    /// YaRN: pairs that make fewer than `slow` turns in `original` positions are divided by the factor, those that make more than `fast`
+    /// stay, and between them the one passes into the other; turned features are multiplied with `0.1 ln(factor) + 1`.
+    Yarn {
+        /// The factor.
+        factor: f64,
+        /// `beta_fast`.
+        fast: f64,
+        /// `beta_slow`.
+        slow: f64,
+        /// Positions that the model was first trained on.
+        original: usize,
+    },
+}
+
+/// Which features of a head are turned in pairs, and how far a position turns them.
+///
+/// From frequencies, an angle is the position times the frequency of the pair, both exact: as a part of a turn in 64-bit integers, so that
+/// late positions are turned as exactly as early ones.
+///
+/// ```
+/// use qgemm_api::{Rotary, RotaryScaling};
+///
+/// let llama = Rotary::neox(128).base(500_000.0);
+/// let longer = llama.scaling(RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 });
+/// assert_ne!(llama, longer);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rotary {
+    dim: usize,
+    pairs: RotaryPairs,
+    angles: Angles,
+    amplitude: Option<f32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Angles {
+    Of { base: f64, scaling: RotaryScaling },
+    Tables { positions: usize, row_stride: Option<u64> },
+}
+
+impl Rotary {
+    /// Turns the first `dim` features of a head, in the pairs `(i, i + dim / 2)`; base 10000.
+    pub fn neox(dim: usize) -> Self {
+        let angles = Angles::Of { base: 10_000.0, scaling: RotaryScaling::None };
+        Self { dim, pairs: RotaryPairs::Neox, angles, amplitude: None }
+    }
+
+    /// Turns the first `dim` features of a head, in the pairs `(2i, 2i + 1)`; base 10000.
+    pub fn interleaved(dim: usize) -> Self {
+        Self { pairs: RotaryPairs::Interleaved, ..Self::neox(dim) }
+    }
+
+    /// The frequency of pair `i` is `base^(−2i / dim)`, in radians a position.
+    pub fn base(mut self, base: f64) -> Self {
+        let scaling = if let Angles::Of { scaling, .. } = self.angles { scaling } else { RotaryScaling::None };
+        self.angles = Angles::Of { base, scaling };
+        self
+    }
+
+    /// Scales the frequencies.
+    pub fn scaling(mut self, scaling: RotaryScaling) -> Self {
+        let base = if let Angles::Of { base, .. } = self.angles { base } else { 10_000.0 };
+        self.angles = Angles::Of { base, scaling };
+        self
+    }
+
+    /// Angles come from tables that a run is given ([`KvAppendArgs::cos`](crate::KvAppendArgs::cos) and `sin`): f32, a row of
+    /// `dim / 2` a position, so many rows. Tokens of later positions are left alone.
+    pub fn tables(mut self, positions: usize) -> Self {
+        self.angles = Angles::Tables { positions, row_stride: None };
+        self
+    }
+
+    /// Elements from one row of the tables to the next; after [`Rotary::tables`].
+    pub fn table_row_stride(mut self, elements: u64) -> Self {
+        if let Angles::Tables { row_stride, .. } = &mut self.angles {
+            *row_stride = Some(elements);
+        }
+        self
+    }
+
+    /// Multiplies turned features, in place of what the scaling says (YaRN's `attention_factor`).
+    pub fn amplitude(mut self, factor: f32) -> Self {
+        self.amplitude = Some(factor);
+        self
+    }
+
+    /// Validates it for heads of `head_dim` features.
+    pub(super) fn check(&self, head_dim: usize) -> Result<CheckedRotary, Error> {
+        let &Self { dim, pairs, angles, amplitude } = self;
+        if dim == 0 || dim > head_dim.min(MOST_HEAD_DIM) || !dim.is_multiple_of(2) {
+            return Err(Error::RotaryDim { head_dim, got: dim });
+        }
+        let amplitude = amplitude.unwrap_or_else(|| self.own_amplitude() as f32);
+        if !amplitude.is_finite() {
+            return Err(Error::NonFiniteScalar { name: "amplitude", got: amplitude });
+        }
+        let angles = match angles {
+            Angles::Of { .. } => {
+                let wrong = self.wrong_number();
+                wrong.map_or(Ok(()), |(name, got)| Err(Error::RotaryNumber { name, got }))?;
+                RotaryAngles::Frequencies
+            }
+            Angles::Tables { positions, row_stride } => {
+                let pairs = (dim / 2) as u64;
+                let row_stride = row_stride.unwrap_or(pairs);
+                if row_stride < pairs {
+                    return Err(Error::StrideTooSmall { operand: "cos and sin", expected: pairs, got: row_stride });
+                }
+                let last = (positions as u64).saturating_sub(1).checked_mul(row_stride);
+                let bytes = last.and_then(|last| last.checked_add(pairs)?.checked_mul(4));
+                if u32::try_from(positions).is_err() || bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+                    return Err(Error::ExtentOverflow { operand: "cos and sin", rows: positions as u64, row_stride });
+                }
+                RotaryAngles::Tables { positions, row_stride }
+            }
+        };
+        Ok(CheckedRotary { dim, pairs, angles, amplitude })
+    }
+
+    /// The first number of base and scaling that is none to compute with.
+    fn wrong_number(&self) -> Option<(&'static str, f64)> {
+        let Angles::Of { base, scaling } = self.angles else { return None };
+        let positive = |number: f64| number.is_finite() && number > 0.0;
+        let of_scaling = match scaling {
+            RotaryScaling::None => [("factor", 1.0), ("low", 1.0), ("high", 2.0)],
+            RotaryScaling::Linear { factor } => [("factor", factor), ("low", 1.0), ("high", 2.0)],
+            RotaryScaling::Llama3 { factor, low, high, .. } => [("factor", factor), ("low", low), ("high", high)],
+            RotaryScaling::Yarn { factor, slow, fast, .. } => [("factor", factor), ("slow", slow), ("fast", fast)],
+        };
+        if !positive(base) || base < 1.0 {
+            return Some(("base", base));
+        }
+        let wrong = of_scaling.into_iter().find(|(_, number)| !positive(*number));
+        wrong.or_else(|| (of_scaling[1].1 >= of_scaling[2].1).then_some(of_scaling[2]))
+    }
+
+    fn own_amplitude(&self) -> f64 {
+        match self.angles {
+            Angles::Of { scaling: RotaryScaling::Yarn { factor, .. }, .. } if factor > 1.0 => 0.1 * factor.ln() + 1.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Of each pair, the part of a turn that it makes from one position to the next, in units of 2⁻⁶⁴; none with tables.
+    pub(super) fn frequencies(&self) -> Option<Vec<u64>> {
+        let Angles::Of { base, scaling } = self.angles else { return None };
+        let pairs = self.dim / 2;
+        let turns = (0..pairs).map(|pair| {
+            let radians = scaled(scaling, base, self.dim, pair);
+            (radians / TAU).fract()
+        });
+        // Below 1, so the product fits.
+        Some(turns.map(|turns| (turns * 2f64.powi(64)) as u64).collect())
+    }
+}
+
+/// The frequency of a pair, in radians a position.
+fn scaled(scaling: RotaryScaling, base: f64, dim: usize, pair: usize) -> f64 {
+    let plain = base.powf(-2.0 * pair as f64 / dim as f64);
+    match scaling {
+        RotaryScaling::None => plain,
+        RotaryScaling::Linear { factor } => plain / factor,
+        RotaryScaling::Llama3 { factor, low, high, original } => {
+            // Waves in the positions that the model was first trained on.
+            let waves = original as f64 * plain / TAU;
+            let kept = ((waves - low) / (high - low)).clamp(0.0, 1.0);
+            plain * (kept + (1.0 - kept) / factor)
+        }
+        RotaryScaling::Yarn { factor, fast, slow, original } => {
+            // The pair that makes so many turns in those positions.
+            let pair_of =
+                |turns: f64| dim as f64 * (original as f64 / (turns * TAU)).ln() / (2.0 * base.max(1.0 + 1e-9).ln());
+            let first = pair_of(fast).floor().max(0.0);
+            let last = pair_of(slow).ceil().min(dim as f64 - 1.0);
+            let divided = ((pair as f64 - first) / (last - first).max(0.001)).clamp(0.0, 1.0);
+            plain * (1.0 - divided + divided / factor)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frequencies_are_parts_of_turns() {
+        let all = Rotary::neox(4).base(100.0).frequencies().expect("no tables");
+        let radians = |frequency: u64| frequency as f64 / 2f64.powi(64) * TAU;
+        assert!((radians(all[0]) - 1.0).abs() < 1e-12 && (radians(all[1]) - 0.1).abs() < 1e-12, "{all:?}");
+        assert!(Rotary::neox(4).tables(7).frequencies().is_none());
+    }
+
+    #[test]
+    fn scalings_keep_fast_pairs_and_divide_slow_ones() {
+        for scaling in [
+            RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 },
+            RotaryScaling::Yarn { factor: 8.0, fast: 32.0, slow: 1.0, original: 8192 },
+        ] {
+            let ratio =
+                |pair| scaled(scaling, 500_000.0, 128, pair) / scaled(RotaryScaling::None, 500_000.0, 128, pair);
+            assert!((ratio(0) - 1.0).abs() < 1e-12 && (ratio(63) - 0.125).abs() < 1e-12, "{scaling:?}");
+            assert!((1..64).all(|pair| ratio(pair) <= ratio(pair - 1) + 1e-12), "{scaling:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_to_compute_with_is_named() {
+        let name = |rotary: Rotary| match rotary.check(64) {
+            Err(Error::RotaryNumber { name, .. } | Error::NonFiniteScalar { name, .. }) => name,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(name(Rotary::neox(64).base(0.0)), "base");
+        assert_eq!(name(Rotary::neox(64).scaling(RotaryScaling::Linear { factor: f64::NAN })), "factor");
+        let upside_down = RotaryScaling::Llama3 { factor: 8.0, low: 4.0, high: 1.0, original: 8192 };
+        assert_eq!(name(Rotary::neox(64).scaling(upside_down)), "high");
+        assert_eq!(name(Rotary::neox(64).amplitude(f32::INFINITY)), "amplitude");
+        assert!(matches!(Rotary::neox(66).check(64), Err(Error::RotaryDim { got: 66, .. })));
+    }
+}

@@ -1,0 +1,97 @@
+//! `qgemm bench --op kv_append`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Keys, KvAppend, KvAppendArgs, KvFormat, Queries, Rotary};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Tokens, heads, heads of keys and features of a head, unless others are asked for.
+const SHAPES: [[usize; 4]; 3] = [[1, 32, 8, 128], [64, 32, 8, 128], [4096, 32, 8, 128]];
+
+/// Tokens of one sequence to append, turned by frequencies.
+pub struct Subject {
+    shape: [usize; 4],
+    kv: KvFormat,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} kv={}", self.name(), self.kv)
+    }
+}
+
+/// Every shape, into a cache of the type of the queries and in E4M3.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<[usize; 4]> = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.kv_append()).collect::<anyhow::Result<_>>()?,
+    };
+    let kinds = |shape| [KvFormat::Plain(args.x_dtype), KvFormat::E4M3].map(|kv| Subject { shape, kv });
+    Ok(shapes.into_iter().flat_map(kinds).collect())
+}
+
+impl Subject {
+    fn name(&self) -> String {
+        self.shape.map(|size| size.to_string()).join("x")
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of all that is large in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let [tokens, heads, kv_heads, dim] = subject.shape;
+    let dtype: DType = args.x_dtype;
+    let append = KvAppend::new(dtype, heads, kv_heads, dim, Queries::each(1, tokens), Keys::lengths(tokens))
+        .kv_format(subject.kv)
+        .rotary(Rotary::neox(dim));
+    let plan = ctx.plan_kv_append(&append)?;
+    let (of_queries, of_keys) = (tokens * heads * dim, tokens * kv_heads * dim);
+    let bytes = (of_queries + 2 * of_keys) * dtype.bytes() + 2 * of_keys * subject.kv.bytes();
+    let places: Vec<usize> = (0..copies(ctx, bytes)).collect();
+    let numbers = |count: usize| dtype.encode(&(0..count).map(|i| (i % 37) as f32 * 0.05 - 0.9).collect::<Vec<_>>());
+    let (queries, keys) = (numbers(of_queries), numbers(of_keys));
+    let uploaded = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let (mut q, new_k, new_v) = (uploaded(&queries)?, uploaded(&keys)?, uploaded(&keys)?);
+    let allocated =
+        || places.iter().map(|_| ctx.allocate(of_keys * subject.kv.bytes())).collect::<Result<Vec<Buffer>, _>>();
+    let (mut k, mut v) = (allocated()?, allocated()?);
+    let lengths = ctx.upload(&[tokens as u32])?;
+    let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let mut args = KvAppendArgs::new(&new_k[place], &new_v[place], &mut k[place], &mut v[place])
+            .q(&mut q[place])
+            .kv_lengths(&lengths);
+        if subject.kv.has_factors() {
+            args.k_factors = Some((&factors).into());
+            args.v_factors = Some((&factors).into());
+        }
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: subject.name(),
+        format: subject.kv.to_string(),
+        x_dtype: dtype.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

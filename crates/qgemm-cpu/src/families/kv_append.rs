@@ -1,0 +1,375 @@
+//! Families of `kv_append`: one, which serves all of it. A task is a head of keys with the heads of queries that share it, for all tokens:
+//! so no two tasks write the same element, whatever pages a table names.
+
+use std::f32::consts::TAU;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_formats::float8::f32_to_e4m3;
+use qgemm_hal::op::attention::MOST_HEAD_DIM;
+use qgemm_hal::{
+    Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Family, Geometry, HalError,
+    HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendFamilies, KvAppendLaunch,
+    KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvRows, LaunchSequence, LaunchStep, Operand, Operands,
+    Operation, Paging, RotaryAngles, RotaryPairs, Spec, Stream, Unsupported,
+};
+use rayon::prelude::*;
+
+use super::attention::keys::Index;
+use super::attention::read;
+use crate::convert;
+use crate::device::CpuDevice;
+use crate::operand::{absent, host_bytes};
+use crate::pool::Pool;
+use crate::simd::Simd;
+use crate::source_hash::SOURCE_HASH;
+
+/// Elements below which the calling thread works alone: waking others takes longer.
+const SERIAL_ELEMENTS: usize = 1 << 15;
+/// Most pairs of a head.
+const MOST_PAIRS: usize = MOST_HEAD_DIM / 2;
+
+/// What the CPU offers.
+pub static FAMILIES: KvAppendFamilies = &[&KV_APPEND];
+
+/// The family `kv_append`.
+pub static KV_APPEND: KvAppendFamily = KvAppendFamily;
+
+/// Heads turned and written to the cache, bound by memory.
+#[derive(Debug)]
+pub struct KvAppendFamily;
+
+impl Family<CheckedKvAppend> for KvAppendFamily {
+    fn name(&self) -> &'static str {
+        "kv_append"
+    }
+
+    fn configs(&self, op: &CheckedKvAppend, _: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+        let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
+        let kernel = KernelId::new(self.name(), None, Spec::KvAppend(spec));
+        Ok(vec![KvAppendConfig { kernel, launches: 1, efficiency: 500 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedKvAppend,
+        plan: &KvAppendLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        let cpu = CpuDevice::of(device)?;
+        let kernel = CpuKvAppend { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
+        let geometry = Geometry { grid: [op.kv_heads as u32, 1, 1], threads: 1, shared_bytes: 0 };
+        let step = LaunchStep::new::<KvAppendOperand>(plan.config.kernel, geometry, Arc::new(kernel));
+        let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+        let name = format!("kv_append_{}_{}", op.dtype, op.kv);
+        Ok(LaunchSequence::new::<KvAppendOperand>(name, vec![step]))
+    }
+
+    fn source_hash(&self, _: &CheckedKvAppend, _: &KvAppendConfig) -> u64 {
+        SOURCE_HASH
+    }
+}
+
+/// The family's loop made ready for one operation.
+struct CpuKvAppend {
+    op: CheckedKvAppend,
+    simd: &'static Simd,
+    pool: Pool,
+}
+
+impl std::fmt::Debug for CpuKvAppend {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CpuKvAppend").field("op", &self.op).finish_non_exhaustive()
+    }
+}
+
+impl Kernel for CpuKvAppend {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        HostStream::check(DeviceId::CPU, stream)?;
+        let job = Job::new(&self.op, self.simd, operands)?;
+        self.pool.enter(|| job.run());
+        Ok(())
+    }
+}
+
+/// Angles as they are given.
+enum Angles<'a> {
+    Nothing,
+    Frequencies(&'a [u32]),
+    Tables { cos: &'a [f32], sin: &'a [f32], positions: usize, row_stride: usize },
+}
+
+/// An operation with its operands.
+struct Job<'a> {
+    op: &'a CheckedKvAppend,
+    simd: &'static Simd,
+    q: Option<Written<'a>>,
+    new_k: &'a [u8],
+    new_v: &'a [u8],
+    k: Written<'a>,
+    v: Written<'a>,
+    k_factors: Option<&'a [f32]>,
+    v_factors: Option<&'a [f32]>,
+    index: Index<'a>,
+    positions: Option<&'a [u32]>,
+    angles: Angles<'a>,
+}
+
+impl<'a> Job<'a> {
+    fn new(op: &'a CheckedKvAppend, simd: &'static Simd, mut operands: Operands<'a>) -> Result<Self, HalError> {
+        use KvAppendOperand as O;
+        let Addressing { sequences, tokens, .. } = op.addressing;
+        let mut rows = |operand: O, rows: &HeadRows, columns: usize| -> Result<&'a [u8], HalError> {
+            let (what, end) = (operand.name(), rows_end(rows, tokens, op.kv_heads, columns) * op.dtype.bytes());
+            let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+            if bytes.len() < end { Err(absent(what, end)) } else { Ok(bytes) }
+        };
+        let (new_k, new_v) = (rows(O::NewK, &op.new_k, op.qk_dim)?, rows(O::NewV, &op.new_v, op.v_dim)?);
+        let given = op.operands();
+        let mut words = |operand: O, count: usize| match given.contains(&operand) {
+            true => read::<u32>(&mut operands, operand, count).map(Some),
+            false => Ok(None),
+        };
+        let index = Index {
+            q_offsets: words(O::QOffsets, sequences + 1)?,
+            kv_offsets: words(O::KvOffsets, sequences + 1)?,
+            lengths: words(O::KvLengths, sequences)?,
+            table: words(O::BlockTable, sequences * op.addressing.paging().width)?,
+        };
+        let positions = words(O::Positions, tokens)?;
+        let frequencies = words(O::Frequencies, op.rotary.map_or(0, |rotary| rotary.dim))?;
+        let mut floats = |operand: O, count: usize| match given.contains(&operand) {
+            true => read::<f32>(&mut operands, operand, count).map(Some),
+            false => Ok(None),
+        };
+        let (k_factors, v_factors) = (floats(O::KFactors, op.kv_heads)?, floats(O::VFactors, op.kv_heads)?);
+        let angles = match op.rotary {
+            None => Angles::Nothing,
+            Some(CheckedRotary { dim, angles: RotaryAngles::Tables { positions, row_stride }, .. }) => {
+                let row_stride = row_stride as usize;
+                let len = if positions == 0 { 0 } else { (positions - 1) * row_stride + dim / 2 };
+                let (cos, sin) = (floats(O::Cos, len)?.unwrap_or_default(), floats(O::Sin, len)?.unwrap_or_default());
+                Angles::Tables { cos, sin, positions, row_stride }
+            }
+            Some(_) => Angles::Frequencies(frequencies.unwrap_or_default()),
+        };
+        let Paging { pages, page_size, .. } = op.addressing.paging();
+        let has_rows = pages > 0 && page_size > 0;
+        let cache_end = |rows: &KvRows, columns: usize| match has_rows {
+            true => at(rows, pages - 1, page_size - 1, op.kv_heads - 1) + columns,
+            false => 0,
+        };
+        let q_end = if op.heads > 0 { rows_end(&op.q, tokens, op.heads, op.qk_dim) } else { 0 };
+        let mut written = |operand: O, end: usize| Written::new(operands.take_mut(operand), operand.name(), end);
+        let width = op.kv.bytes();
+        let k = written(O::K, cache_end(&op.k, op.qk_dim) * width)?;
+        let v = written(O::V, cache_end(&op.v, op.v_dim) * width)?;
+        let q = if op.heads > 0 { Some(written(O::Q, q_end * op.dtype.bytes())?) } else { None };
+        Ok(Self { op, simd, q, new_k, new_v, k, v, k_factors, v_factors, index, positions, angles })
+    }
+
+    fn run(&self) {
+        let op = self.op;
+        let elements = op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim));
+        if elements < SERIAL_ELEMENTS {
+            (0..op.kv_heads).for_each(|head| self.task(head));
+        } else {
+            (0..op.kv_heads).into_par_iter().for_each(|head| self.task(head));
+        }
+    }
+
+    /// All tokens of a head of keys, and of its share of the heads of queries.
+    fn task(&self, kv_head: usize) {
+        let op = self.op;
+        let heads = kv_head * op.heads / op.kv_heads..(kv_head + 1) * op.heads / op.kv_heads;
+        let (mut cos, mut sin) = ([0.0; MOST_PAIRS], [0.0; MOST_PAIRS]);
+        let mut values = [0.0; MOST_HEAD_DIM];
+        let width = op.dtype.bytes();
+        for sequence in 0..op.addressing.sequences {
+            let sequence = self.index.sequence(&op.addressing, sequence);
+            for i in 0..sequence.queries {
+                // A token before the first key has none.
+                let Some(key) = (sequence.keys + i).checked_sub(sequence.queries) else { continue };
+                let token = sequence.token + i;
+                let position = self.positions.map_or(key as u32, |positions| positions[token]);
+                if !self.angles_of(position, &mut cos, &mut sin) {
+                    continue;
+                }
+                if let (Some(q), Some(rotary)) = (&self.q, &op.rotary) {
+                    for head in heads.clone() {
+                        let element = element(&op.q, token, head);
+                        let values = &mut values[..op.qk_dim];
+                        // SAFETY: heads of queries are of one task each, and do not overlap.
+                        unsafe { q.load(self.simd, op.dtype, element, values) };
+                        turn(rotary, &cos, &sin, values);
+                        // SAFETY: as above.
+                        unsafe { q.store(KvFormat::Plain(op.dtype), element, values, 1.0) };
+                    }
+                }
+                let Some((page, row)) = self.index.place(op.addressing.paging(), &sequence, key) else { continue };
+                let keys = &mut values[..op.qk_dim];
+                self.simd.to_f32(op.dtype, &self.new_k[element(&op.new_k, token, kv_head) * width..], keys);
+                if let Some(rotary) = &op.rotary {
+                    turn(rotary, &cos, &sin, keys);
+                }
+                let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
+                // SAFETY: a head of keys is of one task, and heads do not overlap.
+                unsafe { self.k.store(op.kv, at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
+                let of_value = &mut values[..op.v_dim];
+                self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
+                // SAFETY: as above.
+                unsafe { self.v.store(op.kv, at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
+            }
+        }
+    }
+
+    /// Cosines and sines of a position, multiplied with the amplitude; false where the tables do not have it.
+    fn angles_of(&self, position: u32, cos: &mut [f32; MOST_PAIRS], sin: &mut [f32; MOST_PAIRS]) -> bool {
+        let Some(CheckedRotary { dim, amplitude, .. }) = self.op.rotary else { return true };
+        let pairs = dim / 2;
+        let both = cos[..pairs].iter_mut().zip(&mut sin[..pairs]);
+        match self.angles {
+            Angles::Nothing => {}
+            Angles::Frequencies(words) => {
+                for ((cos, sin), &[low, high]) in both.zip(words.as_chunks().0) {
+                    let turns = (u64::from(high) << 32 | u64::from(low)).wrapping_mul(u64::from(position));
+                    (*cos, *sin) = cos_sin(turns);
+                    *cos *= amplitude;
+                    *sin *= amplitude;
+                }
+            }
+            Angles::Tables { cos: of_cos, sin: of_sin, positions, row_stride } => {
+                let position = position as usize;
+                if position >= positions {
+                    return false;
+                }
+                let row = position * row_stride..position * row_stride + pairs;
+                for ((cos, sin), (of_cos, of_sin)) in both.zip(of_cos[row.clone()].iter().zip(&of_sin[row])) {
+                    (*cos, *sin) = (of_cos * amplitude, of_sin * amplitude);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Cosine and sine of a part of a turn, in units of 2⁻⁶⁴.
+fn cos_sin(turns: u64) -> (f32, f32) {
+    // Signed, in units of 2^-32: at most half a turn, of which f32 keeps 24 bits where sine and cosine are steep.
+    let nearest = (turns.wrapping_add(1 << 31) >> 32) as u32;
+    let quarter = nearest.wrapping_add(1 << 29) >> 30;
+    let rest = nearest.wrapping_sub(quarter << 30) as i32;
+    let (sin, cos) = (rest as f32 * (TAU / 4_294_967_296.0)).sin_cos();
+    match quarter {
+        0 => (cos, sin),
+        1 => (-sin, cos),
+        2 => (-cos, -sin),
+        _ => (sin, -cos),
+    }
+}
+
+/// Turns the pairs of a head.
+fn turn(rotary: &CheckedRotary, cos: &[f32], sin: &[f32], values: &mut [f32]) {
+    let pairs = rotary.dim / 2;
+    for (pair, (cos, sin)) in cos[..pairs].iter().zip(sin).enumerate() {
+        let (first, second) = match rotary.pairs {
+            RotaryPairs::Neox => (pair, pair + pairs),
+            RotaryPairs::Interleaved => (2 * pair, 2 * pair + 1),
+        };
+        let (a, b) = (values[first], values[second]);
+        (values[first], values[second]) = (a * cos - b * sin, b * cos + a * sin);
+    }
+}
+
+/// The first element of a head of a token.
+fn element(rows: &HeadRows, token: usize, head: usize) -> usize {
+    token * rows.token_stride as usize + head * rows.head_stride as usize
+}
+
+/// Elements up to the end of the last token's last head.
+fn rows_end(rows: &HeadRows, tokens: usize, heads: usize, columns: usize) -> usize {
+    element(rows, tokens - 1, heads - 1) + columns
+}
+
+/// The first element of a head of a cached key.
+fn at(rows: &KvRows, page: usize, row: usize, head: usize) -> usize {
+    page * rows.page_stride as usize + element(&rows.rows, row, head)
+}
+
+/// An operand that threads write.
+struct Written<'a> {
+    start: *mut u8,
+    len: usize,
+    bytes: PhantomData<&'a mut [u8]>,
+}
+
+// SAFETY: a `Written` is a `&mut [u8]` whose only accesses are `load` and `store`, unsafe methods that oblige their callers to leave every
+// element to one thread.
+unsafe impl Sync for Written<'_> {}
+
+impl<'a> Written<'a> {
+    /// # Errors
+    /// [`HalError::OutOfBounds`] when it has fewer than `end` bytes.
+    fn new(view: Option<BufferMut<'a>>, what: &'static str, end: usize) -> Result<Self, HalError> {
+        let bytes = HostMemory::of_device_mut(DeviceId::CPU, view.ok_or(absent(what, end))?, what)?;
+        if bytes.len() < end {
+            return Err(absent(what, end));
+        }
+        Ok(Self { start: bytes.as_mut_ptr(), len: bytes.len(), bytes: PhantomData })
+    }
+
+    /// Reads numbers of `dtype` from `element` on.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    ///
+    /// # Panics
+    /// When they do not lie in the operand.
+    unsafe fn load(&self, simd: &Simd, dtype: DType, element: usize, out: &mut [f32]) {
+        let mut held = [0u32; MOST_HEAD_DIM];
+        let held: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut held)[..out.len() * dtype.bytes()];
+        let first = element * dtype.bytes();
+        assert!(first + held.len() <= self.len, "rows lie in the operand");
+        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        unsafe { held.as_mut_ptr().copy_from_nonoverlapping(self.start.add(first), held.len()) };
+        simd.to_f32(dtype, held, out);
+    }
+
+    /// Writes `values` from `element` on, in `format`, which has this factor.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    ///
+    /// # Panics
+    /// When they do not lie in the operand.
+    unsafe fn store(&self, format: KvFormat, element: usize, values: &[f32], factor: f32) {
+        // Aligned to every type.
+        let mut stored = [0u32; MOST_HEAD_DIM];
+        let stored: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut stored)[..values.len() * format.bytes()];
+        match format {
+            KvFormat::Plain(dtype) => convert::from_f32(dtype, values, stored),
+            _ => stored.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value / factor)),
+        }
+        let first = element * format.bytes();
+        assert!(first + stored.len() <= self.len, "rows lie in the operand");
+        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        unsafe { self.start.add(first).copy_from_nonoverlapping(stored.as_ptr(), stored.len()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_turns_have_their_cosines_and_sines() {
+        for i in 0..1000u64 {
+            let turns = i.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let (sin, cos) = (turns as f64 / 2f64.powi(64) * std::f64::consts::TAU).sin_cos();
+            let (got_cos, got_sin) = cos_sin(turns);
+            assert!((f64::from(got_cos) - cos).abs() < 2e-7 && (f64::from(got_sin) - sin).abs() < 2e-7, "{i}");
+        }
+        assert_eq!(cos_sin(1 << 62), (0.0, 1.0));
+    }
+}

@@ -1,0 +1,281 @@
+// Turns queries in place and writes new keys, turned, and values to the cache. A token has one CTA or several; a group of lanes has a head,
+// eight features a lane, and several heads one after the other, whose angles are the same.
+#include "atoms/bits.cuh"
+#include "atoms/narrow_store.cuh"
+#include "atoms/rounded.cuh"
+#include "mainloop/attention_keys.cuh"
+#include "mainloop/e4m3_code.cuh"
+
+struct KvAppendParams {
+    AttentionParams attention;
+    KvAppendPointers at;
+};
+
+// Heads of a lane at most: what it has in flight.
+constexpr u32 MOST_HEADS = 4;
+constexpr u32 X_BYTES = QG_X == DTYPE_F32 ? 4 : 2;
+constexpr u32 X_WORDS = X_BYTES * 2;
+constexpr u32 NO_SEQUENCE = ~0u;
+
+// The last sequence that begins at or before `token`, searched by a warp: offsets ascend.
+QG_DEVICE u32 sequence_at(const AttentionParams& p, u32 token) {
+    if (!(p.shape.flags & QG_FLAG_Q_OFFSETS)) return token / p.shape.most_queries;
+    const u32 lane = thread_index() % 32;
+    u32 first = 0, count = p.shape.sequences;
+    do {
+        const u32 step = (count + 31) / 32, at = lane * step;
+        const u32 begun = popc(ballot(at < count && index_at(p.at.q_offsets, first + at) <= token));
+        if (begun == 0) return NO_SEQUENCE;
+        first += (begun - 1) * step;
+        count = least(step, count - (begun - 1) * step);
+    } while (count > 1);
+    return first;
+}
+
+// Cosine and sine of a part of a turn, in units of 2^-64: rounded to 2^-32, the nearest quarter of a turn taken away, and polynomials
+// for the rest, which is at most an eighth, within 2^-24.
+QG_DEVICE void cos_sin(u64 turns, float& cosine, float& sine) {
+    const u32 nearest = (u32)((turns + (1ull << 31)) >> 32);
+    const u32 quarter = (nearest + (1u << 29)) >> 30;
+    const float x = (float)(i32)(nearest - (quarter << 30)) * 1.46291807926715968e-9f, square = x * x;
+    float s = fma_f32(square, 2.75573192e-6f, -1.98412698e-4f);
+    s = fma_f32(square, s, 8.33333333e-3f);
+    s = fma_f32(square, s, -1.66666667e-1f);
+    s = fma_f32(square * x, s, x);
+    float c = fma_f32(square, -2.75573192e-7f, 2.48015873e-5f);
+    c = fma_f32(square, c, -1.38888889e-3f);
+    c = fma_f32(square, c, 4.16666667e-2f);
+    c = fma_f32(square, c, -0.5f);
+    c = fma_f32(square, c, 1.0f);
+    const float swapped_c = quarter & 1u ? s : c, swapped_s = quarter & 1u ? c : s;
+    cosine = (quarter + 1) & 2u ? -swapped_c : swapped_c;
+    sine = quarter & 2u ? -swapped_s : swapped_s;
+}
+
+// What a lane's features and their partners are multiplied with.
+struct Angles {
+    float own[8], partner[8];
+};
+
+// The pair that a feature belongs to, and whether it is its second one.
+QG_DEVICE u32 pair_of(const KvAppendPointers& at, u32 feature, bool& is_second) {
+    const u32 half = at.rotary_dim / 2;
+    is_second = at.interleaved ? feature & 1u : feature >= half;
+    return at.interleaved ? feature / 2 : is_second ? feature - half : feature;
+}
+
+QG_DEVICE void load_angles(const KvAppendPointers& at, u32 column, u32 position, Angles& angles) {
+    const u64 row = position * at.table_row;
+#pragma unroll
+    for (u32 i = 0; i < 8; i++) {
+        angles.own[i] = 1.0f, angles.partner[i] = 0.0f;
+        if (column + i >= at.rotary_dim) continue;
+        bool is_second;
+        const u32 pair = pair_of(at, column + i, is_second);
+        float cosine, sine;
+        if (at.frequencies) {
+            const u64 frequency = (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
+            cos_sin(frequency * position, cosine, sine);
+        } else {
+            cosine = bits_to_f32(index_at(at.cos, row + pair));
+            sine = bits_to_f32(index_at(at.sin, row + pair));
+        }
+        angles.own[i] = cosine * at.amplitude;
+        angles.partner[i] = (is_second ? sine : -sine) * at.amplitude;
+    }
+}
+
+// Numbers of Q, or of new keys or values, as they are stored; what this kernel writes may be among them, so they are read coherently.
+struct Source {
+    u32 words[X_WORDS];
+
+    QG_DEVICE Source load(const u8* at, bool aligned) {
+        Source source;
+        if (aligned) {
+#pragma unroll
+            for (u32 i = 0; i < X_WORDS; i += 4) {
+                const u32x4 v = ld_global_v4(at + i * 4);
+                source.words[i] = v.x, source.words[i + 1] = v.y, source.words[i + 2] = v.z, source.words[i + 3] = v.w;
+            }
+            return source;
+        }
+#pragma unroll
+        for (u32 i = 0; i < X_WORDS; i++) {
+            if constexpr (X_BYTES == 4)
+                source.words[i] = ld_global_u32(at + i * 4);
+            else
+                source.words[i] = ld_global_cached_u16(at + i * 4) | ld_global_cached_u16(at + i * 4 + 2) << 16;
+        }
+        return source;
+    }
+
+    QG_DEVICE float number(const Source& source, u32 i) {
+        if constexpr (X_BYTES == 4) return bits_to_f32(source.words[i % X_WORDS]);
+        const u32 half = source.words[i / 2] >> (16 * (i % 2)) & 0xffffu;
+        return QG_X == DTYPE_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+    }
+
+    QG_DEVICE float load_one(const u8* at) {
+        if constexpr (X_BYTES == 4) return bits_to_f32(ld_global_u32(at));
+        const u32 half = ld_global_cached_u16(at);
+        return QG_X == DTYPE_F16 ? f16_to_f32(half) : bf16_to_f32(half);
+    }
+};
+
+// Stores eight numbers in DTYPE, which is an element type or E4M3.
+template <u32 DTYPE>
+QG_DEVICE void store_eight(u8* to, bool aligned, const float (&x)[8]) {
+    if constexpr (DTYPE == DTYPE_F32) {
+        if (aligned) {
+            st_global_v4(to, {f32_to_bits(x[0]), f32_to_bits(x[1]), f32_to_bits(x[2]), f32_to_bits(x[3])});
+            st_global_v4(to + 16, {f32_to_bits(x[4]), f32_to_bits(x[5]), f32_to_bits(x[6]), f32_to_bits(x[7])});
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) st_global_u32(to + i * 4, f32_to_bits(x[i]));
+    } else if constexpr (DTYPE == KV_E4M3) {
+        u32 pairs[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) pairs[i] = f32_to_e4m3x2(x[2 * i], x[2 * i + 1]);
+        if (aligned) {
+            st_global_v2(to, {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16});
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) st_global_u8(to + i, pairs[i / 2] >> (8 * (i % 2)) & 0xffu);
+    } else {
+        u32 halves[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) halves[i] = DTYPE == DTYPE_F16 ? f32_to_f16(x[i]) : f32_to_bf16(x[i]);
+        if (aligned) {
+            st_global_v4(to, {halves[0] | halves[1] << 16, halves[2] | halves[3] << 16, halves[4] | halves[5] << 16,
+                              halves[6] | halves[7] << 16});
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) st_global_u16(to + i * 2, halves[i]);
+    }
+}
+
+// A head of a token: of queries, then of keys, then of values.
+struct Head {
+    const u8* from;
+    u32 index, columns;
+    bool is_query, is_value, aligned;
+
+    QG_DEVICE Head at(const KvAppendParams& p, u32 token, u32 head) {
+        const AttentionShape& shape = p.attention.shape;
+        Head h = {nullptr, head, shape.qk_dim, head < shape.heads, false, p.at.new_aligned != 0};
+        if (h.is_query) {
+            const u64 element = token * p.attention.at.q_token + head * p.attention.at.q_head;
+            h.from = reinterpret_cast<const u8*>(p.attention.at.q) + element * X_BYTES;
+            h.aligned = shape.flags & QG_FLAG_Q_ALIGNED;
+            return h;
+        }
+        h.index -= shape.heads;
+        if (h.index < shape.kv_heads) {
+            const u64 element = token * p.at.new_k_token + h.index * p.at.new_k_head;
+            h.from = reinterpret_cast<const u8*>(p.at.new_k) + element * X_BYTES;
+            return h;
+        }
+        h.index -= shape.kv_heads;
+        h.is_value = true;
+        h.columns = shape.v_dim;
+        h.from = reinterpret_cast<const u8*>(p.at.new_v) + (token * p.at.new_v_token + h.index * p.at.new_v_head) * X_BYTES;
+        return h;
+    }
+};
+
+// Writes eight numbers of a head of the cache.
+QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const KeyPlace& place, u32 column, float (&x)[8]) {
+    const u64 element = head.is_value ? place.page * p.at.v_page + place.row * p.at.v_token + head.index * p.at.v_head
+                                      : place.page * p.at.k_page + place.row * p.at.k_token + head.index * p.at.k_head;
+    u8* to = reinterpret_cast<u8*>(head.is_value ? p.at.v : p.at.k) + (element + column) * Eight<QG_KV>::BYTES;
+    if constexpr (QG_KV == KV_E4M3) {
+        const float factor = bits_to_f32(index_at(head.is_value ? p.at.v_factors : p.at.k_factors, head.index));
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) x[i] = div_rn_f32(x[i], factor);
+    }
+    store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
+    const AttentionParams& attention = p.attention;
+    const AttentionShape& shape = attention.shape;
+    const u32 token = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;
+    const u32 lane = thread_index() % p.at.head_lanes, column = lane * 8;
+    const u32 groups = QG_THREADS / p.at.head_lanes, group = thread_index() / p.at.head_lanes;
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const u32 index = sequence_at(attention, token);
+    if (index == NO_SEQUENCE || index >= shape.sequences) return;
+    const Sequence s = sequence_of(attention, index);
+    const u32 query = token - s.token;
+    // The key's place is keys + query - queries; tokens before the first key have none.
+    if (query >= s.queries || s.keys + query < s.queries) return;
+    const u32 key = s.keys + query - s.queries;
+    const u32 position = p.at.positions ? index_at(p.at.positions, token) : key;
+    if (p.at.cos && position >= p.at.table_positions) return;
+    const KeyPlace place = place_of_key(attention, s, key);
+    Angles angles;
+    load_angles(p.at, column, position, angles);
+    // Halves of a pair are in other lanes of the head, or not at the same place of another lane's eight.
+    const u32 half = p.at.rotary_dim / 2;
+    const bool by_lanes = !p.at.interleaved && half % 8 == 0;
+    const u32 partner_lane = (thread_index() % 32) + (column < half ? half / 8 : 0u - half / 8);
+    const bool is_turned = column < p.at.rotary_dim;
+
+    const u32 all = shape.heads + 2 * shape.kv_heads, first = split * p.at.lane_heads * groups + group;
+    Source sources[MOST_HEADS];
+#pragma unroll
+    for (u32 i = 0; i < MOST_HEADS; i++) {
+        const u32 item = first + i * groups;
+        if (i >= p.at.lane_heads || item >= all) continue;
+        const Head head = Head::at(p, token, item);
+        if (column < head.columns) sources[i] = Source::load(head.from + column * X_BYTES, head.aligned);
+    }
+#pragma unroll
+    for (u32 i = 0; i < MOST_HEADS; i++) {
+        // The same for all lanes of a warp, which exchange features.
+        if (i >= p.at.lane_heads) break;
+        const u32 item = first + i * groups;
+        const bool is_there = item < all;
+        const Head head = Head::at(p, token, is_there ? item : 0);
+        const bool is_own = is_there && column < head.columns;
+        float x[8], partner[8];
+#pragma unroll
+        for (u32 j = 0; j < 8; j++) {
+            x[j] = is_own ? Source::number(sources[i], j) : 0.0f;
+            partner[j] = 0.0f;
+        }
+        if (by_lanes) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                const float other = bits_to_f32(shfl_idx_u32(f32_to_bits(x[j]), partner_lane));
+                partner[j] = is_turned ? other : 0.0f;
+            }
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++) {
+                const u32 feature = column + j;
+                if (!is_own || head.is_value || feature >= p.at.rotary_dim) continue;
+                if (p.at.interleaved)
+                    partner[j] = x[j ^ 1u];
+                else
+                    partner[j] = Source::load_one(head.from + (feature < half ? feature + half : feature - half) * X_BYTES);
+            }
+            // What others read is overwritten below.
+            warp_barrier();
+        }
+        if (!is_own) continue;
+        if (!head.is_value) {
+#pragma unroll
+            for (u32 j = 0; j < 8; j++)
+                if (column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
+        }
+        if (head.is_query)
+            store_eight<QG_X>(const_cast<u8*>(head.from) + column * X_BYTES, head.aligned, x);
+        else if (place.is_there)
+            store_cached(attention, head, place, column, x);
+    }
+}

@@ -1,0 +1,125 @@
+//! Keys and values in memory, and how the API is told where they are.
+
+use std::ops::Range;
+
+use qgemm_api::{Keys, KvStrides, Queries};
+use qgemm_formats::float8::e4m3_to_f32;
+use qgemm_hal::KvFormat;
+
+use super::case::{AttentionCase, AttentionPlaces, e4m3};
+
+/// A multiple of the alignment of every device's buffers.
+const GUARD_BYTES: usize = 256;
+const POISON: u8 = 0xff;
+
+/// Keys or values in a buffer whose every other byte is poison.
+pub(crate) struct KvOperand {
+    /// The buffer.
+    pub bytes: Vec<u8>,
+    /// The operand in it.
+    pub range: Range<usize>,
+    /// How it lies.
+    pub strides: KvStrides,
+    /// What its address is a multiple of, at most 16.
+    pub alignment: usize,
+    /// Rows of a page.
+    page_rows: usize,
+}
+
+impl KvOperand {
+    /// Room for the keys or values of a case, and nothing but poison.
+    pub fn empty(case: &AttentionCase, columns: usize) -> Self {
+        let (kv_heads, width) = (case.heads.1, case.kv.bytes());
+        let (pages, rows) = (case.pages(), case.rows());
+        let page_rows = rows.checked_div(pages).unwrap_or(0);
+        let pitch = columns + case.gap;
+        let strides = match case.head_major {
+            false => KvStrides {
+                page: (page_rows * kv_heads * pitch) as u64,
+                token: (kv_heads * pitch) as u64,
+                head: pitch as u64,
+            },
+            true => KvStrides {
+                page: (page_rows * kv_heads * pitch) as u64,
+                token: pitch as u64,
+                head: (page_rows * pitch) as u64,
+            },
+        };
+        let start = GUARD_BYTES + case.offset * width;
+        let len = (rows * kv_heads * pitch).saturating_sub(case.gap) * width;
+        let bytes = vec![POISON; (start + len + GUARD_BYTES).next_multiple_of(4)];
+        let alignment = match case.offset * width {
+            0 => 16,
+            bytes => 16.min(1 << bytes.trailing_zeros()),
+        };
+        Self { bytes, range: start..start + len, strides, alignment, page_rows }
+    }
+
+    /// The same with values: `[row][head][column]`.
+    pub fn new(case: &AttentionCase, columns: usize, values: &[f32]) -> Self {
+        let mut operand = Self::empty(case, columns);
+        let (kv_heads, start) = (case.heads.1, operand.range.start);
+        for row in 0..case.rows() {
+            for head in 0..kv_heads {
+                let first = operand.element(row, head);
+                for (i, &value) in values[(row * kv_heads + head) * columns..][..columns].iter().enumerate() {
+                    match case.kv {
+                        KvFormat::Plain(dtype) => dtype.write(&mut operand.bytes[start..], first + i, value),
+                        _ => operand.bytes[start + first + i] = e4m3(value),
+                    }
+                }
+            }
+        }
+        operand
+    }
+
+    /// The first element of a head of a row.
+    fn element(&self, row: usize, head: usize) -> usize {
+        let KvStrides { page, token, head: head_stride } = self.strides;
+        let (at_page, at_row) = (row / self.page_rows, row % self.page_rows);
+        at_page * page as usize + at_row * token as usize + head * head_stride as usize
+    }
+
+    /// The numbers of a head of a row of `buffer`, times `factor`, where poison takes their place.
+    pub fn take(
+        &self,
+        case: &AttentionCase,
+        columns: usize,
+        row: usize,
+        head: usize,
+        factor: f32,
+        buffer: &mut [u8],
+    ) -> Vec<f32> {
+        let (first, width) = (self.element(row, head), case.kv.bytes());
+        let bytes = &mut buffer[self.range.start + first * width..][..columns * width];
+        let values = match case.kv {
+            KvFormat::Plain(dtype) => dtype.decode(bytes),
+            _ => bytes.iter().map(|&code| e4m3_to_f32(code) * factor).collect(),
+        };
+        bytes.fill(POISON);
+        values
+    }
+}
+
+/// The queries of a case.
+pub(crate) fn api_queries(case: &AttentionCase) -> Queries {
+    api_queries_of(case, case.lengths.len())
+}
+
+/// Those of so many sequences of a case.
+pub(super) fn api_queries_of(case: &AttentionCase, sequences: usize) -> Queries {
+    match case.ragged {
+        true => Queries::offsets(sequences, case.tokens(), case.most_queries()),
+        false => Queries::each(sequences, case.most_queries()),
+    }
+}
+
+/// The keys of a case.
+pub(crate) fn api_keys(case: &AttentionCase) -> Keys {
+    match case.places {
+        AttentionPlaces::Each => Keys::each(case.most_keys()),
+        AttentionPlaces::Lengths(spare) => Keys::lengths(case.most_keys() + spare),
+        AttentionPlaces::Offsets => Keys::offsets(case.rows(), case.most_keys()),
+        AttentionPlaces::Paged(size) => Keys::paged(case.pages(), size, case.table_width(size)).most(case.most_keys()),
+    }
+}

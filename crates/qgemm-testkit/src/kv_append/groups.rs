@@ -1,0 +1,138 @@
+//! The suite of `kv_append`: which cases a backend must pass.
+
+use qgemm_api::RotaryScaling;
+use qgemm_formats::DType;
+use qgemm_hal::{KvFormat, RotaryPairs};
+
+use super::case::{KvAppendCase, RotaryCase};
+use crate::attention::{AttentionCase, AttentionPlaces, AttentionValues};
+use crate::suite::{Cases, group};
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases<KvAppendCase>] = &[
+    group("kv_append_lengths", "no tokens, one, many, more than keys; ragged, offsets, pages of every size", lengths),
+    group("kv_append_heads", "every head dimension and pair of types, parts of heads turned, no queries", heads),
+    group("kv_append_angles", "both kinds of pairs, bases, scalings, late positions, tables", angles),
+    group("kv_append_layouts", "strides, heads before tokens, unaligned operands", layouts),
+];
+
+/// Numbered, so that random values differ.
+fn numbered(cases: Vec<KvAppendCase>) -> Vec<KvAppendCase> {
+    let seeded =
+        |(i, case): (usize, KvAppendCase)| KvAppendCase { of: AttentionCase { seed: i as u64, ..case.of }, ..case };
+    cases.into_iter().enumerate().map(seeded).collect()
+}
+
+fn types(i: usize) -> DType {
+    [DType::F16, DType::BF16, DType::F32][i % 3]
+}
+
+fn pairs(i: usize) -> RotaryPairs {
+    RotaryPairs::ALL[i % 2]
+}
+
+fn lengths() -> Vec<KvAppendCase> {
+    let all: [&[(usize, usize)]; 8] = [
+        &[(1, 1)],
+        &[(0, 0), (0, 3)],
+        &[(1, 9), (1, 0), (1, 64)],
+        &[(5, 5), (5, 2)],
+        &[(0, 3), (3, 0), (1, 9), (0, 0), (7, 7)],
+        &[(33, 40)],
+        &[(2, 100); 9],
+        &[(1, 7); 70],
+    ];
+    let pages = [1, 3, 16].map(AttentionPlaces::Paged);
+    let places = [AttentionPlaces::Offsets, AttentionPlaces::Lengths(0), AttentionPlaces::Lengths(5)];
+    let mut cases = Vec::new();
+    for (i, lengths) in all.into_iter().enumerate() {
+        let plain = AttentionCase::new(lengths, (4, 2), 64, types(i));
+        cases.push(KvAppendCase::new(plain.clone()));
+        for (j, places) in places.into_iter().chain(pages).enumerate() {
+            let ragged = plain.ragged || j % 2 == 0;
+            let values = if j == 4 { AttentionValues::BadPages } else { AttentionValues::Normal };
+            let of = AttentionCase { places, ragged, values, ..plain.clone() };
+            cases.push(KvAppendCase { rotary: Some(RotaryCase::new(64, pairs(j))), ..KvAppendCase::new(of) });
+        }
+    }
+    numbered(cases)
+}
+
+fn heads() -> Vec<KvAppendCase> {
+    let mut cases = Vec::new();
+    let dims = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256), (8, 8), (72, 40), (24, 200)];
+    for (i, dims) in dims.into_iter().enumerate() {
+        let heads = [(2, 2), (4, 1), (32, 8), (3, 1)][i % 4];
+        let of = AttentionCase { dims, ..AttentionCase::new(&[(3, 7), (3, 3)], heads, 8, types(i)) };
+        for (j, turned) in [dims.0, dims.0 / 2, 2, 20.min(dims.0), 16.min(dims.0)].into_iter().enumerate() {
+            let rotary = Some(RotaryCase::new(turned, pairs(i + j)));
+            cases.push(KvAppendCase { rotary, has_queries: j != 2, ..KvAppendCase::new(of.clone()) });
+        }
+        cases.push(KvAppendCase { rotary: None, ..KvAppendCase::new(of) });
+    }
+    for kv in KvFormat::ALL {
+        for (i, dtype) in DType::ALL.into_iter().enumerate() {
+            let of = AttentionCase { kv, ..AttentionCase::new(&[(2, 9), (2, 2)], (4, 2), 64, dtype) };
+            cases.push(KvAppendCase { rotary: Some(RotaryCase::new(48, pairs(i))), ..KvAppendCase::new(of) });
+        }
+    }
+    numbered(cases)
+}
+
+fn angles() -> Vec<KvAppendCase> {
+    let scalings = [
+        RotaryScaling::None,
+        RotaryScaling::Linear { factor: 4.0 },
+        RotaryScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 },
+        RotaryScaling::Yarn { factor: 16.0, fast: 32.0, slow: 1.0, original: 4096 },
+    ];
+    let mut cases = Vec::new();
+    for (i, scaling) in scalings.into_iter().enumerate() {
+        for (j, base) in [10_000.0, 500_000.0, 100.0].into_iter().enumerate() {
+            for (k, from) in [None, Some(0), Some(131_000), Some(16_000_000)].into_iter().enumerate() {
+                let of = AttentionCase::new(&[(4, 300)], (2, 1), 128, [DType::F32, DType::F16][k % 2]);
+                let rotary = Some(RotaryCase { base, scaling, ..RotaryCase::new(128, pairs(i + j + k)) });
+                cases.push(KvAppendCase { rotary, positions_from: from, ..KvAppendCase::new(of) });
+            }
+        }
+    }
+    for (i, tables) in [0, 1, 7, 400].into_iter().enumerate() {
+        for (j, from) in [None, Some(3)].into_iter().enumerate() {
+            let of = AttentionCase::new(&[(5, 9), (1, 300), (3, 3)], (3, 3), 64, types(i + j));
+            let rotary = Some(RotaryCase { tables: Some(tables), ..RotaryCase::new([64, 40][j], pairs(i)) });
+            cases.push(KvAppendCase { rotary, positions_from: from, ..KvAppendCase::new(of) });
+        }
+    }
+    numbered(cases)
+}
+
+fn layouts() -> Vec<KvAppendCase> {
+    let mut cases = Vec::new();
+    for (i, (gap, offset, head_major)) in
+        [(3, 0, false), (8, 0, false), (0, 1, false), (5, 2, true), (16, 0, true), (0, 3, true)].into_iter().enumerate()
+    {
+        let places = [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][i % 3];
+        for (j, kv) in KvFormat::ALL.into_iter().enumerate() {
+            let of = AttentionCase::new(&[(4, 15), (4, 4)], (4, 2), 40, types(i + j));
+            let of = AttentionCase { places, gap, offset, head_major, kv, ..of };
+            cases.push(KvAppendCase { rotary: Some(RotaryCase::new(32, pairs(j))), ..KvAppendCase::new(of) });
+        }
+    }
+    numbered(cases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_of_types_occurs_turned_in_both_ways() {
+        let all: Vec<KvAppendCase> = GROUPS.iter().flat_map(|(_, cases)| cases()).collect();
+        for (dtype, kv) in DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv))) {
+            assert!(all.iter().any(|case| case.of.dtype == dtype && case.of.kv == kv), "{dtype} {kv}");
+        }
+        for pairs in RotaryPairs::ALL {
+            assert!(all.iter().any(|case| case.rotary.is_some_and(|rotary| rotary.pairs == pairs)), "{pairs}");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! Rotary embedding in f64, from its definition.
+
+use std::f64::consts::TAU;
+
+use qgemm_api::RotaryScaling;
+use qgemm_hal::RotaryPairs;
+
+use super::case::{KvAppendCase, RotaryCase};
+
+/// Cosine and sine of every pair at a position, with what turned features are multiplied with; none where the tables do not have it.
+pub(super) fn angles(case: &KvAppendCase, position: u32, tables: &[Vec<f32>; 2]) -> Option<Vec<(f64, f64)>> {
+    let Some(rotary) = &case.rotary else { return Some(Vec::new()) };
+    let pairs = 0..rotary.dim / 2;
+    if let Some(positions) = rotary.tables {
+        let at = |pair| position as usize * rotary.table_row() + pair;
+        let of_pair = |pair| (f64::from(tables[0][at(pair)]), f64::from(tables[1][at(pair)]));
+        return ((position as usize) < positions).then(|| pairs.map(of_pair).collect());
+    }
+    let amplitude = match rotary.scaling {
+        RotaryScaling::Yarn { factor, .. } => f64::from((0.1 * factor.ln() + 1.0) as f32),
+        _ => 1.0,
+    };
+    let of_pair = |pair| {
+        let (sin, cos) = (f64::from(position) * frequency(rotary, pair)).sin_cos();
+        (cos * amplitude, sin * amplitude)
+    };
+    Some(pairs.map(of_pair).collect())
+}
+
+/// Radians a position, as the papers and reference programs have them.
+fn frequency(rotary: &RotaryCase, pair: usize) -> f64 {
+    let (dim, base) = (rotary.dim as f64, rotary.base);
+    let plain = 1.0 / base.powf(2.0 * pair as f64 / dim);
+    match rotary.scaling {
+        RotaryScaling::Linear { factor } => plain / factor,
+        RotaryScaling::Llama3 { factor, low, high, original } => {
+            let (original, wavelength) = (original as f64, TAU / plain);
+            if wavelength < original / high {
+                plain
+            } else if wavelength > original / low {
+                plain / factor
+            } else {
+                let smooth = (original / wavelength - low) / (high - low);
+                (1.0 - smooth) * plain / factor + smooth * plain
+            }
+        }
+        RotaryScaling::Yarn { factor, fast, slow, original } => {
+            let of_turns = |turns: f64| dim * (original as f64 / (turns * TAU)).ln() / (2.0 * base.ln());
+            let (first, last) = (of_turns(fast).floor().max(0.0), of_turns(slow).ceil().min(dim - 1.0));
+            let ramp = ((pair as f64 - first) / (last - first).max(0.001)).clamp(0.0, 1.0);
+            plain / factor * ramp + plain * (1.0 - ramp)
+        }
+        _ => plain,
+    }
+}
+
+/// A head turned, and the energy of each feature: of the products that it is the sum of.
+pub(super) fn turned(case: &KvAppendCase, angles: &[(f64, f64)], head: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let mut values: Vec<f64> = head.iter().map(|&value| f64::from(value)).collect();
+    let mut energy: Vec<f64> = values.iter().map(|value| value * value).collect();
+    let Some(rotary) = &case.rotary else { return (values, energy) };
+    for (pair, (cos, sin)) in angles.iter().enumerate() {
+        let (first, second) = match rotary.pairs {
+            RotaryPairs::Neox => (pair, pair + rotary.dim / 2),
+            RotaryPairs::Interleaved => (2 * pair, 2 * pair + 1),
+        };
+        let (a, b) = (values[first], values[second]);
+        (values[first], values[second]) = (a * cos - b * sin, a * sin + b * cos);
+        energy[first] = (a * cos).powi(2) + (b * sin).powi(2);
+        energy[second] = (a * sin).powi(2) + (b * cos).powi(2);
+    }
+    (values, energy)
+}

@@ -1,0 +1,260 @@
+//! Runs one appending on a device and judges the result.
+
+use qgemm_api::{Context, DeviceKind, Error, KvAppend, KvAppendArgs, KvAppendPlan};
+use qgemm_hal::KvFormat;
+
+use super::case::KvAppendCase;
+use super::oracle::{angles, turned};
+use crate::attention::{AttentionPlaces, KvOperand, api_keys, api_queries};
+use crate::compare::compare;
+use crate::gemm::Expected;
+use crate::limits::{Tolerance, rounded_to};
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<KvAppendCase>] = &[Exemption {
+    device: DeviceKind::Wgpu,
+    applies: |case, _| case.of.kv.has_factors() && case.of.tokens() > 0,
+    reason: "caches in E4M3 have factors, and shaders read none of them",
+}];
+/// What turned features may be off before they are rounded.
+const LIMIT: f64 = 1e-11;
+/// What rounding to E4M3 may add: half a unit in the last place of 1, squared.
+const E4M3_ROUNDING: f64 = 3.91e-3;
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and judges what was written.
+pub fn run(ctx: &Context, case: &KvAppendCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// Where the operands of a case lie.
+struct Stored {
+    q: Operand,
+    new_k: Operand,
+    new_v: Operand,
+    k: KvOperand,
+    v: KvOperand,
+}
+
+/// What is read.
+struct Inputs {
+    q: Vec<f32>,
+    new_k: Vec<f32>,
+    new_v: Vec<f32>,
+    /// Cosines and sines.
+    tables: [Vec<f32>; 2],
+    block_table: Vec<u32>,
+}
+
+/// What the buffers hold after a run.
+#[derive(PartialEq)]
+struct Written {
+    q: Vec<u8>,
+    k: Vec<u8>,
+    v: Vec<u8>,
+}
+
+fn judge(ctx: &Context, case: &KvAppendCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let of = &case.of;
+    let ((heads, kv_heads), (qk, v_dim), tokens) = (of.heads, of.dims, of.tokens());
+    let rows = |heads: usize, columns| Operand::new(of.dtype, tokens * heads, columns, of.gap, of.offset);
+    let stored = Stored {
+        q: rows(heads, qk),
+        new_k: rows(kv_heads, qk),
+        new_v: rows(kv_heads, v_dim),
+        k: KvOperand::empty(of, qk),
+        v: KvOperand::empty(of, v_dim),
+    };
+    let inputs = Inputs {
+        q: case.values(1, heads, qk),
+        new_k: case.values(2, kv_heads, qk),
+        new_v: case.values(3, kv_heads, v_dim),
+        tables: [case.table(6), case.table(7)],
+        block_table: if let AttentionPlaces::Paged(size) = of.places { of.table(size) } else { Vec::new() },
+    };
+    let plan = ctx.plan_kv_append(&append(case, &stored)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    Failure::check_launched(plan.sequence(), plan.kernel_id())?;
+    let first = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
+    check(case, &stored, &inputs, &first, outcome)?;
+    // An emulated GPU runs its threads in one order, and nothing is left for the next run.
+    if ctx.info().id.kind != DeviceKind::Emu {
+        let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
+        Failure::check_same(&first.q, &second.q)?;
+        Failure::check_same(&first.k, &second.k)?;
+        Failure::check_same(&first.v, &second.v)?;
+    }
+    Ok(())
+}
+
+fn append(case: &KvAppendCase, stored: &Stored) -> KvAppend {
+    let of = &case.of;
+    let ((heads, kv_heads), (qk, v_dim)) = (of.heads, of.dims);
+    let strides =
+        |operand: &Operand, heads: usize| ((heads * operand.row_stride()) as u64, operand.row_stride() as u64);
+    let (q_token, q_head) = strides(&stored.q, heads);
+    let (k_token, k_head) = strides(&stored.new_k, kv_heads);
+    let (v_token, v_head) = strides(&stored.new_v, kv_heads);
+    let heads = if case.has_queries { heads } else { 0 };
+    let mut append = KvAppend::new(of.dtype, heads, kv_heads, qk, api_queries(of), api_keys(of))
+        .v_dim(v_dim)
+        .kv_format(of.kv)
+        .q_strides(q_token, q_head)
+        .new_k_strides(k_token, k_head)
+        .new_v_strides(v_token, v_head)
+        .k_strides(stored.k.strides)
+        .v_strides(stored.v.strides)
+        .alignment(stored.q.alignment())
+        .kv_alignment(stored.k.alignment);
+    if let Some(rotary) = &case.rotary {
+        append = append.rotary(rotary.rotary());
+    }
+    if case.positions_from.is_some() { append.positions() } else { append }
+}
+
+fn run_on(
+    ctx: &Context,
+    plan: &KvAppendPlan,
+    case: &KvAppendCase,
+    stored: &Stored,
+    inputs: &Inputs,
+) -> Result<Written, Error> {
+    let of = &case.of;
+    let mut q = ctx.upload(&stored.q.encode(&inputs.q))?;
+    let (new_k, new_v) = (stored.new_k.encode(&inputs.new_k), stored.new_v.encode(&inputs.new_v));
+    let (new_k, new_v) = (ctx.upload(&new_k)?, ctx.upload(&new_v)?);
+    let (mut k, mut v) = (ctx.upload(&stored.k.bytes)?, ctx.upload(&stored.v.bytes)?);
+    let lengths: Vec<u32> = of.lengths.iter().map(|&(_, keys)| keys as u32).collect();
+    let (lengths, table) = (ctx.upload(&lengths)?, ctx.upload(&inputs.block_table)?);
+    let (q_offsets, kv_offsets) = (ctx.upload(&of.q_offsets())?, ctx.upload(&of.kv_offsets())?);
+    let (k_factors, v_factors) = (ctx.upload(&of.factors(4))?, ctx.upload(&of.factors(5))?);
+    let positions = ctx.upload(&case.positions())?;
+    let (cos, sin) = (ctx.upload(&inputs.tables[0])?, ctx.upload(&inputs.tables[1])?);
+    let mut args = KvAppendArgs::new(
+        new_k.slice(stored.new_k.range())?,
+        new_v.slice(stored.new_v.range())?,
+        k.slice_mut(stored.k.range.clone())?,
+        v.slice_mut(stored.v.range.clone())?,
+    );
+    let paged = matches!(of.places, AttentionPlaces::Paged(_));
+    if case.has_queries {
+        args.q = Some(q.slice_mut(stored.q.range())?);
+    }
+    if of.kv.has_factors() {
+        args.k_factors = Some((&k_factors).into());
+        args.v_factors = Some((&v_factors).into());
+    }
+    args.q_offsets = of.ragged.then(|| (&q_offsets).into());
+    args.kv_offsets = (of.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());
+    args.kv_lengths = (paged || matches!(of.places, AttentionPlaces::Lengths(_))).then(|| (&lengths).into());
+    args.block_table = paged.then(|| (&table).into());
+    args.positions = case.positions_from.is_some().then(|| (&positions).into());
+    if case.rotary.is_some_and(|rotary| rotary.tables.is_some()) {
+        args.cos = Some((&cos).into());
+        args.sin = Some((&sin).into());
+    }
+    plan.run(&ctx.default_stream(), args)?;
+    let written = Written { q: ctx.download(&q)?, k: ctx.download(&k)?, v: ctx.download(&v)? };
+    for buffer in [&q, &k, &v] {
+        buffer.raw().check_guards()?;
+    }
+    Ok(written)
+}
+
+/// What numbers of a cache may be off.
+fn of_cache(kv: KvFormat) -> Tolerance {
+    match kv {
+        KvFormat::Plain(dtype) => rounded_to(dtype, LIMIT),
+        // Half the distance of subnormal numbers, of the largest factor of the cases.
+        _ => Tolerance { nmse: LIMIT + E4M3_ROUNDING, absolute: 2.0 / 1024.0, overflow: f64::INFINITY },
+    }
+}
+
+/// Rows to be compared.
+struct Rows {
+    columns: usize,
+    got: Vec<f32>,
+    values: Vec<f64>,
+    energy: Vec<f64>,
+}
+
+impl Rows {
+    fn of(columns: usize) -> Self {
+        Self { columns, got: Vec::new(), values: Vec::new(), energy: Vec::new() }
+    }
+
+    fn push(&mut self, got: impl IntoIterator<Item = f32>, (values, energy): (Vec<f64>, Vec<f64>)) {
+        self.got.extend(got);
+        self.values.extend(values);
+        self.energy.extend(energy);
+    }
+
+    fn compare(self, tolerance: Tolerance, outcome: &mut Outcome) -> Result<(), Failure> {
+        let Self { columns, got, values, energy } = self;
+        let floor = vec![0.0; values.len()];
+        let comparison =
+            compare(&got, &Expected { m: got.len() / columns, n: columns, values, energy, floor }, tolerance);
+        (outcome.comparison, outcome.limit) = (Some(comparison), Some(tolerance.nmse));
+        if comparison.within(tolerance) { Ok(()) } else { Err(Failure::Inaccurate(comparison)) }
+    }
+}
+
+/// That queries are turned, every new key and value has its place, and nothing else was written.
+fn check(
+    case: &KvAppendCase,
+    stored: &Stored,
+    inputs: &Inputs,
+    written: &Written,
+    outcome: &mut Outcome,
+) -> Result<(), Failure> {
+    let of = &case.of;
+    let ((heads, kv_heads), (qk, v_dim)) = (of.heads, of.dims);
+    let (mut queries, mut keys, mut values) = (Rows::of(qk), Rows::of(qk), Rows::of(v_dim));
+    // What lies in the cache apart from new keys and values, which are taken out.
+    let (mut k_rest, mut v_rest) = (written.k.clone(), written.v.clone());
+    let (positions, got_q) = (case.positions(), stored.q.decode(&written.q));
+    let (k_factors, v_factors) = (of.factors(4), of.factors(5));
+    for (token, key) in case.keys().into_iter().enumerate() {
+        let angles = key.and_then(|_| angles(case, positions[token], &inputs.tables));
+        for head in 0..heads {
+            let at = (token * heads + head) * qk..(token * heads + head + 1) * qk;
+            let given = &inputs.q[at.clone()];
+            match &angles {
+                Some(angles) if case.has_queries => {
+                    queries.push(got_q[at].iter().copied(), turned(case, angles, given));
+                }
+                // Left alone, to the bit.
+                _ if got_q[at.clone()] != *given => {
+                    return Err(Failure::WroteOutside(stored.q.range().start + at.start * of.dtype.bytes()));
+                }
+                _ => {}
+            }
+        }
+        let (Some(angles), Some((sequence, key))) = (&angles, key) else { continue };
+        let Some(row) = of.row(sequence, key, &inputs.block_table) else { continue };
+        for head in 0..kv_heads {
+            let new = |all: &[f32], columns: usize| all[(token * kv_heads + head) * columns..][..columns].to_vec();
+            let plain = |values: Vec<f32>| -> (Vec<f64>, Vec<f64>) {
+                values.iter().map(|&value| (f64::from(value), f64::from(value).powi(2))).unzip()
+            };
+            let factor = |all: &[f32]| if of.kv.has_factors() { all[head] } else { 1.0 };
+            let got = stored.k.take(of, qk, row, head, factor(&k_factors), &mut k_rest);
+            keys.push(got, turned(case, angles, &new(&inputs.new_k, qk)));
+            let got = stored.v.take(of, v_dim, row, head, factor(&v_factors), &mut v_rest);
+            values.push(got, plain(new(&inputs.new_v, v_dim)));
+        }
+    }
+    queries.compare(rounded_to(of.dtype, LIMIT), outcome)?;
+    keys.compare(of_cache(of.kv), outcome)?;
+    values.compare(of_cache(of.kv), outcome)?;
+    stored.q.first_written_outside(&written.q).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+    for rest in [&k_rest, &v_rest] {
+        rest.iter().position(|&byte| byte != 0xff).map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+// Turns heads and writes them: queries in place, or new keys or values to the cache, as STEP says. An invocation has a pair of features of
+// a head of a token: one that is turned, or neighbours that are not. Offsets, lengths and tables never lead out of an operand.
+
+struct Params {
+    sequences: u32,
+    tokens: u32,           // of all sequences
+    most_queries: u32,     // of one; of all as many where there are no offsets
+    most_keys: u32,
+    pages: u32,
+    page_size: u32,
+    table_width: u32,      // 0 where there is no table
+    table_positions: u32,  // rows of cosines and sines
+    table_row: u32,        // elements from one to the next
+    amplitude: f32,
+    source_base: u32,      // distances in elements, as in `params.wgsl`
+    written_base: u32,
+    q_offsets_base: u32,
+    kv_index_base: u32,
+    block_table_base: u32,
+    positions_base: u32,
+    angles_base: u32,      // of cosines, or of words of frequencies
+    sines_base: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> source: array<u32>;
+@group(0) @binding(1) var<storage, read> q_offsets: array<u32>;
+@group(0) @binding(2) var<storage, read> kv_index: array<u32>;  // offsets or lengths
+@group(0) @binding(3) var<storage, read> block_table: array<u32>;
+@group(0) @binding(4) var<storage, read> positions: array<u32>;
+@group(0) @binding(5) var<storage, read> angles: array<u32>;    // cosines, or frequencies, the lower word first
+@group(0) @binding(6) var<storage, read> sines: array<f32>;
+@group(0) @binding(7) var<storage, read_write> written: array<atomic<u32>>;
+
+const IN_PLACE: u32 = 0u;
+const NOT_FOUND: u32 = 0xffffffffu;
+
+fn beyond(a: u32, b: u32) -> u32 {
+    return a - min(a, b);
+}
+
+// The upper half of a product.
+fn mul_high(a: u32, b: u32) -> u32 {
+    let low = (a & 0xffffu) * (b & 0xffffu);
+    let first = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+    let second = (a & 0xffffu) * (b >> 16u) + (first & 0xffffu);
+    return (a >> 16u) * (b >> 16u) + (first >> 16u) + (second >> 16u);
+}
+
+// Cosine and sine of a part of a turn, in units of 2^-32: the nearest quarter of a turn taken away, and polynomials for the rest, which is
+// at most an eighth, within 2^-24.
+fn cos_sin(turns: u32) -> vec2<f32> {
+    let quarter = (turns + (1u << 29u)) >> 30u;
+    let x = f32(bitcast<i32>(turns - (quarter << 30u))) * 1.46291807926715968e-9;
+    let square = x * x;
+    let s = x + x * square * (-1.66666667e-1 + square * (8.33333333e-3 + square * (-1.98412698e-4 + square * 2.75573192e-6)));
+    let c = 1.0 + square * (-0.5 + square * (4.16666667e-2 + square * (-1.38888889e-3 + square * (2.48015873e-5 - square * 2.75573192e-7))));
+    let swapped = select(vec2<f32>(c, s), vec2<f32>(s, c), (quarter & 1u) != 0u);
+    let cosine = select(swapped.x, -swapped.x, ((quarter + 1u) & 2u) != 0u);
+    return vec2<f32>(cosine, select(swapped.y, -swapped.y, (quarter & 2u) != 0u));
+}
+
+// Those of a pair at a position, with the amplitude.
+fn angle_of(pair: u32, position: u32) -> vec2<f32> {
+    if (TABLES) {
+        let at = position * p.table_row + pair;
+        return vec2<f32>(bitcast<f32>(angles[p.angles_base + at]), sines[p.sines_base + at]) * p.amplitude;
+    }
+    let low = angles[p.angles_base + 2u * pair];
+    let high = angles[p.angles_base + 2u * pair + 1u];
+    // Rounded to the nearest part of 2^-32.
+    let below = low * position;
+    return cos_sin(high * position + mul_high(low, position) + (below >> 31u)) * p.amplitude;
+}
+
+fn load(index: u32) -> f32 {
+    if (STEP == IN_PLACE) {
+        return element(atomicLoad(&written[word_of(index, DTYPE)]), index, DTYPE);
+    }
+    return element(source[word_of(index, DTYPE)], index, DTYPE);
+}
+
+// Stores one element; the other half of its word keeps its bits.
+fn store(index: u32, value: f32) {
+    if (WRITTEN_DTYPE == F32) {
+        atomicStore(&written[index], bitcast<u32>(value));
+        return;
+    }
+    var half: u32;
+    if (WRITTEN_DTYPE == F16) {
+        half = f32_to_f16(value);
+    } else {
+        half = f32_to_bf16(value);
+    }
+    let shift = (index & 1u) * 16u;
+    atomicAnd(&written[index >> 1u], ~(0xffffu << shift));
+    atomicOr(&written[index >> 1u], half << shift);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Workgroups of a token follow one another.
+    let place = group.x + group.y * groups.x;
+    let token = place / GROUPS_A_TOKEN;
+    let item = place % GROUPS_A_TOKEN * THREADS + thread;
+    let head = item / (COLUMNS / 2u);
+    let pair = item % (COLUMNS / 2u);
+    if (token >= p.tokens || head >= HEADS) {
+        return;
+    }
+    var sequence = token / p.most_queries;
+    var query = token % p.most_queries;
+    var query_count = p.most_queries;
+    if (Q_OFFSETS) {
+        // The last that begins at or before the token: offsets ascend.
+        var first = 0u;
+        var count = p.sequences;
+        while (count > 1u) {
+            let half = count / 2u;
+            if (q_offsets[p.q_offsets_base + first + half] <= token) {
+                first += half;
+                count -= half;
+            } else {
+                count = half;
+            }
+        }
+        sequence = first;
+        let first_token = min(q_offsets[p.q_offsets_base + sequence], p.tokens);
+        if (token < first_token) {
+            return;
+        }
+        query = token - first_token;
+        query_count = min(beyond(min(q_offsets[p.q_offsets_base + sequence + 1u], p.tokens), first_token), p.most_queries);
+    }
+    if (sequence >= p.sequences) {
+        return;
+    }
+    var first_key_row = 0u;
+    var key_count = p.most_keys;
+    if (KV_OFFSETS) {
+        first_key_row = min(kv_index[p.kv_index_base + sequence], p.page_size);
+        key_count = min(beyond(min(kv_index[p.kv_index_base + sequence + 1u], p.page_size), first_key_row), key_count);
+    } else if (KV_LENGTHS) {
+        key_count = min(kv_index[p.kv_index_base + sequence], key_count);
+    }
+    if (query >= query_count || key_count + query < query_count) {
+        return;
+    }
+    let key = key_count + query - query_count;
+    var position = key;
+    if (POSITIONS) {
+        position = positions[p.positions_base + token];
+    }
+    if (TABLES && position >= p.table_positions) {
+        return;
+    }
+
+    var written_at = p.written_base + token * WRITTEN_TOKEN + head * WRITTEN_HEAD;
+    var source_at = written_at;
+    if (STEP != IN_PLACE) {
+        source_at = p.source_base + token * SOURCE_TOKEN + head * SOURCE_HEAD;
+        var page = sequence;
+        var row = key;
+        if (KV_OFFSETS) {
+            page = 0u;
+            row += first_key_row;
+        } else if (TABLE) {
+            page = block_table[p.block_table_base + sequence * p.table_width + key / p.page_size];
+            row = key % p.page_size;
+            if (page >= p.pages) {
+                return;
+            }
+        }
+        written_at = p.written_base + page * WRITTEN_PAGE + row * WRITTEN_TOKEN + head * WRITTEN_HEAD;
+    }
+    let is_turned = pair < TURNED_PAIRS;
+    var features = vec2<u32>(2u * pair, 2u * pair + 1u);
+    if (is_turned && !INTERLEAVED) {
+        features = vec2<u32>(pair, pair + TURNED_PAIRS);
+    }
+    var values = vec2<f32>(load(source_at + features.x), load(source_at + features.y));
+    if (is_turned) {
+        let angle = angle_of(pair, position);
+        values = vec2<f32>(values.x * angle.x - values.y * angle.y, values.y * angle.x + values.x * angle.y);
+    }
+    store(written_at + features.x, values.x);
+    store(written_at + features.y, values.y);
+}

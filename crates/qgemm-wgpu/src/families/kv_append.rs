@@ -1,0 +1,377 @@
+//! `kv_append`: a kernel each for queries, keys and values, whose invocations have a pair of features.
+
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::{
+    Addressing, CheckedKvAppend, Device, DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
+    KvAppendConfig, KvAppendFamilies, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvPlaces,
+    KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs,
+    Spec, Stream, Unsupported,
+};
+
+use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
+use super::operands::{Bound, Touched};
+use super::{hash_of, shared_of};
+use crate::event::WgpuStream;
+use crate::pipeline::{Compiled, Interface};
+use crate::shader::{KV_APPEND_TEXTS, Shader, compose_kv_append};
+use crate::shared::Shared;
+
+/// What a wgpu device offers of `kv_append`.
+pub(super) const FAMILIES: KvAppendFamilies = &[&KvAppend];
+
+/// What the kernels are given: the operands of `shaders/kv_append.wgsl`.
+pub(crate) const INTERFACE: Interface = Interface {
+    name: NAME,
+    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// Name of the family.
+const NAME: &str = "kv_append";
+/// Invocations of a workgroup.
+const THREADS: u32 = 64;
+/// Bytes of an offset, a length, a page number, a position and an angle.
+const WORD: usize = 4;
+
+static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(KV_APPEND_TEXTS));
+
+/// `Params` of `shaders/kv_append.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct Params {
+    sequences: u32,
+    tokens: u32,
+    most_queries: u32,
+    most_keys: u32,
+    pages: u32,
+    page_size: u32,
+    table_width: u32,
+    table_positions: u32,
+    table_row: u32,
+    amplitude: f32,
+    source_base: u32,
+    written_base: u32,
+    q_offsets_base: u32,
+    kv_index_base: u32,
+    block_table_base: u32,
+    positions_base: u32,
+    angles_base: u32,
+    sines_base: u32,
+}
+
+/// The family.
+#[derive(Debug)]
+struct KvAppend;
+
+/// What one of the kernels reads and writes.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    step: KvAppendStep,
+    heads: usize,
+    columns: usize,
+    /// None where the heads are turned in place.
+    source: Option<(KvAppendOperand, HeadRows)>,
+    written: (KvAppendOperand, KvRows),
+    is_turned: bool,
+}
+
+/// The kernels of `op`.
+fn parts(op: &CheckedKvAppend) -> Vec<Part> {
+    use KvAppendOperand as O;
+    let turned = op.rotary.is_some();
+    let in_place = KvRows { page_stride: 0, rows: op.q };
+    let part =
+        |step, heads, columns, source, written, is_turned| Part { step, heads, columns, source, written, is_turned };
+    let mut all = vec![
+        part(KvAppendStep::K, op.kv_heads, op.qk_dim, Some((O::NewK, op.new_k)), (O::K, op.k), turned),
+        part(KvAppendStep::V, op.kv_heads, op.v_dim, Some((O::NewV, op.new_v)), (O::V, op.v), false),
+    ];
+    if op.heads > 0 && turned {
+        all.push(part(KvAppendStep::Q, op.heads, op.qk_dim, None, (O::Q, in_place), true));
+    }
+    all
+}
+
+fn kernel_id(op: &CheckedKvAppend, step: KvAppendStep) -> KernelId {
+    KernelId::new(NAME, None, Spec::KvAppend(KvAppendSpec { step, x: op.dtype, kv: op.kv }))
+}
+
+/// Bytes of heads of every token.
+fn token_bytes(op: &CheckedKvAppend, rows: &HeadRows, heads: usize, columns: usize) -> usize {
+    let last = (op.addressing.tokens - 1) as u64 * rows.token_stride + (heads - 1) as u64 * rows.head_stride;
+    (last as usize + columns) * op.dtype.bytes()
+}
+
+/// Bytes of heads of every page.
+fn cache_bytes(op: &CheckedKvAppend, rows: &KvRows, columns: usize) -> usize {
+    let Paging { pages, page_size, .. } = op.addressing.paging();
+    if pages == 0 || page_size == 0 {
+        return 0;
+    }
+    let KvRows { page_stride, rows } = rows;
+    let last = (pages - 1) as u64 * page_stride
+        + (page_size - 1) as u64 * rows.token_stride
+        + (op.kv_heads - 1) as u64 * rows.head_stride;
+    (last as usize + columns) * op.kv.bytes()
+}
+
+/// Bytes that a kernel reads of its source, and that it writes.
+fn part_bytes(op: &CheckedKvAppend, part: &Part) -> (usize, usize) {
+    let source = part.source.map_or(0, |(_, rows)| token_bytes(op, &rows, part.heads, part.columns));
+    let written = match part.source {
+        Some(_) => cache_bytes(op, &part.written.1, part.columns),
+        None => token_bytes(op, &part.written.1.rows, part.heads, part.columns),
+    };
+    (source, written)
+}
+
+/// Bytes of the cosines, or of the sines; of the frequencies.
+fn angle_bytes(op: &CheckedKvAppend) -> (usize, usize) {
+    let dim = op.rotary.map_or(0, |rotary| rotary.dim);
+    match op.angles() {
+        Some(RotaryAngles::Tables { positions, row_stride }) if positions > 0 => {
+            (((positions - 1) * row_stride as usize + dim / 2) * WORD, 0)
+        }
+        Some(RotaryAngles::Frequencies) => (0, dim * WORD),
+        _ => (0, 0),
+    }
+}
+
+/// Workgroups of a token.
+fn groups_of_token(part: &Part) -> usize {
+    (part.heads * part.columns / 2).div_ceil(THREADS as usize)
+}
+
+/// Whether the kernels serve `op`.
+fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
+    if op.kv.has_factors() {
+        return Err(Unsupported::new(format!("writes keys and values in f32, f16 and bf16, not in {}", op.kv)));
+    }
+    let Addressing { sequences, tokens, .. } = op.addressing;
+    let mut sizes = vec![
+        ("the block table", sequences * op.addressing.paging().width * WORD),
+        ("the tables of angles", angle_bytes(op).0),
+    ];
+    for part in parts(op) {
+        let (source, written) = part_bytes(op, &part);
+        sizes.push((part.source.map_or("nothing", |(operand, _)| operand.name()), source));
+        sizes.push((part.written.0.name(), written));
+        if groups_of_token(&part).checked_mul(tokens).is_none_or(|groups| groups >= 1 << 31) {
+            return Err(Unsupported::new("counts workgroups in 31 bits: append fewer tokens at once"));
+        }
+    }
+    match sizes.into_iter().find(|(_, bytes)| *bytes as u64 + MARGIN > limit) {
+        Some((name, bytes)) => Err(too_large(name, bytes as u64, limit)),
+        None => Ok(()),
+    }
+}
+
+impl Family<CheckedKvAppend> for KvAppend {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedKvAppend, info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+        check(op, info.max_buffer_bytes)?;
+        // Adapters tell no bandwidth; there is no other family to rank it against.
+        let launches = parts(op).len() as u32;
+        Ok(vec![KvAppendConfig { kernel: kernel_id(op, KvAppendStep::K), launches, efficiency: 500 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedKvAppend,
+        _: &KvAppendLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        let shared = shared_of(device, "appending on the wgpu backend")?;
+        let refused =
+            |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
+        check(op, device.info().max_buffer_bytes).map_err(refused)?;
+        let step = |part: Part| {
+            let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader(op, &part))?;
+            let groups = (groups_of_token(&part) * op.addressing.tokens) as u32;
+            let x = groups.min(MAX_GROUPS);
+            let geometry = Geometry { grid: [x, groups.div_ceil(x), 1], threads: THREADS, shared_bytes: 0 };
+            let kernel = PartKernel { compiled, shared: shared.clone(), op: *op, part, grid: geometry.grid };
+            let step = LaunchStep::new::<KvAppendOperand>(kernel_id(op, part.step), geometry, Arc::new(kernel));
+            let others = |operand: &KvAppendOperand| {
+                use KvAppendOperand as O;
+                let is_data = matches!(operand, O::Q | O::NewK | O::NewV | O::K | O::V);
+                !is_data || part.written.0 == *operand || part.source.is_some_and(|(source, _)| source == *operand)
+            };
+            Ok(op.operands().into_iter().filter(others).fold(step, |step, operand| step.bind(operand, operand)))
+        };
+        let steps = parts(op).into_iter().map(step).collect::<Result<_, HalError>>()?;
+        Ok(LaunchSequence::new::<KvAppendOperand>(format!("{NAME}_{}_{}", op.dtype, op.kv), steps))
+    }
+
+    fn source_hash(&self, _: &CheckedKvAppend, _: &KvAppendConfig) -> u64 {
+        *SOURCE_HASH
+    }
+}
+
+/// The shader of a kernel; what may change between plans of a model is among the parameters.
+fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
+    let written = match (part.source, op.kv) {
+        (Some(_), KvFormat::Plain(dtype)) => dtype,
+        _ => op.dtype,
+    };
+    let pairs = op.rotary.filter(|_| part.is_turned).map_or(0, |rotary| rotary.dim / 2);
+    let (source, to) = (part.source.map_or(part.written.1.rows, |(_, rows)| rows), part.written.1);
+    let stride = |stride: u64| stride as u32;
+    let words = [
+        ("THREADS", THREADS),
+        ("STEP", u32::from(part.source.is_some())),
+        ("GROUPS_A_TOKEN", groups_of_token(part) as u32),
+        ("HEADS", part.heads as u32),
+        ("COLUMNS", part.columns as u32),
+        ("TURNED_PAIRS", pairs as u32),
+        ("DTYPE", dtype_code(op.dtype)),
+        ("WRITTEN_DTYPE", dtype_code(written)),
+        ("SOURCE_TOKEN", stride(source.token_stride)),
+        ("SOURCE_HEAD", stride(source.head_stride)),
+        ("WRITTEN_PAGE", stride(to.page_stride)),
+        ("WRITTEN_TOKEN", stride(to.rows.token_stride)),
+        ("WRITTEN_HEAD", stride(to.rows.head_stride)),
+    ];
+    let Addressing { queries, places, .. } = op.addressing;
+    let has_table = matches!(places, KvPlaces::Table { .. });
+    let choices = [
+        ("Q_OFFSETS", matches!(queries, QueryLengths::Offsets { .. })),
+        ("KV_OFFSETS", matches!(places, KvPlaces::Offsets { .. })),
+        ("KV_LENGTHS", has_table || matches!(places, KvPlaces::Pages { lengths: true, .. })),
+        ("TABLE", has_table),
+        ("POSITIONS", op.positions),
+        ("TABLES", matches!(op.angles(), Some(RotaryAngles::Tables { .. }))),
+        ("INTERLEAVED", op.rotary.is_some_and(|rotary| rotary.pairs == RotaryPairs::Interleaved)),
+    ];
+    compose_kv_append(&words, &choices)
+}
+
+/// One of the kernels. A launch makes no device memory.
+#[derive(Debug)]
+struct PartKernel {
+    compiled: Compiled,
+    shared: Arc<Shared>,
+    op: CheckedKvAppend,
+    part: Part,
+    grid: [u32; 3],
+}
+
+impl PartKernel {
+    fn dispatch<'a>(&'a self, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
+        use KvAppendOperand as O;
+        let Self { shared, op, part, .. } = self;
+        let Addressing { sequences, tokens, most_keys, .. } = op.addressing;
+        let Paging { pages, page_size, width } = op.addressing.paging();
+        let (table_positions, table_row) = match op.angles() {
+            Some(RotaryAngles::Tables { positions, row_stride }) => (positions as u32, row_stride as u32),
+            _ => (0, 0),
+        };
+        let mut p = Params {
+            sequences: sequences as u32,
+            tokens: tokens as u32,
+            most_queries: op.addressing.most_queries() as u32,
+            most_keys: most_keys as u32,
+            pages: pages as u32,
+            page_size: page_size as u32,
+            table_width: width as u32,
+            table_positions,
+            table_row,
+            amplitude: op.rotary.map_or(1.0, |rotary| rotary.amplitude),
+            ..Params::default()
+        };
+        let touched = |operand: O, bytes: Range<usize>, width: usize| Touched {
+            what: operand.name(),
+            view: operands.get(operand),
+            bytes,
+            width,
+        };
+        let given = op.operands();
+        let words = |operand: O, bytes: usize| -> Result<Bound<'a>, HalError> {
+            let is_used = given.contains(&operand);
+            touched(operand, 0..if is_used { bytes } else { 0 }, WORD).bind(shared)
+        };
+        let by_offsets = matches!(op.addressing.places, KvPlaces::Offsets { .. });
+        let (index, index_len) = if by_offsets { (O::KvOffsets, sequences + 1) } else { (O::KvLengths, sequences) };
+        let (source_bytes, written_bytes) = part_bytes(op, part);
+        let (table_bytes, frequency_bytes) = angle_bytes(op);
+        let (angle_operand, angle_bytes) =
+            if table_bytes > 0 { (O::Cos, table_bytes) } else { (O::Frequencies, frequency_bytes) };
+        let (source, q_offsets, kv_index, block_table, positions, angles, sines, written);
+        let read = part.source.map_or(O::NewK, |(operand, _)| operand);
+        (source, p.source_base) = touched(read, 0..source_bytes, op.dtype.bytes()).bind(shared)?;
+        (q_offsets, p.q_offsets_base) = words(O::QOffsets, (sequences + 1) * WORD)?;
+        (kv_index, p.kv_index_base) = words(index, index_len * WORD)?;
+        (block_table, p.block_table_base) = words(O::BlockTable, sequences * width * WORD)?;
+        (positions, p.positions_base) = words(O::Positions, tokens * WORD)?;
+        (angles, p.angles_base) = words(angle_operand, angle_bytes)?;
+        (sines, p.sines_base) = words(O::Sin, table_bytes)?;
+        let width = if part.source.is_some() { op.kv.bytes() } else { op.dtype.bytes() };
+        (written, p.written_base) = touched(part.written.0, 0..written_bytes, width).bind_written(shared)?;
+        let bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines, written];
+        Ok(Dispatch { params: p, bindings, grid: self.grid })
+    }
+}
+
+impl Kernel for PartKernel {
+    fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        WgpuStream::check(&self.shared, stream)?;
+        let dispatch = self.dispatch(&operands)?;
+        submit(&self.shared, &INTERFACE, &self.compiled, &[dispatch])
+    }
+}
+
+/// The shaders of plans with every choice made, and with none: for the test that all shaders are valid.
+#[cfg(test)]
+pub(crate) fn all_shaders() -> Vec<Shader> {
+    use qgemm_formats::DType;
+    use qgemm_hal::CheckedRotary;
+    let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
+    let cache = KvRows { page_stride: 1024, rows };
+    let addressing = Addressing {
+        sequences: 2,
+        tokens: 3,
+        queries: QueryLengths::Offsets { most: 2 },
+        most_keys: 64,
+        places: KvPlaces::Offsets { rows: 100 },
+    };
+    let plain = CheckedKvAppend {
+        addressing,
+        heads: 4,
+        kv_heads: 2,
+        qk_dim: 64,
+        v_dim: 64,
+        dtype: DType::F16,
+        kv: KvFormat::Plain(DType::F16),
+        q: rows,
+        new_k: rows,
+        new_v: rows,
+        k: cache,
+        v: cache,
+        rotary: None,
+        positions: false,
+    };
+    let rotary = CheckedRotary {
+        dim: 32,
+        pairs: RotaryPairs::Interleaved,
+        angles: RotaryAngles::Tables { positions: 9, row_stride: 16 },
+        amplitude: 1.0,
+    };
+    let paged = Addressing { places: KvPlaces::Table { pages: 9, page_size: 5, width: 3 }, ..addressing };
+    let chosen = CheckedKvAppend {
+        addressing: paged,
+        kv: KvFormat::Plain(DType::BF16),
+        rotary: Some(rotary),
+        positions: true,
+        ..plain
+    };
+    let neox = CheckedRotary { pairs: RotaryPairs::Neox, angles: RotaryAngles::Frequencies, ..rotary };
+    let turned = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
+    [plain, chosen, turned].iter().flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part))).collect()
+}
