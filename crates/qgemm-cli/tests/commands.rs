@@ -196,6 +196,17 @@ fn verify_checks_norms_too() {
 }
 
 #[test]
+fn appending_to_caches_is_verified_and_measured() {
+    let table = json(&["verify", "--device", "cpu", "--op", "kv_append", "--shape", "3x4x2x64", "--json"]);
+    // Three types into four formats, contiguous and paged.
+    assert_eq!(rows(&table).len(), 24);
+    assert!(rows(&table).iter().all(|row| row["verdict"] == "pass"), "{table}");
+    let table = json(&["bench", "--device", "cpu", "--op", "kv_append", "--shape", "8x4x2x64", "--json"]);
+    let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();
+    assert_eq!(formats, ["f16", "e4m3"]);
+}
+
+#[test]
 fn bench_measures_norms() {
     let table = json(&["bench", "--device", "cpu", "--op", "norm", "--shape", "8x256", "--json"]);
     let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();

@@ -4,16 +4,16 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence, experts_sequence, gemm_sequence,
-    kv_append_sequence,
-    matmul_sequence, norm_sequence, quantize_sequence, routing_sequence,
+    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence,
+    experts_sequence, gemm_sequence, kv_append_sequence, matmul_sequence, norm_sequence, quantize_sequence,
+    routing_sequence,
 };
 use qgemm_hal::{
     self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
-    CheckedDequantize, CheckedExperts,
-    CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device,
-    DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan,
-    LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
+    CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
+    CheckedRouting, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId, DeviceInfo,
+    ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig, KvAppendLaunch,
+    LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
     QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
 };
 
@@ -25,7 +25,9 @@ use crate::machine::{Access, Region, Swizzle, TensorMap};
 pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
-        let Catalog { gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, kv_append, .. } = qgemm_cuda::CATALOG;
+        let Catalog {
+            gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, kv_append, ..
+        } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
             gemm: Box::leak(gemm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedGemm>).collect()),

@@ -6,8 +6,8 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, Operation,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul,
+    CheckedNorm, CheckedQuantize, CheckedRouting, Operation,
 };
 use crate::sequence::LaunchSequence;
 

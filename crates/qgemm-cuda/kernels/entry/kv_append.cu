@@ -192,9 +192,10 @@ QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const Ke
                                       : place.page * p.at.k_page + place.row * p.at.k_token + head.index * p.at.k_head;
     u8* to = reinterpret_cast<u8*>(head.is_value ? p.at.v : p.at.k) + (element + column) * Eight<QG_KV>::BYTES;
     if constexpr (QG_KV == KV_E4M3) {
-        const float factor = bits_to_f32(index_at(head.is_value ? p.at.v_factors : p.at.k_factors, head.index));
+        const u64 factors = head.is_value ? p.at.v_factors : p.at.k_factors;
+        const float inverse = rcp_rn_f32(bits_to_f32(index_at(factors, head.index)));
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] = div_rn_f32(x[i], factor);
+        for (u32 i = 0; i < 8; i++) x[i] *= inverse;
     }
     store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
 }
