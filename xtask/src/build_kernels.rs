@@ -229,6 +229,7 @@ fn wanted(name: &str, family: &Option<String>, formats: &[Format]) -> bool {
     let of_format = match id.spec {
         Spec::Gemm(gemm) | Spec::Experts(gemm) => formats.contains(&gemm.w),
         Spec::Pack(pack) => formats.contains(&pack.w),
+        Spec::Unpack(unpack) => formats.contains(&unpack.w),
         _ => is_prologue,
     };
     family.as_ref().is_none_or(of_family) && (formats.is_empty() || of_format)

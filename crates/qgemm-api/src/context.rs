@@ -14,6 +14,7 @@ use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
+use crate::gradient::{Gradient, GradientPlan};
 use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::norm::{Norm, NormPlan};
@@ -318,6 +319,16 @@ impl Context {
     /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
         MatmulPlan::new(&*self.device, &self.plans, matmul)
+    }
+
+    /// Chooses kernels for the gradient of a layer with `weight` by its input, and makes them ready. What was planned before is
+    /// known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// [`Error::GatedGradient`] for a gated pair; when the gradient is not valid, no family serves it, or a kernel cannot be made
+    /// ready.
+    pub fn plan_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<GradientPlan, Error> {
+        GradientPlan::new(&*self.device, &self.plans, weight.shape(), gradient)
     }
 
     /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].

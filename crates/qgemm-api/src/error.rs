@@ -199,6 +199,9 @@ pub enum Error {
         /// What came.
         got: String,
     },
+    /// The rows of a gated pair alternate between two weights, and its gradient is that of neither.
+    #[error("the weight is a gated pair: expected one weight, load gate and up apart and add their gradients")]
+    GatedGradient,
     /// X is in a format that this operation does not read.
     #[error("X is stated in {got}, which this operation does not read: expected one of {}", names(.served))]
     XFormatNotServed {

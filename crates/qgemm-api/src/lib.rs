@@ -81,6 +81,7 @@ mod exec_plan;
 mod experts;
 mod explain;
 mod gemm;
+mod gradient;
 mod kv_append;
 mod matmul;
 mod model;
@@ -108,6 +109,7 @@ pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
 };
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
+pub use gradient::{Gradient, GradientArgs, GradientPlan};
 pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};

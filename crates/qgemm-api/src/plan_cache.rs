@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
     CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, Family, LaunchSequence, Operation,
+    CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
 };
 use qgemm_sched::Preferences;
 
@@ -44,6 +44,7 @@ pub(crate) struct PlanCaches {
     pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
     pub norm: PlanCache<CheckedNorm, Ready<CheckedNorm>>,
     pub kv_append: PlanCache<CheckedKvAppend, Ready<CheckedKvAppend>>,
+    pub unpack: PlanCache<CheckedUnpack, Ready<CheckedUnpack>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

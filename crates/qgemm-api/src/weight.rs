@@ -6,7 +6,7 @@ use std::sync::Arc;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
 use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
-use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream};
+use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream, UnpackOperand};
 
 use crate::error::Error;
 use crate::operand::check_dimension;
@@ -245,6 +245,14 @@ impl Weight {
         operands.read(GemmOperand::W, data.into());
         operands.read_if_any(GemmOperand::RowScale, row_scale.as_ref().map(Into::into));
         operands.read_if_any(GemmOperand::KOrder, k_order.as_ref().map(Into::into));
+    }
+
+    /// The same for a launch that decodes it.
+    pub(crate) fn give_to_unpack<'a>(&'a self, operands: &mut Operands<'a>) {
+        let Memory { data, row_scale, k_order } = &*self.memory;
+        operands.read(UnpackOperand::W, data.into());
+        operands.read_if_any(UnpackOperand::RowScale, row_scale.as_ref().map(Into::into));
+        operands.read_if_any(UnpackOperand::KOrder, k_order.as_ref().map(Into::into));
     }
 }
 

@@ -6,6 +6,7 @@ mod cliffs;
 mod convert;
 mod experts;
 mod gemm;
+mod gradient;
 mod kv_append;
 mod matmul;
 mod norm;
@@ -223,6 +224,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Attention => attention::subjects(args)?.into_iter().map(Work::Attention).collect(),
         Op::Norm => norm::subjects(args)?.into_iter().map(Work::Norm).collect(),
         Op::KvAppend => kv_append::subjects(args)?.into_iter().map(Work::KvAppend).collect(),
+        Op::Gradient => gradient::subjects(args)?.into_iter().map(Work::Gradient).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -268,6 +270,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 progress.say(subject.to_string());
                 kv_append::measure(&ctx, args, subject, bandwidth)?
             }
+            Work::Gradient(subject) => {
+                progress.say(subject.to_string());
+                gradient::measure(&ctx, args, subject, bandwidth)?
+            }
         };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
@@ -302,6 +308,7 @@ enum Work {
     Attention(attention::Subject),
     Norm(norm::Subject),
     KvAppend(kv_append::Subject),
+    Gradient(subject::Subject),
 }
 
 impl Args {
@@ -343,6 +350,10 @@ impl Args {
             Op::KvAppend => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op kv_append`"
+            ),
+            Op::Gradient => ensure!(
+                !of_convert && self.model.is_none() && self.family.is_none() && self.sweep_m.is_none(),
+                "a model, --family, --sweep-m and the options of convert are not those of `--op gradient`"
             ),
             Op::Norm => ensure!(
                 !of_gemm.contains(&true) && !self.transposed && !self.gathered && !self.row_factors,

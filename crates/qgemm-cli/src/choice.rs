@@ -30,6 +30,8 @@ pub enum Op {
     /// Queries and keys turned, keys and values written to the cache.
     #[value(name = "kv_append")]
     KvAppend,
+    /// Products of gradients and a weight, added up over its output features.
+    Gradient,
 }
 
 impl Op {
@@ -45,6 +47,7 @@ impl Op {
             Op::Attention => "attention",
             Op::Norm => "norm",
             Op::KvAppend => "kv_append",
+            Op::Gradient => "gradient",
         }
     }
 

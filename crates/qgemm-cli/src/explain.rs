@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
     Activation, Attention, Context, Conversion, DType, Format, Keys, KvAppend, Matmul, Norm, NormFunction, PlanRecord,
@@ -124,6 +124,9 @@ impl Args {
                 let (queries, keys) = (Queries::each(sequences, queries), Keys::each(keys));
                 ctx.explain_attention(&Attention::new(self.x_dtype, heads, kv_heads, dim, queries, keys).causal())?
             }
+            Op::Gradient => bail!(
+                "a gradient has the choices of its product: explain `--op matmul --shape TxKxN`, tokens, input features, output features"
+            ),
             Op::Norm => {
                 let [rows, columns] = sizes.norm()?;
                 let function = NormFunction::rms(1e-6).gamma(self.x_dtype);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
 use qgemm_testkit::{
-    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, KvAppendCase,
-    MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase, Verdict,
-    WeightKind,
+    AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
+    KvAppendCase, MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase,
+    Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -231,6 +231,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Attention) => attention_shapes(args),
         (false, Op::Norm) => norm_shapes(args),
         (false, Op::KvAppend) => kv_append_shapes(args),
+        (false, Op::Gradient) => gradient_shapes(args, wanted),
     }
 }
 
@@ -346,6 +347,24 @@ fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
             for dtype in DType::ALL {
                 let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
                 cases.push(Box::new(case.of_type(dtype)));
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape with every format that can store it, and every type of dY. A format asked for by name that cannot is an error.
+fn gradient_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for shape in choice::gemm_shapes(&args.shape)? {
+        for &format in &wanted.formats {
+            if let Err(error) = format.check_k(shape.k) {
+                ensure!(args.format == FormatChoice::All, "{shape}: {error}");
+                eprintln!("left out: {error}");
+                continue;
+            }
+            for dtype in DType::ALL {
+                cases.push(Box::new(GradientCase::new(format, shape.m, shape.n, shape.k).of_types(dtype, dtype)));
             }
         }
     }

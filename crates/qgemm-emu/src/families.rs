@@ -6,15 +6,16 @@ use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence,
     experts_sequence, gemm_sequence, kv_append_sequence, matmul_sequence, norm_sequence, quantize_sequence,
-    routing_sequence,
+    routing_sequence, unpack_sequence,
 };
 use qgemm_hal::{
     self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
     CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId, DeviceInfo,
-    ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig, KvAppendLaunch,
-    LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation, QuantizeConfig,
-    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, Unsupported,
+    CheckedRouting, CheckedUnpack, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId,
+    DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig,
+    KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation,
+    QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, UnpackConfig, UnpackPlan,
+    Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -26,7 +27,18 @@ pub(crate) fn catalog() -> Catalog {
     static ALL: OnceLock<Catalog> = OnceLock::new();
     *ALL.get_or_init(|| {
         let Catalog {
-            gemm, convert, experts, routing, matmul, quantize, dequantize, attention, norm, kv_append, ..
+            gemm,
+            convert,
+            experts,
+            routing,
+            matmul,
+            quantize,
+            dequantize,
+            attention,
+            norm,
+            kv_append,
+            unpack,
+            ..
         } = qgemm_cuda::CATALOG;
         // Made once, for the process.
         Catalog {
@@ -55,6 +67,9 @@ pub(crate) fn catalog() -> Catalog {
             norm: Box::leak(norm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedNorm>).collect()),
             kv_append: Box::leak(
                 kv_append.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedKvAppend>).collect(),
+            ),
+            unpack: Box::leak(
+                unpack.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedUnpack>).collect(),
             ),
         }
     })
@@ -146,6 +161,24 @@ impl Family<CheckedRouting> for EmuFamily<CheckedRouting> {
     }
 
     fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedUnpack> for EmuFamily<CheckedUnpack> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedUnpack, info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, _: &UnpackPlan) -> Result<LaunchSequence, HalError> {
+        unpack_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedUnpack, config: &UnpackConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

@@ -251,12 +251,14 @@ mod kv_append;
 mod matmul;
 mod norm;
 mod quantize;
+mod unpack;
 
 pub use attention::*;
 pub use kv_append::*;
 pub use matmul::*;
 pub use norm::*;
 pub use quantize::*;
+pub use unpack::*;
 
 abi_struct! {
     /// Rows of blocks to rearrange into a packed layout: CUDA only.
@@ -415,6 +417,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     MatmulTypes::ABI,
     MatmulTiles::ABI,
     MatmulPointers::ABI,
+    UnpackShape::ABI,
+    UnpackPointers::ABI,
     QuantizeShape::ABI,
     QuantizePointers::ABI,
     DequantizeShape::ABI,

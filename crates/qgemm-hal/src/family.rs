@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, Operation,
+    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation,
 };
 use crate::sequence::LaunchSequence;
 
@@ -36,6 +36,8 @@ pub trait Family<O: Operation>: Send + Sync + fmt::Debug {
 pub type GemmFamilies = &'static [&'static dyn Family<CheckedGemm>];
 /// Families of `convert`.
 pub type ConvertFamilies = &'static [&'static dyn Family<CheckedConvert>];
+/// Families of `unpack`.
+pub type UnpackFamilies = &'static [&'static dyn Family<CheckedUnpack>];
 /// Families of `experts`.
 pub type ExpertsFamilies = &'static [&'static dyn Family<CheckedExperts>];
 /// Families of `routing`.
@@ -77,6 +79,8 @@ pub struct Catalog {
     pub norm: NormFamilies,
     /// Queries and keys turned, keys and values written to the cache.
     pub kv_append: KvAppendFamilies,
+    /// Packed weights as plain numbers.
+    pub unpack: UnpackFamilies,
 }
 
 impl Catalog {
@@ -96,6 +100,7 @@ impl Catalog {
             names(self.attention),
             names(self.norm),
             names(self.kv_append),
+            names(self.unpack),
         ]
     }
 }

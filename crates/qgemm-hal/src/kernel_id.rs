@@ -20,6 +20,7 @@ use crate::op::matmul::MatmulSpec;
 use crate::op::norm::NormSpec;
 use crate::op::quantize::QuantizeSpec;
 use crate::op::routing::RoutingSpec;
+use crate::op::unpack::UnpackSpec;
 use crate::pack_spec::{PackSpec, ProbeSpec};
 
 /// What a kernel is.
@@ -57,6 +58,8 @@ pub enum Spec {
     Routing(RoutingSpec),
     /// Products of two matrices in device memory.
     Matmul(MatmulSpec),
+    /// Rows of a packed weight's transpose as plain numbers.
+    Unpack(UnpackSpec),
     /// Activations in a format of codes and scales.
     Quantize(QuantizeSpec),
     /// Such activations as plain numbers.
@@ -98,6 +101,7 @@ impl KernelId {
             Spec::ExpertStep(_) => "experts_step",
             Spec::Routing(_) => "routing",
             Spec::Matmul(_) => "matmul",
+            Spec::Unpack(_) => "unpack",
             Spec::Quantize(_) => "quantize",
             Spec::Dequantize(_) => "dequantize",
             Spec::Attention(_) => "attention",
@@ -131,6 +135,7 @@ impl fmt::Display for KernelId {
             Spec::ExpertStep(spec) => spec.fmt(f),
             Spec::Routing(spec) => spec.fmt(f),
             Spec::Matmul(spec) => spec.fmt(f),
+            Spec::Unpack(spec) => spec.fmt(f),
             Spec::Quantize(spec) => spec.fmt(f),
             Spec::Dequantize(spec) => spec.fmt(f),
             Spec::Attention(spec) => spec.fmt(f),
@@ -157,6 +162,7 @@ impl FromStr for KernelId {
             "experts_step" => keys.parse().map(Spec::ExpertStep),
             "routing" => keys.parse().map(Spec::Routing),
             "matmul" => keys.parse().map(Spec::Matmul),
+            "unpack" => keys.parse().map(Spec::Unpack),
             "quantize" => keys.parse().map(Spec::Quantize),
             "dequantize" => keys.parse().map(Spec::Dequantize),
             "attention" => keys.parse().map(Spec::Attention),

@@ -31,7 +31,7 @@ pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
     AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies,
+    KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -59,9 +59,10 @@ pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSp
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
 };
+pub use op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 pub use op::{
     Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, Dense, Operand, OperandDesc, Operation,
+    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

@@ -28,9 +28,10 @@ use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
+use crate::op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, Operand, OperandDesc,
+    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
@@ -154,6 +155,7 @@ impl Device for NoopDevice {
             attention: &[&NoopFamily],
             norm: &[&NoopFamily],
             kv_append: &[&NoopFamily],
+            unpack: &[&NoopFamily],
         }
     }
 
@@ -316,6 +318,25 @@ impl Family<CheckedMatmul> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedUnpack> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedUnpack, _info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
+        let spec = UnpackSpec { main_loop: Name::new("noop"), w: op.format, n: 64 };
+        Ok(vec![UnpackConfig { kernel: KernelId::new("noop", None, Spec::Unpack(spec)), efficiency: 1000 }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, plan: &UnpackPlan) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<UnpackOperand>(device, op.kernel_name("noop"), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedUnpack, _: &UnpackConfig) -> u64 {
         0
     }
 }

@@ -2,7 +2,7 @@
 //! K ranges, and sizes the workspace. Pure: it knows descriptions of devices and kernels, never a device.
 //!
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
-//! [`convert::choose`], [`norm::choose`], [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and [`dequantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
+//! [`convert::choose`], [`unpack::choose`], [`norm::choose`], [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and [`dequantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
 //! experts of equal load; [`matmul::choose`] also cuts K;
 //! [`attention::choose`] what moves and multiplies in the least time.
 #![forbid(unsafe_code)]
@@ -20,6 +20,7 @@ pub mod matmul;
 pub mod norm;
 pub mod quantize;
 pub mod routing;
+pub mod unpack;
 
 pub use candidates::{Candidates, Offered};
 pub use error::{Refusal, SchedError, TunedError};

@@ -33,7 +33,8 @@ macro_rules! conformance {
             attention_lengths attention_heads attention_masks attention_values attention_places attention_layouts
             attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual
-            kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts);
+            kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
+            gradient_formats gradient_exact gradient_parts gradient_order);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

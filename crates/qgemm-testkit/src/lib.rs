@@ -1,7 +1,7 @@
 //! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
 //! that every backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`) has its oracle, its cases in groups, how one is run, and a random
+//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`, `gradient`) has its oracle, its cases in groups, how one is run, and a random
 //! draw; [`SUITES`]
 //! lists them. A backend adopts all of them in one line of an integration test:
 //!
@@ -20,6 +20,7 @@ mod conformance;
 mod convert;
 mod experts;
 mod gemm;
+mod gradient;
 mod kv_append;
 mod limits;
 mod matmul;
@@ -44,6 +45,7 @@ pub use gemm::{
     ActOrder, Added, Case, Epilogue, Expected, Layout, Resolution, Rounding, TOKENS, activate, exemptions, multiply,
     multiply_gated, random_case, rounded, run,
 };
+pub use gradient::GradientCase;
 pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};

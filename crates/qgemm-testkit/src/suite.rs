@@ -8,6 +8,7 @@ use qgemm_formats::{Format, XFormat};
 
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
+use crate::gradient::GradientSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
 use crate::{attention, convert, kv_append, matmul, norm, routing};
@@ -115,6 +116,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &attention::SUITE,
     &norm::SUITE,
     &kv_append::SUITE,
+    &GradientSuite,
 ];
 
 /// The suite of an operation.

@@ -47,6 +47,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "launch_params",
             "kernel_launch",
             "convert",
+            "unpack",
             "routing",
             "matmul",
             "quantize",

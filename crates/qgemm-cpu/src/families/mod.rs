@@ -10,3 +10,4 @@ pub mod matmul;
 pub mod norm;
 pub mod quantize;
 pub mod routing;
+pub mod unpack;

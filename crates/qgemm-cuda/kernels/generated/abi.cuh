@@ -254,6 +254,40 @@ static_assert(QG_OFFSET_OF(MatmulPointers, d_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
 static_assert(sizeof(MatmulPointers) == 136, "layout");
 
+struct UnpackShape {
+    u32 out_features;  // Rows of W.
+    u32 first;  // The input feature that D's first row is.
+    u32 features;  // Rows of D.
+    u32 k_tiles;  // K-tiles of a row of W.
+    u32 first_k_tile;  // The first k-tile with a column that D may have.
+    u32 row_groups;  // Groups of rows of W, a CTA each for every k-tile.
+    u32 flags;  // `ROW_SCALE`, `K_ORDER` and `D_ALIGNED16` of the `FLAG_` constants.
+    u32 d_dtype;  // Element type of D.
+};
+static_assert(QG_OFFSET_OF(UnpackShape, out_features) == 0, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, first) == 4, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, features) == 8, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, k_tiles) == 12, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, first_k_tile) == 16, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, row_groups) == 20, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, flags) == 24, "layout");
+static_assert(QG_OFFSET_OF(UnpackShape, d_dtype) == 28, "layout");
+static_assert(sizeof(UnpackShape) == 32, "layout");
+
+struct UnpackPointers {
+    u64 w;  // Packed codes and scales of W.
+    u64 row_scale;  // Row factors.
+    u64 k_order;  // Stored column of W to input feature.
+    u64 d;  // D.
+    u64 d_row;  // Elements from one row of D to the next.
+};
+static_assert(QG_OFFSET_OF(UnpackPointers, w) == 0, "layout");
+static_assert(QG_OFFSET_OF(UnpackPointers, row_scale) == 8, "layout");
+static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
+static_assert(QG_OFFSET_OF(UnpackPointers, d) == 24, "layout");
+static_assert(QG_OFFSET_OF(UnpackPointers, d_row) == 32, "layout");
+static_assert(sizeof(UnpackPointers) == 40, "layout");
+
 struct QuantizeShape {
     u32 rows;  // Rows of X.
     u32 columns;  // Columns of X.

@@ -17,6 +17,7 @@ use super::matmul::Matmul;
 use super::norm::Norm;
 use super::quantize::Quantize;
 use super::routing::Routing;
+use super::unpack::Unpack;
 use crate::arch;
 
 /// What CUDA devices offer.
@@ -31,6 +32,7 @@ pub static CATALOG: Catalog = Catalog {
     attention: attention::FAMILIES,
     norm: &[&Norm],
     kv_append: &[&KvAppend],
+    unpack: &[&Unpack],
 };
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.

@@ -16,6 +16,7 @@ mod prelude;
 mod quantize;
 mod repack;
 mod routing;
+mod unpack;
 
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Variant;
@@ -35,6 +36,7 @@ pub use norm::norm_sequence;
 pub use quantize::quantize_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
+pub use unpack::unpack_sequence;
 
 use crate::probe;
 use crate::spec::KernelSpec;
@@ -56,6 +58,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(attention::specs(variant))
         .chain(norm::specs(variant))
         .chain(kv_append::specs(variant))
+        .chain(unpack::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
         .chain(block_scaled)

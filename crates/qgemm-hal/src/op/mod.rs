@@ -15,6 +15,7 @@ pub mod norm;
 mod operand;
 pub mod quantize;
 pub mod routing;
+pub mod unpack;
 
 use std::fmt;
 
@@ -31,6 +32,7 @@ pub(crate) use operand::operands;
 pub use operand::{Access, Operand, OperandDesc};
 pub use quantize::CheckedQuantize;
 pub use routing::CheckedRouting;
+pub use unpack::CheckedUnpack;
 
 /// An operation's checked description.
 pub trait Operation: Clone + fmt::Debug + PartialEq + Send + Sync + 'static {

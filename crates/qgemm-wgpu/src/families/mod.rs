@@ -13,6 +13,7 @@ pub(crate) mod norm;
 mod operands;
 pub(crate) mod quantize;
 pub(crate) mod routing;
+mod unpack;
 
 use std::sync::Arc;
 
@@ -34,6 +35,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     attention: attention::FAMILIES,
     norm: norm::FAMILIES,
     kv_append: kv_append::FAMILIES,
+    unpack: unpack::FAMILIES,
 };
 
 /// What the kernels of each operation are given.

@@ -9,7 +9,7 @@ pub(crate) mod matrix;
 pub(crate) mod simt;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::{DType, XFormat};
+use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::abi::GemmShape;
 use qgemm_hal::{
     CheckedConvert, CheckedGemm, ConvertOperand, Dense, Device, DeviceInfo, GemmFamilies, GemmOperand, HalError,
@@ -49,24 +49,24 @@ pub(crate) const INTERFACE: Interface = Interface {
 /// `Params` of `shaders/params.wgsl`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-struct Params {
-    shape: GemmShape,
-    modes: u32,
-    x_row: u32,
-    x_col: u32,
-    c_row: u32,
-    d_row: u32,
-    residual_row: u32,
-    n_first: u32,
-    x_base: u32,
-    w_base: u32,
-    row_scale_base: u32,
-    k_order_base: u32,
-    c_base: u32,
-    bias_base: u32,
-    token_scale_base: u32,
-    residual_base: u32,
-    d_base: u32,
+pub(super) struct Params {
+    pub shape: GemmShape,
+    pub modes: u32,
+    pub x_row: u32,
+    pub x_col: u32,
+    pub c_row: u32,
+    pub d_row: u32,
+    pub residual_row: u32,
+    pub n_first: u32,
+    pub x_base: u32,
+    pub w_base: u32,
+    pub row_scale_base: u32,
+    pub k_order_base: u32,
+    pub c_base: u32,
+    pub bias_base: u32,
+    pub token_scale_base: u32,
+    pub residual_base: u32,
+    pub d_base: u32,
 }
 
 /// What configurations have in common: tiles in a grid, of weights as they are and X in f32.
@@ -130,10 +130,15 @@ fn served(
 }
 
 pub(super) fn weight_code(op: &CheckedGemm) -> Result<WeightCode, Unsupported> {
-    if shader::dequant(op.format).is_none() {
-        return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", op.format.dequant)));
+    weight_code_of(op.format)
+}
+
+/// What shaders that decode weights of `format` are made of.
+pub(super) fn weight_code_of(format: Format) -> Result<WeightCode, Unsupported> {
+    if shader::dequant(format).is_none() {
+        return Err(Unsupported::new(format!("there is no dequant/{}.wgsl", format.dequant)));
     }
-    WeightCode::new(op.format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
+    WeightCode::new(format).ok_or_else(|| Unsupported::new("reads codes of one or two planes"))
 }
 
 /// Compiles the family's `part` for `op`, `None` where the device has none for the plan, and computes everything that launches

@@ -1,0 +1,7 @@
+//! Gradients through a packed weight: what is to be computed, and its plan.
+
+mod description;
+mod plan;
+
+pub use description::Gradient;
+pub use plan::{GradientArgs, GradientPlan};

@@ -1,0 +1,63 @@
+//! `qgemm bench --op gradient`.
+
+use qgemm_api::{Context, Gradient, GradientArgs, Weight};
+
+use super::subject::{self, Subject};
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+use crate::choice::{self, Shape};
+
+/// Tokens, output features and input features, unless others are asked for.
+const SHAPES: [&str; 2] = ["512x4096x4096", "4096x4096x4096"];
+
+/// Every shape with every format that is asked for.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<Shape> = match args.shape[..] {
+        [] => SHAPES.iter().map(|shape| shape.parse()).collect::<anyhow::Result<_>>()?,
+        _ => choice::gemm_shapes(&args.shape)?,
+    };
+    subject::made_up(&shapes, args.format)
+}
+
+/// Times what a plan takes for a subject, dY and dX in one type, with copies of the weight in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let (Shape { m, n, k }, dtype) = (subject.shape, args.x_dtype);
+    let host = subject.weight()?;
+    let first = ctx.load(&host)?;
+    let count = copies(ctx, first.bytes());
+    let mut weights = vec![first];
+    while weights.len() < count {
+        weights.push(ctx.load(&host)?);
+    }
+    let plan = ctx.plan_gradient(&weights[0], &Gradient::new(m, dtype, dtype))?;
+    let dy = ctx.upload(&dtype.encode(&vec![0.5; m * n]))?;
+    let mut dx = ctx.allocate(m * k * dtype.bytes())?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |weight: &Weight| plan.run(&stream, GradientArgs::new(&dy, weight, &mut dx).workspace(&mut workspace));
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: subject.shape.to_string(),
+        format: subject.format().to_string(),
+        x_dtype: dtype.to_string(),
+        kernel: format!("{} parts of {}", plan.parts(), plan.kernel_name()),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 2.0 * m as f64 * n as f64 * k as f64 / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: weights.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}

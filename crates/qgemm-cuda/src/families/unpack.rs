@@ -1,0 +1,211 @@
+//! `unpack`: columns of packed weights as rows of plain numbers. One main loop for every format and layout.
+
+use std::mem::size_of;
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::{Encoding, Format};
+use qgemm_hal::abi::{self, UnpackPointers, UnpackShape, dtype_code};
+use qgemm_hal::{
+    CheckedUnpack, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands,
+    Operation, Spec, UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec, Unsupported, Variant,
+};
+
+use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::launch_params::LaunchParams;
+use super::prelude::{constant_line, macro_line, planes};
+use crate::arch;
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "unpack";
+/// The source, and the kernel in it.
+const ENTRY: &str = "entry/unpack.cu";
+const SYMBOL: &str = "qg_unpack";
+const THREADS: u32 = 128;
+/// Values of a lane's k-block (`K_BLOCK` in `dequant/k_tile.cuh`), of all lanes: columns of a k-block times rows of a tile.
+const K_BLOCK_VALUES: u32 = 1024;
+/// Words between the columns of a k-block in shared memory, beyond its rows.
+const PADDING: u32 = 4;
+/// Share of the bandwidth that the kernels should reach, per mille.
+const EFFICIENCY: u32 = 600;
+/// Most CTAs of a launch.
+const MOST_CTAS: u64 = i32::MAX as u64;
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct Unpack;
+
+/// Rows of W that a CTA decodes: a tile a warp.
+fn cta_rows(layout: &PackedLayout) -> u32 {
+    THREADS / 32 * layout.tile_rows as u32
+}
+
+/// `sizeof(SharedStorage)`, which the kernel asserts: a k-block of all rows.
+fn shared_bytes(layout: &PackedLayout) -> u32 {
+    K_BLOCK_VALUES / layout.tile_rows as u32 * (cta_rows(layout) + PADDING) * 4
+}
+
+fn id(format: Format, layout: &PackedLayout, variant: Variant) -> KernelId {
+    let spec = UnpackSpec { main_loop: Name::new(NAME), w: format, n: cta_rows(layout) };
+    KernelId::new(NAME, Some(variant), Spec::Unpack(spec))
+}
+
+fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec {
+    /// Stands for "codes are not plain numbers" where an element type is expected.
+    const NOT_PLAIN: u32 = 255;
+    let mut prelude = String::new();
+    let plain = match format.encoding {
+        Encoding::Plain(dtype) => dtype_code(dtype),
+        _ => NOT_PLAIN,
+    };
+    for (name, value) in [
+        ("QG_VARIANT", variant.number()),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
+        ("QG_INTEGER_OPERANDS", 0),
+        ("QG_PLAIN_DTYPE", plain),
+        ("QG_CODE_PLANES", layout.codes.len() as u32),
+        ("QG_SCALE_PLANES", layout.scales.len() as u32),
+    ] {
+        macro_line(&mut prelude, name, &value.to_string());
+    }
+    macro_line(&mut prelude, "QG_DEQUANT_FILE", &format!("\"dequant/{}.cuh\"", format.dequant));
+    planes(&mut prelude, layout);
+    for (name, value) in [
+        ("QG_TILE_ROWS", layout.tile_rows as u32),
+        ("QG_K_TILE", layout.k_tile as u32),
+        ("QG_K_TILE_BYTES", layout.k_tile_bytes as u32),
+        ("QG_SUB_BLOCK", format.sub_block as u32),
+        ("QG_THREADS", THREADS),
+        ("QG_SHARED_BYTES", shared_bytes(layout)),
+        ("QG_ROUNDED", 0),
+        ("QG_ZERO_POINTS", u32::from(format.encoding == Encoding::IntZero)),
+    ] {
+        constant_line(&mut prelude, name, value);
+    }
+    KernelSpec {
+        name: id(format, layout, variant).to_string(),
+        entry: ENTRY,
+        text: source::entry(ENTRY),
+        symbol: SYMBOL,
+        prelude,
+        arch_specific: false,
+    }
+}
+
+/// How weights of `format` lie on devices of `variant`.
+fn layout(format: Format, variant: Variant) -> Option<PackedLayout> {
+    PackedLayout::new(format, arch::pack_class(variant))
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    Format::all().filter_map(move |format| Some(source(format, &layout(format, variant)?, variant)))
+}
+
+/// `UnpackParams` in `entry/unpack.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct UnpackParams {
+    shape: UnpackShape,
+    at: UnpackPointers,
+}
+
+const _: () = assert!(size_of::<UnpackShape>().is_multiple_of(8), "pointers follow without a gap");
+
+impl Params for UnpackParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use UnpackOperand as O;
+        let mut params = *self;
+        params.at.w = at.of(operands, O::W)?;
+        params.at.row_scale = at.of(operands, O::RowScale)?;
+        params.at.k_order = at.of(operands, O::KOrder)?;
+        params.at.d = at.of(operands, O::D)?;
+        Ok(LaunchParams::of(&params))
+    }
+}
+
+/// Groups of rows, the first k-tile, and the number of k-tiles that D's rows stand in.
+fn work(op: &CheckedUnpack, layout: &PackedLayout) -> (u32, u32, u32) {
+    let columns = op.stored_columns();
+    let first = columns.start / layout.k_tile;
+    let end = columns.end.div_ceil(layout.k_tile);
+    ((op.out_features as u32).div_ceil(cta_rows(layout)), first as u32, (end - first) as u32)
+}
+
+/// The launch for `op`, whose kernel `make` makes ready.
+///
+/// # Errors
+/// [`HalError::WrongDevice`] when the device has no kernel for the weight, and those of `make`.
+pub fn unpack_sequence(
+    op: &CheckedUnpack,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let found = info.variant.and_then(|variant| Some((variant, layout(op.format, variant)?)));
+    let (variant, layout) = found.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let (row_groups, first_k_tile, k_tiles) = work(op, &layout);
+    let flags =
+        [(abi::FLAG_ROW_SCALE, op.row_scale), (abi::FLAG_K_ORDER, op.k_order), (abi::FLAG_D_ALIGNED16, op.d.aligned16)];
+    let shape = UnpackShape {
+        out_features: op.out_features as u32,
+        first: op.first as u32,
+        features: op.features as u32,
+        k_tiles: layout.k_tiles(op.stored_k) as u32,
+        first_k_tile,
+        row_groups,
+        flags: flags.iter().filter(|(_, set)| *set).fold(0, |flags, (flag, _)| flags | flag),
+        d_dtype: dtype_code(op.d.dtype),
+    };
+    let at = UnpackPointers { d_row: op.d.row_stride, ..UnpackPointers::default() };
+    let launch = KernelLaunch {
+        id: id(op.format, &layout, variant),
+        spec: source(op.format, &layout, variant),
+        geometry: Geometry {
+            grid: [row_groups * k_tiles, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(&layout),
+        },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: UnpackOperand::ALL,
+        updated: None,
+        params: Arc::new(UnpackParams { shape, at }),
+    };
+    let step = launch.step::<UnpackOperand>(make)?;
+    let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
+    Ok(LaunchSequence::new::<UnpackOperand>(op.kernel_name(NAME), vec![step]))
+}
+
+impl Family<CheckedUnpack> for Unpack {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedUnpack, info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        let expected = arch::pack_class(variant);
+        if op.class != expected {
+            return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
+        }
+        let no_layout = || Unsupported::new(format!("{} has no layout {expected:?}", op.format.name));
+        let layout = layout(op.format, variant).ok_or_else(no_layout)?;
+        let (row_groups, _, k_tiles) = work(op, &layout);
+        if u64::from(row_groups) * u64::from(k_tiles) > MOST_CTAS {
+            return Err(Unsupported::new(format!("has at most {MOST_CTAS} k-tiles: unpack fewer features at once")));
+        }
+        Ok(vec![UnpackConfig { kernel: id(op.format, &layout, variant), efficiency: EFFICIENCY }])
+    }
+
+    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, _: &UnpackPlan) -> Result<LaunchSequence, HalError> {
+        unpack_sequence(op, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, op: &CheckedUnpack, config: &UnpackConfig) -> u64 {
+        let variant = config.kernel.variant;
+        let found = variant.and_then(|variant| Some((variant, layout(op.format, variant)?)));
+        found.map_or(0, |(variant, layout)| source(op.format, &layout, variant).source_hash().short())
+    }
+}

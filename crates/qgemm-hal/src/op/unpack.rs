@@ -1,0 +1,139 @@
+//! `unpack`: input features of a packed weight as rows of a plain matrix, for products that add up over the output features.
+
+use qgemm_formats::prepack::PackClass;
+use qgemm_formats::{DType, Format};
+
+use super::dense::Dense;
+use super::{Operation, operands};
+use crate::kernel_id::{KernelId, Name, spec};
+
+/// `D[i, n] = W[n, first + i]`, row factors applied, rounded to nearest even once; validated by the API. D holds rows of Wᵀ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CheckedUnpack {
+    /// Rows of W, the columns of D; at least 1.
+    pub out_features: usize,
+    /// Input features of W; at least 1.
+    pub k: usize,
+    /// Length of a stored row of W (differs from `k` only with act-order padding).
+    pub stored_k: usize,
+    /// The input feature that D's first row is.
+    pub first: usize,
+    /// Rows of D; at least 1, and input features of W all of them.
+    pub features: usize,
+    /// Format of W.
+    pub format: Format,
+    /// Layout of W.
+    pub class: PackClass,
+    /// Whether W has a factor per row.
+    pub row_scale: bool,
+    /// Whether W's columns are permuted (act-order).
+    pub k_order: bool,
+    /// D, `[features, out_features]`, row-major.
+    pub d: Dense,
+}
+
+operands! {
+    /// What `unpack` reads and writes.
+    pub enum UnpackOperand {
+        /// Codes and scales of the weight in the device's layout.
+        W: "the weight" Constant,
+        /// A factor for every row of W, in f32.
+        RowScale: "the row scales" Constant,
+        /// Stored column of W → input feature, `u32` each, padded with `NO_COLUMN` to whole k-tiles.
+        KOrder: "the column order" Constant,
+        /// The values.
+        D: "d" Write,
+    }
+}
+
+spec! {
+    /// What tells the kernels of `unpack` apart.
+    pub struct UnpackSpec {
+        /// The main loop.
+        main_loop: Name,
+        /// Format of W.
+        w: Format,
+        /// Rows of W that a CTA decodes.
+        n: u32,
+    }
+}
+
+/// A kernel of a family, as the scheduler sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UnpackConfig {
+    /// The kernel.
+    pub kernel: KernelId,
+    /// Share of the device's bandwidth that it reaches, per mille.
+    pub efficiency: u32,
+}
+
+/// A configuration with what the scheduler expects of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UnpackPlan {
+    /// The configuration.
+    pub config: UnpackConfig,
+    /// Seconds that it is expected to take.
+    pub estimate: f64,
+}
+
+impl CheckedUnpack {
+    /// Name of a kernel of `family` in tables and messages: `unpack_q4_k_f16`.
+    pub fn kernel_name(&self, family: &str) -> String {
+        format!("{family}_{}_{}", self.format.name, self.d.dtype)
+    }
+
+    /// Stored columns of W that D's rows may stand in: those themselves, or all where columns are permuted.
+    pub fn stored_columns(&self) -> std::ops::Range<usize> {
+        if self.k_order { 0..self.stored_k } else { self.first..self.first + self.features }
+    }
+}
+
+impl Operation for CheckedUnpack {
+    const NAME: &'static str = "unpack";
+    type Operand = UnpackOperand;
+    type Config = UnpackConfig;
+    type Plan = UnpackPlan;
+
+    fn operands(&self) -> Vec<UnpackOperand> {
+        use UnpackOperand as O;
+        let optional = [(self.row_scale, O::RowScale), (self.k_order, O::KOrder)];
+        let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
+        [O::W, O::D].into_iter().chain(given).collect()
+    }
+
+    /// The columns of W, and D, once each.
+    fn traffic(&self) -> f64 {
+        let values = |columns: usize| self.out_features as f64 * columns as f64;
+        let row_bytes = self.format.row_bytes(self.stored_k) as f64 / self.stored_k as f64;
+        let factors = if self.row_scale { self.out_features as f64 * DType::F32.bytes() as f64 } else { 0.0 };
+        values(self.stored_columns().len()) * row_bytes + values(self.features) * self.d.dtype.bytes() as f64 + factors
+    }
+
+    fn macs(&self) -> f64 {
+        0.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permuted_columns_are_all_read() {
+        let op = CheckedUnpack {
+            out_features: 10,
+            k: 256,
+            stored_k: 256,
+            first: 64,
+            features: 32,
+            format: "q8_0".parse().expect("exists"),
+            class: PackClass::Simd16,
+            row_scale: false,
+            k_order: false,
+            d: Dense::rows_of(DType::F16, 10),
+        };
+        assert_eq!((op.stored_columns(), op.traffic()), (64..96, (10 * 34 + 32 * 10 * 2) as f64));
+        let permuted = CheckedUnpack { k_order: true, row_scale: true, ..op };
+        assert_eq!((permuted.stored_columns(), permuted.operands().len()), (0..256, 4));
+    }
+}

@@ -1,0 +1,95 @@
+//! The suite of `gradient`: which cases a backend must pass.
+
+use qgemm_formats::{DType, Encoding, Format};
+
+use super::case::GradientCase;
+use crate::gemm::{ActOrder, Case, Epilogue, Layout};
+use crate::suite::Group;
+use crate::weights::WeightKind;
+
+/// A group with its cases for one format; none where the group does not concern the format.
+type Cases = (Group, fn(Format) -> Vec<GradientCase>);
+
+const fn group(name: &'static str, summary: &'static str, cases: fn(Format) -> Vec<GradientCase>) -> Cases {
+    (Group { name, summary }, cases)
+}
+
+/// The whole suite.
+pub(super) const GROUPS: &[Cases] = &[
+    group("gradient_formats", "dX through every format and type, around tiles in every direction", formats),
+    group("gradient_exact", "small integers, bit for bit", exact),
+    group("gradient_parts", "weights that are decoded in parts, accumulation, leading dimensions", parts),
+    group("gradient_order", "permuted columns", order),
+];
+
+/// Tokens and output features: one, and around tiles of rows.
+const SIZES: [[usize; 2]; 4] = [[1, 1], [5, 67], [33, 16], [70, 130]];
+
+/// A K that ends in the middle of a k-tile, and of a block where the format allows.
+fn ragged_k(format: Format) -> usize {
+    match (format.block_len, format.ragged_k) {
+        (1, _) => 131,
+        (block, true) => 2 * block + 5,
+        (block, false) => (64 / block + 1) * block,
+    }
+}
+
+fn dtype(i: usize) -> DType {
+    DType::ALL[i % DType::ALL.len()]
+}
+
+fn formats(format: Format) -> Vec<GradientCase> {
+    let k = ragged_k(format);
+    let case = |(i, [tokens, n]): (usize, [usize; 2])| {
+        let case =
+            GradientCase::new(format, tokens, n, if i == 0 { 512usize.next_multiple_of(format.block_len) } else { k });
+        let of = |dy: usize| {
+            let case = case.of_types(dtype(dy), dtype(i + dy));
+            GradientCase { layer: Case { weights: WeightKind::Raw, seed: (i + dy) as u64, ..case.layer }, ..case }
+        };
+        [of(i), of(i + 1)]
+    };
+    SIZES.into_iter().enumerate().flat_map(case).collect()
+}
+
+fn exact(format: Format) -> Vec<GradientCase> {
+    let case = |(i, dy): (usize, DType)| {
+        let layer = Case { seed: i as u64, ..Case::new(format, 19, 40, ragged_k(format)).with_exact_sums() };
+        GradientCase { accumulate: (i == 1).then_some(-2.0), ..GradientCase::of(layer).of_types(dy, DType::F32) }
+    };
+    DType::ALL.into_iter().enumerate().map(case).collect()
+}
+
+fn parts(format: Format) -> Vec<GradientCase> {
+    let plain = Layout::default();
+    let layouts = [
+        plain,
+        Layout { x_gap: 3, d_gap: 5, ..plain },
+        Layout { x_gap: 8, d_gap: 16, ..plain },
+        Layout { offset: 1, ..plain },
+    ];
+    let k = 3 * 64usize.next_multiple_of(format.block_len);
+    let case = |(i, layout)| {
+        let epilogue = Epilogue { alpha: [1.0, -0.5][i % 2], channel_scale: i % 2 == 1, ..Epilogue::default() };
+        let layer = Case { layout, epilogue, seed: i as u64, ..Case::new(format, 9 + 30 * i, 48, k) };
+        let accumulate = [None, Some(1.0), Some(0.0), Some(-0.5)][i];
+        GradientCase { accumulate, max_scratch: 0, ..GradientCase::of(layer).of_types(dtype(i), dtype(i / 2)) }
+    };
+    layouts.into_iter().enumerate().map(case).collect()
+}
+
+fn order(format: Format) -> Vec<GradientCase> {
+    if format.encoding != Encoding::IntZero {
+        return Vec::new();
+    }
+    let mut cases = Vec::new();
+    for act_order in [ActOrder::Full, ActOrder::Padded] {
+        for max_scratch in [0, 1 << 30] {
+            let i = cases.len();
+            let layer = Case { act_order: Some(act_order), ..Case::new(format, 21, 35, 3 * format.block_len + 9) };
+            let case = GradientCase::of(Case { seed: i as u64, ..layer }).of_types(dtype(i), dtype(i + 1));
+            cases.push(GradientCase { max_scratch, ..case });
+        }
+    }
+    cases
+}

@@ -1,0 +1,43 @@
+//! `gradient`: cases of products with a packed weight that add up over its output features, judged by the oracle of `gemm` on the
+//! weight's transpose.
+
+mod case;
+mod groups;
+mod run;
+
+use qgemm_api::Context;
+
+pub use case::GradientCase;
+
+use crate::outcome::Outcome;
+use crate::suite::{Group, Selection, Suite, TestCase};
+
+impl TestCase for GradientCase {
+    fn run(&self, ctx: &Context) -> Outcome {
+        run::run(ctx, self)
+    }
+}
+
+/// The suite of `gradient`.
+#[derive(Debug)]
+pub(crate) struct GradientSuite;
+
+impl Suite for GradientSuite {
+    fn operation(&self) -> &'static str {
+        "gradient"
+    }
+
+    fn groups(&self) -> Vec<Group> {
+        groups::GROUPS.iter().map(|&(group, _)| group).collect()
+    }
+
+    fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>> {
+        let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
+        let boxed = |case| Box::new(case) as Box<dyn TestCase>;
+        wanted.formats.iter().flat_map(|&format| cases(format)).map(boxed).collect()
+    }
+
+    fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase> {
+        Box::new(GradientCase::random(&wanted.formats, seed))
+    }
+}

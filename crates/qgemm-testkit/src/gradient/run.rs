@@ -1,0 +1,141 @@
+//! Runs one gradient on a device and judges the result.
+
+use std::sync::Arc;
+
+use qgemm_api::{Context, DeviceKind, Error, Gradient, GradientArgs, GradientPlan, Weight, Workspace};
+use qgemm_formats::{DType, Format, HostWeight, SharedBytes};
+use qgemm_hal::{Math, Spec};
+
+use super::case::GradientCase;
+use crate::activations::{ActivationKind, activations};
+use crate::compare::{compare, first_difference};
+use crate::gemm::host::HostWeights;
+use crate::gemm::{Added, Case, Expected, Resolution, multiply};
+use crate::limits::{EXACT_SUMS, path, rounded_to};
+use crate::operand::Operand;
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+
+/// Every exemption. One that no longer holds, because the case can be planned, fails.
+const EXEMPTIONS: &[Exemption<GradientCase>] = &[];
+
+/// Runs `case` on poisoned memory, twice where that may show something else, and compares with the oracle.
+pub fn run(ctx: &Context, case: &GradientCase) -> Outcome {
+    let mut outcome = Outcome::new(case);
+    let result = judge(ctx, case, &mut outcome);
+    outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
+    outcome
+}
+
+/// dY, what dX held, and where both lie.
+struct Operands {
+    dy: Vec<f32>,
+    held: Vec<f32>,
+    stored_dy: Operand,
+    stored_dx: Operand,
+}
+
+impl Operands {
+    fn new(case: &GradientCase) -> Self {
+        let Case { m, n, k, x_dtype, d_dtype, layout, seed, .. } = case.layer;
+        let kind = if case.layer.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
+        Self {
+            dy: activations(case.layer.activations, m, n, x_dtype, seed),
+            held: activations(kind, m, k, d_dtype, !seed),
+            stored_dy: Operand::new(x_dtype, m, n, layout.x_gap, layout.offset),
+            stored_dx: Operand::new(d_dtype, m, k, layout.d_gap, layout.offset),
+        }
+    }
+}
+
+fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<(), Failure> {
+    let weights = HostWeights::new(&case.layer).map_err(|e| Failure::Weight(e.to_string()))?;
+    let weight = weights.load(ctx, false).map_err(|e| Failure::Weight(e.to_string()))?;
+    let HostWeights::One(host) = &weights else { return Err(Failure::Weight("a gated pair has no gradient".into())) };
+    let operands = Operands::new(case);
+    let plan = ctx.plan_gradient(&weight, &gradient(case, &operands)).map_err(Failure::of_plan)?;
+    outcome.kernel = Some(plan.kernel_name().to_owned());
+    outcome.kernel_id = plan.kernel_id();
+    let math = plan.matmul().map_or(Math::FmaF32, |launch| launch.config.math);
+    let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
+    let decoded = match plan.kernel_id().map(|id| id.spec) {
+        Some(Spec::Matmul(spec)) => spec.b,
+        _ => DType::F32,
+    };
+    let rounded = (!weights.is_exact_in(decoded)).then_some(decoded);
+    let exact = case.layer.sums_are_exact() && rounded.is_none();
+    let nmse = if exact { EXACT_SUMS } else { path.of_sums(rounded) };
+    let tolerance = rounded_to(case.layer.d_dtype, nmse);
+    outcome.limit = Some(tolerance.nmse);
+
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
+    let first = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
+    let got = operands.stored_dx.decode(&first);
+    let expected = expected(case, host, &operands, Resolution { nmse, ..Resolution::default() });
+    let comparison = compare(&got, &expected, tolerance);
+    outcome.comparison = Some(comparison);
+    if !comparison.within(tolerance) {
+        return Err(Failure::Inaccurate(comparison));
+    }
+    if exact && case.layer.is_exact() {
+        let round = |value| case.layer.d_dtype.decode(&case.layer.d_dtype.encode(&[value]))[0];
+        if let Some(mismatch) = first_difference(&got, &expected, round) {
+            return Err(Failure::NotExact(mismatch));
+        }
+    }
+    if let Some(byte) = operands.stored_dx.first_written_outside(&first) {
+        return Err(Failure::WroteOutside(byte));
+    }
+    // An emulated GPU runs its threads in one order.
+    if ctx.info().id.kind != DeviceKind::Emu {
+        let second = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
+        Failure::check_same(&first, &second)?;
+    }
+    Ok(())
+}
+
+fn gradient(case: &GradientCase, operands: &Operands) -> Gradient {
+    let (dy, dx) = (&operands.stored_dy, &operands.stored_dx);
+    let gradient = Gradient::new(case.layer.m, case.layer.x_dtype, case.layer.d_dtype)
+        .dy_row_stride(dy.row_stride() as u64)
+        .dx_row_stride(dx.row_stride() as u64)
+        .alignment(dy.alignment(), dx.alignment())
+        .alpha(case.layer.epilogue.alpha)
+        .max_scratch(case.max_scratch);
+    case.accumulate.iter().fold(gradient, |gradient, &beta| gradient.accumulate(beta))
+}
+
+/// Runs the plan on buffers of its own, and returns that around dX.
+fn run_on(
+    ctx: &Context,
+    plan: &GradientPlan,
+    weight: &Weight,
+    case: &GradientCase,
+    operands: &Operands,
+    workspace: &mut Workspace,
+) -> Result<Vec<u8>, Error> {
+    let Operands { dy, held, stored_dy, stored_dx } = operands;
+    let dy = ctx.upload(&stored_dy.encode(dy))?;
+    // With a factor of 0, what dX holds is poison: it is not read.
+    let held = match case.accumulate {
+        None | Some(0.0) => stored_dx.poison(),
+        Some(_) => stored_dx.encode(held),
+    };
+    let mut dx = ctx.upload(&held)?;
+    let args = GradientArgs::new(dy.slice(stored_dy.range())?, weight, dx.slice_mut(stored_dx.range())?);
+    plan.run(&ctx.default_stream(), args.workspace(workspace))?;
+    let written = ctx.download(&dx)?;
+    dx.raw().check_guards()?;
+    Ok(written)
+}
+
+/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's.
+fn expected(case: &GradientCase, weight: &HostWeight, operands: &Operands, resolution: Resolution) -> Expected {
+    let Case { n, k, .. } = case.layer;
+    let rows: Vec<Vec<f32>> = (0..n).map(|row| weight.dequantize_row(row)).collect();
+    let transposed: Vec<f32> = (0..k).flat_map(|column| rows.iter().map(move |row| row[column])).collect();
+    let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
+    let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&transposed)));
+    let weight = HostWeight::new(plain, k, n, bytes).unwrap_or_else(|e| unreachable!("it is a weight: {e}"));
+    let c = case.accumulate.filter(|beta| *beta != 0.0).map(|beta| (beta, operands.held.as_slice()));
+    multiply(&weight, &operands.dy, &Added { alpha: case.layer.epilogue.alpha, c, resolution, ..Added::default() })
+}

@@ -1,0 +1,44 @@
+// Columns of W as rows of plain numbers: D[i, n] = W[n, first + i]. An invocation decodes four rows of W by four columns. Of
+// the parameters of products, those of X say where D's rows stand in W: `x_row` is the input feature of its first row, and
+// `x_col` the stored column where tiles begin, a multiple of four.
+
+// The row of D that a stored column is; none where that is not below the number of rows.
+fn d_row_of(stored: u32) -> u32 {
+    if (!has(FLAG_K_ORDER)) {
+        return stored - p.x_row;
+    }
+    // What no order tells of is no column.
+    if (stored >= p.shape.stored_k) {
+        return 0xffffffffu;
+    }
+    return k_order[k_order_first() + stored] - p.x_row;
+}
+
+fn put(stored: u32, row: u32, count: u32, factors: vec4<f32>, values: vec4<f32>) {
+    let d_row = d_row_of(stored);
+    if (d_row < tokens()) {
+        store4(d_row, row, count, values * factors);
+    }
+}
+
+fn tile_of_d(n0: u32, m0: u32, thread: u32) {
+    let row = n0 + thread % (TILE_N / 4u) * 4u;
+    let stored = p.x_col + m0 + thread / (TILE_N / 4u) * 4u;
+    if (row >= p.shape.stored_rows || stored >= k_tiles() * PACKED_K) {
+        return;
+    }
+    let rows = rows_of(row, stored / PACKED_K);
+    let column = stored % PACKED_K;
+    let numbers = numbers_of(quad_words(rows, column / 4u));
+    let affine = affine(rows, column / SUB_BLOCK);
+    let count = min(4u, p.shape.stored_rows - row);
+    var factors = vec4<f32>(1.0);
+    if (has(FLAG_ROW_SCALE)) {
+        let at = four(row_scale_first() + row, count);
+        factors = vec4<f32>(row_scale[at.x], row_scale[at.y], row_scale[at.z], row_scale[at.w]);
+    }
+    put(stored, row, count, factors, scaled(numbers.a, 1.0, affine));
+    put(stored + 1u, row, count, factors, scaled(numbers.b, 1.0, affine));
+    put(stored + 2u, row, count, factors, scaled(numbers.c, 1.0, affine));
+    put(stored + 3u, row, count, factors, scaled(numbers.d, 1.0, affine));
+}
