@@ -256,6 +256,16 @@ impl Context {
         ExpertPlan::new(&*self.device, &self.plans, problem)
     }
 
+    /// A plan for each way to run `problem` that [`Context::plan_experts`] has the choice of, the fastest by the cost model first; none
+    /// where there are no rows. To test them all, and to measure how good the choice is.
+    ///
+    /// # Errors
+    /// As [`Context::plan_experts`].
+    pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
+        self.check_weight(problem.shape().each.device)?;
+        ExpertPlan::every_way(&*self.device, problem)
+    }
+
     /// A feed-forward layer of experts for any number of tokens, each given to `top_k` experts: `up`, a pair of gate and up or one weight
     /// an expert, and `down`; `describe` states the rest. See [`MoeLayer`].
     ///

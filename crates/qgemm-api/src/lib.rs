@@ -107,6 +107,7 @@ pub use error::Error;
 pub use exec_plan::{ExecPlan, LoadedPlan, PlanArena, PlanOptions};
 pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
+    expert_lists,
 };
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan};

@@ -302,6 +302,14 @@ abi_struct! {
     pub struct ExpertGroups {
         /// Address of the offsets, counts or ids.
         pub index: u64,
+        /// Address of the offsets in the list.
+        pub offsets: u64,
+        /// Address of the list of each expert's rows; 0 where they follow one another, or are found by ids.
+        pub list: u64,
+        /// Address of the slots' weights, of which NaNs are faults; 0 where there are none.
+        pub router_weights: u64,
+        /// Address of the two words that say what is wrong; 0 where nobody wants to know.
+        pub status: u64,
         /// Bytes of W from one expert to the next.
         pub w_bytes: u64,
         /// Bytes of the bias from one expert to the next.
@@ -318,26 +326,6 @@ abi_struct! {
         pub rows: u32,
         /// Rows of D that share a row of X.
         pub x_sharers: u32,
-    }
-}
-
-abi_struct! {
-    /// An index to look for faults in: CUDA only.
-    pub struct ExpertCheck {
-        /// Address of the offsets, counts or ids.
-        pub index: u64,
-        /// Address of the slots' weights; 0 where there are none.
-        pub router_weights: u64,
-        /// Address of the two words that are written.
-        pub status: u64,
-        /// Experts.
-        pub experts: u32,
-        /// How rows are given to experts: see the `FORM_` constants.
-        pub form: u32,
-        /// Rows of all experts; with `FORM_MASKED` the capacity of each.
-        pub rows: u32,
-        /// Unused, zero.
-        pub reserved: u32,
     }
 }
 
@@ -430,7 +418,6 @@ pub const STRUCTS: &[AbiStruct] = &[
     KvAppendPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
-    ExpertCheck::ABI,
     ExpertCombine::ABI,
 ];
 

@@ -1,6 +1,8 @@
 //! `experts`: which kernel, and where its workspace lies.
 
-use qgemm_hal::{CheckedExperts, CheckedGemm, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule};
+use qgemm_hal::{
+    CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
+};
 
 use crate::candidates::Candidates;
 use crate::error::SchedError;
@@ -58,7 +60,8 @@ pub fn candidates<'f>(
             false => configs,
         };
         // What kernels keep is of these rows, whichever kernel is chosen.
-        let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes, ..config });
+        let kept = |config: &ExpertsConfig| if config.scratch_bytes == 0 { 0 } else { scratch_bytes };
+        let configs = configs.into_iter().map(|config| ExpertsConfig { scratch_bytes: kept(&config), ..config });
         Ok(configs.filter(|config| preferences.math.is_none_or(|math| config.tile.math == math)).collect())
     };
     Candidates::ask(&families, configs, |config| {
@@ -68,7 +71,7 @@ pub fn candidates<'f>(
     })
 }
 
-/// Seconds when every expert has as many rows: the larger of what memory and arithmetic take, with whole tiles of rows.
+/// Seconds when every row goes to any expert alike: the larger of what memory and arithmetic take, with whole tiles of rows.
 fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost {
     let tile = &config.tile;
     let (arithmetic, bandwidth) = tile.efficiency;
@@ -81,17 +84,52 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
         let each = CheckedGemm { m: op.mean_rows(), ..op.each.clone() };
         return processor::cost(&each, info, tile, rate).repeated(used);
     }
-    let tiles = used as f64 * op.mean_rows().div_ceil(tile_m) as f64;
-    let macs = tiles * tile_m as f64 * op.each.stored_rows as f64 * op.each.k as f64;
+    let is_indexed = matches!(op.form, ExpertForm::Indexed { .. });
+    let tiles = match op.form {
+        ExpertForm::Indexed { .. } if !config.grouped => op.each.m as f64,
+        ExpertForm::Masked { capacity } => op.experts as f64 * capacity.div_ceil(tile_m) as f64,
+        _ => op.experts as f64 * expected_tiles(op.each.m as f64 / op.experts as f64, tile_m),
+    };
+    let n_tiles = op.each.stored_rows.div_ceil(tile.tile_n.max(1) as usize) as f64;
+    let mut all = tiles * n_tiles;
+    if tile.schedule == Schedule::StreamK {
+        // Tiles are whole: the last of them leave units idle.
+        let at_once = f64::from(info.units.max(1) * tile.ctas_per_unit.max(1));
+        all = (all / at_once).ceil() * at_once;
+    }
+    let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * op.each.k as f64;
     // Each tile of rows reads the weight again, from the cache at best.
-    let weights = (tiles - used as f64).max(0.0) * op.each.weight_bytes() / CACHE_SPEEDUP;
+    let (most, expected) = (used as f64, op.used_experts());
+    let weights = (expected - most + (tiles - expected).max(0.0) / CACHE_SPEEDUP) * op.each.weight_bytes();
     let memory = (op.traffic() + weights) / (info.bandwidth * share(bandwidth));
     let math = macs / (rate * share(arithmetic));
-    Cost::of_parts(memory, math, info.launch_seconds, info.launch_seconds + memory.max(math))
+    let lists = if is_indexed && config.grouped && !op.lists { LIST_LAUNCHES * info.launch_seconds } else { 0.0 };
+    let seconds = info.launch_seconds + lists + memory.max(math);
+    Cost { prologue: lists, ..Cost::of_parts(memory, math, info.launch_seconds, seconds) }
+}
+
+/// Tiles of `tile_m` rows of an expert that has `mean` rows on average, where each row goes to any expert alike.
+fn expected_tiles(mean: f64, tile_m: usize) -> f64 {
+    // Rows of an expert vary by the root of their number (Poisson): beyond so many tiles, the last is half full on average.
+    const MANY_TILES: f64 = 16.0;
+    let tile = tile_m as f64;
+    if mean > MANY_TILES * tile {
+        return mean / tile + 0.5;
+    }
+    let most = (mean + 8.0 * mean.sqrt() + 8.0) as usize;
+    let (mut probability, mut tiles) = ((-mean).exp(), 0.0);
+    for rows in 1..=most {
+        probability *= mean / rows as f64;
+        tiles += probability * rows.div_ceil(tile_m) as f64;
+    }
+    // The exponential of a large mean is no normal number.
+    if mean < 700.0 { tiles } else { mean / tile + 0.5 }
 }
 
 /// How much faster than memory a last cache is read, roughly.
 const CACHE_SPEEDUP: f64 = 2.0;
+/// What it takes to list slots, in launches.
+const LIST_LAUNCHES: f64 = 1.0;
 
 #[cfg(test)]
 mod tests {
@@ -128,7 +166,7 @@ mod tests {
             activation: Activation::Identity,
             batch_invariant: false,
         };
-        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None, checks_index: true }
+        CheckedExperts { each, experts: 8, row_pitch: 64, form, combine: None, checks_index: true, lists: false }
     }
 
     #[test]
@@ -146,6 +184,21 @@ mod tests {
         assert_eq!((plan.product_bytes, plan.scratch - plan.products), (bytes, bytes));
         // Counters of other plans stay zero.
         assert!(plan.products >= 1 << 16 && plan.workspace_bytes >= plan.scratch && plan.estimate > 0.0);
+    }
+
+    #[test]
+    fn rows_vary_from_expert_to_expert() {
+        let about = |mean: f64, tile_m: usize, expected: f64| {
+            let tiles = expected_tiles(mean, tile_m);
+            assert!((tiles - expected).abs() < 0.01, "{mean} rows in tiles of {tile_m}: {tiles}");
+        };
+        // Few rows: an expert has a tile when it has a row.
+        about(0.5, 64, 1.0 - (-0.5f64).exp());
+        // Every second expert has more rows than the mean.
+        about(32.0, 32, 1.45);
+        about(32.0, 64, 1.0);
+        about(1000.0, 100, 10.5);
+        about(2000.0, 100, 20.5);
     }
 
     #[test]

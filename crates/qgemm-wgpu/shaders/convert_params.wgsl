@@ -19,6 +19,11 @@ var<immediate> p: Params;
 // Binding 0 is X: `x.wgsl` declares it. Binding 3 is the column order: `modes.wgsl`. Binding 8 is D.
 @group(0) @binding(9) var<storage, read_write> row_factors: array<u32>;
 
+// The row of X that row `m` is of.
+fn x_row_of(m: u32) -> u32 {
+    return m;
+}
+
 fn x_first() -> u32 {
     return p.x_base;
 }

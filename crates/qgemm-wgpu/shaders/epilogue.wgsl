@@ -6,9 +6,15 @@
 // or 4. Rows of a gated pair stand in groups of 16: eight of the gate, then the same eight of the up. Its accumulators
 // are four features of both.
 
-// Stores the outputs of rows `row .. row + 4` and `row + 8 .. row + 12` in row m of D. A loop, so that the epilogue
-// stands in the program once: drivers inline every call.
-fn store8(m: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
+const NO_ROW: u32 = 0xffffffffu;
+
+// Stores the outputs of rows `row .. row + 4` and `row + 8 .. row + 12` in the row of D that row `token` of the tile is. A
+// loop, so that the epilogue stands in the program once: drivers inline every call.
+fn store8(token: u32, row: u32, low: vec4<f32>, high: vec4<f32>) {
+    let m = d_row_of(token);
+    if (m == NO_ROW) {
+        return;
+    }
     let gated = has(FLAG_GATED);
     let pair_feature = (row - row % 16u) / 2u + row % 16u;
     var up: vec4<f32>;

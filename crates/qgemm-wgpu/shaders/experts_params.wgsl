@@ -33,7 +33,7 @@ var<immediate> p: Params;
 // The workgroup's rows: all of one expert.
 struct Own {
     expert: u32,
-    first: u32,  // the first row of D
+    first: u32,  // the first row of D, or its place in the list
     rows: u32,
 }
 
@@ -81,6 +81,38 @@ fn take_rows(place: u32) -> bool {
     return false;
 }
 
+// Whether the index is lists, as `list_parts` of qgemm-hal has them: offsets, and from a multiple of 64 words on the rows of each
+// expert.
+fn is_listed() -> bool {
+    return has(FLAG_LISTS);
+}
+
+fn list_first() -> u32 {
+    return (p.experts + 64u) / 64u * 64u;
+}
+
+// The first row of D, where rows follow one another; those of a list are found one by one.
+fn rows_begin() -> u32 {
+    return select(own.first, 0u, is_listed());
+}
+
+fn d_row_of(m: u32) -> u32 {
+    if (!is_listed()) {
+        return m;
+    }
+    let row = index_word(list_first() + own.first + m);
+    return select(NO_ROW, row, row < p.shape.m);
+}
+
+// Of a row that is none, the first of X.
+fn x_row_of(m: u32) -> u32 {
+    if (!is_listed()) {
+        return m;
+    }
+    let row = d_row_of(m);
+    return select(row / p.x_sharers, 0u, row == NO_ROW);
+}
+
 fn tokens() -> u32 {
     return own.rows;
 }
@@ -90,7 +122,7 @@ fn rows_first() -> u32 {
 }
 
 fn x_first() -> u32 {
-    return p.x_base + own.first / p.x_sharers * p.x_row;
+    return p.x_base + rows_begin() / p.x_sharers * p.x_row;
 }
 
 fn x_col() -> u32 {
@@ -122,15 +154,15 @@ fn bias_first() -> u32 {
 }
 
 fn token_scale_first() -> u32 {
-    return p.token_scale_base + own.first;
+    return p.token_scale_base + rows_begin();
 }
 
 fn residual_first() -> u32 {
-    return p.residual_base + own.first * p.residual_row;
+    return p.residual_base + rows_begin() * p.residual_row;
 }
 
 fn d_first() -> u32 {
-    return p.d_base + own.first * p.d_row;
+    return p.d_base + rows_begin() * p.d_row;
 }
 
 // Columns of X.

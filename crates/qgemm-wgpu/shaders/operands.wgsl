@@ -7,7 +7,7 @@ fn x8(m: u32, s: u32) -> Eight {
 
 // As `x8`, of `end` columns, in X's own order unless `gathers`.
 fn x8_of(m: u32, s: u32, end: u32, gathers: bool) -> Eight {
-    let row = x_first() + m * p.x_row;
+    let row = x_first() + x_row_of(m) * p.x_row;
     if (x_col() == 1u && s + 8u <= end && !gathers) {
         return x_eight(row + s);
     }

@@ -40,6 +40,11 @@ fn rows_first() -> u32 {
     return p.n_first;
 }
 
+// The row of X that row `m` is of.
+fn x_row_of(m: u32) -> u32 {
+    return m;
+}
+
 fn x_first() -> u32 {
     return p.x_base;
 }
@@ -78,6 +83,11 @@ fn token_scale_first() -> u32 {
 
 fn residual_first() -> u32 {
     return p.residual_base;
+}
+
+// The row of D, C and the residual that row `m` of the tile is; NO_ROW where it is none.
+fn d_row_of(m: u32) -> u32 {
+    return m;
 }
 
 fn d_first() -> u32 {

@@ -25,6 +25,11 @@ var<immediate> p: Params;
 @group(0) @binding(6) var<storage, read_write> token_factors: array<u32>;
 @group(0) @binding(7) var<storage, read_write> sums: array<u32>;
 
+// The row of X that row `m` is of.
+fn x_row_of(m: u32) -> u32 {
+    return m;
+}
+
 fn x_first() -> u32 {
     return p.x_base;
 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{Activation, Buffer, BufferMut, BufferRef, Stream, XPrecision};
 
-use super::plan::{ExpertArgs, ExpertPlan};
+use super::plan::{ExpertArgs, ExpertPlan, expert_lists};
 use super::problem::ExpertProblem;
 use super::weights::Experts;
 use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{Linear, Problem};
 use crate::plans_by_tokens::{Found, PlansByTokens};
-use crate::routing::{Routing, RoutingArgs, RoutingPlan};
+use crate::routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 use crate::weight::Weight;
 use crate::workspace::Workspace;
 
@@ -115,7 +115,7 @@ impl Moe {
 /// `D[t] = Σj weights[t, j] · down(e) · activation(up(e) · X[t])` with `e = ids[t, j]`, in the order of the slots and in f32, and what an
 /// expert for all tokens and a residual add. Made by [`Context::moe_layer`].
 ///
-/// A run launches a routing, unless ids are given, and on GPUs at most four kernels more, six with an expert for all tokens. It reads
+/// A run launches a routing (of given ids where kernels take lists of them), and on GPUs at most four kernels more, six with an expert for all tokens. It reads
 /// nothing back: in a captured CUDA graph, replays follow the ids of the moment.
 ///
 /// ```
@@ -244,6 +244,8 @@ pub struct MoeWorkspace {
     of_plans: Workspace,
     ids: Buffer,
     weights: Buffer,
+    lists: Buffer,
+    counts: Buffer,
     hidden: Buffer,
     shared: Option<[Buffer; 2]>,
     routing_status: Buffer,
@@ -344,15 +346,24 @@ impl MoeLayer {
                 None => p,
             }
         });
-        let routing = match &moe.routing {
-            Some(routing) if tokens > 0 => Some(ctx.plan_routing(&routing.clone().of_tokens(tokens))?),
-            _ => None,
-        };
         if let Some((first, second)) = &self.shared {
             first.prepare([tokens])?;
             second.prepare([tokens])?;
         }
-        Ok(MoePlan { routing, up: ctx.plan_experts(&first)?, down: ctx.plan_experts(&second)? })
+        let listed = [ctx.plan_experts(&first.clone().listed())?, ctx.plan_experts(&second.clone().listed())?];
+        let lists = listed.iter().any(ExpertPlan::reads_lists);
+        let [up, down] = if lists { listed } else { [ctx.plan_experts(&first)?, ctx.plan_experts(&second)?] };
+        let routing = match &moe.routing {
+            _ if tokens == 0 => None,
+            Some(routing) => {
+                let routing = routing.clone().of_tokens(tokens);
+                Some(ctx.plan_routing(&if lists { routing.lists() } else { routing })?)
+            }
+            // Lists of given ids are made once for both products.
+            None if lists => Some(ctx.plan_routing(&Routing::from_ids(tokens, moe.experts, moe.top_k))?),
+            None => None,
+        };
+        Ok(MoePlan { routing, up, down })
     }
 
     /// Plans for each of these numbers of tokens, makes the kernels ready (which may compile them), and allocates a workspace that serves
@@ -374,6 +385,7 @@ impl MoeLayer {
         }
         let (ctx, width) = (&self.ctx, self.moe.x_dtype.bytes());
         let slots = most.saturating_mul(self.moe.top_k);
+        let lists = expert_lists(self.moe.experts, slots).map_or(usize::MAX, |[_, slots]| slots.end);
         let allocate = |count: usize, width: usize| ctx.allocate(count.saturating_mul(width));
         let routed = if self.moe.routing.is_some() { slots } else { 0 };
         let shared = match &self.shared {
@@ -388,6 +400,8 @@ impl MoeLayer {
             of_plans: ctx.workspace(bytes)?,
             ids: allocate(routed, WORD)?,
             weights: allocate(routed, WORD)?,
+            lists: ctx.allocate(lists)?,
+            counts: allocate(self.moe.experts, WORD)?,
             hidden: allocate(slots.saturating_mul(self.up.n()), width)?,
             shared,
             routing_status: ctx.allocate(ROUTING_STATUS)?,
@@ -412,21 +426,38 @@ impl MoeLayer {
         }
         let plan = self.plan(tokens)?;
         let MoeArgs { x, d, source, bias, biases, residual } = args;
-        let MoeWorkspace { of_plans, ids, weights, hidden, shared, routing_status, status, .. } = workspace;
+        let MoeWorkspace { of_plans, ids, weights, lists, counts, hidden, shared, routing_status, status, .. } =
+            workspace;
+        let is_listed = plan.up.op().lists;
+        let made_lists = match is_listed {
+            true => {
+                let [_, slots] = expert_lists(self.moe.experts, 0).unwrap_or_default();
+                let (offsets, rows) = lists.split_at_mut(slots.start)?;
+                Some(RoutingLists { offsets, counts: counts.view_mut(), rows })
+            }
+            false => None,
+        };
         let (ids, weights): (BufferRef<'_>, BufferRef<'_>) = match (&plan.routing, source) {
-            (Some(routing), MoeSource::Logits(logits)) => {
+            (Some(routing), MoeSource::Logits(logits)) if self.moe.routing.is_some() => {
                 let (status, made) = (routing_status.view_mut(), (ids.view_mut(), weights.view_mut()));
                 let mut args = RoutingArgs::of_logits(logits, made.0, made.1, status);
-                (args.bias, args.workspace) = (bias, Some(&mut *of_plans));
+                (args.bias, args.lists, args.workspace) = (bias, made_lists, Some(&mut *of_plans));
                 routing.run(stream, args)?;
                 (ids.view(), weights.view())
             }
-            (None, MoeSource::Given { ids, weights }) => (ids, weights),
-            (Some(_), MoeSource::Given { .. }) => return Err(Error::UnexpectedOperand { operand: "given ids" }),
-            (None, MoeSource::Logits(_)) => return Err(Error::UnexpectedOperand { operand: "logits" }),
+            (routing, MoeSource::Given { ids, weights }) if self.moe.routing.is_none() => {
+                if let Some((routing, made_lists)) = routing.as_ref().zip(made_lists) {
+                    let args = RoutingArgs::of_ids(ids, made_lists, routing_status.view_mut());
+                    routing.run(stream, RoutingArgs { workspace: Some(&mut *of_plans), ..args })?;
+                }
+                (ids, weights)
+            }
+            (_, MoeSource::Given { .. }) => return Err(Error::UnexpectedOperand { operand: "given ids" }),
+            (_, MoeSource::Logits(_)) => return Err(Error::UnexpectedOperand { operand: "logits" }),
         };
+        let lists = is_listed.then(|| lists.view());
         let mut first = ExpertArgs::new(x, &self.up, ids, hidden.view_mut()).workspace(of_plans);
-        first.bias = biases[0];
+        (first.bias, first.lists) = (biases[0], lists);
         plan.up.run(stream, first)?;
         let added = match (&self.shared, shared) {
             (Some((first, second)), Some([hidden, out])) => {
@@ -439,7 +470,7 @@ impl MoeLayer {
             _ => residual,
         };
         let mut second = ExpertArgs::new(hidden.view(), &self.down, ids, d).router_weights(weights);
-        (second.bias, second.residual) = (biases[1], added);
+        (second.bias, second.residual, second.lists) = (biases[1], added, lists);
         plan.down.run(stream, second.status(status.view_mut()).workspace(of_plans))?;
         workspace.tokens = tokens;
         Ok(())
@@ -454,7 +485,8 @@ impl MoeLayer {
             return Ok(());
         }
         let plan = self.plan(workspace.tokens)?;
-        if let Some(routing) = &plan.routing {
+        // What is wrong with given ids, the products say, too, and that of weights.
+        if let Some(routing) = plan.routing.as_ref().filter(|_| self.moe.routing.is_some()) {
             routing.check_status(&self.ctx, &workspace.routing_status)?;
         }
         plan.down.check_status(&self.ctx, &workspace.status)

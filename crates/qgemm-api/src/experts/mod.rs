@@ -6,7 +6,7 @@ mod problem;
 mod weights;
 
 pub use layer::{Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace};
-pub use plan::{ExpertArgs, ExpertPlan};
+pub use plan::{ExpertArgs, ExpertPlan, expert_lists};
 pub use problem::ExpertProblem;
 pub use weights::Experts;
 pub(crate) use weights::ExpertsShape;

@@ -1,6 +1,7 @@
 //! [`ExpertPlan`]: kernels made ready for one problem with experts.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
@@ -8,7 +9,8 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
     KernelId, LaunchSequence, Operands, Operation, Stream,
 };
-use qgemm_sched::experts::choose;
+use qgemm_sched::Offered;
+use qgemm_sched::experts::{candidates, choose};
 
 use super::problem::ExpertProblem;
 use super::weights::{Experts, ExpertsShape};
@@ -39,6 +41,7 @@ pub struct ExpertPlan {
     residual: Option<Extent>,
     index: Extent,
     router_weights: Option<Extent>,
+    lists: Option<Extent>,
     /// `None` where there are no rows.
     ready: Option<Arc<Ready<CheckedExperts>>>,
 }
@@ -88,10 +91,23 @@ pub struct ExpertArgs<'a> {
     pub residual: Option<BufferRef<'a>>,
     /// A value for each slot in f32, when slots are [combined](ExpertProblem::combined).
     pub router_weights: Option<BufferRef<'a>>,
+    /// The slots of each expert, when the problem is [listed](ExpertProblem::listed).
+    pub lists: Option<BufferRef<'a>>,
     /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
     pub status: Option<BufferMut<'a>>,
     /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
+}
+
+/// Where a buffer of lists of `slots` slots of `experts` experts has the offsets, and where the slots, in bytes; `None` where it would
+/// be longer than memory has addresses.
+///
+/// ```
+/// let [offsets, rows] = qgemm_api::expert_lists(128, 256).unwrap();
+/// assert_eq!((offsets, rows), (0..129 * 4, 768..768 + 256 * 4));
+/// ```
+pub fn expert_lists(experts: usize, slots: usize) -> Option<[Range<usize>; 2]> {
+    qgemm_hal::list_parts(experts, slots)
 }
 
 impl<'a> ExpertArgs<'a> {
@@ -112,6 +128,7 @@ impl<'a> ExpertArgs<'a> {
             token_scale: None,
             residual: None,
             router_weights: None,
+            lists: None,
             status: None,
             workspace: None,
         }
@@ -153,6 +170,16 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
+    /// With the slots of each expert, when the problem is [listed](ExpertProblem::listed): the offsets of a [`RoutingLists`] at
+    /// [`expert_lists`]`[0]`, its rows at `[1]`. Lists that are wrong do no harm; they are taken to be of the ids that are given.
+    ///
+    /// [`RoutingLists`]: crate::RoutingLists
+    /// [`expert_lists`]: crate::expert_lists
+    pub fn lists(mut self, lists: impl Into<BufferRef<'a>>) -> Self {
+        self.lists = Some(lists.into());
+        self
+    }
+
     /// With a workspace of at least [`ExpertPlan::workspace_bytes`].
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
@@ -174,6 +201,20 @@ impl ExpertPlan {
         };
         let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
         Self::of(problem, key.0, ready)
+    }
+
+    pub(crate) fn every_way(device: &dyn Device, problem: &ExpertProblem) -> Result<Vec<Self>, Error> {
+        let op = problem.check()?;
+        if op.each.m == 0 {
+            return Ok(Vec::new());
+        }
+        let all = candidates(&op, device.info(), device.catalog().experts, problem.preferences());
+        let ready = |way: Offered<'static, CheckedExperts>| {
+            let Offered { family, plan, .. } = way;
+            let sequence = family.prepare(device, &op, &plan)?;
+            Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence })))
+        };
+        all.offered.into_iter().map(ready).collect()
     }
 
     fn of(
@@ -203,6 +244,10 @@ impl ExpertPlan {
             residual,
             index: Extent::of_values(op.index_len(), size_of::<u32>()),
             router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
+            lists: op
+                .list_parts()
+                .filter(|_| op.lists)
+                .map(|[_, slots]| Extent::of_values(slots.end / 4, size_of::<u32>())),
             shape: *problem.shape(),
             op,
             ready,
@@ -217,6 +262,13 @@ impl ExpertPlan {
     /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16_indexed`; `none` where there are no rows.
     pub fn kernel_name(&self) -> &str {
         self.sequence().map_or("none", LaunchSequence::name)
+    }
+
+    /// Whether slots are multiplied expert by expert, by lists of them: those of a problem that is
+    /// [listed](ExpertProblem::listed), or others that a run makes.
+    pub fn reads_lists(&self) -> bool {
+        let is_indexed = matches!(self.op.form, ExpertForm::Indexed { .. });
+        is_indexed && self.launch().is_some_and(|plan| plan.config.grouped)
     }
 
     /// Identity of the chosen kernel; `None` where there are no rows.
@@ -261,7 +313,8 @@ impl ExpertPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
     /// like those planned for; or a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: ExpertArgs<'_>) -> Result<(), Error> {
-        let ExpertArgs { x, w, index, d, status, c, bias, token_scale, residual, router_weights, workspace } = args;
+        let ExpertArgs { x, w, index, d, status, c, bias, token_scale, residual, router_weights, lists, workspace } =
+            args;
         if !self.shape.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
         }
@@ -278,6 +331,7 @@ impl ExpertPlan {
         let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
         let router_weights =
             checks.optional("router weights", router_weights, self.router_weights, "the problem combines slots")?;
+        let lists = checks.optional("lists", lists, self.lists, "the problem is listed")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         use ExpertOperand as O;
         let mut operands = Operands::new();
@@ -289,11 +343,12 @@ impl ExpertPlan {
         operands.read_if_any(O::TokenScale, token_scale);
         operands.read_if_any(O::Residual, residual);
         operands.read_if_any(O::RouterWeights, router_weights);
+        operands.read_if_any(O::Lists, lists);
         operands.write(O::D, d);
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps gathered rows or the slots' products";
+        let why = "the plan keeps lists, gathered rows or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }

@@ -28,6 +28,7 @@ pub struct ExpertProblem {
     form: ExpertForm,
     combined: bool,
     checks_index: bool,
+    lists: bool,
 }
 
 impl ExpertProblem {
@@ -52,7 +53,14 @@ impl ExpertProblem {
     }
 
     pub(crate) fn of_shape(shape: ExpertsShape, rows: usize, form: ExpertForm) -> Self {
-        Self { shape, each: Problem::of_shape(shape.each, rows), form, combined: false, checks_index: true }
+        Self {
+            shape,
+            each: Problem::of_shape(shape.each, rows),
+            form,
+            combined: false,
+            checks_index: true,
+            lists: false,
+        }
     }
 
     /// States what a [`Problem`] has beside weight and tokens: `problem.each(|p| p.x_dtype(DType::F16).bias(DType::F32))`.
@@ -77,8 +85,15 @@ impl ExpertProblem {
         self
     }
 
-    /// Does not look for what is wrong with the index, which spares GPUs a launch: another run with the same index does, or a routing
-    /// made it. Rows that it concerns are left out all the same; the status stays as it is.
+    /// A run is also given the slots of each expert, as a [`Routing`](crate::Routing) lists them: see
+    /// [`ExpertArgs::lists`](crate::ExpertArgs::lists). That spares GPUs a launch where slots are multiplied expert by expert. Only of
+    /// [`ExpertProblem::indexed`].
+    pub fn listed(mut self) -> Self {
+        self.lists = true;
+        self
+    }
+
+    /// Does not look for what is wrong with the index: another run with the same index does, or a routing made it. Rows that it concerns are left out all the same; the status stays as it is.
     pub fn unchecked(mut self) -> Self {
         self.checks_index = false;
         self
@@ -86,7 +101,7 @@ impl ExpertProblem {
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedExperts, Error> {
-        let &Self { ref each, form, combined, .. } = self;
+        let &Self { ref each, form, combined, lists, .. } = self;
         let refuse = |what, why| Err(Error::NotForExperts { what, why });
         if each.is_transposed() {
             return refuse("a transposed X", "rows are given to experts; convert X first (Context::plan_conversion)");
@@ -96,6 +111,9 @@ impl ExpertProblem {
             if top_k == 0 {
                 return refuse("top_k = 0", "each token has at least one slot");
             }
+        }
+        if lists && !matches!(form, ExpertForm::Indexed { .. }) {
+            return refuse("lists", "only the indexed form has slots to list");
         }
         let mut each = each.check()?;
         if each.x.planes.is_some() {
@@ -117,7 +135,11 @@ impl ExpertProblem {
             (true, _) => return refuse("combining slots", "only the indexed form knows a row's token"),
         };
         let ExpertsShape { experts, row_pitch, .. } = self.shape;
-        Ok(CheckedExperts { each, experts, row_pitch, form, combine, checks_index: self.checks_index })
+        let op = CheckedExperts { each, experts, row_pitch, form, combine, checks_index: self.checks_index, lists };
+        if lists && op.list_parts().is_none() {
+            return refuse("lists", "they are longer than memory has addresses");
+        }
+        Ok(op)
     }
 
     pub(crate) fn preferences(&self) -> &Preferences {

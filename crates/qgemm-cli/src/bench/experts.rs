@@ -4,7 +4,9 @@ use std::fmt;
 
 use anyhow::ensure;
 use clap::ValueEnum;
-use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts};
+use qgemm_api::{
+    Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts, MoeArgs, MoeLayer, expert_lists,
+};
 
 use super::subject::repeated_rows;
 use super::timing::{Pace, Timing, time_launches};
@@ -20,6 +22,10 @@ pub enum Form {
     Masked,
     /// Slots with ids; X is shared by a token's slots.
     Indexed,
+    /// The same, with lists of the slots of each expert.
+    Listed,
+    /// A whole layer: routing from f32 logits, gate and up of N features with SiLU, down, combine.
+    Layer,
 }
 
 /// A grouped product to measure: `shape.m` tokens with `top_k` experts each.
@@ -30,6 +36,7 @@ pub struct Subject {
     form: Form,
     format: Format,
     x_dtype: DType,
+    zipf: bool,
 }
 
 impl fmt::Display for Subject {
@@ -66,7 +73,8 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
                 }
                 Err(error) => return Err(error.into()),
             }
-            let of = |&form: &Form| Subject { shape, experts, top_k, form, format, x_dtype: args.x_dtype };
+            let of =
+                |&form: &Form| Subject { shape, experts, top_k, form, format, x_dtype: args.x_dtype, zipf: args.zipf };
             subjects.extend(forms.iter().map(of));
         }
     }
@@ -74,7 +82,8 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 }
 
 impl Subject {
-    /// The id of every slot: tokens take different experts, each expert about as many tokens, in no simple order.
+    /// The id of every slot: tokens take different experts, in no simple order; each expert about as many tokens, or the r-th as many
+    /// as goes with 1 / r.
     fn ids(&self) -> Vec<usize> {
         let mut state = 0x2545_f491_4f6c_dd1du64;
         let mut random = move |below: usize| {
@@ -86,7 +95,16 @@ impl Subject {
         let token = move |_| {
             // A partial shuffle: the experts of a token differ.
             let mut all: Vec<usize> = (0..self.experts).collect();
-            (0..self.top_k).for_each(|i| all.swap(i, i + random(self.experts - i)));
+            for i in 0..self.top_k {
+                let share = |expert: usize| if self.zipf { ZIPF_SCALE / (expert + 1) } else { 1 };
+                let mut left = random(all[i..].iter().map(|&expert| share(expert)).sum());
+                let drawn = all[i..].iter().position(|&expert| {
+                    let is_drawn = left < share(expert);
+                    left = left.saturating_sub(share(expert));
+                    is_drawn
+                });
+                all.swap(i, i + drawn.unwrap_or(0));
+            }
             all.truncate(self.top_k);
             all
         };
@@ -111,11 +129,26 @@ impl Subject {
                 let rows = capacity * self.experts;
                 (ExpertProblem::masked(experts, capacity), counts, [rows, rows])
             }
-            Form::Indexed => {
+            Form::Indexed | Form::Listed | Form::Layer => {
                 let words = ids.iter().map(|&id| id as u32).collect();
-                (ExpertProblem::indexed(experts, tokens, self.top_k), words, [tokens, slots])
+                let problem = ExpertProblem::indexed(experts, tokens, self.top_k);
+                let problem = if self.form == Form::Listed { problem.listed() } else { problem };
+                (problem, words, [tokens, slots])
             }
         }
+    }
+
+    /// The slots of each expert, as [`expert_lists`] has them.
+    fn lists(&self) -> Vec<u8> {
+        let ids = self.ids();
+        let mut slots: Vec<u32> = (0..ids.len() as u32).collect();
+        slots.sort_by_key(|&slot| ids[slot as usize]);
+        let offset = |expert: usize| ids.iter().filter(|&&id| id < expert).count() as u32;
+        let bytes = |words: Vec<u32>| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let mut lists = bytes((0..=self.experts).map(offset).collect());
+        lists.resize(expert_lists(self.experts, ids.len()).map_or(0, |[_, slots]| slots.start), 0);
+        lists.extend(bytes(slots));
+        lists
     }
 
     /// Bytes that a run must move at least: the weights of the experts that have rows, X and D.
@@ -131,12 +164,78 @@ impl Subject {
     }
 }
 
+/// What the shares of Zipf's law are parts of.
+const ZIPF_SCALE: usize = 1 << 20;
+
+/// Times a whole layer, with copies of the weights in turn.
+fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { shape: Shape { m, n, k }, experts, top_k, format, x_dtype, .. } = subject;
+    let gate = repeated_rows(format, n, k)?;
+    let ups = HostExperts::gated(&vec![(gate.clone(), gate); experts])?;
+    let downs = HostExperts::of_stacked(&repeated_rows(format, experts * k, n)?, experts)?;
+    let layer = || -> anyhow::Result<_> {
+        let (up, down) = (ctx.load_experts(&ups)?, ctx.load_experts(&downs)?);
+        let bytes = up.bytes() + down.bytes();
+        let layer = ctx.moe_layer(&up, &down, top_k, |moe| {
+            moe.x_dtype(x_dtype)
+                .d_dtype(x_dtype)
+                .x_precision(args.x_precision)
+                .routed(DType::F32, |routing| routing.renormalized())
+        })?;
+        Ok((layer, bytes))
+    };
+    let (first, bytes) = layer()?;
+    let mut layers = vec![first];
+    while layers.len() < copies(ctx, bytes) {
+        layers.push(layer()?.0);
+    }
+    let mut logits = vec![0.0f32; m * experts];
+    for (slot, id) in subject.ids().into_iter().enumerate() {
+        logits[slot / top_k * experts + id] = 4.0 + (slot % top_k) as f32;
+    }
+    let (x, logits) = (ctx.upload(&x_dtype.encode(&vec![0.5; m * k]))?, ctx.upload(&logits)?);
+    let mut d = ctx.allocate(m * k * x_dtype.bytes())?;
+    let mut workspace = layers[0].workspace([m])?;
+    layers[1..].iter().try_for_each(|layer| layer.plan(m).map(drop))?;
+    let stream = ctx.new_stream()?;
+    let name = {
+        let plan = layers[0].plan(m)?;
+        format!("{} launches, {}", plan.launches(), plan.up().kernel_name())
+    };
+    let launch = |layer: &MoeLayer| layer.run(&stream, m, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace);
+    let Timing { median, noise, graph } = time_launches(ctx, &stream, &layers, Pace::Thorough, launch)?;
+    let mut used = subject.ids();
+    used.sort_unstable();
+    used.dedup();
+    let bytes_per_second = (used.len() * (2 * n * format.row_bytes(k) + k * format.row_bytes(n))) as f64 / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: format!("{} {experts}/{top_k}", subject.shape),
+        format: format!("{format} layer"),
+        x_dtype: x_dtype.to_string(),
+        kernel: name,
+        kernel_id: None,
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 2.0 * (m * top_k * n * k * 3) as f64 / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: layers.len(),
+        graph,
+        slower: None,
+        regressed: false,
+    })
+}
+
 /// Times what a plan takes for a subject, with copies of the weights in turn.
 ///
 /// # Errors
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: Shape { m, n, k }, experts, top_k, form, format, x_dtype } = subject;
+    if subject.form == Form::Layer {
+        return measure_layer(ctx, args, subject, bandwidth);
+    }
+    let &Subject { shape: Shape { m, n, k }, experts, top_k, form, format, x_dtype, .. } = subject;
     let host = HostExperts::of_stacked(&repeated_rows(format, experts * n, k)?, experts)?;
     let first = ctx.load_experts(&host)?;
     let (problem, index, rows) = subject.problem(&first);
@@ -147,7 +246,14 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
             None => problem,
         }
     });
-    let plan = ctx.plan_experts(&problem)?;
+    let plan = match args.way {
+        None => ctx.plan_experts(&problem)?,
+        Some(way) => {
+            let mut all = ctx.plan_experts_every_way(&problem)?;
+            ensure!(way < all.len(), "--way {way}: there are {} ways", all.len());
+            all.swap_remove(way)
+        }
+    };
     let count = copies(ctx, first.bytes());
     let mut weights = vec![first];
     while weights.len() < count {
@@ -155,12 +261,14 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     }
     let x = ctx.upload(&x_dtype.encode(&vec![0.5; rows[0] * k]))?;
     let index = ctx.upload(&index.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())?;
+    let lists = if form == Form::Listed { Some(ctx.upload(&subject.lists())?) } else { None };
     let mut d = ctx.allocate(rows[1] * n * x_dtype.bytes())?;
     let mut status = ctx.allocate(8)?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weights: &Experts| {
-        let args = ExpertArgs::new(&x, weights, &index, &mut d).status(&mut status);
+        let mut args = ExpertArgs::new(&x, weights, &index, &mut d).status(&mut status);
+        args.lists = lists.as_ref().map(Into::into);
         plan.run(&stream, args.workspace(&mut workspace))
     };
     let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;

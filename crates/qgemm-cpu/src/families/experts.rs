@@ -37,7 +37,7 @@ impl Family<CheckedExperts> for ExpertsFamily {
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
         let tiles = self.0.configs(&CheckedGemm { m: op.mean_rows(), ..op.each.clone() }, info)?;
         let scratch = Scratch::of(op).ok_or_else(|| Unsupported::new("keeps more rows than memory has addresses"))?;
-        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, scratch_bytes: scratch.bytes }).collect())
+        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, grouped: true, scratch_bytes: scratch.bytes }).collect())
     }
 
     fn prepare(

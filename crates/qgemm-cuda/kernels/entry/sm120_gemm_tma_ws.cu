@@ -4,6 +4,7 @@
 #include "atoms/opaque_register.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
+#include "mainloop/expert_producer.cuh"
 #include "mainloop/parked_state.cuh"
 #include "mainloop/tma_pipeline.cuh"
 #include "mainloop/warp_tile.cuh"
@@ -13,6 +14,9 @@ struct SharedStorage {
     WarpStaging staging[QG_WARPS_N];
     ParkedState state[QG_WARPS_N];
     u32 last;
+#if QG_EXPERT_TILES
+    u32 faults[8];
+#endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32, "every warp that multiplies has rows of its own");
@@ -57,7 +61,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         if (tile.peers > 1 && !add_partials(acc, p, tile, thread, &shared.last)) continue;
         // The tile is loaded again: adding the peers' accumulators left no registers for it.
-        store_tile(acc, p, Parked<WorkTile>::load(state.tile), shared.staging[warp], warp, lane);
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        store_tile(acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
     }
 }
 
@@ -65,10 +70,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_sm120_gemm_tma_ws(const __grid_constant__ TmaGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
-    if (thread == 0) Pipeline::init(shared.pipeline);
+    if (thread == 0) Pipeline::init(shared.pipeline, stage_producers(params.gemm));
     cta_barrier();
     griddepcontrol_launch_dependents();
-    using Registers = RegistersOf<24>;
+    using Registers = RegistersOf<QG_EXPERT_TILES ? 40 : 24>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
         Registers::take();
@@ -76,6 +81,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         consume(shared, params.gemm, thread);
     } else {
         Registers::give();
+#if QG_EXPERT_TILES
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+#else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+#endif
     }
 }

@@ -5,6 +5,7 @@
 #include "atoms/sync.cuh"
 #include "epilogue/accumulator_exchange.cuh"
 #include "epilogue/warp_store.cuh"
+#include "mainloop/expert_producer.cuh"
 #include "mainloop/sm90/warpgroup_product.cuh"
 
 static_assert(QG_K_GROUPS <= 2, "accumulators pass once");
@@ -15,6 +16,9 @@ struct SharedStorage {
     WarpStaging staging[QG_WARPS_N];
     Exchange exchange;
     u32 last;
+#if QG_EXPERT_TILES
+    u32 faults[8];
+#endif
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
@@ -41,7 +45,7 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         } else {
             Exchange::add(shared.exchange, product.acc, thread);
             if (work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
-                store_tile(product.acc, p, work, shared.staging[warp], warp, lane);
+                store_tile(product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
         }
         is_first = false;
     }
@@ -52,10 +56,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_sm90_gemm_wgmma_ws(const __grid_constant__ TmaGemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
-    if (thread == 0) Pipeline::init(shared.pipeline);
+    if (thread == 0) Pipeline::init(shared.pipeline, stage_producers(params.gemm));
     cta_barrier();
     griddepcontrol_launch_dependents();
-    using Registers = RegistersOf<32>;
+    // Gathering takes registers, which two warpgroups of consumers leave.
+    using Registers = RegistersOf<QG_EXPERT_TILES && QG_THREADS <= 384 ? 56 : 32>;
     // The shuffle tells the compiler that the role is the same for the whole warp.
     const u32 role = shfl_idx_u32(thread / QG_CONSUMERS, 0);
     if (role < QG_K_GROUPS) {
@@ -67,6 +72,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             consume<QG_K_GROUPS - 1>(shared, params.gemm, thread - QG_CONSUMERS);
     } else {
         Registers::give();
+#if QG_EXPERT_TILES
+        produce(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+#else
         produce(shared.pipeline, params, thread - FIRST_PRODUCER);
+#endif
     }
 }

@@ -70,9 +70,9 @@ QG_DEVICE void store_products(const GemmParams& p, u32 first_token, u32 first_ro
     for (u32 i = 0; i < PASSES; i++) {
         const u32 token = first + i * TOKENS_AT_ONCE;
         v[i][0] *= scale[0], v[i][1] *= scale[1];
-        if (token < QG_TILE_M && first_token + token < p.shape.m)
-            store_dense_run(QG_X_DTYPE, p.at.d, (first_token + token) * p.at.d_row + first_row + row, true, WIDTH,
-                            v[i]);
+        u32 own;
+        if (token < QG_TILE_M && find_row(p, first_token + token, own))
+            store_dense_run(QG_X_DTYPE, p.at.d, own * p.at.d_row + first_row + row, true, WIDTH, v[i]);
     }
 }
 

@@ -9,7 +9,7 @@
 #include "atoms/warp.cuh"
 #include "epilogue/activation.cuh"
 #include "epilogue/operands.cuh"
-#include "sched/params.cuh"
+#include "sched/rows.cuh"
 
 // Undoes the power of two that X was multiplied with: before all other factors, and exactly.
 QG_DEVICE float x_factor(const GemmParams& p, u32 token) {
@@ -37,10 +37,11 @@ QG_DEVICE void store_feature(const GemmParams& p, u32 token, u32 feature, float 
     store_dense(p.shape.d_dtype, p.at.d, token * p.at.d_row + feature, v);
 }
 
-// Stores one output of a weight that is no gated pair.
+// Stores one output of a weight that is no gated pair. Tokens of the tile become rows of D here (`find_row`).
 QG_DEVICE void store_output(const GemmParams& p, u32 token, u32 row, float acc) {
-    if (token >= p.shape.m || row >= p.shape.out_features) return;
-    store_feature(p, token, row, activate(p.shape.activation, linear_output(p, token, row, row, acc)));
+    u32 own;
+    if (row >= p.shape.out_features || !find_row(p, token, own)) return;
+    store_feature(p, own, row, activate(p.shape.activation, linear_output(p, own, row, row, acc)));
 }
 
 QG_DEVICE u32 feature_of_gate(u32 gate_row) {
@@ -50,10 +51,11 @@ QG_DEVICE u32 feature_of_gate(u32 gate_row) {
 // Stores one output of a gated pair, from the accumulators of rows `gate_row` and `gate_row` + 8.
 QG_DEVICE void store_gated(const GemmParams& p, u32 token, u32 gate_row, float gate_acc, float up_acc) {
     const u32 feature = feature_of_gate(gate_row);
-    if (token >= p.shape.m || feature >= p.shape.out_features) return;
-    const float gate = linear_output(p, token, gate_row, feature, gate_acc);
-    const float up = linear_output(p, token, gate_row + 8, p.shape.out_features + feature, up_acc);
-    store_feature(p, token, feature, activate(p.shape.activation, gate) * up);
+    u32 own;
+    if (feature >= p.shape.out_features || !find_row(p, token, own)) return;
+    const float gate = linear_output(p, own, gate_row, feature, gate_acc);
+    const float up = linear_output(p, own, gate_row + 8, p.shape.out_features + feature, up_acc);
+    store_feature(p, own, feature, activate(p.shape.activation, gate) * up);
 }
 
 // Stores one accumulator of every lane of a warp. All lanes call it; `inside` says whether the lane has an accumulator.
@@ -122,14 +124,15 @@ QG_DEVICE void store_features(const GemmParams& p, u32 token, u32 feature, u32 c
 // Stores a run of outputs of one token, of a weight that is no gated pair. `first_row` is a multiple of the run.
 template <u32 WIDTH>
 QG_DEVICE void store_run(const GemmParams& p, u32 token, u32 first_row, const float (&acc)[WIDTH]) {
-    if (token >= p.shape.m || first_row >= p.shape.out_features) return;
+    u32 own;
+    if (first_row >= p.shape.out_features || !find_row(p, token, own)) return;
     const u32 left = p.shape.out_features - first_row, count = left < WIDTH ? left : WIDTH;
     float v[WIDTH];
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) v[i] = acc[i];
-    linear_run(p, token, first_row, first_row, count, v);
+    linear_run(p, own, first_row, first_row, count, v);
     activate_run(p.shape.activation, v);
-    store_features(p, token, first_row, count, v);
+    store_features(p, own, first_row, count, v);
 }
 
 // The same for a gated pair, from the accumulators of a run of the gate's rows and of the up's rows, eight rows
@@ -138,17 +141,18 @@ template <u32 WIDTH>
 QG_DEVICE void store_gated_run(const GemmParams& p, u32 token, u32 first_row, const float (&gate_acc)[WIDTH],
                                const float (&up_acc)[WIDTH]) {
     const u32 feature = feature_of_gate(first_row);
-    if (token >= p.shape.m || feature >= p.shape.out_features) return;
+    u32 own;
+    if (feature >= p.shape.out_features || !find_row(p, token, own)) return;
     const u32 left = p.shape.out_features - feature, count = left < WIDTH ? left : WIDTH;
     float gate[WIDTH], up[WIDTH];
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] = gate_acc[i], up[i] = up_acc[i];
-    linear_run(p, token, first_row, feature, count, gate);
+    linear_run(p, own, first_row, feature, count, gate);
     activate_run(p.shape.activation, gate);
-    linear_run(p, token, first_row + 8, p.shape.out_features + feature, count, up);
+    linear_run(p, own, first_row + 8, p.shape.out_features + feature, count, up);
 #pragma unroll
     for (u32 i = 0; i < WIDTH; i++) gate[i] *= up[i];
-    store_features(p, token, feature, count, gate);
+    store_features(p, own, feature, count, gate);
 }
 
 // Stores the outputs of TOKENS tokens and ROWS rows of W, a multiple of 16, with THREADS threads, each of which stores

@@ -91,8 +91,9 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
         for (u32 j = 0; j < RUN / 2; j++)
             words[j] =
                 QG_X_DTYPE == DTYPE_F16 ? f32_to_f16x2(v[2 * j], v[2 * j + 1]) : f32_to_bf16x2(v[2 * j], v[2 * j + 1]);
-        if (token < p.shape.m)
-            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_row + first_row + run * RUN) * 2,
+        u32 own;
+        if (find_row(p, token, own))
+            st_global_v4(reinterpret_cast<u8*>(p.at.d) + (own * p.at.d_row + first_row + run * RUN) * 2,
                          u32x4{words[0], words[1], words[2], words[3]});
     }
 }

@@ -554,6 +554,10 @@ static_assert(sizeof(RepackParams) == 32, "layout");
 
 struct ExpertGroups {
     u64 index;  // Address of the offsets, counts or ids.
+    u64 offsets;  // Address of the offsets in the list.
+    u64 list;  // Address of the list of each expert's rows; 0 where they follow one another, or are found by ids.
+    u64 router_weights;  // Address of the slots' weights, of which NaNs are faults; 0 where there are none.
+    u64 status;  // Address of the two words that say what is wrong; 0 where nobody wants to know.
     u64 w_bytes;  // Bytes of W from one expert to the next.
     u64 bias_bytes;  // Bytes of the bias from one expert to the next.
     u32 row_pitch;  // Rows of W from one expert to the next.
@@ -564,33 +568,19 @@ struct ExpertGroups {
     u32 x_sharers;  // Rows of D that share a row of X.
 };
 static_assert(QG_OFFSET_OF(ExpertGroups, index) == 0, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, w_bytes) == 8, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, bias_bytes) == 16, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, row_pitch) == 24, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, k_order_len) == 28, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, experts) == 32, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, form) == 36, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, rows) == 40, "layout");
-static_assert(QG_OFFSET_OF(ExpertGroups, x_sharers) == 44, "layout");
-static_assert(sizeof(ExpertGroups) == 48, "layout");
-
-struct ExpertCheck {
-    u64 index;  // Address of the offsets, counts or ids.
-    u64 router_weights;  // Address of the slots' weights; 0 where there are none.
-    u64 status;  // Address of the two words that are written.
-    u32 experts;  // Experts.
-    u32 form;  // How rows are given to experts: see the `FORM_` constants.
-    u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
-    u32 reserved;  // Unused, zero.
-};
-static_assert(QG_OFFSET_OF(ExpertCheck, index) == 0, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, router_weights) == 8, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, status) == 16, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, experts) == 24, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, form) == 28, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, rows) == 32, "layout");
-static_assert(QG_OFFSET_OF(ExpertCheck, reserved) == 36, "layout");
-static_assert(sizeof(ExpertCheck) == 40, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, offsets) == 8, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, list) == 16, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, router_weights) == 24, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, status) == 32, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, w_bytes) == 40, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, bias_bytes) == 48, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, row_pitch) == 56, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, k_order_len) == 60, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, experts) == 64, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, form) == 68, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, rows) == 72, "layout");
+static_assert(QG_OFFSET_OF(ExpertGroups, x_sharers) == 76, "layout");
+static_assert(sizeof(ExpertGroups) == 80, "layout");
 
 struct ExpertCombine {
     u64 products;  // Address of the slots' products, f32.

@@ -49,11 +49,11 @@ struct Pipeline {
     u64 full[QG_X_STAGES];
     u64 empty[QG_X_STAGES];
 
-    // For the first thread, before a CTA barrier.
-    QG_DEVICE void init(Pipeline& pipeline) {
+    // For the first thread, before a CTA barrier. `producers` arrive for each stage.
+    QG_DEVICE void init(Pipeline& pipeline, u32 producers = 1) {
 #pragma unroll
         for (u32 i = 0; i < QG_X_STAGES; i++) {
-            mbarrier_init(&pipeline.full[i], 1);
+            mbarrier_init(&pipeline.full[i], producers);
             mbarrier_init(&pipeline.empty[i], QG_WARPS_N);
         }
         fence_mbarrier_init();
@@ -120,6 +120,7 @@ struct ProducerWalk {
     }
 };
 
+#if !QG_EXPERT_TILES
 // The work of one lane of the first producer warp. It arrives on a full barrier for all copies. Tokens beyond the last
 // are not copied: TMA takes longer to fill rows outside a tensor than to copy rows (13 cycles a row, measured on an
 // H200), and no other token depends on their values.
@@ -185,3 +186,9 @@ QG_DEVICE void produce(Pipeline& pipeline, const TmaGemmParams& params, u32 thre
     else if (lane == 0)
         produce_x(pipeline, params);
 }
+
+// Arrivals for a stage.
+QG_DEVICE u32 stage_producers(const GemmParams&) {
+    return 1;
+}
+#endif

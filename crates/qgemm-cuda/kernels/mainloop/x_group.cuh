@@ -2,7 +2,7 @@
 // columns in act-order.
 #pragma once
 #include "dequant/k_tile.cuh"
-#include "sched/params.cuh"
+#include "sched/rows.cuh"
 
 #if QG_USE_MMA
 using XElement = u16;
@@ -30,8 +30,9 @@ QG_DEVICE u32 load_x_element(const u8* address) {
 // Eight columns from `column` (a multiple of 8, in stored order) of one token. Elements outside X are zero.
 QG_DEVICE XGroup load_x_group(const GemmParams& p, u32 token, u32 column) {
     XGroup x = {};
-    if (token >= p.shape.m) return x;
-    const u8* row = reinterpret_cast<const u8*>(p.at.x) + token * p.at.x_row * X_BYTES;
+    u32 own;
+    if (!find_x_row(p, token, own)) return x;
+    const u8* row = reinterpret_cast<const u8*>(p.at.x) + own * p.at.x_row * X_BYTES;
     if ((p.shape.flags & QG_FLAG_X_ALIGNED16) && !(p.shape.flags & QG_FLAG_K_ORDER) && column + GROUP <= p.shape.k) {
         const u8* address = row + (u64)column * X_BYTES;
 #pragma unroll

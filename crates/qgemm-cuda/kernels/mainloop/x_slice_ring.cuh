@@ -7,6 +7,7 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/x_ring.cuh"
+#include "sched/rows.cuh"
 
 constexpr u32 SLICE_THREADS = QG_WARPS_N * 32;
 // Tokens of which a slice copies a 128-byte row at once, 16 bytes a thread.
@@ -51,9 +52,10 @@ struct XSliceSource {
 #pragma unroll
         for (u32 i = 0; i < SLICE_X_COPIES; i++) {
             const u32 token = first_token + first + i * SLICE_X_ROWS;
-            if (token < p.shape.m) s.rows = i + 1;
+            u32 own;
+            if (find_x_row(p, token, own)) s.rows = i + 1;
             s.row[i] =
-                reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
+                reinterpret_cast<const u8*>(p.at.x) + (own * p.at.x_row + k_tile * QG_K_TILE + group * X_CHUNK_K) * 2;
         }
         s.rows = opaque_register(s.rows);
         s.target = opaque_register(shared_address(XStage::at(ring.k_tile[0].k_block[0], first, group)));

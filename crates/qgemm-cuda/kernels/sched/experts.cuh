@@ -5,77 +5,51 @@
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
+#include "sched/expert_faults.cuh"
 #include "sched/params.cuh"
 
+using KernelParams = GemmParams;
+
 #if QG_EXPERTS
-// The parameter of kernels that compute products with experts.
-struct KernelParams {
-    GemmParams gemm;
-    ExpertGroups groups;
+// The rows of one expert: of D, or, where rows are listed, places in the list.
+struct ExpertRows {
+    u32 first, count;
+
+    QG_DEVICE u32 word(u64 base, u32 place) {
+        return ld_global_u32(reinterpret_cast<const u8*>(base) + (u64)place * 4);
+    }
+
+    // Beyond the last expert, none.
+    QG_DEVICE ExpertRows of(const ExpertGroups& g, u32 expert) {
+        if (expert >= g.experts) return {0, 0};
+        if (g.form == QG_FORM_MASKED) {
+            // `rows` is the capacity of an expert.
+            const u32 count = word(g.index, expert);
+            return {expert * g.rows, count < g.rows ? count : g.rows};
+        }
+        const u64 offsets = g.list != 0 ? g.offsets : g.index;
+        const u32 begin = word(offsets, expert), end = word(offsets, expert + 1);
+        const u32 first = begin < g.rows ? begin : g.rows, bound = end < g.rows ? end : g.rows;
+        return {first, bound > first ? bound - first : 0};
+    }
 };
 
-// The problem of this CTA, `p`, of what the kernel is given. CTAs without rows end here. The index may come from the launch before.
-#define QG_TAKE_PROBLEM(p, given)        \
-    griddepcontrol_launch_dependents();  \
-    griddepcontrol_wait();               \
-    GemmParams p = (given).gemm;         \
-    {                                    \
-        const OwnRows own = OwnRows::of_cta((given).groups); \
-        if (own.rows == 0) return;       \
-        OwnRows::narrow(own, p, (given).groups); \
-    }
-#else
-using KernelParams = GemmParams;
-#define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
-#endif
+// Experts that a search has passed, a multiple of 32, and their tiles of rows.
+struct PassedExperts {
+    u32 experts, tiles;
+};
 
-#if QG_EXPERTS
 // Rows of one expert, QG_TILE_M at most.
 struct OwnRows {
     u32 expert, first, rows;
 
-    QG_DEVICE u32 index_word(const ExpertGroups& g, u32 place) {
-        return ld_global_u32(reinterpret_cast<const u8*>(g.index) + (u64)place * 4);
-    }
-
-    // Tiles of rows are along the grid's y axis and, beyond its limit, along z.
-    QG_DEVICE OwnRows of_cta(const ExpertGroups& g) {
-        const u32 place = cta_index().y + cta_index().z * grid_ctas().y;
-        if (g.form == QG_FORM_INDEXED) return of_slot(g, place);
-        if (g.form == QG_FORM_MASKED) return of_capacity(g, place);
-        return of_offsets(g, place);
-    }
-
-    QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
-        if (slot >= g.rows) return {0, 0, 0};
-        // A negative id is a large number here.
-        const u32 expert = index_word(g, slot);
-        return {expert, slot, expert < g.experts ? 1u : 0u};
-    }
-
-    // `rows` is the capacity of an expert.
-    QG_DEVICE OwnRows of_capacity(const ExpertGroups& g, u32 place) {
-        const u32 tiles = (g.rows + QG_TILE_M - 1) / QG_TILE_M, expert = place / tiles;
-        if (expert >= g.experts) return {0, 0, 0};
-        const u32 count = index_word(g, expert), used = count < g.rows ? count : g.rows;
-        const u32 first = place % tiles * QG_TILE_M, left = used > first ? used - first : 0;
-        return {expert, expert * g.rows + first, left < QG_TILE_M ? left : QG_TILE_M};
-    }
-
-    // Every warp looks at 32 experts at a time and adds up their tiles.
-    QG_DEVICE OwnRows of_offsets(const ExpertGroups& g, u32 place) {
+    // Those of tile `place` of all tiles of rows; none beyond the last. Every warp looks at 32 experts at a time and adds up their
+    // tiles. A later search for a later place goes on where this one ended.
+    QG_DEVICE OwnRows find(const ExpertGroups& g, u32 place, PassedExperts& passed) {
         const u32 lane = thread_index() % 32;
-        u32 before = 0;
-        for (u32 group = 0; group < g.experts; group += 32) {
-            const u32 expert = group + lane;
-            u32 first = 0, rows = 0;
-            if (expert < g.experts) {
-                const u32 begin = index_word(g, expert), end = index_word(g, expert + 1);
-                first = begin < g.rows ? begin : g.rows;
-                const u32 bound = end < g.rows ? end : g.rows;
-                rows = bound > first ? bound - first : 0;
-            }
-            const u32 tiles = (rows + QG_TILE_M - 1) / QG_TILE_M;
+        for (; passed.experts < g.experts; passed.experts += 32) {
+            const ExpertRows of_lane = ExpertRows::of(g, passed.experts + lane);
+            const u32 tiles = (of_lane.count + QG_TILE_M - 1) / QG_TILE_M;
             u32 until = tiles;
 #pragma unroll
             for (u32 step = 1; step < 32; step *= 2) {
@@ -83,18 +57,33 @@ struct OwnRows {
                 if (lane >= step) until += other;
             }
             const u32 all = shfl_idx_u32(until, 31);
-            if (place < before + all) {
+            if (place < passed.tiles + all) {
                 // As many experts end before this place.
-                u32 owner = before + until <= place ? 1 : 0;
+                u32 owner = passed.tiles + until <= place ? 1 : 0;
 #pragma unroll
                 for (u32 mask = 16; mask > 0; mask /= 2) owner += shfl_xor_u32(owner, mask);
-                const u32 skipped = (place - before - shfl_idx_u32(until - tiles, owner)) * QG_TILE_M;
-                const u32 left = shfl_idx_u32(rows, owner) - skipped;
-                return {group + owner, shfl_idx_u32(first, owner) + skipped, left < QG_TILE_M ? left : QG_TILE_M};
+                const u32 skipped = (place - passed.tiles - shfl_idx_u32(until - tiles, owner)) * QG_TILE_M;
+                const u32 left = shfl_idx_u32(of_lane.count, owner) - skipped;
+                const u32 first = shfl_idx_u32(of_lane.first, owner) + skipped;
+                return {passed.experts + owner, first, left < QG_TILE_M ? left : QG_TILE_M};
             }
-            before += all;
+            passed.tiles += all;
         }
         return {0, 0, 0};
+    }
+
+    // Those of the CTA at this place: a slot where rows are neither sorted nor listed.
+    QG_DEVICE OwnRows of_place(const ExpertGroups& g, u32 place) {
+        if (g.form == QG_FORM_INDEXED && g.list == 0) return of_slot(g, place);
+        PassedExperts passed = {};
+        return find(g, place, passed);
+    }
+
+    QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
+        if (slot >= g.rows) return {0, 0, 0};
+        // A negative id is a large number here.
+        const u32 expert = ExpertRows::word(g.index, slot);
+        return {expert, slot, expert < g.experts ? 1u : 0u};
     }
 
     QG_DEVICE u64 bytes_of(u32 dtype) {
@@ -102,18 +91,54 @@ struct OwnRows {
     }
 
     // Makes `p` the product of these rows with their expert.
-    QG_DEVICE void narrow(const OwnRows& own, GemmParams& p, const ExpertGroups& g) {
+    QG_DEVICE void narrow(const OwnRows& own, GemmParams& p) {
+        const ExpertGroups& g = p.groups;
         const u64 expert = own.expert, first = own.first;
         p.shape.m = own.rows;
-        p.at.x += first / g.x_sharers * p.at.x_row * bytes_of(QG_X_DTYPE);
         p.at.w += expert * g.w_bytes;
         p.at.row_scale += expert * g.row_pitch * 4;
         p.at.k_order += expert * g.k_order_len * 4;
         p.at.bias += expert * g.bias_bytes;
+        if (g.list != 0) {
+            // What lies in rows is found by the list.
+            p.groups.list += first * 4;
+            return;
+        }
+        p.at.x += first / g.x_sharers * p.at.x_row * bytes_of(QG_X_DTYPE);
         p.at.token_scale += first * 4;
         p.at.c += first * p.at.c_row * bytes_of(p.shape.c_dtype);
         p.at.d += first * p.at.d_row * bytes_of(p.shape.d_dtype);
         p.at.residual += first * p.at.residual_row * bytes_of(p.shape.residual_dtype);
     }
 };
+
+// Tiles of rows are along the grid's y axis and, beyond its limit, along z. What is behind all of them looks for faults.
+struct CtaPlace {
+    u32 place;
+    bool is_last;
+
+    QG_DEVICE CtaPlace of_grid() {
+        const u32 place = cta_index().y + cta_index().z * grid_ctas().y;
+        return {place, place + 1 == grid_ctas().y * grid_ctas().z};
+    }
+};
+
+// The problem of this CTA, `p`, of what the kernel is given. CTAs without rows end here. The index may come from the launch before.
+#define QG_TAKE_PROBLEM(p, given)                                                                        \
+    griddepcontrol_launch_dependents();                                                                  \
+    griddepcontrol_wait();                                                                               \
+    GemmParams p = given;                                                                                \
+    {                                                                                                    \
+        const CtaPlace at = CtaPlace::of_grid();                                                         \
+        if (at.is_last) {                                                                                \
+            u32* words = reinterpret_cast<u32*>(dynamic_shared());                                       \
+            if (cta_index().x == 0) store_faults<QG_THREADS>(p.groups, words, thread_index(), [] { cta_barrier(); }); \
+            return;                                                                                      \
+        }                                                                                                \
+        const OwnRows own = OwnRows::of_place(p.groups, at.place);                                       \
+        if (own.rows == 0) return;                                                                       \
+        OwnRows::narrow(own, p);                                                                         \
+    }
+#else
+#define QG_TAKE_PROBLEM(p, given) const GemmParams& p = given
 #endif

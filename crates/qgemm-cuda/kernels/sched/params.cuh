@@ -6,9 +6,16 @@
 #ifndef QG_EXPERTS
 #define QG_EXPERTS 0
 #endif
+// Whether each of its CTAs takes tiles of all experts in turn, and not one: 1 in the prelude of those with a producer warpgroup.
+#ifndef QG_EXPERT_TILES
+#define QG_EXPERT_TILES 0
+#endif
 
 struct GemmParams {
     CudaGemmShape shape;
     GemmPointers at;
     TileSchedule tiles;
+#if QG_EXPERTS
+    ExpertGroups groups;
+#endif
 };

@@ -1,7 +1,7 @@
 // Which tiles and which K ranges a CTA works on, as qgemm-sched lays them out (`Partition`).
 #pragma once
 #include "atoms/launch.cuh"
-#include "sched/params.cuh"
+#include "sched/experts.cuh"
 
 // An output tile, or a K range of one.
 struct WorkTile {
@@ -13,6 +13,11 @@ struct WorkTile {
     u32 peers, index, tile;
     // The slot of the partial accumulators of peer 0; those of the other peers follow.
     u32 first_slot;
+#if QG_EXPERT_TILES
+    // The expert's rows, and what makes the struct whole 16-byte chunks.
+    OwnRows own;
+    u32 unused;
+#endif
 
     // For a grid (n tile, m tile, split).
     QG_DEVICE WorkTile of_grid(const GemmParams& p) {
@@ -52,6 +57,42 @@ struct WorkTile {
         w.m_tile = rest / width;
     }
 };
+
+#if QG_EXPERT_TILES
+// The work of a CTA of a persistent grid with experts: every tile whose number is the CTA's, plus a multiple of the CTAs. Tiles are
+// numbered by their rows, and then along N.
+struct WorkList {
+    u32 tile, unused;
+    PassedExperts passed;
+
+    QG_DEVICE WorkList of_cta(const GemmParams&) { return {cta_index().x, 0, {}}; }
+
+    // The next work tile, for all lanes of a warp; false when there is none. Words come from lane 0, so that the compiler knows that
+    // they are uniform.
+    QG_DEVICE bool next(WorkList& list, const GemmParams& p, WorkTile& w) {
+        const u32 n_tiles = p.tiles.n_tiles;
+        const OwnRows own = OwnRows::find(p.groups, list.tile / n_tiles, list.passed);
+        w.own = {shfl_idx_u32(own.expert, 0), shfl_idx_u32(own.first, 0), shfl_idx_u32(own.rows, 0)};
+        if (w.own.rows == 0) return false;
+        w.n_tile = list.tile % n_tiles;
+        w.m_tile = w.begin = w.index = w.tile = w.first_slot = w.unused = 0;
+        w.end = p.shape.k_tiles;
+        w.peers = 1;
+        list.tile += grid_ctas().x;
+        return true;
+    }
+};
+
+// The problem of a work tile.
+QG_DEVICE GemmParams problem_of(const GemmParams& p, const WorkTile& work) {
+    GemmParams own = p;
+    OwnRows::narrow(work.own, own);
+    return own;
+}
+#else
+QG_DEVICE const GemmParams& problem_of(const GemmParams& p, const WorkTile&) {
+    return p;
+}
 
 // The work of a CTA of a persistent grid: its range of the split tiles, then whole tiles.
 struct WorkList {
@@ -114,3 +155,4 @@ struct WorkList {
         return (u32)(((u64)(quantum + 1) * s.cut_ctas - 1) / ((u64)s.cut_tiles * quanta));
     }
 };
+#endif

@@ -1,37 +1,46 @@
-//! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, a kernel that looks for what is wrong with
-//! that, and one that adds up slots.
+//! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, and a kernel that adds up slots. Where slots
+//! are multiplied expert by expert and nobody has listed them, kernels of `routing` do so first.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
-use qgemm_hal::abi::{ExpertCheck, ExpertCombine, ExpertGroups, TileSchedule, dtype_code, expert_form_code};
+use qgemm_hal::abi::{ExpertCombine, ExpertGroups, TileSchedule, dtype_code, expert_form_code};
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
-    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, Name, Operand, Operands, Spec, Unsupported,
-    Variant,
+    ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
+    Spec, Unsupported, Variant,
 };
 
 use super::gemm::{
-    Cut, GemmParams, Instance, Types, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
+    Cut, GemmParams, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params,
+    spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
 use super::prelude::{constant_line, macro_line};
+use super::routing::{list_steps, list_workspace_bytes};
 use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
+use crate::tensor_map::{EncodedMap, XMap};
 
 /// Name of the family.
 const NAME: &str = "gemm";
 /// Most CTAs along the grid's y and z axes (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 const MOST_GRID_YZ: usize = 65_535;
-/// Threads that look for faults, and threads that add up slots.
-const CHECK_THREADS: u32 = 256;
+/// Threads that add up slots.
 const COMBINE_THREADS: u32 = 128;
-/// What makes a product's kernel one with experts.
+/// What makes a product's kernel one with experts, and, of those that take tiles of all experts in turn, what else.
 const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
+const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
+/// Bytes that the latter have beside what a dense product has in shared memory: what warps that look for faults tell one another, and
+/// what a warp parks more of a tile.
+const FAULTS_BYTES: u32 = 32;
+const PARKED_BYTES: u32 = 16;
+/// Most tokens of a tile whose rows may each be of another expert: a slot by itself fills no larger one.
+const MOST_ALONE: u32 = 16;
 
 /// The family.
 #[derive(Debug)]
@@ -61,11 +70,19 @@ fn kernels(format: Format, x: DType, variant: Variant) -> &'static [Instance] {
 /// whether a kernel fits in registers.
 fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Instance> {
     // A problem that is narrowed takes registers (`kernels.lock`).
-    let narrowed = |instance: &Instance| Instance { ctas_per_sm: instance.ctas_per_sm.min(2), ..instance.clone() };
-    let fits = |instance: &Instance| fits(&narrowed(instance));
+    let narrowed = |instance: &Instance| {
+        let parked = if instance.parks_state { instance.warps_n * PARKED_BYTES } else { 0 };
+        let own = if takes_tiles(instance) { FAULTS_BYTES + parked } else { 0 };
+        let shared_bytes = instance.shared_bytes + own;
+        Instance { ctas_per_sm: instance.ctas_per_sm.min(2), shared_bytes, ..instance.clone() }
+    };
+    let fits = |instance: &Instance| {
+        let narrowed = narrowed(instance);
+        narrowed.shared_bytes <= arch::most_shared(variant) && fits(&narrowed)
+    };
     let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
     for instance in instances_for_experts(format, x, variant, &fits) {
-        if !all.iter().any(|other| std::ptr::eq(other.main_loop, instance.main_loop)) {
+        if !all.iter().any(|other| other.config().kernel_id(format) == instance.id()) {
             all.push(narrowed(&instance));
         }
     }
@@ -79,7 +96,13 @@ pub(super) fn ask_registers(variant: Variant, fits: &dyn Fn(String, KernelSpec) 
 }
 
 fn product_spec(instance: &Instance) -> KernelSpec {
-    instance.spec_with(product_id(instance), EXPERTS_MACRO)
+    let macros = if takes_tiles(instance) { EXPERT_TILES_MACROS } else { EXPERTS_MACRO };
+    instance.spec_with(product_id(instance), macros)
+}
+
+/// Whether the kernel's CTAs take tiles of all experts in turn; else each has one.
+fn takes_tiles(instance: &Instance) -> bool {
+    instance.main_loop.x_access == XAccess::Tma
 }
 
 fn product_id(instance: &Instance) -> KernelId {
@@ -97,24 +120,10 @@ struct Step {
     entry: &'static str,
     symbol: &'static str,
     threads: u32,
-    /// `sizeof(SharedStorage)`, which the kernel asserts.
-    shared_bytes: u32,
 }
 
-const CHECK: Step = Step {
-    name: "check",
-    entry: "entry/experts_check.cu",
-    symbol: "qg_experts_check",
-    threads: CHECK_THREADS,
-    shared_bytes: 2 * CHECK_THREADS / 32 * 4,
-};
-const COMBINE: Step = Step {
-    name: "combine",
-    entry: "entry/experts_combine.cu",
-    symbol: "qg_experts_combine",
-    threads: COMBINE_THREADS,
-    shared_bytes: 0,
-};
+const COMBINE: Step =
+    Step { name: "combine", entry: "entry/experts_combine.cu", symbol: "qg_experts_combine", threads: COMBINE_THREADS };
 
 impl Step {
     fn id(&self, variant: Variant) -> KernelId {
@@ -125,7 +134,6 @@ impl Step {
         let mut prelude = String::new();
         macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
         constant_line(&mut prelude, "QG_THREADS", self.threads);
-        constant_line(&mut prelude, "QG_SHARED_BYTES", self.shared_bytes);
         KernelSpec {
             name: self.id(variant).to_string(),
             entry: self.entry,
@@ -140,7 +148,7 @@ impl Step {
         KernelLaunch {
             id: self.id(variant),
             spec: self.spec(variant),
-            geometry: Geometry { grid, threads: self.threads, shared_bytes: self.shared_bytes },
+            geometry: Geometry { grid, threads: self.threads, shared_bytes: 0 },
             starts_early: variant >= Variant::Sm90,
             operands: ExpertOperand::ALL,
             updated: None,
@@ -152,10 +160,10 @@ impl Step {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
-    [CHECK, COMBINE].into_iter().map(move |step| step.spec(variant)).chain(products)
+    std::iter::once(COMBINE.spec(variant)).chain(products)
 }
 
-/// `KernelParams` in `sched/experts.cuh`.
+/// `GemmParams` in `sched/params.cuh`, of products with experts.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct ProductParams {
@@ -163,10 +171,34 @@ struct ProductParams {
     groups: ExpertGroups,
 }
 
-impl Params for ProductParams {
+/// Alignment of a tensor map in a kernel's parameter.
+const MAP_ALIGNMENT: usize = 64;
+const PADDING: usize = (size_of::<ProductParams>().next_multiple_of(MAP_ALIGNMENT) - size_of::<ProductParams>()) / 8;
+
+/// `TmaGemmParams` in `mainloop/tma_params.cuh`, of products with experts. The second map is not read.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedParams {
+    product: ProductParams,
+    padding: [u64; PADDING],
+    x_maps: [EncodedMap; 2],
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+struct ProductLaunch {
+    params: ProductParams,
+    /// Where the slots begin in the lists.
+    list: usize,
+    /// X for TMA, but for its address, where rows follow one another.
+    x_map: Option<XMap>,
+    takes_x_map: bool,
+}
+
+impl Params for ProductLaunch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
         use ExpertOperand as O;
-        let mut params = *self;
+        let mut params = self.params;
         let at = &mut params.gemm.at;
         at.x = places.of(operands, O::X)?;
         at.w = places.of(operands, O::W)?;
@@ -177,18 +209,21 @@ impl Params for ProductParams {
         at.token_scale = places.of(operands, O::TokenScale)?;
         at.residual = places.of(operands, O::Residual)?;
         at.d = places.of(operands, O::D)?;
-        params.groups.index = places.of(operands, O::Index)?;
-        Ok(LaunchParams::of(&params))
-    }
-}
-
-impl Params for ExpertCheck {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let mut params = *self;
-        params.index = places.of(operands, ExpertOperand::Index)?;
-        params.router_weights = places.of(operands, ExpertOperand::RouterWeights)?;
-        params.status = places.of(operands, ExpertOperand::Status)?;
-        Ok(LaunchParams::of(&params))
+        let groups = &mut params.groups;
+        groups.index = places.of(operands, O::Index)?;
+        groups.router_weights = places.of(operands, O::RouterWeights)?;
+        groups.status = places.of(operands, O::Status)?;
+        groups.offsets = places.of(operands, O::Lists)?;
+        groups.list = if groups.offsets == 0 { 0 } else { groups.offsets + self.list as u64 };
+        if !self.takes_x_map {
+            return Ok(LaunchParams::of(&params));
+        }
+        let map = match self.x_map {
+            Some(map) => (places.encode)(&XMap { address: params.gemm.at.x, ..map })?,
+            None => EncodedMap::default(),
+        };
+        let x_maps = [map, EncodedMap::default()];
+        Ok(LaunchParams::of(&MappedParams { product: params, x_maps, ..MappedParams::zeroed() }))
     }
 }
 
@@ -228,69 +263,116 @@ pub fn experts_sequence(
     let instance = instance.ok_or_else(|| unavailable("it is none of the variant's kernels".to_owned()))?;
     let products = plan.products..plan.products + plan.product_bytes;
 
-    let check = CHECK.launch(variant, [1, 1, 1], Arc::new(check_params(op))).step::<O>(make)?;
-    let mut check = check.bind(O::Index, O::Index).bind(O::Status, O::Status);
-    let mut product = product_launch(op, instance, variant).step::<O>(make)?;
+    let grouped = plan.config.grouped && matches!(op.form, ExpertForm::Indexed { .. });
+    let mut steps = Vec::new();
+    let mut product = product_launch(op, instance, info, variant, grouped)
+        .ok_or_else(|| unavailable("its grid is larger than one can be".to_owned()))?
+        .step::<O>(make)?;
     for operand in [O::X, O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index] {
         product = product.bind(operand, operand);
     }
+    if op.checks_index {
+        product = product.bind(O::Status, O::Status);
+    }
+    if grouped && op.lists {
+        product = product.bind(O::Lists, O::Lists);
+    } else if grouped {
+        let listed = listed_slots(op, info.units).filter(|listed| listed.bytes() <= plan.config.scratch_bytes);
+        let listed = listed.ok_or_else(|| unavailable("the plan has no room for lists of slots".to_owned()))?;
+        let listing = list_steps(&listed.routing, info, make)?;
+        steps.extend(listing.into_iter().map(|step| listed.bound(step, plan)));
+        product = product.bind_part(O::Lists, O::Workspace, listed.in_workspace(plan));
+    }
     let name = op.kernel_name(NAME);
-    let mut steps = match op.combine {
-        None => vec![check, product.bind(O::Residual, O::Residual).bind(O::D, O::D)],
+    match op.combine {
+        None => steps.push(product.bind(O::Residual, O::Residual).bind(O::D, O::D)),
         Some(_) => {
-            check = check.bind(O::RouterWeights, O::RouterWeights);
+            if op.checks_index {
+                product = product.bind(O::RouterWeights, O::RouterWeights);
+            }
             product = product.bind_part(O::D, O::Workspace, products.clone());
             let mut combine =
                 COMBINE.launch(variant, combine_grid(op), Arc::new(combine_params(op))).step::<O>(make)?;
             for operand in [O::Index, O::RouterWeights, O::Residual, O::D] {
                 combine = combine.bind(operand, operand);
             }
-            vec![check, product, combine.bind_part(O::Products, O::Workspace, products)]
+            steps.extend([product, combine.bind_part(O::Products, O::Workspace, products)]);
         }
-    };
-    if !op.checks_index {
-        steps.remove(0);
     }
     Ok(LaunchSequence::new::<O>(name, steps))
 }
 
-fn product_launch(op: &CheckedExperts, instance: &Instance, variant: Variant) -> KernelLaunch {
+/// What it takes to list slots on a device with so many multiprocessors.
+fn listed_slots(op: &CheckedExperts, units: u32) -> Option<ListedSlots> {
+    ListedSlots::of(op, |routing| list_workspace_bytes(routing, units))
+}
+
+/// `None` where its grid would be too large.
+fn product_launch(
+    op: &CheckedExperts,
+    instance: &Instance,
+    info: &DeviceInfo,
+    variant: Variant,
+    grouped: bool,
+) -> Option<KernelLaunch> {
     let each = &op.each;
     let layout = &instance.types.layout;
     let k_tiles = layout.k_tiles(each.stored_k);
     let config = instance.config();
     let n_tiles = (each.stored_rows as u32).div_ceil(config.tile_n);
-    // Persistent kernels have a CTA for each tile: what they find in the list of the grid's x axis is their own.
+    // Kernels that could have a persistent grid, but have a CTA for each tile, find that in the list of the grid's x axis.
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
     let cut = Cut { k_tiles: k_tiles as u32, splits: 1, has_factors: false, tiles };
     // Checked when the kernel was offered: X is plain.
     let x = each.plain_x().unwrap_or(each.d);
-    let [y, z] = two_dimensions(places(op, config.tile_m as usize));
-    KernelLaunch {
+    let places = places(op, config.tile_m as usize, grouped);
+    let takes_tiles = takes_tiles(instance);
+    let grid = if takes_tiles {
+        let ctas = (info.units as usize).saturating_mul(config.ctas_per_unit as usize);
+        [ctas.min(places.saturating_mul(n_tiles as usize)).max(1) as u32, 1, 1]
+    } else {
+        // The last place is that of what looks for faults.
+        let [y, z] = two_dimensions(places.checked_add(1)?);
+        [n_tiles, y, z]
+    };
+    let x_map = (takes_tiles && !grouped).then_some(XMap {
+        address: 0,
+        matrices: None,
+        dtype: x.dtype,
+        size: [each.k as u64, op.x_rows() as u64],
+        row_bytes: x.row_stride * x.dtype.bytes() as u64,
+        tile: [K_BLOCK, config.tile_m],
+    });
+    Some(KernelLaunch {
         id: product_id(instance),
         spec: product_spec(instance),
-        geometry: Geometry { grid: [n_tiles, y, z], threads: config.threads, shared_bytes: config.shared_bytes },
+        geometry: Geometry { grid, threads: config.threads, shared_bytes: config.shared_bytes },
         starts_early: variant >= Variant::Sm90,
         operands: ExpertOperand::ALL,
         updated: None,
-        params: Arc::new(ProductParams {
-            gemm: params(each, &x, &cut),
-            groups: ExpertGroups {
-                index: 0,
-                w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
-                bias_bytes: each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
-                row_pitch: op.row_pitch as u32,
-                k_order_len: (k_tiles * layout.k_tile) as u32,
-                experts: op.experts as u32,
-                form: expert_form_code(op.form),
-                rows: rows(op),
-                x_sharers: match op.form {
-                    ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
-                    _ => 1,
+        params: Arc::new(ProductLaunch {
+            list: op.list_parts()?[1].start,
+            x_map,
+            takes_x_map: takes_tiles,
+            params: ProductParams {
+                gemm: params(each, &x, &cut),
+                groups: ExpertGroups {
+                    w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
+                    bias_bytes: each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
+                    row_pitch: op.row_pitch as u32,
+                    k_order_len: (k_tiles * layout.k_tile) as u32,
+                    experts: op.experts as u32,
+                    form: expert_form_code(op.form),
+                    rows: rows(op),
+                    x_sharers: match op.form {
+                        ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
+                        _ => 1,
+                    },
+                    ..ExpertGroups::default()
                 },
             },
         }),
-    }
+    })
 }
 
 /// Rows as kernels count them: with a capacity, those of one expert.
@@ -302,13 +384,13 @@ fn rows(op: &CheckedExperts) -> u32 {
 }
 
 /// Tiles of rows, as many as there can be at most.
-fn places(op: &CheckedExperts, tile_m: usize) -> usize {
+fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
     let m = op.each.m;
     match op.form {
-        ExpertForm::Indexed { .. } => m,
+        ExpertForm::Indexed { .. } if !grouped => m,
         ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
         // Each expert with rows may have a tile that is not full.
-        ExpertForm::Contiguous => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
+        _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
     }
 }
 
@@ -316,11 +398,6 @@ fn places(op: &CheckedExperts, tile_m: usize) -> usize {
 fn two_dimensions(count: usize) -> [u32; 2] {
     let y = count.clamp(1, MOST_GRID_YZ);
     [y as u32, count.div_ceil(y).max(1) as u32]
-}
-
-fn check_params(op: &CheckedExperts) -> ExpertCheck {
-    let form = expert_form_code(op.form);
-    ExpertCheck { experts: op.experts as u32, form, rows: rows(op), ..ExpertCheck::default() }
 }
 
 fn combine_grid(op: &CheckedExperts) -> [u32; 3] {
@@ -359,14 +436,27 @@ impl Family<CheckedExperts> for ExpertProducts {
         let x = each.plain_x()?;
         let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
         let in_order = x.aligned16 && !each.k_order;
-        let serves = |i: &&Instance| {
-            let launches = places(op, i.tile_m as usize).max(op.tokens());
-            i.serves(&typical, in_order)
-                && i.shared_bytes <= info.shared_bytes
-                && launches <= MOST_GRID_YZ * MOST_GRID_YZ
+        let indexed = matches!(op.form, ExpertForm::Indexed { .. });
+        let scratch_bytes = if op.lists { None } else { listed_slots(op, info.units).map(|listed| listed.bytes()) };
+        // Slots by themselves, where kernels have a CTA for each, and slots by experts.
+        let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
+        let ways = |i: &'static Instance| {
+            let config = |grouped, scratch_bytes| ExpertsConfig { tile: i.config(), grouped, scratch_bytes };
+            let fits = |grouped| {
+                takes_tiles(i) || places(op, i.tile_m as usize, grouped).max(op.tokens()) < MOST_GRID_YZ * MOST_GRID_YZ
+            };
+            let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
+            let by_expert = match (indexed && !op.lists, scratch_bytes) {
+                _ if !fits(true) => None,
+                (true, None) => None,
+                (true, Some(bytes)) => Some(config(true, bytes)),
+                (false, _) => Some(config(true, 0)),
+            };
+            by_slot.into_iter().chain(by_expert)
         };
+        let serves = |i: &&Instance| i.serves(&typical, in_order) && i.shared_bytes <= info.shared_bytes;
         let serving = kernels(each.format, x.dtype, variant).iter().filter(serves);
-        let configs: Vec<_> = serving.map(|i| ExpertsConfig { tile: i.config(), scratch_bytes: 0 }).collect();
+        let configs: Vec<_> = serving.flat_map(ways).collect();
         if configs.is_empty() {
             let why = "has no kernel of this format for so many rows, or with so little shared memory as the device's";
             return Err(Unsupported::new(why));

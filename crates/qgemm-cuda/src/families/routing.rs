@@ -254,25 +254,53 @@ pub fn routing_sequence(
     info: &DeviceInfo,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
-    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let cut = Cut::new(op, info.units);
-    let params = Arc::new(params(op, &cut));
-    let mut steps = Vec::new();
-    for &kind in &cut.steps {
+    let steps = steps(op, &cut, info, make)?;
+    let steps = cut.steps.iter().zip(steps).map(|(&kind, step)| bound(step, kind, op, &cut)).collect();
+    Ok(LaunchSequence::new::<RoutingOperand>(NAME, steps))
+}
+
+/// The kernels that list ids as the first launches of another operation, none of whose operands is bound yet.
+///
+/// # Errors
+/// As [`routing_sequence`].
+pub(super) fn list_steps(
+    op: &CheckedRouting,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<Vec<LaunchStep>, HalError> {
+    steps(op, &Cut::new(op, info.units), info, make)
+}
+
+/// Bytes of the workspace that those want.
+pub(super) fn list_workspace_bytes(op: &CheckedRouting, units: u32) -> usize {
+    Cut::new(op, units).workspace_bytes(op).saturating_sub(WorkspaceLayout::RESERVED)
+}
+
+/// A launch for each step; no operand is bound yet.
+fn steps(
+    op: &CheckedRouting,
+    cut: &Cut,
+    info: &DeviceInfo,
+    make: &mut MakeKernel<'_>,
+) -> Result<Vec<LaunchStep>, HalError> {
+    let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
+    let params = Arc::new(params(op, cut));
+    let step = |&kind: &RoutingStep| {
         let spec = spec_of(kind, op.experts);
         let launch = KernelLaunch {
             id: id(spec, variant),
             spec: source(spec, variant),
-            geometry: geometry(kind, &cut, op),
+            geometry: geometry(kind, cut, op),
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
             operands: RoutingOperand::ALL,
             updated: None,
             params: params.clone(),
         };
-        steps.push(bound(launch.step::<RoutingOperand>(make)?, kind, op, &cut));
-    }
-    Ok(LaunchSequence::new::<RoutingOperand>(NAME, steps))
+        launch.step::<RoutingOperand>(make)
+    };
+    cut.steps.iter().map(step).collect()
 }
 
 impl Family<CheckedRouting> for Routing {

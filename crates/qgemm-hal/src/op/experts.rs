@@ -1,6 +1,9 @@
 //! `experts`: grouped products, in which each row of X is multiplied with the weight of one of many experts.
 
+use std::ops::Range;
+
 use super::dense::Dense;
+use super::expert_lists::list_parts;
 use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig};
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
@@ -35,6 +38,8 @@ operands! {
         RouterWeights: "the router weights" Read,
         /// What was wrong with the index, two `u32`: an [`ExpertFault`] and its place.
         Status: "the status" Write,
+        /// The slots of each expert: see [`CheckedExperts::lists`].
+        Lists: "the lists" Read,
         /// Memory for what one step leaves for the next.
         Workspace: "the workspace" Accumulate,
         /// The products of all slots before they are combined, in f32: a part of the workspace.
@@ -45,7 +50,7 @@ operands! {
 spec! {
     /// What tells the kernels apart that a sequence has beside its product.
     pub struct ExpertStepSpec {
-        /// What it does: `check` an index, `combine` slots.
+        /// What it does: `combine` slots.
         step: Name,
     }
 }
@@ -125,6 +130,9 @@ pub struct CheckedExperts {
     pub combine: Option<Combine>,
     /// Whether a run says in its status what is wrong with the index. What is wrong is left out in any case.
     pub checks_index: bool,
+    /// Whether the slots of each expert are listed by who gives the ids; only of [`ExpertForm::Indexed`]. The lists are `u32`, as
+    /// [`list_parts`] has them.
+    pub lists: bool,
 }
 
 impl CheckedExperts {
@@ -153,6 +161,20 @@ impl CheckedExperts {
         }
     }
 
+    /// [`list_parts`] of the slots.
+    pub fn list_parts(&self) -> Option<[Range<usize>; 2]> {
+        list_parts(self.experts, self.each.m)
+    }
+
+    /// Experts that have rows where each row goes to any expert alike: as many as are to be expected.
+    pub fn used_experts(&self) -> f64 {
+        let (experts, rows) = (self.experts.max(1) as f64, self.each.m as f64);
+        match self.form {
+            ExpertForm::Masked { .. } => experts,
+            _ => experts * (1.0 - (1.0 - 1.0 / experts).powf(rows)),
+        }
+    }
+
     /// Rows that an expert has where all have as many; at least 1.
     pub fn mean_rows(&self) -> usize {
         match self.form {
@@ -172,6 +194,9 @@ impl CheckedExperts {
 pub struct ExpertsConfig {
     /// The tile of each product.
     pub tile: TileConfig,
+    /// Whether the slots of [`ExpertForm::Indexed`] are multiplied expert by expert, which reads each weight once and takes lists of
+    /// slots; else each slot is multiplied by itself. Kernels of other forms always have the rows of one expert.
+    pub grouped: bool,
     /// Bytes of the workspace that the kernels themselves want.
     pub scratch_bytes: usize,
 }
@@ -239,6 +264,7 @@ impl Operation for CheckedExperts {
             (residual, O::Residual),
             (self.combine.is_some(), O::RouterWeights),
             (self.checks_index, O::Status),
+            (self.lists, O::Lists),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [O::X, O::W, O::Index, O::D].into_iter().chain(given).collect()

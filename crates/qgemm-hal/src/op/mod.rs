@@ -7,6 +7,7 @@ pub mod attention;
 pub mod convert;
 mod dense;
 pub mod dequantize;
+pub mod expert_lists;
 pub mod experts;
 pub mod gemm;
 pub mod kv_append;

@@ -68,6 +68,8 @@ pub struct ExpertCase {
     pub form: FormCase,
     /// What the index looks like.
     pub index: IndexKind,
+    /// Whether the slots of each expert are listed by who gives the ids; only of slots.
+    pub listed: bool,
 }
 
 impl ExpertCase {
@@ -78,7 +80,7 @@ impl ExpertCase {
             FormCase::Masked { capacity } => experts * capacity,
             FormCase::Indexed { top_k, .. } => rows * top_k,
         };
-        Self { each: Case { m, ..each }, experts, form, index: IndexKind::Uniform }
+        Self { each: Case { m, ..each }, experts, form, index: IndexKind::Uniform, listed: false }
     }
 
     /// Rows of X.
@@ -120,6 +122,7 @@ impl fmt::Display for ExpertCase {
                 }
             }
         }
-        write!(f, " index={}", self.index.name())
+        let listed = if self.listed { " listed" } else { "" };
+        write!(f, " index={}{listed}", self.index.name())
     }
 }

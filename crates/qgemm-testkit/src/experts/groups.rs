@@ -20,6 +20,8 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_epilogue", "gated pairs, biases, factors, residuals of grouped products", epilogue),
     group("experts_layouts", "rows with gaps, unaligned rows, permuted columns", layouts),
     group("experts_faults", "ids, offsets, counts and weights that are wrong", faults),
+    group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
+    group("experts_every_way", "every kernel and every way to launch it", every_way),
     group("experts_invariant", "bits that do not depend on other rows", invariant),
 ];
 
@@ -122,11 +124,59 @@ fn faults(format: Format) -> Vec<ExpertCase> {
     every_form(format, 33, |_, case| ExpertCase { index: IndexKind::Faulty, ..case })
 }
 
+/// Many slots of few experts, so that kernels with large tiles serve them, in part with lists that are given.
+fn grouped(format: Format) -> Vec<ExpertCase> {
+    let of = |(i, (x_per_slot, combined, listed)): (usize, (bool, bool, bool))| {
+        let x_dtype = [DType::F16, DType::BF16, DType::F32][i % 3];
+        // Rows of X begin at multiples of 16 bytes, and blocks of any length end within them.
+        let k = if format.ragged_k { 2 * format.block_len.max(64) + 8 } else { medium_k(format) };
+        let each = Case { x_dtype, d_dtype: x_dtype, seed: 77 + i as u64, ..Case::new(format, 0, 136, k) };
+        let epilogue = Epilogue {
+            bias: i.is_multiple_of(2).then_some(DType::F32),
+            token_scale: i == 3,
+            c: (i == 4).then_some((0.5, DType::F32)),
+            residual: (i == 4).then_some(DType::F16),
+            ..Epilogue::default()
+        };
+        let each = Case { epilogue, ..each };
+        let form = FormCase::Indexed { top_k: 3, x_per_slot, combined };
+        let index = [IndexKind::Skewed, IndexKind::Uniform, IndexKind::Hot, IndexKind::Faulty][i % 4];
+        ExpertCase { index, listed, ..ExpertCase::new(each, 4, [70, 50, 20][i % 3], form) }
+    };
+    let all = [
+        (false, false, true),
+        (false, true, false),
+        (true, false, true),
+        (true, true, true),
+        (false, false, false),
+        (false, false, true),
+    ];
+    all.into_iter().enumerate().map(of).collect()
+}
+
+/// One case of each form by all kernels, so large that tiles are full and not.
+fn every_way(format: Format) -> Vec<ExpertCase> {
+    let indexed = |x_per_slot, combined| FormCase::Indexed { top_k: 3, x_per_slot, combined };
+    let all = [
+        (FormCase::Contiguous, 190, DType::F16, IndexKind::Skewed),
+        (indexed(false, false), 62, DType::BF16, IndexKind::Skewed),
+        (indexed(true, true), 60, DType::F16, IndexKind::Faulty),
+        (FormCase::Masked { capacity: 70 }, 0, DType::BF16, IndexKind::Uniform),
+    ];
+    let of = |(i, (form, rows, x_dtype, index)): (usize, (FormCase, usize, DType, IndexKind))| {
+        let k = if format.ragged_k { 2 * format.block_len.max(64) + 8 } else { medium_k(format) };
+        let each = Case { x_dtype, d_dtype: x_dtype, seed: 91 + i as u64, ..Case::new(format, 0, 136, k) };
+        let each = Case { every_configuration: true, ..each };
+        ExpertCase { index, listed: i == 1, ..ExpertCase::new(each, 3, rows, form) }
+    };
+    all.into_iter().enumerate().map(of).collect()
+}
+
 fn invariant(format: Format) -> Vec<ExpertCase> {
     let forms = every_form(format, 65, |_, case| ExpertCase {
         each: Case { batch_invariant: true, ..case.each },
         index: IndexKind::Skewed,
         ..case
     });
-    forms.into_iter().filter(|case| case.form == FormCase::Contiguous).collect()
+    forms.into_iter().filter(|case| case.summed() == 1 && !matches!(case.form, FormCase::Masked { .. })).collect()
 }

@@ -36,9 +36,30 @@ impl Index {
                 let expert = self.owner[row].unwrap_or(0);
                 (0..=case.experts).map(|e| if e <= expert { row as u32 } else { row as u32 + 1 }).collect()
             }
-            _ => self.words.clone(),
+            FormCase::Indexed { .. } => {
+                let word = |slot: usize| if slot == row { self.words[slot] } else { u32::MAX };
+                (0..case.each.m).map(word).collect()
+            }
+            FormCase::Masked { .. } => self.words.clone(),
         };
         Self { words, owner, router_weights: self.router_weights.clone(), fault: None }
+    }
+
+    /// The slots of each expert, one after the other, behind their offsets, in bytes.
+    pub fn lists(&self, experts: usize) -> Vec<u8> {
+        let mut offsets = vec![0u32];
+        let mut rows = Vec::new();
+        for expert in 0..experts {
+            rows.extend((0..self.owner.len()).filter(|&slot| self.owner[slot] == Some(expert)).map(|slot| slot as u32));
+            offsets.push(rows.len() as u32);
+        }
+        rows.resize(self.owner.len(), u32::MAX);
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
+        let first = qgemm_api::expert_lists(experts, rows.len()).map_or(0, |[_, slots]| slots.start);
+        let mut lists = bytes(&offsets);
+        lists.resize(first, 0xff);
+        lists.extend(bytes(&rows));
+        lists
     }
 
     /// An expert for one more row.

@@ -40,7 +40,8 @@ pub(super) fn random_case(formats: &[Format], seed: u64) -> ExpertCase {
         ..drawn
     };
     let (experts, rows) = (skewed(rng, MAX_EXPERTS), skewed(rng, MAX_ROWS));
-    ExpertCase { index: pick(rng, &IndexKind::ALL), ..ExpertCase::new(each, experts, rows, form) }
+    let listed = matches!(form, FormCase::Indexed { .. }) && rng.random();
+    ExpertCase { index: pick(rng, &IndexKind::ALL), listed, ..ExpertCase::new(each, experts, rows, form) }
 }
 
 #[cfg(test)]

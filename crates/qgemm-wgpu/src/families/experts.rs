@@ -6,19 +6,20 @@ use std::sync::{Arc, LazyLock};
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{
-    FLAG_BIAS, FLAG_GATED, FLAG_K_ORDER, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16, GemmShape,
-    expert_form_code,
+    FLAG_BIAS, FLAG_GATED, FLAG_K_ORDER, FLAG_LISTS, FLAG_RESIDUAL, FLAG_ROW_SCALE, FLAG_TOKEN_SCALE, FLAG_X_ALIGNED16,
+    GemmShape, expert_form_code,
 };
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Dense, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertsConfig, ExpertsFamilies,
-    ExpertsPlan, Family, Geometry, HalError, Kernel, LaunchSequence, LaunchStep, Operand, Operands, Stream, TileConfig,
-    Unsupported,
+    ExpertsPlan, Family, Geometry, HalError, Kernel, LaunchSequence, LaunchStep, ListedSlots, Operand, Operands,
+    Stream, TileConfig, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
 use super::gemm::{gemv, of_plain_x, simt, source_hash, weight_code};
 use super::modes::Modes;
 use super::operands::{Bound, Touched};
+use super::routing::{list_steps, list_workspace_bytes};
 use super::shared_of;
 use crate::event::WgpuStream;
 use crate::memory::VECTOR;
@@ -157,7 +158,18 @@ impl Family<CheckedExperts> for ExpertsFamily {
         if tiles.is_empty() {
             return Err(Unsupported::new(format!("{} bytes of workgroup memory are too few", info.shared_bytes)));
         }
-        Ok(tiles.into_iter().map(|tile| ExpertsConfig { tile, scratch_bytes: 0 }).collect())
+        let indexed = matches!(op.form, ExpertForm::Indexed { .. });
+        let lists = match op.lists {
+            true => Some(0),
+            false => listed_slots(op, info).map(|listed| listed.bytes()),
+        };
+        let ways = |tile: TileConfig| {
+            let by_expert = if indexed { lists } else { Some(0) };
+            let by_expert = by_expert.map(|scratch_bytes| ExpertsConfig { tile, grouped: true, scratch_bytes });
+            let by_slot = indexed.then_some(ExpertsConfig { tile, grouped: false, scratch_bytes: 0 });
+            by_slot.into_iter().chain(by_expert)
+        };
+        Ok(tiles.into_iter().flat_map(ways).collect())
     }
 
     fn prepare(
@@ -179,20 +191,36 @@ impl Family<CheckedExperts> for ExpertsFamily {
             Compiled::new(shared, interface, name.to_owned(), shader)
         };
         let id = plan.config.kernel_id(op);
+        let grouped = plan.config.grouped && matches!(op.form, ExpertForm::Indexed { .. });
         let extents = Extents::of(op, &code).map_err(refused)?;
         let kernel = |what: What, compiled: Compiled, grid: [u32; 3], threads: u32| {
             let geometry = Geometry { grid, threads, shared_bytes: config.shared_bytes };
-            let kernel = ExpertsKernel { what, compiled, shared: shared.clone(), op: op.clone(), extents, grid };
+            let kernel =
+                ExpertsKernel { what, compiled, shared: shared.clone(), op: op.clone(), extents, grid, grouped };
             LaunchStep::new::<O>(id, geometry, Arc::new(kernel)).of_operation().unbind(O::Workspace)
         };
         let products = plan.products..plan.products + plan.product_bytes;
+        let mut listing = Vec::new();
+        let mut lists = None;
+        if grouped && !op.lists {
+            let listed = listed_slots(op, device.info()).filter(|listed| listed.bytes() <= plan.config.scratch_bytes);
+            let listed = listed.ok_or_else(|| refused(Unsupported::new("the plan has no room for lists of slots")))?;
+            let steps = list_steps(shared, &listed.routing, device.info())?;
+            listing.extend(steps.into_iter().map(|step| listed.bound(step, plan)));
+            lists = Some(listed.in_workspace(plan));
+        }
 
         let check = compiled(&CHECK_INTERFACE, "experts_check", compose_experts_check(CHECK_THREADS))?;
         let check = kernel(What::Check, check, [1, 1, 1], CHECK_THREADS).unbind(O::Products);
         let threads = part.threads();
         let product = compiled(&INTERFACE, &name, shader::compose_experts(op.each.format, &code, &part))?;
-        let mut product = kernel(What::Product, product, product_grid(op, &config), threads).unbind(O::Products);
+        let mut product =
+            kernel(What::Product, product, product_grid(op, &config, grouped), threads).unbind(O::Products);
+        if let Some(lists) = lists {
+            product = product.bind_part(O::Lists, O::Workspace, lists);
+        }
         let mut steps = if op.checks_index { vec![check] } else { Vec::new() };
+        steps.extend(listing);
         if op.combine.is_none() {
             steps.push(product);
         } else {
@@ -208,6 +236,17 @@ impl Family<CheckedExperts> for ExpertsFamily {
     fn source_hash(&self, _: &CheckedExperts, _: &ExpertsConfig) -> u64 {
         *SOURCE_HASH
     }
+}
+
+/// What it takes to list slots.
+fn listed_slots(op: &CheckedExperts, info: &DeviceInfo) -> Option<ListedSlots> {
+    let mut bytes = Ok(0);
+    let listed = ListedSlots::of(op, |routing| {
+        bytes = list_workspace_bytes(routing, info);
+        *bytes.as_ref().unwrap_or(&0)
+    });
+    // What is too much for a binding, nobody lists.
+    listed.filter(|_| bytes.is_ok())
 }
 
 /// Whether the kernels serve `op`.
@@ -305,13 +344,13 @@ impl Extents {
 const TILE_ROWS: usize = super::gemm::TILE_ROWS;
 
 /// Tiles of W along x, and tiles of rows along y and z: as many as there can be at most.
-fn product_grid(op: &CheckedExperts, config: &TileConfig) -> [u32; 3] {
+fn product_grid(op: &CheckedExperts, config: &TileConfig, grouped: bool) -> [u32; 3] {
     let (m, tile_m) = (op.each.m, config.tile_m as usize);
     let places = match op.form {
-        ExpertForm::Indexed { .. } => m,
+        ExpertForm::Indexed { .. } if !grouped => m,
         ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
         // Each expert with rows may have a tile that is not full.
-        ExpertForm::Contiguous => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
+        _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
     };
     let [y, z] = two_dimensions(places);
     [(op.each.stored_rows as u32).div_ceil(config.tile_n), y, z]
@@ -345,6 +384,8 @@ struct ExpertsKernel {
     op: CheckedExperts,
     extents: Extents,
     grid: [u32; 3],
+    /// Whether slots are multiplied expert by expert.
+    grouped: bool,
 }
 
 impl Kernel for ExpertsKernel {
@@ -415,13 +456,16 @@ impl ExpertsKernel {
         let extents = &self.extents;
         let of = |dense: Option<&Dense>| dense.map_or(4, |dense| dense.dtype.bytes());
         let touched = |operand, bytes, width| self.touched(operands, operand, bytes, width);
-        let mut p = params(op, &x_dense, self.rows());
+        let mut p = params(op, &x_dense, self.rows(), self.grouped);
         let (x, w, row_scale, k_order, index, bias, token_scale, residual, d);
         (x, p.x_base) = touched(O::X, extents.x, x_dense.dtype.bytes()).bind_vectors(shared)?;
         (w, p.w_base) = touched(O::W, extents.w, VECTOR as usize).bind_vectors(shared)?;
         (row_scale, p.row_scale_base) = touched(O::RowScale, extents.row_scale, 4).bind(shared)?;
         (k_order, p.k_order_base) = touched(O::KOrder, extents.k_order, 4).bind(shared)?;
-        (index, p.index_base) = self.index(operands)?;
+        (index, p.index_base) = match (self.grouped, op.list_parts()) {
+            (true, Some([_, slots])) => touched(O::Lists, slots.end, 4).bind(shared)?,
+            _ => self.index(operands)?,
+        };
         let bias_width = each.bias.map_or(4, DType::bytes);
         (bias, p.bias_base) = touched(O::Bias, extents.bias, bias_width).bind(shared)?;
         (token_scale, p.token_scale_base) = touched(O::TokenScale, extents.token_scale, 4).bind(shared)?;
@@ -479,7 +523,7 @@ fn row_stride(dense: &Dense, rows: usize) -> u32 {
 }
 
 /// The parameters of a product, but the `*_base` fields.
-fn params(op: &CheckedExperts, x: &Dense, rows: u32) -> Params {
+fn params(op: &CheckedExperts, x: &Dense, rows: u32, grouped: bool) -> Params {
     let each = &op.each;
     let flags = [
         (FLAG_ROW_SCALE, each.row_scale),
@@ -489,6 +533,7 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32) -> Params {
         (FLAG_RESIDUAL, each.residual.is_some()),
         (FLAG_GATED, each.gated),
         (FLAG_X_ALIGNED16, x.aligned16),
+        (FLAG_LISTS, grouped),
     ];
     let modes = Modes {
         activation: each.activation,
@@ -496,7 +541,7 @@ fn params(op: &CheckedExperts, x: &Dense, rows: u32) -> Params {
         d: Some(each.d.dtype),
         bias: each.bias,
         residual: each.residual.map(|residual| residual.dtype),
-        form: Some(op.form),
+        form: Some(if grouped { ExpertForm::Contiguous } else { op.form }),
         ..Modes::default()
     };
     let x_sharers = match op.form {

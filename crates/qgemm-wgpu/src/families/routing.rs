@@ -97,34 +97,61 @@ impl Family<CheckedRouting> for Routing {
         let refused =
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         let cut = Cut::new(op, device.info().max_buffer_bytes).map_err(refused)?;
-        let mut made = Vec::new();
-        for &kind in steps(op) {
-            let shader = compose_routing(kind, threads(kind));
-            let compiled = Compiled::new(shared, interface(kind), NAME.to_owned(), shader)?;
-            let geometry = Geometry { grid: cut.grid(kind), threads: threads(kind), shared_bytes: shared_bytes(kind) };
-            let kernel = RoutingKernel { compiled, shared: shared.clone(), op: op.clone(), cut: cut.clone(), kind };
-            let step = LaunchStep::new::<O>(kernel_id(kind), geometry, Arc::new(kernel));
+        let bound = |(kind, step): (RoutingStep, LaunchStep)| {
             let same =
                 |step: LaunchStep, all: &[O]| all.iter().fold(step, |step, &operand| step.bind(operand, operand));
-            made.push(match kind {
-                RoutingStep::TopK => {
-                    let step = same(step, &[O::Logits, O::Ids, O::Weights]);
-                    if op.bias { step.bind(O::Bias, O::Bias) } else { step }
-                }
-                _ => {
-                    let step = step.bind(O::GivenIds, if op.logits().is_some() { O::Ids } else { O::GivenIds });
-                    let bytes = WorkspaceLayout::RESERVED..workspace_bytes(cut.chunks, op.experts, true);
-                    let step = step.bind_part(O::Workspace, O::Workspace, bytes).bind(O::Status, O::Status);
-                    if op.lists { same(step, &[O::Offsets, O::Counts, O::Rows]) } else { step }
-                }
-            });
-        }
+            if kind == RoutingStep::TopK {
+                let step = same(step, &[O::Logits, O::Ids, O::Weights]);
+                return if op.bias { step.bind(O::Bias, O::Bias) } else { step };
+            }
+            let step = step.bind(O::GivenIds, if op.logits().is_some() { O::Ids } else { O::GivenIds });
+            let bytes = WorkspaceLayout::RESERVED..workspace_bytes(cut.chunks, op.experts, true);
+            let step = step.bind_part(O::Workspace, O::Workspace, bytes).bind(O::Status, O::Status);
+            if op.lists { same(step, &[O::Offsets, O::Counts, O::Rows]) } else { step }
+        };
+        let made = made(shared, op, &cut)?.into_iter().map(bound).collect();
         Ok(LaunchSequence::new::<O>(NAME, made))
     }
 
     fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
         *SOURCE_HASH
     }
+}
+
+/// The kernels that list ids as the first launches of another operation, none of whose operands is bound yet.
+///
+/// # Errors
+/// What a binding does not hold.
+pub(super) fn list_steps(
+    shared: &Arc<Shared>,
+    op: &CheckedRouting,
+    info: &DeviceInfo,
+) -> Result<Vec<LaunchStep>, HalError> {
+    let refused =
+        |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
+    let cut = Cut::new(op, info.max_buffer_bytes).map_err(refused)?;
+    Ok(made(shared, op, &cut)?.into_iter().map(|(_, step)| step).collect())
+}
+
+/// Bytes of the workspace that those want.
+///
+/// # Errors
+/// What a binding does not hold.
+pub(super) fn list_workspace_bytes(op: &CheckedRouting, info: &DeviceInfo) -> Result<usize, Unsupported> {
+    let cut = Cut::new(op, info.max_buffer_bytes)?;
+    Ok(workspace_bytes(cut.chunks, op.experts, true) - WorkspaceLayout::RESERVED)
+}
+
+/// A launch for each kernel; no operand is bound yet.
+fn made(shared: &Arc<Shared>, op: &CheckedRouting, cut: &Cut) -> Result<Vec<(RoutingStep, LaunchStep)>, HalError> {
+    let step = |&kind: &RoutingStep| {
+        let shader = compose_routing(kind, threads(kind));
+        let compiled = Compiled::new(shared, interface(kind), NAME.to_owned(), shader)?;
+        let geometry = Geometry { grid: cut.grid(kind), threads: threads(kind), shared_bytes: shared_bytes(kind) };
+        let kernel = RoutingKernel { compiled, shared: shared.clone(), op: op.clone(), cut: cut.clone(), kind };
+        Ok((kind, LaunchStep::new::<RoutingOperand>(kernel_id(kind), geometry, Arc::new(kernel))))
+    };
+    steps(op).iter().map(step).collect()
 }
 
 /// The kernels that run. Those that count and add up also find what is wrong, where nothing is listed.

@@ -49,13 +49,17 @@ struct XStream {
     static_assert(TOKENS % 8 == 0 && QG_TILE_M % 4 == 0, "a thread's tokens lie alike, and a warp's are in or out");
     // The columns of tokens beyond the last are always zero.
     XGroup group[TIMES];
-    // The address of the first token's next columns.
-    const u8* next;
+    // The address of the first token's next columns; where rows may lie apart, of each token's.
+    const u8* next[QG_EXPERTS ? TIMES : 1];
 
     QG_DEVICE void begin(XStream& x, const GemmParams& p, u32 first_token, u32 stage, u32 thread) {
-        const u32 token = first_token + thread / STAGE_GROUPS;
-        const u64 element = token * p.at.x_row + stage * STAGE_K + thread % STAGE_GROUPS * GROUP;
-        x.next = reinterpret_cast<const u8*>(p.at.x) + element * X_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < (QG_EXPERTS ? TIMES : 1); i++) {
+            u32 token;
+            find_x_row(p, first_token + thread / STAGE_GROUPS + i * TOKENS, token);
+            const u64 element = token * p.at.x_row + stage * STAGE_K + thread % STAGE_GROUPS * GROUP;
+            x.next[i] = reinterpret_cast<const u8*>(p.at.x) + element * X_BYTES;
+        }
 #pragma unroll
         for (u32 i = 0; i < TIMES; i++) x.group[i] = {};
     }
@@ -70,13 +74,15 @@ struct XStream {
             const u32 token = thread / STAGE_GROUPS + i * TOKENS;
             if ((QG_TILE_M % TOKENS != 0 && token >= QG_TILE_M) || first_token + token >= p.shape.m) continue;
             if (whole) {
-                const u32x4 v = ld_global_v4(x.next + i * TOKENS * X_BYTES * p.at.x_row);
+                const u8* next = QG_EXPERTS ? x.next[QG_EXPERTS ? i : 0] : x.next[0] + i * TOKENS * X_BYTES * p.at.x_row;
+                const u32x4 v = ld_global_v4(next);
                 x.group[i] = {v.x, v.y, v.z, v.w};
             } else {
                 x.group[i] = load_x_group(p, first_token + token, column);
             }
         }
-        x.next += STAGE_K * X_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < (QG_EXPERTS ? TIMES : 1); i++) x.next[i] += STAGE_K * X_BYTES;
     }
 
     QG_DEVICE void store(XRows& rows, const XStream& x, u32 thread) {

@@ -6,6 +6,7 @@
 #include "atoms/opaque_register.cuh"
 #include "mainloop/parked_state.cuh"
 #include "mainloop/sm80/pipeline.cuh"
+#include "sched/rows.cuh"
 #include "sched/split.cuh"
 
 // 16-byte chunks of a k-tile.
@@ -18,17 +19,21 @@ static_assert(X_COPY_ROWS % 8 == 0, "rows that a thread copies lie at the same p
 
 // The part of X that a thread copies: the same 16 bytes of the rows of every X_COPY_ROWS-th token.
 struct XSource {
-    // The address in the next k-block's columns.
-    const u8* row;
+    // The address in the next k-block's columns; where rows may lie apart, of each of them.
+    const u8* row[QG_EXPERTS ? X_COPIES : 1];
     // Tokens from the tile's first on, and columns from the next k-block on.
     u32 tokens, columns;
     // The shared address of the first row's bytes in the first stage.
     u32 target;
 
     QG_DEVICE void start_tile(XSource& s, const GemmParams& p, u32 first_token, u32 column, u32 thread) {
-        const u32 token = first_token + thread / X_ROW_CHUNKS;
-        s.row = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 +
-                thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < (QG_EXPERTS ? X_COPIES : 1); i++) {
+            u32 token;
+            find_x_row(p, first_token + thread / X_ROW_CHUNKS + i * X_COPY_ROWS, token);
+            s.row[i] = reinterpret_cast<const u8*>(p.at.x) + (token * p.at.x_row + column) * 2 +
+                       thread % X_ROW_CHUNKS * X_CHUNK_BYTES;
+        }
         s.tokens = p.shape.m - first_token;
         s.columns = column < p.shape.k ? p.shape.k - column : 0;
     }
@@ -40,7 +45,8 @@ struct XSource {
             copy_rows<true>(s, p, target, thread);
         else
             copy_rows<false>(s, p, target, thread);
-        s.row += X_ROW_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < (QG_EXPERTS ? X_COPIES : 1); i++) s.row[i] += X_ROW_BYTES;
         s.columns = s.columns < K_BLOCK ? 0 : s.columns - K_BLOCK;
     }
 
@@ -54,9 +60,10 @@ struct XSource {
     template <bool WHOLE>
     QG_DEVICE void copy_rows(const XSource& s, const GemmParams& p, u32 target, u32 thread) {
         const u32 bytes = WHOLE ? X_CHUNK_BYTES : bytes_inside(s, thread);
-        const u8* row = s.row;
+        const u8* row = s.row[0];
 #pragma unroll
         for (u32 i = 0; i < X_COPIES; i++, row += p.at.x_row * (X_COPY_ROWS * 2)) {
+            if constexpr (QG_EXPERTS) row = s.row[i];
             if constexpr (WHOLE)
                 cp_async_16(target + i * X_COPY_ROWS * X_ROW_BYTES, row);
             else

@@ -18,7 +18,7 @@ pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     schedule: Schedule::Grid,
     x_access: XAccess::AlignedRows,
     rounds_beyond: None,
-    experts_tiles: &[16],
+    experts_tiles: &[8, 16],
     most_m_tiles: MOST_GRID_Y,
     most_tile_bytes: usize::MAX,
     instances,

@@ -32,7 +32,8 @@ pub(crate) struct MainLoop {
     /// Tokens beyond which it serves weights that it rounds to the type of X before it multiplies them. `None`: codes are exact
     /// operands, and scales act on sums.
     pub rounds_beyond: Option<usize>,
-    /// Tokens of the tiles with which it serves experts, too (`sched/experts.cuh`); none where it does not.
+    /// Tokens of the tiles with which it serves experts, too (`sched/experts.cuh`); none where it does not. Those that read X by TMA
+    /// have CTAs that take the tiles of all experts in turn.
     pub experts_tiles: &'static [u32],
     /// Most tiles along M.
     pub most_m_tiles: usize,

@@ -52,16 +52,16 @@ fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Ins
     types.iter().flat_map(|types| MAIN_LOOPS.iter().flat_map(|l| (l.instances)(types, fits_registers))).collect()
 }
 
-/// The kernels for these types whose tiles suit the rows of experts: of each main loop the first that `fits` in registers, narrowed to
-/// an expert as well as not.
+/// The kernels for these types whose tiles suit the rows of experts: of each main loop, and each number of tokens that it serves
+/// experts with, the first that `fits` in registers, narrowed to an expert as well as not.
 pub(crate) fn instances_for_experts(
     format: Format,
     x: DType,
     variant: Variant,
     fits: FitsRegisters<'_>,
 ) -> Vec<Instance> {
-    let of_loop = |types: &Types, main_loop: &&MainLoop| {
-        let suits = |instance: &Instance| main_loop.experts_tiles.contains(&instance.tile_m);
+    let of_tile = |types: &Types, main_loop: &MainLoop, tile_m: u32| {
+        let suits = |instance: &Instance| instance.tile_m == tile_m;
         // Of those after the first the compiler need not be asked.
         let found = Cell::new(false);
         let fits = |instance: &Instance| {
@@ -75,8 +75,8 @@ pub(crate) fn instances_for_experts(
         (main_loop.instances)(types, &fits).into_iter().find(suits)
     };
     let types = Types::new(format, x, variant);
-    let serving = MAIN_LOOPS.iter().filter(|main_loop| !main_loop.experts_tiles.is_empty());
-    types.iter().flat_map(|types| serving.clone().filter_map(|main_loop| of_loop(types, main_loop))).collect()
+    let tiles = || MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.experts_tiles.iter().map(move |&m| (main_loop, m)));
+    types.iter().flat_map(|types| tiles().filter_map(|(main_loop, m)| of_tile(types, main_loop, m))).collect()
 }
 
 #[cfg(test)]

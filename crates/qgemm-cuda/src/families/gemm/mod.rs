@@ -16,8 +16,9 @@ mod spills;
 mod types;
 mod x_prologue;
 
+pub(super) use common::K_BLOCK;
 pub(super) use gemv::for_experts;
-pub(super) use instance::Instance;
+pub(super) use instance::{Instance, XAccess};
 pub(super) use instances::{ask_registers, instances, instances_for_experts};
 pub(super) use params::{Cut, GemmParams, params};
 pub use sequence::gemm_sequence;

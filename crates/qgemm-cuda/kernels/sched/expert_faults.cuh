@@ -1,0 +1,79 @@
+// What is wrong with an index: the kind of fault and its first place, as `ExpertFault` of qgemm-hal numbers them. One CTA of a product
+// looks at all of it while the others multiply.
+#pragma once
+#include "atoms/memory.cuh"
+#include "atoms/warp.cuh"
+#include "generated/abi.cuh"
+
+struct ExpertFaults {
+    static constexpr u32 NONE = 0xffffffffu;
+    // The first places in the index and among the router weights.
+    u32 in_index, in_weights;
+
+    QG_DEVICE u32 word(u64 base, u32 place) {
+        return ld_global_u32(reinterpret_cast<const u8*>(base) + (u64)place * 4);
+    }
+    QG_DEVICE u32 smaller(u32 a, u32 b) {
+        return a < b ? a : b;
+    }
+
+    QG_DEVICE bool is_wrong(const ExpertGroups& g, u32 place) {
+        const u32 own = word(g.index, place);
+        if (g.form == QG_FORM_CONTIGUOUS) return own > g.rows || (place > 0 && own < word(g.index, place - 1));
+        return g.form == QG_FORM_INDEXED ? own >= g.experts : own > g.rows;
+    }
+
+    // Those of every `threads`-th place.
+    QG_DEVICE ExpertFaults of_thread(const ExpertGroups& g, u32 thread, u32 threads) {
+        const u32 places = (g.form == QG_FORM_INDEXED ? g.rows : g.experts) + (g.form == QG_FORM_CONTIGUOUS ? 1 : 0);
+        ExpertFaults first = {NONE, NONE};
+#pragma unroll 4
+        for (u32 place = thread; place < places; place += threads) {
+            if (is_wrong(g, place)) first.in_index = smaller(first.in_index, place);
+            if (g.router_weights != 0 && (word(g.router_weights, place) & 0x7fffffffu) > 0x7f800000u)
+                first.in_weights = smaller(first.in_weights, place);
+        }
+        return first;
+    }
+
+    QG_DEVICE u32 warp_min(u32 value) {
+#pragma unroll
+        for (u32 mask = 16; mask > 0; mask /= 2) value = smaller(value, shfl_xor_u32(value, mask));
+        return value;
+    }
+
+    QG_DEVICE void store(const ExpertGroups& g, const ExpertFaults& first) {
+        const u32 of_index = g.form == QG_FORM_INDEXED  ? QG_FAULT_ID
+                             : g.form == QG_FORM_MASKED ? QG_FAULT_COUNT
+                                                        : QG_FAULT_OFFSET;
+        u32 fault = 0, place = 0;
+        if (first.in_index != NONE)
+            fault = of_index, place = first.in_index;
+        else if (first.in_weights != NONE)
+            fault = QG_FAULT_ROUTER_WEIGHT, place = first.in_weights;
+        u8* status = reinterpret_cast<u8*>(g.status);
+        st_global_u32(status, fault);
+        st_global_u32(status + 4, place);
+    }
+};
+
+// By THREADS threads, which `barrier` holds together and which share `words`, two for each of their warps. Does nothing where the
+// index is not to be looked at.
+template <u32 THREADS, class Barrier>
+QG_DEVICE void store_faults(const ExpertGroups& g, u32* words, u32 thread, Barrier barrier) {
+    if (g.status == 0) return;
+    ExpertFaults first = ExpertFaults::of_thread(g, thread, THREADS);
+    first.in_index = ExpertFaults::warp_min(first.in_index);
+    first.in_weights = ExpertFaults::warp_min(first.in_weights);
+    if (thread % 32 == 0) {
+        st_shared(&words[thread / 32 * 2], first.in_index);
+        st_shared(&words[thread / 32 * 2 + 1], first.in_weights);
+    }
+    barrier();
+    if (thread != 0) return;
+    for (u32 warp = 1; warp < THREADS / 32; warp++) {
+        first.in_index = ExpertFaults::smaller(first.in_index, ld_shared(&words[warp * 2]));
+        first.in_weights = ExpertFaults::smaller(first.in_weights, ld_shared(&words[warp * 2 + 1]));
+    }
+    ExpertFaults::store(g, first);
+}

@@ -1,0 +1,105 @@
+//! Lists of the slots of each expert: how they lie in memory, and the first launches of `experts` that make them where nobody has.
+
+use std::ops::Range;
+
+use super::CheckedRouting;
+use super::experts::{CheckedExperts, ExpertForm, ExpertOperand, ExpertsPlan};
+use super::routing::{MOST_EXPERTS, MOST_TOKENS, MOST_TOP_K, RoutingOperand, RoutingSource, STATUS_WORDS, Scoring};
+use crate::sequence::LaunchStep;
+
+/// What parts begin at multiples of, in bytes.
+const ALIGNMENT: usize = 256;
+const WORD: usize = size_of::<u32>();
+
+/// The offsets and the slots of the lists of `slots` slots of `experts` experts, in bytes; `None` where the size overflows. There is an
+/// offset for each expert and one more; the slots of an expert follow one another from its offset on, as `routing` writes both.
+pub fn list_parts(experts: usize, slots: usize) -> Option<[Range<usize>; 2]> {
+    let offsets = experts.checked_add(1)?.checked_mul(WORD)?;
+    let first = offsets.checked_next_multiple_of(ALIGNMENT)?;
+    Some([0..offsets, first..first.checked_add(slots.checked_mul(WORD)?)?])
+}
+
+/// What it takes to list slots before a product that multiplies them expert by expert.
+#[derive(Clone, Debug)]
+pub struct ListedSlots {
+    /// The routing whose kernels list them.
+    pub routing: CheckedRouting,
+    /// Offsets and slots as [`list_parts`] has them; like the other parts counted from [`ExpertsPlan::scratch`] on.
+    pub lists: [Range<usize>; 2],
+    counts: Range<usize>,
+    status: Range<usize>,
+    workspace: Range<usize>,
+}
+
+impl ListedSlots {
+    /// Of slots of `op`; `workspace` says how many bytes the kernels themselves keep. `None` where rows are no slots, or more than a
+    /// routing takes.
+    pub fn of(op: &CheckedExperts, workspace: impl FnOnce(&CheckedRouting) -> usize) -> Option<Self> {
+        let ExpertForm::Indexed { top_k, .. } = op.form else { return None };
+        let (tokens, experts) = (op.tokens(), op.experts);
+        if top_k > MOST_TOP_K || tokens == 0 || tokens > MOST_TOKENS || experts > MOST_EXPERTS {
+            return None;
+        }
+        let routing = CheckedRouting {
+            tokens,
+            experts,
+            top_k,
+            from: RoutingSource::Ids,
+            scoring: Scoring::default(),
+            renormalize: false,
+            scale: 1.0,
+            bias: false,
+            groups: None,
+            lists: true,
+        };
+        let lists = list_parts(experts, op.each.m)?;
+        let mut end = lists[1].end;
+        let mut part = |bytes: usize| {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start + bytes;
+            start..end
+        };
+        let (counts, status) = (part(experts * WORD), part(STATUS_WORDS * WORD));
+        let workspace = part(workspace(&routing));
+        Some(Self { routing, lists, counts, status, workspace })
+    }
+
+    /// Bytes of all parts.
+    pub fn bytes(&self) -> usize {
+        self.workspace.end
+    }
+
+    /// The lists in the workspace of `plan`.
+    pub fn in_workspace(&self, plan: &ExpertsPlan) -> Range<usize> {
+        plan.scratch..plan.scratch + self.lists[1].end
+    }
+
+    /// A step of the routing, with its operands bound to those of `experts` and to parts of the workspace of `plan`.
+    pub fn bound(&self, step: LaunchStep, plan: &ExpertsPlan) -> LaunchStep {
+        use RoutingOperand as R;
+        let parts = [
+            (R::Offsets, &self.lists[0]),
+            (R::Rows, &self.lists[1]),
+            (R::Counts, &self.counts),
+            (R::Status, &self.status),
+            (R::Workspace, &self.workspace),
+        ];
+        let place = |part: &Range<usize>| plan.scratch + part.start..plan.scratch + part.end;
+        let step = step.bind(R::GivenIds, ExpertOperand::Index);
+        let parts = parts.into_iter().filter(|(_, part)| !part.is_empty());
+        parts.fold(step, |step, (operand, part)| step.bind_part(operand, ExpertOperand::Workspace, place(part)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_lists_follow_one_another() {
+        assert_eq!(list_parts(128, 256), Some([0..516, 768..1792]));
+        assert_eq!(list_parts(1, 0), Some([0..8, 256..256]));
+        assert_eq!(list_parts(usize::MAX, 1), None);
+        assert_eq!(list_parts(1, usize::MAX / 2), None);
+    }
+}
