@@ -430,7 +430,7 @@ impl Family<CheckedNorm> for NoopFamily {
     }
 
     fn configs(&self, _: &CheckedNorm, _info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
-        let spec = NormSpec { groups: 0 };
+        let spec = NormSpec::any(0);
         Ok(vec![NormConfig { kernel: KernelId::new("noop", None, Spec::Norm(spec)), efficiency: 1000 }])
     }
 

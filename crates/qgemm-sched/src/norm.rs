@@ -60,7 +60,7 @@ mod tests {
         }
         fn configs(&self, _: &CheckedNorm, _: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
             let efficiency = self.1.ok_or_else(|| Unsupported::new("serves nothing"))?;
-            let spec = NormSpec { groups: 0 };
+            let spec = NormSpec::any(0);
             Ok(vec![NormConfig { kernel: KernelId::new(self.0, None, Spec::Norm(spec)), efficiency }])
         }
         fn prepare(&self, device: &dyn Device, _: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {

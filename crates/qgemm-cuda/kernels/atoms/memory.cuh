@@ -38,6 +38,14 @@ QG_DEVICE u32x4 ld_global_v4(const u8* address) {
                  : "l"(address));
     return v;
 }
+// ld.global without a place in L1: what one thread reads once, and kernels before this one may have written.
+QG_DEVICE u32x4 ld_global_once_v4(const u8* address) {
+    u32x4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+}
 QG_DEVICE u32 ld_global_u32(const u8* address) {
     u32 v;
     asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(address));

@@ -173,17 +173,22 @@ QG_DEVICE void row_sum(u32 row_threads, float (&value)[COUNT], u32* const (&line
         for (u32 i = 0; i < COUNT; i++) value[i] += shfl_xor(value[i], mask);
     }
     if (row_threads <= 32) return;
-    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32, warps = row_threads / 32;
 #pragma unroll
-    for (u32 i = 0; i < COUNT; i++)
+    for (u32 i = 0; i < COUNT; i++) {
         if (lane == 0) st_shared(&line[i][warp], f32_to_bits(value[i]));
+        // What is read with four sums at once and is none.
+        if (warp == 0 && lane >= warps) st_shared(&line[i][lane], 0u);
+    }
     cta_barrier();
+    // All threads read the same words at once, which takes less time than to shuffle them.
 #pragma unroll
-    for (u32 i = 0; i < COUNT; i++) value[i] = lane < row_threads / 32 ? bits_to_f32(ld_shared(&line[i][lane])) : 0.0f;
-#pragma unroll
-    for (u32 mask = 16; mask > 0; mask /= 2) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) value[i] += shfl_xor(value[i], mask);
+    for (u32 i = 0; i < COUNT; i++) {
+        value[i] = 0.0f;
+        for (u32 w = 0; w < warps; w += 4) {
+            const u32x4 four = ld_shared(reinterpret_cast<const u32x4*>(&line[i][w]));
+            value[i] += (bits_to_f32(four.x) + bits_to_f32(four.y)) + (bits_to_f32(four.z) + bits_to_f32(four.w));
+        }
     }
 }
 
@@ -249,19 +254,30 @@ struct Statistics {
     // Finds mean, correction and inverse of the values times `s.scale`. Returns the sum of the squares.
     template <class Row>
     QG_DEVICE float moments(const NormParams& p, const Row& row, NormStorage& storage, u32 turn, Statistics& s) {
-        const float columns = (float)p.shape.columns;
-        const bool is_centered = p.shape.flags & QG_FLAG_CENTERED;
-        s.mean = 0.0f;
-        if (is_centered) {
-            float sum[1] = {};
+        const float share = 1.0f / (float)p.shape.columns;
+        const float eps = p.shape.eps * s.scale * s.scale;
+        s.mean = s.correction = 0.0f;
+        if (!(p.shape.flags & QG_FLAG_CENTERED)) {
+            float squares[1] = {};
             Row::each(row, [&](const float(&value)[GROUP], u32 count) {
 #pragma unroll
-                for (u32 i = 0; i < GROUP; i++)
-                    if (i < count) sum[0] += value[i] * s.scale;
+                for (u32 i = 0; i < GROUP; i++) {
+                    const float scaled = value[i] * s.scale;
+                    if (i < count) squares[0] += scaled * scaled;
+                }
             });
-            row_sum<1>(p.shape.row_threads, sum, {storage.mean[turn]});
-            s.mean = sum[0] / columns;
+            row_sum<1>(p.shape.row_threads, squares, {storage.moments[turn][1]});
+            s.inverse = 1.0f / sqrt_f32(squares[0] * share + eps);
+            return squares[0];
         }
+        float sum[1] = {};
+        Row::each(row, [&](const float(&value)[GROUP], u32 count) {
+#pragma unroll
+            for (u32 i = 0; i < GROUP; i++)
+                if (i < count) sum[0] += value[i] * s.scale;
+        });
+        row_sum<1>(p.shape.row_threads, sum, {storage.mean[turn]});
+        s.mean = sum[0] * share;
         // Of what lies beside the mean: the sum, which is small, and the squares.
         float sums[2] = {};
         Row::each(row, [&](const float(&value)[GROUP], u32 count) {
@@ -274,10 +290,10 @@ struct Statistics {
             }
         });
         row_sum<2>(p.shape.row_threads, sums, {storage.moments[turn][0], storage.moments[turn][1]});
-        s.correction = is_centered ? sums[0] / columns : 0.0f;
-        float variance = sums[1] / columns - s.correction * s.correction;
+        s.correction = sums[0] * share;
+        float variance = sums[1] * share - s.correction * s.correction;
         if (variance < 0.0f) variance = 0.0f;
-        s.inverse = 1.0f / sqrt_f32(variance + p.shape.eps * s.scale * s.scale);
+        s.inverse = 1.0f / sqrt_f32(variance + eps);
         return sums[1];
     }
 };
@@ -304,12 +320,9 @@ struct ColumnGroup {
     }
 };
 
-// Stores a group of D. Columns that X does not have are zero.
-QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
-                                const ColumnGroup& of_columns, u32 row, u32 column) {
-    float out[GROUP], factor[GROUP];
-#pragma unroll
-    for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
+// Multiplies values with gamma and adds beta.
+QG_DEVICE void apply_columns(const NormParams& p, const ColumnGroup& of_columns, float (&out)[GROUP]) {
+    float factor[GROUP];
     if (p.shape.flags & QG_FLAG_GAMMA) {
         StoredGroup::decode(of_columns.gamma, type_of(p, TYPE_GAMMA), factor);
 #pragma unroll
@@ -320,6 +333,15 @@ QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const 
 #pragma unroll
         for (u32 i = 0; i < GROUP; i++) out[i] += factor[i];
     }
+}
+
+// Stores a group of D. Columns that X does not have are zero.
+QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
+                                const ColumnGroup& of_columns, u32 row, u32 column) {
+    float out[GROUP];
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
+    apply_columns(p, of_columns, out);
 #pragma unroll
     for (u32 i = 0; i < GROUP; i++)
         if (column + i >= p.shape.columns) out[i] = 0.0f;

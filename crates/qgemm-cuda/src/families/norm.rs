@@ -31,6 +31,8 @@ const MOST: usize = i32::MAX as usize;
 const STORAGE_BYTES: u32 = 7 * 32 * 4;
 /// Bytes of an access, whose multiples rows begin at where they are read so.
 const ACCESS: u64 = 16;
+/// Most columns of rows that the kernels for aligned ones keep in registers.
+const ALIGNED_COLUMNS: usize = 16384;
 /// Share of the bandwidth that the kernels should reach, per mille.
 const EFFICIENCY: u32 = 800;
 
@@ -41,6 +43,8 @@ pub(super) struct Norm;
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Template {
+    /// The type of all matrices of a kernel for whole aligned rows; others are told at run time.
+    x: Option<DType>,
     /// Groups that a thread keeps in registers; none of rows of any length.
     groups: u32,
     /// Most threads of a CTA.
@@ -49,34 +53,78 @@ struct Template {
     least_ctas: u32,
 }
 
-/// For rows of few columns first. A thread that keeps four groups has 96 registers: five CTAs for rows of 4096 columns share a
-/// multiprocessor, so that 512 of them are one wave on an H200.
+/// Kernels for matrices of any type, for rows of few columns first.
 const TEMPLATES: [Template; 4] = [
-    Template { groups: 1, threads: 128, least_ctas: 8 },
-    Template { groups: 2, threads: 128, least_ctas: 6 },
-    Template { groups: 4, threads: 512, least_ctas: 1 },
-    Template { groups: 0, threads: 1024, least_ctas: 1 },
+    Template { x: None, groups: 1, threads: 128, least_ctas: 8 },
+    Template { x: None, groups: 2, threads: 128, least_ctas: 6 },
+    Template { x: None, groups: 4, threads: 512, least_ctas: 1 },
+    Template { x: None, groups: 0, threads: 1024, least_ctas: 1 },
+];
+/// Kernels for aligned rows of 16-bit numbers: 32 registers for a residual's row and its own where a thread has four groups. Four
+/// CTAs for rows of 4096 columns share a multiprocessor, so that 512 of them are one wave on an H200.
+const HALF_TEMPLATES: [Template; 3] = [
+    Template { x: None, groups: 1, threads: 128, least_ctas: 12 },
+    Template { x: None, groups: 2, threads: 256, least_ctas: 5 },
+    Template { x: None, groups: 4, threads: 512, least_ctas: 2 },
+];
+/// Kernels for aligned rows of f32.
+const F32_TEMPLATES: [Template; 2] = [
+    Template { x: Some(DType::F32), groups: 1, threads: 128, least_ctas: 10 },
+    Template { x: Some(DType::F32), groups: 2, threads: 1024, least_ctas: 1 },
 ];
 
 impl Template {
-    /// The kernel for rows of so many columns, and how many threads share one. Neither depends on the number of rows, so that
-    /// a row's bits do not.
-    fn of(columns: usize) -> (Self, u32) {
+    /// All of them.
+    fn all() -> impl Iterator<Item = Self> {
+        let of_type = |x| HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template });
+        TEMPLATES.into_iter().chain(of_type(DType::F16)).chain(of_type(DType::BF16)).chain(F32_TEMPLATES)
+    }
+
+    /// The kernel for `op`, and how many threads share a row. Neither depends on the number of rows, so that a row's bits do not.
+    fn of(op: &CheckedNorm) -> (Self, u32) {
+        let columns = op.columns.max(op.d_columns);
+        match op.aligned_dtype().filter(|_| columns <= ALIGNED_COLUMNS) {
+            Some(x) => Self::aligned(x, columns),
+            None => Self::any(columns),
+        }
+    }
+
+    /// For rows of so many columns of any types.
+    fn any(columns: usize) -> (Self, u32) {
         let [one, two, four, any] = TEMPLATES;
         let groups = columns.div_ceil(GROUP);
-        let warps = |each: usize| (groups.div_ceil(each) as u32).next_multiple_of(WARP);
         match groups {
             // A part of a warp has a power of two of threads.
             0..=32 => (one, (groups as u32).next_power_of_two()),
             33..=64 => (two, WARP),
             65..=128 => (four, WARP),
-            129..=2048 => (four, warps(4)),
+            129..=2048 => (four, warps(groups, 4)),
             _ => (any, any.threads),
         }
     }
 
+    /// For aligned rows of so many columns of type `x`.
+    fn aligned(x: DType, columns: usize) -> (Self, u32) {
+        let groups = columns.div_ceil(GROUP);
+        let ([one, two], four) = match x {
+            DType::F32 => (F32_TEMPLATES, None),
+            DType::F16 | DType::BF16 => {
+                let [one, two, four] = HALF_TEMPLATES.map(|template| Self { x: Some(x), ..template });
+                ([one, two], Some(four))
+            }
+        };
+        match (groups, four) {
+            (0..=32, _) => (one, (groups as u32).next_power_of_two()),
+            (513.., Some(four)) => (four, warps(groups, 4)),
+            _ => (two, warps(groups, 2)),
+        }
+    }
+
     fn spec(&self) -> NormSpec {
-        NormSpec { groups: self.groups }
+        match self.x {
+            Some(x) => NormSpec::of_type(self.groups, x),
+            None => NormSpec::any(self.groups),
+        }
     }
 
     fn id(&self, variant: Variant) -> KernelId {
@@ -84,9 +132,10 @@ impl Template {
     }
 
     fn source(&self, variant: Variant) -> KernelSpec {
-        let (entry, symbol) = match self.groups {
-            0 => ("entry/norm_long_rows.cu", "qg_norm_long_rows"),
-            _ => ("entry/norm_rows.cu", "qg_norm_rows"),
+        let (entry, symbol) = match (self.x, self.groups) {
+            (Some(_), _) => ("entry/norm_aligned_rows.cu", "qg_norm_aligned_rows"),
+            (None, 0) => ("entry/norm_long_rows.cu", "qg_norm_long_rows"),
+            (None, _) => ("entry/norm_rows.cu", "qg_norm_rows"),
         };
         let mut prelude = String::new();
         macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
@@ -95,6 +144,9 @@ impl Template {
         if self.groups > 0 {
             constant_line(&mut prelude, "QG_GROUPS", self.groups);
             constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas);
+        }
+        if let Some(x) = self.x {
+            constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(x));
         }
         KernelSpec {
             name: self.id(variant).to_string(),
@@ -107,9 +159,14 @@ impl Template {
     }
 }
 
+/// Threads, whole warps, that have `each` of so many groups.
+fn warps(groups: usize, each: usize) -> u32 {
+    (groups.div_ceil(each) as u32).next_multiple_of(WARP)
+}
+
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    TEMPLATES.into_iter().map(move |template| template.source(variant))
+    Template::all().map(move |template| template.source(variant))
 }
 
 /// `NormParams` in `mainloop/norm.cuh`.
@@ -148,7 +205,7 @@ impl Params for NormArguments {
 
 /// The launch for `op` on a device like `info`.
 pub(super) fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
-    let (template, row_threads) = Template::of(op.columns.max(op.d_columns));
+    let (template, row_threads) = Template::of(op);
     let rows = op.rows as u32;
     let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {
         grid: [rows.div_ceil(rows_of_cta), 1, 1],
@@ -259,7 +316,7 @@ impl Family<CheckedNorm> for Norm {
     fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         check(op)?;
-        let (template, _) = Template::of(op.columns.max(op.d_columns));
+        let (template, _) = Template::of(op);
         Ok(vec![NormConfig { kernel: template.id(variant), efficiency: EFFICIENCY }])
     }
 
@@ -269,7 +326,7 @@ impl Family<CheckedNorm> for Norm {
 
     fn source_hash(&self, _: &CheckedNorm, config: &NormConfig) -> u64 {
         let (Spec::Norm(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
-        let template = TEMPLATES.into_iter().find(|template| template.spec() == spec);
+        let template = Template::all().find(|template| template.spec() == spec);
         template.map_or(0, |template| template.source(variant).source_hash().short())
     }
 }
@@ -280,14 +337,19 @@ mod tests {
 
     #[test]
     fn the_threads_of_a_row_hold_all_of_it() {
-        for columns in (1..20_000).chain([1 << 20, i32::MAX as usize]) {
-            let (template, row_threads) = Template::of(columns);
+        let check = |columns: usize, (template, row_threads): (Template, u32)| {
             let held = (template.groups * row_threads) as usize * GROUP;
             assert!(template.groups == 0 || held >= columns, "{columns}: {template:?} with {row_threads}");
             assert!(row_threads <= template.threads, "{columns}: {template:?} with {row_threads}");
             match row_threads {
                 0..=WARP => assert!(row_threads.is_power_of_two() && template.threads >= SHARED_CTA),
                 _ => assert!(row_threads.is_multiple_of(WARP)),
+            }
+        };
+        for columns in (1..20_000).chain([1 << 20, i32::MAX as usize]) {
+            check(columns, Template::any(columns));
+            for x in DType::ALL.into_iter().filter(|_| columns <= ALIGNED_COLUMNS) {
+                check(columns, Template::aligned(x, columns));
             }
         }
     }

@@ -15,6 +15,7 @@ QG_DEVICE u32 ld_global_stream_u32(const u8* address, QG_AT) { return emu_load_g
 QG_DEVICE u32 ld_global_u16(const u8* address, QG_AT) { return emu_load_global<u16>(address, 1, file, line); }
 QG_DEVICE u32 ld_global_u8(const u8* address, QG_AT) { return emu_load_global<u8>(address, 1, file, line); }
 QG_DEVICE u32x4 ld_global_v4(const u8* address, QG_AT) { return emu_load_global<u32x4>(address, 0, file, line); }
+QG_DEVICE u32x4 ld_global_once_v4(const u8* address, QG_AT) { return emu_load_global<u32x4>(address, 0, file, line); }
 QG_DEVICE u32 ld_global_u32(const u8* address, QG_AT) { return emu_load_global<u32>(address, 0, file, line); }
 QG_DEVICE float ld_global_cg_f32(const float* address, QG_AT) { return emu_load_global<float>(address, 0, file, line); }
 QG_DEVICE f32x4 ld_global_cg_f32x4(const f32x4* address, QG_AT) {

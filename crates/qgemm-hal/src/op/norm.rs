@@ -8,7 +8,7 @@ use qgemm_formats::DType;
 
 use super::dense::Dense;
 use super::{Operation, operands};
-use crate::kernel_id::{KernelId, spec};
+use crate::kernel_id::{KernelId, Name, spec};
 
 /// What a row is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -177,10 +177,24 @@ operands! {
 }
 
 spec! {
-    /// What tells the kernels of `norm` apart. Types, kind and operands are told at run time.
+    /// What tells the kernels of `norm` apart. Kind and operands are told at run time.
     pub struct NormSpec {
         /// Groups of eight columns that a thread keeps in registers; 0 of kernels for rows of any length.
         groups: u32,
+        /// The type of all matrices of kernels for whole aligned rows; `any` of those that are told at run time.
+        x: Name,
+    }
+}
+
+impl NormSpec {
+    /// Of a kernel that is told at run time which types the matrices have.
+    pub const fn any(groups: u32) -> Self {
+        Self { groups, x: Name::new("any") }
+    }
+
+    /// Of a kernel for whole aligned rows of one type.
+    pub const fn of_type(groups: u32, dtype: DType) -> Self {
+        Self { groups, x: Name::new(dtype.name()) }
     }
 }
 
@@ -210,6 +224,16 @@ impl CheckedNorm {
             XPlace::D => NormOperand::XAndD,
             XPlace::Sum => NormOperand::XAndSum,
         }
+    }
+
+    /// The type of X, D, residual and sum where all have one, and whole groups of eight columns at multiples of 16 bytes, which
+    /// D has none beyond.
+    pub fn aligned_dtype(&self) -> Option<DType> {
+        let dtype = self.x.dtype;
+        let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
+        let mut all = [self.x, self.d].into_iter().chain(added);
+        let whole = self.columns == self.d_columns && self.columns.is_multiple_of(8) && !self.gathers;
+        (whole && all.all(|dense| dense.dtype == dtype && dense.aligned16 && dense.col_stride == 1)).then_some(dtype)
     }
 
     /// The operand that D is written to.
