@@ -284,6 +284,23 @@ pub enum Error {
         /// What came.
         got: f32,
     },
+    /// Normalized rows, which a product reads from its workspace, take more than the problem allows.
+    #[error(
+        "a workspace of at most {limit} bytes was allowed, and the normalized rows take {expected}: allow more \
+         (`Problem::max_workspace`), or normalize X before (`Context::plan_norm`)"
+    )]
+    NoRoomForNorm {
+        /// Bytes that they end at.
+        expected: usize,
+        /// Bytes that were allowed.
+        limit: usize,
+    },
+    /// X is to be normalized, and its rows do not lie as norms read them.
+    #[error("a norm reads rows of plain numbers, and not {what}: make one first (`Context::plan_conversion`)")]
+    NormOf {
+        /// The X that came.
+        what: &'static str,
+    },
     /// Something of a norm cannot take the place that was stated.
     #[error("in place: {what}: {why}")]
     InPlace {

@@ -86,6 +86,7 @@ mod kv_append;
 mod matmul;
 mod model;
 mod norm;
+mod normed;
 mod operand;
 mod plan_cache;
 mod plans_by_tokens;

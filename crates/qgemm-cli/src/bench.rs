@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, XFormat, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, NormKind, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -60,6 +60,9 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
+    /// Of gemm: normalize X first, rms or layer, with a gamma of its type.
+    #[arg(long)]
+    norm: Option<NormKind>,
     /// Of gemm: X is given in this format of codes and scales. Of quantize: the format; every one when not given.
     #[arg(long)]
     x_format: Option<XFormat>,
@@ -324,6 +327,8 @@ impl Args {
             self.from.is_some() || self.to.is_some() || self.transposed || self.gathered || self.row_factors;
         let of_gemm = [self.model.is_some(), self.format.is_some(), self.family.is_some(), self.sweep_m.is_some()];
         choice::check_x_format(self.op, self.x_format)?;
+        choice::check_norm(self.op, self.norm)?;
+        ensure!(self.norm.is_none() || self.op == Op::Gemm, "bench has --norm for `--op gemm`");
         match self.op {
             Op::Gemm => ensure!(
                 !of_convert,

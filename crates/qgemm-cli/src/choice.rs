@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use qgemm_api::{Format, XFormat};
+use qgemm_api::{Format, NormKind, XFormat};
 use qgemm_testkit::Suite;
 
 /// An operation.
@@ -68,6 +68,15 @@ pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     let Some(format) = format else { return Ok(()) };
     ensure!(matches!(op, Op::Quantize | Op::Gemm), "--x-format is an option of `--op gemm` and `--op quantize`");
     ensure!(format.plain().is_none(), "--x-format {format}: expected a format of codes and scales");
+    Ok(())
+}
+
+/// That only products are told to normalize X.
+///
+/// # Errors
+/// When another operation is.
+pub fn check_norm(op: Op, norm: Option<NormKind>) -> anyhow::Result<()> {
+    ensure!(norm.is_none() || matches!(op, Op::Gemm | Op::Experts), "--norm is an option of `--op gemm` and `experts`");
     Ok(())
 }
 

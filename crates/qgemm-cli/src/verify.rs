@@ -47,6 +47,9 @@ pub struct Args {
     /// Of matmul: how many products.
     #[arg(long, default_value_t = 1, requires = "shape")]
     batch: usize,
+    /// Of gemm and experts: normalize X first, rms or layer.
+    #[arg(long, requires = "shape")]
+    norm: Option<NormKind>,
     /// Only this group of the suite (shapes_plain, exact, values, epilogue, …).
     #[arg(long, conflicts_with = "shape")]
     group: Option<String>,
@@ -163,6 +166,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         ensure!(args.format == FormatChoice::All && args.family.is_none(), "convert has neither --format nor --family");
     }
     choice::check_x_format(args.op, args.x_format)?;
+    choice::check_norm(args.op, args.norm)?;
     let ctx = Context::open(&args.device)?;
     let family = match &args.family {
         None => None,
@@ -259,7 +263,8 @@ fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn Te
             for x_dtype in DType::ALL {
                 let case = Case::new(format, shape.m, shape.n, shape.k);
                 let case = args.x_format.map_or(case, |format| case.with_x_format(format));
-                cases.push(Box::new(Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..case }));
+                let (weights, norm) = (WeightKind::Raw, args.norm);
+                cases.push(Box::new(Case { x_dtype, norm, weights, family: wanted.family, ..case }));
             }
         }
     }
@@ -284,7 +289,8 @@ fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn 
             for form in [FormCase::Contiguous, masked, indexed(false), indexed(true)] {
                 for x_dtype in DType::ALL {
                     let each = Case::new(format, shape.m, shape.n, shape.k);
-                    let each = Case { x_dtype, weights: WeightKind::Raw, family: wanted.family, ..each };
+                    let (weights, norm) = (WeightKind::Raw, args.norm);
+                    let each = Case { x_dtype, norm, weights, family: wanted.family, ..each };
                     cases.push(Box::new(ExpertCase::new(each, EXPERTS, shape.m, form)));
                 }
             }

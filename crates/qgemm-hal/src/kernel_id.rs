@@ -342,7 +342,8 @@ mod tests {
         for (step, kv) in KvAppendStep::ALL.into_iter().flat_map(|step| KvFormat::ALL.map(|kv| (step, kv))) {
             let spec = KvAppendSpec { step, x: DType::BF16, kv };
             ids.push(KernelId::new("kv_append", Some(Variant::Sm75), Spec::KvAppend(spec)));
-        }        ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec::any( 2))));
+        }
+        ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec::any(2))));
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {
             assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));

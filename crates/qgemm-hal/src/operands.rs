@@ -4,7 +4,7 @@ use crate::buffer::{BufferMut, BufferRef};
 use crate::op::Operand;
 
 /// Most operands of an operation.
-pub const MAX_OPERANDS: usize = 16;
+pub const MAX_OPERANDS: usize = 24;
 
 /// Views of memory for the operands of one operation. Those that are not given are absent.
 ///

@@ -154,6 +154,7 @@ mod tests {
             k_order: false,
             weight_fits_f16: true,
             x: Dense::rows_of(DType::F32, 32).into(),
+            norm: None,
             x_precision: XPrecision::Exact,
             d: Dense::rows_of(DType::F32, 64),
             c: None,

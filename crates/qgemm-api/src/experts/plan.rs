@@ -7,7 +7,7 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
-    KernelId, LaunchSequence, Operands, Operation, Stream,
+    Family, KernelId, LaunchSequence, Operands, Operation, Stream,
 };
 use qgemm_sched::Offered;
 use qgemm_sched::experts::{candidates, choose};
@@ -16,6 +16,8 @@ use super::problem::ExpertProblem;
 use super::weights::{Experts, ExpertsShape};
 use crate::context::Context;
 use crate::error::Error;
+use crate::gemm::stored_x;
+use crate::normed::{Shared, behind_norm, preferences_beside};
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
@@ -39,6 +41,8 @@ pub struct ExpertPlan {
     bias: Option<Extent>,
     token_scale: Option<Extent>,
     residual: Option<Extent>,
+    gamma: Option<Extent>,
+    beta: Option<Extent>,
     index: Extent,
     router_weights: Option<Extent>,
     lists: Option<Extent>,
@@ -89,6 +93,10 @@ pub struct ExpertArgs<'a> {
     pub token_scale: Option<BufferRef<'a>>,
     /// The residual, when the problem adds one.
     pub residual: Option<BufferRef<'a>>,
+    /// K values, when the problem normalizes X with a gamma.
+    pub gamma: Option<BufferRef<'a>>,
+    /// K values, when the problem normalizes X with a beta.
+    pub beta: Option<BufferRef<'a>>,
     /// A value for each slot in f32, when slots are [combined](ExpertProblem::combined).
     pub router_weights: Option<BufferRef<'a>>,
     /// The slots of each expert, when the problem is [listed](ExpertProblem::listed).
@@ -127,6 +135,8 @@ impl<'a> ExpertArgs<'a> {
             bias: None,
             token_scale: None,
             residual: None,
+            gamma: None,
+            beta: None,
             router_weights: None,
             lists: None,
             status: None,
@@ -164,6 +174,18 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
+    /// With the gamma of [`Problem::norm`](crate::Problem::norm).
+    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
+        self.gamma = Some(gamma.into());
+        self
+    }
+
+    /// With the beta of [`Problem::norm`](crate::Problem::norm).
+    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
+        self.beta = Some(beta.into());
+        self
+    }
+
     /// With a value for each slot in f32, when slots are [combined](ExpertProblem::combined).
     pub fn router_weights(mut self, router_weights: impl Into<BufferRef<'a>>) -> Self {
         self.router_weights = Some(router_weights.into());
@@ -189,7 +211,9 @@ impl<'a> ExpertArgs<'a> {
 
 impl ExpertPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, problem: &ExpertProblem) -> Result<Self, Error> {
-        let key = (problem.check()?, problem.preferences().clone());
+        let op = problem.check()?;
+        let preferences = preferences_beside(op.each.normed_region(op.x_rows(), 0), problem.preferences())?;
+        let key = (op, preferences);
         let (op, preferences) = &key;
         let make = || {
             let (experts, each) = (op.experts, &op.each);
@@ -197,7 +221,7 @@ impl ExpertPlan {
             let _span =
                 tracing::info_span!("plan experts", experts, rows, n = each.stored_rows, k = each.k, %format).entered();
             let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
+            Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
         };
         let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
         Self::of(problem, key.0, ready)
@@ -224,10 +248,9 @@ impl ExpertPlan {
     ) -> Result<Self, Error> {
         let each = &op.each;
         let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
-        let x = each.plain_x().map_err(|_| Error::NotForExperts {
-            what: "a quantized X",
-            why: "products with experts read plain numbers",
-        })?;
+        let x = stored_x(each)
+            .ok_or(Error::NotForExperts { what: "a quantized X", why: "products with experts read plain numbers" })?;
+        let of_columns = |dtype: DType| Extent::of_values(each.k, dtype.bytes());
         let (d, residual) = match &op.combine {
             None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
             Some(combine) => {
@@ -242,6 +265,8 @@ impl ExpertPlan {
             bias: each.bias.map(|dtype| Extent::of_values(op.experts * each.bias_len(), dtype.bytes())),
             token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
             residual,
+            gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),
+            beta: each.norm.and_then(|norm| norm.function.beta).map(of_columns),
             index: Extent::of_values(op.index_len(), size_of::<u32>()),
             router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
             lists: op
@@ -256,7 +281,10 @@ impl ExpertPlan {
 
     /// Bytes of workspace that [`ExpertPlan::run`] needs.
     pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| launch.workspace_bytes)
+        self.launch().map_or(0, |launch| {
+            let own = launch.workspace_bytes;
+            self.op.each.normed_region(self.op.x_rows(), own).map_or(own, |region| region.end)
+        })
     }
 
     /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16_indexed`; `none` where there are no rows.
@@ -313,8 +341,22 @@ impl ExpertPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
     /// like those planned for; or a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: ExpertArgs<'_>) -> Result<(), Error> {
-        let ExpertArgs { x, w, index, d, status, c, bias, token_scale, residual, router_weights, lists, workspace } =
-            args;
+        let ExpertArgs {
+            x,
+            w,
+            index,
+            d,
+            status,
+            c,
+            bias,
+            token_scale,
+            residual,
+            gamma,
+            beta,
+            router_weights,
+            lists,
+            workspace,
+        } = args;
         if !self.shape.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
         }
@@ -332,6 +374,8 @@ impl ExpertPlan {
         let router_weights =
             checks.optional("router weights", router_weights, self.router_weights, "the problem combines slots")?;
         let lists = checks.optional("lists", lists, self.lists, "the problem is listed")?;
+        let gamma = checks.optional("gamma", gamma, self.gamma, "the problem normalizes X with a gamma")?;
+        let beta = checks.optional("beta", beta, self.beta, "the problem normalizes X with a beta")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         use ExpertOperand as O;
         let mut operands = Operands::new();
@@ -342,13 +386,15 @@ impl ExpertPlan {
         operands.read_if_any(O::Bias, bias);
         operands.read_if_any(O::TokenScale, token_scale);
         operands.read_if_any(O::Residual, residual);
+        operands.read_if_any(O::Gamma, gamma);
+        operands.read_if_any(O::Beta, beta);
         operands.read_if_any(O::RouterWeights, router_weights);
         operands.read_if_any(O::Lists, lists);
         operands.write(O::D, d);
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps lists, gathered rows or the slots' products";
+        let why = "the plan keeps lists, gathered or normalized rows, or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
@@ -378,6 +424,21 @@ impl ExpertPlan {
     }
 }
 
+/// What a run launches: the norm of X where there is one, and what `family` has for `plan`.
+fn sequence(
+    device: &dyn Device,
+    op: &CheckedExperts,
+    family: &dyn Family<CheckedExperts>,
+    plan: &ExpertsPlan,
+) -> Result<LaunchSequence, Error> {
+    let products = family.prepare(device, op, plan)?;
+    let region = op.each.normed_region(op.x_rows(), plan.workspace_bytes);
+    let Some((norm, region)) = op.norm_prologue().zip(region) else { return Ok(products) };
+    use ExpertOperand as O;
+    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace };
+    behind_norm(device, &norm, region, products, shared)
+}
+
 /// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
 impl fmt::Display for ExpertPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -386,9 +447,10 @@ impl fmt::Display for ExpertPlan {
         write!(f, "{name} for {rows} rows with {experts} experts of {n} x {k} on {}", self.device())?;
         let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
         let microseconds = plan.estimate * 1e6;
-        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", plan.workspace_bytes)?;
+        let workspace_bytes = self.workspace_bytes();
+        writeln!(f, ", {workspace_bytes} bytes of workspace, expected to take {microseconds:.1} µs")?;
         let mut given = self.op.operands();
-        if plan.workspace_bytes > 0 {
+        if workspace_bytes > 0 {
             given.push(ExpertOperand::Workspace);
         }
         sequence.display_with(&given).fmt(f)

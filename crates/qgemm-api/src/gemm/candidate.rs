@@ -5,6 +5,7 @@ use qgemm_sched::gemm::candidates;
 
 use super::problem::Problem;
 use crate::error::Error;
+use crate::normed::preferences_beside;
 
 /// One way to run a [`Problem`]: a kernel family, a configuration of it and a launch geometry. Made by
 /// [`Context::candidates`](crate::Context::candidates), to time others than the one that a plan would take.
@@ -23,7 +24,8 @@ impl Candidate {
         if op.m == 0 {
             return Ok(Vec::new());
         }
-        let all = candidates(&op, device.info(), device.catalog().gemm, problem.preferences())?;
+        let preferences = preferences_beside(op.normed_region(op.m, 0), problem.preferences())?;
+        let all = candidates(&op, device.info(), device.catalog().gemm, &preferences)?;
         let candidate = |(family, launch)| Self { problem: problem.clone(), op: op.clone(), family, launch };
         Ok(all.into_iter().map(candidate).collect())
     }

@@ -14,4 +14,5 @@ pub(crate) use layer::LayerPlans;
 pub use layer::Linear;
 pub use plan::{Args, Plan};
 pub use problem::Problem;
+pub(crate) use problem::stored_x;
 pub use x::XRef;

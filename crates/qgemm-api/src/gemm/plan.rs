@@ -12,11 +12,12 @@ use qgemm_sched::gemm::choose;
 use qgemm_sched::{Preferences, TunedTable};
 
 use super::candidate::Candidate;
-use super::problem::Problem;
+use super::problem::{Problem, stored_x};
 use super::sequence::prepare;
 use super::x::{XRef, give};
 use crate::context::Context;
 use crate::error::Error;
+use crate::normed::preferences_beside;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::record::{GemmSubject, PlanRecord};
@@ -41,6 +42,8 @@ pub struct Plan {
     bias: Option<Extent>,
     token_scale: Option<Extent>,
     residual: Option<Extent>,
+    gamma: Option<Extent>,
+    beta: Option<Extent>,
     /// `None` for 0 tokens.
     ready: Option<Arc<Ready<CheckedGemm>>>,
     /// What it was chosen by, for its record.
@@ -84,6 +87,11 @@ pub struct Args<'a> {
     pub token_scale: Option<BufferRef<'a>>,
     /// The residual, when the problem adds one.
     pub residual: Option<BufferRef<'a>>,
+    /// K values, when the problem normalizes X with a gamma. Like weights, gamma and beta must not be what work before this on the
+    /// stream still writes.
+    pub gamma: Option<BufferRef<'a>>,
+    /// K values, when the problem normalizes X with a beta.
+    pub beta: Option<BufferRef<'a>>,
     /// At least [`Plan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
@@ -93,7 +101,8 @@ impl<'a> Args<'a> {
     /// be set.
     pub fn new(x: impl Into<XRef<'a>>, w: &'a Weight, d: impl Into<BufferMut<'a>>) -> Self {
         let (x, d) = (x.into(), d.into());
-        Self { x, x_factor: None, w, d, c: None, bias: None, token_scale: None, residual: None, workspace: None }
+        let [x_factor, c, bias, token_scale, residual, gamma, beta] = [None; 7];
+        Self { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: None }
     }
 
     /// With the factor that X was quantized with: see [`Args::x_factor`].
@@ -126,6 +135,18 @@ impl<'a> Args<'a> {
         self
     }
 
+    /// With the gamma of [`Problem::norm`].
+    pub fn gamma(mut self, gamma: impl Into<BufferRef<'a>>) -> Self {
+        self.gamma = Some(gamma.into());
+        self
+    }
+
+    /// With the beta of [`Problem::norm`].
+    pub fn beta(mut self, beta: impl Into<BufferRef<'a>>) -> Self {
+        self.beta = Some(beta.into());
+        self
+    }
+
     /// With a workspace of at least [`Plan::workspace_bytes`].
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
@@ -135,7 +156,9 @@ impl<'a> Args<'a> {
 
 impl Plan {
     pub(crate) fn new(ctx: &Context, caches: &PlanCaches, problem: &Problem) -> Result<Self, Error> {
-        let key = (problem.check()?, problem.preferences().clone());
+        let op = problem.check()?;
+        let preferences = preferences_beside(op.normed_region(op.m, 0), problem.preferences())?;
+        let key = (op, preferences);
         let (op, preferences) = &key;
         let make = || {
             let CheckedGemm { m, stored_rows, k, format, .. } = op;
@@ -161,13 +184,16 @@ impl Plan {
         ready: Option<Arc<Ready<CheckedGemm>>>,
     ) -> Result<Self, Error> {
         let output = |dense: &Dense| Extent::of(dense, op.m, op.out_features);
+        let of_columns = |dtype: DType| Extent::of_values(op.k, dtype.bytes());
         Ok(Self {
-            x: op.plain_x().ok().map(|x| Extent::of(&x, op.m, op.k)),
+            x: stored_x(&op).map(|x| Extent::of(&x, op.m, op.k)),
             d: output(&op.d),
             c: op.c.as_ref().map(output),
             bias: op.bias.map(|dtype| Extent::of_values(op.bias_len(), dtype.bytes())),
             token_scale: op.token_scale.then(|| Extent::of_values(op.m, F32_BYTES)),
             residual: op.residual.as_ref().filter(|_| !op.residual_in_d).map(output),
+            gamma: op.norm.and_then(|norm| norm.function.gamma).map(of_columns),
+            beta: op.norm.and_then(|norm| norm.function.beta).map(of_columns),
             weight: *problem.weight(),
             c_stated: problem.states_c(),
             op,
@@ -180,7 +206,10 @@ impl Plan {
 
     /// Bytes of workspace that [`Plan::run`] needs; 0 for most plans.
     pub fn workspace_bytes(&self) -> usize {
-        self.launch().map_or(0, |launch| launch.workspace.bytes)
+        self.launch().map_or(0, |launch| {
+            let own = launch.workspace.bytes;
+            self.op.normed_region(self.op.m, own).map_or(own, |region| region.end)
+        })
     }
 
     /// Name of the chosen kernel, such as `gemm_nt_q4_k_f16`; `none` for 0 tokens.
@@ -266,7 +295,7 @@ impl Plan {
     /// then.
     pub fn run(&self, stream: &Stream, mut args: Args<'_>) -> Result<(), Error> {
         let workspace = args.workspace.take();
-        let why = "the plan keeps partial accumulators or converted activations";
+        let why = "the plan keeps partial accumulators, or converted or normalized activations";
         self.submit(stream, args, |checks, bytes| checks.workspace(workspace, bytes, why))
     }
 
@@ -289,7 +318,7 @@ impl Plan {
         args: Args<'a>,
         workspace: impl FnOnce(Checks, usize) -> Result<Option<BufferMut<'a>>, Error>,
     ) -> Result<(), Error> {
-        let Args { x, x_factor, w, d, c, bias, token_scale, residual, workspace: _ } = args;
+        let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
         if !self.weight.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.weight.to_string(), got: w.shape().to_string() });
         }
@@ -305,12 +334,16 @@ impl Plan {
         let token_scale =
             checks.optional("token scales", token_scale, self.token_scale, "the problem scales tokens")?;
         let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
+        let gamma = checks.optional("gamma", gamma, self.gamma, "the problem normalizes X with a gamma")?;
+        let beta = checks.optional("beta", beta, self.beta, "the problem normalizes X with a beta")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         w.give(&mut operands);
         operands.read_if_any(GemmOperand::C, c);
         operands.read_if_any(GemmOperand::Bias, bias);
         operands.read_if_any(GemmOperand::TokenScale, token_scale);
         operands.read_if_any(GemmOperand::Residual, residual);
+        operands.read_if_any(GemmOperand::Gamma, gamma);
+        operands.read_if_any(GemmOperand::Beta, beta);
         operands.write(GemmOperand::D, d);
         if let Some(workspace) = workspace(checks, self.workspace_bytes())? {
             operands.write(GemmOperand::Workspace, workspace);
@@ -327,11 +360,12 @@ impl fmt::Display for Plan {
         write!(f, "{} for {m} x {out_features} x {k} on {}", self.kernel_name(), self.device())?;
         let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
         let mut given = self.op.operands();
-        if plan.workspace.bytes > 0 {
+        let workspace_bytes = self.workspace_bytes();
+        if workspace_bytes > 0 {
             given.push(GemmOperand::Workspace);
         }
         let microseconds = plan.estimate * 1e6;
-        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", plan.workspace.bytes)?;
+        writeln!(f, ", {} bytes of workspace, expected to take {microseconds:.1} µs", workspace_bytes)?;
         sequence.display_with(&given).fmt(f)
     }
 }

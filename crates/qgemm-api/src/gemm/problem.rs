@@ -1,16 +1,22 @@
 //! [`Problem`]: what is to be multiplied, and its validation into a [`CheckedGemm`].
 
 use qgemm_formats::{DType, XFormat};
-use qgemm_hal::{Activation, CheckedGemm, CheckedQuantize, Math, XOperand, XPlanes, XPrecision};
+use qgemm_hal::{
+    Activation, CheckedGemm, CheckedQuantize, Dense, Math, NormFunction, NormedX, XOperand, XPlanes, XPrecision,
+};
 use qgemm_sched::Preferences;
 
 use crate::error::Error;
+use crate::norm::check_function;
 use crate::operand::{Extent, Stored, WIDE_ACCESS, check_dimension};
 use crate::quantization::Quantization;
 use crate::weight::{Weight, WeightShape};
 
 /// Formats of X that are plain numbers.
 const SERVED: &[XFormat] = &[XFormat::Plain(DType::F32), XFormat::Plain(DType::F16), XFormat::Plain(DType::BF16)];
+
+/// Columns of normalized rows are whole groups of so many: 16 bytes of 16-bit numbers.
+const NORMED_GROUP: usize = 8;
 
 /// What is to be computed with a weight, described for [`Context::plan`]:
 ///
@@ -46,6 +52,8 @@ pub struct Problem {
     x_row_stride: Option<u64>,
     x_transposed: bool,
     x_alignment: usize,
+    norm: Option<NormFunction>,
+    normed_dtype: Option<DType>,
     d_dtype: Option<DType>,
     d_row_stride: Option<u64>,
     d_alignment: usize,
@@ -80,6 +88,8 @@ impl Problem {
             x_row_stride: None,
             x_transposed: false,
             x_alignment: WIDE_ACCESS,
+            norm: None,
+            normed_dtype: None,
             d_dtype: None,
             d_row_stride: None,
             d_alignment: WIDE_ACCESS,
@@ -132,6 +142,35 @@ impl Problem {
         self
     }
 
+    /// Normalizes rows of X before they are multiplied: statistics in f32, and `gamma · y + beta` rounded once, to the type of X unless
+    /// [`Problem::normed_dtype`] says otherwise. What the product makes of X ([`Problem::x_precision`]), it makes of that. X must be
+    /// plain and row-major; it stays as it is. The run needs a workspace, which the normalized rows lie in.
+    ///
+    /// ```
+    /// use qgemm_api::{Args, Context, DType, NormFunction, Problem, WeightOrder};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let weight = ctx.load_dense(&DType::F32.encode(&[1.0, 1.0]), DType::F32, 1, 2, WeightOrder::NK)?;
+    /// let problem = Problem::new(&weight, 1).norm(NormFunction::rms(0.0).gamma(DType::F32));
+    /// let plan = ctx.plan(&problem)?;
+    /// let x = ctx.upload(&DType::F32.encode(&[7.0, 1.0]))?;
+    /// let gamma = ctx.upload(&DType::F32.encode(&[1.0, 10.0]))?;
+    /// let (mut d, mut workspace) = (ctx.allocate(4)?, ctx.workspace(plan.workspace_bytes())?);
+    /// plan.run(&ctx.default_stream(), Args::new(&x, &weight, &mut d).gamma(&gamma).workspace(&mut workspace))?;
+    /// // The mean of 49 and 1 is 25: 1.4 and 0.2 · 10.
+    /// assert_eq!(ctx.download::<f32>(&d)?, [3.4]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn norm(mut self, function: NormFunction) -> Self {
+        self.norm = Some(function);
+        self
+    }
+
+    /// The type that normalized rows are rounded to: a residual stream in f32 can so be multiplied in bf16.
+    pub fn normed_dtype(mut self, dtype: DType) -> Self {
+        self.normed_dtype = Some(dtype);
+        self
+    }
     /// Element type of D (that of X when not given, f32 where X is quantized).
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d_dtype = Some(dtype);
@@ -283,8 +322,21 @@ impl Problem {
             None if gated => return Err(Error::MissingActivation),
             activation => activation.unwrap_or_default(),
         };
+
         let x = self.check_x(k)?;
         let x_dtype = self.x_format.plain().unwrap_or(DType::F32);
+        let (x, norm) = match (self.norm, x.dense()) {
+            (None, _) => (x, None),
+            (Some(_), None) => return Err(Error::NormOf { what: "a quantized X" }),
+            (Some(_), _) if self.x_transposed => return Err(Error::NormOf { what: "a transposed X" }),
+            (Some(function), Some(x)) => {
+                check_function(&function)?;
+                let columns = k.next_multiple_of(NORMED_GROUP);
+                let dtype = self.normed_dtype.unwrap_or(x_dtype);
+                let stored = Stored { name: "normalized X", rows: self.m, columns, dtype, alignment: WIDE_ACCESS };
+                (stored.check(None)?.into(), Some(NormedX { function, x }))
+            }
+        };
         let output =
             |name, dtype, alignment, stride| Stored { name, rows: self.m, columns: n, dtype, alignment }.check(stride);
         let d = output("D", self.d_dtype.unwrap_or(x_dtype), self.d_alignment, self.d_row_stride)?;
@@ -310,6 +362,7 @@ impl Problem {
             k_order,
             weight_fits_f16: fits_f16,
             x,
+            norm,
             x_precision: self.x_precision,
             d,
             c: c.filter(|_| beta != 0.0),
@@ -364,7 +417,7 @@ impl Problem {
     /// Bytes of X and D at every run.
     pub(crate) fn bytes_of_x_and_d(&self) -> Result<(usize, usize), Error> {
         let op = self.check()?;
-        let x = op.plain_x().map_err(|_| not_served(op.x.format))?;
+        let x = stored_x(&op).ok_or_else(|| not_served(op.x.format))?;
         Ok((Extent::of(&x, op.m, op.k).bytes(), Extent::of(&op.d, op.m, op.out_features).bytes()))
     }
 
@@ -385,6 +438,11 @@ impl Problem {
     pub(crate) fn is_transposed(&self) -> bool {
         self.x_transposed
     }
+}
+
+/// X as it lies in memory, where it is plain.
+pub(crate) fn stored_x(op: &CheckedGemm) -> Option<Dense> {
+    op.norm.map_or_else(|| op.x.dense(), |norm| Some(norm.x))
 }
 
 /// The refusal of a format of X.

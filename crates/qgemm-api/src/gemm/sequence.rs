@@ -1,4 +1,4 @@
-//! The launches of a product whose X may have to be made plain first.
+//! The launches of a product whose X may have to be normalized or made plain first.
 
 use qgemm_hal::{
     CheckedGemm, DequantizeOperand, Device, Family, GemmOperand, LaunchPlan, LaunchSequence, Operation, Placed,
@@ -6,9 +6,26 @@ use qgemm_hal::{
 use qgemm_sched::dequantize;
 
 use crate::error::Error;
+use crate::normed::{Shared, behind_norm};
 
-/// Makes the kernels of `plan` ready: those of `family`, behind the one that makes X plain where `family` sees it so.
+/// Makes the kernels of `plan` ready: the norm's, where X is normalized, and those of the product.
 pub(super) fn prepare(
+    device: &dyn Device,
+    op: &CheckedGemm,
+    family: &dyn Family<CheckedGemm>,
+    plan: &LaunchPlan,
+) -> Result<LaunchSequence, Error> {
+    let product = of_product(device, op, family, plan)?;
+    let Some((norm, region)) = op.norm_prologue().zip(op.normed_region(op.m, plan.workspace.bytes)) else {
+        return Ok(product);
+    };
+    use GemmOperand as O;
+    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace };
+    behind_norm(device, &norm, region, product, shared)
+}
+
+/// Makes the kernels of the product ready: those of `family`, behind the one that makes X plain where `family` sees it so.
+fn of_product(
     device: &dyn Device,
     op: &CheckedGemm,
     family: &dyn Family<CheckedGemm>,

@@ -237,7 +237,7 @@ impl Norm {
 }
 
 /// Validates what becomes of a row.
-fn check_function(function: &NormFunction) -> Result<(), Error> {
+pub(crate) fn check_function(function: &NormFunction) -> Result<(), Error> {
     let got = function.eps;
     if !got.is_finite() {
         return Err(Error::NonFiniteScalar { name: "eps", got });

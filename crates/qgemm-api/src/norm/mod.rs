@@ -4,4 +4,5 @@ mod description;
 mod plan;
 
 pub use description::Norm;
+pub(crate) use description::check_function;
 pub use plan::{NormArgs, NormPlan};

@@ -82,8 +82,8 @@ impl GemmSubject<'_> {
             dispatch: plan.map(Dispatch::of),
             reduction: plan.map(Reduction::of),
             prologue: plan.and_then(prologue),
-            workspace_bytes: plan.map_or(0, |plan| plan.workspace.bytes),
-            workspace: plan.map(workspace).unwrap_or_default(),
+            workspace_bytes: plan.map_or(0, |plan| workspace_end(op, plan)),
+            workspace: plan.map(|plan| workspace(op, plan)).unwrap_or_default(),
             roof: Roof::new(self.info, op.traffic(), op.macs(), rate, expected),
             candidates: all.considered.iter().enumerate().map(candidate).collect(),
             refused: all.refusals.iter().map(RefusalRecord::from).collect(),
@@ -97,7 +97,8 @@ pub(super) fn describe(op: &CheckedGemm) -> String {
     let CheckedGemm { m, out_features, k, format, x, d, class, .. } = op;
     let gated = if op.gated { "gated pair of " } else { "" };
     let (x, d, precision) = (x.format, d.dtype, op.x_precision.name());
-    format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x} (precision {precision}), D {d}")
+    let norm = op.norm.map_or(String::new(), |norm| format!(" behind a norm ({})", norm.function.kind));
+    format!("{m} x {out_features} x {k}, {gated}{format} ({class:?}), X {x}{norm} (precision {precision}), D {d}")
 }
 
 /// Why this one of all.
@@ -139,8 +140,13 @@ fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
     }
 }
 
+/// Bytes of the workspace of a product, normalized rows of X among them.
+fn workspace_end(op: &CheckedGemm, plan: &LaunchPlan) -> usize {
+    op.normed_region(op.m, plan.workspace.bytes).map_or(plan.workspace.bytes, |region| region.end)
+}
+
 /// What lies where in the workspace of a product.
-fn workspace(plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
+fn workspace(op: &CheckedGemm, plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
     let layout = &plan.workspace;
     let mut regions = Vec::new();
     if layout.partial_bytes > 0 {
@@ -158,5 +164,7 @@ fn workspace(plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
         let bytes = x.x_of(x.rows);
         regions.push(WorkspaceRegion::new("dequantized_x", bytes.start, bytes.len()));
     }
+    let normed = op.normed_region(op.m, layout.bytes);
+    regions.extend(normed.map(|bytes| WorkspaceRegion::new("x_normed", bytes.start, bytes.len())));
     regions
 }

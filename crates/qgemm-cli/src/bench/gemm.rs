@@ -43,6 +43,7 @@ pub struct Bench<'a> {
     x: Buffer,
     /// X in codes and scales with the factor that it was quantized with, where it is to be given so.
     quantized: Option<(QuantizedX, Option<Buffer>)>,
+    gamma: Buffer,
     d_bytes: usize,
 }
 
@@ -75,7 +76,8 @@ impl<'a> Bench<'a> {
                 Some((made, factor))
             }
         };
-        Ok(Self { ctx, weights, x, quantized, d_bytes: most * n * x_dtype.bytes() })
+        let gamma = ctx.upload(&x_dtype.encode(&vec![1.0; k]))?;
+        Ok(Self { ctx, weights, x, quantized, gamma, d_bytes: most * n * x_dtype.bytes() })
     }
 
     /// Times launches of a plan, with the copies in turn.
@@ -92,6 +94,7 @@ impl<'a> Bench<'a> {
                 Some((x, _)) => RunArgs::new(x, weight, &mut d),
             };
             args.x_factor = self.quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
+            args.gamma = plan.op().norm.map(|_| (&self.gamma).into());
             plan.run(&stream, args.workspace(&mut workspace))
         };
         Ok(time_launches(self.ctx, &stream, &self.weights, pace, launch)?)

@@ -64,7 +64,7 @@ const TEMPLATES: [Template; 4] = [
 /// CTAs for rows of 4096 columns share a multiprocessor, so that 512 of them are one wave on an H200.
 const HALF_TEMPLATES: [Template; 3] = [
     Template { x: None, groups: 1, threads: 128, least_ctas: 12 },
-    Template { x: None, groups: 2, threads: 256, least_ctas: 5 },
+    Template { x: None, groups: 2, threads: 256, least_ctas: 4 },
     Template { x: None, groups: 4, threads: 512, least_ctas: 2 },
 ];
 /// Kernels for aligned rows of f32.

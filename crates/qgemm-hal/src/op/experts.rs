@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::dense::Dense;
 use super::expert_lists::list_parts;
 use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig};
+use super::norm::CheckedNorm;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
 
@@ -44,6 +45,10 @@ operands! {
         Workspace: "the workspace" Accumulate,
         /// The products of all slots before they are combined, in f32: a part of the workspace.
         Products: "the slots' products" Read,
+        /// Factors of the columns of X, of a norm before the products.
+        Gamma: "gamma" Constant,
+        /// What such a norm adds to the columns of X.
+        Beta: "beta" Constant,
     }
 }
 
@@ -150,6 +155,11 @@ impl CheckedExperts {
             ExpertForm::Indexed { top_k, .. } => self.each.m / top_k,
             _ => self.each.m,
         }
+    }
+
+    /// The norm before the products; `None` where there is none.
+    pub fn norm_prologue(&self) -> Option<CheckedNorm> {
+        Some(CheckedNorm { rows: self.x_rows(), ..self.each.norm_prologue()? })
     }
 
     /// Words of the index.
@@ -265,6 +275,8 @@ impl Operation for CheckedExperts {
             (self.combine.is_some(), O::RouterWeights),
             (self.checks_index, O::Status),
             (self.lists, O::Lists),
+            (each.norm.is_some_and(|norm| norm.function.gamma.is_some()), O::Gamma),
+            (each.norm.is_some_and(|norm| norm.function.beta.is_some()), O::Beta),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [O::X, O::W, O::Index, O::D].into_iter().chain(given).collect()

@@ -309,6 +309,7 @@ pub(crate) mod tests {
             k_order: false,
             weight_fits_f16: true,
             x: dense(k).into(),
+            norm: None,
             x_precision: XPrecision::default(),
             d: dense(n),
             c: None,

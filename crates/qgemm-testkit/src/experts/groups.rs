@@ -1,7 +1,7 @@
 //! The suite of `experts`: which cases a backend must pass. Products themselves are tested as `gemm`; here is what experts add.
 
 use qgemm_formats::{DType, Encoding, Format};
-use qgemm_hal::Activation;
+use qgemm_hal::{Activation, NormKind};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
 use crate::gemm::{ActOrder, Case, Epilogue, Layout};
@@ -22,6 +22,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_faults", "ids, offsets, counts and weights that are wrong", faults),
     group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
     group("experts_every_way", "every kernel and every way to launch it", every_way),
+    group("experts_norm", "X that is normalized first", norm),
     group("experts_invariant", "bits that do not depend on other rows", invariant),
 ];
 
@@ -170,6 +171,25 @@ fn every_way(format: Format) -> Vec<ExpertCase> {
         ExpertCase { index, listed: i == 1, ..ExpertCase::new(each, 3, rows, form) }
     };
     all.into_iter().enumerate().map(of).collect()
+}
+
+fn norm(format: Format) -> Vec<ExpertCase> {
+    every_form(format, 33, |i, case| {
+        let gated = i % 4 == 3;
+        let epilogue = Epilogue {
+            alpha: if gated { 0.0625 } else { 1.0 },
+            activation: if gated { Activation::Silu } else { Activation::Identity },
+            ..Epilogue::default()
+        };
+        let each = Case {
+            norm: Some(NormKind::ALL[i % 2]),
+            normed_dtype: (i % 3 == 1).then_some(DType::ALL[i / 2 % 3]),
+            gated,
+            epilogue,
+            ..case.each
+        };
+        ExpertCase { each, ..case }
+    })
 }
 
 fn invariant(format: Format) -> Vec<ExpertCase> {

@@ -16,7 +16,7 @@ pub(super) struct ExpectedRows {
 /// A row of outputs, with its energy and its floor.
 type Row = [Vec<f64>; 3];
 
-/// The products of all rows with their experts; `round` says what a kernel makes of rows of X for an expert.
+/// The products of all rows with their experts; `round` says what a kernel makes of the X of some rows for an expert.
 pub(super) fn multiply(
     case: &ExpertCase,
     weights: &[HostWeights],
@@ -24,7 +24,7 @@ pub(super) fn multiply(
     biases: &[Vec<f32>],
     index: &Index,
     resolution: Resolution,
-    round: impl Fn(usize, &[f32]) -> Vec<f64>,
+    round: impl Fn(usize, &HostOperands) -> Vec<f64>,
 ) -> ExpectedRows {
     let n = case.each.n;
     let mut all: Vec<Option<Row>> = vec![None; case.each.m];
@@ -34,7 +34,7 @@ pub(super) fn multiply(
             continue;
         }
         let own = operands.rows(&case.each, &rows, |row| case.x_row(row));
-        let own_x = round(expert, &own.x);
+        let own_x = round(expert, &own);
         let mut added = own.added(&case.each, resolution);
         added.bias = case.each.epilogue.bias.map(|_| &*biases[expert]);
         if case.summed() > 1 || !index.router_weights.is_empty() {

@@ -108,7 +108,7 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     // Blocks of eight bits are of the columns as an expert stores them.
     let rounding = |expert: usize| match &config {
         None => Some(Rounding::None),
-        Some(config) => Rounding::of(config, case.each.x_dtype, host.weights[expert].k_order()),
+        Some(config) => Rounding::of(config, case.each.multiplied_dtype(), host.weights[expert].k_order()),
     };
     let of_first = rounding(0).ok_or_else(|| Failure::NoModel(format!("X as {config:?} reads it")))?;
     let weights = config.and_then(|config| config.rounded_weights);
@@ -118,7 +118,9 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     let (tolerance, resolution) = tolerance(&case.each, path, weights, quantized, exact);
     outcome.limit = Some(tolerance.nmse);
 
-    let round = |expert: usize, x: &[f32]| rounded(x, case.each.k, rounding(expert).unwrap_or(of_first));
+    let round = |expert: usize, own: &HostOperands| {
+        rounded(&own.multiplied(&case.each), case.each.k, rounding(expert).unwrap_or(of_first))
+    };
     let expected = multiply(case, &host.weights, &host.operands, &host.biases, &host.index, resolution, round);
     let all = launch.d.decode(&first.d);
     let n = case.each.n;
@@ -270,6 +272,12 @@ impl<'a> Launch<'a> {
             }
             None => None,
         };
+        let function = each.norm_function();
+        let of_columns = |dtype: Option<DType>, values: &[f32]| {
+            dtype.map(|dtype| upload(Operand::new(dtype, 1, each.k, 0, 0), values)).transpose()
+        };
+        let gamma = of_columns(function.and_then(|function| function.gamma), &host.operands.gamma)?;
+        let beta = of_columns(function.and_then(|function| function.beta), &host.operands.beta)?;
         let router_weights = Operand::new(DType::F32, 1, m, 0, 0);
         let router_weights = given(!index.router_weights.is_empty(), router_weights, &index.router_weights)?;
         let words: Vec<u8> = index.words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -292,6 +300,8 @@ impl<'a> Launch<'a> {
         args.bias = slice(&bias)?;
         args.token_scale = slice(&token_scale)?;
         args.residual = slice(&residual)?;
+        args.gamma = slice(&gamma)?;
+        args.beta = slice(&beta)?;
         args.router_weights = slice(&router_weights)?;
         args.lists = lists.as_ref().map(Into::into);
         args.workspace = workspace.as_mut();

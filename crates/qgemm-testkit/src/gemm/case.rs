@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::{DType, Format, XFormat};
-use qgemm_hal::{Activation, Math, XPrecision};
+use qgemm_hal::{Activation, Math, NormFunction, NormKind, XPrecision};
 
 use crate::activations::ActivationKind;
 use crate::weights::WeightKind;
@@ -88,6 +88,10 @@ pub struct Case {
     pub x_precision: XPrecision,
     /// Type of D.
     pub d_dtype: DType,
+    /// The norm of X before the product, if there is one; gamma and beta have types that the seed picks.
+    pub norm: Option<NormKind>,
+    /// The type that normalized rows are rounded to, if not that of X.
+    pub normed_dtype: Option<DType>,
     /// What X looks like.
     pub activations: ActivationKind,
     /// What W looks like.
@@ -124,6 +128,8 @@ impl Case {
             x_format: None,
             x_precision: XPrecision::default(),
             d_dtype: DType::F32,
+            norm: None,
+            normed_dtype: None,
             activations: ActivationKind::Normal,
             weights: WeightKind::Quantized,
             act_order: None,
@@ -154,6 +160,21 @@ impl Case {
         }
     }
 
+    /// What becomes of rows of X before the product.
+    pub fn norm_function(&self) -> Option<NormFunction> {
+        let dtype = |salt: u64| DType::ALL[((self.seed ^ salt) % 3) as usize];
+        self.norm.map(|kind| match kind {
+            NormKind::Rms if self.seed % 5 == 4 => NormFunction::rms(1e-6),
+            NormKind::Rms => NormFunction::rms(1e-5).gamma(dtype(0)),
+            NormKind::Layer => NormFunction::layer(1e-5).gamma(dtype(0)).beta(dtype(1)),
+        })
+    }
+
+    /// The type of X as it is multiplied.
+    pub fn multiplied_dtype(&self) -> DType {
+        self.normed_dtype.filter(|_| self.norm.is_some()).unwrap_or(self.x_dtype)
+    }
+
     /// Biases of N elements: one, or one for each weight of a gated pair.
     pub fn bias_rows(&self) -> usize {
         if self.gated { 2 } else { 1 }
@@ -161,7 +182,7 @@ impl Case {
 
     /// Whether every sum is exact.
     pub fn sums_are_exact(&self) -> bool {
-        self.weights == WeightKind::Exact && self.activations == ActivationKind::SmallIntegers
+        self.weights == WeightKind::Exact && self.activations == ActivationKind::SmallIntegers && self.norm.is_none()
     }
 
     /// Whether what becomes of exact sums is exact, too, so that the result must be, bit for bit.
@@ -219,6 +240,12 @@ impl fmt::Display for Case {
         }
         if self.x_precision != XPrecision::default() {
             write!(f, " x-precision={}", self.x_precision)?;
+        }
+        if let Some(kind) = self.norm {
+            write!(f, " norm={kind}")?;
+        }
+        if let Some(dtype) = self.normed_dtype {
+            write!(f, " normed={dtype}")?;
         }
         if let Some(family) = self.family {
             write!(f, " family={family}")?;

@@ -1,7 +1,7 @@
 //! The suite of `gemm`: which cases a backend must pass.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
-use qgemm_hal::{Activation, Math, XPrecision};
+use qgemm_hal::{Activation, Math, NormKind, XPrecision};
 
 use super::case::{ActOrder, Case, Epilogue, Layout};
 use crate::activations::ActivationKind;
@@ -49,6 +49,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("act_order", "permuted columns", act_order),
     group("x_prologue", "activations converted for matrix instructions", x_prologue),
     group("x_formats", "activations given in codes and scales, of every format", x_formats),
+    group("norm", "X that is normalized first", norm),
     group("batch_invariant", "bits that do not depend on the batch", batch_invariant),
     group("configurations", "every tile that could be chosen, whole and cut", configurations),
 ];
@@ -376,6 +377,42 @@ fn x_formats(format: Format) -> Vec<Case> {
         cases.map(|case| case.with_x_format(x_format))
     };
     quantized.enumerate().flat_map(of_format).collect()
+}
+
+/// Both norms with every type, few tokens and many, long K, gated pairs, permuted columns and X with gaps.
+fn norm(format: Format) -> Vec<Case> {
+    let k = medium_k(format);
+    let long = if format.ragged_k { 4096 + format.block_len / 2 } else { 4096 + format.block_len };
+    let shapes = [(1, 65, k), (2, 33, long), (7, 40, k), (16, 67, k), (33, 35, k), (129, 24, k)];
+    let mut cases = Vec::new();
+    for (i, (m, n, k)) in shapes.into_iter().enumerate() {
+        for (j, kind) in NormKind::ALL.into_iter().enumerate() {
+            let case = Case::new(format, m, n, k);
+            let gated = i % 3 == 2;
+            let epilogue = Epilogue {
+                alpha: if gated { BENT } else { 1.0 },
+                bias: i.is_multiple_of(2).then_some(DType::F32),
+                activation: if gated { Activation::Silu } else { Activation::Identity },
+                ..Epilogue::default()
+            };
+            cases.push(Case {
+                x_dtype: DType::ALL[(i + j) % 3],
+                normed_dtype: (i % 4 == 3).then_some(DType::ALL[(i + j + 1) % 3]),
+                d_dtype: DType::ALL[(i + 2 * j) % 3],
+                x_precision: [XPrecision::F16, XPrecision::Auto, XPrecision::Exact][(i + j) % 3],
+                norm: Some(kind),
+                gated,
+                epilogue,
+                act_order: (format.encoding == Encoding::IntZero && i.is_multiple_of(2)).then_some(ActOrder::Padded),
+                activations: [ActivationKind::Normal, ActivationKind::PositiveMean][j],
+                layout: Layout { x_gap: i % 3 * 5, offset: i % 2, ..Layout::default() },
+                batch_invariant: i == 4,
+                seed: cases.len() as u64,
+                ..case
+            });
+        }
+    }
+    cases
 }
 
 fn batch_invariant(format: Format) -> Vec<Case> {

@@ -6,6 +6,7 @@ use qgemm_formats::{DType, Encoding, HostWeight};
 use super::case::Case;
 use super::oracle::{Added, Expected, Resolution, multiply, multiply_gated};
 use crate::activations::{ActivationKind, activations};
+use crate::norm::normalized_row;
 use crate::weights::{TestWeightError, gated_weights, weight, with_channel_scale};
 
 /// The weight of a case, or both of its gated pair.
@@ -84,6 +85,9 @@ pub(crate) struct HostOperands {
     pub bias: Vec<f32>,
     pub token_scale: Vec<f32>,
     pub residual: Vec<f32>,
+    /// Of the norm of X: a value a column, where there is one.
+    pub gamma: Vec<f32>,
+    pub beta: Vec<f32>,
 }
 
 impl HostOperands {
@@ -92,6 +96,10 @@ impl HostOperands {
         let kind = if case.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
         let added = |rows, dtype: Option<DType>, salt| match dtype {
             Some(dtype) => activations(kind, rows, case.n, dtype, case.seed ^ salt),
+            None => Vec::new(),
+        };
+        let of_columns = |dtype: Option<DType>, salt| match dtype {
+            Some(dtype) => activations(ActivationKind::PositiveMean, 1, case.k, dtype, case.seed ^ salt),
             None => Vec::new(),
         };
         // Powers of two, of all magnitudes at which activations bend.
@@ -105,6 +113,8 @@ impl HostOperands {
                 false => Vec::new(),
             },
             residual: added(case.m, case.epilogue.residual, 0x4e5),
+            gamma: of_columns(case.norm_function().and_then(|function| function.gamma), 0x9a3),
+            beta: of_columns(case.norm_function().and_then(|function| function.beta), 0xbe7),
         }
     }
 
@@ -125,7 +135,25 @@ impl HostOperands {
             bias: self.bias.clone(),
             token_scale: part(&self.token_scale, 1, &|row| row),
             residual: part(&self.residual, case.n, &|row| row),
+            gamma: self.gamma.clone(),
+            beta: self.beta.clone(),
         }
+    }
+
+    /// X as the product reads it: normalized where the case has a norm, and rounded once.
+    pub fn multiplied(&self, case: &Case) -> Vec<f32> {
+        let Some(function) = case.norm_function() else { return self.x.clone() };
+        let dtype = case.multiplied_dtype();
+        let of_columns = |values: &[f32], missing: f32| match values {
+            [] => vec![missing; case.k],
+            values => values.to_vec(),
+        };
+        let (gamma, beta) = (of_columns(&self.gamma, 1.0), of_columns(&self.beta, 0.0));
+        let rounded = |row: &[f32]| {
+            let normalized = normalized_row(&function, row, &gamma, &beta);
+            dtype.decode(&dtype.encode(&normalized.into_iter().map(|value| value as f32).collect::<Vec<_>>()))
+        };
+        self.x.chunks_exact(case.k).flat_map(rounded).collect()
     }
 
     pub fn added(&self, case: &Case, resolution: Resolution) -> Added<'_> {

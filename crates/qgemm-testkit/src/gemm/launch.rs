@@ -61,6 +61,16 @@ pub(super) fn multiply_on(
         (operand, operand.encode(&host.residual))
     });
 
+    let function = case.norm_function();
+    let of_columns = |dtype: Option<DType>, values: &[f32]| {
+        dtype.map(|dtype| {
+            let operand = Operand::new(dtype, 1, case.k, 0, 0);
+            (operand, operand.encode(values))
+        })
+    };
+    let gamma = of_columns(function.and_then(|function| function.gamma), &host.gamma);
+    let beta = of_columns(function.and_then(|function| function.beta), &host.beta);
+
     let plan = match candidate {
         Some(candidate) => ctx.plan_candidate(candidate),
         None => ctx.plan(&problem(weight, case, &stored_x, &d)),
@@ -74,6 +84,7 @@ pub(super) fn multiply_on(
     let upload = |operand: Option<(Operand, Vec<u8>)>| {
         operand.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)
     };
+    let (gamma, beta) = (upload(gamma)?, upload(beta)?);
     let (c, bias, token_scale, residual) = (upload(c)?, upload(bias)?, upload(token_scale)?, upload(residual)?);
     let mut d_buffer = ctx.allocate(d.buffer_bytes()).map_err(device)?;
     let mut workspace: Option<Workspace> = match plan.workspace_bytes() {
@@ -94,6 +105,8 @@ pub(super) fn multiply_on(
         args.bias = bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.token_scale = token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.residual = residual.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.gamma = gamma.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
+        args.beta = beta.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.workspace = workspace.as_mut();
         plan.run(&stream, args)?;
         let bytes = ctx.download(&d_buffer)?;
@@ -127,6 +140,12 @@ pub(crate) fn stated(problem: Problem, case: &Case, x: &Operand, d: &Operand) ->
     };
     if layout.x_transposed {
         problem = problem.x_transposed();
+    }
+    if let Some(function) = case.norm_function() {
+        problem = problem.norm(function);
+    }
+    if let Some(dtype) = case.normed_dtype {
+        problem = problem.normed_dtype(dtype);
     }
     if let Some((beta, dtype)) = epilogue.c {
         let c = Operand::new(dtype, case.m, case.n, layout.c_gap, layout.offset);

@@ -1,7 +1,7 @@
 //! Random cases: any shape, format, layout and epilogue from one seed.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
-use qgemm_hal::Activation;
+use qgemm_hal::{Activation, NormKind};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -73,6 +73,16 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
         batch_invariant: rng.random_ratio(1, 8),
         seed,
         ..Case::new(format, m, n, k)
+    };
+    // Norms of ordinary rows, which none of extreme weights or activations leaves.
+    let case = match tame && !case.layout.x_transposed && rng.random_ratio(1, 6) {
+        true => Case {
+            norm: Some(pick(rng, &NormKind::ALL)),
+            normed_dtype: rng.random_ratio(1, 3).then(|| pick(rng, &DType::ALL)),
+            activations: ActivationKind::Normal,
+            ..case
+        },
+        false => case,
     };
     // Transposed weights are loaded from bare values.
     let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;

@@ -8,6 +8,7 @@ mod workspace;
 mod x_precision;
 
 use std::hash::{Hash, Hasher};
+use std::ops::Range;
 
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Format, ScaleSpan, XFormat};
@@ -22,6 +23,7 @@ pub use x_precision::XPrecision;
 
 use super::convert::CheckedConvert;
 use super::dense::Dense;
+use super::norm::{CheckedNorm, NormFunction, XPlace};
 use super::{Operation, operands};
 use crate::error::Unsupported;
 use crate::kernel_id::{Name, spec};
@@ -61,6 +63,10 @@ operands! {
         XPlaneFactors: "the factors of x" Read,
         /// The sums of its codes, scales included.
         XSums: "the sums of x" Read,
+        /// Factors of the columns of X, of a norm before the product.
+        Gamma: "gamma" Constant,
+        /// What such a norm adds to the columns of X.
+        Beta: "beta" Constant,
     }
 }
 
@@ -107,10 +113,27 @@ pub struct XOperand {
     pub planes: Option<XPlanes>,
 }
 
+impl XOperand {
+    /// X as a matrix of plain numbers; `None` where it is quantized.
+    pub fn dense(&self) -> Option<Dense> {
+        let Self { format, row_stride, col_stride, aligned16, .. } = *self;
+        format.plain().map(|dtype| Dense { dtype, row_stride, col_stride, aligned16 })
+    }
+}
+
 impl From<Dense> for XOperand {
     fn from(Dense { dtype, row_stride, col_stride, aligned16 }: Dense) -> Self {
         Self { format: XFormat::Plain(dtype), row_stride, col_stride, aligned16, planes: None }
     }
+}
+
+/// X as it lies in memory where it is normalized before it is multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NormedX {
+    /// What becomes of a row.
+    pub function: NormFunction,
+    /// X in memory, row-major.
+    pub x: Dense,
 }
 
 /// `D[M, out_features] = activation(v) + residual` with `v = alpha · token_scale · X·Wᵀ + beta · C + bias`, or, of a gated
@@ -140,8 +163,10 @@ pub struct CheckedGemm {
     pub k_order: bool,
     /// Whether W's values can be rounded to f16 ([`HostWeight::fits_f16`](qgemm_formats::HostWeight::fits_f16)).
     pub weight_fits_f16: bool,
-    /// X.
+    /// X as it is multiplied: where it is normalized first, the rows that the norm writes.
     pub x: XOperand,
+    /// The norm before the product, whose launch comes before those that families make.
+    pub norm: Option<NormedX>,
     /// How far X may be rounded.
     pub x_precision: XPrecision,
     /// D.
@@ -182,11 +207,8 @@ impl CheckedGemm {
     /// # Errors
     /// The reason for kernels that read nothing else, when X is quantized.
     pub fn plain_x(&self) -> Result<Dense, Unsupported> {
-        let XOperand { format, row_stride, col_stride, aligned16, .. } = self.x;
-        match format.plain() {
-            Some(dtype) => Ok(Dense { dtype, row_stride, col_stride, aligned16 }),
-            None => Err(Unsupported::new(format!("multiplies X in f32, f16 or bf16, and this one is in {format}"))),
-        }
+        let why = || format!("multiplies X in f32, f16 or bf16, and this one is in {}", self.x.format);
+        self.x.dense().ok_or_else(|| Unsupported::new(why()))
     }
 
     /// Bytes of W.
@@ -204,6 +226,33 @@ impl CheckedGemm {
         };
         let sum_bits = desc.sum_span.map_or(0.0, |span| (k / span as f64).ceil() * 32.0);
         (k * f64::from(desc.bits) + scale_bits + sum_bits) / 8.0
+    }
+
+    /// The norm before the product; `None` where there is none. Its D is X as it is multiplied, of [`CheckedGemm::m`] rows.
+    pub fn norm_prologue(&self) -> Option<CheckedNorm> {
+        let NormedX { function, x } = self.norm?;
+        let d = self.plain_x().ok()?;
+        Some(CheckedNorm {
+            rows: self.m,
+            columns: self.k,
+            // Whole groups of columns, of which those beyond X's are 0.
+            d_columns: usize::try_from(d.row_stride).ok()?,
+            function,
+            x,
+            d,
+            added: None,
+            x_place: XPlace::Own,
+            gathers: false,
+        })
+    }
+
+    /// Where `rows` normalized rows lie in a workspace whose first `bytes` bytes a plan's own steps have; `None` where X is not
+    /// normalized, or its size overflows.
+    pub fn normed_region(&self, rows: usize, bytes: usize) -> Option<Range<usize>> {
+        let (_, x) = (self.norm?, self.plain_x().ok()?);
+        let start = bytes.max(WorkspaceLayout::RESERVED).checked_next_multiple_of(workspace::ALIGNMENT as usize)?;
+        let row_bytes = usize::try_from(x.row_stride).ok()?.checked_mul(x.dtype.bytes())?;
+        Some(start..start.checked_add(rows.checked_mul(row_bytes)?)?)
     }
 
     /// The conversion of X that `plan` begins with; `None` where its kernel reads X in place.
@@ -246,6 +295,8 @@ impl Operation for CheckedGemm {
             (self.bias.is_some(), GemmOperand::Bias),
             (self.token_scale, GemmOperand::TokenScale),
             (self.residual.is_some() && !self.residual_in_d, GemmOperand::Residual),
+            (self.norm.is_some_and(|norm| norm.function.gamma.is_some()), GemmOperand::Gamma),
+            (self.norm.is_some_and(|norm| norm.function.beta.is_some()), GemmOperand::Beta),
         ];
         let planes = self.x.planes.iter().flat_map(XPlanes::operands);
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
@@ -271,7 +322,7 @@ impl Hash for CheckedGemm {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let sizes = (self.m, self.stored_rows, self.out_features, self.k, self.stored_k);
         let weight = (self.format, self.class, self.gated, self.row_scale, self.k_order, self.weight_fits_f16);
-        let dense = (self.x, self.x_precision, self.d, self.c, self.residual, self.residual_in_d);
+        let dense = (self.x, self.norm, self.x_precision, self.d, self.c, self.residual, self.residual_in_d);
         (sizes, weight, dense, self.bias, self.token_scale, self.activation, self.batch_invariant).hash(state);
         (self.alpha.to_bits(), self.beta.to_bits()).hash(state);
     }

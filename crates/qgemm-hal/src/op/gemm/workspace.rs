@@ -11,7 +11,7 @@ const MAX_SPLIT_TILES: u64 = 1 << 14;
 /// Bytes at the start of every workspace, of any operation, that only counters lie in.
 pub(crate) const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
 /// What parts of a workspace are aligned to.
-const ALIGNMENT: u64 = 256;
+pub(super) const ALIGNMENT: u64 = 256;
 /// Bytes of a token's factor.
 const FACTOR_BYTES: usize = 4;
 
