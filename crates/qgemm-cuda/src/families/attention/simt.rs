@@ -119,10 +119,13 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 
 /// How the keys of a sequence are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cut {
-    row_ctas: usize,
-    parts: usize,
-    part_keys: usize,
+pub(super) struct Cut {
+    /// CTAs for the rows of a sequence and head of keys.
+    pub row_ctas: usize,
+    /// Parts of the keys of a sequence at most.
+    pub parts: usize,
+    /// Keys of a part.
+    pub part_keys: usize,
 }
 
 impl Cut {
@@ -138,16 +141,22 @@ impl Cut {
                 op.most_keys.div_ceil(wanted).max(LEAST_PART).next_multiple_of(LEAST_PART)
             }
         };
+        Self::of(op, row_ctas, part_keys)
+    }
+
+    /// Parts of `part_keys`, unless there is one, or their results are too large to keep.
+    pub fn of(op: &CheckedAttention, row_ctas: usize, part_keys: usize) -> Self {
         let parts = op.most_keys.div_ceil(part_keys);
         let is_small = parts
             .checked_mul(op.tokens * op.heads)
             .is_some_and(|rows| rows.checked_mul((op.v_dim + 4) * 4).is_some_and(|bytes| bytes <= MOST_PARTIAL_BYTES));
+        let whole = Self { row_ctas, parts: 1, part_keys: op.most_keys };
         if parts > 1 && is_small { Self { row_ctas, parts, part_keys } } else { whole }
     }
 }
 
 /// CTAs of a launch, which kernels count in 31 bits.
-fn ctas(counts: &[usize]) -> Result<u32, Unsupported> {
+pub(super) fn ctas(counts: &[usize]) -> Result<u32, Unsupported> {
     let all = counts.iter().try_fold(1usize, |all, count| all.checked_mul(*count));
     let all = all.and_then(|all| i32::try_from(all).ok());
     let all = all.ok_or_else(|| Unsupported::new("counts CTAs in 31 bits: attend to fewer sequences at once"))?;
@@ -192,9 +201,13 @@ impl Family<CheckedAttention> for AttentionSimt {
 
     fn source_hash(&self, op: &CheckedAttention, config: &AttentionConfig) -> u64 {
         let Some(variant) = config.kernel.variant else { return 0 };
-        let [attend, combine] = [spec_of(op), combine_spec()].map(|spec| source(spec, variant).source_hash().short());
-        attend.rotate_left(7) ^ combine
+        source(spec_of(op), variant).source_hash().short().rotate_left(7) ^ combine_hash(variant)
     }
+}
+
+/// Of the source of the kernel that adds parts up.
+pub(super) fn combine_hash(variant: Variant) -> u64 {
+    source(combine_spec(), variant).source_hash().short()
 }
 
 /// The launches of a plan.
@@ -204,14 +217,38 @@ pub(super) fn sequence(
     variant: Variant,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
-    use AttentionOperand as O;
     let spec = spec_of(op);
     let row_ctas = (op.most_queries() * op.group()).div_ceil(spec.rows as usize);
+    let attend =
+        Attend { id: id(spec, variant), spec: source(spec, variant), row_ctas, shared_bytes: shared_bytes(&spec) };
+    in_parts(NAME, op, config, variant, attend, make)
+}
+
+/// A kernel that attends to parts of the keys.
+pub(super) struct Attend {
+    pub id: KernelId,
+    pub spec: KernelSpec,
+    /// CTAs for the rows of a sequence and head of keys.
+    pub row_ctas: usize,
+    pub shared_bytes: u32,
+}
+
+/// The launches of a plan whose keys may be cut: the kernel that attends, then the one that adds parts up. All CTAs have as many threads.
+pub(super) fn in_parts(
+    family: &str,
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    variant: Variant,
+    attend: Attend,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use AttentionOperand as O;
+    let Attend { id: attend_id, spec: attend_spec, row_ctas, shared_bytes } = attend;
     let params = Arc::new(AttentionParams::new(op, config.parts, config.part_keys, row_ctas as u32));
-    let mut step = |spec: AttentionSpec, ctas: usize, shared_bytes: u32| -> Result<LaunchStep, HalError> {
+    let mut step = |id: KernelId, spec: KernelSpec, ctas: usize, shared_bytes: u32| -> Result<LaunchStep, HalError> {
         let launch = KernelLaunch {
-            id: id(spec, variant),
-            spec: source(spec, variant),
+            id,
+            spec,
             geometry: Geometry { grid: [ctas as u32, 1, 1], threads: THREADS, shared_bytes },
             // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
             starts_early: variant >= Variant::Sm90,
@@ -222,14 +259,15 @@ pub(super) fn sequence(
         launch.step::<O>(make)
     };
     let parts = config.parts as usize;
-    let attend = step(spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes(&spec))?;
+    let attend = step(attend_id, attend_spec, op.sequences * op.kv_heads * row_ctas * parts, shared_bytes)?;
     let workspace = WorkspaceLayout::RESERVED..config.workspace_bytes;
-    let name = format!("{NAME}_{}_{}", op.dtype, op.kv);
+    let name = format!("{family}_{}_{}", op.dtype, op.kv);
     if parts == 1 {
         return Ok(LaunchSequence::new::<O>(name, vec![attend.of_operation().unbind(O::Workspace)]));
     }
-    let combine =
-        step(combine_spec(), (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32), 0)?;
+    let combine_ctas = (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32);
+    let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
+    let combine = step(combine_id, combine, combine_ctas, 0)?;
     let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
     let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
         .into_iter()

@@ -1,0 +1,182 @@
+//! `attention_decode`: few queries by matrix instructions, the heads that share keys in one tile; keys in parts where there are few
+//! sequences, as `simt` has them.
+
+use qgemm_formats::DType;
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::{
+    AttentionConfig, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family, HalError, KernelId,
+    KvFormat, LaunchSequence, Math, Name, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{MakeKernel, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::params::kv_code;
+use super::simt::{self, Attend, Cut, ctas};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(super) const NAME: &str = "attention_decode";
+/// Threads of a CTA: four warps, which share its keys.
+const THREADS: u32 = 128;
+/// Rows of a CTA: queries of the heads that share keys.
+const ROWS: usize = 16;
+/// Rows of a sequence and head of keys beyond which keys are read too often.
+const MOST_ROWS: usize = 32;
+/// Keys that a warp works on together.
+const TILE: u32 = 16;
+/// Features of queries and of values that there are kernels for.
+const DIMS: [u32; 2] = [64, 128];
+/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory.
+const CTAS_A_UNIT: usize = 2;
+/// Keys that parts are a multiple of, and the fewest that are worth one.
+const LEAST_PART: usize = 256;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (920, 300);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct AttentionDecode;
+
+/// The step's name says the type of Q.
+fn attend_spec(x: DType, kv: KvFormat, dim: u32) -> AttentionSpec {
+    let step = Name::new(if x == DType::BF16 { "decode_bf16" } else { "decode_f16" });
+    AttentionSpec { step, kv, qk: dim, v: dim, rows: ROWS as u32, keys: THREADS / 32 * TILE }
+}
+
+/// Types of Q, and formats of keys that kernels of `variant` multiply with it.
+fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
+    let halves = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
+    halves.flat_map(move |x| {
+        let has_e4m3 = variant >= Variant::Sm89;
+        std::iter::once((x, KvFormat::Plain(x))).chain(has_e4m3.then_some((x, KvFormat::E4M3)))
+    })
+}
+
+/// Stages of a warp's ring: two CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
+fn stages(spec: &AttentionSpec) -> u32 {
+    if spec.kv.bytes() > 1 && spec.qk > 64 { 3 } else { 4 }
+}
+
+/// Bytes of the rings of `entry/sm80_attention_decode.cu`.
+fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    let (k_pitch, v_pitch) = match spec.kv.bytes() {
+        1 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
+        _ => (spec.qk * 2, spec.v * 2),
+    };
+    THREADS / 32 * stages(spec) * TILE * (k_pitch + v_pitch)
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Attention(spec))
+}
+
+fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/sm80_attention_decode.cu";
+    let x = if spec.step.as_str() == "decode_bf16" { DType::BF16 } else { DType::F16 };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_X", dtype_code(x));
+    constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
+    constant_line(&mut prelude, "QG_QK", spec.qk);
+    constant_line(&mut prelude, "QG_V", spec.v);
+    constant_line(&mut prelude, "QG_STAGES", stages(&spec));
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
+    macro_line(&mut prelude, "QG_CTAS_PER_SM", &CTAS_A_UNIT.to_string());
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let all = formats(variant).flat_map(|(x, kv)| DIMS.map(|dim| attend_spec(x, kv, dim)));
+    all.map(move |spec| source(spec, variant))
+}
+
+/// The kernel for `op`, or why there is none.
+fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
+    let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+    if !formats(variant).any(|(x, kv)| (x, kv) == (op.dtype, op.kv)) {
+        let why = "multiplies Q of f16 or bf16 with keys of its type from Ampere on, and of E4M3 from Ada on";
+        return Err(Unsupported::new(why));
+    }
+    if op.batch_invariant {
+        return Err(Unsupported::new("leaves bits that may not depend on the batch to other kernels"));
+    }
+    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
+        return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of what it loads at once"));
+    }
+    let rows = op.most_queries() * op.group();
+    if rows > MOST_ROWS {
+        return Err(Unsupported::new(format!("has at most {MOST_ROWS} queries of heads that share keys, not {rows}")));
+    }
+    let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
+    let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let spec = attend_spec(op.dtype, op.kv, dim);
+    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
+    if needs > has {
+        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
+    }
+    Ok((spec, variant))
+}
+
+/// How the keys of a sequence are cut: into as many parts as make a wave of CTAs.
+fn cut(op: &CheckedAttention, units: u32) -> Cut {
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(ROWS);
+    let ctas = op.sequences * op.kv_heads * row_ctas;
+    let wanted = ((CTAS_A_UNIT * units.max(1) as usize + ctas / 2) / ctas).max(1);
+    let part_keys = op.most_keys.div_ceil(wanted).max(LEAST_PART).next_multiple_of(LEAST_PART);
+    Cut::of(op, row_ctas, part_keys)
+}
+
+impl Family<CheckedAttention> for AttentionDecode {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let (spec, variant) = spec_of(op, info)?;
+        let cut = cut(op, info.units);
+        ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
+        ctas(&[op.sequences, op.most_queries(), op.heads])?;
+        let rows = op.most_queries() * op.group();
+        Ok(vec![AttentionConfig {
+            kernel: id(spec, variant),
+            launches: if cut.parts > 1 { 2 } else { 1 },
+            parts: cut.parts as u32,
+            part_keys: cut.part_keys as u32,
+            workspace_bytes: if cut.parts > 1 { op.partial_bytes(cut.parts) } else { 0 },
+            math: Math::TensorF16,
+            padding: (cut.row_ctas * ROWS) as f64 / rows as f64,
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        super::attention_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        let (Spec::Attention(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
+        source(spec, variant).source_hash().short().rotate_left(7) ^ simt::combine_hash(variant)
+    }
+}
+
+/// The launches of a plan.
+pub(super) fn sequence(
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    variant: Variant,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
+    let row_ctas = (op.most_queries() * op.group()).div_ceil(ROWS);
+    let attend = Attend { id: config.kernel, spec: source(spec, variant), row_ctas, shared_bytes: shared_bytes(&spec) };
+    simt::in_parts(NAME, op, config, variant, attend, make)
+}
