@@ -540,6 +540,7 @@ fn the_device_tells_what_it_is() {
         ("dequantize", vec!["dequantize"]),
         ("attention", vec!["attention"]),
         ("norm", vec!["norm"]),
+        ("kv_append", vec!["kv_append"]),
         ("unpack", vec!["unpack"]),
     ];
     assert_eq!(device.catalog().operations(), families);

@@ -142,6 +142,7 @@ mod tests {
             b: dense(n),
             d: dense(n),
             c: None,
+            slope: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -37,13 +37,38 @@ fn load_b(n0: u32, k0: u32, thread: u32) {
     }
 }
 
+// The derivative of the activation that the modes name. Beyond 64 it is 0 or 1 in f32.
+fn slope(at: vec4<f32>) -> vec4<f32> {
+    let v = clamp(at, vec4<f32>(-64.0), vec4<f32>(64.0));
+    var x = v;
+    var dx = vec4<f32>(1.0);
+    switch mode(ACTIVATION_MODE) {
+        case ACTIVATION_RELU: { return select(vec4<f32>(), vec4<f32>(1.0), at > vec4<f32>()); }
+        case ACTIVATION_GELU_ERF: { return normal_cdf(v) + v * 0.398942280 * exp(-0.5 * v * v); }
+        case ACTIVATION_SILU: {}
+        case ACTIVATION_GELU_TANH: {
+            x = 1.59576912 * (v + 0.044715 * v * v * v);
+            dx = 1.59576912 + 0.214064449 * v * v;
+        }
+        default: { return vec4<f32>(1.0); }
+    }
+    // Of v * sigmoid(x), where x grows dx times as fast as v.
+    return sigmoid(x) + v * dx * sigmoid(x) * sigmoid(-x);
+}
+
 // Finishes and stores the first `count` of four neighbouring outputs.
 fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
     var value = p.shape.alpha * sums;
+    var before_activation = vec4<f32>();
     for (var i = 0u; i < count; i++) {
         if (has(FLAG_C)) {
             let index = p.c_base + product * p.c_batch + m * p.c_row + n + i;
-            value[i] += p.shape.beta * element(c_words[word_of(index, mode(C_MODE))], index, mode(C_MODE));
+            let c = element(c_words[word_of(index, mode(C_MODE))], index, mode(C_MODE));
+            if (has(FLAG_SLOPE)) {
+                before_activation[i] = c;
+            } else {
+                value[i] += p.shape.beta * c;
+            }
         }
         if (has(FLAG_ACCUMULATES)) {
             let index = d_first() + m * p.d_row + n + i;
@@ -54,7 +79,12 @@ fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
             value[i] += element(bias_words[word_of(index, mode(BIAS_MODE))], index, mode(BIAS_MODE));
         }
     }
-    store4(m, n, count, activate(value));
+    if (has(FLAG_SLOPE)) {
+        value *= slope(before_activation);
+    } else {
+        value = activate(value);
+    }
+    store4(m, n, count, value);
 }
 
 @compute @workgroup_size(THREADS)

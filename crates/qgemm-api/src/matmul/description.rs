@@ -33,6 +33,7 @@ pub struct Matmul {
     bias: Option<DType>,
     alpha: f32,
     activation: Activation,
+    slope: bool,
 }
 
 /// How the matrices of an operand are stored.
@@ -95,6 +96,7 @@ impl Matmul {
             bias: None,
             alpha: 1.0,
             activation: Activation::Identity,
+            slope: false,
         }
     }
 
@@ -192,14 +194,14 @@ impl Matmul {
     /// [`accumulate`](Self::accumulate) counts.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
         self.c = Some((beta, Factor::new("C", dtype)));
-        self.accumulates = None;
+        (self.accumulates, self.slope) = (None, false);
         self
     }
 
     /// Adds `beta` times what D held before. With `beta` 0, D is not read.
     pub fn accumulate(mut self, beta: f32) -> Self {
         self.accumulates = Some(beta);
-        self.c = None;
+        (self.c, self.slope) = (None, false);
         self
     }
 
@@ -211,13 +213,34 @@ impl Matmul {
 
     /// Applied last.
     pub fn activation(mut self, activation: Activation) -> Self {
-        self.activation = activation;
+        (self.activation, self.slope) = (activation, false);
         self
+    }
+
+    /// Multiplies the product, and the bias, with the derivative of `activation` at Z, which is given as [`c`](Self::c) is and has
+    /// its type: the gradient by what the activation was applied to. Nothing is added or applied.
+    ///
+    /// ```
+    /// use qgemm_api::{Activation, Context, DType, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_matmul(
+    ///     &Matmul::new([1, 2, 1], DType::F32, DType::F32, DType::F32).through(Activation::Relu, DType::F32),
+    /// )?;
+    /// let (dy, w) = (ctx.upload(&DType::F32.encode(&[3.0]))?, ctx.upload(&DType::F32.encode(&[1.0, 2.0]))?);
+    /// let z = ctx.upload(&DType::F32.encode(&[0.5, -0.5]))?;
+    /// let mut dz = ctx.allocate(2 * 4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&dy, &w, &mut dz).c(&z))?;
+    /// assert_eq!(DType::F32.decode(&ctx.download(&dz)?), [3.0, 0.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn through(self, activation: Activation, z: DType) -> Self {
+        Self { slope: true, activation, ..self.c(1.0, z) }
     }
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
-        let &Self { m, n, k, batch, alpha, bias, activation, .. } = self;
+        let &Self { m, n, k, batch, alpha, bias, activation, slope, .. } = self;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }
@@ -245,6 +268,7 @@ impl Matmul {
             alpha,
             beta,
             activation,
+            slope,
         })
     }
 }

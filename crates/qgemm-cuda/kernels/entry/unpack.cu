@@ -80,9 +80,9 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_unpack(const __grid_
     const u32 wanted = first_row / QG_TILE_ROWS + warp, tile = wanted < tiles ? wanted : tiles - 1;
 
     griddepcontrol_launch_dependents();
+    const u8* bytes = reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES;
     KTile codes;
-    KTile::load(codes, reinterpret_cast<const u8*>(p.at.w) + ((u64)tile * p.shape.k_tiles + k_tile) * QG_K_TILE_BYTES,
-                lane);
+    KTile::load_scales<FromGlobal>(codes, bytes, lane);
     float factor[LANE_ROWS];
 #pragma unroll
     for (u32 row = 0; row < LANE_ROWS; row++) {
@@ -93,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_unpack(const __grid_
     griddepcontrol_wait();
 #pragma unroll
     for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
+        KTile::load_codes<FromGlobal>(codes, bytes, k_block, lane);
         if (k_block > 0) cta_barrier();
         decode_k_block(shared, codes, factor, k_block, warp, lane);
         cta_barrier();

@@ -1,6 +1,6 @@
-// The outputs of complete accumulators of `matmul`: alpha, C or what D held, the bias, the activation, D.
+// The outputs of complete accumulators of `matmul`: alpha, C or what D held, the bias, the activation or its derivative, D.
 #pragma once
-#include "epilogue/activation.cuh"
+#include "epilogue/activation_slope.cuh"
 #include "epilogue/operands.cuh"
 #include "sched/matmul_tile.cuh"
 
@@ -12,15 +12,17 @@ QG_DEVICE void store_matmul_run(const MatmulParams& p, u32 product, u32 row, u32
     const u64 at = product * p.at.d_batch + row * p.at.d_row + column;
 #pragma unroll
     for (u32 i = 0; i < RUN; i++) v[i] *= p.shape.alpha;
+    float added[RUN] = {};
     if (flags & (QG_FLAG_C | QG_FLAG_ACCUMULATES)) {
-        float added[RUN];
         if (flags & QG_FLAG_C)
             load_dense_run(added, p.types.c_dtype, p.at.c, product * p.at.c_batch + row * p.at.c_row + column,
                            flags & QG_FLAG_C_ALIGNED16, count);
         else
             load_dense_run(added, p.types.d_dtype, p.at.d, at, flags & QG_FLAG_D_ALIGNED16, count);
+        if (!(flags & QG_FLAG_SLOPE)) {
 #pragma unroll
-        for (u32 i = 0; i < RUN; i++) v[i] += p.shape.beta * added[i];
+            for (u32 i = 0; i < RUN; i++) v[i] += p.shape.beta * added[i];
+        }
     }
     if (flags & QG_FLAG_BIAS) {
         float bias[RUN];
@@ -28,7 +30,10 @@ QG_DEVICE void store_matmul_run(const MatmulParams& p, u32 product, u32 row, u32
 #pragma unroll
         for (u32 i = 0; i < RUN; i++) v[i] += bias[i];
     }
-    if (p.types.activation != QG_ACTIVATION_IDENTITY) {
+    if (flags & QG_FLAG_SLOPE) {
+#pragma unroll
+        for (u32 i = 0; i < RUN; i++) v[i] *= activation_slope(p.types.activation, added[i]);
+    } else if (p.types.activation != QG_ACTIVATION_IDENTITY) {
 #pragma unroll
         for (u32 i = 0; i < RUN; i++) v[i] = activate(p.types.activation, v[i]);
     }

@@ -14,25 +14,37 @@ struct WarpgroupStaging {
     }
 };
 
+// Puts the accumulators of part `part` into shared memory.
+template <u32 COUNT>
+QG_DEVICE void put_part(const float (&acc)[COUNT], u32 part, WarpgroupStaging& staging, u32 lane) {
+    constexpr u32 COLUMNS = WarpgroupStaging::COLUMNS;
+#pragma unroll
+    for (u32 j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const float* pair = &acc[part * (COLUMNS / 2) + j * 4 + half * 2];
+            st_shared(
+                reinterpret_cast<f32x2*>(WarpgroupStaging::at(staging, lane / 4 + half * 8, j * 8 + lane % 4 * 2)),
+                f32x2{pair[0], pair[1]});
+        }
+}
+
 // The 16 rows from `row` on of a warp, COUNT / 2 columns from `column` on.
 template <u32 COUNT>
 QG_DEVICE void store_matmul_rows(const float (&acc)[COUNT], const MatmulParams& p, u32 product, u32 row, u32 column,
                                  WarpgroupStaging& staging, u32 lane) {
     constexpr u32 COLUMNS = WarpgroupStaging::COLUMNS, RUNS = COLUMNS / RUN;
-#pragma unroll
-    for (u32 part = 0; part < COUNT * 2 / COLUMNS; part++) {
+    constexpr u32 PARTS = COUNT * 2 / COLUMNS;
+    // Not unrolled, so that what finishes outputs stands in the program once. Accumulators have no addresses: each part's
+    // own code puts them in place.
+#pragma unroll 1
+    for (u32 part = 0; part < PARTS; part++) {
         warp_barrier();
 #pragma unroll
-        for (u32 j = 0; j < COLUMNS / 8; j++)
-#pragma unroll
-            for (u32 half = 0; half < 2; half++) {
-                const float* pair = &acc[part * (COLUMNS / 2) + j * 4 + half * 2];
-                st_shared(reinterpret_cast<f32x2*>(
-                              WarpgroupStaging::at(staging, lane / 4 + half * 8, j * 8 + lane % 4 * 2)),
-                          f32x2{pair[0], pair[1]});
-            }
+        for (u32 own = 0; own < PARTS; own++)
+            if (own == part) put_part<COUNT>(acc, own, staging, lane);
         warp_barrier();
-#pragma unroll
+#pragma unroll 1
         for (u32 r = lane; r < 16 * RUNS; r += 32) {
             const u32 of_tile = r / RUNS, first = r % RUNS * RUN;
             float v[RUN];

@@ -176,7 +176,7 @@ struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
     u32 k;  // Columns of A and rows of B.
-    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C, or of what D held.
 };
@@ -632,6 +632,7 @@ constexpr u32 QG_FLAG_LISTS = 65536;
 constexpr u32 QG_FLAG_COUNTS = 131072;
 constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
 constexpr u32 QG_FLAG_ACCUMULATES = 524288;
+constexpr u32 QG_FLAG_SLOPE = 1048576;
 constexpr u32 QG_FLAG_CAUSAL = 524288;
 constexpr u32 QG_FLAG_SOFT_CAP = 1048576;
 constexpr u32 QG_FLAG_Q_OFFSETS = 2097152;

@@ -44,6 +44,8 @@ pub const FLAG_COUNTS: u32 = 1 << 17;
 pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
 /// [`MatmulShape::flags`]: what D held is added to.
 pub const FLAG_ACCUMULATES: u32 = 1 << 19;
+/// [`MatmulShape::flags`]: C is what the activation was applied to, whose derivative there multiplies the product.
+pub const FLAG_SLOPE: u32 = 1 << 20;
 
 /// [`AttentionShape::flags`]: a query sees no later keys.
 pub const FLAG_CAUSAL: u32 = 1 << 19;
@@ -108,6 +110,7 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("COUNTS", FLAG_COUNTS),
     ("GIVEN_IDS", FLAG_GIVEN_IDS),
     ("ACCUMULATES", FLAG_ACCUMULATES),
+    ("SLOPE", FLAG_SLOPE),
     ("CAUSAL", FLAG_CAUSAL),
     ("SOFT_CAP", FLAG_SOFT_CAP),
     ("Q_OFFSETS", FLAG_Q_OFFSETS),

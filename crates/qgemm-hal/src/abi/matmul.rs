@@ -13,7 +13,7 @@ abi_struct! {
         pub n: u32,
         /// Columns of A and rows of B.
         pub k: u32,
-        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
         pub flags: u32,
         /// Factor of the product.
         pub alpha: f32,

@@ -71,6 +71,9 @@ pub struct CheckedMatmul {
     pub beta: f32,
     /// Function applied last.
     pub activation: Activation,
+    /// Whether C is what the activation was applied to: the product, and the bias, are multiplied with the activation's derivative
+    /// there. Nothing is then added or applied.
+    pub slope: bool,
 }
 
 operands! {
@@ -234,7 +237,8 @@ impl Eq for CheckedMatmul {}
 impl Hash for CheckedMatmul {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
-        (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation).hash(state);
+        (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
+            .hash(state);
     }
 }
 

@@ -49,6 +49,8 @@ pub struct MatmulCase {
     pub bias: Option<DType>,
     /// Applied last.
     pub activation: Activation,
+    /// Whether C is what the activation was applied to, whose derivative there multiplies the product.
+    pub slope: bool,
     /// What A looks like, and B.
     pub values: [ActivationKind; 2],
     /// Where operands lie.
@@ -71,6 +73,7 @@ impl MatmulCase {
             accumulate: None,
             bias: None,
             activation: Activation::Identity,
+            slope: false,
             values: [ActivationKind::Normal; 2],
             strides: MatmulStrides::default(),
             seed: 1,
@@ -92,7 +95,7 @@ impl MatmulCase {
         let activation = matches!(self.activation, Activation::Identity | Activation::Relu);
         let factors = [Some(self.alpha), self.c.map(|(beta, _)| beta), self.accumulate].into_iter().flatten();
         let whole = factors.into_iter().all(|factor| factor.fract() == 0.0 && factor.abs() < 16.0);
-        activation && whole && self.values == [ActivationKind::SmallIntegers; 2]
+        activation && whole && !self.slope && self.values == [ActivationKind::SmallIntegers; 2]
     }
 
     /// A of a product, `[m, k]`.
@@ -152,6 +155,9 @@ impl fmt::Display for MatmulCase {
         }
         if *activation != Activation::Identity {
             write!(f, " {}", activation.name())?;
+        }
+        if self.slope {
+            write!(f, " slope")?;
         }
         let MatmulStrides { gaps, between, offset, one_a, one_b, one_c, d_beside } = *strides;
         if gaps != [0; 3] {

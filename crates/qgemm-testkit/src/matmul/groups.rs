@@ -16,6 +16,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_batched", "batches with strides, shared factors, outputs side by side", batched),
     group("matmul_strides", "leading dimensions and unaligned operands", strides),
     group("matmul_special", "infinities, NaN, subnormal numbers, magnitudes far apart", special),
+    group("matmul_slopes", "gradients by what an activation was applied to", slopes),
     group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
 ];
 
@@ -116,6 +117,20 @@ fn epilogue() -> Vec<MatmulCase> {
     cases.push(MatmulCase { c: Some((0.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
     cases.push(MatmulCase { accumulate: Some(0.0), ..MatmulCase::new([9, 9, 9]) });
     cases.push(MatmulCase { alpha: 0.0, c: Some((2.0, DType::F32)), ..MatmulCase::new([9, 9, 9]) });
+    cases
+}
+
+fn slopes() -> Vec<MatmulCase> {
+    let mut cases = Vec::new();
+    for activation in Activation::ALL {
+        for (z, shape) in DType::ALL.into_iter().zip([[37, 50, 48], [70, 136, 24], [5, 33, 200]]) {
+            let i = cases.len();
+            let case = typed(i, MatmulCase::new(shape));
+            let bias = (i % 2 == 0).then(|| dtype(i));
+            let strides = MatmulStrides { gaps: [0, 0, [0, 3, 8][i % 3]], ..MatmulStrides::default() };
+            cases.push(MatmulCase { activation, slope: true, c: Some((1.0, z)), alpha: 0.5, bias, strides, ..case });
+        }
+    }
     cases
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use qgemm_api::{Context, DeviceKind, Error, Matmul, MatmulArgs, MatmulPlan, Workspace};
 use qgemm_formats::{DType, Format, HostWeight, SharedBytes};
-use qgemm_hal::Math;
+use qgemm_hal::{Activation, Math};
 
 use super::case::MatmulCase;
 use crate::compare::{compare, first_difference};
-use crate::gemm::{Added, Expected, Resolution, multiply};
+use crate::gemm::{Added, Expected, Resolution, activate, multiply};
 use crate::limits::{EXACT_SUMS, path, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
@@ -166,7 +166,6 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
     let mut matmul = Matmul::new(case.shape, case.types[0], case.types[1], case.d_dtype)
         .batch(case.batch)
         .alpha(case.alpha)
-        .activation(case.activation)
         .a_row_stride(row_stride(&stored.a))
         .b_row_stride(row_stride(&stored.b))
         .d_row_stride(row_stride(&stored.d))
@@ -181,13 +180,17 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
         matmul = matmul.b_transposed();
     }
     if let Some((beta, dtype)) = case.c {
-        matmul = matmul.c(beta, dtype).c_row_stride(row_stride(&stored.c)).c_batch_stride(stored.c.stride());
+        matmul = if case.slope { matmul.through(case.activation, dtype) } else { matmul.c(beta, dtype) };
+        matmul = matmul.c_row_stride(row_stride(&stored.c)).c_batch_stride(stored.c.stride());
     }
     if let Some(beta) = case.accumulate {
         matmul = matmul.accumulate(beta);
     }
     if let Some(dtype) = case.bias {
         matmul = matmul.bias(dtype);
+    }
+    if !case.slope {
+        matmul = matmul.activation(case.activation);
     }
     matmul.d_alignment(stored.d.operand.alignment()).c_alignment(stored.c.operand.alignment())
 }
@@ -270,14 +273,26 @@ fn expected(case: &MatmulCase, product: usize, resolution: Resolution) -> Expect
     let weight = HostWeight::new(plain, n, k.max(1), bytes).unwrap_or_else(|e| unreachable!("B is a weight: {e}"));
     let c = case.c.or(case.accumulate.map(|beta| (beta, case.d_dtype))).filter(|(beta, _)| *beta != 0.0);
     let c = c.map(|(beta, dtype)| (beta, case.c_values(product, dtype)));
+    let (c, z) = if case.slope { (None, c.map(|(_, z)| z)) } else { (c, None) };
     let bias = case.bias.map(|dtype| case.bias_values(dtype));
     let added = Added {
         alpha: case.alpha,
         c: c.as_ref().map(|(beta, c)| (*beta, c.as_slice())),
         bias: bias.as_deref(),
-        activation: case.activation,
+        activation: if case.slope { Activation::Identity } else { case.activation },
         resolution,
         ..Added::default()
     };
-    multiply(&weight, &a, &added)
+    let mut expected = multiply(&weight, &a, &added);
+    for (i, &z) in z.iter().flatten().enumerate() {
+        let slope = match case.activation {
+            Activation::Relu => f64::from(u8::from(z > 0.0)),
+            other => activate(other, z.into()).1,
+        };
+        expected.values[i] *= slope;
+        // Slopes are computed in f32, and are off by a part of the largest where they are small.
+        expected.energy[i] *= (slope.abs() + 0.01).powi(2);
+        expected.floor[i] *= slope.abs() + 1.0;
+    }
+    expected
 }

@@ -49,6 +49,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
             one_c: rng.random_ratio(1, 4),
             d_beside: rng.random_ratio(1, 4),
         },
+        slope: added == 0 && seed % 4 == 1,
         seed,
     }
 }

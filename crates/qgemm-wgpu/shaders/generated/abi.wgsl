@@ -35,7 +35,7 @@ struct MatmulShape {
     m: u32, // Rows of A and D.
     n: u32, // Columns of B and D.
     k: u32, // Columns of A and rows of B.
-    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16` and `ACCUMULATES` of the `FLAG_` constants.
+    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
     alpha: f32, // Factor of the product.
     beta: f32, // Factor of C, or of what D held.
 }
@@ -86,6 +86,7 @@ const FLAG_LISTS: u32 = 65536u;
 const FLAG_COUNTS: u32 = 131072u;
 const FLAG_GIVEN_IDS: u32 = 262144u;
 const FLAG_ACCUMULATES: u32 = 524288u;
+const FLAG_SLOPE: u32 = 1048576u;
 const FLAG_CAUSAL: u32 = 524288u;
 const FLAG_SOFT_CAP: u32 = 1048576u;
 const FLAG_Q_OFFSETS: u32 = 2097152u;

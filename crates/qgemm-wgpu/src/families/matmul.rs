@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, MatmulShape};
+use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, FLAG_SLOPE, MatmulShape};
 use qgemm_hal::{
     BatchedDense, CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
     LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand,
@@ -210,7 +210,12 @@ impl MatmulKernel {
     /// The parameters of a part, but for where operands begin.
     fn params(&self, part: &Part) -> Params {
         let op = &self.op;
-        let flags = [(FLAG_C, op.c.is_some()), (FLAG_BIAS, op.bias.is_some()), (FLAG_ACCUMULATES, op.accumulates)];
+        let flags = [
+            (FLAG_C, op.c.is_some()),
+            (FLAG_BIAS, op.bias.is_some()),
+            (FLAG_ACCUMULATES, op.accumulates),
+            (FLAG_SLOPE, op.slope),
+        ];
         let (products, rows) = (part.products.len(), part.rows.len());
         // A stride of 1 says what is contiguous, also of what there is one of.
         let along = |count: usize, by: u64| if by == 1 { 1 } else { stride(count, by) };
@@ -308,6 +313,7 @@ mod tests {
             b: dense(k, n),
             d: dense(m, n),
             c: None,
+            slope: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -113,6 +113,7 @@ mod tests {
             b: dense,
             d: dense,
             c: None,
+            slope: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

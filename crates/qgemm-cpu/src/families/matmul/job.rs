@@ -3,10 +3,13 @@
 use std::ops::Range;
 
 use qgemm_formats::DType;
-use qgemm_hal::{BatchedDense, CheckedMatmul, Dense, DeviceId, HalError, HostMemory, MatmulOperand, Operand, Operands};
+use qgemm_hal::{
+    Activation, BatchedDense, CheckedMatmul, Dense, DeviceId, HalError, HostMemory, MatmulOperand, Operand, Operands,
+};
 use rayon::prelude::*;
 
 use super::cut::{Cut, Tile};
+use super::slope::slope;
 use crate::arena;
 use crate::operand::{Input, OutputBatch, absent, host_bytes};
 use crate::ordered::Ordered;
@@ -266,7 +269,7 @@ impl<'a> Job<'a> {
                 beta: op.beta,
                 row_scale: None,
                 bias: self.bias.map(|_| &bias),
-                activation: op.activation,
+                activation: if op.slope { Activation::Identity } else { op.activation },
                 gated: false,
             };
             for (row, sums) in tile.rows.clone().zip(sums.as_chunks_mut().0) {
@@ -277,9 +280,12 @@ impl<'a> Job<'a> {
                     None if op.accumulates => unsafe { d.load_part(self.simd, row, left, &mut of_c[..width]) },
                     None => {}
                 }
-                let reads = c.is_some() || op.accumulates;
+                let reads = !op.slope && (c.is_some() || op.accumulates);
                 let token = OfToken { scale: 1.0, c: reads.then_some(&of_c), residual: None };
                 self.simd.finish(&how, &token, sums);
+                if op.slope {
+                    sums.iter_mut().zip(&of_c).for_each(|(sum, &at)| *sum *= slope(op.activation, at));
+                }
                 // SAFETY: the caller's promise.
                 unsafe { d.store_part(row, left, &sums[..width]) };
             }

@@ -6,6 +6,7 @@
 
 mod cut;
 mod job;
+mod slope;
 
 use std::sync::Arc;
 

@@ -164,6 +164,7 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
         (abi::FLAG_C, op.c.is_some()),
         (abi::FLAG_BIAS, op.bias.is_some()),
         (abi::FLAG_ACCUMULATES, op.accumulates),
+        (abi::FLAG_SLOPE, op.slope),
         (abi::FLAG_D_ALIGNED16, op.d.aligned16),
         (abi::FLAG_C_ALIGNED16, op.c.is_some_and(|c| c.aligned16)),
     ];
