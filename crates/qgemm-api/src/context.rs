@@ -13,6 +13,7 @@ use crate::backends::{self, DeviceChoice};
 use crate::convert::{Conversion, ConversionPlan};
 use crate::error::Error;
 use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
+use crate::fused::{FusedPlan, FusedProblem, FusedWeight};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::gradient::{Gradient, GradientPlan};
 use crate::kv_append::{KvAppend, KvAppendPlan};
@@ -145,6 +146,24 @@ impl Context {
     /// As [`Context::load_gated`], and when the stream is another device's.
     pub fn load_gated_on(&self, stream: &Stream, gate: &HostWeight, up: &HostWeight) -> Result<Weight, Error> {
         Weight::load_gated(&*self.device, stream, gate, up)
+    }
+
+    /// Packs the rows of several weights with the same input features, such as Q, K and V, as one weight with segments, whose product
+    /// is one pass. They may differ in N and in whether rows have scales.
+    ///
+    /// # Errors
+    /// [`FormatError::PartMismatch`](crate::FormatError::PartMismatch) when format, K or column order differ, and the other refusals of
+    /// [`HostWeight::concat_rows`]; and as [`Context::load`].
+    pub fn load_fused(&self, parts: &[&HostWeight]) -> Result<FusedWeight, Error> {
+        FusedWeight::load(self, parts)
+    }
+
+    /// Chooses kernels for `problem` and makes them ready.
+    ///
+    /// # Errors
+    /// As [`Context::plan`] and [`Context::plan_conversion`], and when a segment is stated that there is not.
+    pub fn plan_fused(&self, problem: &FusedProblem) -> Result<FusedPlan, Error> {
+        FusedPlan::new(self, problem)
     }
 
     /// Loads a weight that has been packed before, for this kind of device: by [`Context::download_packed`] or

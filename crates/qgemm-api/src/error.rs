@@ -318,6 +318,22 @@ pub enum Error {
         /// Factor of the C that came.
         beta: f32,
     },
+    /// Something of a product that products with outputs of their own for each segment do not have.
+    #[error("fused weights: {what} is not served: {why}")]
+    NotForFused {
+        /// What was stated.
+        what: &'static str,
+        /// What to do.
+        why: &'static str,
+    },
+    /// A run of a fused weight has another number of outputs than the weight has segments.
+    #[error("{got} outputs came for a weight of {expected} segments: give one for each, in their order")]
+    OutputsMismatch {
+        /// Segments.
+        expected: usize,
+        /// Outputs that came.
+        got: usize,
+    },
     /// Something of a dense product that products with experts do not have.
     #[error("experts: {what} is not served: {why}")]
     NotForExperts {

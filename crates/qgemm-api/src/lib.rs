@@ -80,6 +80,7 @@ mod error;
 mod exec_plan;
 mod experts;
 mod explain;
+mod fused;
 mod gemm;
 mod gradient;
 mod kv_append;
@@ -110,6 +111,7 @@ pub use experts::{
     ExpertArgs, ExpertPlan, ExpertProblem, Experts, Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace,
     expert_lists,
 };
+pub use fused::{FusedArgs, FusedPlan, FusedProblem, FusedWeight};
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan};
 pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
-    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand,
-    NormSpec, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormFunction, NormKind, NormLaunch,
+    NormOperand, NormSpec, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -15,7 +15,7 @@ use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes};
 use crate::pool::Pool;
-use crate::simd::Simd;
+use crate::simd::{Normalization, Simd};
 use crate::source_hash::SOURCE_HASH;
 
 /// Elements below which the calling thread works alone: waking others takes longer.
@@ -24,8 +24,6 @@ const SERIAL_ELEMENTS: usize = 1 << 15;
 const PART: usize = 4096;
 /// Most columns of a row that is kept: 256 KiB stay in a core's second cache.
 const KEPT: usize = 16 * PART;
-/// Sums side by side: as many as the widest registers have lanes.
-const LANES: usize = 16;
 /// Squares whose sum lies between these lose nothing to the ends of f32's range; with an eps above the lower one, no lower end
 /// matters.
 const MOST_SQUARES: f32 = f32::from_bits((127 + 120) << 23);
@@ -179,8 +177,8 @@ impl<'a> Job<'a> {
         let work = |task: usize| {
             let first = task * rows_of_task;
             let scratch = if self.op.columns <= KEPT { self.op.columns.next_multiple_of(PART) } else { PART };
-            // A part of a row, of the residual, of gamma and of beta beside what is kept.
-            arena::with_tile(scratch + PART, |tile| {
+            // Parts of gamma, or of the residual, and of beta beside what is kept.
+            arena::with_tile(scratch + 2 * PART, |tile| {
                 let (kept, part) = tile.split_at_mut(scratch);
                 (first..self.op.rows.min(first + rows_of_task)).for_each(|row| self.row(row, kept, part));
             });
@@ -206,18 +204,18 @@ impl<'a> Job<'a> {
                 self.add_residual(row, first, values, &mut part[..width]);
             }
         }
-        let statistics = Statistics::of(&self.op.function, columns, |visit| self.parts(row, kept, visit));
+        let how = statistics(self.simd, &self.op.function, columns, |visit| self.parts(row, kept, visit));
         self.parts(row, kept, &mut |first, values| {
-            values.iter_mut().for_each(|value| *value = statistics.normalized(*value));
-            let part = &mut part[..values.len()];
-            if let Some(gamma) = &self.gamma {
-                gamma.part(self.simd, 0, first, part);
-                values.iter_mut().zip(&*part).for_each(|(value, gamma)| *value *= gamma);
-            }
-            if let Some(beta) = &self.beta {
-                beta.part(self.simd, 0, first, part);
-                values.iter_mut().zip(&*part).for_each(|(value, beta)| *value += beta);
-            }
+            let (gamma, beta) = part.split_at_mut(PART);
+            let of_columns = |input: &Option<Input<'_>>, out: &mut [f32]| match input {
+                Some(input) => {
+                    input.part(self.simd, 0, first, &mut out[..values.len()]);
+                    values.len()
+                }
+                None => 0,
+            };
+            let lengths = [of_columns(&self.gamma, gamma), of_columns(&self.beta, beta)];
+            self.simd.normalize(&how, &gamma[..lengths[0]], &beta[..lengths[1]], values);
             // SAFETY: the row is this thread's.
             unsafe { self.d.store_part(row, first, values) };
         });
@@ -233,7 +231,7 @@ impl<'a> Job<'a> {
     fn add_residual(&self, row: usize, first: usize, values: &mut [f32], part: &mut [f32]) {
         let (Some(residual), Some(sum)) = (&self.residual, &self.sum) else { return };
         self.load(residual, row, first, part);
-        values.iter_mut().zip(&*part).for_each(|(value, residual)| *value += residual);
+        self.simd.add(part, values);
         // SAFETY: the row is this thread's.
         unsafe {
             sum.store_part(row, first, values);
@@ -267,90 +265,56 @@ impl<'a> Job<'a> {
     }
 }
 
-/// What turns the values of a row into normalized ones.
-#[derive(Clone, Copy)]
-struct Statistics {
-    /// A power of two: 1, unless squares would leave f32's range.
+/// What normalizes a row whose parts `each` gives.
+fn statistics(
+    simd: &Simd,
+    function: &NormFunction,
+    columns: usize,
+    mut each: impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
+) -> Normalization {
+    let (unscaled, squares) = scaled(simd, 1.0, function, columns, &mut each);
+    let is_small = squares < LEAST_SQUARES && function.eps < LEAST_SQUARES;
+    if squares <= MOST_SQUARES && !is_small {
+        return unscaled;
+    }
+    let mut largest = function.eps.sqrt().to_bits();
+    each(&mut |_, values| {
+        // Infinity and NaN stay what they are under every factor.
+        let magnitudes = values.iter().map(|value| value.to_bits() & 0x7fff_ffff);
+        largest = magnitudes.filter(|&bits| bits < f32::INFINITY.to_bits()).fold(largest, u32::max);
+    });
+    // The scaled values are below 4; factor and its inverse are normal numbers.
+    let scale = f32::from_bits((254 - (largest >> 23).clamp(1, 253)) << 23);
+    scaled(simd, scale, function, columns, &mut each).0
+}
+
+/// What normalizes the values times `scale`, a power of two: 1, unless squares would leave f32's range. And the sum of the squares.
+fn scaled(
+    simd: &Simd,
     scale: f32,
-    /// Of the scaled values: their mean as it was added up, and the mean of what lies beside it, which is what rounding had taken
-    /// from the first. Both are 0 of RMSNorm.
-    mean: f32,
-    correction: f32,
-    inverse: f32,
-}
-
-impl Statistics {
-    /// Of a row whose parts `each` gives.
-    fn of(
-        function: &qgemm_hal::NormFunction,
-        columns: usize,
-        mut each: impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
-    ) -> Self {
-        let (unscaled, squares) = Self::scaled(1.0, function, columns, &mut each);
-        let is_small = squares < LEAST_SQUARES && function.eps < LEAST_SQUARES;
-        if squares <= MOST_SQUARES && !is_small {
-            return unscaled;
-        }
-        let mut largest = function.eps.sqrt().to_bits();
-        each(&mut |_, values| {
-            // Infinity and NaN stay what they are under every factor.
-            let magnitudes = values.iter().map(|value| value.to_bits() & 0x7fff_ffff);
-            largest = magnitudes.filter(|&bits| bits < f32::INFINITY.to_bits()).fold(largest, u32::max);
-        });
-        // The scaled values are below 4; factor and its inverse are normal numbers.
-        let scale = f32::from_bits((254 - (largest >> 23).clamp(1, 253)) << 23);
-        Self::scaled(scale, function, columns, &mut each).0
+    function: &NormFunction,
+    columns: usize,
+    each: &mut impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
+) -> (Normalization, f32) {
+    let (is_centered, count) = (function.kind == NormKind::Layer, columns as f32);
+    let mut mean = 0.0;
+    if is_centered {
+        let mut sum = 0.0;
+        each(&mut |_, values| sum += simd.moments(values, scale, 0.0)[0]);
+        mean = sum / count;
     }
-
-    /// Those of the values times `scale`, and the sum of the squares.
-    fn scaled(
-        scale: f32,
-        function: &qgemm_hal::NormFunction,
-        columns: usize,
-        each: &mut impl FnMut(&mut dyn FnMut(usize, &mut [f32])),
-    ) -> (Self, f32) {
-        let (is_centered, count) = (function.kind == NormKind::Layer, columns as f32);
-        let mut mean = 0.0;
-        if is_centered {
-            let mut sum = 0.0;
-            each(&mut |_, values| sum += lane_sum(values, |value| value * scale));
-            mean = sum / count;
-        }
-        let (mut beside, mut squares) = (0.0, 0.0);
-        each(&mut |_, values| {
-            if is_centered {
-                beside += lane_sum(values, |value| value * scale - mean);
-            }
-            squares += lane_sum(values, |value| (value * scale - mean) * (value * scale - mean));
-        });
-        let correction = beside / count;
-        // NaN stays NaN.
-        let variance = squares / count - correction * correction;
-        let variance = if variance < 0.0 { 0.0 } else { variance };
-        let inverse = 1.0 / (variance + function.eps * scale * scale).sqrt();
-        (Self { scale, mean, correction, inverse }, squares)
-    }
-
-    fn normalized(&self, value: f32) -> f32 {
-        (value * self.scale - self.mean - self.correction) * self.inverse
-    }
-}
-
-/// The sum of a part, in an order that its length alone decides.
-fn lane_sum(values: &[f32], term: impl Fn(f32) -> f32) -> f32 {
-    let (whole, rest) = values.as_chunks::<LANES>();
-    let mut sums = [0.0; LANES];
-    for values in whole {
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += term(*value));
-    }
-    sums.iter_mut().zip(rest).for_each(|(sum, value)| *sum += term(*value));
-    let mut width = LANES / 2;
-    while width > 0 {
-        let (low, high) = sums.split_at_mut(width);
-        low.iter_mut().zip(high).for_each(|(low, high)| *low += *high);
-        width /= 2;
-    }
-    sums[0]
+    let (mut beside, mut squares) = (0.0, 0.0);
+    each(&mut |_, values| {
+        let [sum, of_squares] = simd.moments(values, scale, mean);
+        beside += sum;
+        squares += of_squares;
+    });
+    let correction = if is_centered { beside / count } else { 0.0 };
+    // NaN stays NaN.
+    let variance = squares / count - correction * correction;
+    let variance = if variance < 0.0 { 0.0 } else { variance };
+    let inverse = 1.0 / (variance + function.eps * scale * scale).sqrt();
+    (Normalization { scale, mean, correction, inverse }, squares)
 }
 
 #[cfg(test)]
@@ -358,20 +322,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_add_up_every_value() {
-        for len in [0, 1, 15, 16, 17, 100, PART] {
+    fn moments_are_of_every_value() {
+        let simd = Simd::best();
+        for len in [0, 1, 15, 16, 17, 31, 33, 100, PART] {
             let values: Vec<f32> = (0..len).map(|i| (i % 7) as f32).collect();
-            assert_eq!(lane_sum(&values, |value| value), values.iter().sum::<f32>(), "{len}");
+            let expected = [values.iter().sum(), values.iter().map(|value| value * value).sum::<f32>()];
+            assert_eq!(simd.moments(&values, 1.0, 0.0), expected, "{len}");
         }
     }
 
     #[test]
     fn squares_beyond_the_range_are_scaled() {
         let inverse = |row: &mut [f32], eps| {
-            let function = qgemm_hal::NormFunction::rms(eps);
-            let columns = row.len();
-            let statistics = Statistics::of(&function, columns, |visit| visit(0, row));
-            statistics.normalized(row[0])
+            let (function, columns) = (NormFunction::rms(eps), row.len());
+            let how = statistics(Simd::best(), &function, columns, |visit| visit(0, row));
+            Simd::best().normalize(&how, &[], &[], row);
+            row[0]
         };
         assert_eq!(inverse(&mut [1e30; 64], 1e-6), 1.0);
         assert_eq!(inverse(&mut [f32::MAX; 64], 1e-6), 1.0);

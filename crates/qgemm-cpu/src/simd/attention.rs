@@ -86,7 +86,7 @@ unsafe fn block<V: Vector, const R: usize, const C: usize>(
 /// # Safety
 /// The processor has the level's instructions.
 #[inline(always)]
-unsafe fn total<V: Vector>(floats: V::Floats) -> f32 {
+pub(super) unsafe fn total<V: Vector>(floats: V::Floats) -> f32 {
     let mut lanes = [0.0; LANES];
     // SAFETY: sixteen floats are there.
     unsafe { V::store(lanes.as_mut_ptr(), floats) };

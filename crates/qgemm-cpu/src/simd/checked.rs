@@ -11,7 +11,7 @@ use super::neon;
 use super::portable;
 use super::vector::LANES;
 use super::{
-    BLOCK_ROWS, Epilogue, KTile, MultiplyCodes, OfRows, OfToken, Operands, Quantization, Scales, Simd,
+    BLOCK_ROWS, Epilogue, KTile, MultiplyCodes, Normalization, OfRows, OfToken, Operands, Quantization, Scales, Simd,
     scaled_sub_blocks,
 };
 #[cfg(target_arch = "x86_64")]
@@ -139,6 +139,27 @@ impl Simd {
         assert!(scores.len().is_multiple_of(LANES), "scores are whole vectors");
         // SAFETY: as in `decode`.
         unsafe { (self.exponentials)(scores, most) }
+    }
+
+    /// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`, in an order that the length alone decides.
+    pub fn moments(&self, values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
+        // SAFETY: as in `decode`.
+        unsafe { (self.moments)(values, scale, mean) }
+    }
+
+    /// Normalizes values, multiplies them with `gamma` and adds `beta`, where there are any.
+    pub fn normalize(&self, how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
+        let fits = |of_columns: &[f32]| of_columns.is_empty() || of_columns.len() == values.len();
+        assert!(fits(gamma) && fits(beta), "a factor and a summand for each value");
+        // SAFETY: as in `decode`.
+        unsafe { (self.normalize)(how, gamma, beta, values) }
+    }
+
+    /// Adds to every value its counterpart of `other`.
+    pub fn add(&self, other: &[f32], values: &mut [f32]) {
+        assert_eq!(other.len(), values.len(), "every value has a counterpart");
+        // SAFETY: as in `decode`.
+        unsafe { (self.add)(other, values) }
     }
 
     /// `sums[row] += Σ weights[row][key] · v[key]`, of rows of `width` columns, which are whole vectors.

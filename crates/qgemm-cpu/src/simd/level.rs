@@ -17,6 +17,9 @@ macro_rules! level {
             match_keys,
             exponentials,
             add_values,
+            moments,
+            normalize,
+            add,
             multiply: &[$(multiply::<$tiles, $tokens>),*],
             unpack_codes: crate::simd::of_shapes!(unpack_codes []; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15),
             multiply_codes: [
@@ -100,6 +103,30 @@ macro_rules! level {
         unsafe fn add_values(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]) {
             // SAFETY: the caller's promise.
             unsafe { crate::simd::attention::add_values::<$vector>(weights, v, width, sums) }
+        }
+
+        /// # Safety
+        /// As of `norm::moments`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn moments(values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::norm::moments::<$vector>(values, scale, mean) }
+        }
+
+        /// # Safety
+        /// As of `norm::normalize`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn normalize(how: &crate::simd::Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::norm::normalize::<$vector>(how, gamma, beta, values) }
+        }
+
+        /// # Safety
+        /// As of `norm::add`.
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add(other: &[f32], values: &mut [f32]) {
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::norm::add::<$vector>(other, values) }
         }
 
         /// # Safety

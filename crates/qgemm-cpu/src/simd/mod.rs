@@ -10,6 +10,7 @@ mod dot;
 mod epilogue;
 mod kernel;
 mod level;
+mod norm;
 mod portable;
 mod prefetch;
 mod quantize;
@@ -35,6 +36,7 @@ use level::{level, of_shapes};
 
 pub use dot::{Operands, Tile};
 pub use epilogue::{Epilogue, OfRows, OfToken};
+pub use norm::Normalization;
 pub use prefetch::Prefetch;
 pub use quantize::Quantization;
 pub use scales::Scales;
@@ -85,6 +87,13 @@ type Exponentials = unsafe fn(scores: &mut [f32], most: f32) -> f32;
 /// [`attention::add_values`] of a level.
 type AddValues = unsafe fn(weights: &[f32], v: &[f32], width: usize, sums: &mut [f32]);
 
+/// [`norm::moments`] of a level.
+type Moments = unsafe fn(values: &[f32], scale: f32, mean: f32) -> [f32; 2];
+/// [`norm::normalize`] of a level.
+type Normalize = unsafe fn(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]);
+/// [`norm::add`] of a level.
+type Add = unsafe fn(other: &[f32], values: &mut [f32]);
+
 /// The kernels of one level.
 #[derive(Debug)]
 pub struct Simd {
@@ -99,6 +108,9 @@ pub struct Simd {
     match_keys: MatchKeys,
     exponentials: Exponentials,
     add_values: AddValues,
+    moments: Moments,
+    normalize: Normalize,
+    add: Add,
     /// For one token, for two, ….
     multiply: &'static [Multiply],
     /// For every shape of packed codes.

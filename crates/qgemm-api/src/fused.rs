@@ -1,0 +1,273 @@
+//! [`FusedWeight`]: several weights of one X, such as Q, K and V, as one weight with segments, and its products, whose outputs go to
+//! buffers, strides and types of their own.
+
+use std::fmt;
+use std::ops::Range;
+
+use qgemm_formats::{DType, HostWeight};
+use qgemm_hal::{BufferMut, BufferRef, Stream};
+
+use crate::context::Context;
+use crate::convert::{Conversion, ConversionArgs, ConversionPlan};
+use crate::error::Error;
+use crate::gemm::{Args, Plan, Problem, XRef};
+use crate::operand::{Checks, WIDE_ACCESS};
+use crate::weight::Weight;
+use crate::workspace::Workspace;
+
+/// What parts of a workspace are aligned to.
+const ALIGNMENT: usize = 256;
+
+/// Weights with the same input features as one weight; made by [`Context::load_fused`]. Its [`FusedWeight::weight`] is one like any
+/// other, and its product one pass: where an engine keeps the outputs of a token side by side, [`FusedWeight::columns`] says
+/// which of D's columns are whose, and a view with D's row stride is all that it needs. [`FusedProblem`] is for outputs that
+/// lie elsewhere.
+#[derive(Clone, Debug)]
+pub struct FusedWeight {
+    weight: Weight,
+    /// Where each segment ends.
+    ends: Vec<usize>,
+}
+
+impl FusedWeight {
+    pub(crate) fn load(ctx: &Context, parts: &[&HostWeight]) -> Result<Self, Error> {
+        let weight = ctx.load(&HostWeight::concat_rows(parts)?)?;
+        let ends = parts.iter().scan(0, |end, part| {
+            *end += part.n();
+            Some(*end)
+        });
+        Ok(Self { weight, ends: ends.collect() })
+    }
+
+    /// All of it, whose output features are those of the segments one after the other.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
+    /// How many weights it is made of.
+    pub fn segments(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// The output features of a segment among all; `None` where there is no such segment.
+    pub fn columns(&self, segment: usize) -> Option<Range<usize>> {
+        let end = *self.ends.get(segment)?;
+        Some(segment.checked_sub(1).map_or(0, |before| self.ends[before])..end)
+    }
+}
+
+/// How the output of a segment lies.
+#[derive(Clone, Copy, Debug)]
+struct Output {
+    /// The type of X where none was said.
+    dtype: Option<DType>,
+    row_stride: Option<u64>,
+    alignment: usize,
+}
+
+/// The product of X with a [`FusedWeight`], whose segments have outputs of their own; described for
+/// [`Context::plan_fused`](crate::Context::plan_fused).
+///
+/// Sums of all segments are computed in one pass over X and the weight, in the type of the outputs, or in f32 where these differ; a
+/// step a segment writes them where they belong, rounded once.
+#[derive(Clone, Debug)]
+pub struct FusedProblem {
+    weight: FusedWeight,
+    m: usize,
+    x_dtype: DType,
+    each: Problem,
+    outputs: Vec<Output>,
+}
+
+impl FusedProblem {
+    /// `m` tokens of type `x` times `weight`. Unless said otherwise, every output has the type of X and no gaps.
+    pub fn new(weight: &FusedWeight, m: usize, x: DType) -> Self {
+        let nothing = Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS };
+        let each = Problem::new(weight.weight(), m).x_dtype(x);
+        Self { weight: weight.clone(), m, x_dtype: x, each, outputs: vec![nothing; weight.segments()] }
+    }
+
+    /// States what a [`Problem`] has beside weight, tokens, the type of X and D: `problem.each(|p| p.bias(DType::F32))`. A bias is
+    /// that of all segments, one after the other; C and a residual have a column for each output feature of all.
+    pub fn each(mut self, state: impl FnOnce(Problem) -> Problem) -> Self {
+        self.each = state(self.each);
+        self
+    }
+
+    /// Element type of a segment's output. A segment that is not there is refused when planned.
+    pub fn output_dtype(self, segment: usize, dtype: DType) -> Self {
+        self.with(segment, |output| output.dtype = Some(dtype))
+    }
+
+    /// Elements from one row of a segment's output to the next. What lies between rows is left as it is.
+    pub fn output_row_stride(self, segment: usize, elements: u64) -> Self {
+        self.with(segment, |output| output.row_stride = Some(elements))
+    }
+
+    /// What the address of a segment's output is a multiple of, in bytes; 16 when not given.
+    pub fn output_alignment(self, segment: usize, bytes: usize) -> Self {
+        self.with(segment, |output| output.alignment = bytes)
+    }
+
+    fn with(mut self, segment: usize, state: impl FnOnce(&mut Output)) -> Self {
+        if segment >= self.outputs.len() {
+            self.outputs.resize(segment + 1, Output { dtype: None, row_stride: None, alignment: WIDE_ACCESS });
+        }
+        state(&mut self.outputs[segment]);
+        self
+    }
+}
+
+/// Kernels made ready for one [`FusedProblem`]; made by [`Context::plan_fused`](crate::Context::plan_fused).
+#[derive(Debug)]
+pub struct FusedPlan {
+    product: Plan,
+    /// Of each segment, with the bytes of a row of all outputs at which its own begin.
+    parts: Vec<(ConversionPlan, usize)>,
+    /// Where all outputs lie in the workspace.
+    all: Range<usize>,
+}
+
+/// What one run of a [`FusedPlan`] reads and writes.
+///
+/// ```
+/// use qgemm_api::{Context, DType, FusedArgs, FusedProblem, HostWeight};
+///
+/// let ctx = Context::open("cpu")?;
+/// let dense = |rows: &[f32]| HostWeight::new("f32".parse().unwrap(), rows.len() / 2, 2, DType::F32.encode(rows).into()).unwrap();
+/// let (q, k) = (dense(&[1.0, 0.0, 0.0, 1.0]), dense(&[1.0, 1.0]));
+/// let fused = ctx.load_fused(&[&q, &k])?;
+/// let plan = ctx.plan_fused(&FusedProblem::new(&fused, 1, DType::F32).output_dtype(1, DType::F16))?;
+/// let x = ctx.upload(&DType::F32.encode(&[3.0, 4.0]))?;
+/// let (mut of_q, mut of_k) = (ctx.allocate(8)?, ctx.allocate(2)?);
+/// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+/// let outputs = &mut [(&mut of_q).into(), (&mut of_k).into()];
+/// plan.run(&ctx.default_stream(), FusedArgs::new(&x, &fused, outputs, &mut workspace))?;
+/// assert_eq!(ctx.download::<f32>(&of_q)?, [3.0, 4.0]);
+/// assert_eq!(DType::F16.decode(&ctx.download(&of_k)?), [7.0]);
+/// # Ok::<(), qgemm_api::Error>(())
+/// ```
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct FusedArgs<'a> {
+    /// Activations.
+    pub x: XRef<'a>,
+    /// The weight.
+    pub w: &'a FusedWeight,
+    /// The output of each segment.
+    pub outputs: &'a mut [BufferMut<'a>],
+    /// At least [`FusedPlan::workspace_bytes`].
+    pub workspace: &'a mut Workspace,
+    /// As [`Args::c`], with a column for each output feature of all segments.
+    pub c: Option<BufferRef<'a>>,
+    /// As [`Args::bias`], of all segments.
+    pub bias: Option<BufferRef<'a>>,
+    /// As [`Args::token_scale`].
+    pub token_scale: Option<BufferRef<'a>>,
+    /// As [`Args::residual`], with a column for each output feature of all segments.
+    pub residual: Option<BufferRef<'a>>,
+    /// As [`Args::gamma`].
+    pub gamma: Option<BufferRef<'a>>,
+    /// As [`Args::beta`].
+    pub beta: Option<BufferRef<'a>>,
+}
+
+impl<'a> FusedArgs<'a> {
+    /// What every run has. The fields of other operands can be set.
+    pub fn new(
+        x: impl Into<XRef<'a>>,
+        w: &'a FusedWeight,
+        outputs: &'a mut [BufferMut<'a>],
+        workspace: &'a mut Workspace,
+    ) -> Self {
+        let [c, bias, token_scale, residual, gamma, beta] = [None; 6];
+        Self { x: x.into(), w, outputs, workspace, c, bias, token_scale, residual, gamma, beta }
+    }
+}
+
+impl FusedPlan {
+    pub(crate) fn new(ctx: &Context, problem: &FusedProblem) -> Result<Self, Error> {
+        let FusedProblem { weight, m, x_dtype, each, outputs } = problem;
+        let (segments, m) = (weight.segments(), *m);
+        if outputs.len() > segments {
+            let (least, most) = (0, segments - 1);
+            return Err(Error::OutOfRange { name: "segment", least, most, got: outputs.len() - 1 });
+        }
+        let dtypes: Vec<DType> = outputs.iter().map(|output| output.dtype.unwrap_or(*x_dtype)).collect();
+        let common = if dtypes.iter().all(|&dtype| dtype == dtypes[0]) { dtypes[0] } else { DType::F32 };
+        let product = ctx.plan(&each.clone().d_dtype(common))?;
+        let row = product.op().d.row_stride;
+        let overflow = || Error::ExtentOverflow { operand: "D", rows: m as u64, row_stride: row };
+        if row != weight.weight().n() as u64 {
+            return Err(Error::NotForFused { what: "a row stride of D", why: "state it for each output" });
+        }
+        if product.op().residual_in_d {
+            return Err(Error::NotForFused {
+                what: "a residual in D",
+                why: "give the residual as an operand of its own",
+            });
+        }
+        let bytes = weight.weight().n().checked_mul(m).and_then(|elements| elements.checked_mul(common.bytes()));
+        let start = product.workspace_bytes().checked_next_multiple_of(ALIGNMENT).ok_or_else(overflow)?;
+        let end = bytes.and_then(|bytes| start.checked_add(bytes)).ok_or_else(overflow)?;
+        let part = |(segment, (output, dtype)): (usize, (&Output, DType))| {
+            let columns = weight.columns(segment).unwrap_or_default();
+            let first = columns.start * common.bytes();
+            let mut conversion = Conversion::new(m, columns.len(), common, dtype)
+                .x_row_stride(row)
+                .x_alignment(if first.is_multiple_of(WIDE_ACCESS) { WIDE_ACCESS } else { common.bytes() })
+                .d_alignment(output.alignment);
+            if let Some(elements) = output.row_stride {
+                conversion = conversion.d_row_stride(elements);
+            }
+            Ok((ctx.plan_conversion(&conversion)?, first))
+        };
+        let parts = outputs.iter().zip(dtypes).enumerate().map(part).collect::<Result<_, Error>>()?;
+        Ok(Self { product, parts, all: start..end })
+    }
+
+    /// Bytes of workspace that a run needs.
+    pub fn workspace_bytes(&self) -> usize {
+        self.all.end
+    }
+
+    /// The plan of the product of all segments.
+    pub fn product(&self) -> &Plan {
+        &self.product
+    }
+
+    /// Submits the product and what writes each output to `stream`. Allocates nothing, waits for nothing and takes no lock, as
+    /// [`Plan::run`].
+    ///
+    /// # Errors
+    /// As [`Plan::run`]; [`Error::OutputsMismatch`] when there are not as many outputs as segments. Of an output that does not fit, nothing
+    /// is written, nor of those after it.
+    pub fn run(&self, stream: &Stream, args: FusedArgs<'_>) -> Result<(), Error> {
+        let FusedArgs { x, w, outputs, workspace, c, bias, token_scale, residual, gamma, beta } = args;
+        if outputs.len() != self.parts.len() {
+            return Err(Error::OutputsMismatch { expected: self.parts.len(), got: outputs.len() });
+        }
+        let why = "the plan keeps the outputs of all segments";
+        let checks = Checks(self.product.device());
+        let Some(workspace) = checks.workspace(Some(workspace), self.all.end, why)? else { return Ok(()) };
+        let (own, all) = workspace.split_at(self.all.start)?;
+        let mut all = all.slice(0..self.all.len())?;
+        let mut args = Args::new(x, w.weight(), all.reborrow());
+        (args.c, args.bias, args.token_scale, args.residual) = (c, bias, token_scale, residual);
+        (args.gamma, args.beta) = (gamma, beta);
+        self.product.run_within(stream, args, own)?;
+        for ((conversion, first), output) in self.parts.iter().zip(outputs) {
+            let from = all.view().slice(*first..self.all.len())?;
+            conversion.run(stream, ConversionArgs::new(from, output.reborrow()))?;
+        }
+        Ok(())
+    }
+}
+
+/// The product's launches, then that of each segment.
+impl fmt::Display for FusedPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.product.fmt(f)?;
+        self.parts.iter().try_for_each(|(conversion, _)| write!(f, "\n{conversion}"))
+    }
+}

@@ -1,0 +1,99 @@
+//! Sums over rows that are normalized, and what becomes of their values.
+
+use super::attention::total;
+use super::vector::{LANES, Vector};
+
+/// What a value of a row becomes: `((value · scale − mean) − correction) · inverse`.
+#[derive(Clone, Copy, Debug)]
+pub struct Normalization {
+    /// A power of two.
+    pub scale: f32,
+    /// Of the scaled values.
+    pub mean: f32,
+    /// The mean of what lies beside that mean.
+    pub correction: f32,
+    /// The inverse of their deviation.
+    pub inverse: f32,
+}
+
+/// `[Σ (value · scale − mean), Σ (value · scale − mean)²]`, in an order that the length alone decides.
+///
+/// # Safety
+/// The processor has the level's instructions.
+#[inline(always)]
+pub unsafe fn moments<V: Vector>(values: &[f32], scale: f32, mean: f32) -> [f32; 2] {
+    let whole = values.len() / LANES * LANES;
+    let mut rest = [0.0, 0.0];
+    for value in &values[whole..] {
+        let beside = value * scale - mean;
+        rest[0] += beside;
+        rest[1] += beside * beside;
+    }
+    // SAFETY: the caller's promise; vectors from `first` on lie in `values`.
+    unsafe {
+        let (one, scale, mean) = (V::splat(1.0), V::splat(scale), V::splat(-mean));
+        let mut sums = [[V::splat(0.0); 2]; 2];
+        let mut first = 0;
+        // Two vectors at a time, whose sums do not wait for one another.
+        while first < whole {
+            for sums in sums.iter_mut().take((whole - first) / LANES) {
+                let beside = V::multiply_add(V::load(values.as_ptr().add(first)), scale, mean);
+                sums[0] = V::multiply_add(beside, one, sums[0]);
+                sums[1] = V::multiply_add(beside, beside, sums[1]);
+                first += LANES;
+            }
+        }
+        std::array::from_fn(|i| total::<V>(V::multiply_add(sums[0][i], one, sums[1][i])) + rest[i])
+    }
+}
+
+/// Normalizes values, multiplies them with `gamma` and adds `beta`, each as long as `values` or of no values.
+///
+/// # Safety
+/// The processor has the level's instructions.
+#[inline(always)]
+pub unsafe fn normalize<V: Vector>(how: &Normalization, gamma: &[f32], beta: &[f32], values: &mut [f32]) {
+    let Normalization { scale, mean, correction, inverse } = *how;
+    let whole = values.len() / LANES * LANES;
+    // SAFETY: the caller's promise; vectors from `first` on lie in `values`, and in gamma and beta where there are any.
+    unsafe {
+        let one = V::splat(1.0);
+        let (scale, mean, correction) = (V::splat(scale), V::splat(-mean), V::splat(-correction));
+        let inverse = V::splat(inverse);
+        for first in (0..whole).step_by(LANES) {
+            let at = values.as_mut_ptr().add(first);
+            let beside = V::multiply_add(V::load(at), scale, mean);
+            let mut value = V::multiply(V::multiply_add(beside, one, correction), inverse);
+            if !gamma.is_empty() {
+                value = V::multiply(value, V::load(gamma.as_ptr().add(first)));
+            }
+            if !beta.is_empty() {
+                value = V::multiply_add(value, one, V::load(beta.as_ptr().add(first)));
+            }
+            V::store(at, value);
+        }
+    }
+    for (i, value) in values.iter_mut().enumerate().skip(whole) {
+        let normalized = ((*value * scale - mean) - correction) * inverse;
+        *value = normalized * gamma.get(i).copied().unwrap_or(1.0) + beta.get(i).copied().unwrap_or(0.0);
+    }
+}
+
+/// Adds to every value its counterpart of `other`, which is as long.
+///
+/// # Safety
+/// The processor has the level's instructions.
+#[inline(always)]
+pub unsafe fn add<V: Vector>(other: &[f32], values: &mut [f32]) {
+    let whole = values.len() / LANES * LANES;
+    for first in (0..whole).step_by(LANES) {
+        // SAFETY: the caller's promise; vectors from `first` on lie in both.
+        unsafe {
+            let at = values.as_mut_ptr().add(first);
+            V::store(at, V::multiply_add(V::load(at), V::splat(1.0), V::load(other.as_ptr().add(first))));
+        }
+    }
+    for (value, other) in values[whole..].iter_mut().zip(&other[whole..]) {
+        *value += other;
+    }
+}
