@@ -110,7 +110,7 @@ const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
-fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 3] {
+fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 4] {
     let fma = match arch {
         70..=80 => 64.0,
         _ => 128.0,
@@ -128,7 +128,9 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 3] {
         Variant::Sm75 | Variant::Sm80 | Variant::Sm89 if arch == 90 => tensor * HOPPER_MMA_SYNC,
         _ => tensor,
     };
-    [(Math::FmaF32, fma), (Math::TensorF16, tensor), (Math::DotI8, 256.0)]
+    // Twice as many of half as many bits, on chips that have such instructions.
+    let fp8 = if run >= Variant::Sm89 { 2.0 * tensor } else { tensor };
+    [(Math::FmaF32, fma), (Math::TensorF16, tensor), (Math::DotI8, 256.0), (Math::TensorFp8, fp8)]
 }
 
 /// Names of the instructions that kernels of `variant` may use.

@@ -64,7 +64,7 @@ pub use probe::{copy_bandwidth, read_bandwidth};
 pub use qgemm_hal::Geometry;
 pub use spec::KernelSpec;
 pub use target::Target;
-pub use tensor_map::{EncodedMap, XMap};
+pub use tensor_map::{EncodedMap, MOST_DIMENSIONS, MapElement, MapSwizzle, TileMap};
 
 use device::CudaDevice;
 use gpu::Gpu;

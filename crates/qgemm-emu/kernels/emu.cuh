@@ -40,12 +40,16 @@ struct EmuRuntime {
     // Announces `bytes` before it arrives.
     void (*mbarrier_arrive)(u64* barrier, u32 bytes, const char* file, u32 line);
     void (*mbarrier_wait)(u64* barrier, u32 parity, const char* file, u32 line);
-    void (*tensor_copy)(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, const char* file, u32 line);
+    // `at`: the coordinates of the tile's first element.
+    void (*tensor_copy)(u8* shared, const void* map, const i32* at, u32 dimensions, u64* barrier, const char* file,
+                        u32 line);
     void (*proxy_fence)();
     void (*wgmma_fence)();
-    void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 bf16, const char* file, u32 line);
+    // `operands`: the numbers of WgmmaOperands in src/model/float.rs. `adds` 0: D is written, not added to.
+    void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 operands, u32 adds, const char* file,
+                  u32 line);
     // Both factors in shared memory. `a_mn`, `b_mn`: 1 where it is MN-major.
-    void (*wgmma_shared)(float* d, u32 d_words, u64 a_descriptor, u64 b_descriptor, u32 a_mn, u32 b_mn, u32 bf16,
+    void (*wgmma_shared)(float* d, u32 d_words, u64 a_descriptor, u64 b_descriptor, u32 a_mn, u32 b_mn, u32 operands,
                          const char* file, u32 line);
     void (*wgmma_commit)();
     void (*wgmma_wait)(u32 groups, const char* file, u32 line);

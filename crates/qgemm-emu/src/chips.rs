@@ -64,6 +64,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
             (Math::FmaF32, rate(chip.fma)),
             (Math::TensorF16, rate(chip.tensor)),
             (Math::DotI8, rate(4.0 * chip.fma)),
+            (Math::TensorFp8, rate(2.0 * chip.tensor)),
         ],
         launch_seconds: 3e-6,
         features: BTreeSet::from(["emulated"]),

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
-    EncodedMap, KernelLaunch, Places, XMap, attention_sequence, convert_sequence, dequantize_sequence,
+    EncodedMap, KernelLaunch, MapSwizzle, Places, TileMap, attention_sequence, convert_sequence, dequantize_sequence,
     experts_sequence, gemm_sequence, kv_append_sequence, matmul_sequence, norm_sequence, quantize_sequence,
     routing_sequence, unpack_sequence,
 };
@@ -375,16 +375,12 @@ pub(crate) fn address(device: DeviceId, view: BufferRef<'_>, what: &'static str)
     Ok(HostMemory::address(view).ok_or(wrong)?.as_ptr().expose_provenance() as u64)
 }
 
-/// A map as the emulated TMA takes it.
-fn encode(x: &XMap) -> EncodedMap {
-    TensorMap {
-        address: x.address,
-        element_bytes: x.dtype.bytes() as u32,
-        size: x.size,
-        row_bytes: x.row_bytes,
-        tile: x.tile,
-        matrices: x.matrices.unwrap_or([1, 0]),
-        swizzle: Swizzle::Bytes128,
-    }
-    .encode()
+/// A tensor map as the emulated TMA takes it.
+fn encode(tensor: &TileMap) -> EncodedMap {
+    let TileMap { address, element, size, strides, tile, swizzle, .. } = *tensor;
+    let swizzle = match swizzle {
+        MapSwizzle::Bytes64 => Swizzle::Bytes64,
+        MapSwizzle::Bytes128 => Swizzle::Bytes128,
+    };
+    TensorMap { address, element_bytes: element.bytes() as u32, size, strides, tile, swizzle }.encode()
 }

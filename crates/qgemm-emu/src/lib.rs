@@ -30,7 +30,7 @@ use qgemm_hal::{BufferRef, Device, DeviceInfo, HalError, Variant};
 pub use counters::{AccessSite, KernelCounters, Space, Traffic};
 pub use device::Geometry;
 pub use fault::{Fault, FaultKind};
-pub use machine::{Access, Region, Swizzle, TensorMap};
+pub use machine::{Access, MOST_DIMENSIONS, Region, Swizzle, TensorMap};
 
 use compile::Compiler;
 use device::EmuDevice;

@@ -79,10 +79,9 @@ fn emulated(device: &dyn Device, spec: &KernelSpec, problem: &Problem) -> Result
     let map = qgemm_emu::TensorMap {
         address: x,
         element_bytes: 2,
-        size: [problem.k as u64, problem.tokens as u64],
-        row_bytes: problem.k as u64 * 2,
-        tile: BOX,
-        matrices: [1, 0],
+        size: [problem.k as u64, problem.tokens as u64, 1, 1, 1],
+        strides: [problem.k as u64 * 2, 0, 0, 0],
+        tile: [BOX[0], BOX[1], 1, 1, 1],
         swizzle: Swizzle::Bytes128,
     };
     let params = Params::new(TensorMap(map.encode()), w, d, problem.k as u64);

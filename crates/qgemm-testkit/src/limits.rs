@@ -32,6 +32,11 @@ pub const PATHS: &[PathLimit] = &[
         nmse: 1e-6,
         reason: "codes are exact and scales act on f32 sums, in f16 and bf16 alike",
     },
+    PathLimit {
+        math: Math::TensorFp8,
+        nmse: 1e-6,
+        reason: "codes are exact; sums of 128 columns have 14 bits, and scales act on them in f32",
+    },
 ];
 
 /// The error that rounding weights to a type before they are multiplied may add.

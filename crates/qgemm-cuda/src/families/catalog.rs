@@ -10,7 +10,7 @@ use super::attention;
 use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
-use super::gemm::{Instance, gathers, gemm_sequence, instances, x_prologue};
+use super::gemm::{Fp8Kernel, Instance, fp8_kernels, gathers, gemm_sequence, instances, x_prologue};
 use super::kernel_launch::load;
 use super::kv_append::KvAppend;
 use super::matmul::Matmul;
@@ -73,9 +73,27 @@ fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(), Unsupporte
     Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")))
 }
 
+/// The kernels that multiply codes of a quantized X as they are.
+fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+    let all = fp8_kernels(op.format, op.x.format, variant);
+    if all.is_empty() {
+        return Err(Unsupported::new(format!(
+            "has no kernel that multiplies codes of {} and {}",
+            op.format, op.x.format
+        )));
+    }
+    all.iter().try_for_each(|kernel| kernel.serves(op))?;
+    let configs = all.iter().map(Fp8Kernel::config).filter(|config| config.shared_bytes <= info.shared_bytes);
+    Ok(configs.collect())
+}
+
 /// Of the sources of the configuration's kernel.
 fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     let id = config.kernel_id(op.format);
+    if let (Some(_), Some(variant)) = (op.x.planes, config.variant) {
+        let mut all = fp8_kernels(op.format, op.x.format, variant).into_iter();
+        return all.find(|k| k.config().kernel_id(op.format) == id).map_or(0, |k| k.spec().source_hash().short());
+    }
     let x = config.x_format.plain().zip(config.variant);
     let mut all = x.into_iter().flat_map(|(x, variant)| instances(op.format, x, variant));
     all.find(|i| i.id() == id).map_or(0, |i| i.spec().source_hash().short())
@@ -144,7 +162,11 @@ impl Family<CheckedGemm> for Gemm {
 
     /// Kernels that read X in place, and those that read what a prologue makes of it.
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
-        let (variant, x) = (variant_for(op, info)?, op.plain_x()?);
+        let variant = variant_for(op, info)?;
+        if op.x.planes.is_some() {
+            return multiplying_codes(op, variant, info);
+        }
+        let x = op.plain_x()?;
         let mut direct = self.serving(op, x.dtype, x.aligned16 && !op.k_order, variant, info);
         let Some((dtype, prologue)) = x_prologue(op, &x, variant) else { return direct };
         if gathers(op) {

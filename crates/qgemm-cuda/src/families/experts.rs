@@ -24,7 +24,7 @@ use super::routing::{list_steps, list_workspace_bytes};
 use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
-use crate::tensor_map::{EncodedMap, XMap};
+use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
 /// Name of the family.
 const NAME: &str = "gemm";
@@ -191,7 +191,7 @@ struct ProductLaunch {
     /// Where the slots begin in the lists.
     list: usize,
     /// X for TMA, but for its address, where rows follow one another.
-    x_map: Option<XMap>,
+    x_map: Option<TileMap>,
     takes_x_map: bool,
 }
 
@@ -219,7 +219,7 @@ impl Params for ProductLaunch {
             return Ok(LaunchParams::of(&params));
         }
         let map = match self.x_map {
-            Some(map) => (places.encode)(&XMap { address: params.gemm.at.x, ..map })?,
+            Some(map) => (places.encode)(&TileMap { address: params.gemm.at.x, ..map })?,
             None => EncodedMap::default(),
         };
         let x_maps = [map, EncodedMap::default()];
@@ -335,13 +335,10 @@ fn product_launch(
         let [y, z] = two_dimensions(places.checked_add(1)?);
         [n_tiles, y, z]
     };
-    let x_map = (takes_tiles && !grouped).then_some(XMap {
-        address: 0,
-        matrices: None,
-        dtype: x.dtype,
-        size: [each.k as u64, op.x_rows() as u64],
-        row_bytes: x.row_stride * x.dtype.bytes() as u64,
-        tile: [K_BLOCK, config.tile_m],
+    let x_map = (takes_tiles && !grouped).then(|| {
+        let size = [each.k as u64, op.x_rows() as u64];
+        let row_bytes = x.row_stride * x.dtype.bytes() as u64;
+        TileMap::matrix(0, MapElement::Number(x.dtype), size, row_bytes, [K_BLOCK, config.tile_m])
     });
     Some(KernelLaunch {
         id: product_id(instance),

@@ -14,7 +14,7 @@ use crate::function::{Function, Start};
 use crate::gpu::Gpu;
 use crate::memory::device_address;
 use crate::spec::KernelSpec;
-use crate::tensor_map::{self, EncodedMap, XMap};
+use crate::tensor_map::{self, EncodedMap, TileMap};
 
 /// One launch of a plan.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct Places<'a> {
     /// The address of a view; the text names it in errors.
     pub address: &'a dyn Fn(BufferRef<'_>, &'static str) -> Result<u64, HalError>,
     /// A tensor map.
-    pub encode: &'a dyn Fn(&XMap) -> Result<EncodedMap, HalError>,
+    pub encode: &'a dyn Fn(&TileMap) -> Result<EncodedMap, HalError>,
 }
 
 impl Places<'_> {

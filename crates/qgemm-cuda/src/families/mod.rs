@@ -18,7 +18,7 @@ mod repack;
 mod routing;
 mod unpack;
 
-use qgemm_formats::{DType, Format};
+use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::Variant;
 
 pub use attention::attention_sequence;
@@ -46,6 +46,9 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let instances = Format::all()
         .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| gemm::instances(format, x, variant)))
         .map(|instance| instance.spec());
+    let fp8 = Format::all()
+        .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::fp8_kernels(format, x, variant)))
+        .map(|kernel| kernel.spec());
     let block_scaled = Format::all().filter(|_| variant == Variant::Sm120).filter_map(block_scaled_spec);
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
     std::iter::once(probe::spec())
@@ -61,6 +64,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(unpack::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))
+        .chain(fp8)
         .chain(block_scaled)
         .collect()
 }

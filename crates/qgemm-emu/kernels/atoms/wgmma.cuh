@@ -19,10 +19,10 @@ QG_DEVICE u64 wgmma_descriptor_128b(const u8* shared) {
 
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
-    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 0, file, line);
+    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 0, 1, file, line);
 }
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_k16_bf16(float (&d)[COLUMNS / 2], const u32 (&a)[4], u64 b_descriptor, QG_AT) {
-    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 1, file, line);
+    emu->wgmma(d, COLUMNS / 2, a, b_descriptor, 1, 1, file, line);
 }
 #endif

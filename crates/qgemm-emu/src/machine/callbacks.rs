@@ -8,10 +8,11 @@ use std::slice;
 use super::block::{self, Block, Wait};
 use super::collective::Meeting;
 use super::shared::Refused;
-use super::tensor_copy::TensorMap;
-use super::warpgroup::{Factor, LaneShare};
+use super::tensor_copy::{MOST_DIMENSIONS, TensorMap};
+use super::warpgroup::{Factor, LaneShare, Wgmma};
 use crate::counters::Doing;
 use crate::fault::Site;
+use crate::model::WgmmaOperands;
 
 /// Where a thread stands (`EmuPlace` in `kernels/emu.cuh`).
 #[repr(C)]
@@ -48,10 +49,10 @@ pub(crate) struct Runtime {
     mbarrier_fence: unsafe extern "C" fn(),
     mbarrier_arrive: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
     mbarrier_wait: unsafe extern "C" fn(*mut u64, u32, *const c_char, u32),
-    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, i32, i32, i32, *mut u64, *const c_char, u32),
+    tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, *const i32, u32, *mut u64, *const c_char, u32),
     proxy_fence: unsafe extern "C" fn(),
     wgmma_fence: unsafe extern "C" fn(),
-    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, *const c_char, u32),
+    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, u32, *const c_char, u32),
     wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, *const c_char, u32),
     wgmma_commit: unsafe extern "C" fn(),
     wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
@@ -441,22 +442,26 @@ unsafe extern "C" fn mbarrier_wait(barrier: *mut u64, parity: u32, file: *const 
     }
 }
 
-/// `cp.async.bulk.tensor.2d`, or `.3d`.
+/// `cp.async.bulk.tensor`.
 unsafe extern "C" fn tensor_copy(
     to: *mut u8,
     map: *const c_void,
-    x: i32,
-    y: i32,
-    matrix: i32,
+    at: *const i32,
+    dimensions: u32,
     barrier: *mut u64,
     file: *const c_char,
     line: u32,
 ) {
     let site = Site { file, line };
-    // SAFETY: called by a kernel; a tensor map is 128 bytes in the kernel's parameter.
+    // SAFETY: called by a kernel; a tensor map is 128 bytes in the kernel's parameter, and there is a coordinate for each
+    // dimension.
     unsafe {
         let map = TensorMap::decode(&map.cast::<[u64; 16]>().read_unaligned());
-        let asked = current().copy_tensor(to.addr(), map, [x, y, matrix], barrier.addr(), site);
+        let mut first = [0; MOST_DIMENSIONS];
+        for (first, &at) in first.iter_mut().zip(slice::from_raw_parts(at, dimensions as usize)) {
+            *first = at;
+        }
+        let asked = current().copy_tensor(to.addr(), map, first, barrier.addr(), site);
         check(asked, site);
     }
 }
@@ -478,13 +483,16 @@ unsafe extern "C" fn wgmma(
     accumulators: u32,
     a: *const u32,
     descriptor: u64,
-    bf16: u32,
+    operands: u32,
+    adds: u32,
     file: *const c_char,
     line: u32,
 ) {
     let site = Site { file, line };
     let b = Factor { descriptor, is_mn_major: false };
-    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, a: None, b, bf16: bf16 != 0 };
+    let Some(operands) = WgmmaOperands::of(operands) else { return };
+    let what = Wgmma { accumulators: accumulators as usize, a: None, b, operands, adds: adds != 0 };
+    let meeting = Meeting::Warpgroup(what);
     // SAFETY: called by a kernel with four words at `a` and `accumulators` floats at `d`, arrays of the thread that it
     // must not use before it waits; no reference is held across the switch.
     unsafe {
@@ -504,14 +512,16 @@ unsafe extern "C" fn wgmma_shared(
     b_descriptor: u64,
     a_mn: u32,
     b_mn: u32,
-    bf16: u32,
+    operands: u32,
     file: *const c_char,
     line: u32,
 ) {
     let site = Site { file, line };
     let a = Factor { descriptor: a_descriptor, is_mn_major: a_mn != 0 };
     let b = Factor { descriptor: b_descriptor, is_mn_major: b_mn != 0 };
-    let meeting = Meeting::Warpgroup { accumulators: accumulators as usize, a: Some(a), b, bf16: bf16 != 0 };
+    let Some(operands) = WgmmaOperands::of(operands) else { return };
+    let what = Wgmma { accumulators: accumulators as usize, a: Some(a), b, operands, adds: true };
+    let meeting = Meeting::Warpgroup(what);
     // SAFETY: called by a kernel with `accumulators` floats at `d`, an array of the thread that it must not use before it
     // waits; no reference is held across the switch.
     unsafe {

@@ -3,7 +3,7 @@
 use super::block::{Block, Wait};
 use super::clock::Knowledge;
 use super::shared::{NO_NUMBER, Refused};
-use super::warpgroup::{Factor, LaneShare};
+use super::warpgroup::{LaneShare, Wgmma};
 use crate::counters::Doing;
 use crate::fault::{FaultKind, Site};
 use crate::model::{COLLECTIVES, Class, MAX_WORDS, WarpWords};
@@ -20,16 +20,7 @@ pub(super) enum Meeting {
         transposed: bool,
     },
     /// `wgmma` of this warp's share.
-    Warpgroup {
-        /// Floats of a lane.
-        accumulators: usize,
-        /// Where A is; in the lanes' registers where it is nowhere else.
-        a: Option<Factor>,
-        /// Where B is.
-        b: Factor,
-        /// The operands' type; else f16.
-        bf16: bool,
-    },
+    Warpgroup(Wgmma),
 }
 
 impl Meeting {
@@ -39,7 +30,7 @@ impl Meeting {
             Meeting::LoadMatrices { count, transposed } => {
                 format!("ldmatrix_x{count}{}", if transposed { "_trans" } else { "" })
             }
-            Meeting::Warpgroup { accumulators, a, b, .. } => {
+            Meeting::Warpgroup(Wgmma { accumulators, a, b, .. }) => {
                 format!("wgmma with {} columns, A in {a:x?} and B in {b:x?}", accumulators * 2)
             }
         }
@@ -135,11 +126,11 @@ impl Block<'_> {
                 }
             }
             Meeting::LoadMatrices { count, transposed } => self.load_matrices(warp, count, transposed, site)?,
-            Meeting::Warpgroup { accumulators, a, b, bf16 } => {
+            Meeting::Warpgroup(what) => {
                 let state = &self.warps[warp];
                 let lanes = state.shares[..state.lanes].to_vec();
                 // SAFETY: lanes meet here through `meet_for_wgmma` only, whose contract is the same.
-                unsafe { self.issue(lanes, accumulators, a, b, bf16, site)? }
+                unsafe { self.issue(lanes, what, site)? }
             }
         }
         if matches!(meeting, Meeting::Registers(op) if COLLECTIVES[op].class == Class::Barrier) {

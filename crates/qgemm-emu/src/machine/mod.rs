@@ -18,4 +18,4 @@ mod warpgroup;
 pub(crate) use callbacks::Runtime;
 pub use global::{Access, Region};
 pub(crate) use launch::{Launch, run};
-pub use tensor_copy::{Swizzle, TensorMap};
+pub use tensor_copy::{MOST_DIMENSIONS, Swizzle, TensorMap};

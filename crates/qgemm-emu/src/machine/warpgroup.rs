@@ -7,9 +7,9 @@ use super::block::Block;
 use super::shared::{NO_NUMBER, Refused};
 use super::tensor_copy::Swizzle;
 use crate::fault::{FaultKind, Site};
-use crate::model::{COLLECTIVES, NO_WORDS};
+use crate::model::{NO_WORDS, WgmmaOperands};
 
-/// Rows of one warp, columns of the model that is used, and values along K.
+/// Rows of one warp, columns of the model that is used, and values of 16 bits, or pairs of 8 bits, along K.
 const ROWS: usize = 16;
 const COLUMNS: usize = 8;
 const K: usize = 16;
@@ -41,15 +41,26 @@ impl LaneShare {
     }
 }
 
+/// What an instruction computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Wgmma {
+    /// Floats of a lane.
+    pub accumulators: usize,
+    /// Where A is; in the lanes' registers where it is nowhere else.
+    pub a: Option<Factor>,
+    /// Where B is.
+    pub b: Factor,
+    /// Their types.
+    pub operands: WgmmaOperands,
+    /// Whether it adds to the accumulators; else they begin as zeros.
+    pub adds: bool,
+}
+
 /// An instruction of one warp.
 #[derive(Clone, Debug)]
 struct Instruction {
     lanes: Vec<LaneShare>,
-    accumulators: usize,
-    /// In shared memory, not in the lanes' registers.
-    a: Option<Factor>,
-    b: Factor,
-    bf16: bool,
+    what: Wgmma,
     site: Site,
 }
 
@@ -83,7 +94,7 @@ pub(super) struct Factor {
     pub is_mn_major: bool,
 }
 
-/// A factor's place in shared memory, in the 128-byte swizzle.
+/// A factor's place in shared memory.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
     start: usize,
@@ -91,17 +102,25 @@ struct Matrix {
     leading: usize,
     /// Bytes from eight of the outer index to the next eight, or MN-major from eight of k.
     stride: usize,
+    /// K-major: bytes from one of the outer index to the next.
+    pitch: usize,
+    swizzle: Swizzle,
     is_mn_major: bool,
 }
 
 impl Factor {
     fn decode(self) -> Result<Matrix, Refused> {
-        if self.descriptor >> 62 != 1 {
-            let detail = "a wgmma descriptor without the 128-byte swizzle, the only one that is emulated".to_owned();
-            return Err((FaultKind::BadOperand, detail));
-        }
-        let field = |shift: u32| (self.descriptor >> shift & 0x3fff) as usize * 16;
-        Ok(Matrix { start: field(0), leading: field(16), stride: field(32), is_mn_major: self.is_mn_major })
+        let Self { descriptor, is_mn_major } = self;
+        let (swizzle, pitch) = match descriptor >> 62 {
+            1 => (Swizzle::Bytes128, 128),
+            2 if !is_mn_major => (Swizzle::Bytes64, 64),
+            _ => {
+                let detail = "a wgmma descriptor without the 128-byte swizzle, or K-major the 64-byte one".to_owned();
+                return Err((FaultKind::BadOperand, detail));
+            }
+        };
+        let field = |shift: u32| (descriptor >> shift & 0x3fff) as usize * 16;
+        Ok(Matrix { start: field(0), leading: field(16), stride: field(32), pitch, swizzle, is_mn_major })
     }
 }
 
@@ -109,10 +128,10 @@ impl Matrix {
     /// Offset of the 16 bytes that begin with a value: eight along k, or MN-major eight along the outer index.
     fn unit(&self, outer: usize, k: usize) -> usize {
         let place = match self.is_mn_major {
-            false => outer / 8 * self.stride + outer % 8 * 128 + k * 2,
+            false => outer / 8 * self.stride + outer % 8 * self.pitch + k * 2,
             true => outer / 64 * self.leading + outer % 64 * 2 + k / 8 * self.stride + k % 8 * 128,
         };
-        Swizzle::Bytes128.apply(self.start + place)
+        self.swizzle.apply(self.start + place)
     }
 }
 
@@ -128,23 +147,15 @@ impl Block<'_> {
     /// All lanes of a warp have issued an instruction.
     ///
     /// # Safety
-    /// Each lane's `d` must be the address of `accumulators` floats, and that in `a` of its operands, which stay where they are
+    /// Each lane's `d` must be the address of as many floats as it has accumulators, and that in `a` of its operands, which stay where they are
     /// until they are waited for.
-    pub(super) unsafe fn issue(
-        &mut self,
-        lanes: Vec<LaneShare>,
-        accumulators: usize,
-        a: Option<Factor>,
-        b: Factor,
-        bf16: bool,
-        site: Site,
-    ) -> Result<(), Refused> {
+    pub(super) unsafe fn issue(&mut self, lanes: Vec<LaneShare>, what: Wgmma, site: Site) -> Result<(), Refused> {
         let warp = self.current / 32;
         if !self.instructions[warp].fenced {
             let detail = "wgmma without wgmma.fence since its registers were last waited for".to_owned();
             return Err((FaultKind::BadOperand, detail));
         }
-        let instruction = Instruction { lanes, accumulators, a, b, bf16, site };
+        let instruction = Instruction { lanes, what, site };
         // What it will read must be there by now.
         self.factors(&instruction)?;
         let state = &mut self.instructions[warp];
@@ -156,7 +167,7 @@ impl Block<'_> {
                     // SAFETY: by the contract of this function.
                     let floats = unsafe {
                         let start = std::ptr::with_exposed_provenance_mut::<f32>(address);
-                        std::slice::from_raw_parts_mut(start, accumulators)
+                        std::slice::from_raw_parts_mut(start, what.accumulators)
                     };
                     let values = floats.to_vec();
                     floats.fill(POISON);
@@ -199,8 +210,8 @@ impl Block<'_> {
 
     /// The words that an instruction multiplies, checked for every warp that starts it.
     fn factors(&mut self, instruction: &Instruction) -> Result<Factors, Refused> {
-        let b = self.words(instruction.b, 0, instruction.accumulators / PART * COLUMNS)?;
-        let Some(a) = instruction.a else {
+        let b = self.words(instruction.what.b, 0, instruction.what.accumulators / PART * COLUMNS)?;
+        let Some(a) = instruction.what.a else {
             let of_lane = |share: &LaneShare| share.a.map_or([0; 4], |(_, words)| words);
             return Ok((instruction.lanes.iter().map(of_lane).collect(), b));
         };
@@ -248,7 +259,7 @@ impl Block<'_> {
         Ok(std::array::from_fn(|i| u16::from_le_bytes([bytes[2 * i], bytes[2 * i + 1]])))
     }
 
-    /// Computes eight columns at a time as `m16n8k16` does, whose A and D fragments are the same.
+    /// Computes eight columns at a time as the `mma` of 16 rows does, whose A and D fragments are the same.
     fn execute(&mut self, instruction: &Instruction) -> Result<(), Refused> {
         // SAFETY: by the contract of `issue`: nobody has waited for it before.
         if let Some(lane) = instruction.lanes.iter().position(|share| !unsafe { share.is_intact() }) {
@@ -257,25 +268,25 @@ impl Block<'_> {
             return Err((FaultKind::BadOperand, detail));
         }
         let (a, words) = self.factors(instruction)?;
-        let name = if instruction.bf16 { "mma_m16n8k16_bf16" } else { "mma_m16n8k16_f16" };
-        let Some(model) = COLLECTIVES.iter().find(|c| c.name == name) else { return Ok(()) };
+        let Wgmma { accumulators, operands, adds, .. } = instruction.what;
         let precision = self.grid.precision;
         let state = &mut self.instructions[self.current / 32];
         let Some(at) = state.pending.iter().position(|p| p.d.iter().eq(instruction.lanes.iter().map(|l| &l.d))) else {
             return Ok(());
         };
         let pending = &mut state.pending[at];
-        for part in 0..instruction.accumulators / PART {
+        for part in 0..accumulators / PART {
             let (mut inputs, mut outputs) = (NO_WORDS, NO_WORDS);
             for (lane, a) in a.iter().enumerate() {
                 let column = &words[part * COLUMNS + lane / 4];
                 inputs[lane][..4].copy_from_slice(a);
                 inputs[lane][4..6].copy_from_slice(&[column[lane % 4], column[lane % 4 + 4]]);
                 for i in 0..PART {
-                    inputs[lane][6 + i] = pending.values[lane][part * PART + i].to_bits();
+                    let value = if adds { pending.values[lane][part * PART + i] } else { 0.0 };
+                    inputs[lane][6 + i] = value.to_bits();
                 }
             }
-            (model.run)(&inputs, &mut outputs, &precision);
+            operands.multiply(&inputs, &mut outputs, &precision);
             for (values, words) in pending.values.iter_mut().zip(&outputs) {
                 for i in 0..PART {
                     values[part * PART + i] = f32::from_bits(words[i]);

@@ -14,11 +14,15 @@ pub(crate) const M16N8K16: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 0
 /// Words of `m16n8k32` with 8-bit operands.
 pub(crate) const M16N8K32: WordCounts = M16N8K16;
 
-// The formats' least normal exponents.
 const LEAST_F16: i32 = -14;
-const LEAST_BF16: i32 = -126;
-const LEAST_E4M3: i32 = -6;
-const LEAST_E5M2: i32 = -14;
+
+/// A type of operands: its numbers, and its least normal exponent.
+type Number = (fn(u16) -> f32, i32);
+
+const F16: Number = (decode::f16, LEAST_F16);
+const BF16: Number = (decode::bf16, -126);
+const E4M3: Number = (|code| decode::e4m3(code as u8), -6);
+const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
 /// `mma.m8n8k4.row.col.f32.f16.f16.f32`: four products, one for each quad-pair.
 pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
@@ -26,36 +30,59 @@ pub(crate) fn m8n8k4_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision:
         let a = each(&quad_pair::operand(inputs, 0, pair), decode::f16);
         let b = transpose(&each(&quad_pair::operand(inputs, M8N8K4.first_b(), pair), decode::f16));
         let mut d = each(&quad_pair::accumulators(inputs, M8N8K4.first_d(), pair), f32::from_bits);
-        multiply(&a, &b, &mut d, LEAST_F16, &precision.quad_pair);
+        multiply(&a, &b, &mut d, [LEAST_F16; 2], &precision.quad_pair);
         quad_pair::put_accumulators(&each(&d, f32::to_bits), outputs, pair);
     }
 }
 
 /// `mma.m16n8k8.row.col.f32.f16.f16.f32`.
 pub(crate) fn m16n8k8_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    mma::<8, 16>(inputs, outputs, M16N8K8, decode::f16, LEAST_F16, &precision.half);
+    mma::<8, 16>(inputs, outputs, M16N8K8, [F16; 2], &precision.half);
 }
 
 /// `mma.m16n8k16.row.col.f32.f16.f16.f32`.
 pub(crate) fn m16n8k16_f16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    mma::<16, 16>(inputs, outputs, M16N8K16, decode::f16, LEAST_F16, &precision.half);
+    mma::<16, 16>(inputs, outputs, M16N8K16, [F16; 2], &precision.half);
 }
 
 /// `mma.m16n8k16.row.col.f32.bf16.bf16.f32`.
 pub(crate) fn m16n8k16_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    mma::<16, 16>(inputs, outputs, M16N8K16, decode::bf16, LEAST_BF16, &precision.half);
+    mma::<16, 16>(inputs, outputs, M16N8K16, [BF16; 2], &precision.half);
 }
 
 /// `mma.m16n8k32.row.col.f32.e4m3.e4m3.f32`.
 pub(crate) fn m16n8k32_e4m3(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    let decode = |code: u16| decode::e4m3(code as u8);
-    mma::<32, 8>(inputs, outputs, M16N8K32, decode, LEAST_E4M3, &precision.fp8);
+    mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3; 2], &precision.fp8);
 }
 
 /// `mma.m16n8k32.row.col.f32.e5m2.e5m2.f32`.
 pub(crate) fn m16n8k32_e5m2(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
-    let decode = |code: u16| decode::e5m2(code as u8);
-    mma::<32, 8>(inputs, outputs, M16N8K32, decode, LEAST_E5M2, &precision.fp8);
+    mma::<32, 8>(inputs, outputs, M16N8K32, [E5M2; 2], &precision.fp8);
+}
+
+/// Types of the operands A and B of `wgmma`; their numbers are those of the emulated atoms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WgmmaOperands {
+    F16,
+    Bf16,
+    E4M3,
+    E4M3AndE5M2,
+}
+
+impl WgmmaOperands {
+    pub(crate) fn of(number: u32) -> Option<Self> {
+        [Self::F16, Self::Bf16, Self::E4M3, Self::E4M3AndE5M2].get(number as usize).copied()
+    }
+
+    /// The 16 rows of a warp times eight columns, words as of the `mma` of that shape.
+    pub(crate) fn multiply(self, inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+        match self {
+            Self::F16 => m16n8k16_f16(inputs, outputs, precision),
+            Self::Bf16 => m16n8k16_bf16(inputs, outputs, precision),
+            Self::E4M3 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3; 2], &precision.fp8_wgmma),
+            Self::E4M3AndE5M2 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3, E5M2], &precision.fp8_wgmma),
+        }
+    }
 }
 
 /// A product of the 16-row shapes, operands of `BITS` bits.
@@ -63,14 +90,13 @@ fn mma<const K: usize, const BITS: usize>(
     inputs: &WarpWords,
     outputs: &mut WarpWords,
     words: WordCounts,
-    decode: impl Fn(u16) -> f32 + Copy,
-    least: i32,
+    [(a_number, a_least), (b_number, b_least)]: [Number; 2],
     sum: &Sum,
 ) {
-    let a = each(&operand::<16, K, BITS>(inputs, 0), decode);
-    let b = transpose(&each(&operand::<8, K, BITS>(inputs, words.first_b()), decode));
+    let a = each(&operand::<16, K, BITS>(inputs, 0), a_number);
+    let b = transpose(&each(&operand::<8, K, BITS>(inputs, words.first_b()), b_number));
     let mut d = each(&accumulators::<16>(inputs, words.first_d()), f32::from_bits);
-    multiply(&a, &b, &mut d, least, sum);
+    multiply(&a, &b, &mut d, [a_least, b_least], sum);
     put_accumulators(&each(&d, f32::to_bits), outputs);
 }
 

@@ -15,6 +15,7 @@ mod sum;
 
 use qgemm_hal::Variant;
 
+pub(crate) use float::WgmmaOperands;
 pub use precision::{Accumulator, Aligned, Order, Precision, Rounding, ScaledSum, Sum};
 
 /// Most words that a lane gives to an operation or gets from it.

@@ -93,8 +93,10 @@ pub struct Precision {
     pub quad_pair: Sum,
     /// f16 and bf16 in 16-row shapes.
     pub half: Sum,
-    /// E4M3 and E5M2.
+    /// E4M3 and E5M2, of `mma`.
     pub fp8: Sum,
+    /// The same, of `wgmma`.
+    pub fp8_wgmma: Sum,
     /// Block-scaled E2M1.
     pub block_scaled: ScaledSum,
 }
@@ -117,7 +119,7 @@ impl Precision {
 
     /// One way to add for every instruction that has no block scales; those add in f64.
     pub const fn uniform(sum: Sum) -> Precision {
-        Precision { quad_pair: sum, half: sum, fp8: sum, block_scaled: ScaledSum::Wide }
+        Precision { quad_pair: sum, half: sum, fp8: sum, fp8_wgmma: sum, block_scaled: ScaledSum::Wide }
     }
 
     /// How the chips of a variant add. Where a variant lacks an instruction, its sum is in f64.
@@ -152,6 +154,10 @@ impl Precision {
                 quad_pair: Sum::FmaChain,
                 half: Sum::Aligned(hopper),
                 fp8: Sum::Aligned(Aligned { order: Order::PairsOfFour, accumulator: Accumulator::After, ..hopper }),
+                fp8_wgmma: Sum::Aligned(Aligned {
+                    rounding: Rounding::TowardZero { fraction_bits: 13 },
+                    ..aligned(32, 13, -133)
+                }),
                 ..Precision::WIDE
             },
             Variant::Sm120 => Precision {
@@ -159,6 +165,7 @@ impl Precision {
                 half: Sum::Aligned(hopper),
                 fp8: Sum::Aligned(Aligned { group_k: 32, ..hopper }),
                 block_scaled: ScaledSum::Aligned { fraction_bits: 35 },
+                ..Precision::WIDE
             },
         }
     }

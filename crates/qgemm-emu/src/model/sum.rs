@@ -14,13 +14,13 @@ const MOST_FRACTION_BITS: u32 = 26;
 /// f32's least normal exponent.
 pub(crate) const LEAST_F32: i32 = -126;
 
-/// D += A · B, with B by rows of K. `least` is the least normal exponent of the operands' format: a subnormal factor
+/// D += A · B, with B by rows of K. `least` are the least normal exponents of A's and B's formats: a subnormal factor
 /// counts with it when terms are aligned.
 pub(crate) fn multiply<const M: usize, const N: usize, const K: usize>(
     a: &[[f32; K]; M],
     b: &[[f32; N]; K],
     d: &mut [[f32; N]; M],
-    least: i32,
+    least: [i32; 2],
     sum: &Sum,
 ) {
     match sum {
@@ -116,7 +116,7 @@ fn aligned<const M: usize, const N: usize, const K: usize>(
     a: &[[f32; K]; M],
     b: &[[f32; N]; K],
     d: &mut [[f32; N]; M],
-    least: i32,
+    least: [i32; 2],
     how: &Aligned,
 ) {
     let order: [usize; K] = match how.order {
@@ -124,7 +124,7 @@ fn aligned<const M: usize, const N: usize, const K: usize>(
         Order::PairsOfFour => std::array::from_fn(|i| 4 * (i % (K / 2) / 2) + i / (K / 2) * 2 + i % 2),
     };
     let finite = a.as_flattened().iter().chain(b.as_flattened()).fold(true, |all, v| all & v.is_finite());
-    let (a_split, b_split) = (Splits::new(a, least), Splits::new(b, least));
+    let (a_split, b_split) = (Splits::new(a, least[0]), Splits::new(b, least[1]));
     for (m, d) in d.iter_mut().enumerate() {
         let mut sums = match how.accumulator {
             Accumulator::WithProducts => *d,
@@ -247,7 +247,7 @@ mod tests {
     /// One row times one column.
     fn dot<const K: usize>(a: [f32; K], b: [f32; K], c: f32, least: i32, sum: Sum) -> f32 {
         let mut d = [[c]];
-        multiply(&[a], &b.map(|value| [value]), &mut d, least, &sum);
+        multiply(&[a], &b.map(|value| [value]), &mut d, [least; 2], &sum);
         d[0][0]
     }
 

@@ -1,6 +1,8 @@
 //! Kernels of the product, one file a main loop; the list of all of them; and what they are launched with.
 
 mod common;
+mod fp8;
+mod fp8_kernels;
 mod gemm_simt;
 mod gemm_sliced_k;
 mod gemv;
@@ -11,12 +13,16 @@ mod sequence;
 mod sm120_tma_ws;
 mod sm70_two_stage;
 mod sm80_cp_async;
+mod sm89_fp8_cp_async;
+mod sm90_fp8_wgmma_ws;
 mod sm90_wgmma_ws;
 mod spills;
 mod types;
 mod x_prologue;
 
 pub(super) use common::K_BLOCK;
+pub(super) use fp8::Fp8Kernel;
+pub(super) use fp8_kernels::fp8_kernels;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};
 pub(super) use instances::{ask_registers, instances, instances_for_experts};

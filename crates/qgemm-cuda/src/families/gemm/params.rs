@@ -9,7 +9,7 @@ use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
 use super::common::K_BLOCK;
 use super::instance::{Instance, XAccess};
-use crate::tensor_map::{EncodedMap, XMap};
+use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
 /// `GemmParams` in `sched/params.cuh`.
 #[repr(C)]
@@ -60,25 +60,27 @@ impl GemmLaunch {
     }
 
     /// X for TMA, `tokens` at once; none where the kernel reads X through registers because of how it lies.
-    fn x_map(&self, params: &GemmParams, tokens: u32) -> Option<XMap> {
+    fn x_map(&self, params: &GemmParams, tokens: u32) -> Option<TileMap> {
         let GemmParams { shape, at, .. } = params;
         let in_place = shape.flags & abi::FLAG_X_ALIGNED16 != 0 && shape.flags & abi::FLAG_K_ORDER == 0;
-        in_place.then_some(XMap {
-            address: at.x,
-            dtype: self.x_dtype,
-            size: [shape.k.into(), shape.m.into()],
-            row_bytes: at.x_row * self.x_dtype.bytes() as u64,
-            tile: [K_BLOCK, tokens],
-            matrices: None,
-        })
+        let row_bytes = at.x_row * self.x_dtype.bytes() as u64;
+        let size = [shape.k.into(), shape.m.into()];
+        in_place.then(|| TileMap::matrix(at.x, MapElement::Number(self.x_dtype), size, row_bytes, [K_BLOCK, tokens]))
     }
 }
 
-impl Params for GemmLaunch {
-    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+impl GemmParams {
+    /// Enters where the operands of a launch are, and what follows from that; `second_bias` is the bytes from the gate's bias to
+    /// the up's, of a gated pair.
+    pub(super) fn find(
+        &mut self,
+        operands: &Operands<'_>,
+        places: &Places<'_>,
+        residual_in_d: bool,
+        second_bias: u64,
+    ) -> Result<(), HalError> {
         use GemmOperand as O;
-        let mut params = self.params;
-        let at = &mut params.at;
+        let at = &mut self.at;
         at.x = places.of(operands, O::X)?;
         at.w = places.of(operands, O::W)?;
         at.row_scale = places.of(operands, O::RowScale)?;
@@ -86,15 +88,23 @@ impl Params for GemmLaunch {
         at.c = places.of(operands, O::C)?;
         at.bias = places.of(operands, O::Bias)?;
         at.token_scale = places.of(operands, O::TokenScale)?;
-        at.residual = places.of(operands, if self.residual_in_d { O::D } else { O::Residual })?;
+        at.residual = places.of(operands, if residual_in_d { O::D } else { O::Residual })?;
         at.d = places.of(operands, O::D)?;
         at.x_factor = places.of(operands, O::XFactor)?;
         at.partials = places.of(operands, O::Partials)?;
         at.counters = places.of(operands, O::Counters)?;
-        let has_bias = params.shape.flags & abi::FLAG_BIAS != 0;
-        if has_bias && [at.bias, at.bias + self.second_bias].iter().all(|at| at.is_multiple_of(16)) {
-            params.shape.flags |= abi::FLAG_BIAS_ALIGNED16;
+        let has_bias = self.shape.flags & abi::FLAG_BIAS != 0;
+        if has_bias && [at.bias, at.bias + second_bias].iter().all(|at| at.is_multiple_of(16)) {
+            self.shape.flags |= abi::FLAG_BIAS_ALIGNED16;
         }
+        Ok(())
+    }
+}
+
+impl Params for GemmLaunch {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut params = self.params;
+        params.find(operands, places, self.residual_in_d, self.second_bias)?;
         if !self.takes_x_map {
             return Ok(LaunchParams::of(&params));
         }
@@ -118,7 +128,7 @@ pub(in crate::families) struct Cut {
 }
 
 impl Cut {
-    fn of(plan: &LaunchPlan) -> Self {
+    pub(super) fn of(plan: &LaunchPlan) -> Self {
         Self {
             k_tiles: plan.k_tiles,
             splits: plan.splits,

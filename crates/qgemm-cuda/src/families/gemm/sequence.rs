@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use qgemm_hal::{
     CheckedConvert, CheckedGemm, ConvertOperand, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
-    LaunchSequence, LaunchStep, Operand, Variant,
+    LaunchSequence, LaunchStep, Operand, Variant, XPlanes,
 };
 
 use super::super::convert;
-use super::super::kernel_launch::{KernelLaunch, MakeKernel};
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
+use super::fp8_kernels::fp8_kernels;
 use super::instances::instances;
 use super::params::GemmLaunch;
 
@@ -39,18 +40,26 @@ pub fn gemm_sequence(
     }
     let own = own.as_ref().unwrap_or(op);
     let name = own.kernel_name(plan.config.family);
-    let x = own.plain_x().map_err(|reason| unavailable(&reason.why))?;
-    let mut all = instances(op.format, x.dtype, variant).iter();
-    let instance = all.find(|i| i.id() == id).ok_or_else(|| unavailable("it is none of the variant's kernels"))?;
+    let none = || unavailable("it is none of the variant's kernels");
+    let (spec, params) = if let Some(planes) = &own.x.planes {
+        let mut all = fp8_kernels(op.format, own.x.format, variant).into_iter();
+        let kernel = all.find(|kernel| kernel.config().kernel_id(op.format) == id).ok_or_else(none)?;
+        (kernel.spec(), kernel.launch(own, planes, plan))
+    } else {
+        let x = own.plain_x().map_err(|reason| unavailable(&reason.why))?;
+        let mut all = instances(op.format, x.dtype, variant).iter();
+        let instance = all.find(|i| i.id() == id).ok_or_else(none)?;
+        (instance.spec(), Arc::new(GemmLaunch::new(own, &x, plan, instance)) as Arc<dyn Params>)
+    };
     let launch = KernelLaunch {
         id,
-        spec: instance.spec(),
+        spec,
         geometry: Geometry { grid: plan.grid, threads: plan.config.threads, shared_bytes: plan.config.shared_bytes },
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: GemmOperand::ALL,
         updated: own.residual_in_d.then(|| GemmOperand::D.slot()),
-        params: Arc::new(GemmLaunch::new(own, &x, plan, instance)),
+        params,
     };
     steps.push(bound(launch.step::<GemmOperand>(make)?, own, plan));
     Ok(LaunchSequence::new::<GemmOperand>(name, steps))
@@ -83,6 +92,9 @@ fn prologue_step(
 fn bound(step: LaunchStep, op: &CheckedGemm, plan: &LaunchPlan) -> LaunchStep {
     use GemmOperand as O;
     let mut step = step.bind(O::W, O::W).bind(O::D, O::D);
+    for operand in op.x.planes.iter().flat_map(XPlanes::operands) {
+        step = step.bind(operand, operand);
+    }
     let optional = [
         (op.row_scale, O::RowScale),
         (op.k_order, O::KOrder),

@@ -7,7 +7,7 @@ use super::MatmulParams;
 use super::templates::Template;
 use crate::families::kernel_launch::{Params, Places};
 use crate::families::launch_params::LaunchParams;
-use crate::tensor_map::{EncodedMap, XMap};
+use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
 /// Values along the contiguous dimension of a box: the swizzle's 128 bytes.
 const BOX: u32 = 64;
@@ -37,24 +37,21 @@ struct Factor {
 
 impl Factor {
     /// Its map, where it begins at `address`.
-    fn map(&self, address: u64) -> XMap {
+    fn map(&self, address: u64) -> TileMap {
         let Self { dense, along_k, outer, k, batch, tile } = *self;
         let bytes = |elements: u64| elements * dense.dtype.bytes() as u64;
         let (size, tile) = if along_k { ([k, outer], [BOX, tile]) } else { ([outer, k], [BOX, BOX]) };
         // What lies behind a single row or matrix is never read, whatever the stride says.
         let stride =
             |count: u64, stride: u64| if count > 1 { bytes(stride) } else { bytes(size[0]).next_multiple_of(16) };
-        XMap {
-            address,
-            dtype: dense.dtype,
-            size,
-            row_bytes: stride(size[1], dense.row_stride.max(dense.col_stride)),
-            tile,
-            matrices: Some(match self.per_product() {
-                true => [batch, bytes(dense.batch_stride)],
-                false => [1, stride(1, 0)],
-            }),
-        }
+        let row_bytes = stride(size[1], dense.row_stride.max(dense.col_stride));
+        let [count, matrix_bytes] = match self.per_product() {
+            true => [batch, bytes(dense.batch_stride)],
+            false => [1, stride(1, 0)],
+        };
+        let one = TileMap::matrix(address, MapElement::Number(dense.dtype), size, row_bytes, tile);
+        let [columns, rows, ..] = one.size;
+        TileMap { dimensions: 3, size: [columns, rows, count, 1, 1], strides: [row_bytes, matrix_bytes, 0, 0], ..one }
     }
 
     /// Whether each product has a matrix of its own.

@@ -1,0 +1,63 @@
+// D[m, n] from 8-bit floating-point codes of W and of X on Hopper, warp-specialized. Consumer warpgroups multiply codes as
+// they are with `wgmma`, tokens as rows, and add the sums of 128 columns in f32, scaled. A producer warpgroup copies both by
+// TMA.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/token_rows_store.cuh"
+#include "mainloop/parked_state.cuh"
+#include "mainloop/sm90/fp8_product.cuh"
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_CONSUMERS / 32];
+    ParkedState state[QG_CONSUMERS / 32];
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
+
+QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u32 thread) {
+    // The shuffle tells the compiler that the place is the same for the whole warp.
+    const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
+    const GemmParams& p = params.fp8.gemm;
+    const LanePlace place = LanePlace::of(warp, lane);
+    ParkedState& state = shared.state[warp];
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    Position at = {};
+    while (ParkedState::next(state, p, lane)) {
+        Accumulators acc;
+        const u32 stages = ParkedState::k_tiles(state), token = Parked<WorkTile>::load(state.tile).m_tile * QG_TILE_M;
+        multiply_tile(acc, shared.pipeline, at, params.fp8, token, stages, place, lane);
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        float* const all = reinterpret_cast<float*>(&acc);
+        constexpr u32 COUNT = sizeof(acc) / 4;
+        if (work.peers > 1 && !add_token_row_partials<COUNT>(all, p, work, thread, &shared.last)) continue;
+        // The tile is loaded again: accumulators leave no registers for it meanwhile.
+        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        constexpr u32 FEATURES = PARTS * PART_N;
+        const u32 first_token = tile.m_tile * QG_TILE_M + place.token / 16 * 16;
+        const u32 first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
+        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
+        store_token_rows<FEATURES>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+    qg_sm90_gemm_fp8_wgmma_ws(const __grid_constant__ TmaFp8GemmParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    // The shuffle tells the compiler that the role is the same for the whole warp.
+    if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        griddepcontrol_wait();
+        consume(shared, params, thread);
+    } else {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, params);
+        if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
+        if (HAS_BLOCK_SCALES && thread / 32 == FIRST_PRODUCER / 32 + 2) produce_scales(shared.pipeline, params.fp8, thread % 32);
+    }
+}

@@ -1,0 +1,128 @@
+// From a warp's accumulators to rows of D, where rows of the matrix instructions are tokens. Lanes hold two features of two
+// tokens. They pass through a little shared memory of the warp, 32 features at a time, so that neighbouring lanes store
+// neighbouring features.
+#pragma once
+#include "atoms/numeric.cuh"
+#include "atoms/warp.cuh"
+#include "epilogue/store.cuh"
+#include "mainloop/fp8_codes.cuh"
+#include "sched/split.cuh"
+
+// Tokens and features that pass in a round, and accumulators of a lane for them.
+constexpr u32 WARP_TOKENS = 16, ROUND_FEATURES = 32, ROUND_ACCUMULATORS = ROUND_FEATURES * WARP_TOKENS / 32;
+
+struct WarpStaging {
+    // Units of four features. The exchange puts what half a warp writes at once, and a quarter reads, into all banks.
+    alignas(16) float value[WARP_TOKENS * ROUND_FEATURES];
+
+    QG_DEVICE u32 unit(u32 token, u32 index) {
+        const u32 exchange = (token % 2 | token / 4 % 2 << 1) << 1 | token % 2;
+        return token * ROUND_FEATURES + (index ^ exchange) * 4;
+    }
+
+    // Writes the first accumulators of every lane, for all lanes to read. `token` is the lane's first.
+    QG_DEVICE void put(WarpStaging& staging, const float* acc, u32 token, u32 lane) {
+        warp_barrier();
+#pragma unroll
+        for (u32 i = 0; i < ROUND_ACCUMULATORS; i += 2) {
+            const u32 index = i / 4 * 2 + lane % 4 / 2, at = unit(token + i / 2 % 2 * 8, index) + lane % 2 * 2;
+            st_shared(reinterpret_cast<f32x2*>(&staging.value[at]), f32x2{acc[i], acc[i + 1]});
+        }
+        warp_barrier();
+    }
+    QG_DEVICE void take(const WarpStaging& staging, u32 token, u32 run, float (&values)[RUN]) {
+#pragma unroll
+        for (u32 i = 0; i < RUN / 4; i++) {
+            const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(&staging.value[unit(token, run * 2 + i)]));
+            values[i * 4] = v.x, values[i * 4 + 1] = v.y, values[i * 4 + 2] = v.z, values[i * 4 + 3] = v.w;
+        }
+    }
+};
+
+// Outputs that are the accumulator times a factor of its row of W, in f16 or bf16, with rows of D aligned: the path lists
+// what it allows, as that of epilogue/plain.cuh.
+QG_DEVICE bool is_plain(const GemmParams& p) {
+    constexpr u32 ALLOWED = QG_FLAG_ROW_SCALE | QG_FLAG_X_ALIGNED16 | QG_FLAG_D_ALIGNED16 | QG_FLAG_BIAS_ALIGNED16 |
+                            QG_FLAG_C_ALIGNED16 | QG_FLAG_RESIDUAL_ALIGNED16;
+    const bool alone = !(p.shape.flags & QG_GEMM_FLAGS & ~ALLOWED) && p.shape.activation == QG_ACTIVATION_IDENTITY;
+    return alone && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
+}
+
+QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
+    const u32 run = lane % (ROUND_FEATURES / RUN), row = first_row + run * RUN;
+    float factor[RUN];
+#pragma unroll
+    for (u32 i = 0; i < RUN; i++) factor[i] = 1.0f;
+    if (p.shape.flags & QG_FLAG_ROW_SCALE) load_dense_run(factor, DTYPE_F32, p.at.row_scale, row, true, RUN);
+#pragma unroll
+    for (u32 i = 0; i < WARP_TOKENS; i += 32 / (ROUND_FEATURES / RUN)) {
+        const u32 token = i + lane / (ROUND_FEATURES / RUN);
+        float v[RUN];
+        WarpStaging::take(staging, token, run, v);
+        u32 words[RUN / 2];
+#pragma unroll
+        for (u32 j = 0; j < RUN; j += 2) {
+            const float low = p.shape.alpha * factor[j] * v[j], high = p.shape.alpha * factor[j + 1] * v[j + 1];
+            words[j / 2] = p.shape.d_dtype == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
+        }
+        if (first_token + token < p.shape.m)
+            st_global_v4(reinterpret_cast<u8*>(p.at.d) + ((first_token + token) * p.at.d_row + row) * 2,
+                         u32x4{words[0], words[1], words[2], words[3]});
+    }
+}
+
+// Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
+// token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no feature
+// outside D.
+template <u32 FEATURES>
+QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
+                                WarpStaging& staging, u32 lane) {
+    constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES;
+    if (is_whole && is_plain(p)) {
+#pragma unroll
+        for (u32 round = 0; round < ROUNDS; round++) {
+            WarpStaging::put(staging, acc + round * ROUND_ACCUMULATORS, token, lane);
+            store_plain(staging, p, first_token, first_row + round * ROUND_FEATURES, lane);
+        }
+        return;
+    }
+#pragma unroll 1
+    for (u32 round = 0; round < ROUNDS; round++) {
+        WarpStaging::put(staging, acc, token, lane);
+        store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
+            p, first_token, first_row + round * ROUND_FEATURES, lane,
+            [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });
+        // The next round's accumulators move to the first place: registers cannot be indexed.
+#pragma unroll
+        for (u32 i = ROUND_ACCUMULATORS; i < ROUNDS * ROUND_ACCUMULATORS; i++) acc[i - ROUND_ACCUMULATORS] = acc[i];
+    }
+}
+
+// This thread's part of a peer's partial accumulators, COUNT a thread.
+template <u32 COUNT>
+QG_DEVICE f32x4* token_row_partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
+    return reinterpret_cast<f32x4*>(partial_slot(p, work, peer, COUNT * QG_CONSUMERS)) + thread;
+}
+
+// Adds the accumulators of all peers, in the order of their K ranges, in the CTA that arrives last. False in the other CTAs,
+// whose work on the tile is then done.
+template <u32 COUNT>
+QG_DEVICE bool add_token_row_partials(float* acc, const GemmParams& p, const WorkTile& work, u32 thread, u32* flag) {
+    f32x4* slot = token_row_partials<COUNT>(p, work, work.index, thread);
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i += 4)
+        st_global_f32x4(slot + i / 4 * QG_CONSUMERS, f32x4{acc[i], acc[i + 1], acc[i + 2], acc[i + 3]});
+    if (!arrive_and_check_last(p, work, flag)) return false;
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) acc[i] = 0.0f;
+#pragma unroll 1
+    for (u32 peer = 0; peer < work.peers; peer++) {
+        const f32x4* theirs = token_row_partials<COUNT>(p, work, peer, thread);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i += 4) {
+            const f32x4 v = ld_global_cg_f32x4(theirs + i / 4 * QG_CONSUMERS);
+            acc[i] += v.x, acc[i + 1] += v.y, acc[i + 2] += v.z, acc[i + 3] += v.w;
+        }
+    }
+    return true;
+}

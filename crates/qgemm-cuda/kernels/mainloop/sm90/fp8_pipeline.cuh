@@ -1,0 +1,129 @@
+// The ring of a CTA that multiplies 8-bit codes: 128 columns a stage, of all its tokens and features. One producer thread
+// copies X and one copies W, both by TMA, and a producer warp copies the scales of both.
+#pragma once
+#include "atoms/mbarrier.cuh"
+#include "atoms/registers.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/tma_tensor5.cuh"
+#include "atoms/warp.cuh"
+#include "mainloop/fp8_codes.cuh"
+#include "mainloop/tma_params.cuh"
+#include "sched/tile.cuh"
+
+struct TmaFp8GemmParams {
+    Fp8GemmParams fp8;
+    // X as codes: [tokens][columns], boxes of 128 columns and a whole token tile, and of the last token tile where that is
+    // no whole one, 128-byte swizzle.
+    TensorMap x_map, x_tail_map;
+    // The codes of W as they are packed: [k-tile][k-block of it][row tile][16 rows][64 bytes], boxes of all row tiles of a
+    // CTA and two k-blocks, 64-byte swizzle.
+    TensorMap w_map;
+};
+
+// Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
+constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? 32 : 0);
+
+// The first thread of the producer warpgroup.
+constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;
+// Registers of producers and consumers: all of an SM's.
+constexpr u32 PRODUCER_REGISTERS = 32;
+constexpr u32 CONSUMER_REGISTERS =
+    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
+
+struct Pipeline {
+    // TMA's swizzles depend on the address: both begin at multiples of 1024 bytes.
+    alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
+    u8 w[QG_STAGES][STAGE_K_BLOCKS][QG_TILE_N * PACKED_K_BLOCK];
+    StageScales scales[QG_STAGES];
+    u64 full[QG_STAGES];
+    u64 empty[QG_STAGES];
+
+    // For the first thread, before a CTA barrier.
+    QG_DEVICE void init(Pipeline& pipeline) {
+#pragma unroll
+        for (u32 i = 0; i < QG_STAGES; i++) {
+            mbarrier_init(&pipeline.full[i], FILLING);
+            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32);
+        }
+        fence_mbarrier_init();
+    }
+    // For a warp that has read all of a stage.
+    QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
+    }
+};
+
+// A position in the ring.
+struct Position {
+    u32 stage;
+    // How often the stages have wrapped, modulo 2.
+    u32 parity;
+
+    QG_DEVICE void next(Position& at) {
+        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
+    }
+    // For a stage that has never been filled, the phase before the first counts as complete.
+    QG_DEVICE void wait_empty(const Position& at, Pipeline& pipeline) {
+        mbarrier_wait(&pipeline.empty[at.stage], at.parity ^ 1);
+    }
+};
+
+// The work of the thread that copies X and arrives on full barriers for both. Tokens beyond the last are not copied.
+QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
+    const GemmParams& p = params.fp8.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    griddepcontrol_wait();
+    while (WorkList::next(list, p, work)) {
+        const u32 token = work.m_tile * QG_TILE_M;
+        const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
+        const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            u64* full = &pipeline.full[at.stage];
+            mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
+            cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the thread that copies W, which does not depend on the kernel before this one.
+QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
+    const GemmParams& p = params.fp8.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) {
+        const i32 row_tile = (i32)(work.n_tile * (QG_TILE_N / 16));
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
+            cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, {0, 0, row_tile, 0, k_tile},
+                                    &pipeline.full[at.stage]);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the warp that copies scales.
+QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 lane) {
+    WorkList list = WorkList::of_cta(params.gemm);
+    WorkTile work;
+    Position at = {};
+    griddepcontrol_wait();
+    while (WorkList::next(list, params.gemm, work)) {
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            StageScales::copy<32>(pipeline.scales[at.stage], params, work.m_tile * QG_TILE_M, work.n_tile * QG_TILE_N, k,
+                                  lane);
+            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
+            Position::next(at);
+        }
+    }
+}

@@ -1,0 +1,134 @@
+// The product of a consumer warpgroup with 8-bit codes: 64 tokens of X, which pass through registers, and PARTS times PART_N
+// features of W, which the instructions read from shared memory.
+//
+// The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
+#pragma once
+#include "atoms/wgmma_fp8.cuh"
+#include "mainloop/sm90/fp8_pipeline.cuh"
+
+// Features of an instruction, and instructions side by side of a warpgroup.
+constexpr u32 PART_N = QG_PART_N, PARTS = QG_PARTS;
+// Warpgroups side by side along tokens and along features.
+constexpr u32 GROUPS_M = QG_TILE_M / 64, GROUPS_N = QG_CONSUMERS / 128 / GROUPS_M;
+static_assert(GROUPS_N * PARTS * PART_N == QG_TILE_N, "warpgroups share the tile");
+// Runs of rows in a part that share a record of scales.
+constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
+
+// The D registers of the instructions, side by side. Of eight features each, a lane holds two of its first token and two
+// of its second.
+struct Accumulators {
+    float value[PARTS][PART_N / 2];
+};
+
+// Where a lane stands in its CTA's tile.
+struct LanePlace {
+    u32 group_n;
+    // The lane's first token in the tile; its second is eight further.
+    u32 token;
+
+    QG_DEVICE LanePlace of(u32 warp, u32 lane) {
+        const u32 group = warp / 4;
+        return {group / GROUPS_M, group % GROUPS_M * 64 + warp % 4 * 16 + token_of(lane / 4)};
+    }
+};
+
+// The scales of a stage that a lane holds: of its two tokens, and, of each part, of the run of rows that is its number.
+struct LaneScales {
+    float x[2];
+    float w[PARTS];
+
+    QG_DEVICE LaneScales load(const StageScales& all, const LanePlace& place, u32 lane) {
+        LaneScales s = {};
+        StageScales::load_x(all, place.token, s.x);
+        if constexpr (QG_W_BLOCK_SCALES) {
+#pragma unroll
+            for (u32 part = 0; part < PARTS; part++)
+                s.w[part] = ld_shared(&all.w[(place.group_n * PARTS + part) * PART_RUNS + lane % PART_RUNS]);
+        }
+        return s;
+    }
+};
+
+// acc += sums · scales, for a part.
+QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const LaneScales& scales, u32 part,
+                       u32 lane) {
+    if constexpr (!QG_W_BLOCK_SCALES) {
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++)
+            acc[i] = QG_X_BLOCK_SCALES ? fma_f32(scales.x[i / 2 % 2], sums[i], acc[i]) : acc[i] + sums[i];
+        return;
+    }
+    // Most weights have one scale for all rows of a part, or, of a gated pair, two in turn.
+    const u32 own = f32_to_bits(scales.w[part]);
+    const u32 first = shfl_idx_u32(own, 0), second = shfl_idx_u32(own, 1);
+    if (ballot(own != (lane % 2 == 0 ? first : second)) == 0) {
+        const float w[2] = {bits_to_f32(first), bits_to_f32(second)};
+        const float factor[2][2] = {{scales.x[0] * w[0], scales.x[0] * w[1]},
+                                    {scales.x[1] * w[0], scales.x[1] * w[1]}};
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factor[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
+    } else {
+#pragma unroll
+        for (u32 run = 0; run < PART_RUNS; run++) {
+            const float w = bits_to_f32(shfl_idx_u32(own, run));
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) acc[run * 4 + i] = fma_f32(scales.x[i / 2] * w, sums[run * 4 + i], acc[run * 4 + i]);
+        }
+    }
+}
+
+template <u32 ADDS>
+QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w) {
+#if QG_W_E5M2
+    wgmma_k32_e4m3_e5m2<PART_N, ADDS>(sums, a, w);
+#else
+    wgmma_k32_e4m3_e4m3<PART_N, ADDS>(sums, a, w);
+#endif
+}
+
+// sums = X · Wᵀ over a stage, for the features from `w` on. Waits for the instructions.
+QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
+    const u64 columns = wgmma_descriptor_64b(w);
+    // From a k-block to the next, and from a step to the next within.
+    constexpr u32 BLOCK = QG_TILE_N * PACKED_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
+    wgmma_fence_accumulators(sums);
+    wgmma_fence();
+    multiply_step<0>(sums, x.a[0], columns);
+    multiply_step<1>(sums, x.a[1], columns + STEP);
+    multiply_step<1>(sums, x.a[2], columns + BLOCK);
+    multiply_step<1>(sums, x.a[3], columns + BLOCK + STEP);
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+    wgmma_fence_accumulators(sums);
+}
+// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
+                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
+    acc = {};
+    const u32 tokens = params.gemm.shape.m - first_token;
+#pragma unroll 1
+    for (; count > 0; count--) {
+        mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        XFragments x;
+        XFragments::load(x, pipeline.x[at.stage], place.token, tokens, lane);
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
+        const LaneScales scales = LaneScales::load(pipeline.scales[at.stage], place, lane);
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++) {
+            float sums[PART_N / 2];
+            multiply_stage(sums, x, pipeline.w[at.stage][0] + (place.group_n * PARTS + part) * PART_N * PACKED_K_BLOCK);
+            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
+            promote(acc.value[part], sums, scales, part, lane);
+        }
+        Position::next(at);
+    }
+    if constexpr (!QG_X_BLOCK_SCALES) {
+        float factor[2];
+        load_token_factors(factor, params, first_token + place.token);
+#pragma unroll
+        for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+            for (u32 i = 0; i < PART_N / 2; i++) acc.value[part][i] *= factor[i / 2 % 2];
+    }
+}

@@ -1,0 +1,253 @@
+//! Kernels of `gemm` that multiply 8-bit floating-point codes of W with those of X as they are: what their main loops have in
+//! common. Tokens are rows of their instructions, and sums of 128 columns are added in f32, times the scales of both.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::{Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_hal::{
+    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Math, Operands, Schedule, TileConfig, Unsupported, Variant,
+    XPlanes,
+};
+
+use super::super::kernel_launch::{Params, Places};
+use super::super::launch_params::LaunchParams;
+use super::super::prelude::{constant_line, macro_line};
+use super::params::{Cut, GemmParams, params};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Columns of a stage, which share a scale (`STAGE_K`).
+pub(super) const STAGE_K: u32 = 128;
+/// Rows that share a record of scales.
+pub(super) const SCALE_ROWS: u32 = 8;
+/// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
+pub(super) const WARP_STAGING: u32 = 16 * 32 * 4;
+/// Most tokens and rows: coordinates of TMA are signed.
+const MOST_ROWS: usize = i32::MAX as usize;
+/// Most bytes from a row to the next (`cuTensorMapEncodeTiled`).
+const MOST_STRIDE_BYTES: u64 = 1 << 40;
+
+/// A main loop: what all kernels made of one source have in common.
+#[derive(Debug)]
+pub(super) struct Fp8Loop {
+    /// Generation and mechanism, as the source is called.
+    pub name: &'static str,
+    /// Its source, and the kernel in it.
+    pub entry: &'static str,
+    pub symbol: &'static str,
+    /// Whether it uses instructions that only one chip has.
+    pub arch_specific: bool,
+    /// The variants that it is for.
+    pub variants: &'static [Variant],
+    /// Numbers that codes of W may be.
+    pub takes: fn(&Encoding) -> bool,
+    pub tiles: &'static [Fp8Tile],
+    /// Threads that hold accumulators, of which there are no others but those of producers.
+    pub consumers: fn(&Fp8Tile) -> u32,
+    pub producers: u32,
+    /// `sizeof(SharedStorage)` of the kernel, which asserts it.
+    pub shared_bytes: fn(&Fp8Tile) -> u32,
+    /// The kernel's parameter for a launch.
+    pub params: fn(&Fp8Launch, &Fp8Params, &Places<'_>) -> Result<LaunchParams, HalError>,
+}
+
+/// A tile, and how the warps of a CTA share it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Fp8Tile {
+    pub tokens: u32,
+    pub features: u32,
+    pub stages: u32,
+    /// How it is shared: constants of the main loop.
+    pub shares: [(&'static str, u32); 2],
+    /// Shares of the tensor rate and of bandwidth, per mille: estimates.
+    pub efficiency: (u32, u32),
+}
+
+/// One kernel.
+#[derive(Clone, Debug)]
+pub(in crate::families) struct Fp8Kernel {
+    main_loop: &'static Fp8Loop,
+    format: Format,
+    x: XFormat,
+    variant: Variant,
+    layout: PackedLayout,
+    tile: Fp8Tile,
+}
+
+impl Fp8Loop {
+    /// The kernels for weights of `format` and activations of `x`; none where codes of either are not as the loop takes them, or have
+    /// scales that span other values.
+    pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
+        let serves = self.variants.contains(&variant) && (self.takes)(&format.encoding);
+        if !serves || !takes_scales(format) || !takes_activations(x) {
+            return Vec::new();
+        }
+        let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
+        let kernel = |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile };
+        self.tiles.iter().map(kernel).collect()
+    }
+}
+
+/// Whether weights have a scale for all columns, or an f32 for whole stages that many rows share.
+fn takes_scales(format: Format) -> bool {
+    let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
+    match (format.scale_planes, scales.as_slice()) {
+        ([], []) => true,
+        ([plane], [ScaleType::F32]) => {
+            plane.span == STAGE_K as usize && plane.rows >= SCALE_ROWS as usize && plane.bytes == 4
+        }
+        _ => false,
+    }
+}
+
+fn takes_activations(x: XFormat) -> bool {
+    let spans = |block: Option<usize>| block.is_none_or(|columns| columns == STAGE_K as usize);
+    let scaled = |scale: Option<ScaleType>| scale.is_none_or(|scale| scale == ScaleType::F32);
+    x.parts(false, None).is_some_and(|p| p.code == XCode::E4M3 && spans(p.block) && scaled(p.scale))
+}
+
+impl Fp8Kernel {
+    fn consumers(&self) -> u32 {
+        (self.main_loop.consumers)(&self.tile)
+    }
+
+    fn threads(&self) -> u32 {
+        self.consumers() + self.main_loop.producers
+    }
+
+    /// Whether the kernel computes `op`.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
+        if op.k_order {
+            return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
+        }
+        if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
+            return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
+        }
+        Ok(())
+    }
+
+    pub(in crate::families) fn config(&self) -> TileConfig {
+        let Fp8Tile { tokens, features, stages, efficiency, .. } = self.tile;
+        TileConfig {
+            family: "gemm",
+            main_loop: self.main_loop.name,
+            variant: Some(self.variant),
+            math: Math::TensorFp8,
+            tile_n: features,
+            tile_m: tokens,
+            tile_k: STAGE_K,
+            threads: self.threads(),
+            ctas_per_unit: 1,
+            schedule: Schedule::StreamK,
+            max_splits: 16,
+            warps_n: self.consumers() / 32,
+            k_groups: 1,
+            stages,
+            shared_bytes: (self.main_loop.shared_bytes)(&self.tile),
+            x_format: self.x,
+            x_prologue: None,
+            rounded_weights: None,
+            efficiency,
+        }
+    }
+
+    pub(in crate::families) fn spec(&self) -> KernelSpec {
+        KernelSpec {
+            name: self.config().kernel_id(self.format).to_string(),
+            entry: self.main_loop.entry,
+            text: source::entry(self.main_loop.entry),
+            symbol: self.main_loop.symbol,
+            prelude: self.prelude(),
+            arch_specific: self.main_loop.arch_specific,
+        }
+    }
+
+    fn prelude(&self) -> String {
+        let mut out = String::new();
+        let is_e5m2 = self.format.encoding == Encoding::E5M2;
+        let scales = self.layout.scales.first();
+        for (name, value) in
+            [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())]
+        {
+            macro_line(&mut out, name, &value.to_string());
+        }
+        let Fp8Tile { tokens, features, shares: [first, second], stages, .. } = self.tile;
+        for (name, value) in [
+            ("QG_K_TILE", self.layout.k_tile as u32),
+            ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
+            ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
+            ("QG_W_BLOCK_SCALES", scales.is_some().into()),
+            ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
+            ("QG_TILE_M", tokens),
+            ("QG_TILE_N", features),
+            first,
+            second,
+            ("QG_STAGES", stages),
+            ("QG_THREADS", self.threads()),
+            ("QG_CONSUMERS", self.consumers()),
+            ("QG_SHARED_BYTES", (self.main_loop.shared_bytes)(&self.tile)),
+        ] {
+            constant_line(&mut out, name, value);
+        }
+        out
+    }
+
+    /// Everything of a launch of `plan` but the addresses.
+    pub(in crate::families) fn launch(&self, op: &CheckedGemm, planes: &XPlanes, plan: &LaunchPlan) -> Arc<dyn Params> {
+        // The kernel reads no element type of X.
+        let x = Dense { dtype: op.d.dtype, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
+        Arc::new(Fp8Launch {
+            main_loop: self.main_loop,
+            params: params(op, &x, &Cut::of(plan)),
+            planes: *planes,
+            layout: self.layout.clone(),
+            tile: self.tile,
+            stored_rows: op.stored_rows,
+            stored_k: op.stored_k,
+            second_bias: op.bias.filter(|_| op.gated).map_or(0, |dtype| op.out_features * dtype.bytes()) as u64,
+            residual_in_d: op.residual_in_d,
+        })
+    }
+}
+
+/// `Fp8GemmParams` in `mainloop/fp8_codes.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct Fp8Params {
+    pub gemm: GemmParams,
+    pub x_scales: u64,
+    pub x_scale_row: u64,
+}
+
+/// Everything but the addresses.
+#[derive(Debug)]
+pub(super) struct Fp8Launch {
+    main_loop: &'static Fp8Loop,
+    params: GemmParams,
+    planes: XPlanes,
+    pub layout: PackedLayout,
+    pub tile: Fp8Tile,
+    pub stored_rows: usize,
+    pub stored_k: usize,
+    /// Bytes from the gate's bias to the up's, of a gated pair.
+    second_bias: u64,
+    residual_in_d: bool,
+}
+
+impl Params for Fp8Launch {
+    fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let mut gemm = self.params;
+        gemm.find(operands, places, self.residual_in_d, self.second_bias)?;
+        let (scales, x_scale_row) = match self.planes.parts.factor {
+            XFactor::None => (GemmOperand::XScales, self.planes.scales_row),
+            XFactor::Given | XFactor::PerToken => (GemmOperand::XPlaneFactors, 0),
+        };
+        let x_scales = places.of(operands, scales)?;
+        (self.main_loop.params)(self, &Fp8Params { gemm, x_scales, x_scale_row }, places)
+    }
+}

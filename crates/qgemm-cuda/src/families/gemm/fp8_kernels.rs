@@ -1,0 +1,51 @@
+//! All kernels that multiply 8-bit floating-point codes.
+
+use qgemm_formats::{Format, XFormat};
+use qgemm_hal::Variant;
+
+use super::fp8::{Fp8Kernel, Fp8Loop};
+use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws};
+
+/// Every main loop on such codes.
+static MAIN_LOOPS: [&Fp8Loop; 2] = [&sm89_fp8_cp_async::MAIN_LOOP, &sm90_fp8_wgmma_ws::MAIN_LOOP];
+
+/// The kernels for weights of `format` and activations of `x`.
+pub(in crate::families) fn fp8_kernels(format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
+    MAIN_LOOPS.iter().flat_map(|main_loop| main_loop.kernels(format, x, variant)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::most_shared;
+
+    #[test]
+    fn formats_are_those_of_eight_bit_floating_point_codes() {
+        let served = |x: XFormat, variant: Variant| {
+            let all = Format::all().filter(move |&format| !fp8_kernels(format, x, variant).is_empty());
+            let mut names: Vec<_> = all.map(|format| format.name).collect();
+            names.sort_unstable();
+            names
+        };
+        let e4m3 = ["fp8_e4m3", "fp8_e4m3_block128"];
+        let all = ["fp8_e4m3", "fp8_e4m3_block128", "fp8_e5m2", "fp8_e5m2_block128"];
+        for x in [XFormat::E4M3Block, XFormat::E4M3Token, XFormat::E4M3Tensor] {
+            assert_eq!(served(x, Variant::Sm90), all, "{x}");
+            assert_eq!([served(x, Variant::Sm89), served(x, Variant::Sm120)], [e4m3, e4m3], "{x}");
+            assert!(served(x, Variant::Sm80).is_empty(), "{x}");
+        }
+        assert!(
+            served(XFormat::MxFp8, Variant::Sm90).is_empty() && served(XFormat::Int8Token, Variant::Sm90).is_empty()
+        );
+    }
+
+    #[test]
+    fn tiles_fit_in_shared_memory() {
+        for variant in Variant::ALL {
+            for kernel in Format::all().flat_map(|format| fp8_kernels(format, XFormat::E4M3Block, variant)) {
+                let config = kernel.config();
+                assert!(config.shared_bytes <= most_shared(variant), "{config:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The main loop on E4M3 codes on Ada and consumer Blackwell: `mma.sync`, and stages that all threads copy with `cp.async`.
+
+use qgemm_formats::Encoding;
+use qgemm_hal::Variant;
+
+use super::super::launch_params::LaunchParams;
+use super::common::FLAG;
+use super::fp8::{Fp8Loop, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
+
+pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
+    name: "sm89_fp8_cp_async",
+    entry: "entry/sm89_gemm_fp8_cp_async.cu",
+    symbol: "qg_sm89_gemm_fp8_cp_async",
+    arch_specific: false,
+    variants: &[Variant::Sm89, Variant::Sm120],
+    takes: |encoding| matches!(encoding, Encoding::E4M3),
+    tiles: &TILES,
+    consumers,
+    producers: 0,
+    shared_bytes,
+    params: |_, params, _| Ok(LaunchParams::of(params)),
+};
+
+/// Alignment of a stage.
+const ALIGNMENT: u32 = 128;
+
+/// Warps side by side along tokens and along features.
+const fn tile(tokens: u32, features: u32, warps: (u32, u32), stages: u32, efficiency: (u32, u32)) -> Fp8Tile {
+    let shares = [("QG_WARPS_M", warps.0), ("QG_WARPS_N", warps.1)];
+    Fp8Tile { tokens, features, stages, shares, efficiency }
+}
+
+/// Warps have 32 tokens; 100 KiB have room for so many stages.
+const TILES: [Fp8Tile; 3] =
+    [tile(32, 128, (1, 4), 3, (300, 560)), tile(64, 128, (2, 4), 3, (440, 500)), tile(128, 128, (4, 2), 2, (560, 450))];
+
+fn consumers(tile: &Fp8Tile) -> u32 {
+    tile.shares[0].1 * tile.shares[1].1 * 32
+}
+
+fn shared_bytes(tile: &Fp8Tile) -> u32 {
+    let Fp8Tile { tokens, features, stages, .. } = *tile;
+    let stage = (tokens + features) * STAGE_K + (tokens + features / SCALE_ROWS) * 4;
+    let staging = consumers(tile) / 32 * WARP_STAGING;
+    (stages * stage.next_multiple_of(ALIGNMENT) + staging + FLAG).next_multiple_of(ALIGNMENT)
+}

@@ -1,0 +1,105 @@
+//! The main loop on 8-bit floating-point codes on Hopper: consumer warpgroups with tokens as rows of their instructions, and
+//! producers that copy both factors by TMA.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::Encoding;
+use qgemm_hal::{HalError, Variant};
+
+use super::super::kernel_launch::Places;
+use super::super::launch_params::LaunchParams;
+use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
+use super::fp8::{Fp8Launch, Fp8Loop, Fp8Params, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
+use super::params::GemmParams;
+use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
+
+pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
+    name: "sm90_fp8_wgmma_ws",
+    entry: "entry/sm90_gemm_fp8_wgmma_ws.cu",
+    symbol: "qg_sm90_gemm_fp8_wgmma_ws",
+    arch_specific: true,
+    variants: &[Variant::Sm90],
+    takes: |encoding| matches!(encoding, Encoding::E4M3 | Encoding::E5M2),
+    tiles: &TILES,
+    consumers,
+    producers: PRODUCER_WARPS * 32,
+    shared_bytes,
+    params: mapped,
+};
+
+/// Columns of a packed k-block, and rows of a packed tile.
+const K_BLOCK: u32 = 64;
+const TILE_ROWS: u32 = 16;
+/// Tokens of a warpgroup's instruction.
+const GROUP_TOKENS: u32 = 64;
+
+/// Features of an instruction, and instructions side by side of a warpgroup.
+const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
+    let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
+    Fp8Tile { tokens, features, stages, shares, efficiency: (arithmetic, 740) }
+}
+
+/// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most.
+const TILES: [Fp8Tile; 4] = [
+    tile(64, 128, (64, 1), 8, 330),
+    tile(64, 256, (128, 1), 5, 430),
+    tile(128, 128, (128, 1), 6, 480),
+    tile(128, 256, (128, 2), 4, 640),
+];
+
+fn consumers(tile: &Fp8Tile) -> u32 {
+    let [(_, part), (_, parts)] = tile.shares;
+    tile.tokens / GROUP_TOKENS * (tile.features / (part * parts)) * 128
+}
+
+fn shared_bytes(tile: &Fp8Tile) -> u32 {
+    let Fp8Tile { tokens, features, stages, .. } = *tile;
+    let stage = (tokens + features) * STAGE_K + (tokens + features / SCALE_ROWS) * 4 + 2 * BARRIER;
+    let warps = consumers(tile) / 32;
+    (stages * stage + warps * (WARP_STAGING + PARKED) + FLAG).next_multiple_of(ALIGNMENT)
+}
+
+/// Bytes behind the parameters of the product up to the next multiple of 64, where tensor maps lie.
+const PADDING: usize = size_of::<Fp8Params>().next_multiple_of(64) - size_of::<Fp8Params>();
+
+/// `TmaFp8GemmParams` in `mainloop/sm90/fp8_pipeline.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct MappedParams {
+    fp8: Fp8Params,
+    padding: [u64; PADDING / 8],
+    maps: [EncodedMap; 3],
+}
+
+fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    let tokens = launch.tile.tokens;
+    let tail = match fp8.gemm.shape.m % tokens {
+        0 => EncodedMap::default(),
+        rest => (places.encode)(&x_map(&fp8.gemm, rest))?,
+    };
+    let maps = [(places.encode)(&x_map(&fp8.gemm, tokens))?, tail, (places.encode)(&w_map(launch, fp8.gemm.at.w))?];
+    Ok(LaunchParams::of(&MappedParams { fp8: *fp8, maps, ..MappedParams::zeroed() }))
+}
+
+/// X for TMA, `tokens` at once.
+fn x_map(params: &GemmParams, tokens: u32) -> TileMap {
+    let size = [params.shape.k.into(), params.shape.m.into()];
+    TileMap::matrix(params.at.x, MapElement::Byte, size, params.at.x_row, [STAGE_K, tokens])
+}
+
+/// W for TMA: packed k-blocks of 16 rows of 64 bytes.
+fn w_map(launch: &Fp8Launch, address: u64) -> TileMap {
+    let layout = &launch.layout;
+    let (k_tiles, k_tile_bytes) = (layout.k_tiles(launch.stored_k) as u64, layout.k_tile_bytes as u64);
+    let (row_bytes, block_bytes) = (u64::from(K_BLOCK), u64::from(K_BLOCK * TILE_ROWS));
+    let k_blocks = (layout.k_tile as u32 / K_BLOCK).max(1);
+    let row_tiles = layout.n_tiles(launch.stored_rows) as u64;
+    TileMap {
+        address,
+        element: MapElement::Byte,
+        dimensions: 5,
+        size: [row_bytes, TILE_ROWS.into(), row_tiles, k_blocks.into(), k_tiles],
+        strides: [row_bytes, k_tiles * k_tile_bytes, block_bytes, k_tile_bytes],
+        tile: [K_BLOCK, TILE_ROWS, launch.tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
+        swizzle: MapSwizzle::Bytes64,
+    }
+}
