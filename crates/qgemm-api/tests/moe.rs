@@ -1,8 +1,8 @@
 //! Layers of experts against a plain computation in f64, on every backend that is there.
 
 use qgemm_api::{
-    BufferRef, Context, DType, Error, Experts, HalError, HostExperts, HostWeight, MoeArgs, MoeLayer, XPrecision,
-    quantize,
+    BufferRef, Context, DType, DeviceKind, Error, ExpertProblem, Experts, HalError, HostExperts, HostWeight, MoeArgs,
+    MoeLayer, XPrecision, quantize,
 };
 
 const DEVICES: [&str; 6] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm120"];
@@ -201,6 +201,30 @@ fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Erro
         layer.check_status(&workspace)?;
         let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
         assert!(error < LIMIT, "{}: {error:e}", ctx.info().id);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_projection_is_one_launch_whatever_the_experts_are() -> Result<(), Error> {
+    for ctx in devices("a_projection_is_one_launch_whatever_the_experts_are") {
+        let (_, down) = Layer::new(EXPERTS).load(&ctx);
+        // What looks for faults is a kernel of its own on wgpu; the processor adds slots up as it multiplies.
+        let kind = ctx.info().id.kind;
+        let (faults, combine) = (usize::from(kind == DeviceKind::Wgpu), usize::from(kind != DeviceKind::Cpu));
+        let launches = |problem: ExpertProblem| -> Result<usize, Error> {
+            let plan = ctx.plan_experts(&problem.each(|p| p.x_dtype(DType::F16)))?;
+            Ok(plan.sequence().map_or(0, |sequence| sequence.steps().len()))
+        };
+        for rows in [1, 7, 300] {
+            let indexed = || ExpertProblem::indexed(&down, rows, TOP_K).listed();
+            let all = [ExpertProblem::contiguous(&down, rows), ExpertProblem::masked(&down, rows), indexed()];
+            for problem in all {
+                assert_eq!(launches(problem.clone().unchecked())?, 1, "{}, {rows} rows", ctx.info().id);
+                assert_eq!(launches(problem)?, 1 + faults, "{}, {rows} rows", ctx.info().id);
+            }
+            assert_eq!(launches(indexed().combined())?, 1 + faults + combine, "{}, {rows} rows", ctx.info().id);
+        }
     }
     Ok(())
 }

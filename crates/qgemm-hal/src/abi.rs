@@ -358,6 +358,10 @@ abi_struct! {
         pub d_dtype: u32,
         /// Element type of the residual.
         pub residual_dtype: u32,
+        /// `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
+        pub flags: u32,
+        /// Unused, zero.
+        pub reserved: u32,
     }
 }
 

@@ -38,7 +38,13 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
     while (WorkList::next(list, p, work)) {
         Product product = Product::of_tile(tile_at);
         Position::skip<GROUP>(product.at);
-        Product::multiply<GROUP>(product, pipeline, work, warp, lane);
+#if QG_EXPERT_TILES
+        // Experts have few rows more often than not, for which instructions of half as many tokens do.
+        if (work.own.rows <= QG_TILE_M / 2)
+            Product::multiply<GROUP, QG_TILE_M / 2>(product, pipeline, work, warp, lane);
+        else
+#endif
+            Product::multiply<GROUP, QG_TILE_M>(product, pipeline, work, warp, lane);
         Position::skip_all(tile_at, work);
         if constexpr (GROUP > 0) {
             Exchange::put(shared.exchange, product.acc, is_first, thread);

@@ -596,6 +596,8 @@ struct ExpertCombine {
     u32 experts;  // Experts.
     u32 d_dtype;  // Element type of D.
     u32 residual_dtype;  // Element type of the residual.
+    u32 flags;  // `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
+    u32 reserved;  // Unused, zero.
 };
 static_assert(QG_OFFSET_OF(ExpertCombine, products) == 0, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, index) == 8, "layout");
@@ -610,7 +612,9 @@ static_assert(QG_OFFSET_OF(ExpertCombine, top_k) == 64, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, experts) == 68, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, d_dtype) == 72, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, residual_dtype) == 76, "layout");
-static_assert(sizeof(ExpertCombine) == 80, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, flags) == 80, "layout");
+static_assert(QG_OFFSET_OF(ExpertCombine, reserved) == 84, "layout");
+static_assert(sizeof(ExpertCombine) == 88, "layout");
 
 constexpr u32 QG_FLAG_ROW_SCALE = 1;
 constexpr u32 QG_FLAG_K_ORDER = 2;

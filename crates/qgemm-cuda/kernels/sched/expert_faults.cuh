@@ -5,21 +5,22 @@
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
 
+QG_DEVICE u32 index_word(u64 base, u32 place) {
+    return ld_global_u32(reinterpret_cast<const u8*>(base) + (u64)place * 4);
+}
+
 struct ExpertFaults {
     static constexpr u32 NONE = 0xffffffffu;
     // The first places in the index and among the router weights.
     u32 in_index, in_weights;
 
-    QG_DEVICE u32 word(u64 base, u32 place) {
-        return ld_global_u32(reinterpret_cast<const u8*>(base) + (u64)place * 4);
-    }
     QG_DEVICE u32 smaller(u32 a, u32 b) {
         return a < b ? a : b;
     }
 
     QG_DEVICE bool is_wrong(const ExpertGroups& g, u32 place) {
-        const u32 own = word(g.index, place);
-        if (g.form == QG_FORM_CONTIGUOUS) return own > g.rows || (place > 0 && own < word(g.index, place - 1));
+        const u32 own = index_word(g.index, place);
+        if (g.form == QG_FORM_CONTIGUOUS) return own > g.rows || (place > 0 && own < index_word(g.index, place - 1));
         return g.form == QG_FORM_INDEXED ? own >= g.experts : own > g.rows;
     }
 
@@ -30,7 +31,7 @@ struct ExpertFaults {
 #pragma unroll 4
         for (u32 place = thread; place < places; place += threads) {
             if (is_wrong(g, place)) first.in_index = smaller(first.in_index, place);
-            if (g.router_weights != 0 && (word(g.router_weights, place) & 0x7fffffffu) > 0x7f800000u)
+            if (g.router_weights != 0 && (index_word(g.router_weights, place) & 0x7fffffffu) > 0x7f800000u)
                 first.in_weights = smaller(first.in_weights, place);
         }
         return first;

@@ -1,6 +1,7 @@
 // What a CTA computes of products with experts: some rows of one expert. The problem that the kernel is given is narrowed to these,
 // so that the main loop and the epilogue see a dense product of a few tokens.
 #pragma once
+#include "atoms/bits.cuh"
 #include "atoms/launch.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/sync.cuh"
@@ -11,30 +12,45 @@
 using KernelParams = GemmParams;
 
 #if QG_EXPERTS
-// The rows of one expert: of D, or, where rows are listed, places in the list.
+// The rows of EXPERTS neighbouring experts: of D, or, where rows are listed, places in the list.
+template <u32 EXPERTS>
 struct ExpertRows {
-    u32 first, count;
+    u32 first[EXPERTS], count[EXPERTS];
 
-    QG_DEVICE u32 word(u64 base, u32 place) {
-        return ld_global_u32(reinterpret_cast<const u8*>(base) + (u64)place * 4);
-    }
-
-    // Beyond the last expert, none.
+    // Of those from `expert` on; beyond the last, none. All words are loaded before the first is waited for.
     QG_DEVICE ExpertRows of(const ExpertGroups& g, u32 expert) {
-        if (expert >= g.experts) return {0, 0};
+        ExpertRows rows;
         if (g.form == QG_FORM_MASKED) {
             // `rows` is the capacity of an expert.
-            const u32 count = word(g.index, expert);
-            return {expert * g.rows, count < g.rows ? count : g.rows};
+#pragma unroll
+            for (u32 i = 0; i < EXPERTS; i++) {
+                const u32 count = expert + i < g.experts ? index_word(g.index, expert + i) : 0;
+                rows.first[i] = (expert + i) * g.rows;
+                rows.count[i] = count < g.rows ? count : g.rows;
+            }
+            return rows;
         }
         const u64 offsets = g.list != 0 ? g.offsets : g.index;
-        const u32 begin = word(offsets, expert), end = word(offsets, expert + 1);
-        const u32 first = begin < g.rows ? begin : g.rows, bound = end < g.rows ? end : g.rows;
-        return {first, bound > first ? bound - first : 0};
+        u32 bound[EXPERTS + 1];
+#pragma unroll
+        for (u32 i = 0; i <= EXPERTS; i++) {
+            const u32 place = expert + i < g.experts ? expert + i : g.experts;
+            const u32 offset = index_word(offsets, place);
+            bound[i] = offset < g.rows ? offset : g.rows;
+        }
+#pragma unroll
+        for (u32 i = 0; i < EXPERTS; i++) {
+            rows.first[i] = bound[i];
+            rows.count[i] = expert + i < g.experts && bound[i + 1] > bound[i] ? bound[i + 1] - bound[i] : 0;
+        }
+        return rows;
     }
 };
 
-// Experts that a search has passed, a multiple of 32, and their tiles of rows.
+// Experts that a lane looks at together, and a warp.
+constexpr u32 LANE_EXPERTS = 4, WARP_EXPERTS = 32 * LANE_EXPERTS;
+
+// Experts that a search has passed, a multiple of WARP_EXPERTS, and their tiles of rows.
 struct PassedExperts {
     u32 experts, tiles;
 };
@@ -43,14 +59,17 @@ struct PassedExperts {
 struct OwnRows {
     u32 expert, first, rows;
 
-    // Those of tile `place` of all tiles of rows; none beyond the last. Every warp looks at 32 experts at a time and adds up their
-    // tiles. A later search for a later place goes on where this one ended.
+    // Those of tile `place` of all tiles of rows; none beyond the last. Every warp adds up the tiles of WARP_EXPERTS experts at a time.
+    // A later search for a later place goes on where this one ended.
     QG_DEVICE OwnRows find(const ExpertGroups& g, u32 place, PassedExperts& passed) {
         const u32 lane = thread_index() % 32;
-        for (; passed.experts < g.experts; passed.experts += 32) {
-            const ExpertRows of_lane = ExpertRows::of(g, passed.experts + lane);
-            const u32 tiles = (of_lane.count + QG_TILE_M - 1) / QG_TILE_M;
-            u32 until = tiles;
+        for (; passed.experts < g.experts; passed.experts += WARP_EXPERTS) {
+            const u32 expert = passed.experts + lane * LANE_EXPERTS;
+            const ExpertRows<LANE_EXPERTS> of_lane = ExpertRows<LANE_EXPERTS>::of(g, expert);
+            u32 until = 0;
+#pragma unroll
+            for (u32 i = 0; i < LANE_EXPERTS; i++) until += tiles_of(of_lane.count[i]);
+            const u32 tiles = until;
 #pragma unroll
             for (u32 step = 1; step < 32; step *= 2) {
                 const u32 other = shfl_idx_u32(until, lane >= step ? lane - step : lane);
@@ -58,18 +77,28 @@ struct OwnRows {
             }
             const u32 all = shfl_idx_u32(until, 31);
             if (place < passed.tiles + all) {
-                // As many experts end before this place.
-                u32 owner = passed.tiles + until <= place ? 1 : 0;
+                // As many lanes end before this place.
+                const u32 owner = popc(ballot(passed.tiles + until <= place));
+                u32 before = passed.tiles + until - tiles;
+                OwnRows own = {};
 #pragma unroll
-                for (u32 mask = 16; mask > 0; mask /= 2) owner += shfl_xor_u32(owner, mask);
-                const u32 skipped = (place - passed.tiles - shfl_idx_u32(until - tiles, owner)) * QG_TILE_M;
-                const u32 left = shfl_idx_u32(of_lane.count, owner) - skipped;
-                const u32 first = shfl_idx_u32(of_lane.first, owner) + skipped;
-                return {passed.experts + owner, first, left < QG_TILE_M ? left : QG_TILE_M};
+                for (u32 i = 0; i < LANE_EXPERTS; i++) {
+                    const u32 of_expert = tiles_of(of_lane.count[i]);
+                    if (place >= before && place - before < of_expert) {
+                        const u32 skipped = (place - before) * QG_TILE_M, left = of_lane.count[i] - skipped;
+                        own = {expert + i, of_lane.first[i] + skipped, left < QG_TILE_M ? left : QG_TILE_M};
+                    }
+                    before += of_expert;
+                }
+                return {shfl_idx_u32(own.expert, owner), shfl_idx_u32(own.first, owner), shfl_idx_u32(own.rows, owner)};
             }
             passed.tiles += all;
         }
         return {0, 0, 0};
+    }
+
+    QG_DEVICE u32 tiles_of(u32 rows) {
+        return (rows + QG_TILE_M - 1) / QG_TILE_M;
     }
 
     // Those of the CTA at this place: a slot where rows are neither sorted nor listed.
@@ -82,7 +111,7 @@ struct OwnRows {
     QG_DEVICE OwnRows of_slot(const ExpertGroups& g, u32 slot) {
         if (slot >= g.rows) return {0, 0, 0};
         // A negative id is a large number here.
-        const u32 expert = ExpertRows::word(g.index, slot);
+        const u32 expert = index_word(g.index, slot);
         return {expert, slot, expert < g.experts ? 1u : 0u};
     }
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
-use qgemm_hal::abi::{ExpertCombine, ExpertGroups, TileSchedule, dtype_code, expert_form_code};
+use qgemm_hal::abi::{
+    ExpertCombine, ExpertGroups, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code, expert_form_code,
+};
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
     ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
@@ -30,8 +32,9 @@ use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 const NAME: &str = "gemm";
 /// Most CTAs along the grid's y and z axes (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
 const MOST_GRID_YZ: usize = 65_535;
-/// Threads that add up slots.
+/// Threads that add up slots, and the features of each (`RUN`).
 const COMBINE_THREADS: u32 = 128;
+const COMBINE_RUN: u32 = 8;
 /// What makes a product's kernel one with experts, and, of those that take tiles of all experts in turn, what else.
 const EXPERTS_MACRO: &str = "#define QG_EXPERTS 1\n";
 const EXPERT_TILES_MACROS: &str = "#define QG_EXPERTS 1\n#define QG_EXPERT_TILES 1\n";
@@ -399,7 +402,7 @@ fn two_dimensions(count: usize) -> [u32; 2] {
 
 fn combine_grid(op: &CheckedExperts) -> [u32; 3] {
     let [y, z] = two_dimensions(op.tokens());
-    [(op.each.out_features as u32).div_ceil(COMBINE_THREADS), y, z]
+    [(op.each.out_features as u32).div_ceil(COMBINE_THREADS * COMBINE_RUN), y, z]
 }
 
 fn combine_params(op: &CheckedExperts) -> ExpertCombine {
@@ -414,6 +417,8 @@ fn combine_params(op: &CheckedExperts) -> ExpertCombine {
         experts: op.experts as u32,
         d_dtype: dtype_code(d.dtype),
         residual_dtype: residual.map_or(0, |residual| dtype_code(residual.dtype)),
+        flags: if d.aligned16 { FLAG_D_ALIGNED16 } else { 0 }
+            | if residual.is_some_and(|residual| residual.aligned16) { FLAG_RESIDUAL_ALIGNED16 } else { 0 },
         ..ExpertCombine::default()
     }
 }

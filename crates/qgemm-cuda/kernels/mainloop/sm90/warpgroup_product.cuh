@@ -36,25 +36,25 @@ struct Product {
         return product;
     }
 
-    // Multiplies all runs of group GROUP.
-    template <u32 GROUP>
+    // Multiplies all runs of group GROUP with the first TOKENS tokens.
+    template <u32 GROUP, u32 TOKENS>
     QG_DEVICE void multiply(Product& product, Pipeline& pipeline, const WorkTile& work, u32 warp, u32 lane) {
         u32 k_tile = work.begin + GROUP * RUN_K_TILES;
 #pragma unroll 1
         for (; k_tile + LOOP_K_TILES <= work.end; k_tile += LOOP_RUNS * GROUP_STRIDE) {
-            multiply_run<RUN_K_TILES, 0>(product, pipeline, warp, lane);
-            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1>(product, pipeline, warp, lane);
+            multiply_run<RUN_K_TILES, 0, TOKENS>(product, pipeline, warp, lane);
+            if constexpr (LOOP_RUNS > 1) multiply_run<RUN_K_TILES, 1, TOKENS>(product, pipeline, warp, lane);
         }
         wait(product, pipeline, lane);
         if (LOOP_K_TILES > 1 && k_tile < work.end) {
-            multiply_run<1, 0>(product, pipeline, warp, lane);
+            multiply_run<1, 0, TOKENS>(product, pipeline, warp, lane);
             wait(product, pipeline, lane);
         }
     }
 
     // Multiplies the next K_TILES k-tiles: a whole run or the rest of one. The first k-block takes the registers of
     // turn TURN.
-    template <u32 K_TILES, u32 TURN>
+    template <u32 K_TILES, u32 TURN, u32 TOKENS>
     QG_DEVICE void multiply_run(Product& product, Pipeline& pipeline, u32 warp, u32 lane) {
         Position& at = product.at;
         KTile k_tile[ROW_TILES];
@@ -71,7 +71,7 @@ struct Product {
                 wgmma_wait_group<IN_FLIGHT - 1>();
                 release(product, pipeline, turn, lane);
                 if constexpr (CODES_ARE_OPERANDS) KTile::load_codes<FromShared>(k_tile[rt], bytes, k_block, lane);
-                start_k_block(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block,
+                start_k_block<TOKENS>(product.acc.value[rt], product.operands[turn], k_tile[rt], k_block,
                               pipeline.x[at.x][of_stage]);
                 const bool ends_k_block = rt == ROW_TILES - 1;
                 const bool ends_stage = ends_k_block && (of_stage == STAGE_K_BLOCKS - 1 || i == K_TILES * K_BLOCKS - 1);
