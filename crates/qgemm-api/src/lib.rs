@@ -92,6 +92,7 @@ mod operand;
 mod plan_cache;
 mod plans_by_tokens;
 mod prepare;
+mod profile;
 mod quantization;
 mod quantize;
 mod record;
@@ -118,6 +119,7 @@ pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling}
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};
+pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
 pub use record::PlanRecord;

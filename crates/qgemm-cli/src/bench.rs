@@ -22,7 +22,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, NormKind, XFormat, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -124,6 +124,9 @@ pub struct Args {
     /// Save the results to this file, for a later `--baseline`.
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
+    /// Say what each kernel of a launch takes; with a file, write it there as a trace for Perfetto and chrome://tracing.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, conflicts_with_all = ["sweep_m"])]
+    profile: Option<Option<PathBuf>>,
 }
 
 /// One measurement.
@@ -151,6 +154,9 @@ pub struct BenchRow {
     copies: usize,
     /// Whether launches were replayed from a CUDA graph.
     graph: bool,
+    /// What the kernels of one launch took, one after the other; only with `--profile`.
+    #[serde(skip_deserializing, default, skip_serializing_if = "Option::is_none")]
+    profile: Option<Profile>,
     /// How much slower than the baseline, as a share: 0.1 is 10 % slower.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     slower: Option<f64>,
@@ -210,6 +216,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let begin = |path: &PathBuf| WholeFile::create(path, Existing::Replace);
     let (save, save_tuned) =
         (args.save.as_ref().map(begin).transpose()?, args.save_tuned.as_ref().map(begin).transpose()?);
+    let trace = args.profile.as_ref().and_then(Option::as_ref).map(begin).transpose()?;
     let work = match args.op {
         Op::Gemm => {
             let shapes = match args.shape[..] {
@@ -287,11 +294,21 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
         }
+        if args.profile.is_none() {
+            row.profile = None;
+        }
         table.push(row, &progress)?;
         progress.step(1);
     }
     drop(progress);
     let rows = table.finish()?;
+    let profile = Profile::joined(rows.iter().filter_map(|row| row.profile.as_ref()));
+    if let (Some(profile), false) = (&profile, json) {
+        out::line(&format!("\n{profile}"))?;
+    }
+    if let (Some(profile), Some(file)) = (&profile, trace) {
+        file.finish_with(profile.chrome_trace().as_bytes())?;
+    }
     if let Some(file) = save {
         baseline::save(file, &rows)?;
     }

@@ -215,6 +215,28 @@ fn bench_measures_norms() {
 }
 
 #[test]
+fn bench_says_what_each_kernel_takes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let trace = folder.path().join("trace.json");
+    let shape = ["bench", "--device", "cpu", "--op", "norm", "--shape", "8x256", "--json"];
+    let table = json(&[&shape[..], &["--profile", trace.to_str().expect("a name")]].concat());
+    let runs = table[0]["profile"]["runs"].as_array().expect("a profile");
+    assert!(runs.len() == 1 && runs[0]["operation"] == "norm", "{table}");
+    assert_eq!(runs[0]["steps"][0]["kernel_id"], table[0]["kernel_id"]);
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&trace).expect("written")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    // Three norms, each a run and its kernel, and no two at one time.
+    assert_eq!(events.len(), 6);
+    let at = |event: &serde_json::Value, what: &str| event[what].as_f64().expect("a number");
+    let kernels: Vec<_> = events.iter().filter(|event| event["tid"] == 1).collect();
+    assert!(
+        kernels.windows(2).all(|pair| at(pair[0], "ts") + at(pair[0], "dur") <= at(pair[1], "ts") + 1e-3),
+        "{trace}"
+    );
+    assert!(json(&shape)[0].get("profile").is_none());
+}
+
+#[test]
 fn verify_lists_operations_and_groups() {
     let table = json(&["verify", "--list", "--json"]);
     let has = |op: &str, group: &str| rows(&table).iter().any(|row| row["op"] == op && row["group"] == group);

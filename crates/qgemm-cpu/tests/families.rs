@@ -63,6 +63,7 @@ impl Problem {
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
             x: layout.into(),
+            norm: None,
             x_precision: XPrecision::default(),
             d: dense(DType::F32, n),
             c: None,

@@ -23,6 +23,7 @@ pub mod op;
 mod operands;
 mod pack_spec;
 mod pool;
+mod profile;
 mod sequence;
 
 pub use buffer::{Buffer, BufferMut, BufferRef, RawBuffer};
@@ -68,4 +69,5 @@ pub use op::{
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
+pub use profile::{LaunchTimes, StepTimes, record_launches};
 pub use sequence::{Geometry, Kernel, LaunchSequence, LaunchStep, Placed};

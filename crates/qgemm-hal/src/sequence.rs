@@ -11,8 +11,9 @@ use std::sync::Arc;
 use crate::device::Stream;
 use crate::error::HalError;
 use crate::kernel_id::KernelId;
-use crate::op::{Operand, OperandDesc};
+use crate::op::{Operand, OperandDesc, Operation};
 use crate::operands::{MAX_OPERANDS, Operands};
+use crate::profile;
 
 /// A kernel that is ready to launch.
 pub trait Kernel: Send + Sync + fmt::Debug {
@@ -103,6 +104,11 @@ impl LaunchStep {
         self.geometry
     }
 
+    /// Submits the kernel with its operands among those of the operation.
+    pub(crate) fn launch(&self, stream: &Stream, of_operation: &mut Operands<'_>) -> Result<(), HalError> {
+        self.kernel.launch(stream, self.operands(of_operation)?)
+    }
+
     /// Whether the kernel writes none of the bytes that it sees under another name, too.
     fn is_exclusive(&self) -> bool {
         let overlap = |a: &Binding, b: &Binding| match (&a.range, &b.range) {
@@ -165,10 +171,19 @@ impl LaunchSequence {
     /// # Errors
     /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, or a driver error.
     pub fn run(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
-        for step in &self.steps {
-            step.kernel.launch(stream, step.operands(&mut operands)?)?;
+        self.steps.iter().try_for_each(|step| step.launch(stream, &mut operands))
+    }
+
+    /// As [`LaunchSequence::run`], of which a recording keeps that it was a run of `op`
+    /// ([`record_launches`](crate::record_launches)).
+    ///
+    /// # Errors
+    /// As [`LaunchSequence::run`].
+    pub fn run_for<O: Operation>(&self, op: &O, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
+        if profile::is_recording() {
+            return profile::run(self, op, stream, operands);
         }
-        Ok(())
+        self.run(stream, operands)
     }
 }
 

@@ -201,7 +201,7 @@ impl AttentionPlan {
         }
         let Some(ready) = &self.ready else { return Ok(()) };
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run(stream, operands)?)
+        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
     }
 }
 

@@ -159,7 +159,7 @@ impl ConversionPlan {
             operands.write(ConvertOperand::RowFactors, row_factors);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run(stream, operands)?)
+        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
     }
 }
 

@@ -399,7 +399,7 @@ impl ExpertPlan {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run(stream, operands)?)
+        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
     }
 
     /// Waits for the default stream and says whether the index of the run that wrote `status` was right.

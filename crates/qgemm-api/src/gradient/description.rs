@@ -38,6 +38,7 @@ pub struct Gradient {
 }
 
 /// What a plan makes kernels ready for: some input features.
+#[derive(Clone, Debug)]
 pub(super) struct Part {
     /// The input features from the first on; none of a weight without output features.
     pub unpack: Option<CheckedUnpack>,

@@ -39,6 +39,8 @@ pub struct GradientPlan {
 /// A part with its kernels.
 #[derive(Debug)]
 struct ReadyPart {
+    /// What is computed.
+    of: Part,
     unpack: Option<Arc<Ready<CheckedUnpack>>>,
     matmul: Arc<Ready<CheckedMatmul>>,
     /// Where its columns of dX begin, in bytes.
@@ -176,11 +178,11 @@ impl GradientPlan {
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         for part in &self.parts {
             let (mut products, mut decoded) = workspace.reborrow().split_at(self.scratch.start)?;
-            if let Some(ready) = &part.unpack {
+            if let (Some(op), Some(ready)) = (&part.of.unpack, &part.unpack) {
                 let mut operands = Operands::new();
                 weight.give_to_unpack(&mut operands);
                 operands.write(UnpackOperand::D, decoded.reborrow().slice(0..part.decoded_bytes)?);
-                ready.sequence.run(stream, operands)?;
+                ready.sequence.run_for(op, stream, operands)?;
             }
             let mut operands = Operands::new();
             operands.read(MatmulOperand::A, dy);
@@ -191,7 +193,7 @@ impl GradientPlan {
             if bytes > 0 {
                 operands.write(MatmulOperand::Workspace, products.reborrow().slice(0..bytes)?);
             }
-            part.matmul.sequence.run(stream, operands)?;
+            part.matmul.sequence.run_for(&part.of.matmul, stream, operands)?;
         }
         Ok(())
     }
@@ -216,6 +218,7 @@ impl ReadyPart {
             op.d.extent(op.features, op.out_features).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
         };
         Ok(Self {
+            of: part.clone(),
             unpack: part.unpack.as_ref().map(make_unpack).transpose()?,
             matmul: caches.matmul.get_or_make(op, make_matmul)?,
             dx_start: part.first * op.d.dtype.bytes(),

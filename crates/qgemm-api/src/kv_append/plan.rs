@@ -224,7 +224,7 @@ impl KvAppendPlan {
         }
         let Some(ready) = &self.ready else { return Ok(()) };
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run(stream, operands)?)
+        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
     }
 }
 

@@ -171,7 +171,7 @@ impl MatmulPlan {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run(stream, operands)?)
+        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
     }
 }
 

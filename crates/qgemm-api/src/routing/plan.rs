@@ -217,7 +217,7 @@ impl RoutingPlan {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(self.ready.sequence.run(stream, operands)?)
+        Ok(self.ready.sequence.run_for(&self.op, stream, operands)?)
     }
 
     /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be

@@ -65,6 +65,7 @@ mod tests {
             bandwidth_share: 1.0,
             copies: 2,
             graph: false,
+            profile: None,
             slower: None,
             regressed: false,
         }

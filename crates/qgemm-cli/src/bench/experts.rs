@@ -203,7 +203,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         format!("{} launches, {}", plan.launches(), plan.up().kernel_name())
     };
     let launch = |layer: &MoeLayer| layer.run(&stream, m, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace);
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &layers, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, Pace::Thorough, launch)?;
     let mut used = subject.ids();
     used.sort_unstable();
     used.dedup();
@@ -222,6 +222,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         bandwidth_share: bytes_per_second / bandwidth,
         copies: layers.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })
@@ -271,7 +272,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         args.lists = lists.as_ref().map(Into::into);
         plan.run(&stream, args.workspace(&mut workspace))
     };
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
     let bytes_per_second = subject.bytes(rows) / median;
     let macs = (m * top_k * n * k) as f64;
     Ok(BenchRow {
@@ -288,6 +289,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         bandwidth_share: bytes_per_second / bandwidth,
         copies: weights.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

@@ -41,7 +41,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weight: &Weight| plan.run(&stream, GradientArgs::new(&dy, weight, &mut dx).workspace(&mut workspace));
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &weights, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -57,6 +57,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         bandwidth_share: bytes_per_second / bandwidth,
         copies: weights.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

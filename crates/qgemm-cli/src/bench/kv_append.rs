@@ -75,7 +75,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         }
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -91,6 +91,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         bandwidth_share: bytes_per_second / bandwidth,
         copies: places.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

@@ -71,7 +71,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let stream = ctx.new_stream()?;
     let launch =
         |&place: &usize| plan.run(&stream, MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace));
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -87,6 +87,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         bandwidth_share: bytes_per_second / bandwidth,
         copies: places.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

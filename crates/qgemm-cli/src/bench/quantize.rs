@@ -63,7 +63,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         args.factor = factor.as_ref().map(Into::into);
         plan.run(&stream, args)
     };
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() as f64 / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -79,6 +79,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         bandwidth_share: bytes_per_second / bandwidth,
         copies: places.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

@@ -87,7 +87,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         };
         plan.run(&stream, RoutingArgs { workspace: Some(&mut workspace), ..args })
     };
-    let Timing { median, noise, graph } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
@@ -103,6 +103,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         bandwidth_share: bytes_per_second / bandwidth,
         copies: places.len(),
         graph,
+        profile: Some(profile),
         slower: None,
         regressed: false,
     })

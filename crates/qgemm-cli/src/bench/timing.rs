@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use qgemm_api::{Context, DeviceKind, Error, Stream};
+use qgemm_api::{Context, DeviceKind, Error, Profile, Stream};
 
 /// What was measured.
 pub struct Timing {
@@ -12,6 +12,8 @@ pub struct Timing {
     pub noise: f64,
     /// Whether launches were replayed from a CUDA graph.
     pub graph: bool,
+    /// The kernels of one launch, one after the other.
+    pub profile: Profile,
 }
 
 /// A round takes at least so many launches, so that what a round itself costs does not count.
@@ -61,7 +63,8 @@ pub fn time_launches<'a, T: Sync>(
     launch(&items[0])?;
     ctx.synchronize(stream)?;
     let start = Instant::now();
-    launch(&items[0])?;
+    let (launched, profile) = ctx.profile(|| launch(&items[0]))?;
+    launched?;
     ctx.synchronize(stream)?;
     let slow = start.elapsed() > LONGEST / (pace.rounds() * LAUNCHES_PER_ROUND) as u32;
     let turns = if slow { 1 } else { LAUNCHES_PER_ROUND.div_ceil(items.len()) };
@@ -71,19 +74,22 @@ pub fn time_launches<'a, T: Sync>(
     if ctx.info().id.kind == DeviceKind::Cuda {
         let graph = qgemm_api::cuda::capture(&**ctx.device(), stream, round)?;
         let replay = || Ok(graph.replay(stream)?);
-        Ok(Timing { graph: true, ..time_rounds(ctx, stream, launches, pace, replay)? })
+        let (median, noise) = time_rounds(ctx, stream, launches, pace, replay)?;
+        Ok(Timing { median, noise, graph: true, profile })
     } else {
-        time_rounds(ctx, stream, launches, pace, &mut round)
+        let (median, noise) = time_rounds(ctx, stream, launches, pace, &mut round)?;
+        Ok(Timing { median, noise, graph: false, profile })
     }
 }
 
+/// The median time of a launch, and the noise.
 fn time_rounds(
     ctx: &Context,
     stream: &Stream,
     launches: usize,
     pace: Pace,
     mut round: impl FnMut() -> Result<(), Error>,
-) -> Result<Timing, Error> {
+) -> Result<(f64, f64), Error> {
     let start = Instant::now();
     while start.elapsed() < pace.warm_up() {
         round()?;
@@ -97,8 +103,7 @@ fn time_rounds(
         let after = ctx.device().record(stream)?;
         times.push(ctx.device().elapsed(&before, &after)?.as_secs_f64() / launches as f64);
     }
-    let (median, noise) = median_and_noise(times);
-    Ok(Timing { median, noise, graph: false })
+    Ok(median_and_noise(times))
 }
 
 /// The median, and half the distance between the quartiles as a share of it.

@@ -133,6 +133,7 @@ impl Case {
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),
             x: x.into(),
+            norm: None,
             x_precision: XPrecision::default(),
             d: dense(d, n),
             c: options.c.map(|dtype| dense(dtype, n)),

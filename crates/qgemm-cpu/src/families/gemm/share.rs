@@ -282,6 +282,7 @@ mod tests {
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,
+            norm: None,
             x: Dense::rows_of(DType::F32, k).into(),
             x_precision: XPrecision::default(),
             d: Dense::rows_of(DType::F32, n),

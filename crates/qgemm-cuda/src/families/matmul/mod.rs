@@ -300,7 +300,7 @@ impl Family<CheckedMatmul> for Matmul {
 
 #[cfg(test)]
 mod tests {
-    use crate::families::*;
+    use super::*;
 
     #[test]
     fn kernels_are_found_by_their_identities_and_fit_their_chips() {

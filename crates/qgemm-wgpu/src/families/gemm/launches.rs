@@ -189,6 +189,7 @@ pub(super) mod tests {
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,
+            norm: None,
             x: dense(DType::F16, k as u64 + 3).into(),
             x_precision: XPrecision::default(),
             d: dense(DType::F32, n as u64),

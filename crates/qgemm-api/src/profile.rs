@@ -1,0 +1,175 @@
+//! [`Context::profile`]: what launches take on the device, a step at a time.
+
+use std::fmt;
+use std::time::Duration;
+
+use qgemm_hal::{LaunchTimes, record_launches};
+use serde::Serialize;
+
+use crate::context::Context;
+use crate::error::Error;
+
+/// What ran while a context was profiled, in order. Serialised, it is data; its text is a table; [`Profile::chrome_trace`] is for Perfetto
+/// and `chrome://tracing`. Times are in seconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Profile {
+    /// The device's name.
+    pub device: String,
+    /// Bytes a second that it reads.
+    pub bandwidth: f64,
+    /// A line a run of an operation.
+    pub runs: Vec<ProfiledRun>,
+}
+
+/// One run of an operation's plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ProfiledRun {
+    /// Name of the operation: `gemm`.
+    pub operation: String,
+    /// Name of its kernel: `gemm_nt_q4_k_f16`.
+    pub kernel: String,
+    /// Time of all its steps together.
+    pub seconds: f64,
+    /// Bytes that the operation must move at least, over that time.
+    pub bytes_per_second: f64,
+    /// Additions and multiplications, over that time.
+    pub operations_per_second: f64,
+    /// The bytes' share of the device's read bandwidth.
+    pub bandwidth_share: f64,
+    /// Its kernels.
+    pub steps: Vec<ProfiledStep>,
+}
+
+/// One kernel of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct ProfiledStep {
+    /// The kernel's identity.
+    pub kernel_id: String,
+    /// CTAs along x, y and z.
+    pub grid: [u32; 3],
+    /// When it began, since the first kernel.
+    pub start: f64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Context {
+    /// Runs `work`, and says what each kernel took that plans launched on this context's device from this thread. Events stand between
+    /// kernels, so that none overlaps with the next: the sum is more than what the launches take undisturbed. A CUDA graph cannot be
+    /// captured meanwhile.
+    ///
+    /// ```
+    /// use qgemm_api::{Args, Context, Problem, quantize};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let (host, _) = quantize(&vec![0.5; 64 * 64], 64, 64, "q8_0".parse()?)?;
+    /// let weight = ctx.load(&host)?;
+    /// let plan = ctx.plan(&Problem::new(&weight, 1))?;
+    /// let (x, mut d) = (ctx.upload(&[1.0_f32; 64])?, ctx.allocate(64 * 4)?);
+    /// let stream = ctx.default_stream();
+    /// let (result, profile) = ctx.profile(|| plan.run(&stream, Args::new(&x, &weight, &mut d)))?;
+    /// result?;
+    /// assert_eq!(profile.runs[0].operation, "gemm");
+    /// println!("{profile}");
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the device fails, such as by a kernel of `work`.
+    pub fn profile<R>(&self, work: impl FnOnce() -> R) -> Result<(R, Profile), Error> {
+        let _span = tracing::debug_span!("profile", device = %self.info().id).entered();
+        let (result, launches) = record_launches(self.device(), work)?;
+        let bandwidth = self.info().bandwidth;
+        let runs = launches.into_iter().map(|launch| ProfiledRun::new(launch, bandwidth)).collect();
+        Ok((result, Profile { device: self.info().name.clone(), bandwidth, runs }))
+    }
+}
+
+impl ProfiledRun {
+    fn new(launch: LaunchTimes, bandwidth: f64) -> Self {
+        let seconds = launch.steps.iter().map(|step| step.time).sum::<Duration>().as_secs_f64();
+        // A clock that saw no time pass says nothing of rates.
+        let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
+        let steps = launch.steps.into_iter().map(|step| ProfiledStep {
+            kernel_id: step.kernel_id.to_string(),
+            grid: step.geometry.grid,
+            start: step.start.as_secs_f64(),
+            seconds: step.time.as_secs_f64(),
+        });
+        Self {
+            operation: launch.operation.to_owned(),
+            kernel: launch.kernel,
+            seconds,
+            bytes_per_second: rate(launch.bytes),
+            operations_per_second: rate(2.0 * launch.macs),
+            bandwidth_share: rate(launch.bytes) / bandwidth,
+            steps: steps.collect(),
+        }
+    }
+}
+
+impl Profile {
+    /// One profile of several on the same device, each as if it began where the one before it ended; `None` of none.
+    pub fn joined<'a>(profiles: impl IntoIterator<Item = &'a Profile>) -> Option<Profile> {
+        profiles.into_iter().fold(None, |joined: Option<Profile>, next| {
+            let Some(mut joined) = joined else { return Some(next.clone()) };
+            let last = joined.runs.iter().flat_map(|run| &run.steps).last();
+            let end = last.map_or(0.0, |step| step.start + step.seconds);
+            let mut runs = next.runs.clone();
+            runs.iter_mut().flat_map(|run| &mut run.steps).for_each(|step| step.start += end);
+            joined.runs.extend(runs);
+            Some(joined)
+        })
+    }
+
+    /// The steps as a trace in JSON that Perfetto and `chrome://tracing` open: operations in one row, their kernels in another.
+    pub fn chrome_trace(&self) -> String {
+        let event = |name: &str, row: u32, start: f64, seconds: f64, args: serde_json::Value| {
+            serde_json::json!({
+                "name": name, "ph": "X", "pid": 0, "tid": row, "ts": start * 1e6, "dur": seconds * 1e6, "args": args,
+            })
+        };
+        let mut events = Vec::new();
+        for run in &self.runs {
+            let (Some(first), Some(last)) = (run.steps.first(), run.steps.last()) else { continue };
+            let rates = serde_json::json!({
+                "operation": run.operation,
+                "bytes_per_second": run.bytes_per_second,
+                "operations_per_second": run.operations_per_second,
+            });
+            events.push(event(&run.kernel, 0, first.start, last.start + last.seconds - first.start, rates));
+            for step in &run.steps {
+                events.push(event(
+                    &step.kernel_id,
+                    1,
+                    step.start,
+                    step.seconds,
+                    serde_json::json!({"grid": step.grid}),
+                ));
+            }
+        }
+        serde_json::json!({"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"device": self.device}})
+            .to_string()
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}, reads {:.1} GB/s", self.device, self.bandwidth / 1e9)?;
+        writeln!(f, "{:>10} {:>9} {:>9} {:>7}  kernel", "time us", "GB/s", "TFLOP/s", "of read")?;
+        for run in &self.runs {
+            let (bytes, operations) = (run.bytes_per_second / 1e9, run.operations_per_second / 1e12);
+            let share = run.bandwidth_share * 100.0;
+            let micro = run.seconds * 1e6;
+            writeln!(f, "{micro:>10.2} {bytes:>9.1} {operations:>9.3} {share:>6.1}%  {}", run.kernel)?;
+            for step in &run.steps {
+                let [x, y, z] = step.grid;
+                writeln!(f, "{:>10.2} {:>27}   {} <<<({x}, {y}, {z})>>>", step.seconds * 1e6, "", step.kernel_id)?;
+            }
+        }
+        Ok(())
+    }
+}
