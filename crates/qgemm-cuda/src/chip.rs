@@ -110,7 +110,7 @@ const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
-fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 4] {
+fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 5] {
     let fma = match arch {
         70..=80 => 64.0,
         _ => 128.0,
@@ -130,7 +130,20 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 4] {
     };
     // Twice as many of half as many bits, on chips that have such instructions.
     let fp8 = if run >= Variant::Sm89 { 2.0 * tensor } else { tensor };
-    [(Math::FmaF32, fma), (Math::TensorF16, tensor), (Math::DotI8, 256.0), (Math::TensorFp8, fp8)]
+    // Integers are no slower for GeForce cards; Volta has none.
+    let bytes = match (arch, run) {
+        (..75, _) | (_, Variant::Sm70) => 0.0,
+        (75 | 86..=89 | 120..=121, _) => 1024.0,
+        (90, _) => 4096.0 * HOPPER_MMA_SYNC,
+        _ => 2048.0,
+    };
+    [
+        (Math::FmaF32, fma),
+        (Math::TensorF16, tensor),
+        (Math::DotI8, 256.0),
+        (Math::TensorFp8, fp8),
+        (Math::TensorS8, bytes),
+    ]
 }
 
 /// Names of the instructions that kernels of `variant` may use.

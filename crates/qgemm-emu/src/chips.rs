@@ -65,6 +65,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
             (Math::TensorF16, rate(chip.tensor)),
             (Math::DotI8, rate(4.0 * chip.fma)),
             (Math::TensorFp8, rate(2.0 * chip.tensor)),
+            (Math::TensorS8, if variant == Variant::Sm70 { 0.0 } else { rate(2.0 * chip.tensor) }),
         ],
         launch_seconds: 3e-6,
         features: BTreeSet::from(["emulated"]),

@@ -415,6 +415,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     QuantizePointers::ABI,
     DequantizeShape::ABI,
     DequantizePointers::ABI,
+    XPlanePointers::ABI,
     AttentionShape::ABI,
     AttentionPointers::ABI,
     NormShape::ABI,

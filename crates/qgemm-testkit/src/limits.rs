@@ -27,6 +27,7 @@ pub const PATHS: &[PathLimit] = &[
         nmse: 1e-9,
         reason: "products of codes are added up exactly; scales act on them in f32",
     },
+    PathLimit { math: Math::TensorS8, nmse: 1e-9, reason: "as dot products of bytes" },
     PathLimit {
         math: Math::TensorF16,
         nmse: 1e-6,

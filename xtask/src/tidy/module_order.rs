@@ -74,6 +74,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "gemm_sliced_k",
             "sm70_two_stage",
             "sm80_cp_async",
+            "sm80_s8_cp_async",
             "sm90_wgmma_ws",
             "sm120_tma_ws",
             "instances",

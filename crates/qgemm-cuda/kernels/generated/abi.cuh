@@ -356,6 +356,24 @@ static_assert(QG_OFFSET_OF(DequantizePointers, codes_row) == 32, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales_row) == 40, "layout");
 static_assert(sizeof(DequantizePointers) == 48, "layout");
 
+struct XPlanePointers {
+    u64 scales;  // Scales.
+    u64 factors;  // Factors of tokens, or the one that is given for all of X.
+    u64 sums;  // Sums.
+    u64 scales_row;  // Bytes from one row of scales to the next.
+    u64 sums_row;  // Bytes from one row of sums to the next.
+    u32 block_shift;  // Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(XPlanePointers, scales) == 0, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, factors) == 8, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, sums) == 16, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, scales_row) == 24, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, sums_row) == 32, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, block_shift) == 40, "layout");
+static_assert(QG_OFFSET_OF(XPlanePointers, reserved) == 44, "layout");
+static_assert(sizeof(XPlanePointers) == 48, "layout");
+
 struct AttentionShape {
     u32 sequences;  // Sequences.
     u32 tokens;  // Query tokens of all sequences.

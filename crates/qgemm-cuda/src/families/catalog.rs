@@ -1,16 +1,16 @@
 //! The families of the product, and which of their kernels they offer for a problem.
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XCode, XFormat};
 use qgemm_hal::{
     Catalog, CheckedGemm, Device, DeviceInfo, Family, HalError, LaunchPlan, LaunchSequence, TileConfig, Unsupported,
-    Variant,
+    Variant, XPlanes,
 };
 
 use super::attention;
 use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
-use super::gemm::{Fp8Kernel, Instance, fp8_kernels, gathers, gemm_sequence, instances, x_prologue};
+use super::gemm::{Fp8Kernel, Instance, fp8_kernels, gathers, gemm_sequence, instances, of_planes, x_prologue};
 use super::kernel_launch::load;
 use super::kv_append::KvAppend;
 use super::matmul::Matmul;
@@ -91,8 +91,10 @@ fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> R
 fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     let id = config.kernel_id(op.format);
     if let (Some(_), Some(variant)) = (op.x.planes, config.variant) {
-        let mut all = fp8_kernels(op.format, op.x.format, variant).into_iter();
-        return all.find(|k| k.config().kernel_id(op.format) == id).map_or(0, |k| k.spec().source_hash().short());
+        let mut fp8 = fp8_kernels(op.format, op.x.format, variant).into_iter();
+        let fp8 = fp8.find(|k| k.config().kernel_id(op.format) == id).map(|k| k.spec());
+        let integer = || of_planes(op.format, variant).iter().find(|i| i.id() == id).map(Instance::spec);
+        return fp8.or_else(integer).map_or(0, |spec| spec.source_hash().short());
     }
     let x = config.x_format.plain().zip(config.variant);
     let mut all = x.into_iter().flat_map(|(x, variant)| instances(op.format, x, variant));
@@ -125,6 +127,31 @@ impl Family<CheckedGemm> for Gemv {
     fn source_hash(&self, op: &CheckedGemm, config: &TileConfig) -> u64 {
         source_hash(op, config)
     }
+}
+
+/// The kernels that multiply the codes of X, whose planes these are.
+fn codes(
+    op: &CheckedGemm,
+    planes: &XPlanes,
+    variant: Variant,
+    info: &DeviceInfo,
+) -> Result<Vec<TileConfig>, Unsupported> {
+    const SCALE_BYTES: u64 = 4;
+    let refuse = |why: &str| Err(Unsupported::new(why));
+    let x_format = match (planes.parts.code, planes.parts.block) {
+        (XCode::Int8, Some(_)) => XFormat::Q8 { block: 32 },
+        (XCode::Int8, None) if op.m > 1 && planes.scales_row != SCALE_BYTES => {
+            return refuse("multiplies codes with a scale a token where these lie one behind the other");
+        }
+        (XCode::Int8, None) => XFormat::Int8Token,
+        _ => return refuse("multiplies no codes but integers"),
+    };
+    if op.k_order {
+        return refuse("multiplies no codes of a weight whose columns are permuted");
+    }
+    let serving = |i: &&Instance| i.x_format == x_format && i.serves(op, true) && check_shared(i, info).is_ok();
+    let all: Vec<_> = of_planes(op.format, variant).iter().filter(serving).map(Instance::config).collect();
+    if all.is_empty() { refuse("has no kernel for such codes with these weights on this chip") } else { Ok(all) }
 }
 
 /// Loads of X that a group of eight columns takes where its elements are not neighbours, instead of one.
@@ -163,8 +190,11 @@ impl Family<CheckedGemm> for Gemm {
     /// Kernels that read X in place, and those that read what a prologue makes of it.
     fn configs(&self, op: &CheckedGemm, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
         let variant = variant_for(op, info)?;
-        if op.x.planes.is_some() {
-            return multiplying_codes(op, variant, info);
+        if let Some(planes) = &op.x.planes {
+            return match planes.parts.code {
+                XCode::Int8 => codes(op, planes, variant, info),
+                XCode::E4M3 | XCode::E2M1 => multiplying_codes(op, variant, info),
+            };
         }
         let x = op.plain_x()?;
         let mut direct = self.serving(op, x.dtype, x.aligned16 && !op.k_order, variant, info);

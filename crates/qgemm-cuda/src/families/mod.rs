@@ -45,6 +45,7 @@ use crate::spec::KernelSpec;
 pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let instances = Format::all()
         .flat_map(|format| DType::ALL.into_iter().flat_map(move |x| gemm::instances(format, x, variant)))
+        .chain(Format::all().flat_map(|format| gemm::of_planes(format, variant)))
         .map(|instance| instance.spec());
     let fp8 = Format::all()
         .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::fp8_kernels(format, x, variant)))

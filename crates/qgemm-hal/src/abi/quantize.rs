@@ -79,3 +79,23 @@ abi_struct! {
         pub scales_row: u64,
     }
 }
+
+abi_struct! {
+    /// Device addresses of the planes beside the codes of a quantized X that a product reads, and strides in bytes: CUDA only.
+    pub struct XPlanePointers {
+        /// Scales.
+        pub scales: u64,
+        /// Factors of tokens, or the one that is given for all of X.
+        pub factors: u64,
+        /// Sums.
+        pub sums: u64,
+        /// Bytes from one row of scales to the next.
+        pub scales_row: u64,
+        /// Bytes from one row of sums to the next.
+        pub sums_row: u64,
+        /// Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
+        pub block_shift: u32,
+        /// Unused, zero.
+        pub reserved: u32,
+    }
+}

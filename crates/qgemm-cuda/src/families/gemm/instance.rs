@@ -4,7 +4,7 @@
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::abi::dtype_code;
-use qgemm_hal::{CheckedGemm, KernelId, Schedule, TileConfig};
+use qgemm_hal::{CheckedGemm, KernelId, Math, Schedule, TileConfig};
 
 use super::super::prelude::{constant_line, macro_line, planes};
 use super::common;
@@ -55,6 +55,8 @@ pub(crate) enum XAccess {
     AlignedRows,
     /// The same by TMA: the kernel's parameter ends with tensor maps of X.
     Tma,
+    /// In codes and scales: the kernel's parameter ends with the places of X's planes.
+    Planes,
 }
 
 /// Most CTAs along the grid's y axis (CUDA C Programming Guide, "Technical Specifications per Compute Capability").
@@ -87,6 +89,9 @@ pub(crate) struct Instance {
     pub parks_state: bool,
     /// Constants that only this main loop has, by name.
     pub constants: Vec<(&'static str, u32)>,
+    /// Format in which X is multiplied, and what with.
+    pub x_format: XFormat,
+    pub math: Math,
     /// Warps along N, and groups of warps that share K.
     pub warps_n: u32,
     pub k_groups: u32,
@@ -121,6 +126,8 @@ impl Instance {
             integer_operands: false,
             parks_state: false,
             constants: Vec::new(),
+            x_format: XFormat::Plain(types.x),
+            math: types.engine.math(),
             warps_n: threads / 32,
             k_groups: 1,
             efficiency: (0, 0),
@@ -151,12 +158,12 @@ impl Instance {
     }
 
     pub(crate) fn config(&self) -> TileConfig {
-        let Types { x, variant, engine, .. } = self.types;
+        let Types { x, variant, .. } = self.types;
         TileConfig {
             family: self.main_loop.family,
             main_loop: self.main_loop.name,
             variant: Some(variant),
-            math: engine.math(),
+            math: self.math,
             tile_n: self.tile_n,
             tile_m: self.tile_m,
             tile_k: self.types.tile_k(),
@@ -168,7 +175,7 @@ impl Instance {
             k_groups: self.k_groups,
             stages: self.stages,
             shared_bytes: self.shared_bytes,
-            x_format: XFormat::Plain(x),
+            x_format: self.x_format,
             x_prologue: None,
             rounded_weights: self.rounds_weights().then_some(x),
             efficiency: self.efficiency,

@@ -9,7 +9,10 @@ use qgemm_hal::Variant;
 
 use super::instance::{FitsRegisters, Instance, MainLoop};
 use super::types::Types;
-use super::{gemm_simt, gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm90_wgmma_ws, sm120_tma_ws, spills};
+use super::{
+    gemm_simt, gemm_sliced_k, gemv, sm70_two_stage, sm80_cp_async, sm80_s8_cp_async, sm90_wgmma_ws, sm120_tma_ws,
+    spills,
+};
 
 /// Every main loop. An instruction set that needs another adds its file here.
 static MAIN_LOOPS: [&MainLoop; 7] = [
@@ -21,6 +24,34 @@ static MAIN_LOOPS: [&MainLoop; 7] = [
     &sm90_wgmma_ws::MAIN_LOOP,
     &gemm_simt::MAIN_LOOP,
 ];
+
+/// Every main loop that multiplies codes of a quantized X.
+static MAIN_LOOPS_OF_PLANES: [&MainLoop; 1] = [&sm80_s8_cp_async::MAIN_LOOP];
+
+/// Their kernels, listed once a process; D that they write in a hurry is f16.
+static INSTANCES_OF_PLANES: LazyLock<HashMap<PlanesKey, OnceLock<Vec<Instance>>>> =
+    LazyLock::new(|| keys_of_planes().map(|key| (key, OnceLock::new())).collect());
+
+/// What they are listed by.
+type PlanesKey = (Format, Variant);
+
+fn keys_of_planes() -> impl Iterator<Item = PlanesKey> {
+    Format::all().flat_map(|format| Variant::ALL.map(|variant| (format, variant)))
+}
+
+/// Every kernel that multiplies codes of a quantized X with weights of `format`.
+pub(crate) fn of_planes(format: Format, variant: Variant) -> &'static [Instance] {
+    let list = || list_of_planes((format, variant), &spills::fits_registers);
+    INSTANCES_OF_PLANES.get(&(format, variant)).map_or(&[], |kernels| kernels.get_or_init(list))
+}
+
+fn list_of_planes((format, variant): PlanesKey, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    let types = Types::new(format, DType::F16, variant);
+    types
+        .iter()
+        .flat_map(|types| MAIN_LOOPS_OF_PLANES.iter().flat_map(|l| (l.instances)(types, fits_registers)))
+        .collect()
+}
 
 /// What kernels are listed by.
 type Key = (Format, DType, Variant);
@@ -45,6 +76,7 @@ pub(crate) fn instances(format: Format, x: DType, variant: Variant) -> &'static 
 pub(crate) fn ask_registers(variant: Variant, fits: &dyn Fn(String, &Instance) -> bool) {
     let fits = |instance: &Instance| fits(spills::key(instance.id(), instance), instance);
     keys().filter(|key| key.2 == variant).for_each(|key| drop(list(key, &fits)));
+    keys_of_planes().filter(|key| key.1 == variant).for_each(|key| drop(list_of_planes(key, &fits)));
 }
 
 fn list((format, x, variant): Key, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {

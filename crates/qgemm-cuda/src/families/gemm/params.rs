@@ -1,9 +1,9 @@
 //! The parameter of the kernels of a product.
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::DType;
-use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, activation_code, dtype_code};
-use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPrologue};
+use qgemm_formats::{DType, XParts};
+use qgemm_hal::abi::{self, CudaGemmShape, GemmPointers, TileSchedule, XPlanePointers, activation_code, dtype_code};
+use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Operands, StreamK, XPlanes, XPrologue};
 
 use super::super::kernel_launch::{Params, Places};
 use super::super::launch_params::LaunchParams;
@@ -33,6 +33,14 @@ struct MappedParams {
     x_maps: [EncodedMap; 2],
 }
 
+/// `SignedByteParams` in `mainloop/signed_byte_ring.cuh`: with the places of X's planes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct PlaneParams {
+    gemm: GemmParams,
+    x: XPlanePointers,
+}
+
 /// Everything but the addresses.
 #[derive(Debug)]
 pub(super) struct GemmLaunch {
@@ -42,6 +50,8 @@ pub(super) struct GemmLaunch {
     tile_m: u32,
     x_dtype: DType,
     takes_x_map: bool,
+    /// Of a quantized X: its planes, and where they lie.
+    planes: Option<(XParts, XPlanePointers)>,
     residual_in_d: bool,
 }
 
@@ -55,6 +65,7 @@ impl GemmLaunch {
             tile_m: plan.config.tile_m,
             x_dtype: x.dtype,
             takes_x_map: instance.main_loop.x_access == XAccess::Tma,
+            planes: op.x.planes.map(|planes| (planes.parts, plane_pointers(&planes))),
             residual_in_d: op.residual_in_d,
         }
     }
@@ -103,8 +114,21 @@ impl GemmParams {
 
 impl Params for GemmLaunch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use GemmOperand as O;
         let mut params = self.params;
         params.find(operands, places, self.residual_in_d, self.second_bias)?;
+        if let Some((parts, mut x)) = self.planes {
+            x.scales = places.of(operands, O::XScales)?;
+            x.factors = places.of(operands, O::XPlaneFactors)?;
+            x.sums = places.of(operands, O::XSums)?;
+            // One scale a token is a factor of its accumulators.
+            if parts.scale.is_some() && parts.block.is_none() {
+                params.shape.flags |= abi::FLAG_X_FACTOR;
+                params.at.x_factor = x.scales;
+            }
+            let params = PlaneParams { gemm: params, x };
+            return Ok(LaunchParams::of(&params));
+        }
         if !self.takes_x_map {
             return Ok(LaunchParams::of(&params));
         }
@@ -115,6 +139,16 @@ impl Params for GemmLaunch {
         };
         let x_maps = [map(self.tile_m)?, tail];
         Ok(LaunchParams::of(&MappedParams { gemm: params, x_maps, ..MappedParams::zeroed() }))
+    }
+}
+
+/// How the planes of a quantized X lie.
+fn plane_pointers(planes: &XPlanes) -> XPlanePointers {
+    XPlanePointers {
+        scales_row: planes.scales_row,
+        sums_row: planes.sums_row,
+        block_shift: planes.parts.block.map_or(0, |block| block.trailing_zeros()),
+        ..XPlanePointers::default()
     }
 }
 

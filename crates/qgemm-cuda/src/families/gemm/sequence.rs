@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
+use qgemm_formats::DType;
 use qgemm_hal::{
-    CheckedConvert, CheckedGemm, ConvertOperand, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
+    CheckedConvert, CheckedGemm, ConvertOperand, Dense, DeviceInfo, GemmOperand, Geometry, HalError, LaunchPlan,
     LaunchSequence, LaunchStep, Operand, Variant, XPlanes,
 };
 
 use super::super::convert;
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
 use super::fp8_kernels::fp8_kernels;
-use super::instances::instances;
+use super::instances::{instances, of_planes};
 use super::params::GemmLaunch;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
@@ -41,14 +42,21 @@ pub fn gemm_sequence(
     let own = own.as_ref().unwrap_or(op);
     let name = own.kernel_name(plan.config.family);
     let none = || unavailable("it is none of the variant's kernels");
-    let (spec, params) = if let Some(planes) = &own.x.planes {
+    let fp8 = own.x.planes.and_then(|planes| {
         let mut all = fp8_kernels(op.format, own.x.format, variant).into_iter();
-        let kernel = all.find(|kernel| kernel.config().kernel_id(op.format) == id).ok_or_else(none)?;
-        (kernel.spec(), kernel.launch(own, planes, plan))
+        all.find(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
+    });
+    let (spec, params) = if let Some((kernel, planes)) = fp8 {
+        (kernel.spec(), kernel.launch(own, &planes, plan))
     } else {
-        let x = own.plain_x().map_err(|reason| unavailable(&reason.why))?;
-        let mut all = instances(op.format, x.dtype, variant).iter();
-        let instance = all.find(|i| i.id() == id).ok_or_else(none)?;
+        let (x, all) = match own.plain_x() {
+            Ok(x) => (x, instances(op.format, x.dtype, variant)),
+            // Strides of codes, and the type whose D is written in a hurry.
+            Err(_) => {
+                (Dense { row_stride: own.x.row_stride, ..Dense::rows_of(DType::F16, 0) }, of_planes(op.format, variant))
+            }
+        };
+        let instance = all.iter().find(|i| i.id() == id).ok_or_else(none)?;
         (instance.spec(), Arc::new(GemmLaunch::new(own, &x, plan, instance)) as Arc<dyn Params>)
     };
     let launch = KernelLaunch {

@@ -1,0 +1,61 @@
+// Integer codes as signed bytes, the operands of integer matrix instructions: four codes of a quad in the order in which planes hold
+// them, columns 2t, 2t + 8, 2t + 1, 2t + 9 of the quad's sixteen (QUAD_BYTE in prepack.rs). One shift and one mask take them out of a
+// plane, and X stands in shared memory in the same order (`mainloop/signed_byte_ring.cuh`).
+#pragma once
+#include "dequant/integer.cuh"
+#include "dequant/operand.cuh"
+
+constexpr u32 EACH_BYTE = 0x01010101u;
+constexpr u32 BYTE_SIGNS = 0x80808080u;
+constexpr u32 CODE_BITS = code_bits<KTile>();
+// Codes of eight bits are taken less 128. Where rows have offsets of their own, the rest of these acts on sums.
+constexpr bool HAS_WIDE_CODES = CODE_BITS == 8;
+
+// The codes of a quad as they are stored. A template, so that planes may be absent.
+template <class S>
+QG_DEVICE u32 unsigned_bytes(const S& kt, u32 quad) {
+    using Low = typename S::Codes0;
+    u32 bytes = Low::word_of(kt.codes0, quad);
+    if constexpr (Low::BITS < 8) bytes = bytes >> Low::shift(quad, 0) & ((1u << Low::BITS) - 1) * EACH_BYTE;
+    if constexpr (QG_CODE_PLANES > 1) {
+        using High = typename S::Codes1;
+        constexpr u32 HIGH = (((1u << High::BITS) - 1) << Low::BITS) * EACH_BYTE;
+        const u32 high = High::word_of(kt.codes1, quad), from = High::shift(quad, 0), to = Low::BITS;
+        bytes = and_or(from >= to ? high >> (from - to) : high << (to - from), HIGH, bytes);
+    }
+    return bytes;
+}
+
+// Each of four bytes below 128, less the same byte of `offsets`, at most 128.
+QG_DEVICE u32 less_bytes(u32 bytes, u32 offsets) {
+    return ((bytes | BYTE_SIGNS) - offsets) ^ BYTE_SIGNS;
+}
+
+template <class D>
+struct SignedBytesOf {
+    // Whether something is added to a sub-block's products for each unit of X.
+    static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);
+
+    // The codes of quad `quad`, of the lane's row `row` and sub-block `sub`, less their offset as far as bytes hold it.
+    QG_DEVICE u32 of_quad(const KTile& kt, u32 quad, u32 row, u32 sub) {
+        const u32 bytes = unsigned_bytes(kt, quad);
+        if constexpr (HAS_WIDE_CODES)
+            return bytes ^ BYTE_SIGNS;
+        else if constexpr (QG_ZERO_POINTS)
+            return less_bytes(bytes, D::zero_point(kt, row, sub) * EACH_BYTE);
+        else if constexpr (!D::HAS_MIN)
+            return less_bytes(bytes, D::OFFSET * EACH_BYTE);
+        else
+            return bytes;
+    }
+
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) { return OperandsOf<D>::scale(kt, row, sub); }
+
+    QG_DEVICE float min(const KTile& kt, u32 row, u32 sub) {
+        if constexpr (QG_ZERO_POINTS && HAS_WIDE_CODES)
+            return (128.0f - (float)D::zero_point(kt, row, sub)) * D::scale(kt, row, sub);
+        else
+            return OperandsOf<D>::min(kt, row, sub);
+    }
+};
+using SignedBytes = SignedBytesOf<Dequant>;

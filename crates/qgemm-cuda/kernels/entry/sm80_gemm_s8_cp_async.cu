@@ -1,0 +1,76 @@
+// D[m, n] for any number of tokens with X in signed bytes, on the integer matrix instructions of Ampere and newer. W passes through
+// rings of shared memory that `cp.async` fills, X through registers into another; codes of W become signed bytes in registers.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/warp_store.cuh"
+#include "mainloop/signed_byte_tile.cuh"
+#include "mainloop/sm80/signed_byte_producer.cuh"
+
+struct SharedStorage {
+    BytePipeline pipeline;
+    WarpStaging staging[QG_WARPS_N];
+#if QG_PARKS_STATE
+    ParkedState state[QG_WARPS_N];
+#endif
+    u32 last;
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_WARPS_N * 32 == QG_THREADS, "every warp has rows of its own");
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+    qg_sm80_gemm_s8_cp_async(const __grid_constant__ SignedByteParams given) {
+    const GemmParams& p = given.gemm;
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    BytePipeline& pipeline = shared.pipeline;
+    const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
+    if (thread == 0) BytePipeline::init(pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+
+#if QG_PARKS_STATE
+    ParkedState& state = shared.state[warp];
+#else
+    ParkedState state;
+#endif
+    ByteProducer producer;
+    ByteProducer::start(producer, p, pipeline, state.producer_list, thread);
+#pragma unroll
+    for (u32 i = 0; i < BYTE_PREFETCH; i++)
+        ByteProducer::copy(producer, pipeline, state.producer_list, given, i % K_BLOCKS, i, thread);
+
+    const ByteCursor cursor = ByteCursor::of_lane(lane);
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    BytePosition at = {};
+    while (ParkedState::next(state, p, lane)) {
+        Accumulators acc = {};
+#pragma unroll 1
+        for (u32 k_tile = ParkedState::k_tiles(state); k_tile > 0; k_tile--) {
+            KTile k_tiles[ROW_TILES];
+#pragma unroll
+            for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
+                mbarrier_wait(&pipeline.full[at.x], at.parity);
+                ByteRows rows[ROW_TILES];
+#pragma unroll
+                for (u32 rt = 0; rt < ROW_TILES; rt++) {
+                    const u8* tile = pipeline.w[at.w].k_tile[warp * ROW_TILES + rt];
+                    KTile::load_codes<FromShared>(k_tiles[rt], tile, k_block, lane);
+                    if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
+                    ByteRows::load(rows[rt], k_tiles[rt], k_block);
+                }
+                const u32 free = BytePosition::free_stage(at);
+                mbarrier_wait(&pipeline.empty[free], BytePosition::free_parity(at));
+                ByteProducer::copy(producer, pipeline, state.producer_list, given,
+                                   (k_block + BYTE_PREFETCH) % K_BLOCKS, free, thread);
+                accumulate_bytes(acc, rows, pipeline.x[at.x], cursor, lane);
+                warp_barrier();
+                if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
+                BytePosition::next_k_block(at);
+            }
+            BytePosition::next_k_tile(at);
+        }
+        const WorkTile work = Parked<WorkTile>::load(state.tile);
+        if (work.peers > 1 && !add_partials(acc, p, work, thread, &shared.last)) continue;
+        store_tile(acc, p, work, shared.staging[warp], warp, lane);
+    }
+}

@@ -1,0 +1,108 @@
+//! The main loop of `gemm` for X in signed bytes, on the integer matrix instructions of Ampere and newer: W is copied asynchronously
+//! into a ring of each warp, X passes through registers into one that all warps share.
+
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::{Math, Schedule, Variant};
+
+use super::common::{self, BARRIER, K_BLOCK, STAGED};
+use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
+use super::types::Types;
+use crate::arch::most_shared;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm80_s8_cp_async",
+    entry: "entry/sm80_gemm_s8_cp_async.cu",
+    symbol: "qg_sm80_gemm_s8_cp_async",
+    arch_specific: false,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::Planes,
+    // Codes are exact operands, and scales act on their sums.
+    rounds_beyond: None,
+    experts_tiles: &[],
+    // A persistent grid has one dimension.
+    most_m_tiles: usize::MAX,
+    // Threads reckon in 32 bits from a tile of rows to the next.
+    most_tile_bytes: u32::MAX as usize,
+    instances,
+};
+
+struct Tile {
+    tile_m: u32,
+    /// Warps along N; all of them compute the CTA's tokens.
+    warps: u32,
+    /// Stages of a k-block of X.
+    x_stages: u32,
+    /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
+    staged: u32,
+    /// Shares of what `mma.sync` reaches, where every 32 columns have scales of X, and of bandwidth, per mille.
+    efficiency: (u32, u32),
+}
+
+const fn tile(tile_m: u32, warps: u32, x_stages: u32, staged: u32, efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, warps, x_stages, staged, efficiency }
+}
+
+/// Tiles of rows of a warp.
+const ROW_TILES: u32 = 2;
+/// By how much nearer to the rate of instructions a kernel comes whose sums are scaled once in 64 columns.
+const RARE_SCALES: u32 = 2;
+
+static TILES: [Tile; 3] =
+    [tile(32, 8, 6, STAGED, (180, 560)), tile(64, 8, 5, STAGED, (230, 500)), tile(128, 8, 4, STAGED, (280, 450))];
+/// With what rings and staging need at least, for formats whose others don't fit in 100 KiB.
+static LOW_SMEM_TILE: Tile = tile(64, 4, 4, 1, (180, 400));
+
+/// Columns of X that share a scale, in the two ways that there are kernels for.
+const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+
+fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
+    let is_served = types.format.encoding.is_integer() && types.x == DType::F16 && types.variant >= Variant::Sm80;
+    if !is_served {
+        return Vec::new();
+    }
+    let of_format = |x_format: XFormat| {
+        let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
+        let tiles = TILES.iter().chain([&LOW_SMEM_TILE]);
+        tiles.map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
+    };
+    X_FORMATS.into_iter().flat_map(of_format).collect()
+}
+
+impl Tile {
+    fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
+        let Tile { tile_m, warps, x_stages, staged, efficiency } = *self;
+        let rows = ROW_TILES * types.tile_rows();
+        let has_block_scales = x_format != XFormat::Int8Token;
+        // The k-tile in use, and those of all k-blocks on their way. Threads that copy leave a stage to the slowest of them.
+        let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
+        let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
+        let x = x_stages * (tile_m * K_BLOCK + scales);
+        let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
+        let staging = warps * common::warp_staging(rows, staged);
+        let rarely = !has_block_scales && (types.format.sub_block >= 64 || types.format.scale_planes.is_empty());
+        let math = if rarely { efficiency.0 * RARE_SCALES } else { efficiency.0 };
+        Instance {
+            stages: x_stages,
+            x_format,
+            math: Math::TensorS8,
+            constants: vec![
+                ("QG_ROW_TILES", ROW_TILES),
+                ("QG_WARPS_N", warps),
+                ("QG_X_STAGES", x_stages),
+                ("QG_W_STAGES", w_stages),
+                ("QG_STAGED", staged),
+                ("QG_X_BLOCK_SCALES", has_block_scales.into()),
+            ],
+            warps_n: warps,
+            efficiency: (math, efficiency.1),
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [tile_m, warps * rows],
+                threads: warps * 32,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + common::FLAG,
+            })
+        }
+    }
+}
