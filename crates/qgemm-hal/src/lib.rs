@@ -49,7 +49,7 @@ pub use op::expert_lists::{ListedSlots, list_parts};
 pub use op::experts::{Combine, ExpertFault, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig, ExpertsPlan};
 pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout,
-    XOperand, XPlanes, XPrecision, XPrologue, XRegion,
+    XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
 };
 pub use op::kv_append::{
     CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,

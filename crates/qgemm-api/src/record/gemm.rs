@@ -130,6 +130,10 @@ fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
         let x_format = plan.config.x_format.name().to_owned();
         return Some(PrologueRecord { name: "dequantize_x".into(), x_format, row_factors: false });
     }
+    if let Some(regions) = &plan.workspace.quantized {
+        let x_format = regions.format.name().to_owned();
+        return Some(PrologueRecord { name: "quantize_x".into(), x_format, row_factors: false });
+    }
     match plan.config.x_prologue? {
         XPrologue::Convert { row_factors } => Some(PrologueRecord {
             name: if plan.workspace.dequantized.is_some() { "dequantize_x, convert_x" } else { "convert_x" }.into(),
@@ -159,6 +163,12 @@ fn workspace(op: &CheckedGemm, plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
         regions.push(WorkspaceRegion::new("x", bytes.start, bytes.len()));
         let factors = x.factors_of(x.rows);
         regions.extend(factors.map(|bytes| WorkspaceRegion::new("x_factors", bytes.start, bytes.len())));
+    }
+    if let Some(x) = &layout.quantized {
+        let names = ["x_codes", "x_scales", "x_token_factors", "x_sums"];
+        let all = names.iter().enumerate().map(|(plane, name)| (name, x.range(plane)));
+        let present = all.filter(|(_, range)| !range.is_empty());
+        regions.extend(present.map(|(name, range)| WorkspaceRegion::new(name, range.start, range.len())));
     }
     if let Some(x) = &layout.dequantized {
         let bytes = x.x_of(x.rows);

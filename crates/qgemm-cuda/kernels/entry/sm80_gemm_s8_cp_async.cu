@@ -1,5 +1,5 @@
-// D[m, n] for any number of tokens with X in signed bytes, on the integer matrix instructions of Ampere and newer. W passes through
-// rings of shared memory that `cp.async` fills, X through registers into another; codes of W become signed bytes in registers.
+// D[m, n] for any number of tokens with X in signed bytes, on the integer matrix instructions of Ampere and newer. W and X pass
+// through rings of shared memory that `cp.async` fills. Codes of W become signed bytes in registers.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/warp_store.cuh"
@@ -9,9 +9,7 @@
 struct SharedStorage {
     BytePipeline pipeline;
     WarpStaging staging[QG_WARPS_N];
-#if QG_PARKS_STATE
     ParkedState state[QG_WARPS_N];
-#endif
     u32 last;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
@@ -28,18 +26,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
 
-#if QG_PARKS_STATE
     ParkedState& state = shared.state[warp];
-#else
-    ParkedState state;
-#endif
     ByteProducer producer;
     ByteProducer::start(producer, p, pipeline, state.producer_list, thread);
 #pragma unroll
     for (u32 i = 0; i < BYTE_PREFETCH; i++)
         ByteProducer::copy(producer, pipeline, state.producer_list, given, i % K_BLOCKS, i, thread);
+    ByteProducer::make_ready(producer, pipeline, 0, thread);
 
     const ByteCursor cursor = ByteCursor::of_lane(lane);
+    // There are fewer than 2^31 tokens.
+    const u32 none = opaque_register(p.shape.m >> 31);
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     BytePosition at = {};
     while (ParkedState::next(state, p, lane)) {
@@ -50,6 +47,11 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
 #pragma unroll
             for (u32 k_block = 0; k_block < K_BLOCKS; k_block++) {
                 mbarrier_wait(&pipeline.full[at.x], at.parity);
+                const u32 free = BytePosition::free_stage(at);
+                mbarrier_wait(&pipeline.empty[free], BytePosition::free_parity(at));
+                ByteProducer::copy(producer, pipeline, state.producer_list, given,
+                                   (k_block + BYTE_PREFETCH) % K_BLOCKS, free, thread);
+                ByteProducer::make_ready(producer, pipeline, BytePosition::next_stage(at), thread);
                 ByteRows rows[ROW_TILES];
 #pragma unroll
                 for (u32 rt = 0; rt < ROW_TILES; rt++) {
@@ -58,11 +60,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     if (k_block == 0) KTile::load_scales<FromShared>(k_tiles[rt], tile, lane);
                     ByteRows::load(rows[rt], k_tiles[rt], k_block);
                 }
-                const u32 free = BytePosition::free_stage(at);
-                mbarrier_wait(&pipeline.empty[free], BytePosition::free_parity(at));
-                ByteProducer::copy(producer, pipeline, state.producer_list, given,
-                                   (k_block + BYTE_PREFETCH) % K_BLOCKS, free, thread);
-                accumulate_bytes(acc, rows, pipeline.x[at.x], cursor, lane);
+                accumulate_bytes(acc, rows, pipeline.x[at.x], cursor, lane, none);
                 warp_barrier();
                 if (lane == 0) mbarrier_arrive(&pipeline.empty[at.x]);
                 BytePosition::next_k_block(at);

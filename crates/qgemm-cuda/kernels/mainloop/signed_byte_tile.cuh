@@ -1,6 +1,6 @@
 // The product of a warp with signed bytes: ROW_TILES x 16 rows of W and all tokens of the CTA, a k-block at a time. Sums of codes are
 // exact in s32; wherever a scale of W or of X ends they are added to accumulators in f32, with both scales. Minimums act on sums of
-// X's codes, which are the product with a matrix of ones.
+// X's codes, which threads made that put them in order.
 #pragma once
 #include "atoms/mma_s8.cuh"
 #include "dequant/signed_bytes.cuh"
@@ -11,6 +11,15 @@
 constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
 constexpr u32 SUMS = K_BLOCK / SUM_K;
 constexpr u32 SUM_K_STEPS = SUM_K / K_STEP;
+
+// Token tiles that are multiplied side by side.
+constexpr u32 TILES_AT_ONCE = 2;
+
+// Zero, which depends on the accumulators of the token tile TILES_AT_ONCE before `tt`. Else the compiler begins all tiles at once,
+// for which there are no registers. `none` is zero, which the compiler must not know.
+QG_DEVICE u32 after(const Accumulators& acc, u32 tt, u32 none) {
+    return tt < TILES_AT_ONCE ? 0 : f32_to_bits(acc.value[ROW_TILES - 1][tt - TILES_AT_ONCE][3]) & none;
+}
 
 // d += A . B over `SUM_K_STEPS` k-steps from `first` on.
 QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K_STEPS], u32 first) {
@@ -34,14 +43,26 @@ QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K
 #endif
 }
 
-// The sums of X's codes over the same: of the lane's two tokens.
-QG_DEVICE void sum_of_x(i32 (&sums)[2], const u32 (&b)[K_STEPS], u32 first) {
-    constexpr u32 ONES[2] = {EACH_BYTE, EACH_BYTE};
-    const u32 a[K_STEPS][2] = {{ONES[0], ONES[1]}, {ONES[0], ONES[1]}, {ONES[0], ONES[1]}, {ONES[0], ONES[1]}};
-    i32 d[4] = {0, 0, 0, 0};
-    mma_sum(d, a, b, first);
-    sums[0] = d[0], sums[1] = d[1];
-}
+// Sums of X's codes of the lane's two tokens: of the chunks of a k-block.
+struct SumsOfX {
+    float chunk[2][X_CHUNKS];
+
+    QG_DEVICE void load(SumsOfX& sums, const ByteStage& x, u32 tt, u32 lane) {
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 token = tt * MMA_TOKENS + lane % 4 * 2 + i;
+            const f32x4 v = ld_shared(reinterpret_cast<const f32x4*>(&x.sum[token * X_CHUNKS]));
+            sums.chunk[i][0] = v.x, sums.chunk[i][1] = v.y, sums.chunk[i][2] = v.z, sums.chunk[i][3] = v.w;
+        }
+    }
+    // Over `SUM_K_STEPS` k-steps from `first` on; exact.
+    QG_DEVICE float of(const SumsOfX& sums, u32 token, u32 first) {
+        float sum = sums.chunk[token][first];
+#pragma unroll
+        for (u32 i = 1; i < SUM_K_STEPS; i++) sum += sums.chunk[token][first + i];
+        return sum;
+    }
+};
 
 // The A operands of a k-block of one row tile, with what its sums are scaled by and what is added.
 struct ByteRows {
@@ -68,11 +89,11 @@ struct ByteRows {
 
 // acc += W . X over a k-block.
 QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TILES], const ByteStage& x,
-                                const ByteCursor& cursor, u32 lane) {
+                                const ByteCursor& cursor, u32 lane, u32 none) {
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++) {
         u32 b[K_STEPS];
-        ByteCursor::load(cursor, x, tt, b);
+        ByteCursor::load(cursor, x, tt, after(acc, tt, none), b);
         // Scales of the lane's two tokens, those of a token beside one another.
         float x_scale[2][2] = {{1.0f, 1.0f}, {1.0f, 1.0f}};
         if constexpr (X_SCALES > 0) {
@@ -80,14 +101,15 @@ QG_DEVICE void accumulate_bytes(Accumulators& acc, const ByteRows (&rows)[ROW_TI
                 ld_shared(reinterpret_cast<const f32x4*>(&x.scale[(tt * MMA_TOKENS + lane % 4 * 2) * X_SCALES]));
             x_scale[0][0] = v.x, x_scale[0][1] = v.y, x_scale[1][0] = v.z, x_scale[1][1] = v.w;
         }
+        [[maybe_unused]] SumsOfX sums;
+        if constexpr (SignedBytes::HAS_MIN) SumsOfX::load(sums, x, tt, lane);
 #pragma unroll
         for (u32 sum = 0; sum < SUMS; sum++) {
             const u32 half = sum * SUM_K / X_SCALE_COLUMNS;
             [[maybe_unused]] float sum_x[2];
             if constexpr (SignedBytes::HAS_MIN) {
-                i32 sums[2];
-                sum_of_x(sums, b, sum * SUM_K_STEPS);
-                sum_x[0] = (float)sums[0] * x_scale[0][half], sum_x[1] = (float)sums[1] * x_scale[1][half];
+#pragma unroll
+                for (u32 i = 0; i < 2; i++) sum_x[i] = SumsOfX::of(sums, i, sum * SUM_K_STEPS) * x_scale[i][half];
             }
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {

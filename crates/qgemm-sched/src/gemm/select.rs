@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use qgemm_hal::{
-    CheckedDequantize, CheckedGemm, DeviceInfo, Family, LaunchPlan, Math, Operation, TileConfig, Unsupported,
+    CheckedDequantize, CheckedGemm, CheckedQuantize, DeviceInfo, Family, LaunchPlan, Math, Operation, TileConfig,
+    Unsupported, WorkspaceLayout,
 };
 
 use super::cost::{Cost, cost, estimate};
@@ -150,10 +151,35 @@ fn no_family(op: &CheckedGemm, info: &DeviceInfo, refusals: Vec<Refusal>) -> Sch
     SchedError::NoFamily { device: info.name.clone(), operation: describe(op), refusals }
 }
 
+/// The step before a product.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum First {
+    Dequantize(CheckedDequantize),
+    Quantize(CheckedQuantize),
+}
+
+impl First {
+    /// Bytes that it must move for so many tokens.
+    fn traffic(&self, rows: usize) -> f64 {
+        match *self {
+            First::Dequantize(step) => CheckedDequantize { rows, ..step }.traffic(),
+            First::Quantize(step) => CheckedQuantize { rows, ..step }.traffic(),
+        }
+    }
+
+    /// A workspace with room for what it writes.
+    fn room(&self, layout: WorkspaceLayout) -> Option<WorkspaceLayout> {
+        match self {
+            First::Dequantize(step) => layout.with_dequantized(step),
+            First::Quantize(step) => layout.with_quantized(step),
+        }
+    }
+}
+
 pub(super) struct Search<'a> {
     pub op: Cow<'a, CheckedGemm>,
-    /// What makes X plain before families see it.
-    pub first: Option<CheckedDequantize>,
+    /// What makes X plain, or quantizes it, before families see it.
+    pub first: Option<First>,
     pub ranked: CheckedGemm,
     pub info: &'a DeviceInfo,
     pub prefs: &'a Preferences,
@@ -161,22 +187,23 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    /// The ways to look for one: X as it is and, where it is quantized, X made plain.
+    /// The ways to look for one: X as it is; where it is quantized, X made plain; and where it may be, X quantized.
     pub(super) fn all(
         op: &'a CheckedGemm,
         info: &'a DeviceInfo,
         prefs: &'a Preferences,
         tuned: &'a TunedTable,
     ) -> impl Iterator<Item = Self> {
-        let plain = op.dequantized().map(|(op, first)| (Cow::Owned(op), Some(first)));
-        let ways = std::iter::once((Cow::Borrowed(op), None)).chain(plain);
+        let plain = op.dequantized().map(|(op, first)| (Cow::Owned(op), Some(First::Dequantize(first))));
+        let quantized = op.quantized().map(|(op, first)| (Cow::Owned(op), Some(First::Quantize(first))));
+        let ways = std::iter::once((Cow::Borrowed(op), None)).chain(plain).chain(quantized);
         ways.map(move |(op, first)| Self { ranked: ranked(&op), op, first, info, prefs, tuned })
     }
 
-    /// Seconds of the step that makes X of so many tokens plain.
+    /// Seconds of the step before, for so many tokens.
     fn seconds_before(&self, rows: usize) -> f64 {
-        let Some(first) = self.first else { return 0.0 };
-        self.info.launch_seconds + CheckedDequantize { rows, ..first }.traffic() / self.info.bandwidth
+        let of = |first: &First| self.info.launch_seconds + first.traffic(rows) / self.info.bandwidth;
+        self.first.as_ref().map_or(0.0, of)
     }
 
     /// The plan of a partition that takes so many seconds, with room for what comes before it.
@@ -184,7 +211,7 @@ impl<'a> Search<'a> {
         let plan = partition.plan(seconds);
         let workspace = match &self.first {
             None => plan.workspace,
-            Some(first) => plan.workspace.with_dequantized(first)?,
+            Some(first) => first.room(plan.workspace)?,
         };
         let fits = self.prefs.max_workspace.is_none_or(|limit| workspace.bytes <= limit);
         fits.then_some(LaunchPlan { workspace, ..plan })

@@ -123,7 +123,7 @@ impl TunedTable {
 
     /// Records that a launch of `plan` for `op`, of a kernel whose sources have this hash, took `seconds` on a device like
     /// `info`. Dropped, with `false`, when a faster one is known of the same sources, or when `op` has fewer tokens than the
-    /// last of the range that it would stand for, or when X was made plain in a step before, whose time is not the kernel's.
+    /// last of the range that it would stand for, or when a step before made X plain or quantized it, whose time is not the kernel's.
     pub fn record(
         &mut self,
         info: &DeviceInfo,
@@ -134,7 +134,8 @@ impl TunedTable {
     ) -> bool {
         let key = (Key::of(info, op), plan.config.family.to_owned());
         let is_faster = |known: &Tuned| known.source_hash == source_hash && known.seconds <= seconds;
-        if plan.workspace.dequantized.is_some() || key.0.m != op.m || self.best.get(&key).is_some_and(is_faster) {
+        let has_step_before = plan.workspace.dequantized.is_some() || plan.workspace.quantized.is_some();
+        if has_step_before || key.0.m != op.m || self.best.get(&key).is_some_and(is_faster) {
             return false;
         }
         let kernel = plan.config.kernel_id(op.format);

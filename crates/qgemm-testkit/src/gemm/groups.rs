@@ -376,7 +376,15 @@ fn x_formats(format: Format) -> Vec<Case> {
         ];
         cases.map(|case| case.with_x_format(x_format))
     };
-    quantized.enumerate().flat_map(of_format).collect()
+    // A permission is no order: families that quantize X by themselves, or have it quantized first, may be faster or not.
+    let permitted = [XPrecision::Int8, XPrecision::Int8Token, XPrecision::E4M3];
+    let permitted = permitted.into_iter().enumerate().map(|(i, x_precision)| Case {
+        x_precision,
+        x_dtype: DType::ALL[i],
+        every_configuration: WAYS.contains(&format.name),
+        ..Case::new(format, 21, 67, k)
+    });
+    quantized.enumerate().flat_map(of_format).chain(permitted).collect()
 }
 
 /// Both norms with every type, few tokens and many, long K, gated pairs, permuted columns and X with gaps.
@@ -449,6 +457,8 @@ fn configurations(format: Format) -> Vec<Case> {
         case(DType::F16, 41, aligned, ActivationKind::PositiveMean, 1),
         case(DType::BF16, 20, aligned, ActivationKind::Normal, 2),
         case(DType::F16, 20, k, ActivationKind::Normal, 3),
+        case(DType::F32, 41, aligned, ActivationKind::Normal, 4).with_x_format(XFormat::Q8_1),
+        case(DType::F32, 20, k, ActivationKind::Normal, 5).with_x_format(XFormat::Int8Token),
     ]
 }
 

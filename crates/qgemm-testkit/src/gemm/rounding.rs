@@ -19,7 +19,7 @@ pub enum Rounding<'a> {
     },
     /// They are quantized to eight bits.
     Q8 {
-        /// Columns that share a scale.
+        /// Columns that share a scale; 0 where all of a row do.
         block: usize,
         /// The column of X that every stored column of W is multiplied with, where they are permuted: blocks are of stored
         /// columns.
@@ -38,6 +38,7 @@ impl<'a> Rounding<'a> {
             // f32 holds what the others do.
             (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
             (None, XFormat::Q8 { block }) => Some(Rounding::Q8 { block, order }),
+            (None, XFormat::Int8Token) => Some(Rounding::Q8 { block: 0, order }),
             _ => None,
         }
     }
@@ -76,6 +77,7 @@ fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
             order.iter().map(|&column| if column == NO_COLUMN { 0.0 } else { row[column as usize] }).collect()
         }
     };
+    let block = if block == 0 { stored.len() } else { block };
     let quantized = QuantizedActivations::new(&stored, block, block);
     let values = quantized.codes.iter().enumerate();
     let values = values.map(|(i, &code)| f64::from(quantized.scales[i / block]) * f64::from(code));

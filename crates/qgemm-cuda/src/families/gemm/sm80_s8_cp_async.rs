@@ -31,6 +31,8 @@ struct Tile {
     tile_m: u32,
     /// Warps along N; all of them compute the CTA's tokens.
     warps: u32,
+    /// Tiles of rows of a warp.
+    row_tiles: u32,
     /// Stages of a k-block of X.
     x_stages: u32,
     /// Tiles of eight tokens that pass through a warp's shared memory together on their way to D (`QG_STAGED`).
@@ -39,20 +41,23 @@ struct Tile {
     efficiency: (u32, u32),
 }
 
-const fn tile(tile_m: u32, warps: u32, x_stages: u32, staged: u32, efficiency: (u32, u32)) -> Tile {
-    Tile { tile_m, warps, x_stages, staged, efficiency }
+const fn tile(tile_m: u32, warps: u32, row_tiles: u32, x_stages: u32, efficiency: (u32, u32)) -> Tile {
+    Tile { tile_m, warps, row_tiles, x_stages, staged: STAGED, efficiency }
 }
 
-/// Tiles of rows of a warp.
-const ROW_TILES: u32 = 2;
 /// By how much nearer to the rate of instructions a kernel comes whose sums are scaled once in 64 columns.
 const RARE_SCALES: u32 = 2;
 
-static TILES: [Tile; 3] =
-    [tile(32, 8, 6, STAGED, (180, 560)), tile(64, 8, 5, STAGED, (230, 500)), tile(128, 8, 4, STAGED, (280, 450))];
-/// With what rings and staging need at least, for formats whose others don't fit in 100 KiB.
-static LOW_SMEM_TILE: Tile = tile(64, 4, 4, 1, (180, 400));
+/// Sums of codes and their scales take registers beside the accumulators, so that warps with many tokens have a tile of rows alone.
+static TILES: [Tile; 4] = [
+    tile(32, 8, 2, 6, (180, 560)),
+    tile(64, 8, 2, 4, (230, 500)),
+    tile(64, 8, 1, 4, (210, 450)),
+    tile(128, 8, 1, 4, (260, 450)),
+];
 
+/// Columns of X of which a sum is kept.
+const CHUNK: u32 = 16;
 /// Columns of X that share a scale, in the two ways that there are kernels for.
 const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
@@ -63,22 +68,27 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     }
     let of_format = |x_format: XFormat| {
         let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
-        let tiles = TILES.iter().chain([&LOW_SMEM_TILE]);
-        tiles.map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
+        TILES.iter().map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
     };
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
 
+/// Whether minimums, or offsets that bytes do not hold, act on sums of X's codes (`SignedBytes::HAS_MIN`).
+fn has_sums(types: &Types) -> bool {
+    types.has_minimums() || (types.has_block_offsets() && types.format.code_bits() == 8)
+}
+
 impl Tile {
     fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
-        let Tile { tile_m, warps, x_stages, staged, efficiency } = *self;
-        let rows = ROW_TILES * types.tile_rows();
+        let Tile { tile_m, warps, row_tiles, x_stages, staged, efficiency } = *self;
+        let rows = row_tiles * types.tile_rows();
         let has_block_scales = x_format != XFormat::Int8Token;
         // The k-tile in use, and those of all k-blocks on their way. Threads that copy leave a stage to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
-        let x = x_stages * (tile_m * K_BLOCK + scales);
-        let w = w_stages * warps * ROW_TILES * types.k_tile_bytes();
+        let sums = if has_sums(types) { tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };
+        let x = x_stages * (tile_m * K_BLOCK + scales + sums);
+        let w = w_stages * warps * row_tiles * types.k_tile_bytes();
         let staging = warps * common::warp_staging(rows, staged);
         let rarely = !has_block_scales && (types.format.sub_block >= 64 || types.format.scale_planes.is_empty());
         let math = if rarely { efficiency.0 * RARE_SCALES } else { efficiency.0 };
@@ -86,8 +96,9 @@ impl Tile {
             stages: x_stages,
             x_format,
             math: Math::TensorS8,
+            parks_state: true,
             constants: vec![
-                ("QG_ROW_TILES", ROW_TILES),
+                ("QG_ROW_TILES", row_tiles),
                 ("QG_WARPS_N", warps),
                 ("QG_X_STAGES", x_stages),
                 ("QG_W_STAGES", w_stages),
@@ -101,7 +112,7 @@ impl Tile {
                 types,
                 tile: [tile_m, warps * rows],
                 threads: warps * 32,
-                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + common::FLAG,
+                shared_bytes: x + w + x_stages * 2 * BARRIER + staging + warps * common::PARKED + common::FLAG,
             })
         }
     }

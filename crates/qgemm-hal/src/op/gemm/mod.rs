@@ -18,7 +18,7 @@ pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
 pub use quantized_x::XPlanes;
 pub use work_tile::WorkTile;
 pub(crate) use workspace::COUNTER_BYTES;
-pub use workspace::{WorkspaceLayout, XRegion};
+pub use workspace::{WorkspaceLayout, XPlaneRegions, XRegion};
 pub use x_precision::XPrecision;
 
 use super::convert::CheckedConvert;

@@ -4,9 +4,11 @@ use std::borrow::Cow;
 
 use qgemm_formats::{DType, XCode, XFactor, XFormat, XParts};
 
+use super::workspace::XPlaneRegions;
 use super::{CheckedGemm, GemmOperand, LaunchPlan, XOperand, XPrecision};
 use crate::op::dense::Dense;
 use crate::op::dequantize::CheckedDequantize;
+use crate::op::quantize::CheckedQuantize;
 
 /// The planes of a quantized X, rows of each so many bytes apart; [`GemmOperand::X`] is the codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,12 +58,51 @@ impl CheckedGemm {
         Some((Self { x: step.d().into(), x_precision, ..self.clone() }, step))
     }
 
-    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain.
+    /// The steps that quantize a plain X as far as its precision permits, each with the operation behind it, which multiplies
+    /// codes; none of an X that is quantized, or may not be. [`XPrecision::Auto`] asks for none: what rounds further than kernels do
+    /// by themselves is asked for.
+    pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
+        const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
+        let formats: &[XFormat] = match self.x_precision {
+            XPrecision::Int8 => &[BLOCKS],
+            XPrecision::Int8Token => &[XFormat::Int8Token, BLOCKS],
+            XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],
+            _ => &[],
+        };
+        formats.iter().filter_map(|&format| self.quantized_to(format))
+    }
+
+    /// The step that quantizes a plain X to `format`, and the operation behind it.
+    fn quantized_to(&self, format: XFormat) -> Option<(Self, CheckedQuantize)> {
+        let (x, parts) = (self.plain_x().ok()?, format.parts(false, None)?);
+        let k = self.k;
+        let step = CheckedQuantize {
+            rows: self.m,
+            columns: k,
+            x,
+            format,
+            parts,
+            codes_row: parts.code_bytes(k) as u64,
+            scales_row: parts.scale_bytes(k) as u64,
+            sums_row: parts.sums(k) as u64 * 4,
+        };
+        let planes = XPlanes { parts, codes_row: step.codes_row, scales_row: step.scales_row, sums_row: step.sums_row };
+        Some((Self { x: planes.operand(format), ..self.clone() }, step))
+    }
+
+    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain or quantizes it.
     pub fn product(&self, plan: &LaunchPlan) -> Cow<'_, Self> {
-        match plan.workspace.dequantized.and_then(|_| self.dequantized()) {
-            Some((product, _)) => Cow::Owned(product),
-            None => Cow::Borrowed(self),
-        }
+        let layout = &plan.workspace;
+        let plain = layout.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
+        let quantized =
+            layout.quantized.and_then(|region| self.quantized_to(region.format)).map(|(product, _)| product);
+        plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
+    }
+
+    /// The step that quantizes X before the kernels of `plan`, and where it writes.
+    pub fn quantize_step(&self, plan: &LaunchPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
+        let regions = plan.workspace.quantized?;
+        self.quantized_to(regions.format).map(|(_, step)| (step, regions))
     }
 }
 

@@ -3,7 +3,10 @@
 
 use std::ops::Range;
 
+use qgemm_formats::{XFactor, XFormat};
+
 use super::super::dequantize::CheckedDequantize;
+use super::super::quantize::CheckedQuantize;
 use super::plan::{LaunchPlan, StreamK, TileConfig, XPrologue};
 
 /// Tiles that a plan may split along K: more fill every device without a split.
@@ -32,6 +35,8 @@ pub struct WorkspaceLayout {
     pub x: Option<XRegion>,
     /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
     pub dequantized: Option<XRegion>,
+    /// A plain X in codes and scales, for kernels that multiply these.
+    pub quantized: Option<XPlaneRegions>,
     /// Size of the workspace; 0 when nothing is kept in it.
     pub bytes: usize,
 }
@@ -49,6 +54,23 @@ pub struct XRegion {
     pub columns: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
+}
+
+/// Where a step writes the planes of X that it quantizes; those that its format has not have no bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct XPlaneRegions {
+    /// The format.
+    pub format: XFormat,
+    /// Offset and bytes of codes, scales, factors of tokens, and sums, each offset a multiple of 256.
+    pub planes: [(usize, usize); 4],
+}
+
+impl XPlaneRegions {
+    /// The bytes of the plane at a place of [`XPlaneRegions::planes`].
+    pub fn range(&self, plane: usize) -> Range<usize> {
+        let (start, bytes) = self.planes[plane];
+        start..start + bytes
+    }
 }
 
 impl XRegion {
@@ -93,7 +115,15 @@ impl WorkspaceLayout {
 
     fn of_slots(slots: u64, tiles: u64, tile_values: u64) -> Option<Self> {
         if slots == 0 {
-            return Some(Self { partials: 0, partial_bytes: 0, counters: 0, x: None, dequantized: None, bytes: 0 });
+            return Some(Self {
+                partials: 0,
+                partial_bytes: 0,
+                counters: 0,
+                x: None,
+                dequantized: None,
+                quantized: None,
+                bytes: 0,
+            });
         }
         if tiles > MAX_SPLIT_TILES {
             return None;
@@ -106,6 +136,7 @@ impl WorkspaceLayout {
             counters: 0,
             x: None,
             dequantized: None,
+            quantized: None,
             bytes: bytes.try_into().ok()?,
         })
     }
@@ -132,6 +163,23 @@ impl WorkspaceLayout {
             bytes: factors.checked_add(factor_bytes)?.try_into().ok()?,
             ..self
         })
+    }
+
+    /// The layout with room for what `quantize` writes, behind all else, or `None` when the size overflows.
+    pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
+        let parts = &quantize.parts;
+        let factor = if parts.factor == XFactor::PerToken { FACTOR_BYTES as u64 } else { 0 };
+        let rows = [quantize.codes_row, quantize.scales_row, factor, quantize.sums_row];
+        let mut end = (self.bytes as u64).max(COUNTER_BYTES);
+        let mut planes = [(0, 0); 4];
+        for (plane, row) in planes.iter_mut().zip(rows) {
+            let start = end.checked_next_multiple_of(ALIGNMENT)?;
+            let bytes = (quantize.rows as u64).checked_mul(row)?;
+            end = start.checked_add(bytes)?;
+            *plane = (start.try_into().ok()?, bytes.try_into().ok()?);
+        }
+        let quantized = Some(XPlaneRegions { format: quantize.format, planes });
+        Some(Self { quantized, bytes: end.try_into().ok()?, ..self })
     }
 
     /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.

@@ -35,13 +35,13 @@ pub enum XPrecision {
     /// f32 to the sum of three bf16 numbers, which keeps its 24 bits. No kernel does so yet: f32 is multiplied as it is.
     Bf16x3,
     /// To integers of eight bits, with a factor for every
-    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, where weights are such integers, too. Else as
-    /// [`XPrecision::F16`].
+    /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, on CUDA for every 32, where weights are such
+    /// integers, too. Else as [`XPrecision::F16`].
     Int8,
-    /// To integers of eight bits with one factor a token. No kernel does so yet: as [`XPrecision::Int8`], which rounds less.
+    /// To integers of eight bits with one factor a token, on CUDA. Else as [`XPrecision::Int8`], which rounds less.
     Int8Token,
-    /// To E4M3, four bits of precision, with a factor a token or 128 columns. No kernel does so yet: as [`XPrecision::Int8`],
-    /// which rounds less.
+    /// To E4M3, four bits of precision, with a factor for 128 columns, where a device has such kernels. Else as
+    /// [`XPrecision::Int8`], which rounds less.
     E4M3,
 }
 
