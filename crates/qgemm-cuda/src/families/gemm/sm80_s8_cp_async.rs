@@ -68,7 +68,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     }
     let of_format = |x_format: XFormat| {
         let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
-        TILES.iter().map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
+        TILES.iter().filter(|tile| tile.suits(types)).map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
     };
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
@@ -79,6 +79,11 @@ fn has_sums(types: &Types) -> bool {
 }
 
 impl Tile {
+    /// Whether its accumulators leave room for what the format's minimums take: sums of X and factors of each row.
+    fn suits(&self, types: &Types) -> bool {
+        !has_sums(types) || self.tile_m * self.row_tiles <= 64
+    }
+
     fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
         let Tile { tile_m, warps, row_tiles, x_stages, staged, efficiency } = *self;
         let rows = row_tiles * types.tile_rows();
