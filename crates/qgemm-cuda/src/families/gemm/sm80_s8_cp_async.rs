@@ -68,7 +68,12 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
     }
     let of_format = |x_format: XFormat| {
         let has_room = |i: &Instance| i.shared_bytes <= most_shared(types.variant);
-        TILES.iter().filter(|tile| tile.suits(types)).map(move |tile| tile.instance(types, x_format)).filter(has_room).filter(fits_registers)
+        TILES
+            .iter()
+            .filter(|tile| tile.suits(types))
+            .map(move |tile| tile.instance(types, x_format))
+            .filter(has_room)
+            .filter(fits_registers)
     };
     X_FORMATS.into_iter().flat_map(of_format).collect()
 }
