@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         const bool is_whole = (work.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
 #pragma unroll
         for (u32 mt = 0; mt < M_TILES; mt++)
-            store_token_rows<WARP_N>(reinterpret_cast<float*>(acc.value[mt]), p, first_token + mt * MMA_M,
+            store_token_rows<WARP_N, false>(reinterpret_cast<float*>(acc.value[mt]), p, first_token + mt * MMA_M,
                                      work.n_tile * QG_TILE_N + row, token % 8, is_whole, shared.staging[warp], lane);
     }
 }

@@ -21,12 +21,14 @@ struct WarpStaging {
     }
 
     // Writes the first accumulators of every lane, for all lanes to read. `token` is the lane's first.
+    template <bool EXCHANGED>
     QG_DEVICE void put(WarpStaging& staging, const float* acc, u32 token, u32 lane) {
         warp_barrier();
 #pragma unroll
         for (u32 i = 0; i < ROUND_ACCUMULATORS; i += 2) {
             const u32 index = i / 4 * 2 + lane % 4 / 2, at = unit(token + i / 2 % 2 * 8, index) + lane % 2 * 2;
-            st_shared(reinterpret_cast<f32x2*>(&staging.value[at]), f32x2{acc[i], acc[i + 1]});
+            const bool exchanged = EXCHANGED && i / 4 % 2 == 1;
+            st_shared(reinterpret_cast<f32x2*>(&staging.value[at]), f32x2{acc[i + exchanged], acc[i + !exchanged]});
         }
         warp_barrier();
     }
@@ -73,22 +75,22 @@ QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 
 
 // Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
 // token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no feature
-// outside D.
-template <u32 FEATURES>
+// outside D. EXCHANGED: in every second eight features, those of a pair are exchanged.
+template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
     constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES;
     if (is_whole && is_plain(p)) {
 #pragma unroll
         for (u32 round = 0; round < ROUNDS; round++) {
-            WarpStaging::put(staging, acc + round * ROUND_ACCUMULATORS, token, lane);
+            WarpStaging::put<EXCHANGED>(staging, acc + round * ROUND_ACCUMULATORS, token, lane);
             store_plain(staging, p, first_token, first_row + round * ROUND_FEATURES, lane);
         }
         return;
     }
 #pragma unroll 1
     for (u32 round = 0; round < ROUNDS; round++) {
-        WarpStaging::put(staging, acc, token, lane);
+        WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
         store_runs<WARP_TOKENS, ROUND_FEATURES, 32, RUN>(
             p, first_token, first_row + round * ROUND_FEATURES, lane,
             [&](u32 token, u32 run, float (&values)[RUN]) { WarpStaging::take(staging, token, run, values); });

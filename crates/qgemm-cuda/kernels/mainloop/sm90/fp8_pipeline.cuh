@@ -15,13 +15,18 @@ struct TmaFp8GemmParams {
     // X as codes: [tokens][columns], boxes of 128 columns and a whole token tile, and of the last token tile where that is
     // no whole one, 128-byte swizzle.
     TensorMap x_map, x_tail_map;
-    // The codes of W as they are packed: [k-tile][k-block of it][row tile][16 rows][64 bytes], boxes of all row tiles of a
-    // CTA and two k-blocks, 64-byte swizzle.
+    // The codes of W as they are packed: [k-tile][k-block of it][row tile][8 pairs of rows][128 bytes], boxes of all row
+    // tiles of a CTA and two k-blocks, 128-byte swizzle. Instructions read rows of 64 bytes in the 64-byte swizzle, which
+    // is the same but for bit 6 of an address, the lower row's or the upper row's half: of each second eight rows, 2i and
+    // 2i + 1 are exchanged (`ROWS_EXCHANGED`). TMA has half as many rows to copy as with boxes of 64 bytes.
     TensorMap w_map;
 };
 
 // Arrivals that fill a stage: of the thread that copies X, and of the lanes that copy scales.
 constexpr u32 FILLING = 1 + (HAS_BLOCK_SCALES ? 32 : 0);
+
+// Whether the features of a pair are exchanged in every second eight (`TmaFp8GemmParams::w_map`).
+constexpr bool ROWS_EXCHANGED = true;
 
 // The first thread of the producer warpgroup.
 constexpr u32 FIRST_PRODUCER = QG_THREADS - 128;

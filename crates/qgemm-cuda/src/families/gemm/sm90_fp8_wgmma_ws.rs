@@ -86,20 +86,21 @@ fn x_map(params: &GemmParams, tokens: u32) -> TileMap {
     TileMap::matrix(params.at.x, MapElement::Byte, size, params.at.x_row, [STAGE_K, tokens])
 }
 
-/// W for TMA: packed k-blocks of 16 rows of 64 bytes.
+/// W for TMA: packed k-blocks of 16 rows of 64 bytes, in boxes whose rows are two of these, so that TMA has half as many to copy.
 fn w_map(launch: &Fp8Launch, address: u64) -> TileMap {
     let layout = &launch.layout;
     let (k_tiles, k_tile_bytes) = (layout.k_tiles(launch.stored_k) as u64, layout.k_tile_bytes as u64);
-    let (row_bytes, block_bytes) = (u64::from(K_BLOCK), u64::from(K_BLOCK * TILE_ROWS));
+    let (pair_bytes, block_bytes) = (u64::from(2 * K_BLOCK), u64::from(K_BLOCK * TILE_ROWS));
+    let pairs = TILE_ROWS / 2;
     let k_blocks = (layout.k_tile as u32 / K_BLOCK).max(1);
     let row_tiles = layout.n_tiles(launch.stored_rows) as u64;
     TileMap {
         address,
         element: MapElement::Byte,
         dimensions: 5,
-        size: [row_bytes, TILE_ROWS.into(), row_tiles, k_blocks.into(), k_tiles],
-        strides: [row_bytes, k_tiles * k_tile_bytes, block_bytes, k_tile_bytes],
-        tile: [K_BLOCK, TILE_ROWS, launch.tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
-        swizzle: MapSwizzle::Bytes64,
+        size: [pair_bytes, pairs.into(), row_tiles, k_blocks.into(), k_tiles],
+        strides: [pair_bytes, k_tiles * k_tile_bytes, block_bytes, k_tile_bytes],
+        tile: [2 * K_BLOCK, pairs, launch.tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
+        swizzle: MapSwizzle::Bytes128,
     }
 }
