@@ -149,6 +149,16 @@ pub enum Error {
         /// Features of a head.
         columns: usize,
     },
+    /// A stride of keys or values leads into a block that has one scale.
+    #[error("{operand}: a stride of {got} elements: expected a multiple of {step}, the features that share a scale")]
+    StrideInBlock {
+        /// The operand.
+        operand: &'static str,
+        /// Features that share a scale.
+        step: u64,
+        /// The stride that came.
+        got: u64,
+    },
     /// A leading dimension is shorter than the row that it leads past.
     #[error("{operand}: a row stride of {got} elements is less than a row of {expected}")]
     StrideTooSmall {

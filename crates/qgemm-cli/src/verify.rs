@@ -398,7 +398,9 @@ fn attention_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
         let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;
         for dtype in DType::ALL {
             let case = AttentionCase::new(&vec![(queries, keys); sequences], (heads, kv_heads), dim, dtype);
-            for kv in [KvFormat::Plain(dtype), KvFormat::E4M3] {
+            let of_codes =
+                [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().filter(|kv| dim.is_multiple_of(kv.step()));
+            for kv in std::iter::once(KvFormat::Plain(dtype)).chain(of_codes) {
                 for places in [AttentionPlaces::Each, AttentionPlaces::Paged(64)] {
                     cases.push(Box::new(AttentionCase { kv, places, ..case.clone() }));
                 }
@@ -413,7 +415,8 @@ fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
         let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;
-        for (dtype, kv) in DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv))) {
+        let all = DType::ALL.into_iter().flat_map(|dtype| KvFormat::ALL.map(|kv| (dtype, kv)));
+        for (dtype, kv) in all.filter(|(_, kv)| dim.is_multiple_of(kv.step())) {
             for places in [AttentionPlaces::Each, AttentionPlaces::Paged(16)] {
                 let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
                 cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));

@@ -150,7 +150,7 @@ impl Attention {
         self
     }
 
-    /// How keys and values are stored; E4M3 has a factor a head, which a run is given.
+    /// How keys and values are stored; E4M3 has a factor a head, Q8_0 and Q4_0 have scales of blocks, which a run is given.
     pub fn kv_format(mut self, format: KvFormat) -> Self {
         self.kv = format;
         self
@@ -241,7 +241,7 @@ impl Attention {
         if !heads.is_multiple_of(kv_heads) {
             return Err(Error::HeadsNotShared { heads, kv_heads });
         }
-        check_head_dims(self.qk_dim, self.v_dim)?;
+        check_head_dims(self.qk_dim, self.v_dim, self.kv)?;
         let scale = self.scale.unwrap_or(1.0 / (self.qk_dim as f32).sqrt());
         for (name, got) in [("scale", scale), ("soft cap", self.soft_cap.unwrap_or(1.0))] {
             if !got.is_finite() {
@@ -253,16 +253,18 @@ impl Attention {
         }
         let of_tokens = |name, strides: Option<[u64; 2]>, columns| {
             let [token, head] = strides.unwrap_or([(heads * columns) as u64, columns as u64]);
-            let rows = HeadsOf { name, heads, columns, width: self.dtype.bytes(), vector: WIDE_ACCESS };
+            let rows = HeadsOf::of_tokens(name, heads, columns, self.dtype);
             rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
         };
         let of_keys = |name, strides: Option<KvStrides>, columns: usize| {
             let row = (kv_heads * columns) as u64;
             let natural = KvStrides { page: row * rows as u64, token: row, head: columns as u64 };
             let KvStrides { page, token, head } = strides.unwrap_or(natural);
-            let (width, vector) = (self.kv.bytes(), self.kv.vector_bytes());
-            let rows_of = HeadsOf { name, heads: kv_heads, columns, width, vector };
-            rows_of.check([page, token, head], [pages, rows], self.kv_alignment)
+            HeadsOf::of_cache(name, kv_heads, columns, self.kv).check(
+                [page, token, head],
+                [pages, rows],
+                self.kv_alignment,
+            )
         };
         let op = CheckedAttention {
             sequences,
@@ -320,10 +322,11 @@ pub(crate) fn check_count(name: &'static str, got: usize, least: usize, most: us
 }
 
 /// That kernels have heads of so many features.
-pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize) -> Result<(), Error> {
+pub(crate) fn check_head_dims(qk_dim: usize, v_dim: usize, kv: KvFormat) -> Result<(), Error> {
+    let step = kv.step().max(HEAD_DIM_STEP);
     for (name, got) in [("features of a query", qk_dim), ("features of a value", v_dim)] {
-        if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(HEAD_DIM_STEP) {
-            return Err(Error::HeadDim { name, step: HEAD_DIM_STEP, most: MOST_HEAD_DIM, got });
+        if got == 0 || got > MOST_HEAD_DIM || !got.is_multiple_of(step) {
+            return Err(Error::HeadDim { name, step, most: MOST_HEAD_DIM, got });
         }
     }
     Ok(())
@@ -334,13 +337,23 @@ pub(crate) struct HeadsOf {
     pub name: &'static str,
     pub heads: usize,
     pub columns: usize,
-    /// Bytes of an element.
-    pub width: usize,
+    /// How an element is stored.
+    pub format: KvFormat,
     /// Bytes that kernels load at once.
     pub vector: usize,
 }
 
 impl HeadsOf {
+    /// Of Q, D, new keys or new values.
+    pub fn of_tokens(name: &'static str, heads: usize, columns: usize, dtype: DType) -> Self {
+        Self { name, heads, columns, format: KvFormat::Plain(dtype), vector: WIDE_ACCESS }
+    }
+
+    /// Of cached keys or values.
+    pub fn of_cache(name: &'static str, heads: usize, columns: usize, format: KvFormat) -> Self {
+        Self { name, heads, columns, format, vector: format.vector_bytes() }
+    }
+
     /// Rows with these strides of pages, tokens and heads, of so many pages and rows of each.
     pub fn check(
         &self,
@@ -348,18 +361,24 @@ impl HeadsOf {
         [pages, rows]: [usize; 2],
         alignment: usize,
     ) -> Result<KvRows, Error> {
-        let &HeadsOf { name: operand, heads, columns, width, vector } = self;
+        let &HeadsOf { name: operand, heads, columns, format, vector } = self;
+        let width = format.width();
         if !alignment.is_power_of_two() || alignment < width {
             return Err(Error::Misaligned { operand, expected: width, got: alignment });
         }
-        let bytes = extent_bytes([page, token, head], [pages, rows, heads], columns, width);
+        let bytes = extent_bytes([page, token, head], [pages, rows, heads], columns, format);
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(Error::ExtentOverflow { operand, rows: rows as u64, row_stride: token });
         }
         // The stride of what there is one of plays no part.
         let strides = [(page, pages), (token, rows), (head, heads)];
         let strides = strides.map(|(stride, count)| if count > 1 { stride } else { 0 });
-        let whole = |stride: u64| stride.checked_mul(width as u64).is_some_and(|b| b.is_multiple_of(vector as u64));
+        let step = format.step() as u64;
+        if let Some(got) = strides.into_iter().find(|stride| !stride.is_multiple_of(step)) {
+            return Err(Error::StrideInBlock { operand, step, got });
+        }
+        let bits = format.bits() as u64;
+        let whole = |stride: u64| stride.checked_mul(bits).is_some_and(|bits| bits.is_multiple_of(8 * vector as u64));
         let aligned = alignment >= vector && strides.into_iter().all(whole);
         let [page_stride, token_stride, head_stride] = strides;
         Ok(KvRows { page_stride, rows: HeadRows { token_stride, head_stride, aligned } })
@@ -367,7 +386,7 @@ impl HeadsOf {
 }
 
 /// Bytes from the first to the last element of so many pages, rows and heads; `None` when the count overflows.
-pub(crate) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, width: usize) -> Option<u64> {
+pub(crate) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize, format: KvFormat) -> Option<u64> {
     if counts.contains(&0) {
         return Some(0);
     }
@@ -375,5 +394,5 @@ pub(crate) fn extent_bytes(strides: [u64; 3], counts: [usize; 3], columns: usize
         .iter()
         .zip(counts)
         .try_fold(0u64, |sum, (stride, count)| sum.checked_add(stride.checked_mul(count as u64 - 1)?))?;
-    last.checked_add(columns as u64)?.checked_mul(width as u64)
+    last.checked_add(columns as u64)?.checked_mul(format.bits() as u64).map(|bits| bits / 8)
 }

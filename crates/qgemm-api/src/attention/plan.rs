@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 use qgemm_hal::{
     AttentionOperand, AttentionPlan as Launch, BufferMut, BufferRef, CheckedAttention, Device, DeviceId, KernelId,
-    LaunchSequence, Operands, Operation, Stream,
+    KvFormat, LaunchSequence, Operands, Operation, Stream,
 };
 use qgemm_sched::attention::choose;
 
@@ -35,6 +36,8 @@ struct Extents {
     q: Extent,
     k: Extent,
     v: Extent,
+    /// Scales of K and of V, where the format has some.
+    scales: Option<[Extent; 2]>,
     d: Extent,
 }
 
@@ -53,6 +56,11 @@ pub struct AttentionArgs<'a> {
     pub k_factors: Option<BufferRef<'a>>,
     /// An f32 a head of keys, for formats that have factors: what values are multiplied with.
     pub v_factors: Option<BufferRef<'a>>,
+    /// Scales of the keys, for formats that have some: an f16 for every 32 features, in the order of the features, gaps of strides included:
+    /// the scale of element `i` of the keys is element `i / 32`.
+    pub k_scales: Option<BufferRef<'a>>,
+    /// The same of the values.
+    pub v_scales: Option<BufferRef<'a>>,
     /// Where the query tokens of each sequence begin, and where the last end, for [`Queries::offsets`](crate::Queries::offsets): u32.
     pub q_offsets: Option<BufferRef<'a>>,
     /// Where the keys of each sequence begin, and where the last end, for [`Keys::offsets`](crate::Keys::offsets): u32.
@@ -82,6 +90,8 @@ impl<'a> AttentionArgs<'a> {
             d: d.into(),
             k_factors: None,
             v_factors: None,
+            k_scales: None,
+            v_scales: None,
             q_offsets: None,
             kv_offsets: None,
             kv_lengths: None,
@@ -183,7 +193,11 @@ impl AttentionPlan {
             (O::KvLengths, "kv lengths", kv_lengths, op.sequences, of_lengths),
             (O::BlockTable, "block table", block_table, op.sequences * op.paging().width, of_table),
         ];
+        let of_blocks = "the format of the keys and values has scales of blocks";
+        let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
         let mut operands = Operands::new();
+        operands.read_if_any(O::KScales, checks.optional("k scales", args.k_scales, k_extent, of_blocks)?);
+        operands.read_if_any(O::VScales, checks.optional("v scales", args.v_scales, v_extent, of_blocks)?);
         for (operand, view) in [(O::Q, q), (O::K, k), (O::V, v)] {
             operands.read(operand, view);
         }
@@ -207,26 +221,34 @@ impl AttentionPlan {
 
 fn extents(op: &CheckedAttention) -> Extents {
     let paging = op.paging();
-    let of = |strides, counts, columns, width, alignment| {
+    let of = |strides, counts, columns, format, alignment| {
         // `Attention::check` found that they fit the address space.
-        let bytes = extent_bytes(strides, counts, columns, width).unwrap_or(u64::MAX) as usize;
+        let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
         Extent::new(bytes, alignment)
     };
     let of_tokens = |rows: &qgemm_hal::HeadRows, columns| {
         let width = op.dtype.bytes();
         let alignment = if rows.aligned { WIDE_ACCESS } else { width };
-        of([0, rows.token_stride, rows.head_stride], [1, op.tokens, op.heads], columns, width, alignment)
+        of(
+            [0, rows.token_stride, rows.head_stride],
+            [1, op.tokens, op.heads],
+            columns,
+            KvFormat::Plain(op.dtype),
+            alignment,
+        )
     };
     let of_keys = |rows: &qgemm_hal::KvRows, columns| {
-        let width = op.kv.bytes();
-        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { width };
+        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { op.kv.width() };
         let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, width, alignment)
+        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
     };
+    let scales = |of: Extent| Extent::new(of.bytes() * 8 / op.kv.bits() / KV_BLOCK * KV_SCALE_BYTES, KV_SCALE_BYTES);
+    let (of_k, of_v) = (of_keys(&op.k, op.qk_dim), of_keys(&op.v, op.v_dim));
     Extents {
+        scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),
         q: of_tokens(&op.q, op.qk_dim),
-        k: of_keys(&op.k, op.qk_dim),
-        v: of_keys(&op.v, op.v_dim),
+        k: of_k,
+        v: of_v,
         d: of_tokens(&op.d, op.v_dim),
     }
 }

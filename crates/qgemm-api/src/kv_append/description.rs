@@ -81,7 +81,7 @@ impl KvAppend {
         self
     }
 
-    /// Format of the cache. E4M3 has a factor a head, which a run is given: numbers are divided by it.
+    /// Format of the cache. E4M3 has a factor a head, which a run is given: numbers are divided by it. Q8_0 and Q4_0 have scales of blocks, which are written, too.
     pub fn kv_format(mut self, format: KvFormat) -> Self {
         self.kv = format;
         self
@@ -140,19 +140,19 @@ impl KvAppend {
         let &Self { dtype, kv, heads, kv_heads, qk_dim, v_dim, positions, .. } = self;
         check_count("heads", heads, 0, MOST_HEADS)?;
         check_count("heads of keys", kv_heads, 1, MOST_HEADS)?;
-        check_head_dims(qk_dim, v_dim)?;
+        check_head_dims(qk_dim, v_dim, kv)?;
         let Addressing { tokens, .. } = addressing;
         let Paging { pages, page_size, .. } = addressing.paging();
         let of_tokens = |name, heads: usize, strides: Option<[u64; 2]>, columns: usize| {
             let [token, head] = strides.unwrap_or([(heads * columns) as u64, columns as u64]);
-            let rows = HeadsOf { name, heads, columns, width: dtype.bytes(), vector: WIDE_ACCESS };
+            let rows = HeadsOf::of_tokens(name, heads, columns, dtype);
             rows.check([0, token, head], [1, tokens], self.alignment).map(|kv| kv.rows)
         };
         let of_cache = |name, strides: Option<KvStrides>, columns: usize| {
             let row = (kv_heads * columns) as u64;
             let natural = KvStrides { page: row * page_size as u64, token: row, head: columns as u64 };
             let KvStrides { page, token, head } = strides.unwrap_or(natural);
-            let rows = HeadsOf { name, heads: kv_heads, columns, width: kv.bytes(), vector: kv.vector_bytes() };
+            let rows = HeadsOf::of_cache(name, kv_heads, columns, kv);
             let rows = rows.check([page, token, head], [pages, page_size], self.kv_alignment)?;
             if !is_injective(&rows, [pages, page_size, kv_heads], columns) {
                 return Err(overlapping(name, &rows.rows, columns));

@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, CheckedKvAppend, CheckedRotary, DeviceId, HeadRows, KernelId, KvAppendLaunch,
-    KvAppendOperand, KvRows, LaunchSequence, Operands, Operation, RotaryAngles, Stream,
+    KvAppendOperand, KvFormat, KvRows, LaunchSequence, Operands, Operation, RotaryAngles, Stream,
 };
 use qgemm_sched::kv_append::choose;
 
@@ -39,6 +40,8 @@ struct Extents {
     new_v: Extent,
     k: Extent,
     v: Extent,
+    /// Scales of K and of V, where the format has some.
+    scales: Option<[Extent; 2]>,
 }
 
 /// What one run of a [`KvAppendPlan`] reads and writes.
@@ -59,6 +62,11 @@ pub struct KvAppendArgs<'a> {
     pub k_factors: Option<BufferRef<'a>>,
     /// An f32 a head of keys, for formats that have factors: what cached values are multiplied with when they are read.
     pub v_factors: Option<BufferRef<'a>>,
+    /// Written: scales of the cached keys, for formats that have some: an f16 for every 32 features; the scale of element `i` of the keys is
+    /// element `i / 32`.
+    pub k_scales: Option<BufferMut<'a>>,
+    /// Written: the same of the cached values.
+    pub v_scales: Option<BufferMut<'a>>,
     /// Where the tokens of each sequence begin, and where the last end, for [`Queries::offsets`](crate::Queries::offsets): u32.
     pub q_offsets: Option<BufferRef<'a>>,
     /// Where the keys of each sequence begin, and where the last end, for [`Keys::offsets`](crate::Keys::offsets): u32.
@@ -92,6 +100,8 @@ impl<'a> KvAppendArgs<'a> {
             v: v.into(),
             k_factors: None,
             v_factors: None,
+            k_scales: None,
+            v_scales: None,
             q_offsets: None,
             kv_offsets: None,
             kv_lengths: None,
@@ -210,6 +220,10 @@ impl KvAppendPlan {
             (O::Cos, "cos", args.cos, table_len, tables),
             (O::Sin, "sin", args.sin, table_len, tables),
         ];
+        let of_blocks = "the format of the cache has scales of blocks";
+        let [k_extent, v_extent] = extents.scales.map_or([None; 2], |both| both.map(Some));
+        let k_scales = checks.optional("k scales", args.k_scales, k_extent, of_blocks)?;
+        let v_scales = checks.optional("v scales", args.v_scales, v_extent, of_blocks)?;
         let mut operands = Operands::new();
         for (operand, name, view, count, why) in read {
             operands.read_if_any(operand, checks.optional(name, view, words(operand, count), why)?);
@@ -219,6 +233,11 @@ impl KvAppendPlan {
         operands.read_if_any(O::Frequencies, self.frequencies.as_ref().map(Into::into));
         operands.write(O::K, args.k);
         operands.write(O::V, args.v);
+        for (operand, scales) in [(O::KScales, k_scales), (O::VScales, v_scales)] {
+            if let Some(scales) = scales {
+                operands.write(operand, scales);
+            }
+        }
         if let Some(q) = q {
             operands.write(O::Q, q);
         }
@@ -231,27 +250,29 @@ impl KvAppendPlan {
 fn extents(op: &CheckedKvAppend) -> Extents {
     let (paging, tokens) = (op.addressing.paging(), op.addressing.tokens);
     // `KvAppend::check` found that they fit the address space.
-    let of = |strides, counts, columns, width, alignment| {
-        let bytes = extent_bytes(strides, counts, columns, width).unwrap_or(u64::MAX) as usize;
+    let of = |strides, counts, columns, format, alignment| {
+        let bytes = extent_bytes(strides, counts, columns, format).unwrap_or(u64::MAX) as usize;
         Extent::new(bytes, alignment)
     };
     let of_tokens = |rows: &HeadRows, heads, columns| {
         let width = op.dtype.bytes();
         let alignment = if rows.aligned { WIDE_ACCESS } else { width };
-        of([0, rows.token_stride, rows.head_stride], [1, tokens, heads], columns, width, alignment)
+        of([0, rows.token_stride, rows.head_stride], [1, tokens, heads], columns, KvFormat::Plain(op.dtype), alignment)
     };
     let of_cache = |rows: &KvRows, columns| {
-        let width = op.kv.bytes();
-        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { width };
+        let alignment = if rows.rows.aligned { op.kv.vector_bytes() } else { op.kv.width() };
         let strides = [rows.page_stride, rows.rows.token_stride, rows.rows.head_stride];
-        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, width, alignment)
+        of(strides, [paging.pages, paging.page_size, op.kv_heads], columns, op.kv, alignment)
     };
+    let scales = |of: Extent| Extent::new(of.bytes() * 8 / op.kv.bits() / KV_BLOCK * KV_SCALE_BYTES, KV_SCALE_BYTES);
+    let (of_k, of_v) = (of_cache(&op.k, op.qk_dim), of_cache(&op.v, op.v_dim));
     Extents {
+        scales: op.kv.has_scales().then(|| [scales(of_k), scales(of_v)]),
         q: (op.heads > 0).then(|| of_tokens(&op.q, op.heads, op.qk_dim)),
         new_k: of_tokens(&op.new_k, op.kv_heads, op.qk_dim),
         new_v: of_tokens(&op.new_v, op.kv_heads, op.v_dim),
-        k: of_cache(&op.k, op.qk_dim),
-        v: of_cache(&op.v, op.v_dim),
+        k: of_k,
+        v: of_v,
     }
 }
 

@@ -23,7 +23,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Every shape, with keys and values of the type of the queries, and for one query in E4M3.
+/// Every shape, with keys and values of the type of the queries, and for one query in every format of codes.
 ///
 /// # Errors
 /// When a shape is none.
@@ -34,8 +34,9 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     let kinds = |shape: [usize; 6]| {
         let plain = Subject { shape, kv: KvFormat::Plain(args.x_dtype) };
-        let e4m3 = (shape[1] == 1).then_some(Subject { shape, kv: KvFormat::E4M3 });
-        std::iter::once(plain).chain(e4m3)
+        let of_codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter();
+        let of_codes = of_codes.filter(move |kv| shape[1] == 1 && shape[5].is_multiple_of(kv.step()));
+        std::iter::once(plain).chain(of_codes.map(move |kv| Subject { shape, kv }))
     };
     Ok(shapes.into_iter().flat_map(kinds).collect())
 }
@@ -55,7 +56,7 @@ fn numbers(kv: KvFormat, count: usize) -> Vec<u8> {
             let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f32 / (1 << 23) as f32 - 1.0;
             dtype.encode(&(0..count).map(value).collect::<Vec<_>>())
         }
-        _ => (0..count).map(code).collect(),
+        _ => (0..kv.bytes_of(count)).map(code).collect(),
     }
 }
 
@@ -77,13 +78,16 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let of_queries = sequences * queries * heads * dim;
     let q = ctx.upload(&numbers(KvFormat::Plain(dtype), of_queries))?;
     let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
+    let scale_count = subject.kv.scale_bytes_of(sequences * keys * kv_heads * dim) / DType::F16.bytes();
+    let scales = ctx.upload(&DType::F16.encode(&vec![1.0 / 64.0; scale_count]))?;
     let mut d = ctx.allocate(of_queries * dtype.bytes())?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |&place: &usize| {
         let (k, v) = &kv[place];
         let factors = subject.kv.has_factors().then(|| (&factors).into());
-        let args = AttentionArgs::new(&q, k, v, &mut d);
+        let scales = subject.kv.has_scales().then(|| (&scales).into());
+        let args = AttentionArgs { k_scales: scales, v_scales: scales, ..AttentionArgs::new(&q, k, v, &mut d) };
         let args = AttentionArgs { k_factors: factors, v_factors: factors, ..args };
         plan.run(&stream, AttentionArgs { workspace: Some(&mut workspace), ..args })
     };

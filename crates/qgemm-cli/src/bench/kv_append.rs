@@ -31,7 +31,10 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         [] => SHAPES.to_vec(),
         _ => args.shape.iter().map(|sizes| sizes.kv_append()).collect::<anyhow::Result<_>>()?,
     };
-    let kinds = |shape| [KvFormat::Plain(args.x_dtype), KvFormat::E4M3].map(|kv| Subject { shape, kv });
+    let kinds = |shape: [usize; 4]| {
+        let all = [KvFormat::Plain(args.x_dtype), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0];
+        all.into_iter().filter(move |kv| shape[3].is_multiple_of(kv.step())).map(move |kv| Subject { shape, kv })
+    };
     Ok(shapes.into_iter().flat_map(kinds).collect())
 }
 
@@ -53,15 +56,17 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         .rotary(Rotary::neox(dim));
     let plan = ctx.plan_kv_append(&append)?;
     let (of_queries, of_keys) = (tokens * heads * dim, tokens * kv_heads * dim);
-    let bytes = (of_queries + 2 * of_keys) * dtype.bytes() + 2 * of_keys * subject.kv.bytes();
+    let bytes = (of_queries + 2 * of_keys) * dtype.bytes() + subject.kv.bytes_of(2 * of_keys);
     let places: Vec<usize> = (0..copies(ctx, bytes)).collect();
     let numbers = |count: usize| dtype.encode(&(0..count).map(|i| (i % 37) as f32 * 0.05 - 0.9).collect::<Vec<_>>());
     let (queries, keys) = (numbers(of_queries), numbers(of_keys));
     let uploaded = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
     let (mut q, new_k, new_v) = (uploaded(&queries)?, uploaded(&keys)?, uploaded(&keys)?);
     let allocated =
-        || places.iter().map(|_| ctx.allocate(of_keys * subject.kv.bytes())).collect::<Result<Vec<Buffer>, _>>();
+        || places.iter().map(|_| ctx.allocate(subject.kv.bytes_of(of_keys))).collect::<Result<Vec<Buffer>, _>>();
     let (mut k, mut v) = (allocated()?, allocated()?);
+    let scale_bytes = subject.kv.scale_bytes_of(of_keys);
+    let (mut k_scales, mut v_scales) = (ctx.allocate(scale_bytes)?, ctx.allocate(scale_bytes)?);
     let lengths = ctx.upload(&[tokens as u32])?;
     let factors = ctx.upload(&vec![1.0f32; kv_heads])?;
     let stream = ctx.new_stream()?;
@@ -72,6 +77,10 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         if subject.kv.has_factors() {
             args.k_factors = Some((&factors).into());
             args.v_factors = Some((&factors).into());
+        }
+        if subject.kv.has_scales() {
+            args.k_scales = Some((&mut k_scales).into());
+            args.v_scales = Some((&mut v_scales).into());
         }
         plan.run(&stream, args)
     };

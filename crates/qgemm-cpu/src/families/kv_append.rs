@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use qgemm_formats::DType;
 use qgemm_formats::float8::f32_to_e4m3;
-use qgemm_hal::op::attention::MOST_HEAD_DIM;
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES, MOST_HEAD_DIM};
 use qgemm_hal::{
     Addressing, BufferMut, CheckedKvAppend, CheckedRotary, Device, DeviceId, DeviceInfo, Family, Geometry, HalError,
     HeadRows, HostMemory, HostStream, Kernel, KernelId, KvAppendConfig, KvAppendFamilies, KvAppendLaunch,
@@ -107,8 +107,8 @@ struct Job<'a> {
     q: Option<Written<'a>>,
     new_k: &'a [u8],
     new_v: &'a [u8],
-    k: Written<'a>,
-    v: Written<'a>,
+    k: Cache<'a>,
+    v: Cache<'a>,
     k_factors: Option<&'a [f32]>,
     v_factors: Option<&'a [f32]>,
     index: Index<'a>,
@@ -162,9 +162,14 @@ impl<'a> Job<'a> {
         };
         let q_end = if op.heads > 0 { rows_end(&op.q, tokens, op.heads, op.qk_dim) } else { 0 };
         let mut written = |operand: O, end: usize| Written::new(operands.take_mut(operand), operand.name(), end);
-        let width = op.kv.bytes();
-        let k = written(O::K, cache_end(&op.k, op.qk_dim) * width)?;
-        let v = written(O::V, cache_end(&op.v, op.v_dim) * width)?;
+        let mut cache = |operand: O, scales: O, end: usize| -> Result<Cache<'a>, HalError> {
+            let numbers = written(operand, op.kv.bytes_of(end))?;
+            let has_scales = op.kv.has_scales();
+            let scales = has_scales.then(|| written(scales, end / KV_BLOCK * KV_SCALE_BYTES)).transpose()?;
+            Ok(Cache { format: op.kv, numbers, scales })
+        };
+        let k = cache(O::K, O::KScales, cache_end(&op.k, op.qk_dim))?;
+        let v = cache(O::V, O::VScales, cache_end(&op.v, op.v_dim))?;
         let q = if op.heads > 0 { Some(written(O::Q, q_end * op.dtype.bytes())?) } else { None };
         Ok(Self { op, simd, q, new_k, new_v, k, v, k_factors, v_factors, index, positions, angles })
     }
@@ -204,7 +209,7 @@ impl<'a> Job<'a> {
                         unsafe { q.load(self.simd, op.dtype, element, values) };
                         turn(rotary, &cos, &sin, values);
                         // SAFETY: as above.
-                        unsafe { q.store(KvFormat::Plain(op.dtype), element, values, 1.0) };
+                        unsafe { q.store(op.dtype, element, values) };
                     }
                 }
                 let Some((page, row)) = self.index.place(op.addressing.paging(), &sequence, key) else { continue };
@@ -215,11 +220,11 @@ impl<'a> Job<'a> {
                 }
                 let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
                 // SAFETY: a head of keys is of one task, and heads do not overlap.
-                unsafe { self.k.store(op.kv, at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
+                unsafe { self.k.store(at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
                 let of_value = &mut values[..op.v_dim];
                 self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
                 // SAFETY: as above.
-                unsafe { self.v.store(op.kv, at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
+                unsafe { self.v.store(at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
             }
         }
     }
@@ -336,26 +341,97 @@ impl<'a> Written<'a> {
         simd.to_f32(dtype, held, out);
     }
 
-    /// Writes `values` from `element` on, in `format`, which has this factor.
+    /// Writes `values` from `element` on, rounded to `dtype`.
     ///
     /// # Safety
     /// No other thread may write the same elements.
     ///
     /// # Panics
     /// When they do not lie in the operand.
-    unsafe fn store(&self, format: KvFormat, element: usize, values: &[f32], factor: f32) {
+    unsafe fn store(&self, dtype: DType, element: usize, values: &[f32]) {
         // Aligned to every type.
-        let mut stored = [0u32; MOST_HEAD_DIM];
-        let stored: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut stored)[..values.len() * format.bytes()];
-        match format {
-            KvFormat::Plain(dtype) => convert::from_f32(dtype, values, stored),
-            _ => stored.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value / factor)),
-        }
-        let first = element * format.bytes();
-        assert!(first + stored.len() <= self.len, "rows lie in the operand");
-        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
-        unsafe { self.start.add(first).copy_from_nonoverlapping(stored.as_ptr(), stored.len()) };
+        let mut rounded = [0u32; MOST_HEAD_DIM];
+        let rounded: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut rounded)[..values.len() * dtype.bytes()];
+        convert::from_f32(dtype, values, rounded);
+        // SAFETY: as promised.
+        unsafe { self.store_bytes(element * dtype.bytes(), rounded) };
     }
+
+    /// Writes `bytes` from byte `first` on.
+    ///
+    /// # Safety
+    /// No other thread may write the same bytes.
+    ///
+    /// # Panics
+    /// When they do not lie in the operand.
+    unsafe fn store_bytes(&self, first: usize, bytes: &[u8]) {
+        assert!(first + bytes.len() <= self.len, "rows lie in the operand");
+        // SAFETY: just asserted; that nobody else writes there is the caller's promise.
+        unsafe { self.start.add(first).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+}
+
+/// Keys or values of the cache.
+struct Cache<'a> {
+    format: KvFormat,
+    numbers: Written<'a>,
+    /// Of blocks, where the format has some.
+    scales: Option<Written<'a>>,
+}
+
+impl Cache<'_> {
+    /// Writes `values` from `element` on, in a format of this factor.
+    ///
+    /// # Safety
+    /// No other thread may write the same elements.
+    ///
+    /// # Panics
+    /// When they do not lie in the cache.
+    unsafe fn store(&self, element: usize, values: &[f32], factor: f32) {
+        if let KvFormat::Plain(dtype) = self.format {
+            // SAFETY: as promised.
+            return unsafe { self.numbers.store(dtype, element, values) };
+        }
+        let mut codes = [0u8; MOST_HEAD_DIM];
+        let codes = &mut codes[..self.format.bytes_of(values.len())];
+        if let Some(scales) = &self.scales {
+            let mut of_blocks = [0.0; MOST_HEAD_DIM / KV_BLOCK];
+            let of_blocks = &mut of_blocks[..values.len() / KV_BLOCK];
+            let blocks = values.chunks_exact(KV_BLOCK).zip(codes.chunks_exact_mut(self.format.bytes_of(KV_BLOCK)));
+            for (scale, (values, codes)) in of_blocks.iter_mut().zip(blocks) {
+                *scale = quantize_block(self.format, values, codes);
+            }
+            // SAFETY: as promised; the scale of element `i` is scale `i / KV_BLOCK`, and heads are whole blocks.
+            unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
+        } else {
+            codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value / factor));
+        }
+        // SAFETY: as promised.
+        unsafe { self.numbers.store_bytes(self.format.bytes_of(element), codes) };
+    }
+}
+
+/// Makes the codes of a block, and returns what they are multiplied with.
+fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
+    let (high, low) = values.iter().fold((0f32, 0f32), |(high, low), value| (high.max(*value), low.min(*value)));
+    let magnitude = high.max(-low);
+    if magnitude == 0.0 {
+        codes.fill(if format == KvFormat::Q4_0 { 0x88 } else { 0 });
+        return 0.0;
+    }
+    if format == KvFormat::Q4_0 {
+        // The number of the largest magnitude becomes -8.
+        let furthest = if high > -low { high } else { low };
+        let code = |value: f32| ((value * (-8.0 / furthest) + 8.5) as u8).min(15);
+        let pairs = values.as_chunks().0.iter();
+        codes.iter_mut().zip(pairs).for_each(|(byte, &[first, second])| *byte = code(first) | code(second) << 4);
+        return furthest * -0.125;
+    }
+    let inverse = 127.0 / magnitude;
+    codes.iter_mut().zip(values).for_each(|(byte, value)| {
+        *byte = ((value * inverse).round_ties_even() as i8).cast_unsigned();
+    });
+    magnitude / 127.0
 }
 
 #[cfg(test)]

@@ -10,7 +10,29 @@ constexpr u32 UNROLL = TILE_KEYS / GROUPS;
 static_assert(UNROLL * GROUPS == TILE_KEYS && UNROLL <= 32, "every group has as many keys of a tile");
 constexpr u32 COLUMNS = QG_LANES * 8;
 
-using KvEight = Eight<QG_KV>;
+// Eight features of a key or a value, with the scale of their block, where there is one.
+struct KvEight {
+    using Stored = Eight<QG_KV>;
+    Stored stored;
+    float scale;
+
+    QG_DEVICE KvEight zeros() {
+        return {Stored::zeros(), 0.0f};
+    }
+
+    QG_DEVICE KvEight load(u64 numbers, u64 scales, u64 element, bool aligned) {
+        const u8* at = reinterpret_cast<const u8*>(numbers) + Stored::offset_of(element);
+        KvEight eight = {Stored::load(at, aligned), 1.0f};
+        if constexpr (has_scales(QG_KV))
+            eight.scale = f16_to_f32(ld_global_u16(reinterpret_cast<const u8*>(scales) + element / KV_BLOCK * 2));
+        return eight;
+    }
+
+    QG_DEVICE float number(const KvEight& eight, u32 i) {
+        const float number = Stored::number(eight.stored, i);
+        return has_scales(QG_KV) ? number * eight.scale : number;
+    }
+};
 
 // What a group knows of a row.
 struct RowState {
@@ -140,8 +162,7 @@ extern "C" __global__ void QG_BOUNDS
         for (u32 i = 0; i < 8; i++) rows[r].q[i] *= factor;
     }
 
-    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + (kv_head * p.at.k_head + column) * KvEight::BYTES;
-    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + (kv_head * p.at.v_head + column) * KvEight::BYTES;
+    const u64 k_first = kv_head * p.at.k_head + column, v_first = kv_head * p.at.v_head + column;
     const bool aligned = p.shape.flags & QG_FLAG_KV_ALIGNED;
     // Tiles begin at multiples of their length: who adds up which keys does not depend on the rows of the CTA.
     for (u32 tile = keys.first / TILE_KEYS * TILE_KEYS; tile < keys.end; tile += TILE_KEYS) {
@@ -157,8 +178,8 @@ extern "C" __global__ void QG_BOUNDS
             there |= 1u << u;
             const u64 k_row = at.page * p.at.k_page + at.row * p.at.k_token;
             const u64 v_row = at.page * p.at.v_page + at.row * p.at.v_token;
-            if (column < p.shape.qk_dim) k[u] = KvEight::load(k_base + k_row * KvEight::BYTES, aligned);
-            if (column < p.shape.v_dim) v[u] = KvEight::load(v_base + v_row * KvEight::BYTES, aligned);
+            if (column < p.shape.qk_dim) k[u] = KvEight::load(p.at.k, p.at.k_scales, k_first + k_row, aligned);
+            if (column < p.shape.v_dim) v[u] = KvEight::load(p.at.v, p.at.v_scales, v_first + v_row, aligned);
         }
         const bool all_there = ballot(there != (1u << UNROLL) - 1) == 0;
         if (all_there && tile >= of_all.first && tile + TILE_KEYS <= of_all.end)

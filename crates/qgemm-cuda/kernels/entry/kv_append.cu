@@ -157,6 +157,59 @@ QG_DEVICE void store_eight(u8* to, bool aligned, const float (&x)[8]) {
     }
 }
 
+// Codes of a block with a scale, which four lanes have: what its numbers are multiplied with, and the scale that is stored.
+struct BlockScale {
+    float inverse, scale;
+
+    // All lanes of a warp take part.
+    QG_DEVICE BlockScale of(const float (&x)[8]) {
+        float high = 0.0f, low = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            high = x[i] > high ? x[i] : high;
+            low = x[i] < low ? x[i] : low;
+        }
+#pragma unroll
+        for (u32 mask = 1; mask < KV_BLOCK / 8; mask *= 2) {
+            const float other_high = shfl_xor(high, mask), other_low = shfl_xor(low, mask);
+            high = other_high > high ? other_high : high;
+            low = other_low < low ? other_low : low;
+        }
+        const float magnitude = high > -low ? high : -low;
+        if (magnitude == 0.0f) return {0.0f, 0.0f};
+        if constexpr (QG_KV == KV_Q8_0) return {127.0f * rcp_rn_f32(magnitude), magnitude * (1.0f / 127.0f)};
+        // The number of the largest magnitude becomes -8.
+        const float furthest = high > -low ? high : low;
+        return {-8.0f * rcp_rn_f32(furthest), furthest * -0.125f};
+    }
+};
+
+// Stores the codes of eight numbers of a block.
+QG_DEVICE void store_codes(u8* to, bool aligned, const float (&x)[8], float inverse) {
+    if constexpr (QG_KV == KV_Q8_0) {
+        // Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bytes hold.
+        u32 words[2] = {0, 0};
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) words[i / 4] |= (f32_to_bits(x[i] * inverse + 12582912.0f) & 0xffu) << (i % 4 * 8);
+        if (aligned) {
+            st_global_v2(to, {words[0], words[1]});
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) st_global_u8(to + i, words[i / 4] >> (i % 4 * 8) & 0xffu);
+    } else {
+        u32 word = 0;
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) word |= least((u32)(x[i] * inverse + 8.5f), 15u) << (i * 4);
+        if (aligned) {
+            st_global_u32(to, word);
+            return;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) st_global_u8(to + i, word >> (i * 8) & 0xffu);
+    }
+}
+
 // A head of a token: of queries, then of keys, then of values.
 struct Head {
     const u8* from;
@@ -187,17 +240,24 @@ struct Head {
 };
 
 // Writes eight numbers of a head of the cache.
-QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const KeyPlace& place, u32 column, float (&x)[8]) {
+QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const KeyPlace& place, u32 column, float (&x)[8],
+                            const BlockScale& scale) {
     const u64 element = head.is_value ? place.page * p.at.v_page + place.row * p.at.v_token + head.index * p.at.v_head
                                       : place.page * p.at.k_page + place.row * p.at.k_token + head.index * p.at.k_head;
-    u8* to = reinterpret_cast<u8*>(head.is_value ? p.at.v : p.at.k) + (element + column) * Eight<QG_KV>::BYTES;
+    u8* to = reinterpret_cast<u8*>(head.is_value ? p.at.v : p.at.k) + Eight<QG_KV>::offset_of(element + column);
+    if constexpr (has_scales(QG_KV)) {
+        store_codes(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x, scale.inverse);
+        u8* scales = reinterpret_cast<u8*>(head.is_value ? p.at.v_scales : p.at.k_scales);
+        if (column % KV_BLOCK == 0) st_global_u16(scales + (element + column) / KV_BLOCK * 2, f32_to_f16(scale.scale));
+        return;
+    }
     if constexpr (QG_KV == KV_E4M3) {
         const u64 factors = head.is_value ? p.at.v_factors : p.at.k_factors;
         const float inverse = rcp_rn_f32(bits_to_f32(index_at(factors, head.index)));
 #pragma unroll
         for (u32 i = 0; i < 8; i++) x[i] *= inverse;
     }
-    store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
+    if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
@@ -268,15 +328,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_kv_append(const __gr
             // What others read is overwritten below.
             warp_barrier();
         }
-        if (!is_own) continue;
         if (!head.is_value) {
 #pragma unroll
             for (u32 j = 0; j < 8; j++)
                 if (column + j < p.at.rotary_dim) x[j] = fma_f32(x[j], angles.own[j], partner[j] * angles.partner[j]);
         }
+        BlockScale scale = {};
+        if constexpr (has_scales(QG_KV)) scale = BlockScale::of(x);
+        if (!is_own) continue;
         if (head.is_query)
             store_eight<QG_X>(const_cast<u8*>(head.from) + column * X_BYTES, head.aligned, x);
         else if (place.is_there)
-            store_cached(attention, head, place, column, x);
+            store_cached(attention, head, place, column, x, scale);
     }
 }

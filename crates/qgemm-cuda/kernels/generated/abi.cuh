@@ -416,6 +416,8 @@ struct AttentionPointers {
     u64 v;  // Values.
     u64 k_factors;  // Factors of the heads of keys.
     u64 v_factors;  // Factors of the heads of values.
+    u64 k_scales;  // Scales of blocks of keys.
+    u64 v_scales;  // Scales of blocks of values.
     u64 q_offsets;  // Where the query tokens of each sequence begin.
     u64 kv_offsets;  // Where the rows of keys of each sequence begin.
     u64 kv_lengths;  // How many keys each sequence has.
@@ -443,28 +445,30 @@ static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v_factors) == 32, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, q_offsets) == 40, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, kv_offsets) == 48, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, kv_lengths) == 56, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, block_table) == 64, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, d) == 72, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, lse) == 80, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, workspace) == 88, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, q_token) == 96, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, q_head) == 104, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, k_page) == 112, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, k_token) == 120, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, k_head) == 128, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, v_page) == 136, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, v_token) == 144, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, v_head) == 152, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, d_token) == 160, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, d_head) == 168, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 176, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 180, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 184, "layout");
-static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 188, "layout");
-static_assert(sizeof(AttentionPointers) == 192, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_scales) == 40, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_scales) == 48, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_offsets) == 56, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, kv_offsets) == 64, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, kv_lengths) == 72, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, block_table) == 80, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d) == 88, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, lse) == 96, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, workspace) == 104, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_token) == 112, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, q_head) == 120, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_page) == 128, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_token) == 136, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, k_head) == 144, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_page) == 152, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_token) == 160, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, v_head) == 168, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d_token) == 176, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, d_head) == 184, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, parts) == 192, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, part_keys) == 196, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, row_ctas) == 200, "layout");
+static_assert(QG_OFFSET_OF(AttentionPointers, page_shift) == 204, "layout");
+static_assert(sizeof(AttentionPointers) == 208, "layout");
 
 struct NormShape {
     u32 rows;  // Rows of X and D.

@@ -15,8 +15,13 @@ struct AttentionParams {
     AttentionPointers at;
 };
 
-// Numbers as the prelude calls the format of keys and values: an element type, or E4M3.
-constexpr u32 KV_E4M3 = 3;
+// Numbers as the prelude calls the format of keys and values: an element type, or one of codes.
+constexpr u32 KV_E4M3 = 3, KV_Q8_0 = 4, KV_Q4_0 = 5;
+// Features that share a scale, in formats that have scales.
+constexpr u32 KV_BLOCK = 32;
+QG_DEVICE constexpr bool has_scales(u32 format) {
+    return format == KV_Q8_0 || format == KV_Q4_0;
+}
 
 QG_DEVICE float minus_infinity() {
     return bits_to_f32(0xff800000u);
@@ -106,12 +111,17 @@ QG_DEVICE KeyPlace place_of_key(const AttentionParams& p, const Sequence& s, u32
     return {page, row, page < p.shape.pages};
 }
 
-// Eight neighbouring numbers of element type DTYPE, as they are stored.
+// Eight neighbouring numbers of a format, as they are stored; those that have scales without them.
 template <u32 DTYPE>
 struct Eight {
-    static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : DTYPE == KV_E4M3 ? 1 : 2;
-    static constexpr u32 WORDS = 2 * BYTES;
+    static constexpr u32 BITS = DTYPE == DTYPE_F32 ? 32 : DTYPE < KV_E4M3 ? 16 : DTYPE == KV_Q4_0 ? 4 : 8;
+    static constexpr u32 WORDS = BITS / 4;
     u32 words[WORDS];
+
+    // Bytes before an element.
+    QG_DEVICE u64 offset_of(u64 element) {
+        return element * BITS / 8;
+    }
 
     QG_DEVICE Eight zeros() {
         Eight eight;
@@ -124,7 +134,9 @@ struct Eight {
     QG_DEVICE Eight load(const u8* address, bool aligned) {
         Eight eight;
         if (aligned) {
-            if constexpr (WORDS == 2) {
+            if constexpr (WORDS == 1) {
+                eight.words[0] = ld_global_stream_u32(address);
+            } else if constexpr (WORDS == 2) {
                 const u32x2 v = ld_global_stream_v2(address);
                 eight.words[0] = v.x, eight.words[1] = v.y;
             } else {
@@ -138,9 +150,9 @@ struct Eight {
         }
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) {
-            if constexpr (BYTES == 4) {
+            if constexpr (BITS == 32) {
                 eight.words[i] = ld_global_stream_u32(address + i * 4);
-            } else if constexpr (BYTES == 2) {
+            } else if constexpr (BITS == 16) {
                 eight.words[i] = ld_global_u16(address + i * 4) | ld_global_u16(address + i * 4 + 2) << 16;
             } else {
                 eight.words[i] = 0;
@@ -158,6 +170,9 @@ struct Eight {
             const u32 word = eight.words[i / 2];
             return bits_to_f32(i % 2 ? word & 0xffff0000u : word << 16);
         }
+        // The sign of a byte is that of the word whose highest byte it is.
+        if constexpr (DTYPE == KV_Q8_0) return (float)((i32)(eight.words[i / 4] << (24 - i % 4 * 8)) >> 24);
+        if constexpr (DTYPE == KV_Q4_0) return (float)(i32)(eight.words[0] >> (i * 4) & 15u) - 8.0f;
         if constexpr (DTYPE == KV_E4M3) return e4m3_to_f32_or_nan(eight.words[i / 4] >> (i % 4 * 8) & 0xffu);
     }
 

@@ -79,6 +79,8 @@ impl Params for KvAppendParams {
             (&mut attention.v, O::V),
             (&mut attention.k_factors, O::KFactors),
             (&mut attention.v_factors, O::VFactors),
+            (&mut attention.k_scales, O::KScales),
+            (&mut attention.v_scales, O::VScales),
             (&mut attention.q_offsets, O::QOffsets),
             (&mut attention.kv_offsets, O::KvOffsets),
             (&mut attention.kv_lengths, O::KvLengths),

@@ -55,6 +55,10 @@ abi_struct! {
         pub k_factors: u64,
         /// Factors of the heads of values.
         pub v_factors: u64,
+        /// Scales of blocks of keys.
+        pub k_scales: u64,
+        /// Scales of blocks of values.
+        pub v_scales: u64,
         /// Where the query tokens of each sequence begin.
         pub q_offsets: u64,
         /// Where the rows of keys of each sequence begin.

@@ -24,27 +24,81 @@ pub enum KvFormat {
     Plain(DType),
     /// E4M3 numbers with one f32 factor a head.
     E4M3,
+    /// Signed bytes with an f16 scale for every 32 features, which lie apart.
+    Q8_0,
+    /// Four bits less 8 with an f16 scale for every 32 features, which lie apart; neighbours share a byte, the first in the lower half.
+    Q4_0,
 }
+
+/// Features that share a scale, in formats that have scales.
+pub const KV_BLOCK: usize = 32;
+/// Bytes of a scale.
+pub const KV_SCALE_BYTES: usize = 2;
 
 impl KvFormat {
     /// Every format.
-    pub const ALL: [KvFormat; 4] =
-        [KvFormat::Plain(DType::F32), KvFormat::Plain(DType::F16), KvFormat::Plain(DType::BF16), KvFormat::E4M3];
+    pub const ALL: [KvFormat; 6] = [
+        KvFormat::Plain(DType::F32),
+        KvFormat::Plain(DType::F16),
+        KvFormat::Plain(DType::BF16),
+        KvFormat::E4M3,
+        KvFormat::Q8_0,
+        KvFormat::Q4_0,
+    ];
 
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
             KvFormat::Plain(dtype) => dtype.name(),
             KvFormat::E4M3 => "e4m3",
+            KvFormat::Q8_0 => "q8_0",
+            KvFormat::Q4_0 => "q4_0",
         }
     }
 
-    /// Bytes of a number.
-    pub const fn bytes(self) -> usize {
+    /// Bits of a number, scales aside.
+    pub const fn bits(self) -> usize {
         match self {
-            KvFormat::Plain(dtype) => dtype.bytes(),
-            KvFormat::E4M3 => 1,
+            KvFormat::Plain(dtype) => 8 * dtype.bytes(),
+            KvFormat::E4M3 | KvFormat::Q8_0 => 8,
+            KvFormat::Q4_0 => 4,
         }
+    }
+
+    /// Bytes of so many numbers: an even number of those that share bytes.
+    pub const fn bytes_of(self, numbers: usize) -> usize {
+        numbers * self.bits() / 8
+    }
+
+    /// What the first number's address is a multiple of.
+    pub const fn width(self) -> usize {
+        if self.bits() < 8 { 1 } else { self.bits() / 8 }
+    }
+
+    /// Whether blocks of [`KV_BLOCK`] features have scales.
+    pub const fn has_scales(self) -> bool {
+        matches!(self, KvFormat::Q8_0 | KvFormat::Q4_0)
+    }
+
+    /// What numbers of features and strides are multiples of.
+    pub const fn step(self) -> usize {
+        if self.has_scales() { KV_BLOCK } else { 1 }
+    }
+
+    /// Bytes of the scales of so many numbers.
+    pub const fn scale_bytes_of(self, numbers: usize) -> usize {
+        if self.has_scales() { numbers / KV_BLOCK * KV_SCALE_BYTES } else { 0 }
+    }
+
+    /// Whether numbers are as they are.
+    pub const fn is_plain(self) -> bool {
+        matches!(self, KvFormat::Plain(_))
+    }
+
+    /// Bytes of a feature on average, scales among them.
+    pub fn mean_bytes(self) -> f64 {
+        let scales = if self.has_scales() { KV_SCALE_BYTES as f64 / KV_BLOCK as f64 } else { 0.0 };
+        self.bits() as f64 / 8.0 + scales
     }
 
     /// Whether heads have factors.
@@ -55,7 +109,7 @@ impl KvFormat {
     /// What eight neighbouring numbers begin at a multiple of where kernels load them at once: 16 bytes, or all eight if they are
     /// fewer.
     pub const fn vector_bytes(self) -> usize {
-        let eight = HEAD_DIM_STEP * self.bytes();
+        let eight = self.bits();
         if eight < 16 { eight } else { 16 }
     }
 }
@@ -247,6 +301,10 @@ operands! {
         KFactors: "the factors of the keys" Read,
         /// What each head of values is multiplied with: f32.
         VFactors: "the factors of the values" Read,
+        /// What each block of keys is multiplied with: f16.
+        KScales: "the scales of the keys" Read,
+        /// What each block of values is multiplied with: f16.
+        VScales: "the scales of the values" Read,
         /// Where the query tokens of each sequence begin, and where the last end: u32.
         QOffsets: "the offsets of the queries" Read,
         /// Where the rows of keys of each sequence begin, and where the last end: u32.
@@ -386,6 +444,8 @@ impl Operation for CheckedAttention {
             (true, O::V),
             (factors, O::KFactors),
             (factors, O::VFactors),
+            (self.kv.has_scales(), O::KScales),
+            (self.kv.has_scales(), O::VScales),
             (matches!(self.queries, QueryLengths::Offsets { .. }), O::QOffsets),
             (matches!(self.places, KvPlaces::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(self.places, KvPlaces::Pages { lengths: true, .. }), O::KvLengths),
@@ -408,7 +468,7 @@ impl Operation for CheckedAttention {
             KvPlaces::Offsets { rows } => (rows as f64).min(keys * self.sequences as f64),
             _ => keys * self.sequences as f64,
         };
-        let kv = keys * self.kv_heads as f64 * dims * self.kv.bytes() as f64;
+        let kv = keys * self.kv_heads as f64 * dims * self.kv.mean_bytes();
         let lse = if self.lse { rows * 4.0 } else { 0.0 };
         rows * dims * self.dtype.bytes() as f64 + kv + lse
     }

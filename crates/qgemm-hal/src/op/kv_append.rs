@@ -129,6 +129,10 @@ operands! {
         KFactors: "the factors of the keys" Read,
         /// What each head of cached values is multiplied with when it is read: f32.
         VFactors: "the factors of the values" Read,
+        /// Written: what each block of cached keys is multiplied with when it is read: f16.
+        KScales: "the scales of the keys" Write,
+        /// Written: what each block of cached values is multiplied with when it is read: f16.
+        VScales: "the scales of the values" Write,
         /// Where the tokens of each sequence begin, and where the last end: u32.
         QOffsets: "the offsets of the queries" Read,
         /// Where the rows of keys of each sequence begin, and where the last end: u32.
@@ -249,6 +253,8 @@ impl Operation for CheckedKvAppend {
             (true, O::V),
             (factors, O::KFactors),
             (factors, O::VFactors),
+            (self.kv.has_scales(), O::KScales),
+            (self.kv.has_scales(), O::VScales),
             (matches!(queries, QueryLengths::Offsets { .. }), O::QOffsets),
             (matches!(places, KvPlaces::Offsets { .. }), O::KvOffsets),
             (has_table || matches!(places, KvPlaces::Pages { lengths: true, .. }), O::KvLengths),
@@ -269,7 +275,7 @@ impl Operation for CheckedKvAppend {
             Some(CheckedRotary { dim, angles: RotaryAngles::Tables { .. }, .. }) => dim as f64 * 4.0,
             _ => 0.0,
         };
-        tokens * (turned + appended * (width + self.kv.bytes() as f64) + tables)
+        tokens * (turned + appended * (width + self.kv.mean_bytes()) + tables)
     }
 
     fn macs(&self) -> f64 {

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use qgemm_api::{Keys, KvStrides, Queries};
+use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
 use qgemm_hal::KvFormat;
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 
 use super::case::{AttentionCase, AttentionPlaces, e4m3};
 
@@ -16,6 +18,8 @@ const POISON: u8 = 0xff;
 pub(crate) struct KvOperand {
     /// The buffer.
     pub bytes: Vec<u8>,
+    /// Scales of blocks, in a buffer whose every other byte is poison; nothing where the format has none.
+    pub scales: Vec<u8>,
     /// The operand in it.
     pub range: Range<usize>,
     /// How it lies.
@@ -29,10 +33,10 @@ pub(crate) struct KvOperand {
 impl KvOperand {
     /// Room for the keys or values of a case, and nothing but poison.
     pub fn empty(case: &AttentionCase, columns: usize) -> Self {
-        let (kv_heads, width) = (case.heads.1, case.kv.bytes());
+        let (kv_heads, width) = (case.heads.1, case.kv.width());
         let (pages, rows) = (case.pages(), case.rows());
         let page_rows = rows.checked_div(pages).unwrap_or(0);
-        let pitch = columns + case.gap;
+        let pitch = (columns + case.gap).next_multiple_of(case.kv.step());
         let strides = match case.head_major {
             false => KvStrides {
                 page: (page_rows * kv_heads * pitch) as u64,
@@ -46,13 +50,16 @@ impl KvOperand {
             },
         };
         let start = GUARD_BYTES + case.offset * width;
-        let len = (rows * kv_heads * pitch).saturating_sub(case.gap) * width;
+        let elements = (rows * kv_heads * pitch).saturating_sub(pitch - columns);
+        let len = case.kv.bytes_of(elements);
+        let blocks = if case.kv.has_scales() { elements / KV_BLOCK } else { 0 };
+        let scales = vec![POISON; (blocks * KV_SCALE_BYTES).next_multiple_of(4)];
         let bytes = vec![POISON; (start + len + GUARD_BYTES).next_multiple_of(4)];
         let alignment = match case.offset * width {
             0 => 16,
             bytes => 16.min(1 << bytes.trailing_zeros()),
         };
-        Self { bytes, range: start..start + len, strides, alignment, page_rows }
+        Self { bytes, scales, range: start..start + len, strides, alignment, page_rows }
     }
 
     /// The same with values: `[row][head][column]`.
@@ -63,6 +70,23 @@ impl KvOperand {
             for head in 0..kv_heads {
                 let first = operand.element(row, head);
                 for (i, &value) in values[(row * kv_heads + head) * columns..][..columns].iter().enumerate() {
+                    let at = first + i;
+                    let byte = start + case.kv.bytes_of(at);
+                    if case.kv.has_scales() {
+                        // Nobody's stay poison.
+                        if value.is_nan() {
+                            continue;
+                        }
+                        let scale = case.block_scale(row * kv_heads + head, i / KV_BLOCK);
+                        DType::F16.write(&mut operand.scales, at / KV_BLOCK, scale);
+                        let code = (value / scale).round() as i32;
+                        operand.bytes[byte] = match (case.kv, at % 2) {
+                            (KvFormat::Q4_0, 0) => (code + 8) as u8,
+                            (KvFormat::Q4_0, _) => operand.bytes[byte] | ((code + 8) as u8) << 4,
+                            _ => (code as i8).cast_unsigned(),
+                        };
+                        continue;
+                    }
                     match case.kv {
                         KvFormat::Plain(dtype) => dtype.write(&mut operand.bytes[start..], first + i, value),
                         _ => operand.bytes[start + first + i] = e4m3(value),
@@ -85,14 +109,22 @@ impl KvOperand {
         &self,
         case: &AttentionCase,
         columns: usize,
-        row: usize,
-        head: usize,
+        [row, head]: [usize; 2],
         factor: f32,
+        scales: &[u8],
         buffer: &mut [u8],
     ) -> Vec<f32> {
-        let (first, width) = (self.element(row, head), case.kv.bytes());
-        let bytes = &mut buffer[self.range.start + first * width..][..columns * width];
+        let first = self.element(row, head);
+        let bytes = &mut buffer[self.range.start + case.kv.bytes_of(first)..][..case.kv.bytes_of(columns)];
         let values = match case.kv {
+            KvFormat::Q8_0 | KvFormat::Q4_0 => {
+                let code = |i: usize| match case.kv {
+                    KvFormat::Q4_0 => i32::from(bytes[i / 2] >> (4 * (i % 2)) & 15) - 8,
+                    _ => i32::from(bytes[i].cast_signed()),
+                };
+                let scale = |i: usize| DType::F16.read(scales, (first + i) / KV_BLOCK);
+                (0..columns).map(|i| code(i) as f32 * scale(i)).collect()
+            }
             KvFormat::Plain(dtype) => dtype.decode(bytes),
             _ => bytes.iter().map(|&code| e4m3_to_f32(code) * factor).collect(),
         };

@@ -4,6 +4,7 @@ use std::fmt;
 
 use qgemm_formats::DType;
 use qgemm_hal::KvFormat;
+use qgemm_hal::op::attention::KV_BLOCK;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -274,16 +275,29 @@ impl AttentionCase {
                 }
             }
         }
-        all.iter_mut().for_each(|value| *value = self.stored(*value));
+        let place = |i: usize| (i / columns, i % columns / KV_BLOCK);
+        all.iter_mut().enumerate().for_each(|(i, value)| *value = self.stored(*value, place(i)));
         all
     }
 
     /// A number as the format of keys holds it.
-    fn stored(&self, value: f32) -> f32 {
+    fn stored(&self, value: f32, (row, block): (usize, usize)) -> f32 {
+        let of_block = |low: f32, high: f32| {
+            let scale = self.block_scale(row, block);
+            (value / scale).round().clamp(low, high) * scale
+        };
         match self.kv {
+            KvFormat::Q8_0 => of_block(-127.0, 127.0),
+            KvFormat::Q4_0 => of_block(-8.0, 7.0),
             KvFormat::Plain(dtype) => dtype.decode(&dtype.encode(&[value]))[0],
             _ => qgemm_formats::float8::e4m3_to_f32(e4m3(value)),
         }
+    }
+
+    /// The scale of a block of a head of a row, which is a number in f16.
+    pub(crate) fn block_scale(&self, row: usize, block: usize) -> f32 {
+        let step = if self.kv == KvFormat::Q4_0 { 0.5 } else { 1.0 / 32.0 };
+        step * (1.0 + ((row * 5 + block * 3) % 7) as f32 / 8.0)
     }
 
     /// Factors of the heads of keys (`salt` 4) or values (5).

@@ -70,7 +70,8 @@ fn heads() -> Vec<AttentionCase> {
     for (i, kv) in KvFormat::ALL.into_iter().enumerate() {
         for dtype in DType::ALL {
             for queries in [1, 19] {
-                let case = AttentionCase::new(&[(queries, 66), (queries, 20)], (4, 2), [64, 128, 40, 96][i], dtype);
+                let case =
+                    AttentionCase::new(&[(queries, 66), (queries, 20)], (4, 2), [64, 128, 40, 96, 64, 128][i], dtype);
                 cases.push(AttentionCase { kv, ..case });
             }
         }

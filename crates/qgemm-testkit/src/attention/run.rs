@@ -15,8 +15,8 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
-    applies: |case, _| case.kv.has_factors() && case.most_queries() > 0,
-    reason: "keys and values in E4M3 have factors, and shaders have no storage buffers left for them",
+    applies: |case, _| !case.kv.is_plain() && case.most_queries() > 0,
+    reason: "keys and values of codes have factors or scales, and shaders have no storage buffers left for them",
 }];
 
 /// What results may be off before they are rounded: f32 sums, and where Q is of 16 bits, weights that are rounded to its type.
@@ -44,6 +44,8 @@ struct Given {
     q: Buffer,
     k: Buffer,
     v: Buffer,
+    k_scales: Buffer,
+    v_scales: Buffer,
     k_factors: Buffer,
     v_factors: Buffer,
 }
@@ -112,6 +114,8 @@ fn judge(ctx: &Context, case: &AttentionCase, outcome: &mut Outcome) -> Result<(
             q: ctx.upload(&stored.q.encode(&queries))?,
             k: ctx.upload(&stored.k.bytes)?,
             v: ctx.upload(&stored.v.bytes)?,
+            k_scales: ctx.upload(&stored.k.scales)?,
+            v_scales: ctx.upload(&stored.v.scales)?,
             k_factors: ctx.upload(&case.factors(4))?,
             v_factors: ctx.upload(&case.factors(5))?,
         })
@@ -205,6 +209,10 @@ fn run_on(
     if case.kv.has_factors() {
         args.k_factors = Some((&given.k_factors).into());
         args.v_factors = Some((&given.v_factors).into());
+    }
+    if case.kv.has_scales() {
+        args.k_scales = Some((&given.k_scales).into());
+        args.v_scales = Some((&given.v_scales).into());
     }
     args.q_offsets = case.ragged.then(|| (&q_offsets).into());
     args.kv_offsets = (case.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());

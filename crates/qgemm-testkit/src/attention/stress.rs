@@ -39,14 +39,14 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         ],
     );
     let kv = match rng.random_range(0..4) {
-        0 => KvFormat::E4M3,
+        0 => pick(rng, &[KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0]),
         _ => KvFormat::Plain(dtype),
     };
     let is_paged = matches!(places, AttentionPlaces::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
         // E4M3 has no infinities.
-        AttentionValues::MinusInfinity | AttentionValues::NotFinite if kv == KvFormat::E4M3 => AttentionValues::Normal,
+        AttentionValues::MinusInfinity | AttentionValues::NotFinite if !kv.is_plain() => AttentionValues::Normal,
         values => values,
     };
     AttentionCase {

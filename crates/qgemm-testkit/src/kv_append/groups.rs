@@ -113,7 +113,8 @@ fn layouts() -> Vec<KvAppendCase> {
     {
         let places = [AttentionPlaces::Paged(10), AttentionPlaces::Lengths(2), AttentionPlaces::Offsets][i % 3];
         for (j, kv) in KvFormat::ALL.into_iter().enumerate() {
-            let of = AttentionCase::new(&[(4, 15), (4, 4)], (4, 2), 40, types(i + j));
+            let of =
+                AttentionCase::new(&[(4, 15), (4, 4)], (4, 2), if kv.has_scales() { 64 } else { 40 }, types(i + j));
             let of = AttentionCase { places, gap, offset, head_major, kv, ..of };
             cases.push(KvAppendCase { rotary: Some(RotaryCase::new(32, pairs(j))), ..KvAppendCase::new(of) });
         }

@@ -15,13 +15,17 @@ use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 const EXEMPTIONS: &[Exemption<KvAppendCase>] = &[Exemption {
     device: DeviceKind::Wgpu,
-    applies: |case, _| case.of.kv.has_factors() && case.of.tokens() > 0,
-    reason: "caches in E4M3 have factors, and shaders read none of them",
+    applies: |case, _| !case.of.kv.is_plain() && case.of.tokens() > 0,
+    reason: "caches of codes have factors or scales, and shaders have none of them",
 }];
 /// What turned features may be off before they are rounded.
 const LIMIT: f64 = 1e-11;
 /// What rounding to E4M3 may add: half a unit in the last place of 1, squared.
 const E4M3_ROUNDING: f64 = 3.91e-3;
+/// What rounding to 127ths of the largest of 32 may add, where that is four times their mean: a twelfth of the square.
+const Q8_0_ROUNDING: f64 = 2e-4;
+/// The same of eighths, of which numbers of one sign have but seven.
+const Q4_0_ROUNDING: f64 = 5e-2;
 
 /// Runs `case` on poisoned memory, twice where that may show something else, and judges what was written.
 pub fn run(ctx: &Context, case: &KvAppendCase) -> Outcome {
@@ -56,6 +60,8 @@ struct Written {
     q: Vec<u8>,
     k: Vec<u8>,
     v: Vec<u8>,
+    k_scales: Vec<u8>,
+    v_scales: Vec<u8>,
 }
 
 fn judge(ctx: &Context, case: &KvAppendCase, outcome: &mut Outcome) -> Result<(), Failure> {
@@ -88,6 +94,8 @@ fn judge(ctx: &Context, case: &KvAppendCase, outcome: &mut Outcome) -> Result<()
         Failure::check_same(&first.q, &second.q)?;
         Failure::check_same(&first.k, &second.k)?;
         Failure::check_same(&first.v, &second.v)?;
+        Failure::check_same(&first.k_scales, &second.k_scales)?;
+        Failure::check_same(&first.v_scales, &second.v_scales)?;
     }
     Ok(())
 }
@@ -129,6 +137,7 @@ fn run_on(
     let (new_k, new_v) = (stored.new_k.encode(&inputs.new_k), stored.new_v.encode(&inputs.new_v));
     let (new_k, new_v) = (ctx.upload(&new_k)?, ctx.upload(&new_v)?);
     let (mut k, mut v) = (ctx.upload(&stored.k.bytes)?, ctx.upload(&stored.v.bytes)?);
+    let (mut k_scales, mut v_scales) = (ctx.upload(&stored.k.scales)?, ctx.upload(&stored.v.scales)?);
     let lengths: Vec<u32> = of.lengths.iter().map(|&(_, keys)| keys as u32).collect();
     let (lengths, table) = (ctx.upload(&lengths)?, ctx.upload(&inputs.block_table)?);
     let (q_offsets, kv_offsets) = (ctx.upload(&of.q_offsets())?, ctx.upload(&of.kv_offsets())?);
@@ -149,6 +158,10 @@ fn run_on(
         args.k_factors = Some((&k_factors).into());
         args.v_factors = Some((&v_factors).into());
     }
+    if of.kv.has_scales() {
+        args.k_scales = Some((&mut k_scales).into());
+        args.v_scales = Some((&mut v_scales).into());
+    }
     args.q_offsets = of.ragged.then(|| (&q_offsets).into());
     args.kv_offsets = (of.places == AttentionPlaces::Offsets).then(|| (&kv_offsets).into());
     args.kv_lengths = (paged || matches!(of.places, AttentionPlaces::Lengths(_))).then(|| (&lengths).into());
@@ -159,8 +172,14 @@ fn run_on(
         args.sin = Some((&sin).into());
     }
     plan.run(&ctx.default_stream(), args)?;
-    let written = Written { q: ctx.download(&q)?, k: ctx.download(&k)?, v: ctx.download(&v)? };
-    for buffer in [&q, &k, &v] {
+    let written = Written {
+        q: ctx.download(&q)?,
+        k: ctx.download(&k)?,
+        v: ctx.download(&v)?,
+        k_scales: ctx.download(&k_scales)?,
+        v_scales: ctx.download(&v_scales)?,
+    };
+    for buffer in [&q, &k, &v, &k_scales, &v_scales] {
         buffer.raw().check_guards()?;
     }
     Ok(written)
@@ -170,6 +189,8 @@ fn run_on(
 fn of_cache(kv: KvFormat) -> Tolerance {
     match kv {
         KvFormat::Plain(dtype) => rounded_to(dtype, LIMIT),
+        KvFormat::Q8_0 => Tolerance::relative(Q8_0_ROUNDING),
+        KvFormat::Q4_0 => Tolerance::relative(Q4_0_ROUNDING),
         // Half the distance of subnormal numbers, of the largest factor of the cases.
         _ => Tolerance { nmse: LIMIT + E4M3_ROUNDING, absolute: 2.0 / 1024.0, overflow: f64::INFINITY },
     }
@@ -243,9 +264,9 @@ fn check(
                 values.iter().map(|&value| (f64::from(value), f64::from(value).powi(2))).unzip()
             };
             let factor = |all: &[f32]| if of.kv.has_factors() { all[head] } else { 1.0 };
-            let got = stored.k.take(of, qk, row, head, factor(&k_factors), &mut k_rest);
+            let got = stored.k.take(of, qk, [row, head], factor(&k_factors), &written.k_scales, &mut k_rest);
             keys.push(got, turned(case, angles, &new(&inputs.new_k, qk)));
-            let got = stored.v.take(of, v_dim, row, head, factor(&v_factors), &mut v_rest);
+            let got = stored.v.take(of, v_dim, [row, head], factor(&v_factors), &written.v_scales, &mut v_rest);
             values.push(got, plain(new(&inputs.new_v, v_dim)));
         }
     }

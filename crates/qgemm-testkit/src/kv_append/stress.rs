@@ -20,7 +20,8 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
     let lengths: Vec<(usize, usize)> = (0..sequences).map(|_| length(rng)).collect();
     let kv_heads = pick(rng, &[1, 2, 3, 8]);
     let heads = (kv_heads * pick(rng, &[1, 2, 4, 7]), kv_heads);
-    let dim = |rng: &mut StdRng| 8 * rng.random_range(1..=32usize);
+    let kv = pick(rng, &KvFormat::ALL);
+    let dim = |rng: &mut StdRng| (8 * rng.random_range(1..=32usize)).next_multiple_of(kv.step());
     let dims = (dim(rng), dim(rng));
     let paged = AttentionPlaces::Paged(skewed(rng, 64));
     let places = pick(rng, &[AttentionPlaces::Lengths(3), AttentionPlaces::Offsets, paged, paged]);
@@ -31,7 +32,7 @@ pub(super) fn random_case(seed: u64) -> KvAppendCase {
         ragged,
         places,
         dims,
-        kv: pick(rng, &KvFormat::ALL),
+        kv,
         head_major: is_paged && rng.random(),
         values,
         gap: gap(rng, 20),

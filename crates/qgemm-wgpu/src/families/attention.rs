@@ -101,12 +101,12 @@ fn key_bytes(op: &CheckedAttention, rows: &KvRows, columns: usize) -> usize {
     let last = (pages - 1) as u64 * page_stride
         + (page_size - 1) as u64 * rows.token_stride
         + (op.kv_heads - 1) as u64 * rows.head_stride;
-    (last as usize + columns) * op.kv.bytes()
+    op.kv.bytes_of(last as usize + columns)
 }
 
 /// Whether the kernel serves `op`.
 fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
-    if op.kv.has_factors() {
+    if !op.kv.is_plain() {
         return Err(Unsupported::new(format!("reads keys and values in f32, f16 and bf16, not in {}", op.kv)));
     }
     let sizes = [
@@ -264,8 +264,8 @@ impl AttentionKernel {
         let has_offsets = matches!(op.queries, QueryLengths::Offsets { .. });
         let (q, k, v, q_offsets, kv_index_bound, table, d, lse);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
-        (k, p.k_base) = touched(O::K, 0..key_bytes(op, &op.k, op.qk_dim), op.kv.bytes()).bind(shared)?;
-        (v, p.v_base) = touched(O::V, 0..key_bytes(op, &op.v, op.v_dim), op.kv.bytes()).bind(shared)?;
+        (k, p.k_base) = touched(O::K, 0..key_bytes(op, &op.k, op.qk_dim), op.kv.width()).bind(shared)?;
+        (v, p.v_base) = touched(O::V, 0..key_bytes(op, &op.v, op.v_dim), op.kv.width()).bind(shared)?;
         (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_offsets)?;
         (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_index)?;
         (table, p.table_base) = words(O::BlockTable, op.sequences * width, width > 0)?;

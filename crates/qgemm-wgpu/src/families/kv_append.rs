@@ -116,7 +116,7 @@ fn cache_bytes(op: &CheckedKvAppend, rows: &KvRows, columns: usize) -> usize {
     let last = (pages - 1) as u64 * page_stride
         + (page_size - 1) as u64 * rows.token_stride
         + (op.kv_heads - 1) as u64 * rows.head_stride;
-    (last as usize + columns) * op.kv.bytes()
+    op.kv.bytes_of(last as usize + columns)
 }
 
 /// Bytes that a kernel reads of its source, and that it writes.
@@ -148,7 +148,7 @@ fn groups_of_token(part: &Part) -> usize {
 
 /// Whether the kernels serve `op`.
 fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
-    if op.kv.has_factors() {
+    if !op.kv.is_plain() {
         return Err(Unsupported::new(format!("writes keys and values in f32, f16 and bf16, not in {}", op.kv)));
     }
     let Addressing { sequences, tokens, .. } = op.addressing;
@@ -312,7 +312,7 @@ impl PartKernel {
         (positions, p.positions_base) = words(O::Positions, tokens * WORD)?;
         (angles, p.angles_base) = words(angle_operand, angle_bytes)?;
         (sines, p.sines_base) = words(O::Sin, table_bytes)?;
-        let width = if part.source.is_some() { op.kv.bytes() } else { op.dtype.bytes() };
+        let width = if part.source.is_some() { op.kv.width() } else { op.dtype.bytes() };
         (written, p.written_base) = touched(part.written.0, 0..written_bytes, width).bind_written(shared)?;
         let bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines, written];
         Ok(Dispatch { params: p, bindings, grid: self.grid })

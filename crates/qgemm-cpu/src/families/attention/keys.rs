@@ -1,6 +1,8 @@
 //! Where the queries and keys of a sequence lie, and tiles of keys and values in f32.
 
+use qgemm_formats::DType;
 use qgemm_formats::float8::e4m3_to_f32;
+use qgemm_hal::op::attention::{KV_BLOCK, KV_SCALE_BYTES};
 use qgemm_hal::{Addressing, CheckedAttention, HalError, KvFormat, KvPlaces, KvRows, Paging, QueryLengths};
 
 use crate::operand::absent;
@@ -72,6 +74,8 @@ fn span([first, end]: [u32; 2], all: usize) -> (usize, usize) {
 /// Keys or values in memory.
 pub(super) struct Rows<'a> {
     bytes: &'a [u8],
+    /// Of blocks, where the format has some.
+    scales: Option<&'a [u8]>,
     layout: KvRows,
     kv: KvFormat,
     columns: usize,
@@ -82,26 +86,31 @@ impl<'a> Rows<'a> {
     /// [`HalError::OutOfBounds`] when they leave `bytes`.
     pub fn new(
         bytes: &'a [u8],
+        scales: Option<&'a [u8]>,
         layout: KvRows,
         op: &CheckedAttention,
         columns: usize,
         what: &'static str,
     ) -> Result<Self, HalError> {
         let Paging { pages, page_size, .. } = op.paging();
-        let rows = Self { bytes, layout, kv: op.kv, columns };
+        let rows = Self { bytes, scales, layout, kv: op.kv, columns };
         if pages > 0 && page_size > 0 {
-            let end = rows.at(pages - 1, page_size - 1, op.kv_heads - 1) + columns * op.kv.bytes();
-            if end > bytes.len() {
-                return Err(absent(what, end));
+            let end = rows.at(pages - 1, page_size - 1, op.kv_heads - 1) + columns;
+            if op.kv.bytes_of(end) > bytes.len() {
+                return Err(absent(what, op.kv.bytes_of(end)));
+            }
+            let of_scales = end / KV_BLOCK * KV_SCALE_BYTES;
+            if op.kv.has_scales() && scales.is_none_or(|scales| scales.len() < of_scales) {
+                return Err(absent("the scales", of_scales));
             }
         }
         Ok(rows)
     }
 
+    /// The first element of a head of a row.
     fn at(&self, page: usize, row: usize, head: usize) -> usize {
         let KvRows { page_stride, rows } = self.layout;
-        let element = page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize;
-        element * self.kv.bytes()
+        page * page_stride as usize + row * rows.token_stride as usize + head * rows.head_stride as usize
     }
 
     /// The rows of keys from `first` on, as f32 of `width` columns; zeros where there are none, and which are there: a bit each.
@@ -116,15 +125,33 @@ impl<'a> Rows<'a> {
                 continue;
             };
             there |= 1 << i;
-            let bytes = &self.bytes[self.at(page, row, *head)..];
+            let element = self.at(page, row, *head);
+            let bytes = &self.bytes[self.kv.bytes_of(element)..];
             let (values, rest) = out.split_at_mut(self.columns);
             rest.fill(0.0);
             match self.kv {
                 KvFormat::Plain(dtype) => simd.to_f32(dtype, bytes, values),
+                KvFormat::Q8_0 | KvFormat::Q4_0 => self.load_blocks(element, bytes, values),
                 _ => values.iter_mut().zip(bytes).for_each(|(value, code)| *value = e4m3_to_f32(*code)),
             }
         }
         there
+    }
+
+    /// Numbers whose blocks have scales, from `element` on, which is the first of a block.
+    fn load_blocks(&self, element: usize, codes: &[u8], values: &mut [f32]) {
+        let scales = &self.scales.unwrap_or_default()[element / KV_BLOCK * KV_SCALE_BYTES..];
+        for (block, values) in values.chunks_mut(KV_BLOCK).enumerate() {
+            let scale = DType::F16.read(scales, block);
+            let first = block * KV_BLOCK;
+            for (i, value) in values.iter_mut().enumerate() {
+                let code = match self.kv {
+                    KvFormat::Q4_0 => i32::from(codes[(first + i) / 2] >> (4 * (i % 2)) & 15) - 8,
+                    _ => i32::from(codes[first + i].cast_signed()),
+                };
+                *value = code as f32 * scale;
+            }
+        }
     }
 }
 

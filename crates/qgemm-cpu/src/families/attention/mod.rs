@@ -142,8 +142,11 @@ impl<'a> Job<'a> {
         if q.len() < end {
             return Err(absent(O::Q.name(), end));
         }
-        let k = Rows::new(bytes(O::K)?, op.k, op, op.qk_dim, O::K.name())?;
-        let v = Rows::new(bytes(O::V)?, op.v, op, op.v_dim, O::V.name())?;
+        let has_scales = op.kv.has_scales();
+        let mut scales = |operand: O| if has_scales { bytes(operand).map(Some) } else { Ok(None) };
+        let (k_scales, v_scales) = (scales(O::KScales)?, scales(O::VScales)?);
+        let k = Rows::new(bytes(O::K)?, k_scales, op.k, op, op.qk_dim, O::K.name())?;
+        let v = Rows::new(bytes(O::V)?, v_scales, op.v, op, op.v_dim, O::V.name())?;
         let given = op.operands();
         let optional = |operand: O| given.contains(&operand);
         let factors = |operand: O, operands: &mut Operands<'a>| read::<f32>(operands, operand, op.kv_heads);

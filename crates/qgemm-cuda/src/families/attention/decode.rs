@@ -55,13 +55,13 @@ fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
 
 /// Stages of a warp's ring: two CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
 fn stages(spec: &AttentionSpec) -> u32 {
-    if spec.kv.bytes() > 1 && spec.qk > 64 { 3 } else { 4 }
+    if spec.kv.bits() > 8 && spec.qk > 64 { 3 } else { 4 }
 }
 
 /// Bytes of the rings of `entry/sm80_attention_decode.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
-    let (k_pitch, v_pitch) = match spec.kv.bytes() {
-        1 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
+    let (k_pitch, v_pitch) = match spec.kv.bits() {
+        8 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
         _ => (spec.qk * 2, spec.v * 2),
     };
     THREADS / 32 * stages(spec) * TILE * (k_pitch + v_pitch)

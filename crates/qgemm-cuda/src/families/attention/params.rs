@@ -28,6 +28,8 @@ impl Params for AttentionParams {
             (&mut params.at.v, O::V),
             (&mut params.at.k_factors, O::KFactors),
             (&mut params.at.v_factors, O::VFactors),
+            (&mut params.at.k_scales, O::KScales),
+            (&mut params.at.v_scales, O::VScales),
             (&mut params.at.q_offsets, O::QOffsets),
             (&mut params.at.kv_offsets, O::KvOffsets),
             (&mut params.at.kv_lengths, O::KvLengths),
@@ -47,6 +49,8 @@ impl Params for AttentionParams {
 pub(in crate::families) fn kv_code(kv: KvFormat) -> u32 {
     match kv {
         KvFormat::Plain(dtype) => dtype_code(dtype),
+        KvFormat::Q8_0 => 4,
+        KvFormat::Q4_0 => 5,
         _ => 3,
     }
 }
