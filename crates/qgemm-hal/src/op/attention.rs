@@ -5,6 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
 use qgemm_formats::DType;
+use qgemm_formats::formats::{q4_0, q8_0};
 
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
@@ -51,8 +52,8 @@ impl KvFormat {
         match self {
             KvFormat::Plain(dtype) => dtype.name(),
             KvFormat::E4M3 => "e4m3",
-            KvFormat::Q8_0 => "q8_0",
-            KvFormat::Q4_0 => "q4_0",
+            KvFormat::Q8_0 => q8_0::Q8_0.name,
+            KvFormat::Q4_0 => q4_0::Q4_0.name,
         }
     }
 

@@ -42,6 +42,8 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         0 => pick(rng, &[KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0]),
         _ => KvFormat::Plain(dtype),
     };
+    // Blocks of codes are whole.
+    let dims = (dims.0.next_multiple_of(kv.step()), dims.1.next_multiple_of(kv.step()));
     let is_paged = matches!(places, AttentionPlaces::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
