@@ -43,7 +43,8 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         _ => KvFormat::Plain(dtype),
     };
     // Blocks of codes are whole.
-    let dims = (dims.0.next_multiple_of(kv.step()), dims.1.next_multiple_of(kv.step()));
+    let whole = |features: usize| features.next_multiple_of(kv.step());
+    let dims = (whole(dims.0), whole(dims.1));
     let is_paged = matches!(places, AttentionPlaces::Paged(_));
     let values = match pick(rng, &AttentionValues::ALL) {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
