@@ -87,8 +87,8 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     // Transposed weights are loaded from bare values.
     let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;
     let case = Case { layout: Layout { w_transposed, ..case.layout }, ..case };
-    // Formats of codes and scales follow those of plain numbers.
-    match rng.random_ratio(1, 5) {
+    // Formats of codes and scales follow those of plain numbers. No norm reads them.
+    match case.norm.is_none() && rng.random_ratio(1, 5) {
         true => case.with_x_format(pick(rng, &XFormat::ALL[DType::ALL.len()..])),
         false => case,
     }
