@@ -85,7 +85,8 @@ fn list((format, x, variant): Key, fits: &dyn Fn(&Instance) -> bool) -> Vec<Inst
     };
     let mut all: Vec<Instance> = Types::new(format, x, variant).iter().map(for_experts).collect();
     for instance in instances_for_experts(format, x, variant, &fits) {
-        if !all.iter().any(|other| other.config().kernel_id(format) == instance.id()) {
+        // Main loops that ask nothing for products of one weight need more registers for experts.
+        if !all.iter().any(|other| other.config().kernel_id(format) == instance.id()) && fits(&instance) {
             all.push(narrowed(&instance));
         }
     }

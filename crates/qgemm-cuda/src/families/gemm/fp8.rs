@@ -44,6 +44,8 @@ pub(super) struct Fp8Loop {
     /// Numbers that codes of W may be.
     pub takes: fn(&Encoding) -> bool,
     pub tiles: &'static [Fp8Tile],
+    /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
+    pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
     /// Threads that hold accumulators, of which there are no others but those of producers.
     pub consumers: fn(&Fp8Tile) -> u32,
     pub producers: u32,
@@ -86,7 +88,7 @@ impl Fp8Loop {
         }
         let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
         let kernel = |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile };
-        self.tiles.iter().map(kernel).collect()
+        self.tiles.iter().filter(|tile| (self.fits_registers)(tile, variant)).map(kernel).collect()
     }
 }
 

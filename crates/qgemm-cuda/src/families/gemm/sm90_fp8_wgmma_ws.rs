@@ -20,6 +20,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     variants: &[Variant::Sm90],
     takes: |encoding| matches!(encoding, Encoding::E4M3 | Encoding::E5M2),
     tiles: &TILES,
+    fits_registers: |_, _| true,
     consumers,
     producers: PRODUCER_WARPS * 32,
     shared_bytes,
