@@ -3,7 +3,7 @@
 // `x_col` the stored column where tiles begin, a multiple of four.
 
 // The row of D that a stored column is; none where that is not below the number of rows.
-fn d_row_of(stored: u32) -> u32 {
+fn written_row(stored: u32) -> u32 {
     if (!has(FLAG_K_ORDER)) {
         return stored - p.x_row;
     }
@@ -15,7 +15,7 @@ fn d_row_of(stored: u32) -> u32 {
 }
 
 fn put(stored: u32, row: u32, count: u32, factors: vec4<f32>, values: vec4<f32>) {
-    let d_row = d_row_of(stored);
+    let d_row = written_row(stored);
     if (d_row < tokens()) {
         store4(d_row, row, count, values * factors);
     }
