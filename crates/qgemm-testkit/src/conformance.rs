@@ -21,15 +21,15 @@ macro_rules! conformance {
     ($device:literal) => {
         $crate::conformance!(@tests $device
             shapes_plain shapes_int_offset shapes_int_affine shapes_int_zero shapes_codebook shapes_float8
-            exact values deep_k epilogue scales activations gated layouts act_order x_prologue x_formats batch_invariant configurations
+            exact values deep_k epilogue scales activations gated layouts act_order x_prologue x_formats norm
+            batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
-            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_invariant
-
+            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_every_way
+            experts_norm experts_invariant
             routing_sizes routing_scores routing_special routing_layouts routing_ids
-
-            matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special matmul_slopes matmul_gradients
+            matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
+            matmul_slopes matmul_gradients
             quantize_formats quantize_layouts quantize_special quantize_factors
-
             attention_lengths attention_heads attention_masks attention_values attention_places attention_layouts
             attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual
