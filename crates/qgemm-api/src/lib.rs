@@ -89,6 +89,7 @@ mod model;
 mod norm;
 mod normed;
 mod operand;
+mod plain_x;
 mod plan_cache;
 mod plans_by_tokens;
 mod prepare;

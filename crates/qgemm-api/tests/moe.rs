@@ -2,7 +2,7 @@
 
 use qgemm_api::{
     BufferRef, Context, DType, DeviceKind, Error, ExpertProblem, Experts, HalError, HostExperts, HostWeight, MoeArgs,
-    MoeLayer, XPrecision, quantize,
+    MoeLayer, Quantization, XFormat, XPrecision, quantize,
 };
 
 const DEVICES: [&str; 6] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm120"];
@@ -201,6 +201,52 @@ fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Erro
         layer.check_status(&workspace)?;
         let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
         assert!(error < LIMIT, "{}: {error:e}", ctx.info().id);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
+    let host = Layer::new(EXPERTS);
+    let tokens = 5;
+    for ctx in devices("a_layer_takes_activations_in_codes_and_scales") {
+        let (up, down) = host.load(&ctx);
+        for format in [XFormat::Q8_1, XFormat::E4M3Block] {
+            let quantization = Quantization::new(tokens, HIDDEN, DType::F32, format);
+            let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| {
+                let moe = moe.x_quantization(&quantization).x_precision(XPrecision::Exact);
+                moe.routed(DType::F32, |routing| routing.renormalized())
+            })?;
+            let (x, logits) = (values(1, tokens * HIDDEN), values(2, tokens * EXPERTS));
+            let plan = ctx.plan_quantization(&quantization)?;
+            let mut quantized = ctx.allocate_x(&plan)?;
+            let plain = ctx.upload(&x)?;
+            plan.run(&ctx.default_stream(), quantized.args(&plain))?;
+            // What codes stand for is what the layer multiplies.
+            let [codes, scales] =
+                [Some(quantized.codes()), quantized.scales()].map(|plane| plane.map(|p| ctx.download(p)));
+            let (codes, scales): (Vec<u8>, Vec<u8>) =
+                (codes.transpose()?.unwrap_or_default(), scales.transpose()?.unwrap_or_default());
+            let parts = quantized.parts();
+            let row = |row: usize| {
+                let [codes, scales] = [(&codes, parts.code_bytes(HIDDEN)), (&scales, parts.scale_bytes(HIDDEN))]
+                    .map(|(plane, bytes)| &plane[row * bytes..(row + 1) * bytes]);
+                parts.dequantize_row(codes, scales, None, HIDDEN)
+            };
+            let meant: Vec<f32> = (0..tokens).flat_map(row).collect();
+            let wanted = expected(&host, &meant, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
+            let logits = ctx.upload(&logits)?;
+            let (mut d, mut workspace) = (ctx.allocate(tokens * HIDDEN * 4)?, layer.workspace([tokens])?);
+            let stream = ctx.default_stream();
+            layer.run(&stream, tokens, MoeArgs::from_logits(&quantized, &logits, &mut d), &mut workspace)?;
+            layer.check_status(&workspace)?;
+            let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
+            // Numbers of E4M3 may be rounded to f16.
+            let limit = if format == XFormat::Q8_1 { LIMIT } else { 1e-6 };
+            assert!(error < limit, "{}, {format}: {error:e}", ctx.info().id);
+            let wrong = layer.run(&stream, tokens, MoeArgs::from_logits(&plain, &logits, &mut d), &mut workspace);
+            assert!(matches!(wrong, Err(Error::WrongX { .. })), "{wrong:?}");
+        }
     }
     Ok(())
 }

@@ -63,7 +63,7 @@ pub struct Args {
     /// Of gemm: normalize X first, rms or layer, with a gamma of its type.
     #[arg(long)]
     norm: Option<NormKind>,
-    /// Of gemm: X is given in this format of codes and scales. Of quantize: the format; every one when not given.
+    /// Of gemm and experts: X is given in this format of codes and scales. Of quantize: the format; every one when not given.
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Of convert and norm: the type of X; when not given every type, of norm f16.
@@ -338,6 +338,11 @@ enum Work {
 }
 
 impl Args {
+    /// The type or the format of X in tables.
+    fn x_name(&self) -> String {
+        self.x_format.map_or(self.x_dtype.to_string(), |format| format.to_string())
+    }
+
     /// That no option of another operation is given.
     fn check(&self) -> anyhow::Result<()> {
         let of_convert =

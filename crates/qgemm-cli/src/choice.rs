@@ -66,7 +66,8 @@ impl Op {
 /// When it is not.
 pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     let Some(format) = format else { return Ok(()) };
-    ensure!(matches!(op, Op::Quantize | Op::Gemm), "--x-format is an option of `--op gemm` and `--op quantize`");
+    let serves = matches!(op, Op::Quantize | Op::Gemm | Op::Experts);
+    ensure!(serves, "--x-format is an option of `--op gemm`, `--op experts` and `--op quantize`");
     ensure!(format.plain().is_none(), "--x-format {format}: expected a format of codes and scales");
     Ok(())
 }

@@ -56,7 +56,7 @@ pub struct Args {
     /// Only this kernel family; what it does not serve is left out.
     #[arg(long)]
     family: Option<String>,
-    /// Of quantize: only this format. Of gemm: X is given in this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
+    /// Of quantize: only this format. Of gemm and experts: X is given in this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
@@ -289,6 +289,7 @@ fn expert_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn 
             for form in [FormCase::Contiguous, masked, indexed(false), indexed(true)] {
                 for x_dtype in DType::ALL {
                     let each = Case::new(format, shape.m, shape.n, shape.k);
+                    let each = args.x_format.map_or(each, |format| each.with_x_format(format));
                     let (weights, norm) = (WeightKind::Raw, args.norm);
                     let each = Case { x_dtype, norm, weights, family: wanted.family, ..each };
                     cases.push(Box::new(ExpertCase::new(each, EXPERTS, shape.m, form)));

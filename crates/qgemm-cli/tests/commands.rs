@@ -315,7 +315,7 @@ fn wrong_arguments_say_what_was_expected() {
         (&["verify", "--device", "cpu", "--op", "dot"], "gemm, convert, experts, routing, matmul"),
         (&["verify", "--device", "cpu", "--op", "routing", "--shape", "3x3"], "TxExK"),
         (&["verify", "--device", "cpu", "--op", "quantize", "--x-format", "f16"], "codes and scales"),
-        (&["bench", "--device", "cpu", "--op", "convert", "--x-format", "mxfp8"], "--op quantize"),
+        (&["bench", "--device", "cpu", "--op", "convert", "--x-format", "mxfp8"], "`--op quantize`"),
         (&["verify", "--device", "cpu", "--op", "convert", "--shape", "3x3x3"], "RxC"),
         (&["verify", "--device", "cpu", "--op", "norm", "--shape", "3"], "RxC"),
         (&["bench", "--device", "cpu", "--op", "norm", "--transposed"], "--from and --to"),

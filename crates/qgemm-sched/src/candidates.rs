@@ -42,8 +42,19 @@ impl<'f, O: Operation> Candidates<'f, O> {
                 }
             }
         }
-        offered.sort_by(|a: &Offered<'f, O>, b| a.cost.seconds.total_cmp(&b.cost.seconds));
-        Self { offered, refusals }
+        Self { offered, refusals }.sorted()
+    }
+
+    /// These and the ways to run the same behind other steps.
+    pub(crate) fn and(mut self, others: Self) -> Self {
+        self.offered.extend(others.offered);
+        self.refusals.extend(others.refusals);
+        self.sorted()
+    }
+
+    fn sorted(mut self) -> Self {
+        self.offered.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
+        self
     }
 }
 

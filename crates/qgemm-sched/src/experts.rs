@@ -1,7 +1,8 @@
 //! `experts`: which kernel, and where its workspace lies.
 
 use qgemm_hal::{
-    CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
+    CheckedDequantize, CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family,
+    Operation, Schedule,
 };
 
 use crate::candidates::Candidates;
@@ -38,9 +39,24 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of.
+/// Every way to run `op` that [`choose`] has the choice of: with X as it is, and, where it is quantized, with X made plain first.
 pub fn candidates<'f>(
     op: &CheckedExperts,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedExperts>],
+    preferences: &Preferences,
+) -> Candidates<'f, CheckedExperts> {
+    let all = of_x(op, None, info, families, preferences);
+    match op.dequantized() {
+        None => all,
+        Some((plain, step)) => all.and(of_x(&plain, Some(&step), info, families, preferences)),
+    }
+}
+
+/// Every way to run `op` behind the step that makes X plain, where there is one.
+fn of_x<'f>(
+    op: &CheckedExperts,
+    before: Option<&CheckedDequantize>,
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedExperts>],
     preferences: &Preferences,
@@ -65,8 +81,11 @@ pub fn candidates<'f>(
         Ok(configs.filter(|config| preferences.math.is_none_or(|math| config.tile.math == math)).collect())
     };
     Candidates::ask(&families, configs, |config| {
-        let cost = cost(&typical, info, &config);
+        let mut cost = cost(&typical, info, &config);
+        let seconds = before.map_or(0.0, |step| info.launch_seconds + step.traffic() / info.bandwidth);
+        (cost.prologue, cost.seconds) = (cost.prologue + seconds, cost.seconds + seconds);
         let plan = ExpertsPlan::new(op, config, cost.seconds)?;
+        let plan = before.map_or(Some(plan), |step| plan.with_dequantized(step))?;
         preferences.max_workspace.is_none_or(|most| plan.workspace_bytes <= most).then_some((plan, cost))
     })
 }

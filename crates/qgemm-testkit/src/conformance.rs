@@ -25,7 +25,7 @@ macro_rules! conformance {
             batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
             experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_every_way
-            experts_norm experts_invariant
+            experts_norm experts_x_formats experts_invariant
             routing_sizes routing_scores routing_special routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
             matmul_slopes matmul_gradients

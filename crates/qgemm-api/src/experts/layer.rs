@@ -12,8 +12,9 @@ use super::problem::ExpertProblem;
 use super::weights::Experts;
 use crate::context::Context;
 use crate::error::Error;
-use crate::gemm::{Linear, Problem};
+use crate::gemm::{Linear, Problem, XRef};
 use crate::plans_by_tokens::{Found, PlansByTokens};
+use crate::quantization::Quantization;
 use crate::routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
 use crate::weight::Weight;
 use crate::workspace::Workspace;
@@ -30,6 +31,7 @@ pub struct Moe {
     experts: usize,
     top_k: usize,
     x_dtype: DType,
+    x_quantization: Option<Quantization>,
     d_dtype: DType,
     activation: Activation,
     routing: Option<Routing>,
@@ -45,6 +47,7 @@ impl Moe {
             experts,
             top_k,
             x_dtype: DType::F32,
+            x_quantization: None,
             d_dtype: DType::F32,
             activation: Activation::Silu,
             routing: None,
@@ -59,6 +62,20 @@ impl Moe {
     pub fn x_dtype(mut self, dtype: DType) -> Self {
         self.x_dtype = dtype;
         self
+    }
+
+    /// X is what this quantization writes, of `K` columns and any number of rows, and [`Moe::x_dtype`] the type of what the first products pass on alone.
+    pub fn x_quantization(mut self, quantization: &Quantization) -> Self {
+        self.x_quantization = Some(quantization.clone());
+        self
+    }
+
+    /// `p`, of X as the layer has it.
+    fn of_x(&self, p: Problem) -> Problem {
+        match &self.x_quantization {
+            Some(quantization) => p.x_quantization(quantization),
+            None => p.x_dtype(self.x_dtype),
+        }
     }
 
     /// What activations of all products may be rounded to, as [`Problem::x_precision`](crate::Problem::x_precision) says.
@@ -161,7 +178,9 @@ pub struct MoePlan {
 #[non_exhaustive]
 pub struct MoeArgs<'a> {
     /// Activations, `[tokens, K]`.
-    pub x: BufferRef<'a>,
+    pub x: XRef<'a>,
+    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    pub x_factor: Option<BufferRef<'a>>,
     /// Output, `[tokens, N]`.
     pub d: BufferMut<'a>,
     /// Where experts come from.
@@ -190,17 +209,13 @@ pub enum MoeSource<'a> {
 
 impl<'a> MoeArgs<'a> {
     /// Of a layer that chooses experts.
-    pub fn from_logits(
-        x: impl Into<BufferRef<'a>>,
-        logits: impl Into<BufferRef<'a>>,
-        d: impl Into<BufferMut<'a>>,
-    ) -> Self {
+    pub fn from_logits(x: impl Into<XRef<'a>>, logits: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
         Self::new(x.into(), MoeSource::Logits(logits.into()), d.into())
     }
 
     /// Of a layer that is given them.
     pub fn given(
-        x: impl Into<BufferRef<'a>>,
+        x: impl Into<XRef<'a>>,
         ids: impl Into<BufferRef<'a>>,
         weights: impl Into<BufferRef<'a>>,
         d: impl Into<BufferMut<'a>>,
@@ -208,8 +223,14 @@ impl<'a> MoeArgs<'a> {
         Self::new(x.into(), MoeSource::Given { ids: ids.into(), weights: weights.into() }, d.into())
     }
 
-    fn new(x: BufferRef<'a>, source: MoeSource<'a>, d: BufferMut<'a>) -> Self {
-        Self { x, d, source, bias: None, biases: [None; 2], residual: None }
+    fn new(x: XRef<'a>, source: MoeSource<'a>, d: BufferMut<'a>) -> Self {
+        Self { x, x_factor: None, d, source, bias: None, biases: [None; 2], residual: None }
+    }
+
+    /// With the factor that X was quantized with.
+    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
+        self.x_factor = Some(factor.into());
+        self
     }
 
     /// With the bias of the routing.
@@ -300,7 +321,7 @@ impl MoeLayer {
             return Err(Error::WrongWeight { expected, got });
         }
         let first = ctx.layer(shared_up, |p| {
-            p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation)
+            moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation)
         })?;
         let second = ctx.layer(shared_down, |p| {
             let p = p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(DType::F32);
@@ -333,7 +354,7 @@ impl MoeLayer {
         let first = ExpertProblem::indexed(up, tokens, moe.top_k)
             .each(|p| {
                 biased(
-                    p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation),
+                    moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation),
                     moe.biases[0],
                 )
             })
@@ -425,7 +446,7 @@ impl MoeLayer {
             return Ok(());
         }
         let plan = self.plan(tokens)?;
-        let MoeArgs { x, d, source, bias, biases, residual } = args;
+        let MoeArgs { x, x_factor, d, source, bias, biases, residual } = args;
         let MoeWorkspace { of_plans, ids, weights, lists, counts, hidden, shared, routing_status, status, .. } =
             workspace;
         let is_listed = plan.up.op().lists;
@@ -457,11 +478,13 @@ impl MoeLayer {
         };
         let lists = is_listed.then(|| lists.view());
         let mut first = ExpertArgs::new(x, &self.up, ids, hidden.view_mut()).workspace(of_plans);
-        (first.bias, first.lists) = (biases[0], lists);
+        (first.x_factor, first.bias, first.lists) = (x_factor, biases[0], lists);
         plan.up.run(stream, first)?;
         let added = match (&self.shared, shared) {
             (Some((first, second)), Some([hidden, out])) => {
-                first.run(stream, tokens, first.args(x, hidden.view_mut()).workspace(of_plans))?;
+                let mut args = first.args(x, hidden.view_mut()).workspace(of_plans);
+                args.x_factor = x_factor;
+                first.run(stream, tokens, args)?;
                 let mut args = second.args(hidden.view(), out.view_mut()).workspace(of_plans);
                 args.residual = residual;
                 second.run(stream, tokens, args)?;

@@ -16,9 +16,10 @@ use super::problem::ExpertProblem;
 use super::weights::{Experts, ExpertsShape};
 use crate::context::Context;
 use crate::error::Error;
-use crate::gemm::stored_x;
+use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
 use crate::operand::{Checks, Extent};
+use crate::plain_x::{XOperands, behind_dequantize};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
@@ -35,7 +36,8 @@ const STATUS_BYTES: usize = 2 * size_of::<u32>();
 pub struct ExpertPlan {
     op: CheckedExperts,
     shape: ExpertsShape,
-    x: Extent,
+    /// Of plain numbers; a quantized X is checked by its description.
+    x: Option<Extent>,
     d: Extent,
     c: Option<Extent>,
     bias: Option<Extent>,
@@ -78,7 +80,11 @@ pub struct ExpertPlan {
 #[non_exhaustive]
 pub struct ExpertArgs<'a> {
     /// Activations.
-    pub x: BufferRef<'a>,
+    pub x: XRef<'a>,
+    /// The factor, an f32, that X was quantized with, where it was given ([`Quantization::given_factor`]).
+    ///
+    /// [`Quantization::given_factor`]: crate::Quantization::given_factor
+    pub x_factor: Option<BufferRef<'a>>,
     /// The experts.
     pub w: &'a Experts,
     /// Which rows are whose: `E + 1` offsets, `E` counts, or an id a slot, of four bytes each.
@@ -121,13 +127,14 @@ pub fn expert_lists(experts: usize, slots: usize) -> Option<[Range<usize>; 2]> {
 impl<'a> ExpertArgs<'a> {
     /// What every run has. Methods add the other operands.
     pub fn new(
-        x: impl Into<BufferRef<'a>>,
+        x: impl Into<XRef<'a>>,
         w: &'a Experts,
         index: impl Into<BufferRef<'a>>,
         d: impl Into<BufferMut<'a>>,
     ) -> Self {
         Self {
             x: x.into(),
+            x_factor: None,
             w,
             index: index.into(),
             d: d.into(),
@@ -142,6 +149,12 @@ impl<'a> ExpertArgs<'a> {
             status: None,
             workspace: None,
         }
+    }
+
+    /// With the factor that X was quantized with: see [`ExpertArgs::x_factor`].
+    pub fn x_factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
+        self.x_factor = Some(factor.into());
+        self
     }
 
     /// With eight bytes for [`ExpertPlan::check_status`].
@@ -235,7 +248,7 @@ impl ExpertPlan {
         let all = candidates(&op, device.info(), device.catalog().experts, problem.preferences());
         let ready = |way: Offered<'static, CheckedExperts>| {
             let Offered { family, plan, .. } = way;
-            let sequence = family.prepare(device, &op, &plan)?;
+            let sequence = sequence(device, &op, family, &plan)?;
             Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence })))
         };
         all.offered.into_iter().map(ready).collect()
@@ -248,8 +261,6 @@ impl ExpertPlan {
     ) -> Result<Self, Error> {
         let each = &op.each;
         let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
-        let x = stored_x(each)
-            .ok_or(Error::NotForExperts { what: "a quantized X", why: "products with experts read plain numbers" })?;
         let of_columns = |dtype: DType| Extent::of_values(each.k, dtype.bytes());
         let (d, residual) = match &op.combine {
             None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
@@ -259,7 +270,7 @@ impl ExpertPlan {
             }
         };
         Ok(Self {
-            x: Extent::of(&x, op.x_rows(), each.k),
+            x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
             d,
             c: each.c.map(|dense| output(&dense, each.m)),
             bias: each.bias.map(|dtype| Extent::of_values(op.experts * each.bias_len(), dtype.bytes())),
@@ -343,6 +354,7 @@ impl ExpertPlan {
     pub fn run(&self, stream: &Stream, args: ExpertArgs<'_>) -> Result<(), Error> {
         let ExpertArgs {
             x,
+            x_factor,
             w,
             index,
             d,
@@ -362,7 +374,11 @@ impl ExpertPlan {
         }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
-        checks.view("X", x, self.x)?;
+        use ExpertOperand as O;
+        let mut operands = Operands::new();
+        let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
+        let read = XOf { op: &self.op.each, rows: self.op.x_rows(), plain: self.x };
+        read.give(x, x_factor, checks, names, &mut operands)?;
         checks.view("D", d.view(), self.d)?;
         checks.view("index", index, self.index)?;
         let two_words = self.op.checks_index.then(|| Extent::of_values(2, size_of::<u32>()));
@@ -377,9 +393,6 @@ impl ExpertPlan {
         let gamma = checks.optional("gamma", gamma, self.gamma, "the problem normalizes X with a gamma")?;
         let beta = checks.optional("beta", beta, self.beta, "the problem normalizes X with a beta")?;
         let Some(ready) = &self.ready else { return Ok(()) };
-        use ExpertOperand as O;
-        let mut operands = Operands::new();
-        operands.read(O::X, x);
         w.give(&mut operands);
         operands.read(O::Index, index);
         operands.read_if_any(O::C, c);
@@ -394,7 +407,7 @@ impl ExpertPlan {
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps lists, gathered or normalized rows, or the slots' products";
+        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
@@ -424,17 +437,21 @@ impl ExpertPlan {
     }
 }
 
-/// What a run launches: the norm of X where there is one, and what `family` has for `plan`.
+/// What a run launches: the norm of X, or what makes X plain, where there is such a step, and what `family` has for `plan`.
 fn sequence(
     device: &dyn Device,
     op: &CheckedExperts,
     family: &dyn Family<CheckedExperts>,
     plan: &ExpertsPlan,
 ) -> Result<LaunchSequence, Error> {
-    let products = family.prepare(device, op, plan)?;
+    use ExpertOperand as O;
+    let products = family.prepare(device, &op.product(plan), plan)?;
+    if let (Some(region), Some((_, step))) = (&plan.dequantized, op.dequantized()) {
+        let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
+        return behind_dequantize(device, &step, region, products, of);
+    }
     let region = op.each.normed_region(op.x_rows(), plan.workspace_bytes);
     let Some((norm, region)) = op.norm_prologue().zip(region) else { return Ok(products) };
-    use ExpertOperand as O;
     let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace };
     behind_norm(device, &norm, region, products, shared)
 }

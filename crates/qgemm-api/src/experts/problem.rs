@@ -37,7 +37,7 @@ impl ExpertProblem {
         Self::new(experts, rows, ExpertForm::Contiguous)
     }
 
-    /// `capacity` rows for each expert, of which it uses the first ones. The others are neither read nor written.
+    /// `capacity` rows for each expert, of which it uses the first ones. The others are neither multiplied nor written.
     pub fn masked(experts: &Experts, capacity: usize) -> Self {
         Self::new(experts, experts.experts().saturating_mul(capacity), ExpertForm::Masked { capacity })
     }
@@ -116,9 +116,6 @@ impl ExpertProblem {
             return refuse("lists", "only the indexed form has slots to list");
         }
         let mut each = each.check()?;
-        if each.x.planes.is_some() {
-            return refuse("a quantized X", "products with experts read plain numbers");
-        }
         if each.residual_in_d {
             return refuse("a residual in D", "give the residual as an operand of its own");
         }

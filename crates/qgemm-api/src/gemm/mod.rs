@@ -15,4 +15,5 @@ pub use layer::Linear;
 pub use plan::{Args, Plan};
 pub use problem::Problem;
 pub(crate) use problem::stored_x;
+pub(crate) use x::XOf;
 pub use x::XRef;

@@ -14,7 +14,7 @@ use qgemm_sched::{Preferences, TunedTable};
 use super::candidate::Candidate;
 use super::problem::{Problem, stored_x};
 use super::sequence::prepare;
-use super::x::{XRef, give};
+use super::x::{XOf, XRef};
 use crate::context::Context;
 use crate::error::Error;
 use crate::normed::preferences_beside;
@@ -325,7 +325,9 @@ impl Plan {
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
         let mut operands = Operands::new();
-        give(&self.op, self.x, x, x_factor, checks, &mut operands)?;
+        use GemmOperand as O;
+        let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
+        XOf { op: &self.op, rows: self.op.m, plain: self.x }.give(x, x_factor, checks, names, &mut operands)?;
         checks.view("D", d.view(), self.d)?;
         // With `beta` 0, a C may come that is not read.
         let c = c.filter(|_| self.c.is_some() || !self.c_stated);

@@ -1,13 +1,11 @@
 //! The launches of a product whose X may have to be normalized, made plain, or quantized first.
 
-use qgemm_hal::{
-    CheckedGemm, DequantizeOperand, Device, Family, GemmOperand, LaunchPlan, LaunchSequence, Operation, Placed,
-    QuantizeOperand,
-};
-use qgemm_sched::{dequantize, quantize};
+use qgemm_hal::{CheckedGemm, Device, Family, GemmOperand, LaunchPlan, LaunchSequence, Placed, QuantizeOperand};
+use qgemm_sched::quantize;
 
 use crate::error::Error;
 use crate::normed::{Shared, behind_norm};
+use crate::plain_x::{XOperands, behind_dequantize};
 
 /// Makes the kernels of `plan` ready: the norm's, where X is normalized, and those of the product.
 pub(super) fn prepare(
@@ -32,7 +30,6 @@ fn of_product(
     family: &dyn Family<CheckedGemm>,
     plan: &LaunchPlan,
 ) -> Result<LaunchSequence, Error> {
-    use DequantizeOperand as D;
     use GemmOperand as O;
     use QuantizeOperand as Q;
     let product = family.prepare(device, &op.product(plan), plan)?;
@@ -53,19 +50,6 @@ fn of_product(
         return Ok(product.behind::<O>(sequence, &places, &of_product));
     }
     let (Some(region), Some((_, first))) = (&plan.workspace.dequantized, op.dequantized()) else { return Ok(product) };
-    let (family, first_plan) = dequantize::choose(&first, device.info(), device.catalog().dequantize)?;
-    let sequence = family.prepare(device, &first, &first_plan)?;
-    let place = |operand: D| match operand {
-        D::Codes => Placed::at(D::Codes, O::X),
-        D::Scales => Placed::at(D::Scales, O::XScales),
-        D::Factors => Placed::at(D::Factors, O::XPlaneFactors),
-        D::D => Placed::part(D::D, O::Workspace, region.x_of(op.m)),
-    };
-    let places: Vec<_> = first.operands().into_iter().map(place).collect();
-    let of_product = [
-        Placed::part(O::X, O::Workspace, region.x_of(op.m)),
-        // Its own part of the workspace ends where that of the first step begins.
-        Placed::part(O::Workspace, O::Workspace, 0..region.x),
-    ];
-    Ok(product.behind::<O>(sequence, &places, &of_product))
+    let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
+    behind_dequantize(device, &first, region, product, of)
 }

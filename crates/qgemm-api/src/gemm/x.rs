@@ -1,7 +1,7 @@
 //! [`XRef`]: the activations of one run, plain or quantized.
 
 use qgemm_formats::XFactor;
-use qgemm_hal::{BufferRef, CheckedGemm, GemmOperand, Operands};
+use qgemm_hal::{BufferRef, CheckedGemm, Operand, Operands};
 
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
@@ -29,34 +29,47 @@ impl<'a> From<&'a QuantizedX> for XRef<'a> {
     }
 }
 
-/// Gives `operands` what `op` reads of `x`, after checks: of plain numbers `plain` says how much there must be.
-pub(super) fn give<'a>(
-    op: &CheckedGemm,
-    plain: Option<Extent>,
-    x: XRef<'a>,
-    factor: Option<BufferRef<'a>>,
-    checks: Checks,
-    operands: &mut Operands<'a>,
-) -> Result<(), Error> {
-    let format = op.x.format;
-    let factor = checks.optional("x factor", factor, of_factor(op), "X was quantized with a given one")?;
-    match (x, op.x.planes, plain) {
-        (XRef::Plain(x), None, Some(extent)) => {
-            checks.view("X", x, extent)?;
-            operands.read(GemmOperand::X, x);
+/// What a product reads of X, and how much there must be.
+pub(crate) struct XOf<'p> {
+    /// The product; of several with experts, one.
+    pub op: &'p CheckedGemm,
+    /// Rows of X.
+    pub rows: usize,
+    /// Of plain numbers; a quantized X is checked by its description.
+    pub plain: Option<Extent>,
+}
+
+impl XOf<'_> {
+    /// Gives `operands` what the product reads of `x`, after checks, under the names of codes or numbers, scales, factors and sums.
+    pub(crate) fn give<'a, O: Operand>(
+        &self,
+        x: XRef<'a>,
+        factor: Option<BufferRef<'a>>,
+        checks: Checks,
+        [codes, scales, factors, sums]: [O; 4],
+        operands: &mut Operands<'a>,
+    ) -> Result<(), Error> {
+        let &Self { op, rows, plain } = self;
+        let format = op.x.format;
+        let factor = checks.optional("x factor", factor, of_factor(op), "X was quantized with a given one")?;
+        match (x, op.x.planes, plain) {
+            (XRef::Plain(x), None, Some(extent)) => {
+                checks.view("X", x, extent)?;
+                operands.read(codes, x);
+            }
+            (XRef::Quantized(x), Some(planes), _) => {
+                x.check_is(rows, op.k, format, &planes)?;
+                checks.device("X", x.device())?;
+                operands.read(codes, x.codes().into());
+                operands.read_if_any(scales, x.scales().map(Into::into));
+                operands.read_if_any(factors, x.token_factors().map(Into::into).or(factor));
+                operands.read_if_any(sums, x.sums().map(Into::into));
+            }
+            (XRef::Plain(_), _, _) => return Err(Error::WrongX { expected: format, got: "plain numbers".into() }),
+            (XRef::Quantized(x), _, _) => return Err(Error::WrongX { expected: format, got: x.to_string() }),
         }
-        (XRef::Quantized(x), Some(planes), _) => {
-            x.check_is(op.m, op.k, format, &planes)?;
-            checks.device("X", x.device())?;
-            operands.read(GemmOperand::X, x.codes().into());
-            operands.read_if_any(GemmOperand::XScales, x.scales().map(Into::into));
-            operands.read_if_any(GemmOperand::XPlaneFactors, x.token_factors().map(Into::into).or(factor));
-            operands.read_if_any(GemmOperand::XSums, x.sums().map(Into::into));
-        }
-        (XRef::Plain(_), _, _) => return Err(Error::WrongX { expected: format, got: "plain numbers".into() }),
-        (XRef::Quantized(x), _, _) => return Err(Error::WrongX { expected: format, got: x.to_string() }),
+        Ok(())
     }
-    Ok(())
 }
 
 /// The factor that a run gives.

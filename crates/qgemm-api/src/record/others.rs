@@ -152,7 +152,8 @@ impl Recorded for CheckedExperts {
     fn workspace(plan: &ExpertsPlan) -> (usize, Vec<WorkspaceRegion>) {
         let parts =
             [("products", plan.products, plan.product_bytes), ("scratch", plan.scratch, plan.config.scratch_bytes)];
-        let regions = parts.into_iter().filter(|(_, _, bytes)| *bytes > 0);
+        let plain = plan.dequantized.map(|region| ("plain x", region.x, region.rows * region.row_bytes));
+        let regions = parts.into_iter().chain(plain).filter(|(_, _, bytes)| *bytes > 0);
         (plan.workspace_bytes, regions.map(|(name, at, bytes)| WorkspaceRegion::new(name, at, bytes)).collect())
     }
 }

@@ -5,9 +5,11 @@ use std::fmt;
 use anyhow::ensure;
 use clap::ValueEnum;
 use qgemm_api::{
-    Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts, MoeArgs, MoeLayer, expert_lists,
+    Context, DType, ExpertArgs, ExpertProblem, Experts, Format, HostExperts, MoeArgs, MoeLayer, Quantization,
+    expert_lists,
 };
 
+use super::gemm::quantized_x;
 use super::subject::repeated_rows;
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -170,6 +172,7 @@ const ZIPF_SCALE: usize = 1 << 20;
 /// Times a whole layer, with copies of the weights in turn.
 fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { shape: Shape { m, n, k }, experts, top_k, format, x_dtype, .. } = subject;
+    let quantization = args.x_format.map(|format| Quantization::new(m, k, x_dtype, format));
     let gate = repeated_rows(format, n, k)?;
     let ups = HostExperts::gated(&vec![(gate.clone(), gate); experts])?;
     let downs = HostExperts::of_stacked(&repeated_rows(format, experts * k, n)?, experts)?;
@@ -177,6 +180,10 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         let (up, down) = (ctx.load_experts(&ups)?, ctx.load_experts(&downs)?);
         let bytes = up.bytes() + down.bytes();
         let layer = ctx.moe_layer(&up, &down, top_k, |moe| {
+            let moe = match &quantization {
+                Some(quantization) => moe.x_quantization(quantization),
+                None => moe,
+            };
             moe.x_dtype(x_dtype)
                 .d_dtype(x_dtype)
                 .x_precision(args.x_precision)
@@ -194,6 +201,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         logits[slot / top_k * experts + id] = 4.0 + (slot % top_k) as f32;
     }
     let (x, logits) = (ctx.upload(&x_dtype.encode(&vec![0.5; m * k]))?, ctx.upload(&logits)?);
+    let quantized = quantization.map(|quantization| quantized_x(ctx, &quantization, &x)).transpose()?;
     let mut d = ctx.allocate(m * k * x_dtype.bytes())?;
     let mut workspace = layers[0].workspace([m])?;
     layers[1..].iter().try_for_each(|layer| layer.plan(m).map(drop))?;
@@ -202,7 +210,14 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         let plan = layers[0].plan(m)?;
         format!("{} launches, {}", plan.launches(), plan.up().kernel_name())
     };
-    let launch = |layer: &MoeLayer| layer.run(&stream, m, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace);
+    let launch = |layer: &MoeLayer| {
+        let mut args = match &quantized {
+            Some((x, _)) => MoeArgs::from_logits(x, &logits, &mut d),
+            None => MoeArgs::from_logits(&x, &logits, &mut d),
+        };
+        args.x_factor = quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
+        layer.run(&stream, m, args, &mut workspace)
+    };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &layers, Pace::Thorough, launch)?;
     let mut used = subject.ids();
     used.sort_unstable();
@@ -212,7 +227,7 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
         device: ctx.info().name.clone(),
         shape: format!("{} {experts}/{top_k}", subject.shape),
         format: format!("{format} layer"),
-        x_dtype: x_dtype.to_string(),
+        x_dtype: args.x_name(),
         kernel: name,
         kernel_id: None,
         microseconds: median * 1e6,
@@ -241,7 +256,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let first = ctx.load_experts(&host)?;
     let (problem, index, rows) = subject.problem(&first);
     let problem = problem.each(|problem| {
-        let problem = problem.x_dtype(x_dtype).x_precision(args.x_precision);
+        let problem = problem.x_format(args.x_format.unwrap_or(x_dtype.into())).x_precision(args.x_precision);
+        let problem = problem.d_dtype(x_dtype);
         match &args.family {
             Some(family) => problem.family(family),
             None => problem,
@@ -261,6 +277,8 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         weights.push(ctx.load_experts(&host)?);
     }
     let x = ctx.upload(&x_dtype.encode(&vec![0.5; rows[0] * k]))?;
+    let quantization = args.x_format.map(|format| Quantization::new(rows[0], k, x_dtype, format));
+    let quantized = quantization.map(|quantization| quantized_x(ctx, &quantization, &x)).transpose()?;
     let index = ctx.upload(&index.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>())?;
     let lists = if form == Form::Listed { Some(ctx.upload(&subject.lists())?) } else { None };
     let mut d = ctx.allocate(rows[1] * n * x_dtype.bytes())?;
@@ -268,7 +286,12 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
     let launch = |weights: &Experts| {
-        let mut args = ExpertArgs::new(&x, weights, &index, &mut d).status(&mut status);
+        let mut args = match &quantized {
+            Some((x, _)) => ExpertArgs::new(x, weights, &index, &mut d),
+            None => ExpertArgs::new(&x, weights, &index, &mut d),
+        }
+        .status(&mut status);
+        args.x_factor = quantized.as_ref().and_then(|(_, factor)| factor.as_ref()).map(Into::into);
         args.lists = lists.as_ref().map(Into::into);
         plan.run(&stream, args.workspace(&mut workspace))
     };
@@ -279,7 +302,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         device: ctx.info().name.clone(),
         shape: format!("{} {experts}/{top_k}", subject.shape),
         format: format!("{format} {}", form.to_possible_value().map_or(String::new(), |v| v.get_name().to_owned())),
-        x_dtype: x_dtype.to_string(),
+        x_dtype: args.x_name(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,

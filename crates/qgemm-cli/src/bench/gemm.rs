@@ -21,7 +21,7 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         device: ctx.info().name.clone(),
         shape: subject.shape.to_string(),
         format: subject.format().to_string(),
-        x_dtype: args.x_format.map_or(args.x_dtype.to_string(), |format| format.to_string()),
+        x_dtype: args.x_name(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,
@@ -35,6 +35,25 @@ pub fn measure(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) ->
         slower: None,
         regressed: false,
     })
+}
+
+/// `x` in codes and scales, with the factor that it was quantized with where one is given.
+///
+/// # Errors
+/// When memory runs out, or those of the device.
+pub fn quantized_x(
+    ctx: &Context,
+    quantization: &Quantization,
+    x: &Buffer,
+) -> anyhow::Result<(QuantizedX, Option<Buffer>)> {
+    let plan = ctx.plan_quantization(quantization)?;
+    let mut made = ctx.allocate_x(&plan)?;
+    let is_given = plan.parts().factor == XFactor::Given;
+    let factor = if is_given { Some(ctx.upload(&[0.01f32])?) } else { None };
+    let mut run = made.args(x);
+    run.factor = factor.as_ref().map(Into::into);
+    plan.run(&ctx.default_stream(), run)?;
+    Ok((made, factor))
 }
 
 /// A weight on the device, in copies, with activations and outputs.
@@ -66,16 +85,7 @@ impl<'a> Bench<'a> {
         let x = ctx.upload(&x_dtype.encode(&vec![0.5; most * k]))?;
         let quantized = match args.x_format {
             None => None,
-            Some(format) => {
-                let plan = ctx.plan_quantization(&Quantization::new(most, k, x_dtype, format))?;
-                let mut made = ctx.allocate_x(&plan)?;
-                let is_given = plan.parts().factor == XFactor::Given;
-                let factor = if is_given { Some(ctx.upload(&[0.01f32])?) } else { None };
-                let mut run = made.args(&x);
-                run.factor = factor.as_ref().map(Into::into);
-                plan.run(&ctx.default_stream(), run)?;
-                Some((made, factor))
-            }
+            Some(format) => Some(quantized_x(ctx, &Quantization::new(most, k, x_dtype, format), &x)?),
         };
         let gamma = ctx.upload(&x_dtype.encode(&vec![1.0; k]))?;
         Ok(Self { ctx, weights, x, quantized, gamma, d_bytes: most * n * x_dtype.bytes() })

@@ -1,10 +1,12 @@
 //! `experts`: grouped products, in which each row of X is multiplied with the weight of one of many experts.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use super::dense::Dense;
+use super::dequantize::CheckedDequantize;
 use super::expert_lists::list_parts;
-use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig};
+use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlanes, XRegion};
 use super::norm::CheckedNorm;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
@@ -15,7 +17,7 @@ const ALIGNMENT: usize = 256;
 operands! {
     /// What `experts` reads and writes.
     pub enum ExpertOperand {
-        /// Activations.
+        /// Activations; of quantized ones the codes.
         X: "x" Read,
         /// Codes and scales of all experts' weights in the device's layout, one expert after the other.
         W: "the weights" Constant,
@@ -49,6 +51,12 @@ operands! {
         Gamma: "gamma" Constant,
         /// What such a norm adds to the columns of X.
         Beta: "beta" Constant,
+        /// What blocks or tokens of a quantized X are scaled by.
+        XScales: "the scales of x" Read,
+        /// The factors of its tokens, or the one that is given for all of it, in f32.
+        XPlaneFactors: "the factors of x" Read,
+        /// The sums of its codes, scales included.
+        XSums: "the sums of x" Read,
     }
 }
 
@@ -162,6 +170,19 @@ impl CheckedExperts {
         Some(CheckedNorm { rows: self.x_rows(), ..self.each.norm_prologue()? })
     }
 
+    /// The step that makes plain numbers of a quantized X, and the operation behind it, as [`CheckedGemm::dequantized`] has both;
+    /// `None` of an X that is plain.
+    pub fn dequantized(&self) -> Option<(Self, CheckedDequantize)> {
+        let (each, step) = self.each.dequantized()?;
+        Some((Self { each, ..self.clone() }, CheckedDequantize { rows: self.x_rows(), ..step }))
+    }
+
+    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain.
+    pub fn product(&self, plan: &ExpertsPlan) -> Cow<'_, Self> {
+        let plain = plan.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
+        plain.map_or(Cow::Borrowed(self), Cow::Owned)
+    }
+
     /// Words of the index.
     pub fn index_len(&self) -> usize {
         match self.form {
@@ -231,6 +252,8 @@ pub struct ExpertsPlan {
     pub products: usize,
     /// Their bytes; 0 where they are not combined.
     pub product_bytes: usize,
+    /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
+    pub dequantized: Option<XRegion>,
     /// Where the kernels' own part of the workspace begins, a multiple of 256.
     pub scratch: usize,
     /// Size of the workspace; 0 when nothing is kept in it.
@@ -251,7 +274,15 @@ impl ExpertsPlan {
         let scratch = after(products.checked_add(product_bytes)?)?;
         let end = scratch.checked_add(config.scratch_bytes)?;
         let workspace_bytes = if product_bytes + config.scratch_bytes == 0 { 0 } else { end };
-        Some(Self { config, products, product_bytes, scratch, workspace_bytes, estimate })
+        Some(Self { config, products, product_bytes, dequantized: None, scratch, workspace_bytes, estimate })
+    }
+
+    /// The plan with room for what `dequantize` writes, behind all else, or `None` where the size overflows.
+    pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
+        let reserved = usize::try_from(COUNTER_BYTES).ok()?;
+        let region = dequantize.region(self.workspace_bytes.max(reserved).checked_next_multiple_of(ALIGNMENT)?);
+        let bytes = dequantize.rows.checked_mul(region.row_bytes)?;
+        Some(Self { dequantized: Some(region), workspace_bytes: region.x.checked_add(bytes)?, ..self })
     }
 }
 
@@ -279,7 +310,9 @@ impl Operation for CheckedExperts {
             (each.norm.is_some_and(|norm| norm.function.beta.is_some()), O::Beta),
         ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
-        [O::X, O::W, O::Index, O::D].into_iter().chain(given).collect()
+        let names = [O::XScales, O::XPlaneFactors, O::XSums];
+        let planes = each.x.planes.iter().flat_map(|planes: &XPlanes| planes.operands_of(names));
+        [O::X, O::W, O::Index, O::D].into_iter().chain(planes).chain(given).collect()
     }
 
     /// The weights of as many experts as can have rows, and X, D, C and the residual once each.

@@ -1,6 +1,6 @@
 //! The suite of `experts`: which cases a backend must pass. Products themselves are tested as `gemm`; here is what experts add.
 
-use qgemm_formats::{DType, Encoding, Format};
+use qgemm_formats::{DType, Encoding, Format, XFormat};
 use qgemm_hal::{Activation, NormKind};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
@@ -23,6 +23,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
     group("experts_every_way", "every kernel and every way to launch it", every_way),
     group("experts_norm", "X that is normalized first", norm),
+    group("experts_x_formats", "activations given in codes and scales, of every format", x_formats),
     group("experts_invariant", "bits that do not depend on other rows", invariant),
 ];
 
@@ -190,6 +191,30 @@ fn norm(format: Format) -> Vec<ExpertCase> {
         };
         ExpertCase { each, ..case }
     })
+}
+
+/// A quantized X of every format, in each form by turns: what is added, gaps, exact sums, permuted columns.
+fn x_formats(format: Format) -> Vec<ExpertCase> {
+    let quantized = XFormat::ALL.into_iter().filter(|format| format.plain().is_none());
+    let of_format = |(i, x_format): (usize, XFormat)| {
+        let ordered = (format.encoding == Encoding::IntZero && i % 2 == 0).then_some(ActOrder::Full);
+        let all = every_form(format, 35, |at, case| {
+            let each = match (at + i) % 3 {
+                0 => case.each.with_exact_sums(),
+                1 => Case { layout: Layout { x_gap: 1 + at % 3, d_gap: at % 2, ..Layout::default() }, ..case.each },
+                _ => Case {
+                    epilogue: Epilogue { alpha: 0.5, token_scale: true, bias: Some(DType::F16), ..Epilogue::default() },
+                    act_order: ordered,
+                    ..case.each
+                },
+            };
+            let index = IndexKind::ALL[(at + i) % IndexKind::ALL.len()];
+            ExpertCase { each: each.with_x_format(x_format), index, ..case }
+        });
+        // Three of the nine forms for each format of X, all of them over three formats.
+        all.into_iter().skip(i % 3).step_by(3)
+    };
+    quantized.enumerate().flat_map(of_format).collect()
 }
 
 fn invariant(format: Format) -> Vec<ExpertCase> {

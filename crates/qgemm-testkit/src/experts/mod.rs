@@ -47,10 +47,19 @@ impl Suite for ExpertSuite {
 
     fn cases(&self, group: &str, wanted: &Selection) -> Vec<Box<dyn TestCase>> {
         let Some((_, cases)) = groups::GROUPS.iter().find(|(known, _)| known.name == group) else { return Vec::new() };
-        wanted.formats.iter().flat_map(|&format| cases(format)).map(|case| Self::boxed(case, wanted)).collect()
+        let is_wanted = |case: &ExpertCase| wanted.x_format.is_none_or(|format| case.each.x_format == Some(format));
+        wanted
+            .formats
+            .iter()
+            .flat_map(|&format| cases(format))
+            .filter(is_wanted)
+            .map(|case| Self::boxed(case, wanted))
+            .collect()
     }
 
     fn random_case(&self, wanted: &Selection, seed: u64) -> Box<dyn TestCase> {
-        Self::boxed(stress::random_case(&wanted.formats, seed), wanted)
+        let case = stress::random_case(&wanted.formats, seed);
+        let each = wanted.x_format.map_or(case.each, |format| case.each.with_x_format(format));
+        Self::boxed(ExpertCase { each, ..case }, wanted)
     }
 }

@@ -12,6 +12,7 @@ use crate::activations::{ActivationKind, activations};
 use crate::compare::{compare, first_difference};
 use crate::gemm::host::{HostOperands, HostWeights};
 use crate::gemm::launch::stated;
+use crate::gemm::quantized_x::HostX;
 use crate::gemm::run::tolerance;
 use crate::gemm::{Case, Rounding, rounded};
 use crate::limits::path;
@@ -37,6 +38,8 @@ pub(super) fn run(ctx: &Context, case: &ExpertCase) -> Outcome {
 struct Host {
     weights: Vec<HostWeights>,
     operands: HostOperands,
+    /// X in codes and scales, where it is given so; `operands` then have the numbers that these stand for.
+    x: Option<HostX>,
     /// Of each expert.
     biases: Vec<Vec<f32>>,
     index: Index,
@@ -54,9 +57,16 @@ impl Host {
             }
             None => Vec::new(),
         };
+        let mut operands = HostOperands::new(each);
+        operands.x.truncate(case.x_rows() * each.k);
+        let x = HostX::new(each, &operands.x);
+        if let Some(given) = &x {
+            operands.x = given.values.iter().map(|&value| value as f32).collect();
+        }
         Ok(Self {
             weights: weights.collect::<Result<_, _>>().map_err(|e| Failure::Weight(e.to_string()))?,
-            operands: HostOperands::new(each),
+            operands,
+            x,
             biases: (0..case.experts).map(bias).collect(),
             index: Index::new(case),
         })
@@ -108,14 +118,17 @@ fn judge_launch(launch: &Launch<'_>, host: &Host, outcome: &mut Outcome) -> Resu
     // Blocks of eight bits are of the columns as an expert stores them.
     let rounding = |expert: usize| match &config {
         None => Some(Rounding::None),
+        // What it stands for is all there is of it.
+        Some(_) if host.x.is_some() => Some(Rounding::None),
         Some(config) => Rounding::of(config, case.each.multiplied_dtype(), host.weights[expert].k_order()),
     };
     let of_first = rounding(0).ok_or_else(|| Failure::NoModel(format!("X as {config:?} reads it")))?;
     let weights = config.and_then(|config| config.rounded_weights);
     let quantized = matches!(of_first, Rounding::Q8 { .. });
+    let codes = config.is_some_and(|config| config.x_format.plain().is_none());
     let holds = |dtype| host.weights.iter().all(|weight| weight.is_exact_in(dtype));
     let exact = case.each.sums_are_exact() && !quantized && weights.is_none_or(holds);
-    let (tolerance, resolution) = tolerance(&case.each, path, weights, quantized, exact);
+    let (tolerance, resolution) = tolerance(&case.each, path, weights, codes, exact);
     outcome.limit = Some(tolerance.nmse);
 
     let round = |expert: usize, own: &HostOperands| {
@@ -246,7 +259,8 @@ impl<'a> Launch<'a> {
         let given =
             |wanted: bool, operand: Operand, values: &[f32]| wanted.then(|| upload(operand, values)).transpose();
         let (n, m) = (each.n, each.m);
-        let x_buffer = upload(*x, &host.operands.x[..case.x_rows() * each.k])?;
+        let x_buffer = upload(*x, &host.operands.x)?;
+        let quantized = host.x.as_ref().map(|x| x.upload(ctx)).transpose()?;
         let c = match each.epilogue.c {
             Some((beta, dtype)) => {
                 let operand = Operand::new(dtype, m, n, layout.c_gap, layout.offset);
@@ -289,13 +303,13 @@ impl<'a> Launch<'a> {
             0 => None,
             bytes => Some(ctx.workspace(bytes)?),
         };
-        let mut args = ExpertArgs::new(
-            x_buffer.1.slice(x_buffer.0.range())?,
-            experts,
-            &index_buffer,
-            d_buffer.slice_mut(d.range())?,
-        )
+        let d_view = d_buffer.slice_mut(d.range())?;
+        let mut args = match &quantized {
+            Some(given) => ExpertArgs::new(&given.x, experts, &index_buffer, d_view),
+            None => ExpertArgs::new(x_buffer.1.slice(x_buffer.0.range())?, experts, &index_buffer, d_view),
+        }
         .status(&mut status);
+        args.x_factor = quantized.as_ref().and_then(|given| given.factor.as_ref()).map(Into::into);
         args.c = slice(&c)?;
         args.bias = slice(&bias)?;
         args.token_scale = slice(&token_scale)?;

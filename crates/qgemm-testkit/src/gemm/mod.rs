@@ -6,7 +6,7 @@ mod groups;
 pub(crate) mod host;
 pub(crate) mod launch;
 mod oracle;
-mod quantized_x;
+pub(crate) mod quantized_x;
 mod rounding;
 pub(crate) mod run;
 mod stress;

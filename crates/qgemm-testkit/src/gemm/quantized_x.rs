@@ -56,7 +56,7 @@ pub(crate) fn quantization(case: &Case) -> Option<Quantization> {
 impl HostX {
     /// `x`, rows of `case.k` values, as the case has it quantized; `None` where it does not.
     pub fn new(case: &Case, x: &[f32]) -> Option<Self> {
-        let quantization = quantization(case)?;
+        let quantization = quantization(&Case { m: x.len() / case.k, ..*case })?;
         let format = quantization.format();
         let (parts, k, gap) = (parts(case, format), case.k, case.layout.x_gap);
         let exact = case.sums_are_exact();

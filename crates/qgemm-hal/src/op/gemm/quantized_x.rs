@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use qgemm_formats::{DType, XCode, XFactor, XFormat, XParts};
 
-use super::workspace::XPlaneRegions;
+use super::workspace::{XPlaneRegions, XRegion};
 use super::{CheckedGemm, GemmOperand, LaunchPlan, XOperand, XPrecision};
 use crate::op::dense::Dense;
 use crate::op::dequantize::CheckedDequantize;
@@ -26,10 +26,15 @@ pub struct XPlanes {
 impl XPlanes {
     /// The operands beside the codes.
     pub fn operands(&self) -> impl Iterator<Item = GemmOperand> + use<> {
+        self.operands_of([GemmOperand::XScales, GemmOperand::XPlaneFactors, GemmOperand::XSums])
+    }
+
+    /// Those of scales, factors and sums that there are.
+    pub fn operands_of<O>(&self, [scales, factors, sums]: [O; 3]) -> impl Iterator<Item = O> + use<O> {
         let optional = [
-            (self.parts.scale.is_some(), GemmOperand::XScales),
-            (self.parts.factor != XFactor::None, GemmOperand::XPlaneFactors),
-            (self.parts.sum_span.is_some(), GemmOperand::XSums),
+            (self.parts.scale.is_some(), scales),
+            (self.parts.factor != XFactor::None, factors),
+            (self.parts.sum_span.is_some(), sums),
         ];
         optional.into_iter().filter(|(is_there, _)| *is_there).map(|(_, operand)| operand)
     }
@@ -114,5 +119,17 @@ impl CheckedDequantize {
     /// What it writes.
     pub fn d(&self) -> Dense {
         Dense::rows_of(DType::F32, self.d_columns())
+    }
+
+    /// Where it writes that in a workspace, from byte `x` on.
+    pub(crate) fn region(&self, x: usize) -> XRegion {
+        let columns = self.d_columns();
+        XRegion {
+            x,
+            factors: None,
+            rows: self.rows,
+            columns,
+            row_bytes: columns.saturating_mul(self.d().dtype.bytes()),
+        }
     }
 }

@@ -185,10 +185,8 @@ impl WorkspaceLayout {
     /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.
     pub fn with_dequantized(self, dequantize: &CheckedDequantize) -> Option<Self> {
         let x = (self.bytes as u64).max(COUNTER_BYTES).checked_next_multiple_of(ALIGNMENT)?;
-        let columns = dequantize.d_columns();
-        let row_bytes = columns.checked_mul(dequantize.d().dtype.bytes())?;
-        let bytes = x.checked_add((dequantize.rows as u64).checked_mul(row_bytes as u64)?)?;
-        let region = XRegion { x: x.try_into().ok()?, factors: None, rows: dequantize.rows, columns, row_bytes };
+        let region = dequantize.region(x.try_into().ok()?);
+        let bytes = x.checked_add((dequantize.rows as u64).checked_mul(region.row_bytes as u64)?)?;
         Some(Self { dequantized: Some(region), bytes: bytes.try_into().ok()?, ..self })
     }
 }
