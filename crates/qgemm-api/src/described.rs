@@ -61,6 +61,7 @@ impl Context {
             row_scale: false,
             k_order: false,
             fits_f16: true,
+            fits_f16_scaled: true,
         };
         let described = DescribedWeight { shape };
         described.checked_bytes().map(|_| described)

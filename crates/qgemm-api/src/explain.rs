@@ -8,12 +8,14 @@ use crate::convert::Conversion;
 use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
+use crate::gradient::Gradient;
 use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
 use crate::norm::Norm;
 use crate::quantization::Quantization;
 use crate::record::{GemmSubject, PlanRecord, record};
 use crate::routing::Routing;
+use crate::weight::{Weight, WeightShape};
 
 impl Context {
     /// What [`Context::plan`] would choose for `problem`, what else there is, and why. Compiles nothing and loads nothing. That no
@@ -70,6 +72,21 @@ impl Context {
     pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
         let (op, device) = (product.check()?, self.device());
         Ok(record(&op, device.info(), &matmul::candidates(&op, device.info(), device.catalog().matmul)))
+    }
+
+    /// What [`Context::plan_gradient`] would choose: see [`Context::explain`]. The record is of the product with the first part of the
+    /// weight, and its prologue what decodes that.
+    ///
+    /// # Errors
+    /// [`Error::GatedGradient`]; when the gradient is not valid.
+    pub fn explain_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<PlanRecord, Error> {
+        self.explain_gradient_by(weight.shape(), gradient)
+    }
+
+    pub(crate) fn explain_gradient_by(&self, weight: &WeightShape, gradient: &Gradient) -> Result<PlanRecord, Error> {
+        self.check_weight(weight.device)?;
+        let device = self.device();
+        gradient.explain(weight, device.info(), &device.catalog())
     }
 
     /// What [`Context::plan_attention`] would choose: see [`Context::explain`].

@@ -36,14 +36,19 @@ pub(crate) struct WeightShape {
     pub stored_k: usize,
     pub row_scale: bool,
     pub k_order: bool,
+    /// Whether its values fit f16, row scales left out and applied.
     pub fits_f16: bool,
+    pub fits_f16_scaled: bool,
 }
 
 impl WeightShape {
     /// Whether a plan for a weight like this one may run with `other`: a kernel chosen for values beyond f16's range
     /// serves all values.
     pub(crate) fn serves(&self, other: &WeightShape) -> bool {
-        *self == WeightShape { fits_f16: self.fits_f16, ..*other } && (other.fits_f16 || !self.fits_f16)
+        let (fits_f16, fits_f16_scaled) = (self.fits_f16, self.fits_f16_scaled);
+        *self == WeightShape { fits_f16, fits_f16_scaled, ..*other }
+            && (other.fits_f16 || !fits_f16)
+            && (other.fits_f16_scaled || !fits_f16_scaled)
     }
 }
 
@@ -130,13 +135,25 @@ impl Weight {
             row_scale: row_scale.is_some(),
             k_order: k_order.is_some(),
             fits_f16: host.fits_f16(),
+            fits_f16_scaled: host.fits_f16_scaled(),
         };
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
     /// What [`Weight::to_packed`] returned, on a device again.
     pub(crate) fn from_packed(device: &dyn Device, stream: &Stream, packed: &PackedWeight) -> Result<Self, Error> {
-        let &PackedParts { format, class: got, n: rows, features: n, gated, k, stored_k, fits_f16, .. } = &**packed;
+        let &PackedParts {
+            format,
+            class: got,
+            n: rows,
+            features: n,
+            gated,
+            k,
+            stored_k,
+            fits_f16,
+            fits_f16_scaled,
+            ..
+        } = &**packed;
         let _span = tracing::info_span!("load packed", %format, n, k).entered();
         let class = device.pack_class(format);
         if got != class {
@@ -161,6 +178,7 @@ impl Weight {
             row_scale: row_scaled,
             k_order: permuted,
             fits_f16,
+            fits_f16_scaled,
         };
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
@@ -172,7 +190,7 @@ impl Weight {
             device.download(stream, buffer.into(), &mut bytes)?;
             Ok(bytes.into())
         };
-        let WeightShape { format, class, rows, n, gated, k, stored_k, fits_f16, .. } = self.shape;
+        let WeightShape { format, class, rows, n, gated, k, stored_k, fits_f16, fits_f16_scaled, .. } = self.shape;
         Ok(PackedWeight::new(PackedParts {
             format,
             class,
@@ -182,6 +200,7 @@ impl Weight {
             k,
             stored_k,
             fits_f16,
+            fits_f16_scaled,
             data: download(&self.memory.data)?,
             row_scale: self.memory.row_scale.as_ref().map(download).transpose()?,
             k_order: self.memory.k_order.as_ref().map(download).transpose()?,

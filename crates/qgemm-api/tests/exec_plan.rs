@@ -4,9 +4,12 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use qgemm_api::exec::{ExecPlan, Region, RegionKind};
+use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
 use qgemm_api::gguf::GgufHeader;
-use qgemm_api::{Args, Context, DType, Error, Format, PlanOptions, Problem, half::f16, open_model, quantize};
+use qgemm_api::{
+    Args, Context, DType, Error, Format, Gradient, GradientArgs, LoadedPlan, PlanArena, PlanOptions, Problem,
+    half::f16, open_model, quantize,
+};
 use serde_json::{Value, json};
 
 const HIDDEN: usize = 64;
@@ -315,9 +318,96 @@ fn safetensors_are_planned_by_their_config() {
     let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(1)).expect_err("another architecture");
     assert!(matches!(&error, Error::UnknownArchitecture { architecture, .. } if architecture == "mamba"), "{error}");
     assert!(error.to_string().contains("qwen3moe"));
-    let mut training = PlanOptions::new(1);
-    training.train = true;
-    assert!(matches!(ctx.plan_model(folder.0.path(), &training), Err(Error::NoTrainingPlan { .. })));
+}
+
+/// Every product has its two gradients, each after what it reads, with memory of its own.
+#[test]
+fn training_goes_back_over_every_product() {
+    let folder = Folder::new();
+    let ctx = Context::open("cpu").expect("always there");
+    let mut options = PlanOptions::new(BATCH);
+    options.train = true;
+    let path = folder.model("llama", &dense(2));
+    let plan = ctx.plan_model(&path, &options).expect("it is served");
+    check_schemas(&plan);
+    check_memory(&plan);
+    let forward: Vec<&str> =
+        plan.ops.iter().filter(|op| op.phase == Phase::Forward).map(|op| op.op_id.as_str()).collect();
+    let backward: Vec<&str> =
+        plan.ops.iter().filter(|op| op.phase == Phase::Backward).map(|op| op.op_id.as_str()).collect();
+    let expected: Vec<String> = forward.iter().rev().flat_map(|id| [format!("{id}.dx"), format!("{id}.dw")]).collect();
+    assert_eq!(backward, expected);
+    assert_eq!(
+        plan.phases.iter().map(|p| (p.phase, p.last.as_str())).collect::<Vec<_>>(),
+        [(Phase::Forward, "output"), (Phase::Backward, "blk.0.attn_q.dw")]
+    );
+    let op = |id: &str| plan.ops.iter().find(|op| op.op_id == id).unwrap_or_else(|| panic!("no {id}"));
+    // Three products read the same X: the first of them writes its gradient, the others add to it.
+    assert_eq!(op("blk.1.attn_v.dx").residual, None);
+    assert_eq!(op("blk.1.attn_k.dx").residual.as_ref(), Some(&op("blk.1.attn_k.dx").d));
+    assert_eq!(
+        (op("blk.1.ffn_gate.dw").b.as_deref(), op("blk.1.ffn_gate.dw").d_dtype.as_str()),
+        (Some("blk.1.ffn_norm"), "f32")
+    );
+    let (gate, weight) = (op("blk.0.ffn_gate.dx"), "blk.0.ffn_gate.weight");
+    assert_eq!((gate.shape.m, gate.shape.n, gate.shape.k), (BATCH, HIDDEN, INNER));
+    for part in ["grad", "master", "moment1", "moment2"] {
+        assert_eq!(region(&plan, &format!("{weight}.{part}")).bytes, INNER * HIDDEN * 4);
+    }
+    // What an activation is computed from lives until its gradient is.
+    let upped = region(&plan, "blk.0.ffn_upped");
+    assert!(plan.ops[upped.last_op].phase == Phase::Backward, "it ends in {}", plan.ops[upped.last_op].op_id);
+    let optimizer = plan.barriers.iter().filter(|b| b.step.as_ref().is_some_and(|step| step.starts_with("optimizer")));
+    assert_eq!(optimizer.filter(|b| b.before == "end").count(), forward.len());
+
+    let text = serde_json::to_string(&plan).expect("JSON");
+    let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
+    gradients_run_in_the_arena(&ctx, &loaded, gate);
+    let mut wrong = serde_json::to_value(&plan).expect("JSON");
+    let place = plan.ops.iter().position(|op| op.op_id == "blk.1.attn_q.dw").expect("above");
+    wrong["ops"][place]["b"] = json!("blk.1.q");
+    wrong["ops"][place]["shape"]["k"] = json!(BATCH + 1);
+    let refused = ctx.load_plan(&wrong.to_string(), &open_model(&path).expect("a model"));
+    assert!(matches!(refused, Err(Error::PlanMismatch { .. })), "{refused:?}");
+
+    let experts = ctx.plan_model(folder.model("qwen3moe", &of_experts(1)), &options);
+    assert!(matches!(experts, Err(Error::NoTrainingPlan { .. })), "{experts:?}");
+}
+
+/// `gate` is the gradient by the input of a layer; the same numbers as a plan of its own on buffers of its own gives.
+fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &PlannedOp) {
+    let stream = ctx.default_stream();
+    let mut arena = loaded.arena().expect("small").check_canaries(true);
+    let planned = gate.weight.as_ref().expect("of a layer");
+    let values: Vec<f32> = (0..INNER * HIDDEN).map(|i| (i % 37) as f32 / 16.0 - 1.0).collect();
+    let format = planned.format.parse().expect("a format");
+    let weight = ctx.load(&quantize(&values, INNER, HIDDEN, format).expect("finite").0).expect("small");
+    let dy: Vec<f32> = (0..BATCH * INNER).map(|i| (i % 11) as f32 / 8.0 - 0.5).collect();
+    let x: Vec<f32> = (0..BATCH * HIDDEN).map(|i| (i % 7) as f32 / 4.0 - 0.75).collect();
+    let (dy, x) = (DType::F16.encode(&dy), DType::F16.encode(&x));
+    let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
+        ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
+    };
+    put(&mut arena, &gate.x, &dy);
+    put(&mut arena, "blk.0.ffn_norm", &x);
+    put(&mut arena, &gate.d, &vec![0; BATCH * HIDDEN * 2]);
+    loaded.run_gradient(&stream, &gate.op_id, &mut arena, &weight).expect("planned");
+    let got: Vec<u8> = ctx.download(arena.region(&gate.d).expect("planned")).expect("readable");
+    let plan = ctx.plan_gradient(&weight, &Gradient::new(BATCH, DType::F16, DType::F16)).expect("served");
+    let (dy_here, mut dx) = (ctx.upload(&dy).expect("small"), ctx.allocate(BATCH * HIDDEN * 2).expect("small"));
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("small");
+    plan.run(&stream, GradientArgs::new(&dy_here, &weight, &mut dx).workspace(&mut workspace)).expect("all given");
+    assert_eq!(got, ctx.download::<u8>(&dx).expect("readable"));
+    assert!(got.iter().any(|&byte| byte != 0));
+
+    loaded.run_matmul(&stream, "blk.0.ffn_gate.dw", &mut arena).expect("planned");
+    let dw: Vec<f32> = ctx.download(arena.region("blk.0.ffn_gate.weight.grad").expect("planned")).expect("readable");
+    let (dy, x) = (DType::F16.decode(&dy), DType::F16.decode(&x));
+    for (n, k) in [(0, 0), (3, 5), (INNER - 1, HIDDEN - 1)] {
+        let expected: f32 = (0..BATCH).map(|t| dy[t * INNER + n] * x[t * HIDDEN + k]).sum();
+        assert!((dw[n * HIDDEN + k] - expected).abs() < 1e-4, "{} is not {expected}", dw[n * HIDDEN + k]);
+    }
+    assert!(matches!(loaded.run_matmul(&stream, &gate.op_id, &mut arena), Err(Error::NotInPlan { .. })));
 }
 
 /// A changed plan is refused, and the first mismatch named.

@@ -27,7 +27,7 @@ pub struct Args {
     /// How far activations may be rounded: auto, exact, f16, bf16, tf32, bf16x3, int8, int8_token, or e4m3.
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
-    /// With the gradients of a training step, which is refused today.
+    /// With the gradients of a training step, and what an optimizer with two moments keeps.
     #[arg(long)]
     train: bool,
     /// Where to write the plan (schema qgemm.exec.v1, docs/plans.md).

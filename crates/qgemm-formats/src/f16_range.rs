@@ -27,18 +27,35 @@ impl HostWeight {
     /// Codes that are infinite or NaN (FP8, F16) do not count: they are the same in f16. Reads the scales, and values only as
     /// far as the second rule needs; on all threads of the current rayon pool.
     pub fn fits_f16(&self) -> bool {
+        self.fits_f16_times(&|_| None)
+    }
+
+    /// [`HostWeight::fits_f16`] with row scales applied: whether rounding the weight's own values to f16 is harmless.
+    pub fn fits_f16_scaled(&self) -> bool {
+        let scales = self.row_scale();
+        self.fits_f16_times(&|n| scales.map(|scales| scales[n]))
+    }
+
+    /// Whether rows times their factors fit.
+    fn fits_f16_times(&self, factor: &(dyn Fn(usize) -> Option<f32> + Sync)) -> bool {
         let format = self.format();
-        let may_be_small = loses_small_values(format);
         let largest_scale = f16::MAX.to_f32() / format.unit_range;
         (0..self.n()).into_par_iter().all(|n| {
-            let row = self.row(n);
+            let (row, factor) = (self.row(n), factor(n));
+            let times = factor.unwrap_or(1.0).abs();
             let mut blocks = row.chunks_exact(format.block_bytes);
+            let largest = |dtype: DType, block: &[u8]| dtype.read(block, 0).abs() * times <= f16::MAX.to_f32();
             let in_range = match format.encoding {
-                Encoding::Plain(DType::F16) => true,
-                Encoding::Plain(dtype) => blocks.all(|b| dtype.read(b, 0).abs() <= f16::MAX.to_f32()),
-                _ => blocks.all(|b| format.float_scales.iter().all(|s| s.read(b).abs() <= largest_scale)),
+                // As above, values that are infinite already do not count.
+                Encoding::Plain(DType::F16) => {
+                    factor.is_none() || blocks.all(|b| largest(DType::F16, b) || !DType::F16.read(b, 0).is_finite())
+                }
+                Encoding::Plain(dtype) => blocks.all(|b| largest(dtype, b)),
+                _ if format.float_scales.is_empty() => format.unit_range * times <= f16::MAX.to_f32(),
+                _ => blocks.all(|b| format.float_scales.iter().all(|s| s.read(b).abs() * times <= largest_scale)),
             };
-            in_range && (!may_be_small || keeps_small_values(format, row))
+            let may_be_small = factor.is_some() || loses_small_values(format);
+            in_range && (!may_be_small || keeps_small_values(format, row, times))
         })
     }
 }
@@ -51,15 +68,15 @@ fn loses_small_values(format: Format) -> bool {
     }
 }
 
-/// Whether rounding the small values of `row` to f16 is harmless.
-fn keeps_small_values(format: Format, row: &[u8]) -> bool {
+/// Whether rounding the small values of `row` times a factor to f16 is harmless.
+fn keeps_small_values(format: Format, row: &[u8], factor: f32) -> bool {
     // More than all values together can lose: most rows have that much in their first blocks.
     let enough = (row.len() / format.block_bytes * format.block_len) as f64 * (MOST_LOST_BY_ONE / MOST_LOST);
     let (mut energy, mut lost) = (0.0, 0.0);
     let mut values = vec![0.0; format.block_len];
     for block in row.chunks_exact(format.block_bytes) {
         (format.dequantize_block)(block, &mut values);
-        for &value in values.iter().filter(|v| v.is_finite()) {
+        for value in values.iter().map(|v| v * factor).filter(|v| v.is_finite()) {
             energy += f64::from(value).powi(2);
             if value.abs() < SMALLEST_NORMAL {
                 lost += f64::from(value - f16::from_f32(value).to_f32()).powi(2);
@@ -135,6 +152,25 @@ mod tests {
         assert!(fp8("fp8_e5m2_block128", [0x3c, 0x38], 1.125));
         assert!(!fp8("fp8_e5m2_block128", [0x3c, 0x38], 1.25));
         assert!(fp8("fp8_e4m3_block128", [0x38, 0x30], 1e-30), "the row's other block outweighs it");
+    }
+
+    #[test]
+    fn row_scales_count_where_they_are_applied() {
+        let scaled = |name: &str, codes: Vec<u8>, scale: f32| {
+            let weight = weight(name, 1, 256, codes).with_row_scale(vec![scale]).expect("one row");
+            (weight.fits_f16(), weight.fits_f16_scaled())
+        };
+        let fp8 = |scale| scaled("fp8_e4m3", vec![0x38; 256], scale);
+        assert_eq!(
+            [fp8(1e-3), fp8(146.0), fp8(147.0), fp8(1e-30)],
+            [(true, true), (true, true), (true, false), (true, false)]
+        );
+        let halves = |value: f32, scale| scaled("f16", DType::F16.encode(&[value; 256]), scale);
+        assert_eq!(
+            [halves(1.0, -3.0), halves(6e4, 2.0), halves(1.0, 1e-9)],
+            [(true, true), (true, false), (true, false)]
+        );
+        assert_eq!(halves(f32::INFINITY, 2.0), (true, true));
     }
 
     #[test]

@@ -27,6 +27,7 @@ const HAS_ROW_SCALE: u8 = 1;
 const HAS_K_ORDER: u8 = 2;
 const FITS_F16: u8 = 4;
 const IS_GATED: u8 = 8;
+const FITS_F16_SCALED: u8 = 16;
 /// Rows, and columns, that kernels count in 32 bits.
 const MAX_DIMENSION: usize = u32::MAX as usize;
 /// What error messages call a file.
@@ -56,6 +57,8 @@ pub struct PackedParts {
     pub stored_k: usize,
     /// What [`HostWeight::fits_f16`] said of it.
     pub fits_f16: bool,
+    /// What [`HostWeight::fits_f16_scaled`] said of it.
+    pub fits_f16_scaled: bool,
     /// K-tiles of the layout, or rows of blocks for [`PackClass::Canonical`].
     pub data: SharedBytes,
     /// The factor of every row, f32.
@@ -117,6 +120,7 @@ impl PackedWeight {
             k: weight.k(),
             stored_k: weight.stored_k(),
             fits_f16: weight.fits_f16(),
+            fits_f16_scaled: weight.fits_f16_scaled(),
             data: layout.map_or_else(|| weight.blocks().to_vec(), |layout| layout.pack(weight)).into(),
             row_scale: row_scale.map(SharedBytes::from),
             k_order: weight.k_order().map(|order| padded_k_order(order, step).into()),
@@ -142,6 +146,7 @@ impl PackedWeight {
         let flags = flag(self.row_scale.is_some(), HAS_ROW_SCALE)
             | flag(self.k_order.is_some(), HAS_K_ORDER)
             | flag(self.fits_f16, FITS_F16)
+            | flag(self.fits_f16_scaled, FITS_F16_SCALED)
             | flag(self.gated, IS_GATED);
         let mut header = Vec::with_capacity(HEADER_BYTES + name.len());
         header.extend(MAGIC);
@@ -194,7 +199,7 @@ impl PackedWeight {
         if got != expected {
             return Err(FormatError::PackedLayout { format: format.name, class, expected, got });
         }
-        if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED) != 0 {
+        if flags & !(HAS_ROW_SCALE | HAS_K_ORDER | FITS_F16 | IS_GATED | FITS_F16_SCALED) != 0 {
             return Err(damaged(format!("flags {flags:#x} are not known")));
         }
         let has = |flag: u8| flags & flag != 0;
@@ -217,8 +222,21 @@ impl PackedWeight {
         if sum != stored {
             return Err(FormatError::Checksum { what: WHAT.into(), expected: stored, got: sum });
         }
-        let (fits_f16, gated) = (has(FITS_F16), has(IS_GATED));
-        Self::new(PackedParts { format, class, n, features, gated, k, stored_k, fits_f16, data, row_scale, k_order })
+        let (fits_f16, fits_f16_scaled, gated) = (has(FITS_F16), has(FITS_F16_SCALED), has(IS_GATED));
+        Self::new(PackedParts {
+            format,
+            class,
+            n,
+            features,
+            gated,
+            k,
+            stored_k,
+            fits_f16,
+            fits_f16_scaled,
+            data,
+            row_scale,
+            k_order,
+        })
     }
 }
 

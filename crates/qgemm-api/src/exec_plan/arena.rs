@@ -5,6 +5,7 @@ use std::ops::Range;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Device, Stream};
 
 use super::file::{MemoryPlan, Region, RegionKind};
+use super::load::WORKSPACE;
 use crate::error::Error;
 
 /// Memory for everything in a plan that changes: activations, temporaries and the workspace. Weights are in memory of their own
@@ -82,6 +83,11 @@ impl PlanArena {
         let region = self.regions.iter().find(|region| region.name == name);
         let region = region.ok_or_else(|| Error::NotInPlan { what: "region", name: name.to_owned() })?;
         Ok(self.bytes_of(region))
+    }
+
+    /// The workspace of an operation that needs so many bytes of it; no byte of the arena where it needs none.
+    pub(super) fn workspace(&self, bytes: usize) -> Result<Range<usize>, Error> {
+        if bytes == 0 { Ok(0..0) } else { self.range(WORKSPACE) }
     }
 
     fn bytes_of(&self, region: &Region) -> Range<usize> {

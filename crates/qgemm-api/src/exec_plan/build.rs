@@ -7,6 +7,7 @@ use qgemm_formats::{DType, FormatError};
 use qgemm_hal::{Activation, DeviceKind, XPrecision};
 
 use super::architecture::{FeedForward, LayerTensors, Matrix, Network, fingerprint, network};
+use super::backward::Taped;
 use super::file::{
     Barrier, BarrierKind, EXEC_SCHEMA, ExecPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, RegionKind,
     Runtime, RuntimeMode,
@@ -30,7 +31,7 @@ pub struct PlanOptions {
     pub x_dtype: DType,
     /// How far activations may be rounded.
     pub x_precision: XPrecision,
-    /// With the gradients of a training step, which is refused today.
+    /// With the gradients of a training step, and what an optimizer with two moments keeps.
     pub train: bool,
 }
 
@@ -60,9 +61,6 @@ impl Context {
     /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], [`Error::NoTrainingPlan`], or what opening the model or planning a
     /// product fails with.
     pub fn plan_model(&self, path: impl AsRef<Path>, options: &PlanOptions) -> Result<ExecPlan, Error> {
-        if options.train {
-            return Err(Error::NoTrainingPlan { why: "there are no products of gradients yet" });
-        }
         check_dimension("batch", options.batch)?;
         if options.batch == 0 {
             return Err(Error::OutOfRange { name: "batch", least: 1, most: u32::MAX as usize, got: 0 });
@@ -73,14 +71,21 @@ impl Context {
         let network = network(&model, config.as_ref().map(|file| file.contents.as_str()))?;
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
-        let mut builder =
-            Builder { ctx: self, options, network: &network, planned: HashMap::new(), out: Steps::default() };
+        let mut builder = Builder {
+            ctx: self,
+            options,
+            network: &network,
+            planned: HashMap::new(),
+            out: Steps::default(),
+            tape: Vec::new(),
+        };
         builder.network()?;
         let Steps { ops, barriers, wanted, .. } = builder.out;
-        let (Some(first), Some(last)) = (ops.first(), ops.last()) else {
+        if ops.is_empty() {
             return Err(Error::IncompleteModel { what: "it has no layers".into() });
-        };
-        let phases = vec![PhaseRange { phase: Phase::Forward, first: first.op_id.clone(), last: last.op_id.clone() }];
+        }
+        let phases = [Phase::Forward, Phase::Backward].into_iter().filter_map(|phase| PhaseRange::of(phase, &ops));
+        let phases = phases.collect();
         let memory = place(wanted.into_values().collect()).ok_or_else(too_large)?;
         Ok(ExecPlan {
             schema: EXEC_SCHEMA.into(),
@@ -109,7 +114,7 @@ fn too_large() -> Error {
 
 /// What has been planned so far.
 #[derive(Default)]
-struct Steps {
+pub(super) struct Steps {
     ops: Vec<PlannedOp>,
     barriers: Vec<Barrier>,
     wanted: BTreeMap<String, Wanted>,
@@ -119,7 +124,7 @@ struct Steps {
 
 impl Steps {
     /// That the operation which comes next uses a region.
-    fn uses(&mut self, name: &str, kind: RegionKind, bytes: usize) {
+    pub fn uses(&mut self, name: &str, kind: RegionKind, bytes: usize) {
         let op = self.ops.len();
         let wanted = self.wanted.entry(name.to_owned()).or_insert_with(|| Wanted {
             name: name.to_owned(),
@@ -133,13 +138,15 @@ impl Steps {
     }
 }
 
-struct Builder<'a> {
-    ctx: &'a Context,
-    options: &'a PlanOptions,
+pub(super) struct Builder<'a> {
+    pub ctx: &'a Context,
+    pub options: &'a PlanOptions,
     network: &'a Network,
     /// Records by what decides them: layers are alike.
-    planned: HashMap<String, PlanRecord>,
-    out: Steps,
+    pub planned: HashMap<String, PlanRecord>,
+    pub out: Steps,
+    /// What the backward phase goes back over; nothing unless there is one.
+    pub tape: Vec<Taped>,
 }
 
 /// One product to plan.
@@ -166,16 +173,16 @@ struct Routed<'p> {
 
 /// A matrix that is read or written: a region of `rows` rows.
 #[derive(Clone)]
-struct Buffer {
-    name: String,
-    kind: RegionKind,
-    rows: usize,
-    columns: usize,
-    dtype: DType,
+pub(super) struct Buffer {
+    pub name: String,
+    pub kind: RegionKind,
+    pub rows: usize,
+    pub columns: usize,
+    pub dtype: DType,
 }
 
 impl Buffer {
-    fn bytes(&self) -> Result<usize, Error> {
+    pub fn bytes(&self) -> Result<usize, Error> {
         let values = self.rows.checked_mul(self.columns);
         values.and_then(|values| values.checked_mul(self.dtype.bytes())).ok_or_else(too_large)
     }
@@ -194,10 +201,13 @@ impl Builder<'_> {
             let d = Buffer { dtype: DType::F32, ..self.activation("logits", head.n) };
             self.product(Product::new("output", head, x, d))?;
         }
+        if self.options.train {
+            self.backward()?;
+        }
         let last = self.out.ops.len().saturating_sub(1);
         for wanted in self.out.wanted.values_mut() {
             // These live from the first operation to the last, whichever use them.
-            if matches!(wanted.kind, RegionKind::Weight | RegionKind::Workspace) {
+            if matches!(wanted.kind, RegionKind::Weight | RegionKind::Workspace | RegionKind::OptimizerState) {
                 (wanted.first_op, wanted.last_op) = (0, last);
             }
             // What the caller does at the end still belongs to the last one.
@@ -263,6 +273,9 @@ impl Builder<'_> {
                 self.product(Product { residual: Some(residual), ..product })?;
                 Ok(d)
             }
+            FeedForward::Experts { .. } if self.options.train => {
+                Err(Error::NoTrainingPlan { why: "there are no gradients through the choice of experts" })
+            }
             FeedForward::Experts { router, gate, up, down, experts, top_k } => {
                 let (experts, top_k) = (*experts, *top_k);
                 let logits = Buffer {
@@ -298,29 +311,38 @@ impl Builder<'_> {
         let routed = || routed.map(|routed| routed());
         let slots = routed().map_or(1, |routed| routed.top_k);
         let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
+        let train = self.options.train;
         let temporary = |builder: &Self, role: &str| Buffer {
-            kind: RegionKind::Temporary,
+            kind: if train { RegionKind::Activation } else { RegionKind::Temporary },
             rows,
             ..builder.activation(&id(role), up.n)
         };
         let d = temporary(self, "ffn");
+        // The backward phase wants what the activation was computed from.
+        let fused = if train { Activation::Identity } else { activation };
         match gate {
+            None if train => {
+                let upped = temporary(self, "ffn_upped");
+                self.product(Product::new(id("ffn_up"), up, x, upped.clone()))?;
+                return self.caller(&id("ffn"), activation.name(), &[upped], |_| d);
+            }
             None => {
                 let product = Product::new(id("ffn_up"), up, x, d.clone());
                 self.product(Product { activation, routed: routed(), ..product })?;
             }
-            Some(gate) if gate.is_like(up) => {
+            Some(gate) if gate.is_like(up) && !train => {
                 let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
                 self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
             }
-            // Weights of two formats are no pair: two products, which the caller multiplies.
+            // Weights of two formats are no pair, and no gradient goes through one: two products, which the caller multiplies.
             Some(gate) => {
                 let (gated, upped) = (temporary(self, "ffn_gated"), temporary(self, "ffn_upped"));
                 let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());
-                self.product(Product { activation, routed: routed(), ..product })?;
+                self.product(Product { activation: fused, routed: routed(), ..product })?;
                 let product = Product::new(id("ffn_up"), up, x, upped.clone());
                 self.product(Product { routed: routed(), ..product })?;
-                return self.caller(&id("ffn"), "multiply", &[gated, upped], |_| d);
+                let step = if train { format!("{} and multiply", activation.name()) } else { "multiply".into() };
+                return self.caller(&id("ffn"), &step, &[gated, upped], |_| d);
             }
         }
         Ok(d)
@@ -341,7 +363,17 @@ impl Builder<'_> {
         makes: impl FnOnce(&Self) -> Buffer,
     ) -> Result<Buffer, Error> {
         let made = makes(self);
-        for buffer in reads.iter().chain([&made]) {
+        self.step(step, what, reads, std::slice::from_ref(&made))?;
+        if self.options.train {
+            let (what, step, reads) = (what.to_owned(), step.to_owned(), reads.to_vec());
+            self.tape.push(Taped::Caller { what, step, reads, made: made.clone() });
+        }
+        Ok(made)
+    }
+
+    /// Work of the caller's before the next operation.
+    pub fn step(&mut self, step: &str, what: &str, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Error> {
+        for buffer in reads.iter().chain(writes) {
             self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         }
         let mut after: Vec<String> =
@@ -354,9 +386,16 @@ impl Builder<'_> {
             kind: BarrierKind::Caller,
             step: Some(format!("{step}: {what}")),
             reads: reads.iter().map(|buffer| buffer.name.clone()).collect(),
-            writes: vec![made.name.clone()],
+            writes: writes.iter().map(|buffer| buffer.name.clone()).collect(),
         });
-        Ok(made)
+        Ok(())
+    }
+
+    /// That the caller's last step writes another region, too.
+    pub fn writes_too(&mut self, region: &str) {
+        if let Some(barrier) = self.out.barriers.last_mut() {
+            barrier.writes.push(region.to_owned());
+        }
     }
 
     fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
@@ -433,6 +472,10 @@ impl Builder<'_> {
         };
         let reads = [Some(&x.name), residual.as_ref().map(|r| &r.name), op.ids.as_ref(), op.router_weights.as_ref()];
         let reads: Vec<String> = reads.into_iter().flatten().cloned().collect();
+        if let (true, Some(weight)) = (self.options.train, &op.weight) {
+            let (op_id, weight, d) = (op.op_id.clone(), Box::new(weight.clone()), d.clone());
+            self.tape.push(Taped::Product { op_id, matrix: matrix.clone(), weight, x, d, residual });
+        }
         self.push(op, &d, &reads)
     }
 
@@ -472,7 +515,7 @@ impl Builder<'_> {
     }
 
     /// Adds an operation that reads some regions and writes `d`.
-    fn push(&mut self, op: PlannedOp, d: &Buffer, reads: &[String]) -> Result<(), Error> {
+    pub fn push(&mut self, op: PlannedOp, d: &Buffer, reads: &[String]) -> Result<(), Error> {
         self.out.uses(&d.name, d.kind, d.bytes()?);
         if op.workspace_bytes > 0 {
             self.out.uses("workspace", RegionKind::Workspace, op.workspace_bytes);
@@ -515,7 +558,7 @@ impl Matrix {
 }
 
 /// A weight as plans see it.
-fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<DescribedWeight, Error> {
+pub(super) fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<DescribedWeight, Error> {
     let described = ctx.describe_weight(matrix.format, matrix.n, matrix.k)?;
     let described = if matrix.row_scale { described.row_scaled() } else { described };
     let described = if matrix.k_order { described.permuted() } else { described };
@@ -523,7 +566,7 @@ fn describe(ctx: &Context, matrix: &Matrix, is_pair: bool) -> Result<DescribedWe
 }
 
 /// The record of a problem like which there may have been one.
-fn known(
+pub(super) fn known(
     planned: &mut HashMap<String, PlanRecord>,
     key: String,
     make: impl FnOnce() -> Result<PlanRecord, Error>,
@@ -537,7 +580,7 @@ fn known(
 }
 
 /// What all operations have.
-fn op(
+pub(super) fn op(
     op_id: String,
     [x, d]: [&Buffer; 2],
     (activation, x_precision): (Activation, XPrecision),
@@ -562,6 +605,8 @@ fn op(
         x: x.name.clone(),
         x_dtype: x.dtype.name().to_owned(),
         x_precision: x_precision.name().to_owned(),
+        b: None,
+        b_dtype: None,
         d: d.name.clone(),
         d_dtype: d.dtype.name().to_owned(),
         bias: None,

@@ -13,8 +13,8 @@ pub(super) const MEMORY_SCHEMA: &str = "qgemm.memory.v1";
 /// Every operation of qgemm in one step of a model, in order, with the memory that they work in. Made by
 /// [`Context::plan_model`](crate::Context::plan_model), read by [`Context::load_plan`](crate::Context::load_plan).
 ///
-/// What stands between the operations (norms, rotary embedding, attention, sampling) is the caller's: barriers say where, and what
-/// it reads and writes.
+/// What stands between the operations (norms, rotary embedding, attention, sampling; of training the loss and the optimizer) is the
+/// caller's: barriers say where, and what it reads and writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExecPlan {
@@ -94,6 +94,16 @@ pub struct PhaseRange {
     pub last: String,
 }
 
+impl PhaseRange {
+    /// The operations of a phase among all of them.
+    pub(super) fn of(phase: Phase, ops: &[PlannedOp]) -> Option<Self> {
+        let mut ids = ops.iter().filter(|op| op.phase == phase).map(|op| op.op_id.clone());
+        let first = ids.next()?;
+        let last = ids.next_back().unwrap_or_else(|| first.clone());
+        Some(Self { phase, first, last })
+    }
+}
+
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -102,23 +112,30 @@ pub struct PlannedOp {
     pub op_id: String,
     /// Its phase.
     pub phase: Phase,
-    /// `gemm`, `experts` or `routing`.
+    /// `gemm`, `experts` or `routing`; of the backward phase `gradient`, dX of a weight, or `matmul`, dW.
     pub operation: String,
     /// Identity of the kernel.
     pub kernel_id: String,
     /// Hash of the kernel's sources, in hexadecimal digits.
     pub source_hash: String,
-    /// Tokens (of experts, slots), output and input features; of routing tokens, experts and experts of a token.
+    /// Tokens (of experts, slots), output and input features, which change places in `gradient`; of routing tokens, experts and experts of
+    /// a token; of `matmul` output and input features, and tokens.
     pub shape: Sizes,
     /// The weight, where there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub weight: Option<PlannedWeight>,
-    /// Region of the activations.
+    /// Region of the activations; of the backward phase, of the gradient by the output.
     pub x: String,
     /// Their element type.
     pub x_dtype: String,
     /// How far they may be rounded.
     pub x_precision: String,
+    /// Region of the second factor of `matmul`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub b: Option<String>,
+    /// Its element type.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub b_dtype: Option<String>,
     /// Region of the output.
     pub d: String,
     /// Its element type.
@@ -129,7 +146,7 @@ pub struct PlannedOp {
     /// Its element type.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub bias_dtype: Option<String>,
-    /// Region of the residual, which has the type of the output.
+    /// Region of the residual, which has the type of the output; that itself where `gradient` adds to what is there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub residual: Option<String>,
     /// Region of the experts' ids.

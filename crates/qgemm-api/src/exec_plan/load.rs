@@ -9,13 +9,16 @@ use qgemm_hal::{Activation, Buffer, BufferRef, DeviceKind, Stream};
 
 use super::architecture::{SERVED, fingerprint};
 use super::arena::PlanArena;
+use super::backward::weight_gradient;
 use super::file::{EXEC_SCHEMA, ExecPlan, MEMORY_SCHEMA, MemoryPlan, PlannedOp, PlannedWeight, Region, RegionKind};
 use super::layout::overlap;
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::gemm::{Args, Candidate, Plan, Problem};
-use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction};
+use crate::gradient::Gradient;
+use crate::matmul::{Matmul, MatmulArgs};
+use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
 use crate::routing::Routing;
 use crate::weight::Weight;
 
@@ -124,10 +127,7 @@ impl LoadedPlan {
         let (x, d) = (arena.range(&op.x)?, arena.range(&op.d)?);
         // Where there is none, no byte of the arena stands for it.
         let residual = op.residual.as_deref().map_or(Ok(0..0), |name| arena.range(name))?;
-        let workspace = match op.workspace_bytes {
-            0 => 0..0,
-            _ => arena.range(WORKSPACE)?,
-        };
+        let workspace = arena.workspace(op.workspace_bytes)?;
         let ([x, residual], [d, workspace]) = arena.parts([x, residual], [d, workspace])?;
         let args = Args {
             residual: op.residual.is_some().then_some(residual),
@@ -136,6 +136,52 @@ impl LoadedPlan {
         };
         product.run_within(stream, args, workspace)?;
         arena.check(&**device, stream, op_id)
+    }
+
+    /// Submits one `gradient` to `stream`: dX through `weight`, in `arena`.
+    ///
+    /// # Errors
+    /// [`Error::NotInPlan`] when there is no such operation, or it is no `gradient`; as [`GradientPlan::run`](crate::GradientPlan::run);
+    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    pub fn run_gradient(
+        &self,
+        stream: &Stream,
+        op_id: &str,
+        arena: &mut PlanArena,
+        weight: &Weight,
+    ) -> Result<(), Error> {
+        let (place, op) = self.operation(op_id, "gradient")?;
+        let plan = self.ctx.plan_gradient(weight, &gradient(op)?)?;
+        let device = &**self.ctx.device();
+        arena.arm(device, stream, place)?;
+        let workspace = arena.workspace(plan.workspace_bytes())?;
+        let ([dy], [dx, workspace]) = arena.parts([arena.range(&op.x)?], [arena.range(&op.d)?, workspace])?;
+        plan.run_within(stream, dy, weight, dx, Some(workspace))?;
+        arena.check(device, stream, op_id)
+    }
+
+    /// Submits one `matmul` to `stream`: the gradient of a weight, in `arena`.
+    ///
+    /// # Errors
+    /// [`Error::NotInPlan`] when there is no such operation, or it is no `matmul`; as [`MatmulPlan::run`](crate::MatmulPlan::run);
+    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    pub fn run_matmul(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
+        let (place, op) = self.operation(op_id, "matmul")?;
+        let plan = self.ctx.plan_matmul(&matmul(op)?)?;
+        let device = &**self.ctx.device();
+        arena.arm(device, stream, place)?;
+        let b = arena.range(op.b.as_deref().unwrap_or_default())?;
+        let workspace = arena.workspace(plan.workspace_bytes())?;
+        let ([a, b], [d, workspace]) = arena.parts([arena.range(&op.x)?, b], [arena.range(&op.d)?, workspace])?;
+        plan.run_within(stream, MatmulArgs::new(a, b, d), Some(workspace))?;
+        arena.check(device, stream, op_id)
+    }
+
+    fn operation(&self, op_id: &str, operation: &'static str) -> Result<(usize, &PlannedOp), Error> {
+        let place = self.place(op_id)?;
+        let op = &self.plan.ops[place];
+        let fits = op.operation == operation;
+        if fits { Ok((place, op)) } else { Err(Error::NotInPlan { what: operation, name: op_id.to_owned() }) }
     }
 
     /// Looks at the canaries of all regions that live during operation `op_id`, where they are checked: after work of the caller's own.
@@ -235,10 +281,24 @@ fn is_alike(a: &PlannedOp, b: &PlannedOp) -> bool {
     (&a.operation, &a.kernel_id, &a.source_hash, a.shape) == (&b.operation, &b.kernel_id, &b.source_hash, b.shape)
         && types(a) == types(b)
         && same_options(&a.residual, &b.residual)
+        && a.b_dtype == b.b_dtype
         && same_options(&a.router_weights, &b.router_weights)
         && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
         && a.workspace_bytes == b.workspace_bytes
         && weight(&a.weight) == weight(&b.weight)
+}
+
+/// The description of a `gradient`.
+fn gradient(op: &PlannedOp) -> Result<Gradient, Error> {
+    let gradient = Gradient::new(op.shape.m, op.x_dtype.parse()?, op.d_dtype.parse()?);
+    Ok(if op.residual.is_some() { gradient.accumulate(1.0) } else { gradient })
+}
+
+/// The description of a `matmul`.
+fn matmul(op: &PlannedOp) -> Result<Matmul, Error> {
+    let Sizes { m, n, k } = op.shape;
+    let b = op.b_dtype.as_deref().ok_or_else(|| Error::NotInPlan { what: "type of B of", name: op.op_id.clone() })?;
+    Ok(weight_gradient([m, n, k], op.x_dtype.parse()?, b.parse()?))
 }
 
 /// Checks one operation.
@@ -269,8 +329,18 @@ impl OpChecks<'_> {
                 self.record(&self.ctx.explain_routing(&routing)?)?;
                 None
             }
+            ("gradient", Some(weight)) => {
+                let (described, gradient) = (self.weight(weight)?, gradient(op)?);
+                self.expect("weight.bytes", described.bytes(), weight.bytes)?;
+                self.record(&self.ctx.explain_gradient_by(described.shape(), &gradient)?)?;
+                None
+            }
+            ("matmul", None) => {
+                self.record(&self.ctx.explain_matmul(&matmul(op)?)?)?;
+                None
+            }
             (operation, _) => {
-                self.expect("operation", "gemm or experts with a weight, or routing", operation)?;
+                self.expect("operation", "gemm, experts or gradient with a weight, matmul, or routing", operation)?;
                 None
             }
         };
@@ -281,11 +351,13 @@ impl OpChecks<'_> {
     /// The weight as it would be on this device.
     fn weight(&self, weight: &PlannedWeight) -> Result<DescribedWeight, Error> {
         let format: Format = weight.format.parse()?;
-        let described = self.ctx.describe_weight(format, self.op.shape.n, self.op.shape.k)?;
+        let Sizes { n, k, .. } = self.op.shape;
+        let (n, k) = if self.op.operation == "gradient" { (k, n) } else { (n, k) };
+        let described = self.ctx.describe_weight(format, n, k)?;
         let described = if weight.row_scale { described.row_scaled() } else { described };
         let described = if weight.k_order { described.permuted() } else { described };
         let described = if weight.gated { described.gated()? } else { described };
-        self.expect("weight.row_bytes", format.row_bytes(self.op.shape.k), weight.row_bytes)?;
+        self.expect("weight.row_bytes", format.row_bytes(k), weight.row_bytes)?;
         self.expect("weight.layout", format!("{:?}", described.shape().class), &weight.layout)?;
         Ok(described)
     }
@@ -397,6 +469,9 @@ impl OpChecks<'_> {
         check("x", &op.x, x)?;
         check("d", &op.d, d)?;
         op.residual.iter().try_for_each(|name| check("residual", name, d))?;
+        if let (Some(b), Some(dtype)) = (&op.b, &op.b_dtype) {
+            check("b", b, matrix(k, n, dtype))?;
+        }
         if let (Some(bias), Some(dtype)) = (&op.bias, &op.bias_dtype) {
             check("bias", bias, matrix(1, n, dtype))?;
         }

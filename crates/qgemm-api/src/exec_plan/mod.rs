@@ -2,6 +2,7 @@
 
 mod architecture;
 mod arena;
+mod backward;
 mod build;
 mod file;
 mod layout;

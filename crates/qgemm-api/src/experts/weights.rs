@@ -88,6 +88,7 @@ impl Experts {
             row_scale: row_scale.is_some(),
             k_order: k_order.is_some(),
             fits_f16: stacked.fits_f16(),
+            fits_f16_scaled: stacked.fits_f16_scaled(),
         };
         let shape = ExpertsShape { each, experts: host.experts(), row_pitch: host.row_pitch() };
         Ok(Self { shape, parts: Arc::new(Parts { data, row_scale, k_order }) })

@@ -22,7 +22,7 @@ const SCRATCH_BYTES: usize = 64 << 20;
 ///
 /// W is the packed weight that the layer multiplies with, of any format. Parts of it, some input features each, become numbers of the
 /// type of dY in scratch memory, rounded once, and are multiplied there: no second copy of the weight is kept. Weights that f16
-/// has no room for are decoded to f32 for a dY in f16. Matrices are row-major without gaps unless said otherwise.
+/// has no room or no bits for, row scales applied, are decoded to f32 for a dY in f16. Matrices are row-major without gaps unless said otherwise.
 #[derive(Clone, Debug)]
 pub struct Gradient {
     tokens: usize,
@@ -114,7 +114,7 @@ impl Gradient {
             return Err(Error::GatedGradient);
         }
         // Validated as a whole, though parts of it are run.
-        self.matmul(shape, shape.k, shape.n as u64)?;
+        self.whole(shape)?;
         let dtype = self.decoded(shape);
         // Rows of parts begin at multiples of 16 bytes.
         let d = Dense::rows_of(dtype, shape.n.next_multiple_of(WIDE_ACCESS));
@@ -145,10 +145,15 @@ impl Gradient {
         (0..shape.k).step_by(features.max(1)).map(part).collect()
     }
 
+    /// The product with all input features at once.
+    pub(super) fn whole(&self, shape: &WeightShape) -> Result<CheckedMatmul, Error> {
+        self.matmul(shape, shape.k, shape.n as u64)
+    }
+
     /// What W becomes for a while.
     fn decoded(&self, shape: &WeightShape) -> DType {
         match self.dy {
-            DType::F16 if !shape.fits_f16 => DType::F32,
+            DType::F16 if !shape.fits_f16_scaled => DType::F32,
             dy => dy,
         }
     }

@@ -1,6 +1,7 @@
 //! Gradients through a packed weight: what is to be computed, and its plan.
 
 mod description;
+mod explain;
 mod plan;
 
 pub use description::Gradient;

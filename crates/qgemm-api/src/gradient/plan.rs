@@ -17,6 +17,8 @@ use crate::plan_cache::{PlanCaches, Ready};
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
 
+/// Why a run wants a workspace.
+const DECODED: &str = "the weight is decoded there";
 /// What parts of a workspace are aligned to.
 const ALIGNMENT: usize = 256;
 
@@ -106,9 +108,7 @@ impl GradientPlan {
         let none = Extent::of_bytes(0, 1);
         let ready: Vec<ReadyPart> =
             parts.iter().map(|part| ReadyPart::new(device, caches, part)).collect::<Result<_, Error>>()?;
-        // Counters of products stand at the start of every workspace, whatever the plan.
-        let of_products = ready.iter().map(|part| part.matmul.plan.workspace.bytes).max().unwrap_or(0);
-        let start = of_products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
+        let products = ready.iter().map(|part| part.matmul.plan.workspace.bytes).max().unwrap_or(0);
         let decoded = ready.iter().map(|part| part.decoded_bytes).max().unwrap_or(0);
         let traffic = |part: &Part| part.matmul.traffic() + part.unpack.as_ref().map_or(0.0, Operation::traffic);
         Ok(Self {
@@ -117,7 +117,7 @@ impl GradientPlan {
             device: device.info().id,
             dy: whole.map_or(none, |op| Extent::of_batch(&op.a, 1, op.m, weight.n)),
             dx: whole.map_or(none, |op| Extent::of_batch(&op.d, 1, op.m, weight.k)),
-            scratch: start..start + decoded,
+            scratch: scratch(products, decoded),
             traffic: parts.iter().map(traffic).sum(),
             parts: ready,
         })
@@ -164,7 +164,20 @@ impl GradientPlan {
     /// When an operand is missing, too short, misaligned or on another device, the weight is another than the plan was made for, or
     /// a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: GradientArgs<'_>) -> Result<(), Error> {
-        let GradientArgs { dy, weight, mut dx, workspace } = args;
+        let GradientArgs { dy, weight, dx, workspace } = args;
+        let workspace = Checks(self.device).workspace(workspace, self.workspace_bytes(), DECODED)?;
+        self.run_within(stream, dy, weight, dx, workspace)
+    }
+
+    /// [`GradientPlan::run`] with a workspace that may be part of another buffer; none where there is nothing to write.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        dy: BufferRef<'_>,
+        weight: &Weight,
+        mut dx: BufferMut<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         if !self.weight.serves(weight.shape()) {
@@ -173,8 +186,8 @@ impl GradientPlan {
         }
         checks.view("dY", dy, self.dy)?;
         checks.view("dX", dx.view(), self.dx)?;
-        let why = "the weight is decoded there";
-        let Some(mut workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? else { return Ok(()) };
+        let Some(mut workspace) = workspace else { return Ok(()) };
+        checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         for part in &self.parts {
             let (mut products, mut decoded) = workspace.reborrow().split_at(self.scratch.start)?;
@@ -214,17 +227,26 @@ impl ReadyPart {
             let (family, plan) = matmul::choose(op, info, catalog.matmul)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
         };
-        let decoded = |op: &CheckedUnpack| {
-            op.d.extent(op.features, op.out_features).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
-        };
         Ok(Self {
             of: part.clone(),
             unpack: part.unpack.as_ref().map(make_unpack).transpose()?,
             matmul: caches.matmul.get_or_make(op, make_matmul)?,
             dx_start: part.first * op.d.dtype.bytes(),
-            decoded_bytes: part.unpack.as_ref().map_or(0, decoded),
+            decoded_bytes: part.unpack.as_ref().map_or(0, decoded_bytes),
         })
     }
+}
+
+/// Where decoded parts of the weight lie: behind the counters of products, which stand at the start of every workspace, and behind what
+/// the products need.
+pub(super) fn scratch(products: usize, decoded: usize) -> Range<usize> {
+    let start = products.max(WorkspaceLayout::RESERVED).next_multiple_of(ALIGNMENT);
+    start..start + decoded
+}
+
+/// Bytes of a part as plain numbers.
+pub(super) fn decoded_bytes(op: &CheckedUnpack) -> usize {
+    op.d.extent(op.features, op.out_features).unwrap_or(u64::MAX) as usize * op.d.dtype.bytes()
 }
 
 /// What was chosen, and the launches of a run: of the first part with its kernels, geometry and operands.

@@ -142,9 +142,21 @@ impl MatmulPlan {
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device or not part of the product, or a device error.
     /// Nothing has been written then.
-    pub fn run(&self, stream: &Stream, args: MatmulArgs<'_>) -> Result<(), Error> {
+    pub fn run(&self, stream: &Stream, mut args: MatmulArgs<'_>) -> Result<(), Error> {
+        let why = "the plan adds up parts of K";
+        let workspace = Checks(self.device).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        self.run_within(stream, args, workspace)
+    }
+
+    /// [`MatmulPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        args: MatmulArgs<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         use MatmulOperand as O;
-        let MatmulArgs { a, b, d, c, bias, workspace } = args;
+        let MatmulArgs { a, b, d, c, bias, workspace: _ } = args;
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
@@ -158,8 +170,6 @@ impl MatmulPlan {
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
         let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
         let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
-        let why = "the plan adds up parts of K";
-        let workspace = checks.workspace(workspace, self.workspace_bytes(), why)?;
         let Some(ready) = &self.ready else { return Ok(()) };
         let mut operands = Operands::new();
         operands.read(O::A, a);
@@ -167,7 +177,8 @@ impl MatmulPlan {
         operands.read_if_any(O::C, c);
         operands.read_if_any(O::Bias, bias);
         operands.write(O::D, d);
-        if let Some(workspace) = workspace {
+        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
+            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

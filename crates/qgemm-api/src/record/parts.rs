@@ -263,7 +263,7 @@ pub struct WorkspaceRegion {
 
 impl WorkspaceRegion {
     /// Bytes of this name.
-    pub(super) fn new(name: &str, offset: usize, bytes: usize) -> Self {
+    pub(crate) fn new(name: &str, offset: usize, bytes: usize) -> Self {
         Self { name: name.to_owned(), offset, bytes }
     }
 }

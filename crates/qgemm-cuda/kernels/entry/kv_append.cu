@@ -260,7 +260,7 @@ QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const Ke
     if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_kv_append(const __grid_constant__ KvAppendParams p) {
     const AttentionParams& attention = p.attention;
     const AttentionShape& shape = attention.shape;
     const u32 token = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;

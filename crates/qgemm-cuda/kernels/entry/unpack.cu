@@ -71,7 +71,7 @@ QG_DEVICE void store_k_block(const UnpackParams& p, SharedStorage& shared, u32 f
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_unpack(const __grid_constant__ UnpackParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_unpack(const __grid_constant__ UnpackParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32, cta = cta_index().x;
     const u32 first_row = cta % p.shape.row_groups * CTA_ROWS, k_tile = p.shape.first_k_tile + cta / p.shape.row_groups;

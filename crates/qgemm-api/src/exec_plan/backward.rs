@@ -1,0 +1,184 @@
+//! The backward phase of a plan: gradients of activations and of weights, in the opposite order of what made them.
+
+use std::collections::HashSet;
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, XPrecision};
+
+use super::architecture::Matrix;
+use super::build::{Buffer, Builder, describe, known, op};
+use super::file::{Phase, PlannedOp, PlannedWeight, RegionKind};
+use crate::error::Error;
+use crate::gradient::Gradient;
+use crate::matmul::Matmul;
+use crate::record::Sizes;
+
+/// What of the forward phase has a gradient.
+pub(super) enum Taped {
+    /// A product with a weight.
+    Product {
+        op_id: String,
+        matrix: Matrix,
+        weight: Box<PlannedWeight>,
+        x: Buffer,
+        d: Buffer,
+        residual: Option<Buffer>,
+    },
+    /// Work of the caller's.
+    Caller { what: String, step: String, reads: Vec<Buffer>, made: Buffer },
+}
+
+/// What an optimizer with two moments keeps of a tensor: the values that it trains, and both moments.
+const OPTIMIZER_STATE: [&str; 3] = ["master", "moment1", "moment2"];
+
+/// A tensor that is trained.
+struct Trained {
+    name: String,
+    rows: usize,
+    columns: usize,
+    /// Where the forward phase reads it.
+    region: String,
+}
+
+impl Builder<'_> {
+    /// Adds the backward phase of all that has been planned, then the optimizer's steps.
+    pub(super) fn backward(&mut self) -> Result<(), Error> {
+        let tape = std::mem::take(&mut self.tape);
+        let Some(out) = tape.last().map(Taped::made).cloned() else { return Ok(()) };
+        let mut has_gradient = HashSet::from([out.name.clone()]);
+        let of_out = self.gradient_of(&out);
+        self.step("loss", &out.name, std::slice::from_ref(&out), &[of_out])?;
+        let mut trained = Vec::new();
+        for taped in tape.iter().rev() {
+            match taped {
+                Taped::Caller { what, step, reads, made } => {
+                    let mut read = vec![self.gradient_of(made)];
+                    read.extend(reads.iter().cloned());
+                    let written: Vec<Buffer> = reads.iter().map(|buffer| self.gradient_of(buffer)).collect();
+                    // Where a gradient is there already, the caller adds to it.
+                    read.extend(
+                        reads
+                            .iter()
+                            .zip(&written)
+                            .filter(|(b, _)| has_gradient.contains(&b.name))
+                            .map(|(_, g)| g.clone()),
+                    );
+                    self.step(&format!("{step} backward"), what, &read, &written)?;
+                    has_gradient.extend(reads.iter().map(|buffer| buffer.name.clone()));
+                }
+                Taped::Product { op_id, matrix, weight, x, d, residual } => {
+                    let dy = self.gradient_of(d);
+                    if let Some(residual) = residual {
+                        let dr = self.gradient_of(residual);
+                        let adds = !has_gradient.insert(residual.name.clone());
+                        let read: Vec<Buffer> =
+                            [Some(&dy), adds.then_some(&dr)].into_iter().flatten().cloned().collect();
+                        self.step("add", &dr.name, &read, std::slice::from_ref(&dr))?;
+                    }
+                    self.input_gradient(op_id, matrix, weight, &dy, x, !has_gradient.insert(x.name.clone()))?;
+                    trained.push(self.weight_gradient(op_id, matrix, &weight.region, &dy, x)?);
+                    if let Some((bias, _)) = &matrix.bias {
+                        let of_bias = Trained { name: bias.clone(), rows: 1, columns: matrix.n, region: bias.clone() };
+                        self.step("sum of rows", bias, &[dy], &[of_bias.part("grad", RegionKind::Gradient)])?;
+                        trained.push(of_bias);
+                    }
+                }
+            }
+        }
+        for tensor in &trained {
+            let state = OPTIMIZER_STATE.map(|part| tensor.part(part, RegionKind::OptimizerState));
+            let gradient = tensor.part("grad", RegionKind::Gradient);
+            let read: Vec<Buffer> = [gradient].into_iter().chain(state.iter().cloned()).collect();
+            self.step("optimizer", &tensor.name, &read, &state)?;
+            // Rounding or quantizing the trained values to what the next step reads is part of it.
+            self.writes_too(&tensor.region);
+        }
+        Ok(())
+    }
+
+    /// Where the gradient by a matrix lies.
+    fn gradient_of(&self, buffer: &Buffer) -> Buffer {
+        let (name, kind) = (format!("{}.grad", buffer.name), RegionKind::GradientActivation);
+        Buffer { name, kind, dtype: self.options.x_dtype, ..buffer.clone() }
+    }
+
+    /// `dX = dY · W`, added to what is there where another product reads the same X.
+    fn input_gradient(
+        &mut self,
+        op_id: &str,
+        matrix: &Matrix,
+        weight: &PlannedWeight,
+        dy: &Buffer,
+        x: &Buffer,
+        adds: bool,
+    ) -> Result<(), Error> {
+        let (dx, described) = (self.gradient_of(x), describe(self.ctx, matrix, false)?);
+        let gradient = Gradient::new(dy.rows, dy.dtype, dx.dtype);
+        let gradient = if adds { gradient.accumulate(1.0) } else { gradient };
+        let ctx = self.ctx;
+        let key = format!("{:?} {gradient:?}", described.shape());
+        let record = known(&mut self.planned, key, || ctx.explain_gradient_by(described.shape(), &gradient))?;
+        self.out.uses(&dy.name, dy.kind, dy.bytes()?);
+        self.out.uses(&weight.region, RegionKind::Weight, weight.bytes);
+        let op = PlannedOp {
+            phase: Phase::Backward,
+            weight: Some(weight.clone()),
+            residual: adds.then(|| dx.name.clone()),
+            ..op(format!("{op_id}.dx"), [dy, &dx], (Activation::Identity, XPrecision::Exact), &record)?
+        };
+        let reads = if adds { vec![dy.name.clone(), dx.name.clone()] } else { vec![dy.name.clone()] };
+        self.push(op, &dx, &reads)
+    }
+
+    /// `dW = dYᵀ · X` in f32.
+    fn weight_gradient(
+        &mut self,
+        op_id: &str,
+        matrix: &Matrix,
+        region: &str,
+        dy: &Buffer,
+        x: &Buffer,
+    ) -> Result<Trained, Error> {
+        let tensor =
+            Trained { name: matrix.tensor.clone(), rows: matrix.n, columns: matrix.k, region: region.to_owned() };
+        let product = weight_gradient([matrix.n, matrix.k, dy.rows], dy.dtype, x.dtype);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{product:?}"), || ctx.explain_matmul(&product))?;
+        [dy, x].into_iter().try_for_each(|buffer| {
+            self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
+            Ok::<_, Error>(())
+        })?;
+        let dw = tensor.part("grad", RegionKind::Gradient);
+        let op = PlannedOp {
+            phase: Phase::Backward,
+            shape: Sizes { m: matrix.n, n: matrix.k, k: dy.rows },
+            b: Some(x.name.clone()),
+            b_dtype: Some(x.dtype.name().to_owned()),
+            ..op(format!("{op_id}.dw"), [dy, &dw], (Activation::Identity, XPrecision::Exact), &record)?
+        };
+        self.push(op, &dw, &[dy.name.clone(), x.name.clone()])?;
+        Ok(tensor)
+    }
+}
+
+/// The product of a weight's gradient: A is dY, `[tokens, n]`, B is X, `[tokens, k]`.
+pub(super) fn weight_gradient(sizes: [usize; 3], dy: DType, x: DType) -> Matmul {
+    Matmul::new(sizes, dy, x, DType::F32).a_transposed()
+}
+
+impl Taped {
+    fn made(&self) -> &Buffer {
+        match self {
+            Self::Product { d, .. } => d,
+            Self::Caller { made, .. } => made,
+        }
+    }
+}
+
+impl Trained {
+    /// Something of the tensor's shape, in f32.
+    fn part(&self, part: &str, kind: RegionKind) -> Buffer {
+        let name = format!("{}.{part}", self.name);
+        Buffer { name, kind, rows: self.rows, columns: self.columns, dtype: DType::F32 }
+    }
+}
