@@ -70,7 +70,7 @@ fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<()
     let mut workspace = ctx.workspace(plan.workspace_bytes()).map_err(Failure::of_run)?;
     let first = run_on(ctx, &plan, &weight, case, &operands, &mut workspace).map_err(Failure::of_run)?;
     let got = operands.stored_dx.decode(&first);
-    let expected = expected(case, host, &operands, Resolution { nmse, ..Resolution::default() });
+    let expected = expected(case, host, rounded, &operands, Resolution { nmse, ..Resolution::default() });
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
     if !comparison.within(tolerance) {
@@ -128,10 +128,22 @@ fn run_on(
     Ok(written)
 }
 
-/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's.
-fn expected(case: &GradientCase, weight: &HostWeight, operands: &Operands, resolution: Resolution) -> Expected {
+/// The oracle's dX: the product of dY and a plain weight, the transpose of the layer's, rounded to the type that it is decoded to.
+/// What that rounding costs is the type's. It is not the kernel's error: of equal weights it has one direction, so that sums have
+/// more of it than a limit on random errors allows.
+fn expected(
+    case: &GradientCase,
+    weight: &HostWeight,
+    rounded: Option<DType>,
+    operands: &Operands,
+    resolution: Resolution,
+) -> Expected {
     let Case { n, k, .. } = case.layer;
-    let rows: Vec<Vec<f32>> = (0..n).map(|row| weight.dequantize_row(row)).collect();
+    let decode = |row: Vec<f32>| match rounded {
+        Some(dtype) => dtype.decode(&dtype.encode(&row)),
+        None => row,
+    };
+    let rows: Vec<Vec<f32>> = (0..n).map(|row| decode(weight.dequantize_row(row))).collect();
     let transposed: Vec<f32> = (0..k).flat_map(|column| rows.iter().map(move |row| row[column])).collect();
     let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
     let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&transposed)));
