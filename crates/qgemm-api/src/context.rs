@@ -485,7 +485,7 @@ impl Context {
     /// As [`Context::plan`], but for making the kernel ready.
     pub fn candidates(&self, problem: &Problem) -> Result<Vec<Candidate>, Error> {
         self.check_weight(problem.weight().device)?;
-        Candidate::all(&*self.device, problem)
+        Candidate::all(&*self.device, self.tuned(), problem)
     }
 
     /// Makes the kernel of one candidate ready.

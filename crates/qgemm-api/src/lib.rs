@@ -159,7 +159,7 @@ pub mod tuning {
         QuantizePlan, RoutingConfig, RoutingLaunches, Schedule, StreamK, TileConfig, Variant, WorkspaceLayout,
         XPrologue,
     };
-    pub use qgemm_sched::{Bound, Cost, TunedError, TunedTable};
+    pub use qgemm_sched::{AvoidedKernel, Bound, Cost, TunedError, TunedTable};
 }
 
 /// What a plan file holds ([`ExecPlan`]).

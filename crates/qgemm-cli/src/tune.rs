@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
-use qgemm_api::tuning::TunedTable;
+use qgemm_api::tuning::{AvoidedKernel, KernelId, TunedTable};
 use qgemm_api::{
     Budget, Context, DType, Problem, TuneProblem, Tuning, Weight, XPrecision, read_tuned, tuned_table_path,
 };
@@ -52,6 +52,18 @@ pub struct Args {
     /// Write the table to another file, and measure nothing.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "shape"])]
     export: Option<PathBuf>,
+    /// Keep plans from taking this kernel (as `qgemm explain` names it), and measure nothing.
+    #[arg(long, value_name = "KERNEL_ID", requires = "why", conflicts_with_all = ["model", "shape", "import", "export"])]
+    avoid: Option<KernelId>,
+    /// What is bad about it.
+    #[arg(long, value_name = "TEXT", requires = "avoid")]
+    why: Option<String>,
+    /// Only on devices of this name (as `qgemm devices` has it).
+    #[arg(long, value_name = "NAME", requires = "avoid")]
+    on: Option<String>,
+    /// Let plans take this kernel again, and measure nothing.
+    #[arg(long, value_name = "KERNEL_ID", conflicts_with_all = ["model", "shape", "import", "export", "avoid"])]
+    allow: Option<KernelId>,
 }
 
 #[derive(Serialize)]
@@ -107,6 +119,9 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut table = read_tuned(&path).with_context(|| path.display().to_string())?.unwrap_or_default();
     if let Some(other) = &args.import {
         return import(&path, table, other, json);
+    }
+    if args.avoid.is_some() || args.allow.is_some() {
+        return known_bad(&path, table, args, json);
     }
     if let Some(other) = &args.export {
         WholeFile::create(other, Existing::Replace)?.finish_with(table.to_json()?.as_bytes())?;
@@ -176,6 +191,20 @@ fn import(path: &Path, mut table: TunedTable, other: &Path, json: bool) -> anyho
     let (all, taken) = (found.len(), table.merge(found));
     begin(path)?.finish_with(table.to_json()?.as_bytes())?;
     said(json, &format!("{taken} of {all} measurements taken over; {} in {}", table.len(), path.display()))?;
+    Ok(Holds::Yes)
+}
+
+/// Adds to or takes from the kernels that are avoided.
+fn known_bad(path: &Path, mut table: TunedTable, args: &Args, json: bool) -> anyhow::Result<Holds> {
+    if let (Some(kernel), Some(why)) = (args.avoid, &args.why) {
+        let kernel = AvoidedKernel::new(kernel, why);
+        table.avoid(args.on.iter().fold(kernel, |kernel, name| kernel.on(name)));
+    }
+    if let Some(kernel) = &args.allow {
+        ensure!(table.allow(kernel), "{kernel} is not avoided in {}", path.display());
+    }
+    begin(path)?.finish_with(table.to_json()?.as_bytes())?;
+    said(json, &format!("{} kernels are avoided, says {}", table.avoided().len(), path.display()))?;
     Ok(Holds::Yes)
 }
 

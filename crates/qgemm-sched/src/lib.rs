@@ -24,4 +24,4 @@ pub mod unpack;
 
 pub use candidates::{Candidates, Offered};
 pub use error::{Refusal, SchedError, TunedError};
-pub use gemm::{Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};
+pub use gemm::{AvoidedKernel, Bound, Cost, Cut, INVARIANT_M, Partition, Preferences, TunedTable, estimate};

@@ -1,6 +1,7 @@
 //! [`Candidate`]: one of the ways to run a problem.
 
 use qgemm_hal::{CheckedGemm, Device, DeviceId, Family, KernelId, LaunchPlan};
+use qgemm_sched::TunedTable;
 use qgemm_sched::gemm::candidates;
 
 use super::problem::Problem;
@@ -19,13 +20,13 @@ pub struct Candidate {
 
 impl Candidate {
     /// Every way there is, the fastest by the cost model first; none for 0 tokens.
-    pub(crate) fn all(device: &dyn Device, problem: &Problem) -> Result<Vec<Self>, Error> {
+    pub(crate) fn all(device: &dyn Device, tuned: &TunedTable, problem: &Problem) -> Result<Vec<Self>, Error> {
         let op = problem.check()?;
         if op.m == 0 {
             return Ok(Vec::new());
         }
         let preferences = preferences_beside(op.normed_region(op.m, 0), problem.preferences())?;
-        let all = candidates(&op, device.info(), device.catalog().gemm, &preferences)?;
+        let all = candidates(&op, device.info(), device.catalog().gemm, &preferences, tuned)?;
         let candidate = |(family, launch)| Self { problem: problem.clone(), op: op.clone(), family, launch };
         Ok(all.into_iter().map(candidate).collect())
     }

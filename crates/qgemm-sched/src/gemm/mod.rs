@@ -1,5 +1,6 @@
 //! Products: which kernel, how its tiles and their K are shared, and what was measured.
 
+mod avoided;
 mod cost;
 mod explain;
 mod partition;
@@ -7,6 +8,7 @@ pub(crate) mod processor;
 mod select;
 mod tuned;
 
+pub use avoided::AvoidedKernel;
 pub use cost::{Bound, Cost, estimate};
 pub use explain::{Considered, Explanation, explain};
 pub use partition::{Cut, Partition};

@@ -73,11 +73,11 @@ pub fn candidates<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedGemm>],
     prefs: &Preferences,
+    tuned: &TunedTable,
 ) -> Result<Vec<(&'f dyn Family<CheckedGemm>, LaunchPlan)>, SchedError> {
-    let tuned = TunedTable::new();
     let mut refusals = Vec::new();
     let mut all = Vec::new();
-    for search in Search::all(op, info, prefs, &tuned) {
+    for search in Search::all(op, info, prefs, tuned) {
         for family in search.wanted(families)? {
             match search.configs_of(family) {
                 Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
@@ -256,7 +256,16 @@ impl<'a> Search<'a> {
         let configs = family.configs(&self.ranked, self.info);
         let mut configs = if self.op.batch_invariant { configs.map_err(not_any_m) } else { configs }?;
         configs.retain(|config| self.prefs.math.is_none_or(|math| config.math == math));
-        Ok(configs)
+        let mut avoided = None;
+        configs.retain(|config| {
+            let why = self.tuned.why_avoided(self.info, &config.kernel_id(self.op.format));
+            avoided = avoided.or(why);
+            why.is_none()
+        });
+        match avoided {
+            Some(why) if configs.is_empty() => Err(Unsupported::new(format!("what it has is to be avoided: {why}"))),
+            _ => Ok(configs),
+        }
     }
 
     /// The measured configuration, if the family still has it and its sources are those that were measured.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use qgemm_hal::{CheckedGemm, DeviceInfo, KernelId, LaunchPlan};
 use serde::{Deserialize, Serialize};
 
+use super::avoided::AvoidedKernel;
 use super::partition::Cut;
 use crate::error::TunedError;
 
@@ -12,10 +13,12 @@ use crate::error::TunedError;
 ///
 /// A measurement stands for a range of tokens, of which it was taken at the last: 1, 2, 4, 8, then up to every multiple
 /// of 8 to 64, of 32 to 256, and every power of two. Plans of shapes without one are left to the cost model, as are those
-/// whose kernel no longer exists, or was measured when its sources were others.
+/// whose kernel no longer exists, or was measured when its sources were others. Kernels that are to be
+/// [avoided](Self::avoid) are taken by no plan.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
     best: BTreeMap<(Key, String), Tuned>,
+    avoided: Vec<AvoidedKernel>,
 }
 
 /// What a measurement stands for.
@@ -71,7 +74,7 @@ pub(crate) struct Tuned {
 }
 
 /// Identities as JSON strings.
-mod as_text {
+pub(super) mod as_text {
     use qgemm_hal::KernelId;
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -98,12 +101,16 @@ struct Record {
 struct File {
     version: u32,
     tuned: Vec<Record>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    avoided: Vec<AvoidedKernel>,
 }
 
 /// The file as it is read: entries one by one, so that a damaged one does not take the others with it.
 #[derive(Deserialize)]
 struct Entries {
     tuned: Vec<serde_json::Value>,
+    #[serde(default)]
+    avoided: Vec<serde_json::Value>,
 }
 
 /// What every version of the file has.
@@ -152,12 +159,38 @@ impl TunedTable {
         self.best.get(&(Key::of(info, op), family.to_owned()))
     }
 
+    /// Keeps plans from taking a kernel; `false` when that is known.
+    pub fn avoid(&mut self, kernel: AvoidedKernel) -> bool {
+        let is_new = !self.avoided.iter().any(|known| (known.kernel, &known.device) == (kernel.kernel, &kernel.device));
+        if is_new {
+            self.avoided.push(kernel);
+        }
+        is_new
+    }
+
+    /// Lets plans take a kernel again, on all devices; `false` when it was not avoided.
+    pub fn allow(&mut self, kernel: &KernelId) -> bool {
+        let before = self.avoided.len();
+        self.avoided.retain(|known| known.kernel != *kernel);
+        self.avoided.len() < before
+    }
+
+    /// The kernels that are avoided.
+    pub fn avoided(&self) -> &[AvoidedKernel] {
+        &self.avoided
+    }
+
+    /// Why a kernel is avoided on a device like `info`, if it is.
+    pub(crate) fn why_avoided(&self, info: &DeviceInfo, kernel: &KernelId) -> Option<&str> {
+        self.avoided.iter().find(|known| known.is(info, kernel)).map(|known| known.why.as_str())
+    }
+
     /// Measurements in the table.
     pub fn len(&self) -> usize {
         self.best.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no measurements.
     pub fn is_empty(&self) -> bool {
         self.best.is_empty()
     }
@@ -168,14 +201,18 @@ impl TunedTable {
     /// [`TunedError::Json`] when a time is not finite.
     pub fn to_json(&self) -> Result<String, TunedError> {
         let record = |((key, _), tuned): (&(Key, String), &Tuned)| Record { key: key.clone(), tuned: *tuned };
-        let file = File { version: VERSION, tuned: self.best.iter().map(record).collect() };
+        let file =
+            File { version: VERSION, tuned: self.best.iter().map(record).collect(), avoided: self.avoided.clone() };
         Ok(serde_json::to_string_pretty(&file)?)
     }
 
     /// Takes over the measurements of `other`: those of problems and families that are not known here, those of other sources, which are
-    /// taken for the newer ones, and the faster ones of the same sources. Returns how many it took.
+    /// taken for the newer ones, and the faster ones of the same sources; and the kernels that it avoids. Returns how many measurements it took.
     pub fn merge(&mut self, other: TunedTable) -> usize {
         let mut taken = 0;
+        for kernel in other.avoided {
+            self.avoid(kernel);
+        }
         for (key, tuned) in other.best {
             let is_better = |known: &Tuned| known.source_hash != tuned.source_hash || tuned.seconds < known.seconds;
             if self.best.get(&key).is_none_or(is_better) {
@@ -197,7 +234,7 @@ impl TunedTable {
         if version != VERSION {
             return Err(TunedError::Version { expected: VERSION, got: version });
         }
-        let Entries { tuned } = serde_json::from_str(text)?;
+        let Entries { tuned, avoided } = serde_json::from_str(text)?;
         let mut table = Self::new();
         for (place, entry) in tuned.into_iter().enumerate() {
             match serde_json::from_value::<Record>(entry) {
@@ -208,6 +245,15 @@ impl TunedTable {
                     tracing::warn!(place, seconds = tuned.seconds, "entry of a tuned table left out: no time");
                 }
                 Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
+            }
+        }
+        for (place, entry) in avoided.into_iter().enumerate() {
+            match serde_json::from_value::<AvoidedKernel>(entry) {
+                Ok(kernel) => {
+                    table.avoid(kernel);
+                }
+                // Of a kernel that no longer exists, for one.
+                Err(error) => tracing::warn!(place, %error, "kernel to avoid left out of a tuned table"),
             }
         }
         Ok(table)
@@ -272,6 +318,21 @@ mod tests {
             assert_ne!(damaged, json, "{good}");
             assert_eq!(TunedTable::from_json(&damaged).expect("a table").len(), 1, "{bad}");
         }
+    }
+
+    #[test]
+    fn kernels_to_avoid_survive_the_file_and_a_merge() {
+        let kernel = config("gemm").kernel_id(op(8, 256, 1024).format);
+        let mut bad = TunedTable::new();
+        assert!(bad.avoid(AvoidedKernel::new(kernel, "wrong with driver 1.2").on("another device")));
+        assert_eq!(bad.why_avoided(&info(), &kernel), None);
+        assert!(bad.avoid(AvoidedKernel::new(kernel, "too slow")) && !bad.avoid(AvoidedKernel::new(kernel, "again")));
+        let again = TunedTable::from_json(&bad.to_json().expect("finite")).expect("as written");
+        assert_eq!((&again, again.why_avoided(&info(), &kernel)), (&bad, Some("too slow")));
+        let mut here = table();
+        assert_eq!((here.merge(again), here.avoided().len()), (0, 2));
+        assert!(here.allow(&kernel) && !here.allow(&kernel) && here.avoided().is_empty());
+        assert!(!table().to_json().expect("finite").contains("avoided"), "files stay as they were");
     }
 
     #[test]
