@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
 use qgemm_api::gguf::GgufHeader;
 use qgemm_api::{
-    Args, Context, DType, Error, Format, Gradient, GradientArgs, LoadedPlan, PlanArena, PlanOptions, Problem,
-    half::f16, open_model, quantize,
+    Args, Context, DType, Error, Format, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
+    PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
 };
 use serde_json::{Value, json};
 
@@ -265,6 +265,45 @@ fn experts_are_routed_and_multiplied() {
     let text = serde_json::to_string(&plan).expect("JSON");
     let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
     assert!(matches!(loaded.product("blk.0.ffn_down"), Err(Error::NotInPlan { what: "product", .. })));
+    experts_run_in_the_arena(&ctx, &loaded, &open_model(&path).expect("a model"));
+}
+
+/// From logits to the sum of a token's experts; the same numbers as a layer of experts on buffers of its own gives.
+fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
+    let stream = ctx.default_stream();
+    let mut arena = loaded.arena().expect("small").check_canaries(true);
+    let all = |role: &str| -> Vec<HostWeight> {
+        let name = format!("blk.0.{role}_exps.weight");
+        (0..EXPERTS).map(|expert| model.stacked_weight(&name, expert).expect("in the model")).collect()
+    };
+    let pairs: Vec<_> = all("ffn_gate").into_iter().zip(all("ffn_up")).collect();
+    let up = ctx.load_experts(&HostExperts::gated(&pairs).expect("alike")).expect("they fit");
+    let down = ctx.load_experts(&HostExperts::new(&all("ffn_down")).expect("alike")).expect("they fit");
+    let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
+        ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
+    };
+    let x = DType::F16.encode(&values(BATCH * HIDDEN, 3));
+    let logits = DType::F32.encode(&values(BATCH * EXPERTS, 4));
+    put(&mut arena, "blk.0.router_logits", &logits);
+    loaded.run_routing(&stream, "blk.0.routing", &mut arena).expect("planned");
+    put(&mut arena, "blk.0.ffn_norm", &x);
+    put(&mut arena, "blk.0.attn_residual", &vec![0; BATCH * HIDDEN * 2]);
+    loaded.run_experts(&stream, "blk.0.ffn_gate_up", &mut arena, &up).expect("planned");
+    loaded.run_experts(&stream, "blk.0.ffn_down", &mut arena, &down).expect("planned");
+    let got: Vec<u8> = ctx.download(arena.region("hidden.1").expect("planned")).expect("readable");
+
+    let layer = ctx.moe_layer(&up, &down, 2, |moe| moe.routed(DType::F32, |routing| routing.renormalized()));
+    let layer = layer.expect("served");
+    let mut workspace = layer.workspace([BATCH]).expect("small");
+    let (x, logits) = (ctx.upload(&DType::F16.decode(&x)).expect("small"), ctx.upload(&logits).expect("small"));
+    let mut d = ctx.allocate(BATCH * HIDDEN * 4).expect("small");
+    layer.run(&stream, BATCH, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace).expect("all given");
+    let (got_values, wanted) = (DType::F16.decode(&got), ctx.download::<f32>(&d).expect("readable"));
+    let energy: f32 = wanted.iter().map(|y| y * y).sum();
+    let error: f32 = got_values.iter().zip(&wanted).map(|(got, y)| (got - y).powi(2)).sum();
+    assert!(error < 1e-4 * energy, "{error} of {energy}");
+    assert!(got.iter().any(|&byte| byte != 0));
+    assert!(matches!(loaded.run_routing(&stream, "blk.0.ffn_down", &mut arena), Err(Error::NotInPlan { .. })));
 }
 
 #[test]

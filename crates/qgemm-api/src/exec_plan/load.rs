@@ -15,11 +15,12 @@ use super::layout::overlap;
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
+use crate::experts::{ExpertArgs, ExpertProblem, Experts};
 use crate::gemm::{Args, Candidate, Plan, Problem};
 use crate::gradient::Gradient;
 use crate::matmul::{Matmul, MatmulArgs};
 use crate::record::{DeviceRecord, Dispatch, PlanRecord, Reduction, Sizes};
-use crate::routing::Routing;
+use crate::routing::{Routing, RoutingArgs};
 use crate::weight::Weight;
 
 /// A plan from a file that fits this device, its kernels and a model. Products of it run by their `op_id`.
@@ -160,6 +161,57 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
+    /// Submits one `routing` to `stream`: logits to ids and router weights, in `arena`.
+    ///
+    /// # Errors
+    /// [`Error::NotInPlan`] when there is no such operation, or it is no `routing`; as [`RoutingPlan::run`](crate::RoutingPlan::run);
+    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    pub fn run_routing(&self, stream: &Stream, op_id: &str, arena: &mut PlanArena) -> Result<(), Error> {
+        let (place, op) = self.operation(op_id, "routing")?;
+        let plan = self.ctx.plan_routing(&routing(op))?;
+        let device = &**self.ctx.device();
+        arena.arm(device, stream, place)?;
+        let [ids, weights, status] =
+            [&op.ids, &op.router_weights, &op.status].map(|name| arena.range(name.as_deref().unwrap_or_default()));
+        let workspace = arena.workspace(plan.workspace_bytes())?;
+        let ([logits], [ids, weights, status, workspace]) =
+            arena.parts([arena.range(&op.x)?], [ids?, weights?, status?, workspace])?;
+        plan.run_within(stream, RoutingArgs::of_logits(logits, ids, weights, status), Some(workspace))?;
+        arena.check(device, stream, op_id)
+    }
+
+    /// Submits one `experts` to `stream`: rows by the ids that a `routing` wrote, in `arena`.
+    ///
+    /// # Errors
+    /// [`Error::NotInPlan`] when there is no such operation, or it is no `experts`; as [`ExpertPlan::run`](crate::ExpertPlan::run);
+    /// [`Error::CanaryOverwritten`] when canaries are checked and one is wrong.
+    pub fn run_experts(
+        &self,
+        stream: &Stream,
+        op_id: &str,
+        arena: &mut PlanArena,
+        experts: &Experts,
+    ) -> Result<(), Error> {
+        let (place, op) = self.operation(op_id, "experts")?;
+        let (tokens, top_k) = slots_of(op);
+        let stated = OpChecks { ctx: &self.ctx, place, at: op_id.to_owned(), op };
+        let plan = self.ctx.plan_experts(&stated.expert_problem(ExpertProblem::indexed(experts, tokens, top_k))?)?;
+        let device = &**self.ctx.device();
+        arena.arm(device, stream, place)?;
+        let given = |name: &Option<String>| name.as_deref().map_or(Ok(0..0), |name| arena.range(name));
+        let read = [arena.range(&op.x)?, given(&op.ids)?, given(&op.router_weights)?, given(&op.residual)?];
+        let write = [arena.range(&op.d)?, given(&op.status)?, arena.workspace(plan.workspace_bytes())?];
+        let ([x, ids, weights, residual], [d, status, workspace]) = arena.parts(read, write)?;
+        let args = ExpertArgs {
+            router_weights: op.router_weights.is_some().then_some(weights),
+            residual: op.residual.is_some().then_some(residual),
+            status: Some(status),
+            ..ExpertArgs::new(x, experts, ids, d)
+        };
+        plan.run_within(stream, args, Some(workspace))?;
+        arena.check(device, stream, op_id)
+    }
+
     /// Submits one `matmul` to `stream`: the gradient of a weight, in `arena`.
     ///
     /// # Errors
@@ -294,6 +346,17 @@ fn gradient(op: &PlannedOp) -> Result<Gradient, Error> {
     Ok(if op.residual.is_some() { gradient.accumulate(1.0) } else { gradient })
 }
 
+/// The description of a `routing`.
+fn routing(op: &PlannedOp) -> Routing {
+    Routing::from_logits(op.shape.m, op.shape.n, op.top_k.unwrap_or(0), DType::F32).renormalized()
+}
+
+/// Tokens of an operation of experts, and slots of each.
+fn slots_of(op: &PlannedOp) -> (usize, usize) {
+    let top_k = op.top_k.unwrap_or(0);
+    (op.shape.m.checked_div(top_k).unwrap_or(0), top_k)
+}
+
 /// The description of a `matmul`.
 fn matmul(op: &PlannedOp) -> Result<Matmul, Error> {
     let Sizes { m, n, k } = op.shape;
@@ -324,9 +387,7 @@ impl OpChecks<'_> {
                 None
             }
             ("routing", None) => {
-                let top_k = op.top_k.unwrap_or(0);
-                let routing = Routing::from_logits(op.shape.m, op.shape.n, top_k, DType::F32).renormalized();
-                self.record(&self.ctx.explain_routing(&routing)?)?;
+                self.record(&self.ctx.explain_routing(&routing(op))?)?;
                 None
             }
             ("gradient", Some(weight)) => {
@@ -407,8 +468,12 @@ impl OpChecks<'_> {
     fn experts(&self, weight: &PlannedWeight) -> Result<(), Error> {
         let (op, described) = (self.op, self.weight(weight)?.experts(weight.experts.unwrap_or(0))?);
         self.expect("weight.bytes", described.bytes(), weight.bytes)?;
-        let top_k = op.top_k.unwrap_or(0);
-        let problem = described.indexed(op.shape.m.checked_div(top_k).unwrap_or(0), top_k);
+        let (tokens, top_k) = slots_of(op);
+        self.record(&self.ctx.explain_experts(&self.expert_problem(described.indexed(tokens, top_k))?)?)
+    }
+
+    /// Rows of experts with all that the operation states.
+    fn expert_problem(&self, problem: ExpertProblem) -> Result<ExpertProblem, Error> {
         let mut stated = Ok(());
         let problem = problem.each(|each| match self.state(each.clone()) {
             Ok(each) => each,
@@ -418,8 +483,7 @@ impl OpChecks<'_> {
             }
         });
         stated?;
-        let problem = if op.router_weights.is_some() { problem.x_per_slot().combined() } else { problem };
-        self.record(&self.ctx.explain_experts(&problem)?)
+        Ok(if self.op.router_weights.is_some() { problem.x_per_slot().combined() } else { problem })
     }
 
     /// That the operation would still be planned so.

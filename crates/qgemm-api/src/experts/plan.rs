@@ -351,7 +351,19 @@ impl ExpertPlan {
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
     /// like those planned for; or a device error. Nothing has been written then.
-    pub fn run(&self, stream: &Stream, args: ExpertArgs<'_>) -> Result<(), Error> {
+    pub fn run(&self, stream: &Stream, mut args: ExpertArgs<'_>) -> Result<(), Error> {
+        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
+        let workspace = Checks(self.device()).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        self.run_within(stream, args, workspace)
+    }
+
+    /// [`ExpertPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        args: ExpertArgs<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         let ExpertArgs {
             x,
             x_factor,
@@ -367,7 +379,7 @@ impl ExpertPlan {
             beta,
             router_weights,
             lists,
-            workspace,
+            workspace: _,
         } = args;
         if !self.shape.serves(w.shape()) {
             return Err(Error::WrongWeight { expected: self.shape.to_string(), got: w.shape().to_string() });
@@ -407,8 +419,8 @@ impl ExpertPlan {
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
+            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

@@ -176,9 +176,21 @@ impl RoutingPlan {
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device or not part of the routing, or a device error.
     /// Nothing has been written then.
-    pub fn run(&self, stream: &Stream, args: RoutingArgs<'_>) -> Result<(), Error> {
+    pub fn run(&self, stream: &Stream, mut args: RoutingArgs<'_>) -> Result<(), Error> {
+        let why = "the plan keeps counts of parts of the tokens";
+        let workspace = Checks(self.device).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        self.run_within(stream, args, workspace)
+    }
+
+    /// [`RoutingPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        args: RoutingArgs<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         use RoutingOperand as O;
-        let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, workspace } = args;
+        let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, workspace: _ } = args;
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
@@ -212,8 +224,8 @@ impl RoutingPlan {
                 operands.write(operand, view);
             }
         }
-        let why = "the plan keeps counts of parts of the tokens";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
+            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
