@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use qgemm_api::{Context, Error, HalError};
-use qgemm_formats::Format;
 use rayon::prelude::*;
 
 use crate::outcome::{Outcome, Verdict};
@@ -101,12 +100,14 @@ pub fn check_group(device: &str, group: &str) {
 const ALL_VARIABLE: &str = "QGEMM_CONFORMANCE";
 /// Days in which an emulated device has met every format.
 const DAYS: u64 = 3;
+/// Groups that want more kernels than a software adapter compiles in a minute: the date draws their formats on wgpu, too.
+const MANY_KERNELS: &[&str] = &["experts_every_way"];
 
 /// The cases of a group that a test of `device` runs. Where an emulated device leaves formats out and the group's cases are
 /// the same nevertheless, the date draws among the cases.
 fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn TestCase>> {
     let all = Selection::default();
-    let today = selection(device);
+    let today = selection(device, group);
     let cases = suite.cases(group, &today);
     if cases.is_empty() {
         // A group of few formats, of which the date drew none.
@@ -119,15 +120,23 @@ fn cases_of_today(suite: &dyn Suite, group: &str, device: &str) -> Vec<Box<dyn T
     drawn
 }
 
-/// The formats that a test of `device` runs: all, or on an emulated device, which takes thousands of times as long as a GPU,
-/// those that the date draws. The six variants draw others on the same day.
-fn selection(device: &str) -> Selection {
+/// The formats that a test of `group` on `device` runs: all, or on an emulated device, which takes thousands of times as long as a
+/// GPU, those that the date draws. The six variants draw others on the same day.
+fn selection(device: &str, group: &str) -> Selection {
     let all = Selection::default();
-    if !device.starts_with("emu:") || std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") {
+    let is_emulated = device.starts_with("emu:");
+    let is_slow = is_emulated || device.starts_with("wgpu:") && MANY_KERNELS.contains(&group);
+    if !is_slow || std::env::var(ALL_VARIABLE).is_ok_and(|value| value == "all") {
         return all;
     }
     let (formats, left_out) = drawn(all.formats, turn(device));
-    say_once(device, &left_out);
+    let names = left_out.iter().map(|format| format.desc().name).collect::<Vec<_>>().join(", ");
+    match is_emulated {
+        true => {
+            say_once(device, &format!("conformance on {device} of {names}, and two of three cases without a format"))
+        }
+        false => say_once(device, &format!("conformance {group} on {device} of {names}")),
+    }
     Selection { formats, ..Selection::default() }
 }
 
@@ -151,15 +160,13 @@ fn drawn<T>(all: Vec<T>, turn: u64) -> (Vec<T>, Vec<T>) {
 }
 
 /// Says what was left out on `device`, once a process.
-fn say_once(device: &str, left_out: &[Format]) {
+fn say_once(device: &str, what: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(device.to_owned()) {
-        let names: Vec<&str> = left_out.iter().map(|format| format.desc().name).collect();
+    if SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(what.to_owned()) {
         let day = today();
         let why =
             format!("day {day} drew the others; {ALL_VARIABLE}=all runs all, as does `qgemm verify --device {device}`");
-        let what = format!("conformance on {device} of {}, and two of three cases without a format", names.join(", "));
-        skipped(&what, &why);
+        skipped(what, &why);
     }
 }
 
@@ -189,6 +196,8 @@ pub fn skipped(what: &str, why: &str) {
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::Format;
+
     use super::*;
 
     #[test]
@@ -203,6 +212,8 @@ mod tests {
         }
         assert_eq!(seen.len(), all.len());
         assert!(all.iter().all(|format| seen.contains(format)));
-        assert!(selection("cpu").formats.len() == all.len() && selection("wgpu:0").formats.len() == all.len());
+        let drawn = |device, group| selection(device, group).formats.len() < all.len();
+        assert!(!drawn("cpu", "experts_every_way") && !drawn("wgpu:0", "exact"));
+        assert!(drawn("wgpu:0", "experts_every_way") && drawn("emu:sm80", "exact"));
     }
 }
