@@ -9,6 +9,7 @@ use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
 use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream, UnpackOperand};
 
 use crate::error::Error;
+use crate::experts::Experts;
 use crate::operand::check_dimension;
 
 /// How an unquantized weight is stored.
@@ -85,10 +86,10 @@ pub struct Weight {
 
 /// What a weight is on its device.
 #[derive(Debug)]
-struct Memory {
-    data: Buffer,
-    row_scale: Option<Buffer>,
-    k_order: Option<Buffer>,
+pub(crate) struct Memory {
+    pub data: Buffer,
+    pub row_scale: Option<Buffer>,
+    pub k_order: Option<Buffer>,
 }
 
 impl Weight {
@@ -205,6 +206,34 @@ impl Weight {
             row_scale: self.memory.row_scale.as_ref().map(download).transpose()?,
             k_order: self.memory.k_order.as_ref().map(download).transpose()?,
         })?)
+    }
+
+    /// This weight as `groups` experts that share it and its bias, for products whose rows come in groups of which some are not to be
+    /// computed. With [`ExpertProblem::masked`](crate::ExpertProblem::masked) rows lie in tiles of one capacity, and a count a tile on the
+    /// device says how many of its first rows are multiplied; tiles of count 0 take no time.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, ExpertArgs, ExpertProblem};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let weight = ctx.load(&qgemm_api::quantize(&[2.0; 32], 1, 32, "q8_0".parse()?)?.0)?;
+    /// // Six rows in three tiles of two, of which two, none and one are wanted.
+    /// let tiles = weight.shared_by(3)?;
+    /// let plan = ctx.plan_experts(&ExpertProblem::masked(&tiles, 2).each(|p| p.x_dtype(DType::F32).d_dtype(DType::F32)))?;
+    /// let (x, counts) = (ctx.upload(&[1.0f32; 6 * 32])?, ctx.upload(&[2u32, 0, 1])?);
+    /// let (mut d, mut status) = (ctx.upload(&[-1.0f32; 6])?, ctx.allocate(8)?);
+    /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    /// let args = ExpertArgs::new(&x, &tiles, &counts, &mut d).status(&mut status).workspace(&mut workspace);
+    /// plan.run(&ctx.default_stream(), args)?;
+    /// let d: Vec<i32> = ctx.download::<f32>(&d)?.iter().map(|y| y.round() as i32).collect();
+    /// assert_eq!(d, [64, 64, -1, -1, 64, -1]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`FormatError::NoExperts`](qgemm_formats::FormatError::NoExperts) for 0 groups.
+    pub fn shared_by(&self, groups: usize) -> Result<Experts, Error> {
+        Experts::sharing(self.shape, &self.memory, groups)
     }
 
     /// The format of its values.

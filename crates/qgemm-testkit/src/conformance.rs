@@ -23,7 +23,7 @@ macro_rules! conformance {
             exact values deep_k epilogue scales activations gated layouts act_order x_prologue x_formats norm
             batch_invariant configurations
             convert_types convert_layouts convert_gathered convert_special convert_row_factors
-            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_every_way
+            experts_forms experts_exact experts_epilogue experts_layouts experts_faults experts_grouped experts_shared experts_every_way
             experts_norm experts_x_formats experts_invariant
             routing_sizes routing_scores routing_special routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special

@@ -129,6 +129,11 @@ fn x_col() -> u32 {
     return 1u;
 }
 
+// Experts that share a weight have its bias and its order of columns, too.
+fn own_weight() -> u32 {
+    return select(0u, own.expert, p.row_pitch > 0u);
+}
+
 fn w_first() -> u32 {
     return p.w_base + own.expert * (p.row_pitch / TILE_ROWS) * k_tiles() * PACKED_VECTORS;
 }
@@ -138,7 +143,7 @@ fn row_scale_first() -> u32 {
 }
 
 fn k_order_first() -> u32 {
-    return p.k_order_base + own.expert * k_tiles() * PACKED_K;
+    return p.k_order_base + own_weight() * k_tiles() * PACKED_K;
 }
 
 fn c_first() -> u32 {
@@ -150,7 +155,7 @@ fn c_row() -> u32 {
 }
 
 fn bias_first() -> u32 {
-    return p.bias_base + own.expert * p.shape.out_features * select(1u, 2u, has(FLAG_GATED));
+    return p.bias_base + own_weight() * p.shape.out_features * select(1u, 2u, has(FLAG_GATED));
 }
 
 fn token_scale_first() -> u32 {

@@ -93,7 +93,7 @@ pub struct ExpertArgs<'a> {
     pub d: BufferMut<'a>,
     /// C, when the problem adds `beta · C`.
     pub c: Option<BufferRef<'a>>,
-    /// The biases of all experts, one after the other, when the problem adds a bias.
+    /// The biases of all experts, one after the other, when the problem adds a bias; one where they [share](crate::Weight::shared_by) a weight.
     pub bias: Option<BufferRef<'a>>,
     /// A value for each row in f32, when the problem scales tokens.
     pub token_scale: Option<BufferRef<'a>>,
@@ -273,7 +273,7 @@ impl ExpertPlan {
             x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
             d,
             c: each.c.map(|dense| output(&dense, each.m)),
-            bias: each.bias.map(|dtype| Extent::of_values(op.experts * each.bias_len(), dtype.bytes())),
+            bias: each.bias.map(|dtype| Extent::of_values(op.weights() * each.bias_len(), dtype.bytes())),
             token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
             residual,
             gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use qgemm_formats::packed_file::{k_step, padded_k_order};
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_formats::{DType, Format, HostExperts};
+use qgemm_formats::{DType, Format, FormatError, HostExperts};
 use qgemm_hal::{Buffer, Device, DeviceId, ExpertOperand, Operands, Stream};
 
 use crate::error::Error;
 use crate::operand::check_dimension;
-use crate::weight::{WeightShape, upload};
+use crate::weight::{Memory, WeightShape, upload};
 
 /// The weights of a layer of experts on a device, packed once for every form of product
 /// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
@@ -18,15 +18,7 @@ use crate::weight::{WeightShape, upload};
 #[derive(Clone, Debug)]
 pub struct Experts {
     shape: ExpertsShape,
-    parts: Arc<Parts>,
-}
-
-/// What the weights consist of.
-#[derive(Debug)]
-struct Parts {
-    data: Buffer,
-    row_scale: Option<Buffer>,
-    k_order: Option<Buffer>,
+    memory: Arc<Memory>,
 }
 
 /// Everything about the weights that a plan depends on.
@@ -35,6 +27,7 @@ pub(crate) struct ExpertsShape {
     /// One expert.
     pub each: WeightShape,
     pub experts: usize,
+    /// 0 where they share a weight.
     pub row_pitch: usize,
 }
 
@@ -91,7 +84,16 @@ impl Experts {
             fits_f16_scaled: stacked.fits_f16_scaled(),
         };
         let shape = ExpertsShape { each, experts: host.experts(), row_pitch: host.row_pitch() };
-        Ok(Self { shape, parts: Arc::new(Parts { data, row_scale, k_order }) })
+        Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
+    }
+
+    /// One weight in place of those of so many experts.
+    pub(crate) fn sharing(each: WeightShape, memory: &Arc<Memory>, experts: usize) -> Result<Self, Error> {
+        check_dimension("groups", experts)?;
+        if experts == 0 {
+            return Err(FormatError::NoExperts.into());
+        }
+        Ok(Self { shape: ExpertsShape { each, experts, row_pitch: 0 }, memory: Arc::clone(memory) })
     }
 
     /// How many there are.
@@ -126,7 +128,7 @@ impl Experts {
 
     /// Bytes that they occupy on the device.
     pub fn bytes(&self) -> usize {
-        let Parts { data, row_scale, k_order } = &*self.parts;
+        let Memory { data, row_scale, k_order } = &*self.memory;
         data.len() + row_scale.as_ref().map_or(0, Buffer::len) + k_order.as_ref().map_or(0, Buffer::len)
     }
 
@@ -136,8 +138,8 @@ impl Experts {
 
     /// Gives a launch what belongs to the weights.
     pub(crate) fn give<'a>(&'a self, operands: &mut Operands<'a>) {
-        operands.read(ExpertOperand::W, (&self.parts.data).into());
-        operands.read_if_any(ExpertOperand::RowScale, self.parts.row_scale.as_ref().map(Into::into));
-        operands.read_if_any(ExpertOperand::KOrder, self.parts.k_order.as_ref().map(Into::into));
+        operands.read(ExpertOperand::W, (&self.memory.data).into());
+        operands.read_if_any(ExpertOperand::RowScale, self.memory.row_scale.as_ref().map(Into::into));
+        operands.read_if_any(ExpertOperand::KOrder, self.memory.k_order.as_ref().map(Into::into));
     }
 }

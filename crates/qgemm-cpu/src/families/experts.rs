@@ -328,6 +328,7 @@ impl CpuExperts {
     /// What an expert reads that no other one does.
     fn of_expert<'a>(&self, read: &Read<'a>, expert: usize) -> Parts<'a> {
         let (op, each, layout) = (&self.op, &self.op.each, self.gemm.layout());
+        let expert = if op.row_pitch > 0 { expert } else { 0 };
         let of = |bytes: &'a [u8], each: usize| bytes.get(expert * each..).unwrap_or_default();
         Parts {
             w: of(read.w, layout.bytes(op.row_pitch, each.stored_k)),

@@ -359,9 +359,12 @@ fn product_launch(
                 gemm: params(each, &x, &cut),
                 groups: ExpertGroups {
                     w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
-                    bias_bytes: each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
+                    bias_bytes: each
+                        .bias
+                        .filter(|_| op.row_pitch > 0)
+                        .map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
                     row_pitch: op.row_pitch as u32,
-                    k_order_len: (k_tiles * layout.k_tile) as u32,
+                    k_order_len: if op.row_pitch > 0 { (k_tiles * layout.k_tile) as u32 } else { 0 },
                     experts: op.experts as u32,
                     form: expert_form_code(op.form),
                     rows: rows(op),

@@ -135,7 +135,8 @@ pub struct CheckedExperts {
     pub each: CheckedGemm,
     /// Experts; at least 1.
     pub experts: usize,
-    /// Rows of W from one expert to the next: a multiple of [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS).
+    /// Rows of W from one expert to the next: a multiple of [`EXPERT_ROWS`](qgemm_formats::EXPERT_ROWS), or 0 where all have the same
+    /// weight, and the same bias.
     pub row_pitch: usize,
     /// How rows are given to experts.
     pub form: ExpertForm,
@@ -195,6 +196,11 @@ impl CheckedExperts {
     /// [`list_parts`] of the slots.
     pub fn list_parts(&self) -> Option<[Range<usize>; 2]> {
         list_parts(self.experts, self.each.m)
+    }
+
+    /// Weights that there are: of all experts, or one that they share.
+    pub fn weights(&self) -> usize {
+        if self.row_pitch == 0 { 1 } else { self.experts }
     }
 
     /// Experts that have rows where each row goes to any expert alike: as many as are to be expected.
@@ -318,7 +324,7 @@ impl Operation for CheckedExperts {
     /// The weights of as many experts as can have rows, and X, D, C and the residual once each.
     fn traffic(&self) -> f64 {
         let each = &self.each;
-        let used = self.experts.min(each.m) as f64;
+        let used = self.weights().min(each.m) as f64;
         let rows = |dense: &Dense, rows: usize| (rows * each.out_features * dense.dtype.bytes()) as f64;
         let d = match &self.combine {
             Some(Combine { d, residual }) => {

@@ -70,6 +70,8 @@ pub struct ExpertCase {
     pub index: IndexKind,
     /// Whether the slots of each expert are listed by who gives the ids; only of slots.
     pub listed: bool,
+    /// Whether all of them have the same weight, which lies on the device once.
+    pub shared: bool,
 }
 
 impl ExpertCase {
@@ -80,7 +82,7 @@ impl ExpertCase {
             FormCase::Masked { capacity } => experts * capacity,
             FormCase::Indexed { top_k, .. } => rows * top_k,
         };
-        Self { each: Case { m, ..each }, experts, form, index: IndexKind::Uniform, listed: false }
+        Self { each: Case { m, ..each }, experts, form, index: IndexKind::Uniform, listed: false, shared: false }
     }
 
     /// Rows of X.
@@ -123,6 +125,7 @@ impl fmt::Display for ExpertCase {
             }
         }
         let listed = if self.listed { " listed" } else { "" };
-        write!(f, " index={}{listed}", self.index.name())
+        let shared = if self.shared { " shared" } else { "" };
+        write!(f, " index={}{listed}{shared}", self.index.name())
     }
 }

@@ -21,6 +21,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_layouts", "rows with gaps, unaligned rows, permuted columns", layouts),
     group("experts_faults", "ids, offsets, counts and weights that are wrong", faults),
     group("experts_grouped", "slots that are multiplied expert by expert, by given lists or their own", grouped),
+    group("experts_shared", "groups of rows that share a weight: tiles of rows by their lengths", shared),
     group("experts_every_way", "every kernel and every way to launch it", every_way),
     group("experts_norm", "X that is normalized first", norm),
     group("experts_x_formats", "activations given in codes and scales, of every format", x_formats),
@@ -118,6 +119,20 @@ fn layouts(format: Format) -> Vec<ExpertCase> {
             },
             ..case.each
         },
+        ..case
+    })
+}
+
+fn shared(format: Format) -> Vec<ExpertCase> {
+    let ordered = format.encoding == Encoding::IntZero;
+    every_form(format, 41, |i, case| ExpertCase {
+        each: Case {
+            epilogue: Epilogue { bias: (i % 2 == 0).then_some(DType::F32), ..case.each.epilogue },
+            act_order: (ordered && i % 2 == 1).then_some(ActOrder::Full),
+            ..case.each
+        },
+        index: [IndexKind::Uniform, IndexKind::Skewed, IndexKind::Hot][i % 3],
+        shared: true,
         ..case
     })
 }

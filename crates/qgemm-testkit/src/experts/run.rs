@@ -48,13 +48,12 @@ struct Host {
 impl Host {
     fn new(case: &ExpertCase) -> Result<Self, Failure> {
         let each = &case.each;
-        let of_expert = |expert: usize| Case { seed: each.seed.wrapping_add(expert as u64 * 0x9e37), ..*each };
+        let own = |expert: usize| if case.shared { 0 } else { expert as u64 };
+        let of_expert = |expert: usize| Case { seed: each.seed.wrapping_add(own(expert) * 0x9e37), ..*each };
         let weights = (0..case.experts).map(|expert| HostWeights::new(&of_expert(expert)));
         let kind = if each.sums_are_exact() { ActivationKind::SmallIntegers } else { ActivationKind::Normal };
         let bias = |expert: usize| match each.epilogue.bias {
-            Some(dtype) => {
-                activations(kind, each.bias_rows(), each.n, dtype, each.seed ^ 0xb1a5 ^ (expert as u64) << 20)
-            }
+            Some(dtype) => activations(kind, each.bias_rows(), each.n, dtype, each.seed ^ 0xb1a5 ^ own(expert) << 20),
             None => Vec::new(),
         };
         let mut operands = HostOperands::new(each);
@@ -72,7 +71,11 @@ impl Host {
         })
     }
 
-    fn load(&self, ctx: &Context) -> Result<Experts, Failure> {
+    fn load(&self, ctx: &Context, case: &ExpertCase) -> Result<Experts, Failure> {
+        if case.shared {
+            let weight = self.weights[0].load(ctx, false).and_then(|weight| weight.shared_by(case.experts));
+            return weight.map_err(|e| Failure::Weight(e.to_string()));
+        }
         let mut plain = Vec::new();
         let mut pairs = Vec::new();
         for weight in &self.weights {
@@ -89,7 +92,7 @@ impl Host {
 
 fn judge(ctx: &Context, case: &ExpertCase, outcome: &mut Outcome) -> Result<(), Failure> {
     let host = Host::new(case)?;
-    let experts = host.load(ctx)?;
+    let experts = host.load(ctx, case)?;
     if !case.each.every_configuration {
         return judge_launch(&Launch::new(ctx, case, &experts)?, &host, outcome);
     }
@@ -271,8 +274,9 @@ impl<'a> Launch<'a> {
         };
         let bias = match each.epilogue.bias {
             Some(dtype) => {
-                let operand = Operand::new(dtype, 1, case.experts * each.bias_rows() * n, 0, 0);
-                Some(upload(operand, &host.biases.concat())?)
+                let biases = if case.shared { &host.biases[..1] } else { &host.biases };
+                let operand = Operand::new(dtype, 1, biases.len() * each.bias_rows() * n, 0, 0);
+                Some(upload(operand, &biases.concat())?)
             }
             None => None,
         };

@@ -307,12 +307,13 @@ impl Extents {
             let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
             bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
         };
-        let of_experts = |there: bool, bytes: usize| if there { op.experts.saturating_mul(bytes) } else { 0 };
+        let of_experts = |there: bool, bytes: usize| if there { op.weights().saturating_mul(bytes) } else { 0 };
+        let pitch = if op.row_pitch > 0 { op.row_pitch } else { each.stored_rows.next_multiple_of(TILE_ROWS) };
         let columns = each.stored_k.next_multiple_of(code.k_tile());
         Ok(Self {
             x: dense("X", &each.plain_x()?, op.x_rows(), each.k)?,
-            w: of_experts(true, op.row_pitch / TILE_ROWS * code.row_of_tiles_bytes(each.stored_k)),
-            row_scale: of_experts(each.row_scale, op.row_pitch * 4),
+            w: of_experts(true, pitch / TILE_ROWS * code.row_of_tiles_bytes(each.stored_k)),
+            row_scale: of_experts(each.row_scale, if op.row_pitch > 0 { pitch } else { each.stored_rows } * 4),
             k_order: of_experts(each.k_order, columns * 4),
             index: op.index_len() * 4,
             bias: of_experts(each.bias.is_some(), each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes())),
