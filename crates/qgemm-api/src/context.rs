@@ -16,6 +16,7 @@ use crate::experts::{ExpertPlan, ExpertProblem, Experts, Moe, MoeLayer};
 use crate::fused::{FusedPlan, FusedProblem, FusedWeight};
 use crate::gemm::{Candidate, Linear, Plan, Problem};
 use crate::gradient::{Gradient, GradientPlan};
+use crate::indexer::{Indexer, IndexerPlan};
 use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::norm::{Norm, NormPlan};
@@ -476,6 +477,39 @@ impl Context {
     /// When it is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_kv_append(&self, append: &KvAppend) -> Result<KvAppendPlan, Error> {
         KvAppendPlan::new(self, &self.plans, append)
+    }
+
+    /// Chooses kernels for `indexer` and makes them ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Indexer, IndexerArgs, KvFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// // One query of two heads, of which one counts twice; four keys, each of which one head matches, or none.
+    /// let (one, two) = ([1.0f32; 16], [[1.0f32; 16], [-1.0; 16]]);
+    /// let f16 = |rows: &[[f32; 16]]| DType::F16.encode(&rows.concat());
+    /// let q = ctx.upload(&f16(&two))?;
+    /// let k = ctx.upload(&f16(&[one, [0.0; 16], [-1.0; 16], [0.5; 16]]))?;
+    /// let weights = ctx.upload(&[1.0f32, 2.0])?;
+    /// let indexer = Indexer::new(KvFormat::Plain(DType::F16), 1, 2, 16, 4);
+    ///
+    /// let mut scores = ctx.allocate(4 * 4)?;
+    /// let plan = ctx.plan_indexer(&indexer)?;
+    /// plan.run(&ctx.default_stream(), IndexerArgs::new(&q, &k, &weights, &mut scores))?;
+    /// assert_eq!(ctx.download::<f32>(&scores)?, [16.0, 0.0, 32.0, 8.0]);
+    ///
+    /// let mut best = ctx.allocate(3 * 4)?;
+    /// let plan = ctx.plan_indexer(&indexer.best(3))?;
+    /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    /// plan.run(&ctx.default_stream(), IndexerArgs::new(&q, &k, &weights, &mut best).workspace(&mut workspace))?;
+    /// assert_eq!(ctx.download::<i32>(&best)?, [2, 0, 3]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// When the indexer is not valid, no family serves it, or a kernel cannot be made ready.
+    pub fn plan_indexer(&self, indexer: &Indexer) -> Result<IndexerPlan, Error> {
+        IndexerPlan::new(&*self.device, &self.plans, indexer)
     }
 
     /// Every way to run `problem` that [`Context::plan`] has the choice of, the fastest by the cost model first; none

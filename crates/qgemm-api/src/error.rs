@@ -2,7 +2,7 @@
 
 use qgemm_formats::prepack::PackClass;
 use qgemm_formats::{DType, Format, FormatError, XFormat};
-use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError};
+use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
 use qgemm_sched::{SchedError, TunedError};
 use thiserror::Error;
 
@@ -126,6 +126,20 @@ pub enum Error {
         most: usize,
         /// What came.
         got: usize,
+    },
+    /// Queries and keys of the indexer have no such format.
+    #[error("the indexer has no queries and keys in {got}: expected one of {}", crate::indexer::format_names())]
+    IndexerFormat {
+        /// What came.
+        got: KvFormat,
+    },
+    /// Sequences do not have equally many queries.
+    #[error("{queries} queries of {sequences} sequences: expected a multiple of the sequences")]
+    QueriesNotShared {
+        /// All queries.
+        queries: usize,
+        /// Sequences.
+        sequences: usize,
     },
     /// A factor must be above 0.
     #[error("{name} = {got}: expected a number above 0")]

@@ -1,6 +1,6 @@
 //! What a context would choose, and why, without making anything ready.
 
-use qgemm_sched::{attention, convert, experts, kv_append, matmul, norm, quantize, routing};
+use qgemm_sched::{attention, convert, experts, indexer, kv_append, matmul, norm, quantize, routing};
 
 use crate::attention::Attention;
 use crate::context::Context;
@@ -9,6 +9,7 @@ use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
 use crate::gradient::Gradient;
+use crate::indexer::Indexer;
 use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
 use crate::norm::Norm;
@@ -114,6 +115,15 @@ impl Context {
     pub fn explain_kv_append(&self, append: &KvAppend) -> Result<PlanRecord, Error> {
         let (op, device) = (append.check()?, self.device());
         Ok(record(&op, device.info(), &kv_append::candidates(&op, device.info(), device.catalog().kv_append)))
+    }
+
+    /// What [`Context::plan_indexer`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the indexer is not valid.
+    pub fn explain_indexer(&self, problem: &Indexer) -> Result<PlanRecord, Error> {
+        let (op, device) = (problem.check()?, self.device());
+        Ok(record(&op, device.info(), &indexer::candidates(&op, device.info(), device.catalog().indexer)))
     }
 
     /// What [`Context::plan_quantization`] would choose: see [`Context::explain`].

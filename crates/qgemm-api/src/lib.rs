@@ -83,6 +83,7 @@ mod explain;
 mod fused;
 mod gemm;
 mod gradient;
+mod indexer;
 mod kv_append;
 mod matmul;
 mod model;
@@ -116,6 +117,7 @@ pub use experts::{
 pub use fused::{FusedArgs, FusedPlan, FusedProblem, FusedWeight};
 pub use gemm::{Args, Linear, Plan, Problem, XRef};
 pub use gradient::{Gradient, GradientArgs, GradientPlan};
+pub use indexer::{Indexer, IndexerArgs, IndexerPlan};
 pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling};
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
-    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
+    CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
+    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
 };
 use qgemm_sched::Preferences;
 
@@ -44,6 +44,7 @@ pub(crate) struct PlanCaches {
     pub attention: PlanCache<CheckedAttention, Ready<CheckedAttention>>,
     pub norm: PlanCache<CheckedNorm, Ready<CheckedNorm>>,
     pub kv_append: PlanCache<CheckedKvAppend, Ready<CheckedKvAppend>>,
+    pub indexer: PlanCache<CheckedIndexer, Ready<CheckedIndexer>>,
     pub unpack: PlanCache<CheckedUnpack, Ready<CheckedUnpack>>,
 }
 

@@ -7,6 +7,7 @@ mod convert;
 mod experts;
 mod gemm;
 mod gradient;
+mod indexer;
 mod kv_append;
 mod matmul;
 mod norm;
@@ -240,6 +241,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::Attention => attention::subjects(args)?.into_iter().map(Work::Attention).collect(),
         Op::Norm => norm::subjects(args)?.into_iter().map(Work::Norm).collect(),
         Op::KvAppend => kv_append::subjects(args)?.into_iter().map(Work::KvAppend).collect(),
+        Op::Indexer => indexer::subjects(args)?.into_iter().map(Work::Indexer).collect(),
         Op::Gradient => gradient::subjects(args)?.into_iter().map(Work::Gradient).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
@@ -285,6 +287,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
             Work::KvAppend(subject) => {
                 progress.say(subject.to_string());
                 kv_append::measure(&ctx, args, subject, bandwidth)?
+            }
+            Work::Indexer(subject) => {
+                progress.say(subject.to_string());
+                indexer::measure(&ctx, subject, bandwidth)?
             }
             Work::Gradient(subject) => {
                 progress.say(subject.to_string());
@@ -334,6 +340,7 @@ enum Work {
     Attention(attention::Subject),
     Norm(norm::Subject),
     KvAppend(kv_append::Subject),
+    Indexer(indexer::Subject),
     Gradient(subject::Subject),
 }
 
@@ -383,6 +390,10 @@ impl Args {
             Op::KvAppend => ensure!(
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op kv_append`"
+            ),
+            Op::Indexer => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op indexer`"
             ),
             Op::Gradient => ensure!(
                 !of_convert && self.model.is_none() && self.family.is_none() && self.sweep_m.is_none(),

@@ -30,6 +30,8 @@ pub enum Op {
     /// Queries and keys turned, keys and values written to the cache.
     #[value(name = "kv_append")]
     KvAppend,
+    /// How well keys match queries, and which do best.
+    Indexer,
     /// Products of gradients and a weight, added up over its output features.
     Gradient,
 }
@@ -47,6 +49,7 @@ impl Op {
             Op::Attention => "attention",
             Op::Norm => "norm",
             Op::KvAppend => "kv_append",
+            Op::Indexer => "indexer",
             Op::Gradient => "gradient",
         }
     }
@@ -213,6 +216,46 @@ impl Sizes {
         match self.0[..] {
             [tokens, heads, kv_heads, dim] if heads % kv_heads == 0 => Ok([tokens, heads, kv_heads, dim]),
             _ => bail!("`{self}` is no shape of kv_append: expected TxHxGxD, such as 4096x32x8x128"),
+        }
+    }
+}
+
+/// Queries and keys of an indexer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexerShape {
+    /// Sequences whose keys lie in pages; none where all queries share keys.
+    pub sequences: Option<usize>,
+    /// Queries, of each sequence where there are some.
+    pub queries: usize,
+    /// Keys of each query.
+    pub keys: usize,
+    /// Heads.
+    pub heads: usize,
+    /// Features of a head.
+    pub features: usize,
+}
+
+impl fmt::Display for IndexerShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequences, queries, keys, heads, features } = self;
+        sequences.map_or(Ok(()), |sequences| write!(f, "{sequences}x"))?;
+        write!(f, "{queries}x{keys}x{heads}x{features}")
+    }
+}
+
+impl Sizes {
+    /// Queries, keys, heads and features, after the number of sequences where their keys lie in pages.
+    ///
+    /// # Errors
+    /// When there are neither four nor five.
+    pub fn indexer(&self) -> anyhow::Result<IndexerShape> {
+        let (sequences, rest) = match self.0[..] {
+            [sequences, ref rest @ ..] if rest.len() == 4 => (Some(sequences), rest),
+            ref all => (None, all),
+        };
+        match *rest {
+            [queries, keys, heads, features] => Ok(IndexerShape { sequences, queries, keys, heads, features }),
+            _ => bail!("`{self}` is no shape of an indexer: expected [Bx]QxSxHxD, such as 2048x65536x64x128"),
         }
     }
 }

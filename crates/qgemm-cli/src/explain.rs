@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Activation, Attention, Context, Conversion, DType, Format, Keys, KvAppend, Matmul, Norm, NormFunction, PlanRecord,
-    Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
+    Activation, Attention, Context, Conversion, DType, Format, Indexer, Keys, KvAppend, KvFormat, Matmul, Norm,
+    NormFunction, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
 };
 
-use crate::choice::{Op, Sizes};
+use crate::choice::{IndexerShape, Op, Sizes};
 use crate::{Holds, out};
 
 /// Options of the command.
@@ -137,6 +137,14 @@ impl Args {
                 let (queries, keys) = (Queries::each(tokens, 1), Keys::lengths(1));
                 let append = KvAppend::new(self.x_dtype, heads, kv_heads, dim, queries, keys);
                 ctx.explain_kv_append(&append.rotary(Rotary::neox(dim)))?
+            }
+            Op::Indexer => {
+                let IndexerShape { sequences, queries, keys, heads, features } = sizes.indexer()?;
+                let of = |queries| Indexer::new(KvFormat::E4M3, queries, heads, features, keys);
+                ctx.explain_indexer(&match sequences {
+                    None => of(queries),
+                    Some(count) => of(queries * count).paged(count, count * keys.div_ceil(64), 64, keys.div_ceil(64)),
+                })?
             }
             Op::Quantize => {
                 let [rows, columns] = sizes.matrix(self.op.name())?;

@@ -3,17 +3,17 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
+use qgemm_api::{Context, DType, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
 use qgemm_testkit::{
     AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
-    KvAppendCase, MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom, Selection, Suite, TestCase,
-    Verdict, WeightKind,
+    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom,
+    Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::Holds;
-use crate::choice::{self, FormatChoice, Op, Sizes};
+use crate::choice::{self, FormatChoice, IndexerShape, Op, Sizes};
 use crate::counters;
 use crate::out;
 use crate::progress::Progress;
@@ -38,7 +38,8 @@ pub struct Args {
     /// Verify these shapes instead of the conformance suite, with every element type: MxNxK (tokens x output features x input
     /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
     /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC,
-    /// of kv_append TxHxGxD (tokens x heads x heads of keys x features of a head).
+    /// of kv_append TxHxGxD (tokens x heads x heads of keys x features of a head), of indexer QxSxHxD, or BxQxSxHxD in pages ([sequences x]
+    /// queries x keys x heads x features).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -235,6 +236,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::Attention) => attention_shapes(args),
         (false, Op::Norm) => norm_shapes(args),
         (false, Op::KvAppend) => kv_append_shapes(args),
+        (false, Op::Indexer) => indexer_shapes(args),
         (false, Op::Gradient) => gradient_shapes(args, wanted),
     }
 }
@@ -422,6 +424,23 @@ fn kv_append_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
                 let of = AttentionCase::new(&vec![(1, 9); tokens], (heads, kv_heads), dim, dtype);
                 cases.push(Box::new(KvAppendCase::new(AttentionCase { kv, places, ..of })));
             }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each shape in every format, scores and the best 2048 of them.
+fn indexer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let IndexerShape { sequences, queries, keys, heads, features } = sizes.indexer()?;
+        for format in Indexer::FORMATS {
+            let (all, keys) = match sequences {
+                None => (queries, IndexedKeys::All(keys)),
+                Some(count) => (queries * count, IndexedKeys::Paged(64, vec![keys; count])),
+            };
+            let best = Some(Indexer::MOST_CHOSEN);
+            cases.push(Box::new(IndexerCase { best, ..IndexerCase::new(all, (heads, features), format, keys) }));
         }
     }
     Ok(cases)

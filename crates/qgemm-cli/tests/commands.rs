@@ -207,6 +207,19 @@ fn appending_to_caches_is_verified_and_measured() {
 }
 
 #[test]
+fn indexers_are_verified_and_measured() {
+    let table =
+        json(&["verify", "--device", "cpu", "--op", "indexer", "--shape", "3x100x8x64", "2x1x70x4x32", "--json"]);
+    // Three formats, contiguous and paged.
+    assert_eq!(rows(&table).len(), 6);
+    assert!(rows(&table).iter().all(|row| row["verdict"] == "pass"), "{table}");
+    let table = json(&["bench", "--device", "cpu", "--op", "indexer", "--shape", "2x128x8x64", "--json"]);
+    let shapes: Vec<&str> = rows(&table).iter().filter_map(|row| row["shape"].as_str()).collect();
+    assert_eq!(shapes, ["2x128x8x64", "2x128x8x64 best 128", "2x128x8x64", "2x128x8x64 best 128"]);
+    assert!(rows(&table).iter().all(|row| row["flops"].as_f64().is_some_and(|flops| flops > 0.0)), "{table}");
+}
+
+#[test]
 fn bench_measures_norms() {
     let table = json(&["bench", "--device", "cpu", "--op", "norm", "--shape", "8x256", "--json"]);
     let formats: Vec<&str> = rows(&table).iter().filter_map(|row| row["format"].as_str()).collect();

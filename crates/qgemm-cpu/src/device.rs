@@ -211,6 +211,7 @@ impl Device for CpuDevice {
             attention: families::attention::FAMILIES,
             norm: families::norm::FAMILIES,
             kv_append: families::kv_append::FAMILIES,
+            indexer: families::indexer::FAMILIES,
             unpack: families::unpack::FAMILIES,
         }
     }

@@ -42,6 +42,7 @@ pub use device::CpuDevice;
 pub use families::attention::{ATTENTION, AttentionFamily};
 pub use families::convert::{CONVERT, ConvertFamily};
 pub use families::gemm::{GEMM, GEMM_INT8, GemmFamily, GemmInt8Family};
+pub use families::indexer::{INDEXER, IndexerFamily};
 pub use families::kv_append::{KV_APPEND, KvAppendFamily};
 pub use families::matmul::{MATMUL, MatmulFamily};
 pub use families::norm::{NORM, NormFamily};

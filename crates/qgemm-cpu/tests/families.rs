@@ -542,6 +542,7 @@ fn the_device_tells_what_it_is() {
         ("attention", vec!["attention"]),
         ("norm", vec!["norm"]),
         ("kv_append", vec!["kv_append"]),
+        ("indexer", vec!["indexer"]),
         ("unpack", vec!["unpack"]),
     ];
     assert_eq!(device.catalog().operations(), families);

@@ -23,6 +23,7 @@ struct EmuRuntime {
     void (*store_global)(void* address, u32 bytes, const void* in, const char* file, u32 line);
     // `relaxed` 0: .acq_rel.gpu.
     u32 (*atomic_add)(u32* address, u32 value, u32 relaxed, const char* file, u32 line);
+    u32 (*atomic_add_shared)(u32* address, u32 value, const char* file, u32 line);
     void (*store_relaxed)(u32* address, u32 value, const char* file, u32 line);
     void (*fence)();
     // `threads` 0: all threads of the CTA. `waits` 0: arrive only.

@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, MapSwizzle, Places, TileMap, attention_sequence, convert_sequence, dequantize_sequence,
-    experts_sequence, gemm_sequence, kv_append_sequence, matmul_sequence, norm_sequence, quantize_sequence,
-    routing_sequence, unpack_sequence,
+    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, matmul_sequence, norm_sequence,
+    quantize_sequence, routing_sequence, unpack_sequence,
 };
 use qgemm_hal::{
     self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
-    CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize,
-    CheckedRouting, CheckedUnpack, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan, Device, DeviceId,
-    DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, Kernel, KvAppendConfig,
-    KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan, NormConfig, NormLaunch, Operands, Operation,
-    QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, UnpackConfig, UnpackPlan,
-    Unsupported,
+    CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul, CheckedNorm,
+    CheckedQuantize, CheckedRouting, CheckedUnpack, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan,
+    Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, IndexerConfig,
+    IndexerLaunch, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan,
+    NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream,
+    TileConfig, UnpackConfig, UnpackPlan, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -37,6 +37,7 @@ pub(crate) fn catalog() -> Catalog {
             attention,
             norm,
             kv_append,
+            indexer,
             unpack,
             ..
         } = qgemm_cuda::CATALOG;
@@ -65,6 +66,9 @@ pub(crate) fn catalog() -> Catalog {
                 attention.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedAttention>).collect(),
             ),
             norm: Box::leak(norm.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedNorm>).collect()),
+            indexer: Box::leak(
+                indexer.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedIndexer>).collect(),
+            ),
             kv_append: Box::leak(
                 kv_append.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedKvAppend>).collect(),
             ),
@@ -279,6 +283,29 @@ impl Family<CheckedNorm> for EmuFamily<CheckedNorm> {
     }
 
     fn source_hash(&self, op: &CheckedNorm, config: &NormConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedIndexer> for EmuFamily<CheckedIndexer> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        indexer_sequence(op, plan, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedIndexer, config: &IndexerConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

@@ -247,6 +247,7 @@ abi_struct! {
 }
 
 mod attention;
+mod indexer;
 mod kv_append;
 mod matmul;
 mod norm;
@@ -254,6 +255,7 @@ mod quantize;
 mod unpack;
 
 pub use attention::*;
+pub use indexer::*;
 pub use kv_append::*;
 pub use matmul::*;
 pub use norm::*;
@@ -421,6 +423,7 @@ pub const STRUCTS: &[AbiStruct] = &[
     NormShape::ABI,
     NormPointers::ABI,
     KvAppendPointers::ABI,
+    IndexerParams::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCombine::ABI,

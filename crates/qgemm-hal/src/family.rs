@@ -6,8 +6,8 @@ use crate::caps::DeviceInfo;
 use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
+    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation,
 };
 use crate::sequence::LaunchSequence;
 
@@ -55,6 +55,8 @@ pub type AttentionFamilies = &'static [&'static dyn Family<CheckedAttention>];
 pub type NormFamilies = &'static [&'static dyn Family<CheckedNorm>];
 /// Families of `kv_append`.
 pub type KvAppendFamilies = &'static [&'static dyn Family<CheckedKvAppend>];
+/// Families of `indexer`.
+pub type IndexerFamilies = &'static [&'static dyn Family<CheckedIndexer>];
 
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
@@ -79,6 +81,8 @@ pub struct Catalog {
     pub norm: NormFamilies,
     /// Queries and keys turned, keys and values written to the cache.
     pub kv_append: KvAppendFamilies,
+    /// How well keys match queries, and which do best.
+    pub indexer: IndexerFamilies,
     /// Packed weights as plain numbers.
     pub unpack: UnpackFamilies,
 }
@@ -100,6 +104,7 @@ impl Catalog {
             names(self.attention),
             names(self.norm),
             names(self.kv_append),
+            names(self.indexer),
             names(self.unpack),
         ]
     }

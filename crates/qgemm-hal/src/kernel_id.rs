@@ -15,6 +15,7 @@ use crate::op::convert::ConvertSpec;
 use crate::op::dequantize::DequantizeSpec;
 use crate::op::experts::ExpertStepSpec;
 use crate::op::gemm::GemmSpec;
+use crate::op::indexer::IndexerSpec;
 use crate::op::kv_append::KvAppendSpec;
 use crate::op::matmul::MatmulSpec;
 use crate::op::norm::NormSpec;
@@ -70,6 +71,8 @@ pub enum Spec {
     Norm(NormSpec),
     /// Queries and keys turned, keys and values written to the cache.
     KvAppend(KvAppendSpec),
+    /// How well keys match queries, and which do best.
+    Indexer(IndexerSpec),
     /// Rows of blocks in the order of a packed layout: what loading a weight runs.
     Pack(PackSpec),
     /// A measurement of the device.
@@ -107,6 +110,7 @@ impl KernelId {
             Spec::Attention(_) => "attention",
             Spec::Norm(_) => "norm",
             Spec::KvAppend(_) => "kv_append",
+            Spec::Indexer(_) => "indexer",
             Spec::Pack(_) => "pack",
             Spec::Probe(_) => "probe",
         }
@@ -141,6 +145,7 @@ impl fmt::Display for KernelId {
             Spec::Attention(spec) => spec.fmt(f),
             Spec::Norm(spec) => spec.fmt(f),
             Spec::KvAppend(spec) => spec.fmt(f),
+            Spec::Indexer(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
             Spec::Probe(spec) => spec.fmt(f),
         }
@@ -168,6 +173,7 @@ impl FromStr for KernelId {
             "attention" => keys.parse().map(Spec::Attention),
             "norm" => keys.parse().map(Spec::Norm),
             "kv_append" => keys.parse().map(Spec::KvAppend),
+            "indexer" => keys.parse().map(Spec::Indexer),
             "pack" => keys.parse().map(Spec::Pack),
             "probe" => keys.parse().map(Spec::Probe),
             other => Err(format!("no operation is called `{other}`")),
@@ -342,6 +348,10 @@ mod tests {
         for (step, kv) in KvAppendStep::ALL.into_iter().flat_map(|step| KvFormat::ALL.map(|kv| (step, kv))) {
             let spec = KvAppendSpec { step, x: DType::BF16, kv };
             ids.push(KernelId::new("kv_append", Some(Variant::Sm75), Spec::KvAppend(spec)));
+        }
+        for x in crate::op::indexer::FORMATS {
+            let spec = IndexerSpec { step: Name::new("score"), x, features: 128, keys: 256 };
+            ids.push(KernelId::new("indexer_mma", Some(Variant::Sm89), Spec::Indexer(spec)));
         }
         ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec::any(2))));
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));

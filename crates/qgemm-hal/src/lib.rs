@@ -32,7 +32,7 @@ pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
     AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies,
+    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -51,6 +51,9 @@ pub use op::gemm::{
     Activation, GemmOperand, GemmSpec, LaunchPlan, NormedX, Schedule, StreamK, TileConfig, WorkTile, WorkspaceLayout,
     XOperand, XPlaneRegions, XPlanes, XPrecision, XPrologue, XRegion,
 };
+pub use op::indexer::{
+    IndexerConfig, IndexerKeys, IndexerLaunch, IndexerOperand, IndexerResult, IndexerRows, IndexerSpec,
+};
 pub use op::kv_append::{
     CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
     RotaryPairs,
@@ -63,8 +66,9 @@ pub use op::routing::{
 };
 pub use op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 pub use op::{
-    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand, OperandDesc, Operation,
+    Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer,
+    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand,
+    OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

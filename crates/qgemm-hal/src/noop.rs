@@ -23,6 +23,7 @@ use crate::op::convert::{ConvertConfig, ConvertOperand, ConvertPlan, ConvertSpec
 use crate::op::dequantize::{DequantizeConfig, DequantizeOperand, DequantizePlan, DequantizeSpec};
 use crate::op::experts::{ExpertOperand, ExpertsConfig, ExpertsPlan};
 use crate::op::gemm::{GemmOperand, LaunchPlan, Schedule, TileConfig};
+use crate::op::indexer::{IndexerConfig, IndexerLaunch, IndexerOperand, IndexerSpec};
 use crate::op::kv_append::{KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
@@ -30,8 +31,8 @@ use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, Quantiz
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 use crate::op::{
-    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
+    CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
+    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
@@ -155,6 +156,7 @@ impl Device for NoopDevice {
             attention: &[&NoopFamily],
             norm: &[&NoopFamily],
             kv_append: &[&NoopFamily],
+            indexer: &[&NoopFamily],
             unpack: &[&NoopFamily],
         }
     }
@@ -464,6 +466,38 @@ impl Family<CheckedKvAppend> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedKvAppend, _: &KvAppendConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedIndexer> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedIndexer, _info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        let spec = IndexerSpec { step: Name::new("index"), x: op.format, features: op.features as u32, keys: 1 };
+        Ok(vec![IndexerConfig {
+            kernel: KernelId::new("noop", None, Spec::Indexer(spec)),
+            launches: 1,
+            part_queries: op.queries,
+            workspace_bytes: 0,
+            math: Math::FmaF32,
+            padding: 1.0,
+            efficiency: (1000, 1000),
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<IndexerOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedIndexer, _: &IndexerConfig) -> u64 {
         0
     }
 }

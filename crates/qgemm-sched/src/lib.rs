@@ -4,7 +4,7 @@
 //! A module an operation. [`gemm::choose`] takes tuned configurations ([`TunedTable`]) first, then the cost model;
 //! [`convert::choose`], [`unpack::choose`], [`norm::choose`], [`kv_append::choose`], [`routing::choose`], [`quantize::choose`] and [`dequantize::choose`] the family that moves the bytes in the least time; [`experts::choose`] what suits
 //! experts of equal load; [`matmul::choose`] also cuts K;
-//! [`attention::choose`] what moves and multiplies in the least time.
+//! [`attention::choose`] and [`indexer::choose`] what moves and multiplies in the least time.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
@@ -15,6 +15,7 @@ pub mod dequantize;
 mod error;
 pub mod experts;
 pub mod gemm;
+pub mod indexer;
 pub mod kv_append;
 pub mod matmul;
 pub mod norm;

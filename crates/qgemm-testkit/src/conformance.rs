@@ -33,6 +33,7 @@ macro_rules! conformance {
             attention_invariant
             norm_sizes norm_types norm_layouts norm_values norm_residual
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
+            indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
             gradient_formats gradient_exact gradient_parts gradient_order);
     };
     (@tests $device:literal $($group:ident)*) => {

@@ -21,6 +21,7 @@ mod convert;
 mod experts;
 mod gemm;
 mod gradient;
+mod indexer;
 mod kv_append;
 mod limits;
 mod matmul;
@@ -46,6 +47,7 @@ pub use gemm::{
     multiply_gated, random_case, rounded, run,
 };
 pub use gradient::GradientCase;
+pub use indexer::{IndexedKeys, IndexerCase, IndexerValues, run_indexer};
 pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};

@@ -11,7 +11,7 @@ use crate::gemm::GemmSuite;
 use crate::gradient::GradientSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, kv_append, matmul, norm, routing};
+use crate::{attention, convert, indexer, kv_append, matmul, norm, routing};
 
 /// One case of an operation, as data. Its text names all that decides it.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
@@ -116,6 +116,7 @@ pub const SUITES: &[&dyn Suite] = &[
     &attention::SUITE,
     &norm::SUITE,
     &kv_append::SUITE,
+    &indexer::SUITE,
     &GradientSuite,
 ];
 

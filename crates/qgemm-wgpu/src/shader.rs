@@ -61,6 +61,9 @@ const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
 
 const KV_APPEND: &str = include_str!("../shaders/kv_append.wgsl");
+const INDEXER_PARAMS: &str = include_str!("../shaders/indexer_params.wgsl");
+const INDEXER_SCORE: &str = include_str!("../shaders/indexer_score.wgsl");
+const INDEXER_CHOOSE: &str = include_str!("../shaders/indexer_choose.wgsl");
 const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
 
 /// Texts of products that families share.
@@ -114,6 +117,9 @@ pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
 
 /// All texts of appending to caches.
 pub(crate) const KV_APPEND_TEXTS: [&str; 2] = [NUMBERS, KV_APPEND];
+
+/// All texts of indexers.
+pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
 
 /// All texts of norms.
 pub(crate) const NORM_TEXTS: [&str; 5] = [ABI, NUMBERS, NORM_PARAMS, NORM_WRITTEN, NORM];
@@ -322,6 +328,16 @@ pub(crate) fn compose_kv_append(words: &[(&'static str, u32)], choices: &[(&'sta
     compose_chosen(words, choices, KV_APPEND)
 }
 
+/// The shader that scores keys or, if it `chooses`, finds the best of them, with these constants.
+pub(crate) fn compose_indexer(
+    words: &[(&'static str, u32)],
+    choices: &[(&'static str, bool)],
+    chooses: bool,
+) -> Shader {
+    let main = if chooses { INDEXER_CHOOSE } else { INDEXER_SCORE };
+    compose_chosen(words, choices, &[INDEXER_PARAMS, main].join("\n"))
+}
+
 fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)], text: &str) -> Shader {
     let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
     let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
@@ -422,6 +438,9 @@ mod tests {
         validate(&compose_matmul(&crate::families::matmul::CONSTANTS).source, "a product of two matrices");
         for shader in crate::families::kv_append::all_shaders() {
             validate(&shader.source, "appending to a cache");
+        }
+        for shader in crate::families::indexer::all_shaders() {
+            validate(&shader.source, "an indexer");
         }
         for shader in crate::families::attention::all_shaders() {
             validate(&shader.source, "an attention");

@@ -54,6 +54,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "dequantize",
             "attention",
             "kv_append",
+            "indexer",
             "norm",
             "gemm",
             "experts",

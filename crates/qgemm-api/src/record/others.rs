@@ -1,9 +1,9 @@
 //! Records of operations other than products with one weight.
 
 use qgemm_hal::{
-    AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedKvAppend, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, KvAppendLaunch, MatmulPlan, NormLaunch,
-    Operation, QuantizePlan, RoutingLaunches,
+    AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
+    CheckedNorm, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, IndexerLaunch, IndexerResult,
+    KvAppendLaunch, MatmulPlan, NormLaunch, Operation, QuantizePlan, RoutingLaunches,
 };
 use qgemm_sched::{Candidates, Offered};
 
@@ -190,6 +190,36 @@ impl Recorded for CheckedKvAppend {
 
     fn config(plan: &KvAppendLaunch) -> &Self::Config {
         &plan.config
+    }
+}
+
+impl Recorded for CheckedIndexer {
+    fn describe(&self) -> String {
+        let Self { queries, heads, features, format, .. } = self;
+        let what = match self.result {
+            IndexerResult::Scores { .. } => "scores".to_owned(),
+            IndexerResult::Best { count } => format!("the best {count}"),
+        };
+        let keys = self.most_keys();
+        format!("{what} of {keys} keys for {queries} queries, {heads} heads of {features} features in {format}")
+    }
+
+    fn kernel_id(&self, plan: &IndexerLaunch) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &IndexerLaunch) -> &Self::Config {
+        &plan.config
+    }
+
+    fn rate(plan: &IndexerLaunch, info: &DeviceInfo) -> Option<f64> {
+        info.rate(plan.config.math)
+    }
+
+    fn workspace(plan: &IndexerLaunch) -> (usize, Vec<WorkspaceRegion>) {
+        let bytes = plan.config.workspace_bytes;
+        let parts = (bytes > 0).then(|| WorkspaceRegion::new("scores", 0, bytes));
+        (bytes, parts.into_iter().collect())
     }
 }
 

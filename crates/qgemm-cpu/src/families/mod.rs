@@ -5,6 +5,7 @@ pub mod convert;
 pub mod dequantize;
 pub mod experts;
 pub mod gemm;
+pub mod indexer;
 pub mod kv_append;
 pub mod matmul;
 pub mod norm;

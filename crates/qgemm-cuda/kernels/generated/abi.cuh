@@ -558,6 +558,78 @@ static_assert(QG_OFFSET_OF(KvAppendPointers, lane_heads) == 112, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, amplitude) == 116, "layout");
 static_assert(sizeof(KvAppendPointers) == 120, "layout");
 
+struct IndexerParams {
+    u64 q;  // Queries.
+    u64 k;  // Keys.
+    u64 weights;  // Weights of heads.
+    u64 q_scales;  // Scales of heads; 0 where there are none.
+    u64 k_scales;  // Scales of keys; 0 where there are none.
+    u64 starts;  // First key of each query; 0 where all see all.
+    u64 ends;  // Where the keys of each query end; 0 where all see all.
+    u64 lengths;  // Keys of each sequence; 0 where there are no pages.
+    u64 block_table;  // Pages of each sequence; 0 where there are no pages.
+    u64 scores;  // Scores of the queries of this launch.
+    u64 indices;  // Keys with the highest scores.
+    u64 q_token;  // From one query to the next.
+    u64 q_head;  // From one head of a query to the next.
+    u64 weights_row;  // From one query's weights to the next.
+    u64 k_page;  // From one page of keys to the next.
+    u64 k_row;  // From one key to the next.
+    u64 k_scale_page;  // From one page of scales to the next.
+    u64 scores_row;  // From one query's scores to the next.
+    u32 first_query;  // First query of this launch.
+    u32 queries;  // Queries of this launch.
+    u32 heads;  // Heads.
+    u32 features;  // Features.
+    u32 most_keys;  // Keys that a query sees at most.
+    u32 sequence_queries;  // Queries of a sequence, of those of this launch.
+    u32 query_ctas;  // CTAs along the queries of a sequence.
+    u32 cta_queries;  // Queries of a CTA at most.
+    u32 key_ctas;  // CTAs along the keys.
+    u32 pages;  // Pages.
+    u32 page_size;  // Rows of a page.
+    u32 table_width;  // Pages of a row of the block table; 0 where there are no pages.
+    u32 chosen;  // Keys that are chosen.
+    u32 q_aligned;  // Whether sixteen bytes of queries are loaded at once.
+    u32 k_aligned;  // Whether sixteen bytes of keys are loaded at once.
+    u32 not_seen;  // Bits of the score of a key that a query does not see.
+};
+static_assert(QG_OFFSET_OF(IndexerParams, q) == 0, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_scales) == 24, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_scales) == 32, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, starts) == 40, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, ends) == 48, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, lengths) == 56, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, block_table) == 64, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, scores) == 72, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, indices) == 80, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_token) == 88, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_head) == 96, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, weights_row) == 104, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_page) == 112, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_row) == 120, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_scale_page) == 128, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, scores_row) == 136, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 144, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, queries) == 148, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, heads) == 152, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, features) == 156, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 160, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, sequence_queries) == 164, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, query_ctas) == 168, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_queries) == 172, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, key_ctas) == 176, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, pages) == 180, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, page_size) == 184, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, table_width) == 188, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, chosen) == 192, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, q_aligned) == 196, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 200, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 204, "layout");
+static_assert(sizeof(IndexerParams) == 208, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.

@@ -11,6 +11,7 @@ use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
 use super::gemm::{Fp8Kernel, Instance, fp8_kernels, gathers, gemm_sequence, instances, of_planes, x_prologue};
+use super::indexer;
 use super::kernel_launch::load;
 use super::kv_append::KvAppend;
 use super::matmul::Matmul;
@@ -32,6 +33,7 @@ pub static CATALOG: Catalog = Catalog {
     attention: attention::FAMILIES,
     norm: &[&Norm],
     kv_append: &[&KvAppend],
+    indexer: indexer::FAMILIES,
     unpack: &[&Unpack],
 };
 

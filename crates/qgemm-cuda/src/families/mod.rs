@@ -7,6 +7,7 @@ mod convert;
 mod dequantize;
 mod experts;
 mod gemm;
+mod indexer;
 mod kernel_launch;
 mod kv_append;
 mod launch_params;
@@ -28,6 +29,7 @@ pub use convert::convert_sequence;
 pub use dequantize::dequantize_sequence;
 pub use experts::experts_sequence;
 pub use gemm::gemm_sequence;
+pub use indexer::indexer_sequence;
 pub use kernel_launch::{KernelLaunch, MakeKernel, Places};
 pub use kv_append::kv_append_sequence;
 pub use launch_params::LaunchParams;
@@ -62,6 +64,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(attention::specs(variant))
         .chain(norm::specs(variant))
         .chain(kv_append::specs(variant))
+        .chain(indexer::specs(variant))
         .chain(unpack::specs(variant))
         .chain(instances)
         .chain(experts::specs(variant))

@@ -34,6 +34,7 @@ pub(crate) struct Runtime {
     load_global: unsafe extern "C" fn(*const u8, u32, *mut u8, u32, *const c_char, u32),
     store_global: unsafe extern "C" fn(*mut u8, u32, *const u8, *const c_char, u32),
     atomic_add: unsafe extern "C" fn(*mut u32, u32, u32, *const c_char, u32) -> u32,
+    atomic_add_shared: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32) -> u32,
     store_relaxed: unsafe extern "C" fn(*mut u32, u32, *const c_char, u32),
     fence: unsafe extern "C" fn(),
     barrier: unsafe extern "C" fn(u32, u32, u32, *const c_char, u32),
@@ -67,6 +68,7 @@ impl Runtime {
         load_global,
         store_global,
         atomic_add,
+        atomic_add_shared,
         store_relaxed,
         fence,
         barrier,
@@ -255,6 +257,21 @@ unsafe extern "C" fn atomic_add(address: *mut u32, value: u32, relaxed: u32, fil
     unsafe {
         let ordered = accessing(site).order_atomic_add(address.addr(), relaxed != 0);
         check(ordered, site);
+        let old = address.read();
+        address.write(old.wrapping_add(value));
+        old
+    }
+}
+
+/// `atom.shared.add`.
+unsafe extern "C" fn atomic_add_shared(address: *mut u32, value: u32, file: *const c_char, line: u32) -> u32 {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; the word lies in shared memory, once accepted.
+    unsafe {
+        let block = accessing(site);
+        let thread = block.current;
+        let offset = check(block.grid.shared.offset(address.addr(), size_of::<u32>(), "atom.add on"), site);
+        check(block.grid.shared.add_atomically(offset, thread, &block.clocks), site);
         let old = address.read();
         address.write(old.wrapping_add(value));
         old

@@ -32,6 +32,8 @@ struct Cell {
     in_flight: u16,
     /// A word whose bytes were accessed one by one, and have cells of their own.
     split: bool,
+    /// The latest write was an atomic, which others need not wait for.
+    is_atomic: bool,
 }
 
 /// An access that must not be, and why.
@@ -149,6 +151,21 @@ impl SharedMemory {
             return Ok(());
         }
         self.write_bytes(offset, len, thread, clocks)
+    }
+
+    /// Checks and records `atom.shared.add` on a word, which races with what is not atomic alone.
+    pub(super) fn add_atomically(&mut self, offset: usize, thread: usize, clocks: &Clocks) -> Result<(), Refused> {
+        let cell = self.words[offset / WORD];
+        if cell.write_clock < clocks.start() {
+            return Err(unwritten(offset));
+        }
+        if !cell.is_atomic || cell.in_flight != 0 || cell.split {
+            self.write(offset, WORD, thread, clocks)?;
+        } else if let Some(reader) = self.unseen_reader(offset, cell, thread, clocks) {
+            return Err(race("adds to", "read", offset, reader));
+        }
+        self.words[offset / WORD] = Cell { is_atomic: true, ..Cell::written(clocks.stamp(thread)) };
+        Ok(())
     }
 
     #[cold]
@@ -348,6 +365,22 @@ mod tests {
         assert_eq!(memory.offset(base + 56, 16, "reads").unwrap_err().0, FaultKind::OutOfBounds);
         assert_eq!(memory.offset(base - 4, 4, "reads").unwrap_err().0, FaultKind::OutOfBounds);
         assert_eq!(memory.offset(base + 8, 16, "reads").unwrap_err().0, FaultKind::Misaligned);
+    }
+
+    #[test]
+    fn atomics_race_with_what_is_not_atomic() {
+        let (mut memory, mut clocks) = memory();
+        assert_eq!(kind(memory.add_atomically(0, 0, &clocks)), Some(FaultKind::Unwritten));
+        memory.write(0, 4, 0, &clocks).unwrap();
+        assert_eq!(kind(memory.add_atomically(0, 1, &clocks)), Some(FaultKind::Race));
+        clocks.meet_all();
+        memory.add_atomically(0, 1, &clocks).unwrap();
+        memory.add_atomically(0, 2, &clocks).unwrap();
+        assert_eq!(kind(memory.read(0, 4, 1, &clocks)), Some(FaultKind::Race));
+        assert_eq!(kind(memory.write(0, 4, 3, &clocks)), Some(FaultKind::Race));
+        clocks.meet_all();
+        memory.read(0, 4, 3, &clocks).unwrap();
+        assert_eq!(kind(memory.add_atomically(0, 1, &clocks)), Some(FaultKind::Race));
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod stress;
 use qgemm_api::Context;
 
 pub(crate) use cache::{KvOperand, api_keys, api_queries};
+pub(crate) use case::e4m3;
 pub use case::{AttentionCase, AttentionPlaces, AttentionValues};
 pub use run::run as run_attention;
 

@@ -6,6 +6,7 @@ pub(crate) mod dequantize;
 mod dispatch;
 pub(crate) mod experts;
 pub(crate) mod gemm;
+pub(crate) mod indexer;
 pub(crate) mod kv_append;
 pub(crate) mod matmul;
 pub(crate) mod modes;
@@ -35,6 +36,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     attention: attention::FAMILIES,
     norm: norm::FAMILIES,
     kv_append: kv_append::FAMILIES,
+    indexer: indexer::FAMILIES,
     unpack: unpack::FAMILIES,
 };
 
@@ -53,6 +55,8 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &attention::INTERFACE,
     &norm::INTERFACE,
     &kv_append::INTERFACE,
+    &indexer::SCORE_INTERFACE,
+    &indexer::CHOOSE_INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -76,6 +80,8 @@ const _: () = {
         &attention::INTERFACE,
         &norm::INTERFACE,
         &kv_append::INTERFACE,
+        &indexer::SCORE_INTERFACE,
+        &indexer::CHOOSE_INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

@@ -1,0 +1,128 @@
+//! `qgemm bench --op indexer`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Indexer, IndexerArgs, KvFormat};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+use crate::choice::IndexerShape;
+
+/// Keys that are chosen, where some are.
+const CHOSEN: usize = 2048;
+/// Rows of a page.
+const PAGE_SIZE: usize = 64;
+
+/// What is measured, unless other shapes are asked for.
+const SHAPES: [IndexerShape; 4] = [
+    IndexerShape { sequences: None, queries: 2048, keys: 4096, heads: 64, features: 128 },
+    IndexerShape { sequences: None, queries: 2048, keys: 65536, heads: 64, features: 128 },
+    IndexerShape { sequences: None, queries: 2048, keys: 65536, heads: 32, features: 128 },
+    IndexerShape { sequences: Some(64), queries: 1, keys: 8192, heads: 64, features: 128 },
+];
+
+/// Queries that see all keys.
+pub struct Subject {
+    shape: IndexerShape,
+    format: KvFormat,
+    best: Option<usize>,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.name(), self.format)
+    }
+}
+
+/// Every shape, scores and the best of them, in E4M3 and, where that is asked for, in a type of 16 bits.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let shapes: Vec<IndexerShape> = match args.shape[..] {
+        [] => SHAPES.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.indexer()).collect::<anyhow::Result<_>>()?,
+    };
+    let formats = match args.x_dtype {
+        DType::F32 => vec![KvFormat::E4M3],
+        dtype => vec![KvFormat::E4M3, KvFormat::Plain(dtype)],
+    };
+    let kinds = |shape: IndexerShape| {
+        let of = move |format| [None, Some(CHOSEN.min(shape.keys))].map(|best| Subject { shape, format, best });
+        formats.clone().into_iter().flat_map(of)
+    };
+    Ok(shapes.into_iter().flat_map(kinds).collect())
+}
+
+impl Subject {
+    fn name(&self) -> String {
+        match self.best {
+            None => self.shape.to_string(),
+            Some(best) => format!("{} best {best}", self.shape),
+        }
+    }
+}
+
+/// Times what a plan takes for a subject, with copies of queries and keys in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { shape, format, best } = subject;
+    let IndexerShape { sequences, queries, keys, heads, features } = shape;
+    let (all, rows) = (queries * sequences.unwrap_or(1), keys.next_multiple_of(PAGE_SIZE) * sequences.unwrap_or(1));
+    let indexer = Indexer::new(format, all, heads, features, keys);
+    let width = keys.div_ceil(PAGE_SIZE);
+    let indexer = match sequences {
+        Some(sequences) => indexer.paged(sequences, rows / PAGE_SIZE, PAGE_SIZE, width),
+        None => indexer,
+    };
+    let indexer = if let Some(count) = best { indexer.best(count) } else { indexer };
+    let plan = ctx.plan_indexer(&indexer)?;
+    let (of_q, of_k) = (format.bytes_of(all * heads * features), format.bytes_of(rows * features));
+    let places: Vec<usize> = (0..copies(ctx, of_q + of_k)).collect();
+    // Codes of small numbers of both signs, which are numbers in 16 bits, too.
+    let numbers =
+        |bytes: usize, step: usize| (0..bytes).map(|i| ((i * step) % 61) as u8 ^ (i / 7 % 2 * 0x80) as u8).collect();
+    let (queries_bytes, keys_bytes): (Vec<u8>, Vec<u8>) = (numbers(of_q, 7), numbers(of_k, 13));
+    let uploaded = |bytes: &[u8]| places.iter().map(|_| ctx.upload(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let (q, k) = (uploaded(&queries_bytes)?, uploaded(&keys_bytes)?);
+    let weights = ctx.upload(&(0..all * heads).map(|i| (i % 37) as f32 * 0.05 - 0.9).collect::<Vec<f32>>())?;
+    let scales = ctx.upload(&(0..rows).map(|i| 1.0 + (i % 31) as f32 / 32.0).collect::<Vec<f32>>())?;
+    let lengths = ctx.upload(&vec![keys as u32; sequences.unwrap_or(0)])?;
+    let table = ctx.upload(&(0..(rows / PAGE_SIZE) as u32).collect::<Vec<u32>>())?;
+    let mut result = ctx.allocate(all * best.unwrap_or(plan.op().most_keys()) * 4)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let mut args = IndexerArgs::new(&q[place], &k[place], &weights, &mut result).workspace(&mut workspace);
+        if format.has_factors() {
+            args = args.k_scales(&scales);
+        }
+        if sequences.is_some() {
+            args.lengths = Some((&lengths).into());
+            args.block_table = Some((&table).into());
+        }
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: subject.name(),
+        format: format.to_string(),
+        x_dtype: format.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: plan.flops() / median,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        profile: Some(profile),
+        slower: None,
+        regressed: false,
+    })
+}

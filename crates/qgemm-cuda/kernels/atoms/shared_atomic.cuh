@@ -1,0 +1,10 @@
+// Atomics on shared memory.
+#pragma once
+#include "atoms/shared_address.cuh"
+
+// atom.shared.add.u32, relaxed: orders nothing. Returns what was there before.
+QG_DEVICE u32 atomic_add_shared(u32* address, u32 value) {
+    u32 old;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(old) : "r"(shared_address(address)), "r"(value) : "memory");
+    return old;
+}

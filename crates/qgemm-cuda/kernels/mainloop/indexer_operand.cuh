@@ -1,0 +1,61 @@
+// Features of queries and keys as operands of matrix instructions of a warp: sixteen bytes of shared memory or registers at a time. Where
+// those of a chip take no E4M3 (on Hopper wgmma alone does), its numbers become f16, exactly.
+#pragma once
+#include "atoms/cp_async.cuh"
+#include "mainloop/indexer_keys.cuh"
+
+constexpr bool IS_E4M3 = QG_X == KV_E4M3;
+constexpr bool IS_DECODED = IS_E4M3 && (QG_VARIANT < 89 || QG_VARIANT == 90);
+// Bytes of a feature in memory, and features of sixteen bytes of an operand.
+constexpr u32 FEATURE_BYTES = IS_E4M3 ? 1 : 2;
+constexpr u32 CHUNK_FEATURES = IS_E4M3 && !IS_DECODED ? 16 : 8;
+constexpr u32 CHUNK_BYTES = CHUNK_FEATURES * FEATURE_BYTES;
+// Those of a row.
+constexpr u32 CHUNKS = QG_FEATURES / CHUNK_FEATURES;
+
+// Two codes, each the upper byte of a half, as f16 pairs. Their bits are those of an f16 that is 256 times less, and the code of NaN is
+// that of 480, which is no other number's.
+QG_DEVICE u32 decoded_pair(u32 codes) {
+    const u32 pair = mul_f16x2((codes & 0x80008000u) | ((codes & 0x7f007f00u) >> 1), 0x5c005c00u);
+    const u32 nan_low = (pair & 0x7fffu) == 0x5f80u ? 0x7fffu : 0, nan_high = (pair & 0x7fff0000u) == 0x5f800000u ? 0x7fff0000u : 0;
+    return pair | nan_low | nan_high;
+}
+
+QG_DEVICE u32x4 decoded(u32 low, u32 high) {
+    return {decoded_pair(prmt(low, 0, 0x1404)), decoded_pair(prmt(low, 0, 0x3424)), decoded_pair(prmt(high, 0, 0x1404)),
+            decoded_pair(prmt(high, 0, 0x3424))};
+}
+
+// The chunk whose bytes begin at `at`; `aligned`: at a multiple of their number.
+QG_DEVICE u32x4 load_chunk(const u8* at, bool aligned) {
+    u32 words[4] = {};
+    constexpr u32 WORDS = CHUNK_BYTES / 4;
+    if (aligned) {
+        if constexpr (WORDS == 4) return ld_global_v4(at);
+#pragma unroll
+        for (u32 i = 0; i < WORDS; i++) words[i] = ld_global_u32(at + 4 * i);
+    } else {
+#pragma unroll
+        for (u32 i = 0; i < CHUNK_FEATURES; i++) {
+            const u32 feature = IS_E4M3 ? ld_global_cached_u8(at + i) : ld_global_cached_u16(at + 2 * i);
+            words[i * FEATURE_BYTES / 4] |= feature << (i * FEATURE_BYTES % 4 * 8);
+        }
+    }
+    if constexpr (IS_DECODED) return decoded(words[0], words[1]);
+    return {words[0], words[1], words[2], words[3]};
+}
+
+// The same into shared memory, or zeros; in the background where nothing is to be done to it.
+QG_DEVICE void copy_chunk(bool wanted, u8* to, const u8* from, bool aligned) {
+#if QG_VARIANT >= 80
+    if constexpr (!IS_DECODED) {
+        if (aligned) {
+            cp_async_16_or_zeros(wanted, shared_address(to), from);
+            return;
+        }
+    }
+#endif
+    u32x4 chunk = {0, 0, 0, 0};
+    if (wanted) chunk = load_chunk(from, aligned);
+    st_shared(reinterpret_cast<u32x4*>(to), chunk);
+}

@@ -1,0 +1,192 @@
+//! `indexer_mma`: scores by matrix instructions of a warp, which keeps its keys in registers.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::op::indexer::{FORMATS, MOST_FEATURES};
+use qgemm_hal::{
+    CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
+    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+};
+
+use super::super::attention::params::kv_code;
+use super::super::kernel_launch::{KernelLaunch, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::{Cut, Part, params};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+const NAME: &str = "indexer_mma";
+/// Threads of a CTA.
+const THREADS: u32 = 128;
+/// Features that there are kernels for; others take the next larger ones.
+const FEATURES: [u32; 3] = [64, 128, 256];
+/// Most queries of a CTA.
+const MOST_QUERIES: usize = 64;
+/// CTAs on a multiprocessor that are enough to share the work out: more of them have fewer queries each, and load keys more often.
+const CTAS_PER_UNIT: usize = 16;
+/// Heads of a matrix instruction.
+const MMA_HEADS: usize = 8;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (700, 450);
+
+const _: () = assert!(MOST_FEATURES <= FEATURES[2] as usize);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct IndexerMma;
+
+/// Whether matrix instructions of a warp take E4M3; elsewhere its numbers become f16, on Hopper by the compiler for each of them.
+fn takes_e4m3(variant: Variant) -> bool {
+    matches!(variant, Variant::Sm89 | Variant::Sm120)
+}
+
+/// Bytes of a feature in shared memory.
+fn operand_bytes(x: KvFormat, variant: Variant) -> u32 {
+    if x.is_plain() || !takes_e4m3(variant) { 2 } else { 1 }
+}
+
+fn spec_of(x: KvFormat, features: usize, variant: Variant) -> Option<IndexerSpec> {
+    if x == KvFormat::Plain(DType::BF16) && variant < Variant::Sm80 {
+        return None;
+    }
+    let features = FEATURES.into_iter().find(|&most| most as usize >= features)?;
+    // What a warp keeps of sixteen keys is as many registers as of 32 with half the bytes; Volta's products have 32.
+    let is_long = features * operand_bytes(x, variant) > 256;
+    let warp_keys = if is_long && variant > Variant::Sm70 { 16 } else { 32 };
+    Some(IndexerSpec { step: Name::new("score"), x, features, keys: THREADS / 32 * warp_keys })
+}
+
+/// Heads that pass through shared memory together.
+fn stage_heads(spec: &IndexerSpec, variant: Variant) -> u32 {
+    if spec.features * operand_bytes(spec.x, variant) > 256 { 32 } else { 64 }
+}
+
+/// Stages of shared memory: what is copied in the background is two ahead.
+fn stages(variant: Variant) -> u32 {
+    if variant >= Variant::Sm80 { 3 } else { 2 }
+}
+
+/// `SharedStorage` of `entry/sm70_indexer_mma.cu`.
+fn shared_bytes(spec: &IndexerSpec, variant: Variant) -> u32 {
+    let stage = stage_heads(spec, variant) * (spec.features * operand_bytes(spec.x, variant) + 8);
+    stages(variant) * stage + (3 * MOST_QUERIES as u32 + 2) * 4
+}
+
+fn id(spec: IndexerSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Indexer(spec))
+}
+
+fn source(spec: IndexerSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/sm70_indexer_mma.cu";
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_X", kv_code(spec.x));
+    constant_line(&mut prelude, "QG_FEATURES", spec.features);
+    constant_line(&mut prelude, "QG_KEYS", spec.keys);
+    constant_line(&mut prelude, "QG_HEADS", stage_heads(&spec, variant));
+    constant_line(&mut prelude, "QG_STAGES", stages(variant));
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec, variant).next_multiple_of(16));
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_indexer_mma");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let all = FORMATS.into_iter().flat_map(|x| FEATURES.map(|features| (x, features)));
+    let all = all.filter_map(move |(x, features)| spec_of(x, features as usize, variant));
+    all.map(move |spec| source(spec, variant))
+}
+
+/// Queries and keys of a CTA: as many queries as leave the device busy.
+fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
+    let keys = spec.keys as usize;
+    let (sequences, each) = op.sequences();
+    let wanted = (CTAS_PER_UNIT * info.units as usize).max(1);
+    let key_ctas = (op.most_keys().div_ceil(keys) * sequences).max(1);
+    let queries = (each.min(part.queries) * key_ctas / wanted).clamp(1, MOST_QUERIES);
+    Cut { keys, queries }
+}
+
+impl Family<CheckedIndexer> for IndexerMma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+        let spec = spec_of(op.format, op.features, variant);
+        let spec = spec.ok_or_else(|| Unsupported::new(format!("multiplies no {} before Ampere", op.format)))?;
+        let (needs, has) = (shared_bytes(&spec, variant), info.shared_bytes);
+        if needs > has {
+            return Err(Unsupported::new(format!(
+                "needs {needs} bytes of shared memory, of which the device has {has}"
+            )));
+        }
+        let chooses = op.chosen() > 0;
+        let most_bytes = usize::try_from(info.memory_bytes / 4).unwrap_or(usize::MAX);
+        let part_queries = if chooses { op.part_queries(most_bytes) } else { op.queries };
+        let part = Part { first: 0, queries: part_queries };
+        if cut(op, &spec, part, info).ctas(op, part).2.is_none() {
+            return Err(Unsupported::new("counts CTAs in 31 bits: ask for fewer queries at once"));
+        }
+        let parts = op.queries.div_ceil(part_queries) as u32;
+        let padded = op.heads.next_multiple_of(MMA_HEADS) as f64 * f64::from(spec.features);
+        Ok(vec![IndexerConfig {
+            // Without keys nothing is scored.
+            kernel: if op.most_keys() > 0 { id(spec, variant) } else { super::choose_id(variant) },
+            launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),
+            part_queries,
+            workspace_bytes: if chooses { op.score_bytes(part_queries) } else { 0 },
+            math: if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 },
+            padding: padded / (op.heads * op.features) as f64,
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {
+        match (config.kernel.spec, config.kernel.variant) {
+            (Spec::Indexer(spec), Some(variant)) => source(spec, variant).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// The launch that scores `part`.
+pub(super) fn launch(
+    op: &CheckedIndexer,
+    kernel: KernelId,
+    part: Part,
+    info: &DeviceInfo,
+    variant: Variant,
+) -> KernelLaunch {
+    let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
+    let cut = cut(op, &spec, part, info);
+    let (_, _, ctas) = cut.ctas(op, part);
+    KernelLaunch {
+        id: kernel,
+        spec: source(spec, variant),
+        geometry: Geometry {
+            // `configs` found that they can be counted.
+            grid: [ctas.unwrap_or(0) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(&spec, variant).next_multiple_of(16),
+        },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: IndexerOperand::ALL,
+        updated: None,
+        params: Arc::new(params(op, part, cut)),
+    }
+}

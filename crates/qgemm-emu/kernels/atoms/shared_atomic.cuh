@@ -1,0 +1,7 @@
+// Atomics on shared memory.
+#pragma once
+#include "atoms/types.cuh"
+
+QG_DEVICE u32 atomic_add_shared(u32* address, u32 value, QG_AT) {
+    return emu->atomic_add_shared(address, value, file, line);
+}

@@ -1,0 +1,79 @@
+//! Parameters of the kernels of `indexer`.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{AbiField, AbiStruct};
+
+abi_struct! {
+    /// What the kernels of `indexer` are given: CUDA only. Strides are in elements.
+    pub struct IndexerParams {
+        /// Queries.
+        pub q: u64,
+        /// Keys.
+        pub k: u64,
+        /// Weights of heads.
+        pub weights: u64,
+        /// Scales of heads; 0 where there are none.
+        pub q_scales: u64,
+        /// Scales of keys; 0 where there are none.
+        pub k_scales: u64,
+        /// First key of each query; 0 where all see all.
+        pub starts: u64,
+        /// Where the keys of each query end; 0 where all see all.
+        pub ends: u64,
+        /// Keys of each sequence; 0 where there are no pages.
+        pub lengths: u64,
+        /// Pages of each sequence; 0 where there are no pages.
+        pub block_table: u64,
+        /// Scores of the queries of this launch.
+        pub scores: u64,
+        /// Keys with the highest scores.
+        pub indices: u64,
+        /// From one query to the next.
+        pub q_token: u64,
+        /// From one head of a query to the next.
+        pub q_head: u64,
+        /// From one query's weights to the next.
+        pub weights_row: u64,
+        /// From one page of keys to the next.
+        pub k_page: u64,
+        /// From one key to the next.
+        pub k_row: u64,
+        /// From one page of scales to the next.
+        pub k_scale_page: u64,
+        /// From one query's scores to the next.
+        pub scores_row: u64,
+        /// First query of this launch.
+        pub first_query: u32,
+        /// Queries of this launch.
+        pub queries: u32,
+        /// Heads.
+        pub heads: u32,
+        /// Features.
+        pub features: u32,
+        /// Keys that a query sees at most.
+        pub most_keys: u32,
+        /// Queries of a sequence, of those of this launch.
+        pub sequence_queries: u32,
+        /// CTAs along the queries of a sequence.
+        pub query_ctas: u32,
+        /// Queries of a CTA at most.
+        pub cta_queries: u32,
+        /// CTAs along the keys.
+        pub key_ctas: u32,
+        /// Pages.
+        pub pages: u32,
+        /// Rows of a page.
+        pub page_size: u32,
+        /// Pages of a row of the block table; 0 where there are no pages.
+        pub table_width: u32,
+        /// Keys that are chosen.
+        pub chosen: u32,
+        /// Whether sixteen bytes of queries are loaded at once.
+        pub q_aligned: u32,
+        /// Whether sixteen bytes of keys are loaded at once.
+        pub k_aligned: u32,
+        /// Bits of the score of a key that a query does not see.
+        pub not_seen: u32,
+    }
+}

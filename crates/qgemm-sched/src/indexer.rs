@@ -1,0 +1,54 @@
+//! `indexer`: which kernels.
+
+use qgemm_hal::{CheckedIndexer, DeviceInfo, Family, IndexerConfig, IndexerLaunch, Operation};
+
+use crate::candidates::Candidates;
+use crate::error::SchedError;
+use crate::gemm::Cost;
+
+/// Chooses how to run `op` on the device of `info`: the family and configuration that take the least time. Among equals, earlier ones
+/// win.
+///
+/// # Errors
+/// [`SchedError::NoFamily`] with the reason of every family.
+pub fn choose<'f>(
+    op: &CheckedIndexer,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedIndexer>],
+) -> Result<(&'f dyn Family<CheckedIndexer>, IndexerLaunch), SchedError> {
+    let Candidates { offered, refusals } = candidates(op, info, families);
+    let best = offered.into_iter().next().map(|best| (best.family, best.plan));
+    best.ok_or_else(|| {
+        let CheckedIndexer { queries, heads, features, format, .. } = op;
+        let operation = format!("an indexer of {queries} queries, {heads} heads of {features} features in {format}");
+        SchedError::NoFamily { device: info.name.clone(), operation, refusals }
+    })
+}
+
+/// Every way to run `op` that [`choose`] has the choice of.
+pub fn candidates<'f>(
+    op: &CheckedIndexer,
+    info: &DeviceInfo,
+    families: &[&'f dyn Family<CheckedIndexer>],
+) -> Candidates<'f, CheckedIndexer> {
+    Candidates::ask(
+        families,
+        |family| family.configs(op, info),
+        |config| {
+            let cost = cost(op, info, &config);
+            [(IndexerLaunch { config, estimate: cost.seconds }, cost)]
+        },
+    )
+}
+
+/// What `config` should cost: what takes longer, moving the bytes or multiplying, after the launches.
+fn cost(op: &CheckedIndexer, info: &DeviceInfo, config: &IndexerConfig) -> Cost {
+    let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
+    let (of_bandwidth, of_rate) = config.efficiency;
+    // Scores from which keys are chosen are written, and read about twice.
+    let scores = if config.workspace_bytes > 0 { 12.0 * op.queries as f64 * op.most_keys() as f64 } else { 0.0 };
+    let moving = (op.traffic() + scores) / (info.bandwidth * share(of_bandwidth));
+    let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
+    let launches = f64::from(config.launches) * info.launch_seconds;
+    Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying))
+}

@@ -1,0 +1,271 @@
+//! One indexer to check: queries, keys and what is wanted of them.
+
+use std::fmt;
+use std::ops::Range;
+
+use qgemm_hal::KvFormat;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::activations::normal;
+use crate::attention::e4m3;
+
+/// Which keys the queries see.
+#[derive(Clone, Debug, PartialEq)]
+pub enum IndexedKeys {
+    /// So many, all of them.
+    All(usize),
+    /// Of so many, those from a first one on and before an end: one pair a query, whatever it is.
+    Ranges(usize, Vec<(u32, u32)>),
+    /// Those of sequences in pages of this size.
+    Paged(usize, Vec<usize>),
+}
+
+/// What queries, keys and weights hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexerValues {
+    /// Normal numbers; of keys that nobody sees, NaN.
+    Normal,
+    /// Small integers and powers of two: every score is exact, and many are alike.
+    Integers,
+    /// Normal, and NaN in every fifth key.
+    Nan,
+    /// Normal, and an infinity in every fifth key, in formats that have one.
+    Infinite,
+    /// Integers, and a table that names pages that are none.
+    BadPages,
+    /// No product above 0, in every second key: scores of zeros of both signs.
+    Zeros,
+}
+
+/// One indexer to check.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IndexerCase {
+    /// Queries, of all sequences.
+    pub queries: usize,
+    /// Heads of each.
+    pub heads: usize,
+    /// Features of a head.
+    pub features: usize,
+    /// Format of queries and keys.
+    pub format: KvFormat,
+    /// Keys.
+    pub keys: IndexedKeys,
+    /// Heads of queries have scales.
+    pub q_scales: bool,
+    /// What all of it holds.
+    pub values: IndexerValues,
+    /// Choose so many keys, too.
+    pub best: Option<usize>,
+    /// Elements between rows of all operands, and between pages.
+    pub gap: usize,
+    /// Elements that operands lie past an aligned address.
+    pub offset: usize,
+    /// Scales of a page lie behind its keys.
+    pub scales_in_pages: bool,
+    /// Seed of all values.
+    pub seed: u64,
+}
+
+impl IndexerCase {
+    /// Scores of normal numbers, without gaps.
+    pub fn new(queries: usize, (heads, features): (usize, usize), format: KvFormat, keys: IndexedKeys) -> Self {
+        Self {
+            queries,
+            heads,
+            features,
+            format,
+            keys,
+            q_scales: false,
+            values: IndexerValues::Normal,
+            best: None,
+            gap: 0,
+            offset: 0,
+            scales_in_pages: false,
+            seed: 0,
+        }
+    }
+
+    /// Columns of scores.
+    pub(super) fn most_keys(&self) -> usize {
+        match &self.keys {
+            IndexedKeys::All(keys) | IndexedKeys::Ranges(keys, _) => *keys,
+            IndexedKeys::Paged(size, _) => self.table_width() * size,
+        }
+    }
+
+    /// Queries of a sequence.
+    pub(super) fn each(&self) -> usize {
+        match &self.keys {
+            IndexedKeys::Paged(_, lengths) => self.queries.checked_div(lengths.len()).unwrap_or(0),
+            _ => self.queries,
+        }
+    }
+
+    /// Pages of a row of the table: one more than the longest sequence has.
+    pub(super) fn table_width(&self) -> usize {
+        let IndexedKeys::Paged(size, lengths) = &self.keys else { return 0 };
+        1 + lengths.iter().map(|keys| keys.div_ceil(*size)).max().unwrap_or(0)
+    }
+
+    /// Pages of the cache, one of which nobody has, and rows of each; keys without pages are one.
+    pub(super) fn pages(&self) -> (usize, usize) {
+        match &self.keys {
+            IndexedKeys::All(keys) | IndexedKeys::Ranges(keys, _) => (1, *keys),
+            IndexedKeys::Paged(size, lengths) => {
+                (1 + lengths.iter().map(|keys| keys.div_ceil(*size)).sum::<usize>(), *size)
+            }
+        }
+    }
+
+    /// The block table. Pages lie in any order; places behind the last name none.
+    pub(super) fn table(&self) -> Vec<u32> {
+        let IndexedKeys::Paged(size, lengths) = &self.keys else { return Vec::new() };
+        let (pages, _) = self.pages();
+        let mut order: Vec<u32> = (0..pages as u32).collect();
+        order.shuffle(&mut self.rng(9));
+        let (mut table, width) = (vec![u32::MAX; self.table_width() * lengths.len()], self.table_width());
+        let mut next = order.into_iter();
+        for (row, keys) in table.chunks_exact_mut(width).zip(lengths) {
+            for place in &mut row[..keys.div_ceil(*size)] {
+                *place = next.next().unwrap_or(0);
+            }
+        }
+        if self.values == IndexerValues::BadPages {
+            table.iter_mut().skip(1).step_by(3).for_each(|page| *page = pages as u32 + *page % 2);
+        }
+        table
+    }
+
+    /// Keys that a query sees, those of pages that are none among them.
+    pub(super) fn seen(&self, query: usize) -> Range<usize> {
+        match &self.keys {
+            IndexedKeys::All(keys) => 0..*keys,
+            IndexedKeys::Ranges(keys, ranges) => {
+                let (start, end) = ranges[query];
+                start as usize..(end as usize).min(*keys)
+            }
+            IndexedKeys::Paged(_, lengths) => {
+                let (sequence, i) = (query / self.each(), query % self.each());
+                0..(lengths[sequence] + i + 1).saturating_sub(self.each())
+            }
+        }
+    }
+
+    /// Row of the keys, counted through all pages, of a key that a query sees; none where the table names no page.
+    pub(super) fn row(&self, query: usize, key: usize, table: &[u32]) -> Option<usize> {
+        let IndexedKeys::Paged(size, _) = &self.keys else { return Some(key) };
+        let page = table[query / self.each() * self.table_width() + key / size] as usize;
+        (page < self.pages().0).then_some(page * size + key % size)
+    }
+
+    fn rng(&self, salt: u64) -> StdRng {
+        StdRng::seed_from_u64(self.seed ^ salt << 40)
+    }
+
+    fn is_exact(&self) -> bool {
+        matches!(self.values, IndexerValues::Integers | IndexerValues::BadPages)
+    }
+
+    /// Whether every score is exact in f32, in whatever order it is added up.
+    pub(super) fn has_exact_scores(&self) -> bool {
+        self.is_exact()
+    }
+
+    /// Queries `[queries, heads, features]`, numbers of the format.
+    pub(super) fn queries(&self) -> Vec<f32> {
+        let mut rng = self.rng(1);
+        let count = self.queries * self.heads * self.features;
+        (0..count).map(|_| self.stored(self.number(&mut rng))).collect()
+    }
+
+    /// Rows of keys `[pages · page size, features]`, numbers of the format: NaN of those that no query sees.
+    pub(super) fn keys(&self, table: &[u32]) -> Vec<f32> {
+        let mut rng = self.rng(2);
+        let (pages, size) = self.pages();
+        let mut is_seen = vec![false; pages * size];
+        for query in 0..self.queries {
+            self.seen(query).filter_map(|key| self.row(query, key, table)).for_each(|row| is_seen[row] = true);
+        }
+        let mut all = vec![f32::NAN; pages * size * self.features];
+        for (row, (is_seen, values)) in is_seen.into_iter().zip(all.chunks_exact_mut(self.features)).enumerate() {
+            let special = rng.random_range(0..self.features);
+            values.iter_mut().for_each(|value| *value = self.stored(self.number(&mut rng)));
+            let is_infinite = self.values == IndexerValues::Infinite && row % 5 == 2 && self.format.is_plain();
+            match self.values {
+                _ if !is_seen => values.fill(f32::NAN),
+                IndexerValues::Nan if row % 5 == 2 => values[special] = f32::NAN,
+                _ if is_infinite => values[special] = f32::INFINITY,
+                IndexerValues::Zeros if row % 2 == 0 => values.fill(0.0),
+                _ => {}
+            }
+        }
+        all
+    }
+
+    /// Weights of heads (`salt` 3), `[queries, heads]`, or their scales (4).
+    pub(super) fn of_heads(&self, salt: u64) -> Vec<f32> {
+        let mut rng = self.rng(salt);
+        let scale = |rng: &mut StdRng| if self.is_exact() { 0.5 } else { rng.random_range(0.25..2.0) };
+        let number = |rng: &mut StdRng| if salt == 4 { scale(rng) } else { self.number(rng) };
+        (0..self.queries * self.heads).map(|_| number(&mut rng)).collect()
+    }
+
+    /// Scales of the rows of keys: NaN of those that no query sees, and of the rest of the last page.
+    pub(super) fn key_scales(&self, keys: &[f32]) -> Vec<f32> {
+        let mut rng = self.rng(5);
+        let scale = |keys: &[f32]| {
+            let scale =
+                if self.is_exact() { [0.5, 1.0, 2.0][rng.random_range(0..3)] } else { rng.random_range(0.25..2.0) };
+            if keys.iter().all(|key| key.is_nan()) { f32::NAN } else { scale }
+        };
+        keys.chunks_exact(self.features).map(scale).collect()
+    }
+
+    fn number(&self, rng: &mut StdRng) -> f32 {
+        if self.is_exact() { rng.random_range(-2..=2i8).into() } else { normal(rng) }
+    }
+
+    /// A number as the format holds it.
+    fn stored(&self, value: f32) -> f32 {
+        match self.format {
+            KvFormat::Plain(dtype) => dtype.decode(&dtype.encode(&[value]))[0],
+            _ => qgemm_formats::float8::e4m3_to_f32(e4m3(value)),
+        }
+    }
+}
+
+/// A line for tables: `3 64x128 e4m3 ranges of 100`, then whatever is not the default.
+impl fmt::Display for IndexerCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { queries, heads, features, format, gap, offset, seed, .. } = self;
+        write!(f, "{queries} {heads}x{features} {format}")?;
+        match &self.keys {
+            IndexedKeys::All(keys) => write!(f, " {keys} keys")?,
+            IndexedKeys::Ranges(keys, ranges) => {
+                let all: Vec<String> = ranges.iter().map(|(start, end)| format!("{start}-{end}")).collect();
+                write!(f, " {keys} keys ({})", all.join(" "))?;
+            }
+            IndexedKeys::Paged(size, lengths) => write!(f, " pages of {size} {lengths:?}")?,
+        }
+        if self.q_scales {
+            f.write_str(" q-scales")?;
+        }
+        if self.values != IndexerValues::Normal {
+            write!(f, " {:?}", self.values)?;
+        }
+        if let Some(best) = self.best {
+            write!(f, " best={best}")?;
+        }
+        if self.scales_in_pages {
+            f.write_str(" scales-in-pages")?;
+        }
+        for (name, value) in [("gap", *gap as u64), ("offset", *offset as u64), ("seed", *seed)] {
+            if value != 0 {
+                write!(f, " {name}={value}")?;
+            }
+        }
+        Ok(())
+    }
+}
