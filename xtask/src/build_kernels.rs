@@ -19,6 +19,8 @@ use crate::kernels_lock::{Differences, Lock, Row};
 use crate::nvrtc;
 use crate::sass::Disassembler;
 
+/// Days that draw all of the sample.
+const DAYS: u64 = 3;
 /// What a bundle may weigh.
 const MAX_BUNDLE_BYTES: u64 = 20_000_000;
 
@@ -48,9 +50,9 @@ pub struct Args {
     /// Check quickly: compile each kernel for one of the chips only, the next kernel for the next chip.
     #[arg(long, requires = "check")]
     sample: bool,
-    /// Of the sample, every second kernel: the one half on even days, the other on odd ones.
+    /// Of the sample, every third kernel: those that this day draws.
     #[arg(long, requires = "sample", value_name = "DAY")]
-    half_of_day: Option<u64>,
+    of_day: Option<u64>,
     /// Folder for the bundles, instead of `kernels` in the target folder.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -91,8 +93,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let targets = targets(args, &lock, &version, &supported)?;
     let all = jobs(args, &targets)?;
     let mut jobs = if args.sample { sample(&all, &targets) } else { all.clone() };
-    if let Some(day) = args.half_of_day {
-        jobs = (day..).zip(jobs).filter(|(number, _)| number.is_multiple_of(2)).map(|(_, job)| job).collect();
+    if let Some(day) = args.of_day {
+        jobs = (day..).zip(jobs).filter(|(number, _)| number.is_multiple_of(DAYS)).map(|(_, job)| job).collect();
     }
     let cache = nvrtc::target_folder()?.join("kernels").join("cache");
     if let Some(worker) = &args.worker {
@@ -382,7 +384,7 @@ mod tests {
             named: Vec::new(),
             check: false,
             sample: false,
-            half_of_day: None,
+            of_day: None,
             out: None,
             jobs: None,
             worker: None,
