@@ -46,12 +46,13 @@ struct EmuRuntime {
                         u32 line);
     void (*proxy_fence)();
     void (*wgmma_fence)();
-    // `operands`: the numbers of WgmmaOperands in src/model/float.rs. `adds` 0: D is written, not added to.
-    void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 operands, u32 adds, const char* file,
-                  u32 line);
+    // `operands`: the numbers of WgmmaOperands in src/model/float.rs. `adds` 0: D is written, not added to. `b_mn`: 1 where B is
+    // MN-major.
+    void (*wgmma)(float* d, u32 d_words, const u32* a, u64 b_descriptor, u32 b_mn, u32 operands, u32 adds,
+                  const char* file, u32 line);
     // Both factors in shared memory. `a_mn`, `b_mn`: 1 where it is MN-major.
     void (*wgmma_shared)(float* d, u32 d_words, u64 a_descriptor, u64 b_descriptor, u32 a_mn, u32 b_mn, u32 operands,
-                         const char* file, u32 line);
+                         u32 adds, const char* file, u32 line);
     void (*wgmma_commit)();
     void (*wgmma_wait)(u32 groups, const char* file, u32 line);
 };

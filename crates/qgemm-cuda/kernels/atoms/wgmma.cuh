@@ -19,6 +19,12 @@ QG_DEVICE void wgmma_fence() {
 QG_DEVICE void wgmma_fence_operand(u32 (&a)[4]) {
     asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
 }
+// Emits no instruction. What reads accumulators stays behind this point, and what writes them before it.
+template <u32 COUNT>
+QG_DEVICE void wgmma_fence_accumulators(float (&d)[COUNT]) {
+#pragma unroll
+    for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
+}
 // Ends the group of the instructions issued since the last group ended.
 QG_DEVICE void wgmma_commit_group() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");

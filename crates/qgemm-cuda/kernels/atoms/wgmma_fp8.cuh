@@ -11,13 +11,6 @@
 #include "atoms/wgmma.cuh"
 
 #if QG_VARIANT == 90
-// Emits no instruction. What reads accumulators stays behind this point, and what writes them before it.
-template <u32 COUNT>
-QG_DEVICE void wgmma_fence_accumulators(float (&d)[COUNT]) {
-#pragma unroll
-    for (u32 i = 0; i < COUNT; i++) asm volatile("" : "+f"(d[i])::"memory");
-}
-
 // Descriptor of a matrix in shared memory (PTX ISA, "Matrix Descriptor Format"): columns of 64 bytes along k, 512 bytes
 // from one group of eight columns to the next, in the 64-byte swizzle that TMA writes: the 16-byte chunk u of column c
 // stands at u ^ (c / 2 % 4). The matrix begins at a multiple of 512 bytes. A step along k within its 64 bytes adds as

@@ -53,8 +53,8 @@ pub(crate) struct Runtime {
     tensor_copy: unsafe extern "C" fn(*mut u8, *const c_void, *const i32, u32, *mut u64, *const c_char, u32),
     proxy_fence: unsafe extern "C" fn(),
     wgmma_fence: unsafe extern "C" fn(),
-    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, u32, *const c_char, u32),
-    wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, *const c_char, u32),
+    wgmma: unsafe extern "C" fn(*mut f32, u32, *const u32, u64, u32, u32, u32, *const c_char, u32),
+    wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, u32, *const c_char, u32),
     wgmma_commit: unsafe extern "C" fn(),
     wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
 }
@@ -500,13 +500,14 @@ unsafe extern "C" fn wgmma(
     accumulators: u32,
     a: *const u32,
     descriptor: u64,
+    b_mn: u32,
     operands: u32,
     adds: u32,
     file: *const c_char,
     line: u32,
 ) {
     let site = Site { file, line };
-    let b = Factor { descriptor, is_mn_major: false };
+    let b = Factor { descriptor, is_mn_major: b_mn != 0 };
     let Some(operands) = WgmmaOperands::of(operands) else { return };
     let what = Wgmma { accumulators: accumulators as usize, a: None, b, operands, adds: adds != 0 };
     let meeting = Meeting::Warpgroup(what);
@@ -530,6 +531,7 @@ unsafe extern "C" fn wgmma_shared(
     a_mn: u32,
     b_mn: u32,
     operands: u32,
+    adds: u32,
     file: *const c_char,
     line: u32,
 ) {
@@ -537,7 +539,7 @@ unsafe extern "C" fn wgmma_shared(
     let a = Factor { descriptor: a_descriptor, is_mn_major: a_mn != 0 };
     let b = Factor { descriptor: b_descriptor, is_mn_major: b_mn != 0 };
     let Some(operands) = WgmmaOperands::of(operands) else { return };
-    let what = Wgmma { accumulators: accumulators as usize, a: Some(a), b, operands, adds: true };
+    let what = Wgmma { accumulators: accumulators as usize, a: Some(a), b, operands, adds: adds != 0 };
     let meeting = Meeting::Warpgroup(what);
     // SAFETY: called by a kernel with `accumulators` floats at `d`, an array of the thread that it must not use before it
     // waits; no reference is held across the switch.

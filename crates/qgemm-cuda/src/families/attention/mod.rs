@@ -1,22 +1,45 @@
 //! `attention`: softmax over keys and the mean of their values. By FMA for few queries, every type and every chip (`simt`), by matrix
-//! instructions for many (`mma`), and for few whose heads share keys (`decode`).
+//! instructions for many (`wgmma` on Hopper, `mma`), and for few whose heads share keys (`decode`).
 
 mod decode;
 mod mma;
 pub(super) mod params;
 mod simt;
+mod wgmma;
 
-use qgemm_hal::{AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Variant};
+use qgemm_hal::{
+    AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Unsupported, Variant,
+};
 
 use super::kernel_launch::MakeKernel;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
-pub(super) const FAMILIES: AttentionFamilies = &[&simt::AttentionSimt, &mma::AttentionMma, &decode::AttentionDecode];
+pub(super) const FAMILIES: AttentionFamilies = &[&simt::AttentionSimt, &mma::AttentionMma, &decode::AttentionDecode, &wgmma::AttentionWgmma];
+
+/// From so many queries on, bits that may not depend on the batch are those of matrix instructions.
+const INVARIANT_QUERIES: usize = 17;
 
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    simt::specs(variant).chain(mma::specs(variant)).chain(decode::specs(variant))
+    simt::specs(variant).chain(mma::specs(variant)).chain(decode::specs(variant)).chain(wgmma::specs(variant))
+}
+
+/// Whether `family` may serve `op`: where bits may not depend on the batch, one family does, and what decides which does not depend on
+/// it either.
+fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
+    if !op.batch_invariant {
+        return Ok(());
+    }
+    let chosen = match op.most_queries() >= INVARIANT_QUERIES {
+        true if wgmma::spec_of(op, info).is_ok() => wgmma::NAME,
+        true if mma::spec_of(op, info).is_ok() => mma::NAME,
+        _ => simt::NAME,
+    };
+    match family == chosen {
+        true => Ok(()),
+        false => Err(Unsupported::new(format!("leaves bits that may not depend on the batch to {chosen}"))),
+    }
 }
 
 /// The launches of a plan, whose kernels `make` makes ready.
@@ -32,6 +55,7 @@ pub fn attention_sequence(
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     match plan.config.kernel.family.as_str() {
         mma::NAME => mma::sequence(op, &plan.config, variant, make),
+        wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
         _ => simt::sequence(op, &plan.config, variant, make),
     }

@@ -18,8 +18,9 @@ pub(in crate::families) struct AttentionParams {
     pub at: AttentionPointers,
 }
 
-impl Params for AttentionParams {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+impl AttentionParams {
+    /// With the operands' addresses.
+    pub fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<Self, HalError> {
         use AttentionOperand as O;
         let mut params = *self;
         let pointers = [
@@ -41,7 +42,13 @@ impl Params for AttentionParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
-        Ok(LaunchParams::of(&params))
+        Ok(params)
+    }
+}
+
+impl Params for AttentionParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
 

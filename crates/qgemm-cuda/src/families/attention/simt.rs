@@ -11,7 +11,6 @@ use qgemm_hal::{
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::mma;
 use super::params::{AttentionParams, kv_code};
 use crate::source;
 use crate::spec::KernelSpec;
@@ -170,9 +169,7 @@ impl Family<CheckedAttention> for AttentionSimt {
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-        if op.batch_invariant && mma::serves_invariant(op, info) {
-            return Err(Unsupported::new("leaves bits that may not depend on the batch to matrix instructions"));
-        }
+        super::check_invariant(NAME, op, info)?;
         let spec = spec_of(op);
         let cut = Cut::new(op, &spec, info.units);
         ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;

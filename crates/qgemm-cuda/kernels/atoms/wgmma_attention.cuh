@@ -1,0 +1,52 @@
+// The forms of `wgmma` that attention takes: scores of queries and keys, both in shared memory, that begin at zero, and weights in
+// registers with values whose features are contiguous. What is said of D, A, fences and groups in atoms/wgmma.cuh holds here, what
+// is said of descriptors there and in atoms/wgmma_shared.cuh.
+#pragma once
+#include "atoms/wgmma_shared.cuh"
+
+#if QG_VARIANT == 90
+// One instruction for `n` columns. The immediates: whether it adds to D, no negation of A and B, both factors K-major.
+#define QG_WGMMA_SCORES(n, type, places, operands, a, b, adds)                                                         \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, " a ", " b ", " adds  \
+                 ", 1, 1, 0, 0;"                                                                                       \
+                 : operands                                                                                            \
+                 : "l"(a_descriptor), "l"(b_descriptor), "n"(ADDS))
+#define QG_WGMMA_SCORES_OF_COLUMNS(type)                                                                               \
+    if constexpr (COLUMNS == 64)                                                                                       \
+        QG_WGMMA_SCORES(64, type, QG_PLACES_32, QG_D32(0), "%32", "%33", "%34");                                       \
+    else                                                                                                               \
+        QG_WGMMA_SCORES(128, type, QG_PLACES_64, QG_D64(0), "%64", "%65", "%66")
+
+// D[64 rows, COLUMNS] = A · B, or += where ADDS is 1, over 16 values of k. COLUMNS is 64 or 128.
+template <u32 COLUMNS, u32 ADDS>
+QG_DEVICE void wgmma_scores_k16_f16(float (&d)[COLUMNS / 2], u64 a_descriptor, u64 b_descriptor) {
+    QG_WGMMA_SCORES_OF_COLUMNS("f16");
+}
+template <u32 COLUMNS, u32 ADDS>
+QG_DEVICE void wgmma_scores_k16_bf16(float (&d)[COLUMNS / 2], u64 a_descriptor, u64 b_descriptor) {
+    QG_WGMMA_SCORES_OF_COLUMNS("bf16");
+}
+
+// One instruction for `n` columns. The immediates: accumulate into D, no negation of A and B, B is MN-major.
+#define QG_WGMMA_VALUES(n, type, places, operands, a, b)                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" places "}, {" a "}, " b          \
+                 ", 1, 1, 1, 1;"                                                                                       \
+                 : operands                                                                                            \
+                 : "r"(a_registers[0]), "r"(a_registers[1]), "r"(a_registers[2]), "r"(a_registers[3]),                 \
+                   "l"(b_descriptor))
+#define QG_WGMMA_VALUES_OF_COLUMNS(type)                                                                               \
+    if constexpr (COLUMNS == 64)                                                                                       \
+        QG_WGMMA_VALUES(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                               \
+    else                                                                                                               \
+        QG_WGMMA_VALUES(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68")
+
+// D[64 rows, COLUMNS] += A · B over 16 values of k, B MN-major. COLUMNS is 64 or 128.
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_values_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
+    QG_WGMMA_VALUES_OF_COLUMNS("f16");
+}
+template <u32 COLUMNS>
+QG_DEVICE void wgmma_values_k16_bf16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
+    QG_WGMMA_VALUES_OF_COLUMNS("bf16");
+}
+#endif

@@ -1,0 +1,248 @@
+// Prefill on Hopper: what a warpgroup of consumers does with its 64 queries. Scores of a tile of keys begin while the weights of the tile
+// before are multiplied with its values; while one warpgroup computes its softmax, the matrix instructions of another run.
+#pragma once
+#include "atoms/max.cuh"
+#include "atoms/wgmma_attention.cuh"
+#include "mainloop/sm90/attention_ring.cuh"
+
+constexpr u32 SCORES = QG_KEYS / 2, SUMS = QG_V / 2, K_STEPS = QG_QK / 16, KEY_STEPS = QG_KEYS / 16;
+
+// A lane has two queries, the second eight rows below the first.
+struct Rows {
+    float sums[SUMS];
+    // Weights of the tile before, which belong to its matrix instructions until these are complete.
+    u32 weights[KEY_STEPS][4];
+    // The largest product, and the lane's share of the sum of weights.
+    float largest[2], total[2];
+    KeyRange seen[2];
+};
+
+// What a warpgroup keeps from item to item.
+struct Consumer {
+    u32 warpgroup, lane;
+    RingPosition k, v;
+    // What exponents to base 2 are of products.
+    float factor;
+};
+
+// Two numbers, rounded to the operands' type.
+QG_DEVICE u32 rounded_pair(float low, float high) {
+    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+}
+
+QG_DEVICE float number_of(u32 half) {
+    return QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
+}
+
+// Warpgroups begin their matrix instructions in turn.
+QG_DEVICE void take_turn(const Consumer& own) {
+    if constexpr (WARPGROUPS > 1) barrier_sync(1 + own.warpgroup, 256);
+}
+QG_DEVICE void pass_turn(const Consumer& own) {
+    if constexpr (WARPGROUPS > 1) barrier_arrive(own.warpgroup + 1 == WARPGROUPS ? 1 : 2 + own.warpgroup, 256);
+}
+
+// Begins the scores of a tile of keys.
+QG_DEVICE void start_scores(float (&scores)[SCORES], const AttentionRing& ring, const Consumer& own) {
+    const u64 q = wgmma_descriptor_128b(ring.q + own.warpgroup * (QG_QK / BOX) * Q_BOX_BYTES);
+    const u64 k = wgmma_descriptor_128b(ring.k[own.k.stage]);
+#pragma unroll
+    for (u32 step = 0; step < K_STEPS; step++) {
+        // In the descriptor's units of 16 bytes.
+        const u32 in_box = step % 4 * 2, q_at = step / 4 * Q_BOX_BYTES / 16 + in_box;
+        const u32 k_at = step / 4 * KEYS_BOX_BYTES / 16 + in_box;
+        if constexpr (QG_KV == DTYPE_F16) {
+            if (step == 0)
+                wgmma_scores_k16_f16<QG_KEYS, 0>(scores, q + q_at, k + k_at);
+            else
+                wgmma_scores_k16_f16<QG_KEYS, 1>(scores, q + q_at, k + k_at);
+        } else {
+            if (step == 0)
+                wgmma_scores_k16_bf16<QG_KEYS, 0>(scores, q + q_at, k + k_at);
+            else
+                wgmma_scores_k16_bf16<QG_KEYS, 1>(scores, q + q_at, k + k_at);
+        }
+    }
+    wgmma_commit_group();
+}
+
+// Begins adding the values of the tile before, times their weights.
+QG_DEVICE void start_values(Rows& rows, const AttentionRing& ring, const Consumer& own) {
+    const u64 v = wgmma_descriptor_128b_mn(ring.v[own.v.stage], KEYS_BOX_BYTES);
+#pragma unroll
+    for (u32 step = 0; step < KEY_STEPS; step++) {
+        const u64 at = v + step * (16 * BOX * 2 / 16);
+        if constexpr (QG_KV == DTYPE_F16)
+            wgmma_values_k16_f16<QG_V>(rows.sums, rows.weights[step], at);
+        else
+            wgmma_values_k16_bf16<QG_V>(rows.sums, rows.weights[step], at);
+    }
+    wgmma_commit_group();
+}
+
+// Takes away the scores of keys that a query does not see.
+QG_DEVICE void mask(float (&scores)[SCORES], const Rows& rows, u32 tile, u32 lane) {
+#pragma unroll
+    for (u32 i = 0; i < SCORES; i++) {
+        const u32 key = tile + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        const KeyRange& seen = rows.seen[i / 2 % 2];
+        if (key < seen.first || key >= seen.end) scores[i] = minus_infinity();
+    }
+}
+
+// Scores become weights; what the sums so far are multiplied with is `kept`.
+QG_DEVICE void weigh(float (&scores)[SCORES], float (&kept)[2], Rows& rows, float factor) {
+    // Two chains a row.
+    float above[2][2];
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) above[row][0] = rows.largest[row], above[row][1] = scores[row * 2 + 1];
+#pragma unroll
+    for (u32 i = 0; i < SCORES; i++) above[i / 2 % 2][i % 2] = max_f32(scores[i], above[i / 2 % 2][i % 2]);
+    float base[2];
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) {
+        float largest = max_f32(above[row][0], above[row][1]);
+        largest = max_f32(shfl_xor(largest, 1), largest);
+        largest = max_f32(shfl_xor(largest, 2), largest);
+        // Of minus infinities no power is taken of a difference of two.
+        base[row] = largest == minus_infinity() ? 0.0f : largest * factor;
+        kept[row] = ex2_approx(fma_f32(rows.largest[row], factor, -base[row]));
+        rows.largest[row] = largest;
+        rows.total[row] *= kept[row];
+    }
+#pragma unroll
+    for (u32 i = 0; i < SCORES; i++) {
+        scores[i] = ex2_approx(fma_f32(scores[i], factor, -base[i / 2 % 2]));
+        rows.total[i / 2 % 2] += scores[i];
+    }
+}
+
+// The largest seldom changes, and then nothing is to be done.
+QG_DEVICE void keep(Rows& rows, const float (&kept)[2]) {
+    if (ballot(kept[0] != 1.0f || kept[1] != 1.0f) == 0) return;
+#pragma unroll
+    for (u32 i = 0; i < SUMS; i++) rows.sums[i] *= kept[i / 2 % 2];
+}
+
+// Adds values of a tile, some of which are infinite or NaN, each to the queries that see it.
+QG_DEVICE void add_values_seen(Rows& rows, const u8* values, u32 tile, u32 lane) {
+#pragma unroll 1
+    for (u32 step = 0; step < KEY_STEPS; step++) {
+#pragma unroll 1
+        for (u32 i = 0; i < 16; i++) {
+            const u32 key = step * 16 + i;
+            float weight[2];
+            bool is_seen[2];
+#pragma unroll
+            for (u32 row = 0; row < 2; row++) {
+                const u32 pair = i < 8 ? rows.weights[0][row] : rows.weights[0][2 + row];
+                const u32 of_key = shfl_idx_u32(pair, lane / 4 * 4 + key % 8 / 2);
+                weight[row] = number_of(key % 2 ? of_key >> 16 : of_key & 0xffffu);
+                is_seen[row] = tile + key >= rows.seen[row].first && tile + key < rows.seen[row].end;
+            }
+#pragma unroll
+            for (u32 n = 0; n < QG_V / 8; n++) {
+                const u8* at = values + n / 8 * KEYS_BOX_BYTES + key * 128 + ((n ^ key) & 7u) * 16 + lane % 4 * 4;
+                const u32 pair = ld_shared(reinterpret_cast<const u32*>(at));
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    const u32 half = j % 2 ? pair >> 16 : pair & 0xffffu;
+                    const float value = number_of(half), sum = rows.sums[n * 4 + j];
+                    // A weight may have been rounded to zero.
+                    const float added = not_finite_pair(half) ? sum + value : fma_f32(weight[j / 2], value, sum);
+                    rows.sums[n * 4 + j] = is_seen[j / 2] ? added : sum;
+                }
+            }
+        }
+        // Registers have no run-time index: the weights of the next step take the first place.
+#pragma unroll
+        for (u32 j = 0; j < 4; j++) {
+            const u32 first = rows.weights[0][j];
+#pragma unroll
+            for (u32 i = 1; i < KEY_STEPS; i++) rows.weights[i - 1][j] = rows.weights[i][j];
+            rows.weights[KEY_STEPS - 1][j] = first;
+        }
+    }
+}
+
+// Waits for the sums that `start_values` began.
+QG_DEVICE void finish_values(Rows& rows, AttentionRing& ring, Consumer& own) {
+    wgmma_wait_group<0>();
+    wgmma_fence_accumulators(rows.sums);
+#pragma unroll
+    for (u32 i = 0; i < KEY_STEPS; i++) wgmma_fence_operand(rows.weights[i]);
+    AttentionRing::release(&ring.v_empty[own.v.stage], own.lane);
+    RingPosition::next(own.v);
+}
+
+// A tile of keys: its weights, and the sums of the tile before where one is PENDING. Whether its own are then pending: values of MIXED
+// tiles may have been added at once.
+template <bool MIXED, bool PENDING>
+QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, u32 tile) {
+    float scores[SCORES];
+    mbarrier_wait(&ring.k_full[own.k.stage], own.k.parity);
+    if constexpr (PENDING) mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+    take_turn(own);
+    wgmma_fence();
+    start_scores(scores, ring, own);
+    if constexpr (PENDING) start_values(rows, ring, own);
+    pass_turn(own);
+    wgmma_wait_group<PENDING ? 1 : 0>();
+    wgmma_fence_accumulators(scores);
+    AttentionRing::release(&ring.k_empty[own.k.stage], own.lane);
+    RingPosition::next(own.k);
+    if constexpr (QG_BOUNDED) {
+#pragma unroll
+        for (u32 i = 0; i < SCORES; i++) scores[i] = bounded(p, scores[i] * p.shape.factor);
+    }
+    float kept[2];
+    if constexpr (MIXED) mask(scores, rows, tile, own.lane);
+    weigh(scores, kept, rows, own.factor);
+    if constexpr (PENDING) finish_values(rows, ring, own);
+    keep(rows, kept);
+#pragma unroll
+    for (u32 i = 0; i < KEY_STEPS * 4; i++) {
+        rows.weights[i / 4][i % 4] = rounded_pair(scores[2 * i], scores[2 * i + 1]);
+    }
+#pragma unroll
+    for (u32 i = 0; i < KEY_STEPS; i++) wgmma_fence_operand(rows.weights[i]);
+    if constexpr (MIXED) {
+        mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+        const u32* found = ring.not_finite[own.v.stage];
+        if ((ld_shared(found) | ld_shared(found + 1) | ld_shared(found + 2)) != 0) {
+            add_values_seen(rows, ring.v[own.v.stage], tile, own.lane);
+            AttentionRing::release(&ring.v_empty[own.v.stage], own.lane);
+            RingPosition::next(own.v);
+            return false;
+        }
+    }
+    return true;
+}
+
+// All keys of an item.
+QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, const AttentionItem& item) {
+    bool pending = false;
+    u32 i = 0;
+#pragma unroll 1
+    while (i < item.tiles) {
+        u32 tile = AttentionItem::key_of(item, i);
+        if (AttentionItem::is_mixed(item, tile)) {
+            pending = pending ? step<true, true>(rows, ring, own, p, tile) : step<true, false>(rows, ring, own, p, tile);
+            i++;
+            continue;
+        }
+        if (!pending) pending = step<false, false>(rows, ring, own, p, tile), i++;
+#pragma unroll 1
+        for (; i < item.tiles; i++) {
+            tile = AttentionItem::key_of(item, i);
+            if (AttentionItem::is_mixed(item, tile)) break;
+            step<false, true>(rows, ring, own, p, tile);
+        }
+    }
+    AttentionRing::release(&ring.q_empty, own.lane);
+    if (!pending) return;
+    mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
+    wgmma_fence();
+    start_values(rows, ring, own);
+    finish_values(rows, ring, own);
+}

@@ -1,0 +1,298 @@
+//! `attention_wgmma`: many queries by Hopper's matrix instructions of a warpgroup, queries, keys and values by TMA. CTAs stay and take
+//! rows of queries of a head in turn.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::DType;
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::{
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
+    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Math, Name, Operand, Operands, Spec,
+    Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::super::launch_params::LaunchParams;
+use super::super::prelude::{constant_line, macro_line};
+use super::params::{AttentionParams, is_all};
+use super::simt::ctas;
+use crate::source;
+use crate::spec::KernelSpec;
+use crate::tensor_map::{EncodedMap, MapElement, TileMap};
+
+/// Name of the family.
+pub(super) const NAME: &str = "attention_wgmma";
+/// Features of queries and of values that there are kernels for; others take the next larger ones.
+const DIMS: [u32; 2] = [64, 128];
+/// Keys of a tile.
+const KEYS: u32 = 128;
+/// Queries of a warpgroup.
+const WARPGROUP_ROWS: u32 = 64;
+/// Features of a box: the swizzle's 128 bytes.
+const BOX: u32 = 64;
+/// Warps that look at values.
+const INSPECTORS: u32 = 3;
+/// Most bytes from a row, a head or a page to the next (`cuTensorMapEncodeTiled`).
+const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (800, 550);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct AttentionWgmma;
+
+/// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+fn attend_spec(dtype: DType, dim: u32, is_bounded: bool) -> AttentionSpec {
+    let step = Name::new(if is_bounded { "attend_bounded" } else { "attend" });
+    // Two warpgroups whose registers hold 128 features, or three.
+    let rows = if dim > 64 { 2 * WARPGROUP_ROWS } else { 3 * WARPGROUP_ROWS };
+    AttentionSpec { step, kv: KvFormat::Plain(dtype), qk: dim, v: dim, rows, keys: KEYS }
+}
+
+fn is_bounded(op: &CheckedAttention) -> bool {
+    op.soft_cap.is_some() || op.scale <= 0.0
+}
+
+fn warpgroups(spec: &AttentionSpec) -> u32 {
+    spec.rows / WARPGROUP_ROWS
+}
+
+/// One of producers beside the consumers.
+fn threads(spec: &AttentionSpec) -> u32 {
+    (warpgroups(spec) + 1) * 128
+}
+
+fn stages(spec: &AttentionSpec) -> u32 {
+    if spec.qk > 64 { 2 } else { 4 }
+}
+
+/// `AttentionRing` of `mainloop/sm90/attention_ring.cuh`.
+fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    let tiles = spec.rows * spec.qk * 2 + stages(spec) * spec.keys * (spec.qk + spec.v) * 2;
+    let barriers = (2 + 5 * stages(spec)) * 8;
+    (tiles + barriers + stages(spec) * (INSPECTORS + 1) * 4).next_multiple_of(1024)
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Attention(spec))
+}
+
+fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/sm90_attention_wgmma_ws.cu";
+    let KvFormat::Plain(dtype) = spec.kv else { unreachable!("keys are plain") };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    let constants = [
+        ("QG_THREADS", threads(&spec)),
+        ("QG_WARPGROUPS", warpgroups(&spec)),
+        ("QG_KV", dtype_code(dtype)),
+        ("QG_QK", spec.qk),
+        ("QG_V", spec.v),
+        ("QG_KEYS", spec.keys),
+        ("QG_STAGES", stages(&spec)),
+        ("QG_BOUNDED", (spec.step.as_str() == "attend_bounded").into()),
+        ("QG_SHARED_BYTES", shared_bytes(&spec)),
+    ];
+    for (name, value) in constants {
+        constant_line(&mut prelude, name, value);
+    }
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_sm90_attention_wgmma_ws");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
+    let all = dtypes.flat_map(|dtype| {
+        DIMS.into_iter().flat_map(move |dim| [false, true].map(|is_bounded| attend_spec(dtype, dim, is_bounded)))
+    });
+    all.map(move |spec| source(spec, variant))
+}
+
+/// Heads of tokens as TMA sees them: the contiguous features, tokens, heads, pages.
+#[derive(Clone, Copy, Debug)]
+struct Heads {
+    dtype: DType,
+    size: [u64; 4],
+    /// Elements from a token, a head, a page to the next.
+    strides: [u64; 3],
+    /// Tokens of a box.
+    rows: u32,
+}
+
+impl Heads {
+    fn queries(op: &CheckedAttention) -> Self {
+        let size = [op.qk_dim, op.tokens, op.heads, 1].map(|size| size as u64);
+        Self { dtype: op.dtype, size, strides: [op.q.token_stride, op.q.head_stride, 0], rows: WARPGROUP_ROWS }
+    }
+
+    fn keys(op: &CheckedAttention, rows: &KvRows, dim: usize) -> Self {
+        let paging = op.paging();
+        let size = [dim, paging.page_size, op.kv_heads, paging.pages].map(|size| size as u64);
+        let KvRows { page_stride, rows } = *rows;
+        Self { dtype: op.dtype, size, strides: [rows.token_stride, rows.head_stride, page_stride], rows: KEYS }
+    }
+
+    /// Bytes from a token, a head, a page to the next: where there is only one, none is read behind it, whatever the stride says.
+    fn stride_bytes(&self) -> [u64; 3] {
+        let one = (self.size[0] * self.dtype.bytes() as u64).next_multiple_of(16);
+        std::array::from_fn(|i| match self.size[i + 1] {
+            1 => one,
+            _ => self.strides[i].saturating_mul(self.dtype.bytes() as u64),
+        })
+    }
+
+    /// Whether TMA can read them: coordinates are of 31 bits, sizes and strides are not 0.
+    fn fit(&self) -> bool {
+        self.size.iter().all(|&size| size > 0 && i32::try_from(size).is_ok())
+            && self.stride_bytes().iter().all(|stride| (16..=MOST_STRIDE_BYTES).contains(stride))
+    }
+
+    /// Their map, where they begin at `address`.
+    fn map(&self, address: u64, dimensions: usize) -> TileMap {
+        let [columns, rows, heads, pages] = self.size;
+        let [row_bytes, head_bytes, page_bytes] = self.stride_bytes();
+        let element = MapElement::Number(self.dtype);
+        let one = TileMap::matrix(address, element, [columns, rows], row_bytes, [BOX, self.rows]);
+        TileMap {
+            dimensions,
+            size: [columns, rows, heads, pages, 1],
+            strides: [row_bytes, head_bytes, page_bytes, page_bytes],
+            ..one
+        }
+    }
+}
+
+/// A kernel's parameter, but for the maps.
+#[derive(Debug)]
+struct MappedAttention {
+    attention: AttentionParams,
+    items: u32,
+    queries: Heads,
+    keys: Heads,
+    values: Heads,
+}
+
+/// `TmaAttentionParams` in `mainloop/sm90/attention_ring.cuh`.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct TmaAttentionParams {
+    attention: AttentionParams,
+    items: [u32; 2],
+    padding: [u64; 5],
+    maps: [EncodedMap; 3],
+}
+
+impl Params for MappedAttention {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let Self { attention, items, queries, keys, values } = self;
+        let attention = attention.at(operands, at)?;
+        let maps = [queries.map(attention.at.q, 3), keys.map(attention.at.k, 5), values.map(attention.at.v, 5)];
+        let [q, k, v] = maps.map(|map| (at.encode)(&map));
+        Ok(LaunchParams::of(&TmaAttentionParams { attention, items: [*items, 0], padding: [0; 5], maps: [q?, k?, v?] }))
+    }
+}
+
+/// Rows of queries of all sequences and heads.
+fn items(op: &CheckedAttention, spec: &AttentionSpec) -> Result<u32, Unsupported> {
+    ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(spec.rows as usize)])
+}
+
+/// The kernel for `op`, or why there is none.
+pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
+    let variant = info.variant.filter(|&variant| variant == Variant::Sm90);
+    let variant = variant.ok_or_else(|| Unsupported::new("runs on Hopper only, whose warpgroups multiply"))?;
+    let dtype = [DType::F16, DType::BF16].into_iter().find(|&dtype| is_all(op, dtype));
+    let dtype = dtype.ok_or_else(|| Unsupported::new("multiplies Q, K and V of one type of [f16, bf16]"))?;
+    if matches!(op.places, KvPlaces::Table { .. }) {
+        return Err(Unsupported::new("reads keys that lie one after another, not in pages"));
+    }
+    let parts = [Heads::queries(op), Heads::keys(op, &op.k, op.qk_dim), Heads::keys(op, &op.v, op.v_dim)];
+    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !parts.iter().all(Heads::fit) {
+        return Err(Unsupported::new("reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0"));
+    }
+    let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
+    let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let spec = attend_spec(dtype, dim, is_bounded(op));
+    items(op, &spec)?;
+    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
+    if needs > has {
+        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
+    }
+    Ok((spec, variant))
+}
+
+impl Family<CheckedAttention> for AttentionWgmma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let (spec, variant) = spec_of(op, info)?;
+        super::check_invariant(NAME, op, info)?;
+        let rows = op.most_queries().next_multiple_of(spec.rows as usize);
+        Ok(vec![AttentionConfig {
+            kernel: id(spec, variant),
+            launches: 1,
+            parts: 1,
+            part_keys: op.most_keys as u32,
+            workspace_bytes: 0,
+            math: Math::TensorF16,
+            padding: rows as f64 / op.most_queries() as f64,
+            efficiency: EFFICIENCY,
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        super::attention_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        match (config.kernel.spec, config.kernel.variant) {
+            (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// The launches of a plan.
+pub(super) fn sequence(
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    info: &DeviceInfo,
+    variant: Variant,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use AttentionOperand as O;
+    let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
+    let row_ctas = op.most_queries().div_ceil(spec.rows as usize) as u32;
+    let items = (op.sequences * op.heads) as u32 * row_ctas;
+    let launch = KernelLaunch {
+        id: config.kernel,
+        spec: source(spec, variant),
+        geometry: Geometry {
+            grid: [items.min(info.units.max(1)), 1, 1],
+            threads: threads(&spec),
+            shared_bytes: shared_bytes(&spec),
+        },
+        // The kernel waits where it must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: true,
+        operands: O::ALL,
+        updated: None,
+        params: Arc::new(MappedAttention {
+            attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
+            items,
+            queries: Heads::queries(op),
+            keys: Heads::keys(op, &op.k, op.qk_dim),
+            values: Heads::keys(op, &op.v, op.v_dim),
+        }),
+    };
+    let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
+    Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))
+}
