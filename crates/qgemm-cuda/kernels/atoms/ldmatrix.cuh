@@ -45,6 +45,12 @@ QG_DEVICE void ldmatrix_x2_trans(u32 (&d)[2], const u8* row) {
                  : "r"(shared_address(row))
                  : "memory");
 }
+QG_DEVICE void ldmatrix_x4_trans(u32 (&d)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+                 : "r"(row)
+                 : "memory");
+}
 QG_DEVICE void ldmatrix_x4_trans(u32 (&d)[4], const u8* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])

@@ -12,4 +12,7 @@ QG_DEVICE void ldmatrix_x4(u32 (&d)[4], u32 row, QG_AT) {
 QG_DEVICE void ldmatrix_x1_trans(u32 (&d)[1], const u8* row, QG_AT) { emu->ldmatrix(1, 1, row, d, file, line); }
 QG_DEVICE void ldmatrix_x2_trans(u32 (&d)[2], const u8* row, QG_AT) { emu->ldmatrix(2, 1, row, d, file, line); }
 QG_DEVICE void ldmatrix_x4_trans(u32 (&d)[4], const u8* row, QG_AT) { emu->ldmatrix(4, 1, row, d, file, line); }
+QG_DEVICE void ldmatrix_x4_trans(u32 (&d)[4], u32 row, QG_AT) {
+    emu->ldmatrix(4, 1, emu->place()->shared + row, d, file, line);
+}
 #endif

@@ -1,8 +1,9 @@
 // Prefill on Hopper: what a warpgroup of consumers does with its 64 queries. Scores of a tile of keys begin while the weights of the tile
 // before are multiplied with its values; while one warpgroup computes its softmax, the matrix instructions of another run.
 #pragma once
-#include "atoms/max.cuh"
 #include "atoms/wgmma_attention.cuh"
+#include "epilogue/attention_store.cuh"
+#include "mainloop/attention_softmax.cuh"
 #include "mainloop/sm90/attention_ring.cuh"
 
 constexpr u32 SCORES = QG_KEYS / 2, SUMS = QG_V / 2, K_STEPS = QG_QK / 16, KEY_STEPS = QG_KEYS / 16;
@@ -24,11 +25,6 @@ struct Consumer {
     // What exponents to base 2 are of products.
     float factor;
 };
-
-// Two numbers, rounded to the operands' type.
-QG_DEVICE u32 rounded_pair(float low, float high) {
-    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
-}
 
 QG_DEVICE float number_of(u32 half) {
     return QG_KV == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
@@ -80,46 +76,8 @@ QG_DEVICE void start_values(Rows& rows, const AttentionRing& ring, const Consume
     wgmma_commit_group();
 }
 
-// Takes away the scores of keys that a query does not see.
-QG_DEVICE void mask(float (&scores)[SCORES], const Rows& rows, u32 tile, u32 lane) {
-#pragma unroll
-    for (u32 i = 0; i < SCORES; i++) {
-        const u32 key = tile + i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const KeyRange& seen = rows.seen[i / 2 % 2];
-        if (key < seen.first || key >= seen.end) scores[i] = minus_infinity();
-    }
-}
-
-// Scores become weights; what the sums so far are multiplied with is `kept`.
-QG_DEVICE void weigh(float (&scores)[SCORES], float (&kept)[2], Rows& rows, float factor) {
-    // Two chains a row.
-    float above[2][2];
-#pragma unroll
-    for (u32 row = 0; row < 2; row++) above[row][0] = rows.largest[row], above[row][1] = scores[row * 2 + 1];
-#pragma unroll
-    for (u32 i = 0; i < SCORES; i++) above[i / 2 % 2][i % 2] = max_f32(scores[i], above[i / 2 % 2][i % 2]);
-    float base[2];
-#pragma unroll
-    for (u32 row = 0; row < 2; row++) {
-        float largest = max_f32(above[row][0], above[row][1]);
-        largest = max_f32(shfl_xor(largest, 1), largest);
-        largest = max_f32(shfl_xor(largest, 2), largest);
-        // Of minus infinities no power is taken of a difference of two.
-        base[row] = largest == minus_infinity() ? 0.0f : largest * factor;
-        kept[row] = ex2_approx(fma_f32(rows.largest[row], factor, -base[row]));
-        rows.largest[row] = largest;
-        rows.total[row] *= kept[row];
-    }
-#pragma unroll
-    for (u32 i = 0; i < SCORES; i++) {
-        scores[i] = ex2_approx(fma_f32(scores[i], factor, -base[i / 2 % 2]));
-        rows.total[i / 2 % 2] += scores[i];
-    }
-}
-
-// The largest seldom changes, and then nothing is to be done.
 QG_DEVICE void keep(Rows& rows, const float (&kept)[2]) {
-    if (ballot(kept[0] != 1.0f || kept[1] != 1.0f) == 0) return;
+    if (!is_less_kept(kept)) return;
 #pragma unroll
     for (u32 i = 0; i < SUMS; i++) rows.sums[i] *= kept[i / 2 % 2];
 }
@@ -196,8 +154,8 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
         for (u32 i = 0; i < SCORES; i++) scores[i] = bounded(p, scores[i] * p.shape.factor);
     }
     float kept[2];
-    if constexpr (MIXED) mask(scores, rows, tile, own.lane);
-    weigh(scores, kept, rows, own.factor);
+    if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
+    weigh(scores, kept, rows.largest, rows.total, own.factor);
     if constexpr (PENDING) finish_values(rows, ring, own);
     keep(rows, kept);
 #pragma unroll

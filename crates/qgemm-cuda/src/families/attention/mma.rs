@@ -11,6 +11,7 @@ use qgemm_hal::{
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, is_all, kv_code};
+use super::simt::ctas;
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -127,11 +128,7 @@ impl Family<CheckedAttention> for AttentionMma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let rows = op.most_queries().next_multiple_of(ROWS as usize);
-        let ctas = [op.heads, rows / ROWS as usize].into_iter().try_fold(op.sequences, usize::checked_mul);
-        if ctas.is_none_or(|ctas| i32::try_from(ctas).is_err()) {
-            return Err(Unsupported::new("counts CTAs in 31 bits: attend to fewer sequences at once"));
-        }
+        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
         Ok(vec![AttentionConfig {
             kernel: id(spec, variant),
             launches: 1,
@@ -139,7 +136,7 @@ impl Family<CheckedAttention> for AttentionMma {
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
             math: Math::TensorF16,
-            padding: rows as f64 / op.most_queries() as f64,
+            padding: super::padding(op, &spec),
             efficiency: if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY },
         }])
     }

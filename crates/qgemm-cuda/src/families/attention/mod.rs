@@ -1,6 +1,7 @@
 //! `attention`: softmax over keys and the mean of their values. By FMA for few queries, every type and every chip (`simt`), by matrix
-//! instructions for many (`wgmma` on Hopper, `mma`), and for few whose heads share keys (`decode`).
+//! instructions for many (`wgmma` on Hopper, `cp_async` from Ampere on, `mma`), and for few whose heads share keys (`decode`).
 
+mod cp_async;
 mod decode;
 mod mma;
 pub(super) mod params;
@@ -8,21 +9,44 @@ mod simt;
 mod wgmma;
 
 use qgemm_hal::{
-    AttentionFamilies, AttentionPlan, CheckedAttention, DeviceInfo, HalError, LaunchSequence, Unsupported, Variant,
+    AttentionFamilies, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, HalError, LaunchSequence,
+    Unsupported, Variant,
 };
 
 use super::kernel_launch::MakeKernel;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
-pub(super) const FAMILIES: AttentionFamilies = &[&simt::AttentionSimt, &mma::AttentionMma, &decode::AttentionDecode, &wgmma::AttentionWgmma];
+pub(super) const FAMILIES: AttentionFamilies = &[
+    &simt::AttentionSimt,
+    &mma::AttentionMma,
+    &decode::AttentionDecode,
+    &cp_async::AttentionCpAsync,
+    &wgmma::AttentionWgmma,
+];
 
-/// From so many queries on, bits that may not depend on the batch are those of matrix instructions.
-const INVARIANT_QUERIES: usize = 17;
+/// From so many queries on, kernels with many rows serve them, and bits that may not depend on the batch are those of matrix
+/// instructions.
+const LEAST_QUERIES: usize = 17;
+
+/// Whether exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+fn is_bounded(op: &CheckedAttention) -> bool {
+    op.soft_cap.is_some() || op.scale <= 0.0
+}
+
+/// Rows and features that a kernel computes of which one is there.
+fn padding(op: &CheckedAttention, spec: &AttentionSpec) -> f64 {
+    let rows = op.most_queries().next_multiple_of(spec.rows as usize) as f64 / op.most_queries() as f64;
+    rows * f64::from(spec.qk + spec.v) / (op.qk_dim + op.v_dim) as f64
+}
 
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    simt::specs(variant).chain(mma::specs(variant)).chain(decode::specs(variant)).chain(wgmma::specs(variant))
+    simt::specs(variant)
+        .chain(mma::specs(variant))
+        .chain(decode::specs(variant))
+        .chain(cp_async::specs(variant))
+        .chain(wgmma::specs(variant))
 }
 
 /// Whether `family` may serve `op`: where bits may not depend on the batch, one family does, and what decides which does not depend on
@@ -31,8 +55,9 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
     if !op.batch_invariant {
         return Ok(());
     }
-    let chosen = match op.most_queries() >= INVARIANT_QUERIES {
+    let chosen = match op.most_queries() >= LEAST_QUERIES {
         true if wgmma::spec_of(op, info).is_ok() => wgmma::NAME,
+        true if cp_async::spec_of(op, info).is_ok() => cp_async::NAME,
         true if mma::spec_of(op, info).is_ok() => mma::NAME,
         _ => simt::NAME,
     };
@@ -56,6 +81,7 @@ pub fn attention_sequence(
     match plan.config.kernel.family.as_str() {
         mma::NAME => mma::sequence(op, &plan.config, variant, make),
         wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
+        cp_async::NAME => cp_async::sequence(op, &plan.config, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
         _ => simt::sequence(op, &plan.config, variant, make),
     }

@@ -50,10 +50,6 @@ fn attend_spec(dtype: DType, dim: u32, is_bounded: bool) -> AttentionSpec {
     AttentionSpec { step, kv: KvFormat::Plain(dtype), qk: dim, v: dim, rows, keys: KEYS }
 }
 
-fn is_bounded(op: &CheckedAttention) -> bool {
-    op.soft_cap.is_some() || op.scale <= 0.0
-}
-
 fn warpgroups(spec: &AttentionSpec) -> u32 {
     spec.rows / WARPGROUP_ROWS
 }
@@ -205,16 +201,21 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     let variant = variant.ok_or_else(|| Unsupported::new("runs on Hopper only, whose warpgroups multiply"))?;
     let dtype = [DType::F16, DType::BF16].into_iter().find(|&dtype| is_all(op, dtype));
     let dtype = dtype.ok_or_else(|| Unsupported::new("multiplies Q, K and V of one type of [f16, bf16]"))?;
+    if op.most_queries() < super::LEAST_QUERIES {
+        return Err(Unsupported::new(format!("leaves fewer than {} queries to others", super::LEAST_QUERIES)));
+    }
     if matches!(op.places, KvPlaces::Table { .. }) {
         return Err(Unsupported::new("reads keys that lie one after another, not in pages"));
     }
     let parts = [Heads::queries(op), Heads::keys(op, &op.k, op.qk_dim), Heads::keys(op, &op.v, op.v_dim)];
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !parts.iter().all(Heads::fit) {
-        return Err(Unsupported::new("reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0"));
+        return Err(Unsupported::new(
+            "reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0",
+        ));
     }
     let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
     let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(dtype, dim, is_bounded(op));
+    let spec = attend_spec(dtype, dim, super::is_bounded(op));
     items(op, &spec)?;
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
@@ -231,7 +232,6 @@ impl Family<CheckedAttention> for AttentionWgmma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        let rows = op.most_queries().next_multiple_of(spec.rows as usize);
         Ok(vec![AttentionConfig {
             kernel: id(spec, variant),
             launches: 1,
@@ -239,7 +239,7 @@ impl Family<CheckedAttention> for AttentionWgmma {
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
             math: Math::TensorF16,
-            padding: rows as f64 / op.most_queries() as f64,
+            padding: super::padding(op, &spec),
             efficiency: EFFICIENCY,
         }])
     }

@@ -1,0 +1,58 @@
+// Results of attention, from the accumulators of matrix instructions to rows of D.
+#pragma once
+#include "mainloop/attention_keys.cuh"
+
+// Two numbers, rounded to the operands' type.
+QG_DEVICE u32 rounded_pair(float low, float high) {
+    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+}
+
+// Exchanges words of four lanes: lane t gets word t of each of them.
+QG_DEVICE void transpose(u32 (&words)[4], u32 t) {
+#pragma unroll
+    for (u32 distance = 1; distance <= 2; distance *= 2) {
+        const bool is_high = t & distance;
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i & distance) continue;
+            u32 &low = words[i], &high = words[i + distance];
+            const u32 came = shfl_xor_u32(is_high ? low : high, distance);
+            low = is_high ? came : low;
+            high = is_high ? high : came;
+        }
+    }
+}
+
+// Stores the result of query `query` of a head: of accumulators, four for each eight features, those of row ROW; and its log-sum-exp.
+// `largest` is an exponent to base 2, `total` the lane's share of the sum of weights. All lanes of a warp take part.
+template <u32 ROW, u32 SUMS>
+QG_DEVICE void store_query(const float (&sums)[SUMS], const AttentionParams& p, const Sequence& s, u32 head, u32 query,
+                           bool is_there, float largest, float total) {
+    const u32 t = thread_index() % 4;
+#pragma unroll
+    for (u32 mask = 1; mask <= 2; mask *= 2) total += shfl_xor(total, mask);
+    const float scale = total == 0.0f ? 0.0f : 1.0f / total;
+    const u64 token = s.token + query;
+    u8* to = reinterpret_cast<u8*>(p.at.d) + (token * p.at.d_token + head * p.at.d_head) * 2;
+#pragma unroll
+    for (u32 n = 0; n < SUMS / 4; n += 4) {
+        // Two neighbouring features of each of four lanes become eight of one.
+        u32 words[4];
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            const u32 pair = (n + i) * 4 + ROW * 2;
+            words[i] = rounded_pair(sums[pair] * scale, sums[pair + 1] * scale);
+        }
+        transpose(words, t);
+        const u32 column = (n + t) * 8;
+        if (!is_there || column >= p.shape.v_dim) continue;
+        if (p.shape.flags & QG_FLAG_D_ALIGNED) {
+            st_global_v4(to + column * 2, {words[0], words[1], words[2], words[3]});
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < 8; i++) st_global_u16(to + column * 2 + i * 2, words[i / 2] >> (i % 2 * 16));
+        }
+    }
+    if (is_there && t == 0 && p.shape.flags & QG_FLAG_LSE)
+        st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
+}

@@ -1,0 +1,183 @@
+//! `attention_cp_async`: many queries by matrix instructions of a warp from Ampere on, a CTA for 128 queries of a head.
+
+use std::sync::Arc;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::params::{AttentionParams, is_all, kv_code};
+use super::simt::ctas;
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(super) const NAME: &str = "attention_cp_async";
+/// Threads of a CTA: a warp for 32 queries.
+const THREADS: u32 = 128;
+/// Queries of a CTA.
+const ROWS: u32 = 128;
+/// Features of queries and of values that there are kernels for; others take the next larger ones.
+const DIMS: [u32; 2] = [64, 128];
+/// CTAs that share a multiprocessor.
+const CTAS_A_UNIT: u32 = 2;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille: on Hopper of that of
+/// `wgmma`.
+const EFFICIENCY: (u32, u32) = (750, 600);
+const EFFICIENCY_ON_HOPPER: (u32, u32) = (750, 270);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct AttentionCpAsync;
+
+/// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
+fn attend_spec(dtype: DType, dim: u32, is_bounded: bool, variant: Variant) -> AttentionSpec {
+    let step = Name::new(if is_bounded { "attend_bounded" } else { "attend" });
+    // Chips of these variants have shared memory for two CTAs only with fewer keys.
+    let has_little = matches!(variant, Variant::Sm89 | Variant::Sm120) && dim > 64;
+    AttentionSpec {
+        step,
+        kv: KvFormat::Plain(dtype),
+        qk: dim,
+        v: dim,
+        rows: ROWS,
+        keys: if has_little { 32 } else { 64 },
+    }
+}
+
+/// `SharedStorage` of `entry/sm80_attention_cp_async.cu`.
+fn shared_bytes(spec: &AttentionSpec) -> u32 {
+    let tiles = (ROWS + spec.keys) * spec.qk * 2 + spec.keys * spec.v * 2;
+    // Which keys have a page, whether values are infinite or NaN, and what the CTA computes.
+    (tiles + 12).next_multiple_of(8).saturating_add(64).next_multiple_of(16)
+}
+
+/// The kernels on devices of `variant`.
+fn kernels(variant: Variant) -> impl Iterator<Item = AttentionSpec> {
+    let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
+    dtypes.flat_map(move |dtype| {
+        DIMS.into_iter()
+            .flat_map(move |dim| [false, true].map(|is_bounded| attend_spec(dtype, dim, is_bounded, variant)))
+    })
+}
+
+/// The kernel for `op`, or why there is none.
+pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
+    let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
+    let dtype = [DType::F16, DType::BF16].into_iter().find(|&dtype| variant >= Variant::Sm80 && is_all(op, dtype));
+    let dtype = dtype.ok_or_else(|| Unsupported::new("multiplies Q, K and V of f16 or all of bf16, from Ampere on"))?;
+    if op.most_queries() < super::LEAST_QUERIES {
+        return Err(Unsupported::new(format!("leaves fewer than {} queries to others", super::LEAST_QUERIES)));
+    }
+    if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
+        return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of 16 bytes"));
+    }
+    let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
+    let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let spec = attend_spec(dtype, dim, super::is_bounded(op), variant);
+    let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
+    if needs > has {
+        return Err(Unsupported::new(format!("needs {needs} bytes of shared memory, of which the device has {has}")));
+    }
+    Ok((spec, variant))
+}
+
+fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
+    KernelId::new(NAME, Some(variant), Spec::Attention(spec))
+}
+
+fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
+    let entry = "entry/sm80_attention_cp_async.cu";
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    let constants = [
+        ("QG_THREADS", THREADS),
+        ("QG_CTAS_PER_SM", CTAS_A_UNIT),
+        ("QG_KV", kv_code(spec.kv)),
+        ("QG_QK", spec.qk),
+        ("QG_V", spec.v),
+        ("QG_KEYS", spec.keys),
+        ("QG_BOUNDED", (spec.step.as_str() == "attend_bounded").into()),
+        ("QG_SHARED_BYTES", shared_bytes(&spec)),
+    ];
+    for (name, value) in constants {
+        constant_line(&mut prelude, name, value);
+    }
+    let (name, symbol) = (id(spec, variant).to_string(), "qg_sm80_attention_cp_async");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    kernels(variant).map(move |spec| source(spec, variant))
+}
+
+impl Family<CheckedAttention> for AttentionCpAsync {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+        let (spec, variant) = spec_of(op, info)?;
+        super::check_invariant(NAME, op, info)?;
+        ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
+        Ok(vec![AttentionConfig {
+            kernel: id(spec, variant),
+            launches: 1,
+            parts: 1,
+            part_keys: op.most_keys as u32,
+            workspace_bytes: 0,
+            math: Math::TensorF16,
+            padding: super::padding(op, &spec),
+            efficiency: if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY },
+        }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedAttention,
+        plan: &AttentionPlan,
+    ) -> Result<LaunchSequence, HalError> {
+        super::attention_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
+        match (config.kernel.spec, config.kernel.variant) {
+            (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// The launches of a plan.
+pub(super) fn sequence(
+    op: &CheckedAttention,
+    config: &AttentionConfig,
+    variant: Variant,
+    make: &mut MakeKernel<'_>,
+) -> Result<LaunchSequence, HalError> {
+    use AttentionOperand as O;
+    let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
+    let row_ctas = op.most_queries().div_ceil(ROWS as usize);
+    let launch = KernelLaunch {
+        id: config.kernel,
+        spec: source(spec, variant),
+        geometry: Geometry {
+            grid: [(op.sequences * op.heads * row_ctas) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(&spec),
+        },
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: O::ALL,
+        updated: None,
+        params: Arc::new(AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
+    };
+    let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
+    Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))
+}
