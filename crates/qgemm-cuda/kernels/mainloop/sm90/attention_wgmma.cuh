@@ -133,12 +133,15 @@ QG_DEVICE void finish_values(Rows& rows, AttentionRing& ring, Consumer& own) {
     RingPosition::next(own.v);
 }
 
-// A tile of keys: its weights, and the sums of the tile before where one is PENDING. Whether its own are then pending: values of MIXED
-// tiles may have been added at once.
-template <bool MIXED, bool PENDING>
-QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, u32 tile) {
-    float scores[SCORES];
+QG_DEVICE void wait_for_keys(AttentionRing& ring, const Consumer& own) {
     mbarrier_wait(&ring.k_full[own.k.stage], own.k.parity);
+}
+
+// A tile of keys, which have arrived: its weights, and the sums of the tile before where one is PENDING. Whether its own are then
+// pending: values of MIXED tiles may have been added at once.
+template <bool MIXED, bool PENDING>
+QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, u32 tile, bool is_last) {
+    float scores[SCORES];
     if constexpr (PENDING) mbarrier_wait(&ring.v_seen[own.v.stage], own.v.parity);
     take_turn(own);
     wgmma_fence();
@@ -156,6 +159,9 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
     float kept[2];
     if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
     weigh(scores, kept, rows.largest, rows.total, own.factor);
+    // It stands here, and not where keys are needed, because the compiler moves powers behind the next wait, where no matrix
+    // instruction runs beside them, unless a branch is in between (NVRTC 12.9).
+    if (!is_last) wait_for_keys(ring, own);
     if constexpr (PENDING) finish_values(rows, ring, own);
     keep(rows, kept);
 #pragma unroll
@@ -181,20 +187,22 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
 QG_DEVICE void attend(Rows& rows, AttentionRing& ring, Consumer& own, const AttentionParams& p, const AttentionItem& item) {
     bool pending = false;
     u32 i = 0;
+    wait_for_keys(ring, own);
 #pragma unroll 1
     while (i < item.tiles) {
-        u32 tile = AttentionItem::key_of(item, i);
+        const u32 tile = AttentionItem::key_of(item, i), last = item.tiles - 1;
         if (AttentionItem::is_mixed(item, tile)) {
-            pending = pending ? step<true, true>(rows, ring, own, p, tile) : step<true, false>(rows, ring, own, p, tile);
+            pending = pending ? step<true, true>(rows, ring, own, p, tile, i == last)
+                              : step<true, false>(rows, ring, own, p, tile, i == last);
             i++;
             continue;
         }
-        if (!pending) pending = step<false, false>(rows, ring, own, p, tile), i++;
+        if (!pending) pending = step<false, false>(rows, ring, own, p, tile, i == last), i++;
 #pragma unroll 1
-        for (; i < item.tiles; i++) {
-            tile = AttentionItem::key_of(item, i);
-            if (AttentionItem::is_mixed(item, tile)) break;
-            step<false, true>(rows, ring, own, p, tile);
+        for (; i <= last; i++) {
+            const u32 next = AttentionItem::key_of(item, i);
+            if (AttentionItem::is_mixed(item, next)) break;
+            step<false, true>(rows, ring, own, p, next, i == last);
         }
     }
     AttentionRing::release(&ring.q_empty, own.lane);
