@@ -37,10 +37,12 @@ QG_DEVICE void wgmma_scores_k16_bf16(float (&d)[COLUMNS / 2], u64 a_descriptor, 
 #define QG_WGMMA_VALUES_OF_COLUMNS(type)                                                                               \
     if constexpr (COLUMNS == 64)                                                                                       \
         QG_WGMMA_VALUES(64, type, QG_PLACES_32, QG_D32(0), "%32, %33, %34, %35", "%36");                               \
+    else if constexpr (COLUMNS == 128)                                                                                 \
+        QG_WGMMA_VALUES(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68");                              \
     else                                                                                                               \
-        QG_WGMMA_VALUES(128, type, QG_PLACES_64, QG_D64(0), "%64, %65, %66, %67", "%68")
+        QG_WGMMA_VALUES(256, type, QG_PLACES_128, QG_D128(0), "%128, %129, %130, %131", "%132")
 
-// D[64 rows, COLUMNS] += A · B over 16 values of k, B MN-major. COLUMNS is 64 or 128.
+// D[64 rows, COLUMNS] += A · B over 16 values of k, B MN-major. COLUMNS is 64, 128 or 256.
 template <u32 COLUMNS>
 QG_DEVICE void wgmma_values_k16_f16(float (&d)[COLUMNS / 2], const u32 (&a_registers)[4], u64 b_descriptor) {
     QG_WGMMA_VALUES_OF_COLUMNS("f16");

@@ -7,7 +7,6 @@
 #include "atoms/mma.cuh"
 #include "atoms/opaque_register.cuh"
 #include "epilogue/attention_store.cuh"
-#include "mainloop/attention_softmax.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, ROW_TILES = 2, WARP_ROWS = ROW_TILES * 16, ROWS = WARPS * WARP_ROWS;
 constexpr u32 MMA_K = 16, MMA_N = 8;

@@ -2,6 +2,7 @@
 // masks concern, and each warpgroup of consumers has 64 queries of a head. CTAs stay and take items in turn; while consumers store their
 // results, the producer fills the ring for the next.
 #include "atoms/registers.cuh"
+#include "epilogue/attention_store.cuh"
 #include "mainloop/sm90/attention_wgmma.cuh"
 
 constexpr u32 PRODUCER_REGISTERS = WARPGROUPS == 2 ? 40 : 32, CONSUMER_REGISTERS = WARPGROUPS == 2 ? 232 : 160;

@@ -1,11 +1,6 @@
 // Results of attention, from the accumulators of matrix instructions to rows of D.
 #pragma once
-#include "mainloop/attention_keys.cuh"
-
-// Two numbers, rounded to the operands' type.
-QG_DEVICE u32 rounded_pair(float low, float high) {
-    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
-}
+#include "mainloop/attention_softmax.cuh"
 
 // Exchanges words of four lanes: lane t gets word t of each of them.
 QG_DEVICE void transpose(u32 (&words)[4], u32 t) {

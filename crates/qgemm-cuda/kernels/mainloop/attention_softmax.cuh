@@ -3,6 +3,11 @@
 #include "atoms/max.cuh"
 #include "mainloop/attention_keys.cuh"
 
+// Two numbers, rounded to the operands' type.
+QG_DEVICE u32 rounded_pair(float low, float high) {
+    return QG_KV == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+}
+
 // Takes away the scores of keys from `tile` on that a query does not see.
 template <u32 SCORES>
 QG_DEVICE void mask_scores(float (&scores)[SCORES], const KeyRange (&seen)[2], u32 tile) {

@@ -2,7 +2,6 @@
 // before are multiplied with its values; while one warpgroup computes its softmax, the matrix instructions of another run.
 #pragma once
 #include "atoms/wgmma_attention.cuh"
-#include "epilogue/attention_store.cuh"
 #include "mainloop/attention_softmax.cuh"
 #include "mainloop/sm90/attention_ring.cuh"
 

@@ -23,10 +23,6 @@ use crate::tensor_map::{EncodedMap, MapElement, TileMap};
 
 /// Name of the family.
 pub(super) const NAME: &str = "attention_wgmma";
-/// Features of queries and of values that there are kernels for; others take the next larger ones.
-const DIMS: [u32; 2] = [64, 128];
-/// Keys of a tile.
-const KEYS: u32 = 128;
 /// Queries of a warpgroup.
 const WARPGROUP_ROWS: u32 = 64;
 /// Features of a box: the swizzle's 128 bytes.
@@ -38,16 +34,35 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 /// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
 const EFFICIENCY: (u32, u32) = (800, 550);
 
+/// What a kernel has room for.
+#[derive(Clone, Copy, Debug)]
+struct Tile {
+    /// Features of queries and of values; others take the next larger ones.
+    qk: u32,
+    v: u32,
+    /// Warpgroups of consumers.
+    warpgroups: u32,
+    keys: u32,
+    stages: u32,
+}
+
+/// Two warpgroups have registers for 128 or 256 features, three for 64.
+const TILES: [Tile; 4] = [
+    Tile { qk: 64, v: 64, warpgroups: 3, keys: 128, stages: 4 },
+    Tile { qk: 128, v: 128, warpgroups: 2, keys: 128, stages: 2 },
+    Tile { qk: 192, v: 128, warpgroups: 2, keys: 128, stages: 2 },
+    Tile { qk: 256, v: 256, warpgroups: 2, keys: 64, stages: 2 },
+];
+
 /// The family.
 #[derive(Debug)]
 pub(super) struct AttentionWgmma;
 
 /// `is_bounded`: exponents are not products times a positive factor, but bounded by a soft cap, or turned round.
-fn attend_spec(dtype: DType, dim: u32, is_bounded: bool) -> AttentionSpec {
+fn attend_spec(dtype: DType, tile: &Tile, is_bounded: bool) -> AttentionSpec {
     let step = Name::new(if is_bounded { "attend_bounded" } else { "attend" });
-    // Two warpgroups whose registers hold 128 features, or three.
-    let rows = if dim > 64 { 2 * WARPGROUP_ROWS } else { 3 * WARPGROUP_ROWS };
-    AttentionSpec { step, kv: KvFormat::Plain(dtype), qk: dim, v: dim, rows, keys: KEYS }
+    let &Tile { qk, v, warpgroups, keys, .. } = tile;
+    AttentionSpec { step, kv: KvFormat::Plain(dtype), qk, v, rows: warpgroups * WARPGROUP_ROWS, keys }
 }
 
 fn warpgroups(spec: &AttentionSpec) -> u32 {
@@ -60,7 +75,7 @@ fn threads(spec: &AttentionSpec) -> u32 {
 }
 
 fn stages(spec: &AttentionSpec) -> u32 {
-    if spec.qk > 64 { 2 } else { 4 }
+    TILES.iter().find(|tile| (tile.qk, tile.v) == (spec.qk, spec.v)).map_or(0, |tile| tile.stages)
 }
 
 /// `AttentionRing` of `mainloop/sm90/attention_ring.cuh`.
@@ -101,7 +116,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let dtypes = [DType::F16, DType::BF16].into_iter().filter(move |_| variant == Variant::Sm90);
     let all = dtypes.flat_map(|dtype| {
-        DIMS.into_iter().flat_map(move |dim| [false, true].map(|is_bounded| attend_spec(dtype, dim, is_bounded)))
+        TILES.iter().flat_map(move |tile| [false, true].map(|is_bounded| attend_spec(dtype, tile, is_bounded)))
     });
     all.map(move |spec| source(spec, variant))
 }
@@ -123,11 +138,11 @@ impl Heads {
         Self { dtype: op.dtype, size, strides: [op.q.token_stride, op.q.head_stride, 0], rows: WARPGROUP_ROWS }
     }
 
-    fn keys(op: &CheckedAttention, rows: &KvRows, dim: usize) -> Self {
+    fn keys(op: &CheckedAttention, rows: &KvRows, dim: usize, keys: u32) -> Self {
         let paging = op.paging();
         let size = [dim, paging.page_size, op.kv_heads, paging.pages].map(|size| size as u64);
         let KvRows { page_stride, rows } = *rows;
-        Self { dtype: op.dtype, size, strides: [rows.token_stride, rows.head_stride, page_stride], rows: KEYS }
+        Self { dtype: op.dtype, size, strides: [rows.token_stride, rows.head_stride, page_stride], rows: keys }
     }
 
     /// Bytes from a token, a head, a page to the next: where there is only one, none is read behind it, whatever the stride says.
@@ -207,15 +222,15 @@ pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(Atten
     if matches!(op.places, KvPlaces::Table { .. }) {
         return Err(Unsupported::new("reads keys that lie one after another, not in pages"));
     }
-    let parts = [Heads::queries(op), Heads::keys(op, &op.k, op.qk_dim), Heads::keys(op, &op.v, op.v_dim)];
+    let parts = [Heads::queries(op), Heads::keys(op, &op.k, op.qk_dim, 1), Heads::keys(op, &op.v, op.v_dim, 1)];
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned || !parts.iter().all(Heads::fit) {
         return Err(Unsupported::new(
             "reads Q, K and V with TMA: rows begin at multiples of 16 bytes, and strides are not 0",
         ));
     }
-    let dim = DIMS.into_iter().find(|&dim| dim as usize >= op.qk_dim.max(op.v_dim));
-    let dim = dim.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
-    let spec = attend_spec(dtype, dim, super::is_bounded(op));
+    let tile = TILES.iter().find(|tile| tile.qk as usize >= op.qk_dim && tile.v as usize >= op.v_dim);
+    let tile = tile.ok_or_else(|| Unsupported::new("has no kernel for so many features a head"))?;
+    let spec = attend_spec(dtype, tile, super::is_bounded(op));
     items(op, &spec)?;
     let (needs, has) = (shared_bytes(&spec), info.shared_bytes);
     if needs > has {
@@ -289,8 +304,8 @@ pub(super) fn sequence(
             attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
             items,
             queries: Heads::queries(op),
-            keys: Heads::keys(op, &op.k, op.qk_dim),
-            values: Heads::keys(op, &op.v, op.v_dim),
+            keys: Heads::keys(op, &op.k, op.qk_dim, spec.keys),
+            values: Heads::keys(op, &op.v, op.v_dim, spec.keys),
         }),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
