@@ -45,10 +45,12 @@ pub fn candidates<'f>(
 fn cost(op: &CheckedIndexer, info: &DeviceInfo, config: &IndexerConfig) -> Cost {
     let share = |per_mille: u32| f64::from(per_mille.max(1)) / 1000.0;
     let (of_bandwidth, of_rate) = config.efficiency;
-    // Scores from which keys are chosen are written, and read about twice.
-    let scores = if config.workspace_bytes > 0 { 12.0 * op.queries as f64 * op.most_keys() as f64 } else { 0.0 };
-    let moving = (op.traffic() + scores) / (info.bandwidth * share(of_bandwidth));
+    let scores = 4.0 * op.queries as f64 * op.most_keys() as f64;
+    let moving = (op.read_bytes() + scores) / (info.bandwidth * share(of_bandwidth));
     let multiplying = info.rate(config.math).map_or(0.0, |rate| op.macs() * config.padding / (rate * share(of_rate)));
     let launches = f64::from(config.launches) * info.launch_seconds;
-    Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying))
+    // Scores from which keys are chosen are read about twice more. That ranks no family before another: keys that are chosen are those of
+    // the scores that the same operation writes.
+    let choosing = if op.chosen() > 0 { 2.0 * scores / info.bandwidth } else { 0.0 };
+    Cost::of_parts(moving, multiplying, launches, launches + moving.max(multiplying) + choosing)
 }

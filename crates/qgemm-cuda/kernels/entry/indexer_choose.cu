@@ -1,5 +1,6 @@
-// The keys with the highest scores of a query, in the order of scores: a CTA a query. Histograms of the bits of scores, the upper ones
-// first, find a bound that about as many scores reach as are wanted; those are sorted in shared memory.
+// The keys with the highest scores of a query, in the order of scores: a CTA a query. A score and the complement of its key are one number,
+// of which no two are alike. From a sample of them comes a bound that somewhat more reach than are wanted; those are gathered in shared
+// memory, reduced to as many as are wanted, and sorted. Where the sample misleads, the bound is found from all.
 #include "atoms/bits.cuh"
 #include "atoms/shared_atomic.cuh"
 #include "atoms/sync.cuh"
@@ -7,46 +8,47 @@
 #include "mainloop/indexer_keys.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32;
-// Bins of a histogram, and the bits of a score that each of three finds: 11, 11 and 10.
-constexpr u32 BINS = 2048;
-constexpr u32 THREAD_BINS = BINS / QG_THREADS;
-// Keys that are sorted together: twice as many as are chosen at most, so that the bound need not be exact.
-constexpr u32 MOST_SORTED = 4096;
-static_assert(BINS % QG_THREADS == 0, "threads have equally many bins");
+// Turing's SMs have 1024 threads; for consumer Blackwell the compiler would spill.
+constexpr u32 CTAS = QG_VARIANT == 75 || QG_VARIANT == 120 ? 2 : 3;
+// Bins of a histogram, by which a bound is found 11 or 10 bits at a time.
+constexpr u32 BINS = 2048, THREAD_BINS = BINS / QG_THREADS;
+constexpr u32 DIGITS = 6;
+// Keys that are gathered at most: more than are ever wanted, so that a sample's bound need not be exact.
+constexpr u32 MOST_GATHERED = 4096, THREAD_GATHERED = MOST_GATHERED / QG_THREADS;
+// Keys of a sample.
+constexpr u32 SAMPLED = 4096;
+static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % QG_THREADS == 0, "threads have equally many");
 
 struct SharedStorage {
-    // Score above, complement of the key below: those that come first are the largest.
-    u64 sorted[MOST_SORTED];
+    u64 gathered[MOST_GATHERED];
     u32 bins[BINS];
     u32 of_warps[WARPS];
     // The bin where as many as are wanted are reached, how many are above it, and how many in it.
     u32 bin, above, inside;
-    u32 gathered;
+    u32 count;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
-// No key: below all scores.
-constexpr u32 NOTHING = 0;
-
-// Bits in the order of scores, the same for both zeros; NaN is below all numbers.
-QG_DEVICE u32 ordered(u32 bits) {
+// Score above, complement of the key below: those that come first are the largest. 0 where there is none.
+QG_DEVICE u64 ranked(u32 bits, u32 key) {
+    if (bits == ~0u) return 0;
+    // Bits in the order of scores, the same for both zeros; NaN is below all numbers.
     const u32 magnitude = bits & 0x7fffffffu;
-    if (bits == ~0u) return NOTHING;
-    if (magnitude > 0x7f800000u) return 1;
-    if (magnitude == 0) return 0x80000000u;
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    u32 score = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    if (magnitude == 0) score = 0x80000000u;
+    if (magnitude > 0x7f800000u) score = 1;
+    return (u64)score << 32 | ~key;
 }
 
-// The scores of a query: those between `first` and `end`.
+// All scores of a query, four neighbouring keys of a thread at a time.
 struct Scores {
     const u8* row;
     KeyRange seen;
 
-    // Calls `visit` for four neighbouring keys at a time, by all threads of the CTA equally often: with key and score, or nothing.
+    // Calls `visit` by all threads of the CTA equally often.
     template <class F>
-    QG_DEVICE void visit(const Scores& scores, F&& visit) {
-        const u32 first = scores.seen.first & ~3u;
-        for (u32 base = first; base < scores.seen.end; base += QG_THREADS * 4) {
+    QG_DEVICE void each(const Scores& scores, F&& visit) {
+        for (u32 base = scores.seen.first & ~3u; base < scores.seen.end; base += QG_THREADS * 4) {
             const u32 key = base + thread_index() * 4;
             u32x4 v = {~0u, ~0u, ~0u, ~0u};
             if (key < scores.seen.end) v = ld_global_v4(scores.row + (u64)key * 4);
@@ -54,9 +56,50 @@ struct Scores {
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
                 const bool is_seen = key + i >= scores.seen.first && key + i < scores.seen.end;
-                visit(key + i, is_seen ? ordered(bits[i]) : NOTHING);
+                visit(is_seen ? ranked(bits[i], key + i) : 0);
             }
         }
+    }
+};
+
+// Every so many-th of them.
+struct Sample {
+    Scores scores;
+
+    template <class F>
+    QG_DEVICE void each(const Sample& sample, F&& visit) {
+        const KeyRange& seen = sample.scores.seen;
+        const u32 step = (seen.end - seen.first) / SAMPLED;
+#pragma unroll
+        for (u32 i = 0; i < SAMPLED; i += QG_THREADS) {
+            const u32 key = seen.first + (i + thread_index()) * step;
+            visit(ranked(ld_global_u32(sample.scores.row + (u64)key * 4), key));
+        }
+    }
+};
+
+// What was gathered.
+struct Gathered {
+    const u64* values;
+    u32 count;
+
+    template <class F>
+    QG_DEVICE void each(const Gathered& all, F&& visit) {
+#pragma unroll
+        for (u32 i = 0; i < MOST_GATHERED; i += QG_THREADS) {
+            const u32 at = i + thread_index();
+            visit(at < all.count ? ld_shared(&all.values[at]) : 0);
+        }
+    }
+};
+
+// Numbers from `bits`, shifted by `shift`, on.
+struct Bound {
+    u64 bits;
+    u32 shift;
+
+    QG_DEVICE bool holds(const Bound& bound, u64 value) {
+        return value != 0 && value >> bound.shift >= bound.bits;
     }
 };
 
@@ -74,8 +117,8 @@ QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
         atomic_add_shared(&bins[bin], 1);
 }
 
-// Finds the bin, from the highest on, where `wanted` are reached; all of them must be counted, and at least as many.
-QG_DEVICE void find_bin(SharedStorage& shared, u32 wanted) {
+// Finds the bin, from the highest on, where `wanted` are reached. Returns how many are counted; where those are fewer, there is none.
+QG_DEVICE u32 find_bin(SharedStorage& shared, u32 wanted) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     cta_barrier();
     // Thread 0 has the highest bins.
@@ -91,7 +134,13 @@ QG_DEVICE void find_bin(SharedStorage& shared, u32 wanted) {
     }
     if (lane == 31) st_shared(&shared.of_warps[warp], upto);
     cta_barrier();
-    for (u32 i = 0; i < warp; i++) upto += ld_shared(&shared.of_warps[i]);
+    u32 all = 0;
+#pragma unroll
+    for (u32 i = 0; i < WARPS; i++) {
+        const u32 of_warp = ld_shared(&shared.of_warps[i]);
+        if (i < warp) upto += of_warp;
+        all += of_warp;
+    }
     u32 above = upto - sum;
     if (above < wanted && upto >= wanted) {
 #pragma unroll
@@ -105,130 +154,126 @@ QG_DEVICE void find_bin(SharedStorage& shared, u32 wanted) {
         }
     }
     cta_barrier();
+    return all;
 }
 
-QG_DEVICE void clear_bins(SharedStorage& shared) {
-    cta_barrier();
-    for (u32 i = thread_index(); i < BINS; i += QG_THREADS) st_shared(&shared.bins[i], 0u);
-    cta_barrier();
-}
-
-// A bound: keys whose scores have more than `bits`, shifted by `shift`, are chosen, and of those that have as much, the first.
-struct Bound {
-    u32 bits, shift;
-    // Keys above it, and at it.
-    u32 above, at;
-};
-
-// Finds a bound that `wanted` keys reach, so close that they can be sorted together, or else exact.
-QG_DEVICE Bound find_bound(const Scores& scores, SharedStorage& shared, u32 wanted) {
-    constexpr u32 SHIFTS[3] = {21, 10, 0}, MASKS[3] = {2047, 2047, 1023};
-    Bound bound = {0, 32, 0, 0};
-#pragma unroll
-    for (u32 pass = 0; pass < 3; pass++) {
-        clear_bins(shared);
-        const u32 shift = SHIFTS[pass], mask = MASKS[pass];
-        Scores::visit(scores, [&](u32, u32 score) {
-            const bool counts = score != NOTHING && (pass == 0 || score >> bound.shift == bound.bits);
-            count(shared.bins, counts, score >> shift & mask);
+// The bound that at least `wanted` reach, and at most `most`; 1 where there are no more than are wanted. `most` is at least `wanted`.
+template <class Source>
+QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 wanted, u32 most) {
+    Bound bound = {0, 64};
+    u32 above = 0;
+    for (u32 digit = 0, shift = 64; digit < DIGITS; digit++) {
+        const u32 width = digit % 3 == 2 ? 10 : 11;
+        shift -= width;
+        cta_barrier();
+        for (u32 i = thread_index(); i < BINS; i += QG_THREADS) st_shared(&shared.bins[i], 0u);
+        cta_barrier();
+        Source::each(source, [&](u64 value) {
+            // Shifted twice, because not all of a number may be shifted at once.
+            const bool counts = value != 0 && value >> shift >> width == bound.bits;
+            count(shared.bins, counts, (u32)(value >> shift) & ((1u << width) - 1));
         });
-        if (pass == 0) {
-            // All of them are wanted, if they are fewer.
-            cta_barrier();
-            u32 all = 0;
-            for (u32 i = thread_index(); i < BINS; i += QG_THREADS) all += ld_shared(&shared.bins[i]);
-#pragma unroll
-            for (u32 step = 16; step > 0; step /= 2) all += shfl_xor_u32(all, step);
-            if (thread_index() % 32 == 0) st_shared(&shared.of_warps[thread_index() / 32], all);
-            cta_barrier();
-            all = 0;
-#pragma unroll
-            for (u32 i = 0; i < WARPS; i++) all += ld_shared(&shared.of_warps[i]);
-            if (all <= wanted) return {0, 0, all, 0};
-        }
-        find_bin(shared, wanted - bound.above);
-        bound.bits = pass == 0 ? ld_shared(&shared.bin) : bound.bits << (bound.shift - shift) | ld_shared(&shared.bin);
-        bound.shift = shift;
-        bound.above += ld_shared(&shared.above);
-        bound.at = ld_shared(&shared.inside);
-        if (bound.above + bound.at <= MOST_SORTED) break;
+        const u32 all = find_bin(shared, wanted - above);
+        if (digit == 0 && all <= wanted) return {1, 0};
+        bound = {bound.bits << width | ld_shared(&shared.bin), shift};
+        above += ld_shared(&shared.above);
+        if (above + ld_shared(&shared.inside) <= most) break;
     }
     return bound;
 }
 
-QG_DEVICE u64 sort_key(u32 score, u32 key) {
-    return (u64)score << 32 | ~key;
+// Appends to what is gathered, as far as there is room. For whole warps.
+QG_DEVICE void append(SharedStorage& shared, bool is_wanted, u64 value) {
+    const u32 lane = thread_index() % 32, all = ballot(is_wanted);
+    if (all == 0) return;
+    u32 first = 0;
+    if (lane == 0) first = atomic_add_shared(&shared.count, popc(all));
+    const u32 at = shfl_idx_u32(first, 0) + popc(all & ((1u << lane) - 1));
+    if (is_wanted && at < MOST_GATHERED) st_shared(&shared.gathered[at], value);
 }
 
-// Gathers the keys that are sorted. Returns how many.
-QG_DEVICE u32 gather(const Scores& scores, SharedStorage& shared, const Bound& bound, u32 wanted) {
-    const bool fits = bound.above + bound.at <= MOST_SORTED;
+QG_DEVICE void clear_count(SharedStorage& shared) {
     cta_barrier();
-    if (thread_index() == 0) st_shared(&shared.gathered, 0u);
+    if (thread_index() == 0) st_shared(&shared.count, 0u);
     cta_barrier();
-    Scores::visit(scores, [&](u32 key, u32 score) {
-        const u32 upper = score >> bound.shift;
-        if (score != NOTHING && (upper > bound.bits || (fits && upper == bound.bits)))
-            st_shared(&shared.sorted[atomic_add_shared(&shared.gathered, 1)], sort_key(score, key));
-    });
+}
+
+// Gathers what reaches the bound. Returns how many do, of which as many as there is room for are there.
+template <class Source>
+QG_DEVICE u32 gather(const Source& source, SharedStorage& shared, const Bound& bound) {
+    clear_count(shared);
+    Source::each(source, [&](u64 value) { append(shared, Bound::holds(bound, value), value); });
     cta_barrier();
-    if (fits) return bound.above + bound.at;
-    // More have the score of the bound than can be sorted: the first of them, found in the order of keys.
-    u32 found = bound.above;
-    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
-    for (u32 base = scores.seen.first; base < scores.seen.end && found < wanted; base += QG_THREADS) {
-        const u32 key = base + thread_index();
-        const u32 score = key < scores.seen.end ? ordered(ld_global_u32(scores.row + (u64)key * 4)) : NOTHING;
-        const bool is_at = score != NOTHING && score == bound.bits;
-        const u32 all = ballot(is_at);
-        if (lane == 0) st_shared(&shared.of_warps[warp], popc(all));
-        cta_barrier();
-        u32 before = found + popc(all & ((1u << lane) - 1)), total = found;
-        for (u32 i = 0; i < WARPS; i++) {
-            const u32 of_warp = ld_shared(&shared.of_warps[i]);
-            if (i < warp) before += of_warp;
-            total += of_warp;
-        }
-        if (is_at && before < wanted) st_shared(&shared.sorted[before], sort_key(score, key));
-        found = total;
-        cta_barrier();
+    return ld_shared(&shared.count);
+}
+
+// Gathers at least `wanted`, if there are as many, and no more than there is room for.
+QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32 wanted) {
+    const u32 keys = scores.seen.end - scores.seen.first;
+    if (keys <= MOST_GATHERED) return gather(scores, shared, {1, 0});
+    // In the middle between too few and too many.
+    const u32 aim = (wanted + MOST_GATHERED) / 2;
+    const u32 of_sample = (u32)((u64)aim * SAMPLED / keys) + 1;
+    u32 found = gather(scores, shared, find_bound(Sample{scores}, shared, of_sample, of_sample));
+    if (found < wanted || found > MOST_GATHERED)
+        found = gather(scores, shared, find_bound(scores, shared, wanted, MOST_GATHERED));
+    return found;
+}
+
+// Leaves the `wanted` largest of `found`. Returns how many there are.
+QG_DEVICE u32 reduce(SharedStorage& shared, u32 found, u32 wanted) {
+    if (found <= wanted) return found;
+    const Bound bound = find_bound(Gathered{shared.gathered, found}, shared, wanted, wanted);
+    u64 own[THREAD_GATHERED];
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GATHERED; i++) {
+        const u32 at = i * QG_THREADS + thread_index();
+        own[i] = at < found ? ld_shared(&shared.gathered[at]) : 0;
     }
-    return least(found, wanted);
+    clear_count(shared);
+#pragma unroll
+    for (u32 i = 0; i < THREAD_GATHERED; i++) append(shared, Bound::holds(bound, own[i]), own[i]);
+    cta_barrier();
+    return wanted;
 }
 
 // Sorts, the largest first: a bitonic network over the next power of two.
 QG_DEVICE void sort(SharedStorage& shared, u32 count) {
     u32 size = 2;
     while (size < count) size *= 2;
-    for (u32 i = count + thread_index(); i < size; i += QG_THREADS) st_shared(&shared.sorted[i], (u64)0);
+    for (u32 i = count + thread_index(); i < size; i += QG_THREADS) st_shared(&shared.gathered[i], (u64)0);
     cta_barrier();
     for (u32 run = 2; run <= size; run *= 2) {
         for (u32 distance = run / 2; distance > 0; distance /= 2) {
             for (u32 pair = thread_index(); pair < size / 2; pair += QG_THREADS) {
-                const u32 low = pair / distance * distance * 2 + pair % distance, high = low + distance;
-                const u64 a = ld_shared(&shared.sorted[low]), b = ld_shared(&shared.sorted[high]);
+                const u32 low = (pair & (0u - distance)) * 2 + (pair & (distance - 1)), high = low + distance;
+                const u64 a = ld_shared(&shared.gathered[low]), b = ld_shared(&shared.gathered[high]);
                 const bool falls = (low & run) == 0;
                 if ((a < b) == falls) {
-                    st_shared(&shared.sorted[low], b);
-                    st_shared(&shared.sorted[high], a);
+                    st_shared(&shared.gathered[low], b);
+                    st_shared(&shared.gathered[high], a);
                 }
             }
-            cta_barrier();
+            // A warp's pairs of neighbours less than 32 apart are its own until the distance grows again.
+            if (distance > 32 || distance == 1)
+                cta_barrier();
+            else
+                warp_barrier();
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_choose(const __grid_constant__ IndexerParams p) {
+// Three CTAs of an SM leave fewer registers than the compiler would take by itself.
+extern "C" __global__ void __launch_bounds__(QG_THREADS, CTAS) qg_indexer_choose(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 query = cta_index().x, sequence = query / p.sequence_queries;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     const Scores scores = {reinterpret_cast<const u8*>(p.scores) + query * p.scores_row * 4,
                            keys_seen(p, sequence, query % p.sequence_queries)};
-    const Bound bound = find_bound(scores, shared, p.chosen);
-    const u32 found = gather(scores, shared, bound, p.chosen);
+    const u32 found = reduce(shared, gather_candidates(scores, shared, p.chosen), p.chosen);
     sort(shared, found);
     u8* to = reinterpret_cast<u8*>(p.indices) + ((u64)p.first_query + query) * p.chosen * 4;
     for (u32 i = thread_index(); i < p.chosen; i += QG_THREADS)
-        st_global_u32(to + i * 4, i < found ? ~(u32)ld_shared(&shared.sorted[i]) : ~0u);
+        st_global_u32(to + i * 4, i < found ? ~(u32)ld_shared(&shared.gathered[i]) : ~0u);
 }

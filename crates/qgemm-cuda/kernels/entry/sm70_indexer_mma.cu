@@ -1,19 +1,17 @@
 // Scores of keys for queries of several heads, by matrix instructions of a warp. A warp keeps its keys in registers, as rows of the
 // products; the heads of one query after another pass through shared memory, as columns. What a query's products become is added up over
 // the columns where it is computed.
-#include "atoms/bits.cuh"
 #include "atoms/mma.cuh"
 #include "atoms/mma_fp8.cuh"
 #include "atoms/relu.cuh"
-#include "atoms/sync.cuh"
-#include "atoms/warp.cuh"
 #include "mainloop/indexer_operand.cuh"
+#include "mainloop/indexer_queries.cuh"
 
 constexpr u32 WARPS = QG_THREADS / 32, WARP_KEYS = QG_KEYS / WARPS;
 // Most queries of a CTA.
 constexpr u32 MOST_QUERIES = 64;
 constexpr u32 ROW_BYTES = CHUNKS * 16;
-constexpr u32 MMA_HEADS = 8;
+constexpr u32 MMA_HEADS = 8, UNROLLED_TILES = QG_VARIANT >= 80 ? 2 : 1;
 static_assert(QG_HEADS % MMA_HEADS == 0 && QG_THREADS >= MOST_QUERIES && CHUNKS % 4 == 0, "tiles are whole");
 
 struct alignas(16) Stage {
@@ -24,10 +22,7 @@ struct alignas(16) Stage {
 
 struct SharedStorage {
     Stage stages[QG_STAGES];
-    // What each query of the CTA sees.
-    u32 first[MOST_QUERIES], end[MOST_QUERIES];
-    // Those that see any of the CTA's keys, and how many of each 32 do.
-    u32 queries[MOST_QUERIES], counts[2];
+    SeenQueries<MOST_QUERIES> queries;
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
@@ -237,33 +232,6 @@ QG_DEVICE void wait_for_copies() {
     cta_barrier();
 }
 
-// Notes what the queries of a CTA see, and which of them see any of its keys. Returns how many do.
-QG_DEVICE u32 note_queries(const IndexerParams& p, SharedStorage& shared, u32 sequence, u32 first, u32 count, u32 key) {
-    const u32 thread = thread_index();
-    bool sees_any = false;
-    if (thread < count) {
-        const KeyRange seen = keys_seen(p, sequence, first + thread);
-        st_shared(&shared.first[thread], seen.first);
-        st_shared(&shared.end[thread], seen.end);
-        sees_any = seen.first < seen.end && seen.first < key + QG_KEYS && seen.end > key;
-    }
-    const u32 all = ballot(sees_any), before = popc(all & ((1u << thread % 32) - 1));
-    if (thread % 32 == 0 && thread < MOST_QUERIES) st_shared(&shared.counts[thread / 32], popc(all));
-    cta_barrier();
-    const u32 of_first = ld_shared(&shared.counts[0]);
-    if (sees_any) st_shared(&shared.queries[(thread < 32 ? 0 : of_first) + before], thread);
-    // Keys of queries that see none.
-    for (u32 query = 0; query < count; query++) {
-        const u32 from = ld_shared(&shared.first[query]), end = ld_shared(&shared.end[query]);
-        if (from < end && from < key + QG_KEYS && end > key) continue;
-        const u64 row = ((u64)sequence * p.sequence_queries + first + query) * p.scores_row;
-        for (u32 i = key + thread; i < least(key + QG_KEYS, p.most_keys); i += QG_THREADS)
-            st_global_u32(reinterpret_cast<u8*>(p.scores) + (row + i) * 4, p.not_seen);
-    }
-    cta_barrier();
-    return of_first + ld_shared(&shared.counts[1]);
-}
-
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __grid_constant__ IndexerParams p) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 lane = thread_index() % 32, warp = thread_index() / 32;
@@ -272,13 +240,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
     const u32 count = least(p.cta_queries, p.sequence_queries - first_query);
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    const u32 active = note_queries(p, shared, sequence, first_query, count, key);
+    const u32 active = note_queries(p, shared.queries, sequence, first_query, count, key, QG_KEYS, QG_THREADS);
     if (active == 0) return;
 
     const u64 launch_query = (u64)sequence * p.sequence_queries + first_query;
     const u32 parts = (p.heads + QG_HEADS - 1) / QG_HEADS, items = active * parts;
     const auto copy_item = [&](u32 item) {
-        const u32 query = ld_shared(&shared.queries[item / parts]);
+        const u32 query = ld_shared(&shared.queries.seeing[item / parts]);
         copy_heads(p, shared.stages[item % QG_STAGES], p.first_query + launch_query + query, item % parts * QG_HEADS);
     };
 #pragma unroll
@@ -325,6 +293,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
         commit_copies();
         const Stage& stage = shared.stages[item % QG_STAGES];
         const u32 part = item % parts, heads = least(p.heads - part * QG_HEADS, QG_HEADS);
+        // Two at a time, whose products do not wait for each other, where registers suffice.
+#pragma unroll UNROLLED_TILES
         for (u32 first = 0; first < heads; first += MMA_HEADS) {
             float d[KEY_TILES][PRODUCTS];
             multiply_heads(d, keys, stage.heads + first * ROW_BYTES, lane);
@@ -332,9 +302,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
         }
         if (part + 1 < parts) continue;
         const float score = sum_of_lane(sums, lane) * lane_scale;
-        const u32 query = ld_shared(&shared.queries[item / parts]);
+        const u32 query = ld_shared(&shared.queries.seeing[item / parts]);
         if (is_stored) {
-            const bool is_seen = is_there && score_key >= ld_shared(&shared.first[query]) && score_key < ld_shared(&shared.end[query]);
+            const KeyRange seen = {ld_shared(&shared.queries.first[query]), ld_shared(&shared.queries.end[query])};
+            const bool is_seen = is_there && score_key >= seen.first && score_key < seen.end;
             const u64 at = (launch_query + query) * p.scores_row + score_key;
             st_global_u32(reinterpret_cast<u8*>(p.scores) + at * 4, is_seen ? score_bits(score) : p.not_seen);
         }

@@ -578,7 +578,7 @@ struct IndexerParams {
     u64 k_scale_page;  // From one page of scales to the next.
     u64 scores_row;  // From one query's scores to the next.
     u32 first_query;  // First query of this launch.
-    u32 queries;  // Queries of this launch.
+    u32 cta_keys;  // Keys of a CTA, where the kernel has no fixed number.
     u32 heads;  // Heads.
     u32 features;  // Features.
     u32 most_keys;  // Keys that a query sees at most.
@@ -613,7 +613,7 @@ static_assert(QG_OFFSET_OF(IndexerParams, k_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k_scale_page) == 128, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, scores_row) == 136, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, first_query) == 144, "layout");
-static_assert(QG_OFFSET_OF(IndexerParams, queries) == 148, "layout");
+static_assert(QG_OFFSET_OF(IndexerParams, cta_keys) == 148, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, heads) == 152, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, features) == 156, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, most_keys) == 160, "layout");

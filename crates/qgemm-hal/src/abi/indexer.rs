@@ -45,8 +45,8 @@ abi_struct! {
         pub scores_row: u64,
         /// First query of this launch.
         pub first_query: u32,
-        /// Queries of this launch.
-        pub queries: u32,
+        /// Keys of a CTA, where the kernel has no fixed number.
+        pub cta_keys: u32,
         /// Heads.
         pub heads: u32,
         /// Features.

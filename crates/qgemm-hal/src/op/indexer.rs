@@ -17,8 +17,8 @@ pub const MOST_CHOSEN: usize = 2048;
 /// Formats of queries and keys.
 pub const FORMATS: [KvFormat; 3] = [KvFormat::E4M3, KvFormat::Plain(DType::F16), KvFormat::Plain(DType::BF16)];
 
-/// Bytes of scores that are kept at a time where keys are chosen: what caches of large chips hold.
-const SCORE_BYTES: usize = 32 << 20;
+/// Bytes of scores that are kept at a time where keys are chosen: of so many queries that each multiprocessor has several to choose for.
+const SCORE_BYTES: usize = 128 << 20;
 /// Most parts that queries are cut into, to keep fewer scores: each is two launches.
 const MOST_PARTS: usize = 64;
 
@@ -232,6 +232,16 @@ impl CheckedIndexer {
         self.most_keys().next_multiple_of(4)
     }
 
+    /// Bytes that must be read: queries, weights, and keys with their scales.
+    pub fn read_bytes(&self) -> f64 {
+        let (queries, heads, features) = (self.queries as f64, self.heads as f64, self.features as f64);
+        let width = self.format.bits() as f64 / 8.0;
+        let (sequences, _) = self.sequences();
+        let keys = sequences as f64 * self.most_keys() as f64;
+        let scale = if self.has_scales() { 4.0 } else { 0.0 };
+        queries * heads * (features * width + 4.0) + keys * (features * width + scale)
+    }
+
     /// Bytes of workspace that hold the scores of so many queries.
     pub fn score_bytes(&self, queries: usize) -> usize {
         WorkspaceLayout::RESERVED + queries * self.kept_stride() * size_of::<f32>()
@@ -266,16 +276,11 @@ impl Operation for CheckedIndexer {
     }
 
     fn traffic(&self) -> f64 {
-        let (queries, heads, features) = (self.queries as f64, self.heads as f64, self.features as f64);
-        let width = self.format.bits() as f64 / 8.0;
-        let (sequences, _) = self.sequences();
-        let keys = sequences as f64 * self.most_keys() as f64;
-        let result = match self.result {
-            IndexerResult::Scores { .. } => self.most_keys() as f64,
-            IndexerResult::Best { count } => count as f64,
+        let columns = match self.result {
+            IndexerResult::Scores { .. } => self.most_keys(),
+            IndexerResult::Best { count } => count,
         };
-        let scale = if self.has_scales() { 4.0 } else { 0.0 };
-        queries * heads * (features * width + 4.0) + keys * (features * width + scale) + queries * result * 4.0
+        self.read_bytes() + 4.0 * self.queries as f64 * columns as f64
     }
 
     fn macs(&self) -> f64 {
@@ -305,13 +310,13 @@ mod tests {
     #[test]
     fn scores_that_are_kept_are_bounded_and_whole_sequences() {
         let rows = |rows| IndexerKeys::Rows { rows, ranges: true };
-        assert_eq!(op(2048, rows(1 << 16)).part_queries(usize::MAX), 128);
+        assert_eq!(op(2048, rows(1 << 16)).part_queries(usize::MAX), 512);
         assert_eq!(op(10, rows(64)).part_queries(usize::MAX), 10);
         assert_eq!(op(10, rows(0)).part_queries(usize::MAX), 10);
         // Rather more scores than very many launches.
         assert_eq!(op(1 << 20, rows(1 << 17)).part_queries(usize::MAX), 1 << 14);
         assert_eq!(op(1 << 20, rows(1 << 17)).part_queries(1 << 20), 2);
         let pages = IndexerKeys::Pages { sequences: 700, each: 3, pages: 9, page_size: 64, width: 1024 };
-        assert_eq!(op(2100, pages).part_queries(usize::MAX), 129);
+        assert_eq!(op(2100, pages).part_queries(usize::MAX), 513);
     }
 }

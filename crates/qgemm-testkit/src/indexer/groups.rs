@@ -73,6 +73,13 @@ fn heads() -> Vec<IndexerCase> {
         let case = IndexerCase::new(3, (heads, features), formats(i), IndexedKeys::All(70));
         cases.push(IndexerCase { q_scales: i % 2 == 0, ..case });
     }
+    // Queries enough for kernels that keep keys in registers.
+    for (i, (heads, features)) in [(64, 128), (32, 128), (33, 112), (64, 64), (5, 16)].into_iter().enumerate() {
+        let case =
+            IndexerCase::new(21, (heads, features), E4M3, [IndexedKeys::All(300), ranges(21, 270)][i % 2].clone());
+        cases.push(IndexerCase { q_scales: i % 2 == 0, ..case });
+    }
+    cases.push(IndexerCase::new(34, (64, 128), E4M3, IndexedKeys::Paged(16, vec![270, 30])));
     for features in (16..=256).step_by(16) {
         for (i, format) in [E4M3, F16, BF16].into_iter().enumerate() {
             if (features / 16 + i) % 3 == 0 || features % 64 == 0 {

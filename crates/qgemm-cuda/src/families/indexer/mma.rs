@@ -12,7 +12,7 @@ use qgemm_hal::{
 use super::super::attention::params::kv_code;
 use super::super::kernel_launch::{KernelLaunch, load};
 use super::super::prelude::{constant_line, macro_line};
-use super::{Cut, Part, params};
+use super::{Cut, Part, offered, params};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -125,25 +125,12 @@ impl Family<CheckedIndexer> for IndexerMma {
                 "needs {needs} bytes of shared memory, of which the device has {has}"
             )));
         }
-        let chooses = op.chosen() > 0;
-        let most_bytes = usize::try_from(info.memory_bytes / 4).unwrap_or(usize::MAX);
-        let part_queries = if chooses { op.part_queries(most_bytes) } else { op.queries };
-        let part = Part { first: 0, queries: part_queries };
-        if cut(op, &spec, part, info).ctas(op, part).2.is_none() {
-            return Err(Unsupported::new("counts CTAs in 31 bits: ask for fewer queries at once"));
-        }
-        let parts = op.queries.div_ceil(part_queries) as u32;
+        // Without keys nothing is scored.
+        let kernel = if op.most_keys() > 0 { id(spec, variant) } else { super::choose_id(variant) };
+        let math = if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 };
         let padded = op.heads.next_multiple_of(MMA_HEADS) as f64 * f64::from(spec.features);
-        Ok(vec![IndexerConfig {
-            // Without keys nothing is scored.
-            kernel: if op.most_keys() > 0 { id(spec, variant) } else { super::choose_id(variant) },
-            launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),
-            part_queries,
-            workspace_bytes: if chooses { op.score_bytes(part_queries) } else { 0 },
-            math: if operand_bytes(op.format, variant) == 1 { Math::TensorFp8 } else { Math::TensorF16 },
-            padding: padded / (op.heads * op.features) as f64,
-            efficiency: EFFICIENCY,
-        }])
+        let padding = padded / (op.heads * op.features) as f64;
+        offered(op, info, kernel, |part| cut(op, &spec, part, info), math, padding, EFFICIENCY)
     }
 
     fn prepare(

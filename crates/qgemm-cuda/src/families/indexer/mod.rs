@@ -1,14 +1,16 @@
 //! `indexer`: scores by matrix instructions, and the keys with the highest, which are chosen from scores in the workspace.
 
+mod decode;
 mod mma;
+mod wgmma;
 
 use std::sync::Arc;
 
 use qgemm_hal::abi::IndexerParams;
 use qgemm_hal::{
     CheckedIndexer, DeviceInfo, Geometry, HalError, IndexerConfig, IndexerFamilies, IndexerLaunch, IndexerOperand,
-    IndexerResult, IndexerSpec, KernelId, LaunchSequence, LaunchStep, Name, Operand, Operands, Operation, Paging, Spec,
-    Variant, WorkspaceLayout,
+    IndexerResult, IndexerSpec, KernelId, LaunchSequence, LaunchStep, Math, Name, Operand, Operands, Operation, Paging,
+    Spec, Unsupported, Variant, WorkspaceLayout,
 };
 
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places};
@@ -18,7 +20,7 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
-pub(super) const FAMILIES: IndexerFamilies = &[&mma::IndexerMma];
+pub(super) const FAMILIES: IndexerFamilies = &[&wgmma::IndexerWgmma, &decode::IndexerDecode, &mma::IndexerMma];
 
 /// Threads of a CTA that chooses keys for a query.
 const CHOOSE_THREADS: u32 = 512;
@@ -29,7 +31,7 @@ const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    mma::specs(variant).chain([choose_source(variant)])
+    wgmma::specs(variant).chain(decode::specs(variant)).chain(mma::specs(variant)).chain([choose_source(variant)])
 }
 
 fn choose_id(variant: Variant) -> KernelId {
@@ -51,27 +53,61 @@ fn choose_source(variant: Variant) -> KernelSpec {
 
 impl Params for IndexerParams {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        use IndexerOperand as O;
-        let mut params = *self;
-        let pointers = [
-            (&mut params.q, O::Q),
-            (&mut params.k, O::K),
-            (&mut params.weights, O::Weights),
-            (&mut params.q_scales, O::QScales),
-            (&mut params.k_scales, O::KScales),
-            (&mut params.starts, O::Starts),
-            (&mut params.ends, O::Ends),
-            (&mut params.lengths, O::Lengths),
-            (&mut params.block_table, O::BlockTable),
-            (&mut params.indices, O::Indices),
-        ];
-        for (pointer, operand) in pointers {
-            *pointer = at.of(operands, operand)?;
-        }
-        let kept = operands.get(O::Workspace).is_some();
-        params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
-        Ok(LaunchParams::of(&params))
+        Ok(LaunchParams::of(&at_operands(self, operands, at)?))
     }
+}
+
+/// The parameters with addresses.
+fn at_operands(params: &IndexerParams, operands: &Operands<'_>, at: &Places<'_>) -> Result<IndexerParams, HalError> {
+    use IndexerOperand as O;
+    let mut params = *params;
+    let pointers = [
+        (&mut params.q, O::Q),
+        (&mut params.k, O::K),
+        (&mut params.weights, O::Weights),
+        (&mut params.q_scales, O::QScales),
+        (&mut params.k_scales, O::KScales),
+        (&mut params.starts, O::Starts),
+        (&mut params.ends, O::Ends),
+        (&mut params.lengths, O::Lengths),
+        (&mut params.block_table, O::BlockTable),
+        (&mut params.indices, O::Indices),
+    ];
+    for (pointer, operand) in pointers {
+        *pointer = at.of(operands, operand)?;
+    }
+    let kept = operands.get(O::Workspace).is_some();
+    params.scores = at.of(operands, if kept { O::Workspace } else { O::Scores })?;
+    Ok(params)
+}
+
+/// The configuration of `kernel`, whose launches are cut by `cut`, for queries in as many parts as the workspace asks for.
+fn offered(
+    op: &CheckedIndexer,
+    info: &DeviceInfo,
+    kernel: KernelId,
+    cut: impl Fn(Part) -> Cut,
+    math: Math,
+    padding: f64,
+    efficiency: (u32, u32),
+) -> Result<Vec<IndexerConfig>, Unsupported> {
+    let chooses = op.chosen() > 0;
+    let most_bytes = usize::try_from(info.memory_bytes / 4).unwrap_or(usize::MAX);
+    let part_queries = if chooses { op.part_queries(most_bytes) } else { op.queries };
+    let part = Part { first: 0, queries: part_queries };
+    if cut(part).ctas(op, part).2.is_none() {
+        return Err(Unsupported::new("counts CTAs in 31 bits: ask for fewer queries at once"));
+    }
+    let parts = op.queries.div_ceil(part_queries) as u32;
+    Ok(vec![IndexerConfig {
+        kernel,
+        launches: parts * (u32::from(op.most_keys() > 0) + u32::from(chooses)),
+        part_queries,
+        workspace_bytes: if chooses { op.score_bytes(part_queries) } else { 0 },
+        math,
+        padding,
+        efficiency,
+    }])
 }
 
 /// Queries of a launch.
@@ -119,7 +155,7 @@ fn params(op: &CheckedIndexer, part: Part, cut: Cut) -> IndexerParams {
         k_scale_page: op.k.scale_page_stride,
         scores_row,
         first_query: part.first as u32,
-        queries: part.queries as u32,
+        cta_keys: cut.keys as u32,
         heads: op.heads as u32,
         features: op.features as u32,
         most_keys: op.most_keys() as u32,
@@ -154,7 +190,12 @@ pub fn indexer_sequence(
     for first in (0..op.queries).step_by(part_queries.max(1)) {
         let part = Part { first, queries: (op.queries - first).min(part_queries) };
         if op.most_keys() > 0 {
-            steps.push(bound(op, mma::launch(op, kernel, part, info, variant).step::<IndexerOperand>(make)?, part));
+            let launch = match kernel.family.as_str() {
+                wgmma::NAME => wgmma::launch(op, kernel, part, info),
+                decode::NAME => decode::launch(op, kernel, part, info),
+                _ => mma::launch(op, kernel, part, info, variant),
+            };
+            steps.push(bound(op, launch.step::<IndexerOperand>(make)?, part));
         }
         if op.chosen() > 0 {
             steps.push(bound(op, choose_launch(op, part, variant).step::<IndexerOperand>(make)?, part));

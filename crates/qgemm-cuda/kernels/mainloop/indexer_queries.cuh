@@ -1,0 +1,48 @@
+// The queries of a CTA that scores keys: what each sees, and which of them see any of its keys.
+#pragma once
+#include "atoms/bits.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "mainloop/indexer_keys.cuh"
+
+template <u32 MOST>
+struct SeenQueries {
+    u32 first[MOST], end[MOST];
+    // Those that see any of the CTA's keys, and how many of each 32 do.
+    u32 seeing[MOST], counts[MOST / 32];
+};
+
+// Notes `count` queries of a sequence from `first` on, and writes what is to be written of those that see none of the `keys` keys from
+// `key` on. Returns how many do. For all `threads` threads of the CTA, at least `MOST`.
+template <u32 MOST>
+QG_DEVICE u32 note_queries(const IndexerParams& p, SeenQueries<MOST>& all, u32 sequence, u32 first, u32 count, u32 key, u32 keys,
+                           u32 threads) {
+    const u32 thread = thread_index();
+    bool sees_any = false;
+    if (thread < count) {
+        const KeyRange seen = keys_seen(p, sequence, first + thread);
+        st_shared(&all.first[thread], seen.first);
+        st_shared(&all.end[thread], seen.end);
+        sees_any = seen.first < seen.end && seen.first < key + keys && seen.end > key;
+    }
+    const u32 mask = ballot(sees_any);
+    if (thread % 32 == 0 && thread < MOST) st_shared(&all.counts[thread / 32], popc(mask));
+    cta_barrier();
+    u32 before = popc(mask & ((1u << thread % 32) - 1)), total = 0;
+#pragma unroll
+    for (u32 i = 0; i < MOST / 32; i++) {
+        const u32 of_warp = ld_shared(&all.counts[i]);
+        if (i < thread / 32) before += of_warp;
+        total += of_warp;
+    }
+    if (sees_any) st_shared(&all.seeing[before], thread);
+    for (u32 query = 0; query < count; query++) {
+        const u32 from = ld_shared(&all.first[query]), end = ld_shared(&all.end[query]);
+        if (from < end && from < key + keys && end > key) continue;
+        const u64 row = ((u64)sequence * p.sequence_queries + first + query) * p.scores_row;
+        for (u32 i = key + thread; i < least(key + keys, p.most_keys); i += threads)
+            st_global_u32(reinterpret_cast<u8*>(p.scores) + (row + i) * 4, p.not_seen);
+    }
+    cta_barrier();
+    return total;
+}

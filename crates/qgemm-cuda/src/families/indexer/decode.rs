@@ -1,0 +1,188 @@
+//! `indexer_wgmma_decode`: scores of E4M3 keys on Hopper, for few queries, bound by reading keys.
+
+use std::sync::Arc;
+
+use qgemm_hal::{
+    CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
+    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, load};
+use super::super::prelude::{constant_line, macro_line};
+use super::{Cut, Part, offered, params};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Name of the family.
+pub(super) const NAME: &str = "indexer_wgmma_decode";
+/// Threads of a CTA: two warpgroups.
+const THREADS: u32 = 256;
+/// Keys that a CTA's warpgroups work on at a time.
+const TILE_KEYS: usize = 128;
+/// Features of a row in shared memory.
+const FEATURES: u32 = 128;
+/// Columns of an instruction: heads of a query, or of two.
+const COLUMNS: u32 = 64;
+/// Stages of a warp's ring, of sixteen keys each with their scales.
+const STAGES: u32 = 6;
+const STAGE_BYTES: u32 = 16 * (FEATURES + 4) + 16;
+/// Heads that there are kernels for, and groups of columns.
+const HEADS: [u32; 2] = [32, 64];
+const GROUPS: [u32; 3] = [1, 2, 4];
+/// CTAs on a multiprocessor at once.
+const CTAS_PER_UNIT: usize = 2;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (850, 300);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct IndexerDecode;
+
+/// Columns of a query, and groups of columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Columns {
+    heads: u32,
+    groups: u32,
+}
+
+impl Columns {
+    const ALL: [(&'static str, Columns); 6] = [
+        ("score_heads32_1", Columns { heads: HEADS[0], groups: GROUPS[0] }),
+        ("score_heads32_2", Columns { heads: HEADS[0], groups: GROUPS[1] }),
+        ("score_heads32_4", Columns { heads: HEADS[0], groups: GROUPS[2] }),
+        ("score_heads64_1", Columns { heads: HEADS[1], groups: GROUPS[0] }),
+        ("score_heads64_2", Columns { heads: HEADS[1], groups: GROUPS[1] }),
+        ("score_heads64_4", Columns { heads: HEADS[1], groups: GROUPS[2] }),
+    ];
+
+    /// The least that hold so many heads of so many queries.
+    fn of(heads: usize, queries: usize) -> Option<&'static (&'static str, Self)> {
+        let holds = |columns: &Self| {
+            let room = (columns.groups * COLUMNS / columns.heads) as usize;
+            columns.heads as usize >= heads && room >= queries
+        };
+        Self::ALL.iter().find(|(_, columns)| holds(columns))
+    }
+
+    fn spec(name: &'static str) -> IndexerSpec {
+        let keys = TILE_KEYS as u32;
+        IndexerSpec { step: Name::new(name), x: KvFormat::E4M3, features: FEATURES, keys }
+    }
+
+    /// Those of a kernel.
+    fn of_spec(spec: &IndexerSpec) -> Self {
+        let found = Self::ALL.into_iter().find(|(name, _)| Self::spec(name) == *spec);
+        found.map_or(Self::ALL[0].1, |(_, columns)| columns)
+    }
+
+    /// `SharedStorage` of `entry/sm90_indexer_wgmma_decode.cu`.
+    fn shared_bytes(self) -> u32 {
+        self.groups * COLUMNS * (FEATURES + 4) + THREADS / 32 * STAGES * STAGE_BYTES
+    }
+}
+
+fn id(spec: IndexerSpec) -> KernelId {
+    KernelId::new(NAME, Some(Variant::Sm90), Spec::Indexer(spec))
+}
+
+fn source(spec: IndexerSpec) -> KernelSpec {
+    let entry = "entry/sm90_indexer_wgmma_decode.cu";
+    let columns = Columns::of_spec(&spec);
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_HEADS", columns.heads);
+    constant_line(&mut prelude, "QG_GROUPS", columns.groups);
+    constant_line(&mut prelude, "QG_STAGES", STAGES);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", columns.shared_bytes());
+    let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_decode");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    let all = Columns::ALL.into_iter().filter(move |_| variant == Variant::Sm90);
+    all.map(|(name, _)| source(Columns::spec(name)))
+}
+
+/// Keys of a CTA: as many as leave each multiprocessor as many CTAs as it has at once.
+fn cut(op: &CheckedIndexer, part: Part, info: &DeviceInfo) -> Cut {
+    let (_, each) = op.sequences();
+    let sequences = (part.queries / each.max(1)).max(1);
+    let ctas = (CTAS_PER_UNIT * info.units as usize / sequences).max(1);
+    let keys = op.most_keys().div_ceil(ctas).next_multiple_of(TILE_KEYS);
+    // Queries are not shared out.
+    Cut { keys, queries: each.max(1) }
+}
+
+impl Family<CheckedIndexer> for IndexerDecode {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        if info.variant != Some(Variant::Sm90) {
+            return Err(Unsupported::new("runs on Hopper only"));
+        }
+        if op.format != KvFormat::E4M3 || op.features > FEATURES as usize || op.most_keys() == 0 {
+            return Err(Unsupported::new(format!("multiplies keys in E4M3 of up to {FEATURES} features")));
+        }
+        let (_, each) = op.sequences();
+        let Some(&(name, columns)) = Columns::of(op.heads, each) else {
+            let most = GROUPS[2] * COLUMNS;
+            return Err(Unsupported::new(format!("has room for {most} heads of all queries of a sequence")));
+        };
+        if !op.q.aligned || !op.k.aligned {
+            return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
+        }
+        let (needs, has) = (columns.shared_bytes(), info.shared_bytes);
+        if needs > has {
+            return Err(Unsupported::new(format!(
+                "needs {needs} bytes of shared memory, of which the device has {has}"
+            )));
+        }
+        // A part has all queries of a sequence.
+        if op.chosen() > 0 && op.part_queries(usize::MAX) < each {
+            return Err(Unsupported::new("keeps scores of all queries of a sequence"));
+        }
+        let padding = f64::from(columns.groups * COLUMNS * FEATURES) / (each * op.heads * op.features) as f64;
+        offered(op, info, id(Columns::spec(name)), |part| cut(op, part, info), Math::TensorFp8, padding, EFFICIENCY)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {
+        match config.kernel.spec {
+            Spec::Indexer(spec) => source(spec).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// The launch that scores `part`.
+pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
+    let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
+    let cut = cut(op, part, info);
+    let (_, _, ctas) = cut.ctas(op, part);
+    KernelLaunch {
+        id: kernel,
+        spec: source(spec),
+        geometry: Geometry {
+            // `configs` found that they can be counted.
+            grid: [ctas.unwrap_or(0) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: Columns::of_spec(&spec).shared_bytes(),
+        },
+        starts_early: true,
+        operands: IndexerOperand::ALL,
+        updated: None,
+        params: Arc::new(params(op, part, cut)),
+    }
+}
