@@ -4,8 +4,8 @@ use std::fmt;
 
 use bytemuck::Pod;
 
-/// Room for the largest parameter: that of an attention with three tensor maps.
-const MOST_BYTES: usize = 704;
+/// Room for the largest parameter: that of products with experts that have two tensor maps of X and one of W.
+const MOST_BYTES: usize = 832;
 
 /// The parameter of one launch. Tensor maps in it lie at multiples of 64 bytes.
 #[repr(C, align(64))]

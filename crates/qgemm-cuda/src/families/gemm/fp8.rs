@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
-use qgemm_formats::{Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
-    CheckedGemm, Dense, GemmOperand, HalError, LaunchPlan, Math, Operands, Schedule, TileConfig, Unsupported, Variant,
-    XPlanes,
+    CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
+    Unsupported, Variant, XPlanes,
 };
 
 use super::super::kernel_launch::{Params, Places};
@@ -17,6 +18,7 @@ use super::super::prelude::{constant_line, macro_line};
 use super::params::{Cut, GemmParams, params};
 use crate::source;
 use crate::spec::KernelSpec;
+use crate::tensor_map::TileMap;
 
 /// Columns of a stage, which share a scale (`STAGE_K`).
 pub(super) const STAGE_K: u32 = 128;
@@ -51,8 +53,33 @@ pub(super) struct Fp8Loop {
     pub producers: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
+    /// Its kernel for products with experts, where it has one.
+    pub experts: Option<Fp8Experts>,
     /// The kernel's parameter for a launch.
     pub params: fn(&Fp8Launch, &Fp8Params, &Places<'_>) -> Result<LaunchParams, HalError>,
+}
+
+/// The kernel of a main loop whose CTAs take tiles of all experts in turn, each of rows that follow one another.
+#[derive(Debug)]
+pub(super) struct Fp8Experts {
+    /// Its source, and the kernel in it.
+    pub entry: &'static str,
+    pub symbol: &'static str,
+    /// Whether a tile suits the rows of experts.
+    pub suits: fn(&Fp8Tile) -> bool,
+    /// `sizeof(SharedStorage)` of the kernel, which asserts it.
+    pub shared_bytes: fn(&Fp8Tile) -> u32,
+    /// X and W for TMA in tiles like this: where the codes of X are, and rows, columns and address of W.
+    pub maps: fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2],
+}
+
+/// Codes of X as they lie.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::families) struct Fp8Matrix {
+    pub address: u64,
+    pub rows: u64,
+    pub columns: u64,
+    pub row_bytes: u64,
 }
 
 /// A tile, and how the warps of a CTA share it.
@@ -76,6 +103,8 @@ pub(in crate::families) struct Fp8Kernel {
     variant: Variant,
     layout: PackedLayout,
     tile: Fp8Tile,
+    /// Whether it is that for experts.
+    experts: Option<&'static Fp8Experts>,
 }
 
 impl Fp8Loop {
@@ -87,7 +116,8 @@ impl Fp8Loop {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
-        let kernel = |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile };
+        let kernel =
+            |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
         self.tiles.iter().filter(|tile| (self.fits_registers)(tile, variant)).map(kernel).collect()
     }
 }
@@ -111,6 +141,29 @@ fn takes_activations(x: XFormat) -> bool {
 }
 
 impl Fp8Kernel {
+    /// The same for products with experts; `None` where there is no such kernel.
+    pub(in crate::families) fn for_experts(self) -> Option<Self> {
+        let experts = self.main_loop.experts.as_ref().filter(|experts| (experts.suits)(&self.tile))?;
+        Some(Self { experts: Some(experts), ..self })
+    }
+
+    /// How W lies.
+    pub(in crate::families) fn layout(&self) -> &PackedLayout {
+        &self.layout
+    }
+
+    /// X and W for TMA, W of so many rows and columns; `None` of a kernel that is not for experts.
+    pub(in crate::families) fn maps(&self, x: &Fp8Matrix, rows: [usize; 2], w: u64) -> Option<[TileMap; 2]> {
+        self.experts.map(|experts| (experts.maps)(&self.layout, &self.tile, x, rows, w))
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        match self.experts {
+            Some(experts) => (experts.shared_bytes)(&self.tile),
+            None => (self.main_loop.shared_bytes)(&self.tile),
+        }
+    }
+
     fn consumers(&self) -> u32 {
         (self.main_loop.consumers)(&self.tile)
     }
@@ -150,7 +203,7 @@ impl Fp8Kernel {
             warps_n: self.consumers() / 32,
             k_groups: 1,
             stages,
-            shared_bytes: (self.main_loop.shared_bytes)(&self.tile),
+            shared_bytes: self.shared_bytes(),
             x_format: self.x,
             x_prologue: None,
             rounded_weights: None,
@@ -158,12 +211,23 @@ impl Fp8Kernel {
         }
     }
 
+    /// What the kernel is.
+    pub(in crate::families) fn id(&self) -> KernelId {
+        let id = self.config().kernel_id(self.format);
+        match (self.experts, id.spec) {
+            (Some(_), Spec::Gemm(spec)) => KernelId { spec: Spec::Experts(spec), ..id },
+            _ => id,
+        }
+    }
+
     pub(in crate::families) fn spec(&self) -> KernelSpec {
+        let of_one = (self.main_loop.entry, self.main_loop.symbol);
+        let (entry, symbol) = self.experts.map_or(of_one, |experts| (experts.entry, experts.symbol));
         KernelSpec {
-            name: self.config().kernel_id(self.format).to_string(),
-            entry: self.main_loop.entry,
-            text: source::entry(self.main_loop.entry),
-            symbol: self.main_loop.symbol,
+            name: self.id().to_string(),
+            entry,
+            text: source::entry(entry),
+            symbol,
             prelude: self.prelude(),
             arch_specific: self.main_loop.arch_specific,
         }
@@ -173,9 +237,10 @@ impl Fp8Kernel {
         let mut out = String::new();
         let is_e5m2 = self.format.encoding == Encoding::E5M2;
         let scales = self.layout.scales.first();
-        for (name, value) in
-            [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())]
-        {
+        let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
+        // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
+        let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
+        for (name, value) in all.into_iter().chain(of_experts.into_iter().filter(|_| self.experts.is_some())) {
             macro_line(&mut out, name, &value.to_string());
         }
         let Fp8Tile { tokens, features, shares: [first, second], stages, .. } = self.tile;
@@ -192,7 +257,7 @@ impl Fp8Kernel {
             ("QG_STAGES", stages),
             ("QG_THREADS", self.threads()),
             ("QG_CONSUMERS", self.consumers()),
-            ("QG_SHARED_BYTES", (self.main_loop.shared_bytes)(&self.tile)),
+            ("QG_SHARED_BYTES", self.shared_bytes()),
         ] {
             constant_line(&mut out, name, value);
         }

@@ -22,7 +22,7 @@ mod types;
 mod x_prologue;
 
 pub(super) use common::K_BLOCK;
-pub(super) use fp8::Fp8Kernel;
+pub(super) use fp8::{Fp8Kernel, Fp8Matrix};
 pub(super) use fp8_kernels::fp8_kernels;
 pub(super) use gemv::for_experts;
 pub(super) use instance::{Instance, XAccess};

@@ -20,6 +20,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     consumers,
     producers: 0,
     shared_bytes,
+    experts: None,
     params: |_, params, _| Ok(LaunchParams::of(params)),
 };
 

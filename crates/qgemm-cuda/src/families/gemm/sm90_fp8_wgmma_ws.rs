@@ -3,12 +3,13 @@
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::Encoding;
+use qgemm_formats::prepack::PackedLayout;
 use qgemm_hal::{HalError, Variant};
 
 use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
 use super::common::{ALIGNMENT, BARRIER, FLAG, PARKED, PRODUCER_WARPS};
-use super::fp8::{Fp8Launch, Fp8Loop, Fp8Params, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
+use super::fp8::{Fp8Experts, Fp8Launch, Fp8Loop, Fp8Matrix, Fp8Params, Fp8Tile, SCALE_ROWS, STAGE_K, WARP_STAGING};
 use super::params::GemmParams;
 use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
 
@@ -24,6 +25,13 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     consumers,
     producers: PRODUCER_WARPS * 32,
     shared_bytes,
+    experts: Some(Fp8Experts {
+        entry: "entry/sm90_experts_fp8_wgmma_ws.cu",
+        symbol: "qg_sm90_experts_fp8_wgmma_ws",
+        suits: |tile| tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST,
+        shared_bytes: experts_shared_bytes,
+        maps: |layout, tile, x, rows, address| [x_map(x, tile.tokens), w_map(layout, tile, rows, address)],
+    }),
     params: mapped,
 };
 
@@ -32,6 +40,12 @@ const K_BLOCK: u32 = 64;
 const TILE_ROWS: u32 = 16;
 /// Tokens of a warpgroup's instruction.
 const GROUP_TOKENS: u32 = 64;
+
+/// Outputs of the largest tile, that of experts with many rows.
+const LARGEST: u32 = 128 * 256;
+/// Bytes that warps which look for faults tell one another, and what a warp parks more of a tile.
+const FAULTS_BYTES: u32 = 32;
+const PARKED_BYTES: u32 = 16;
 
 /// Features of an instruction, and instructions side by side of a warpgroup.
 const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
@@ -53,10 +67,18 @@ fn consumers(tile: &Fp8Tile) -> u32 {
 }
 
 fn shared_bytes(tile: &Fp8Tile) -> u32 {
+    (pipeline_bytes(tile) + consumers(tile) / 32 * (WARP_STAGING + PARKED) + FLAG).next_multiple_of(ALIGNMENT)
+}
+
+fn experts_shared_bytes(tile: &Fp8Tile) -> u32 {
+    pipeline_bytes(tile) + consumers(tile) / 32 * (WARP_STAGING + PARKED + PARKED_BYTES) + FAULTS_BYTES
+}
+
+/// `sizeof(Pipeline)`.
+fn pipeline_bytes(tile: &Fp8Tile) -> u32 {
     let Fp8Tile { tokens, features, stages, .. } = *tile;
     let stage = (tokens + features) * STAGE_K + (tokens + features / SCALE_ROWS) * 4 + 2 * BARRIER;
-    let warps = consumers(tile) / 32;
-    (stages * stage + warps * (WARP_STAGING + PARKED) + FLAG).next_multiple_of(ALIGNMENT)
+    (stages * stage).next_multiple_of(ALIGNMENT)
 }
 
 /// Bytes behind the parameters of the product up to the next multiple of 64, where tensor maps lie.
@@ -72,36 +94,37 @@ struct MappedParams {
 }
 
 fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+    let GemmParams { shape, at, .. } = &fp8.gemm;
     let tokens = launch.tile.tokens;
-    let tail = match fp8.gemm.shape.m % tokens {
+    let x = Fp8Matrix { address: at.x, rows: shape.m.into(), columns: shape.k.into(), row_bytes: at.x_row };
+    let tail = match shape.m % tokens {
         0 => EncodedMap::default(),
-        rest => (places.encode)(&x_map(&fp8.gemm, rest))?,
+        rest => (places.encode)(&x_map(&x, rest))?,
     };
-    let maps = [(places.encode)(&x_map(&fp8.gemm, tokens))?, tail, (places.encode)(&w_map(launch, fp8.gemm.at.w))?];
+    let w = w_map(&launch.layout, &launch.tile, [launch.stored_rows, launch.stored_k], at.w);
+    let maps = [(places.encode)(&x_map(&x, tokens))?, tail, (places.encode)(&w)?];
     Ok(LaunchParams::of(&MappedParams { fp8: *fp8, maps, ..MappedParams::zeroed() }))
 }
 
 /// X for TMA, `tokens` at once.
-fn x_map(params: &GemmParams, tokens: u32) -> TileMap {
-    let size = [params.shape.k.into(), params.shape.m.into()];
-    TileMap::matrix(params.at.x, MapElement::Byte, size, params.at.x_row, [STAGE_K, tokens])
+fn x_map(x: &Fp8Matrix, tokens: u32) -> TileMap {
+    TileMap::matrix(x.address, MapElement::Byte, [x.columns, x.rows], x.row_bytes, [STAGE_K, tokens])
 }
 
 /// W for TMA: packed k-blocks of 16 rows of 64 bytes, in boxes whose rows are two of these, so that TMA has half as many to copy.
-fn w_map(launch: &Fp8Launch, address: u64) -> TileMap {
-    let layout = &launch.layout;
-    let (k_tiles, k_tile_bytes) = (layout.k_tiles(launch.stored_k) as u64, layout.k_tile_bytes as u64);
+fn w_map(layout: &PackedLayout, tile: &Fp8Tile, [stored_rows, stored_k]: [usize; 2], address: u64) -> TileMap {
+    let (k_tiles, k_tile_bytes) = (layout.k_tiles(stored_k) as u64, layout.k_tile_bytes as u64);
     let (pair_bytes, block_bytes) = (u64::from(2 * K_BLOCK), u64::from(K_BLOCK * TILE_ROWS));
     let pairs = TILE_ROWS / 2;
     let k_blocks = (layout.k_tile as u32 / K_BLOCK).max(1);
-    let row_tiles = layout.n_tiles(launch.stored_rows) as u64;
+    let row_tiles = layout.n_tiles(stored_rows) as u64;
     TileMap {
         address,
         element: MapElement::Byte,
         dimensions: 5,
         size: [pair_bytes, pairs.into(), row_tiles, k_blocks.into(), k_tiles],
         strides: [pair_bytes, k_tiles * k_tile_bytes, block_bytes, k_tile_bytes],
-        tile: [2 * K_BLOCK, pairs, launch.tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
+        tile: [2 * K_BLOCK, pairs, tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
         swizzle: MapSwizzle::Bytes128,
     }
 }

@@ -1,14 +1,15 @@
 //! `experts`: kernels of `gemm` whose CTAs find their rows and their expert in an index, and a kernel that adds up slots. Where slots
 //! are multiplied expert by expert and nobody has listed them, kernels of `routing` do so first.
 
+mod fp8;
+mod params;
+
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::{DType, Format};
-use qgemm_hal::abi::{
-    ExpertCombine, ExpertGroups, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code, expert_form_code,
-};
+use qgemm_hal::abi::{ExpertCombine, FLAG_D_ALIGNED16, FLAG_RESIDUAL_ALIGNED16, TileSchedule, dtype_code};
 use qgemm_hal::{
     CheckedExperts, CheckedGemm, Device, DeviceInfo, ExpertForm, ExpertOperand, ExpertStepSpec, ExpertsConfig,
     ExpertsPlan, Family, Geometry, HalError, KernelId, LaunchSequence, ListedSlots, Name, Operand, Operands, Schedule,
@@ -16,8 +17,7 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, GemmParams, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params,
-    spills_key,
+    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -27,6 +27,7 @@ use crate::arch;
 use crate::source;
 use crate::spec::KernelSpec;
 use crate::tensor_map::{EncodedMap, MapElement, TileMap};
+use params::{ProductParams, groups, places};
 
 /// Name of the family.
 const NAME: &str = "gemm";
@@ -164,15 +165,7 @@ impl Step {
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     let products = types().flat_map(move |(format, x)| kernels(format, x, variant)).map(product_spec);
-    std::iter::once(COMBINE.spec(variant)).chain(products)
-}
-
-/// `GemmParams` in `sched/params.cuh`, of products with experts.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-struct ProductParams {
-    gemm: GemmParams,
-    groups: ExpertGroups,
+    std::iter::once(COMBINE.spec(variant)).chain(products).chain(fp8::specs(variant))
 }
 
 /// Alignment of a tensor map in a kernel's parameter.
@@ -201,24 +194,8 @@ struct ProductLaunch {
 
 impl Params for ProductLaunch {
     fn with(&self, operands: &Operands<'_>, places: &Places<'_>) -> Result<LaunchParams, HalError> {
-        use ExpertOperand as O;
         let mut params = self.params;
-        let at = &mut params.gemm.at;
-        at.x = places.of(operands, O::X)?;
-        at.w = places.of(operands, O::W)?;
-        at.row_scale = places.of(operands, O::RowScale)?;
-        at.k_order = places.of(operands, O::KOrder)?;
-        at.c = places.of(operands, O::C)?;
-        at.bias = places.of(operands, O::Bias)?;
-        at.token_scale = places.of(operands, O::TokenScale)?;
-        at.residual = places.of(operands, O::Residual)?;
-        at.d = places.of(operands, O::D)?;
-        let groups = &mut params.groups;
-        groups.index = places.of(operands, O::Index)?;
-        groups.router_weights = places.of(operands, O::RouterWeights)?;
-        groups.status = places.of(operands, O::Status)?;
-        groups.offsets = places.of(operands, O::Lists)?;
-        groups.list = if groups.offsets == 0 { 0 } else { groups.offsets + self.list as u64 };
+        params.find(operands, places, self.list)?;
         if !self.takes_x_map {
             return Ok(LaunchParams::of(&params));
         }
@@ -261,18 +238,24 @@ pub fn experts_sequence(
         target: info.arch.clone(),
         why,
     };
-    let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
-    let mut all = kernels(op.each.format, x.dtype, variant).iter();
-    let instance = all.find(|i| product_id(i) == plan.config.kernel_id(op));
-    let instance = instance.ok_or_else(|| unavailable("it is none of the variant's kernels".to_owned()))?;
+    let none = || unavailable("it is none of the variant's kernels".to_owned());
     let products = plan.products..plan.products + plan.product_bytes;
 
     let grouped = plan.config.grouped && matches!(op.form, ExpertForm::Indexed { .. });
     let mut steps = Vec::new();
-    let mut product = product_launch(op, instance, info, variant, grouped)
-        .ok_or_else(|| unavailable("its grid is larger than one can be".to_owned()))?
-        .step::<O>(make)?;
-    for operand in [O::X, O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index] {
+    let launch = match &op.each.x.planes {
+        Some(planes) => fp8::launch(op, planes, &plan.config, info, variant).ok_or_else(none)?,
+        None => {
+            let x = op.each.plain_x().map_err(|reason| unavailable(reason.why))?;
+            let mut all = kernels(op.each.format, x.dtype, variant).iter();
+            let instance = all.find(|i| product_id(i) == plan.config.kernel_id(op)).ok_or_else(none)?;
+            product_launch(op, instance, info, variant, grouped)
+                .ok_or_else(|| unavailable("its grid is larger than one can be".to_owned()))?
+        }
+    };
+    let mut product = launch.step::<O>(make)?;
+    let of_x = [O::X, O::XScales, O::XPlaneFactors];
+    for operand in of_x.into_iter().chain([O::W, O::RowScale, O::KOrder, O::C, O::Bias, O::TokenScale, O::Index]) {
         product = product.bind(operand, operand);
     }
     if op.checks_index {
@@ -355,47 +338,9 @@ fn product_launch(
             list: op.list_parts()?[1].start,
             x_map,
             takes_x_map: takes_tiles,
-            params: ProductParams {
-                gemm: params(each, &x, &cut),
-                groups: ExpertGroups {
-                    w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
-                    bias_bytes: each
-                        .bias
-                        .filter(|_| op.row_pitch > 0)
-                        .map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
-                    row_pitch: op.row_pitch as u32,
-                    k_order_len: if op.row_pitch > 0 { (k_tiles * layout.k_tile) as u32 } else { 0 },
-                    experts: op.experts as u32,
-                    form: expert_form_code(op.form),
-                    rows: rows(op),
-                    x_sharers: match op.form {
-                        ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
-                        _ => 1,
-                    },
-                    ..ExpertGroups::default()
-                },
-            },
+            params: ProductParams { gemm: params(each, &x, &cut), groups: groups(op, layout) },
         }),
     })
-}
-
-/// Rows as kernels count them: with a capacity, those of one expert.
-fn rows(op: &CheckedExperts) -> u32 {
-    match op.form {
-        ExpertForm::Masked { capacity } => capacity as u32,
-        _ => op.each.m as u32,
-    }
-}
-
-/// Tiles of rows, as many as there can be at most.
-fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
-    let m = op.each.m;
-    match op.form {
-        ExpertForm::Indexed { .. } if !grouped => m,
-        ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
-        // Each expert with rows may have a tile that is not full.
-        _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
-    }
 }
 
 /// At least `count` CTAs along y and z.
@@ -439,6 +384,9 @@ impl Family<CheckedExperts> for ExpertProducts {
         if each.class != expected {
             return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", each.class)));
         }
+        if let Some(planes) = &each.x.planes {
+            return fp8::configs(op, planes, info, variant);
+        }
         let x = each.plain_x()?;
         let typical = CheckedGemm { m: op.mean_rows(), ..each.clone() };
         let in_order = x.aligned16 && !each.k_order;
@@ -480,6 +428,9 @@ impl Family<CheckedExperts> for ExpertProducts {
     }
 
     fn source_hash(&self, op: &CheckedExperts, config: &ExpertsConfig) -> u64 {
+        if let (Some(_), Some(variant)) = (op.each.x.planes, config.tile.variant) {
+            return fp8::source_hash(op, config, variant);
+        }
         let types = config.tile.x_format.plain().zip(config.tile.variant);
         let all = types.map_or(Default::default(), |(x, variant)| kernels(op.each.format, x, variant));
         let kernel = all.iter().find(|i| product_id(i) == config.kernel_id(op));

@@ -1,0 +1,57 @@
+// Products of rows with their experts from 8-bit floating-point codes of W and of X on Hopper, warp-specialized: what
+// sm90_gemm_fp8_wgmma_ws does, with a persistent grid whose CTAs take the tiles of all experts in turn. K is not cut.
+#include "atoms/launch.cuh"
+#include "atoms/sync.cuh"
+#include "epilogue/token_rows_store.cuh"
+#include "mainloop/parked_state.cuh"
+#include "mainloop/sm90/fp8_expert_producer.cuh"
+#include "mainloop/sm90/fp8_product.cuh"
+
+struct SharedStorage {
+    Pipeline pipeline;
+    WarpStaging staging[QG_CONSUMERS / 32];
+    ParkedState state[QG_CONSUMERS / 32];
+    u32 faults[8];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
+
+QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u32 thread) {
+    // The shuffle tells the compiler that the place is the same for the whole warp.
+    const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
+    const GemmParams& p = params.fp8.gemm;
+    const LanePlace place = LanePlace::of(warp, lane);
+    ParkedState& state = shared.state[warp];
+    Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
+    Position at = {};
+    while (ParkedState::next(state, p, lane)) {
+        Accumulators acc;
+        const Fp8GemmParams own = problem_of(params.fp8, Parked<WorkTile>::load(state.tile).own);
+        multiply_tile(acc, shared.pipeline, at, own, 0, ParkedState::k_tiles(state), place, lane);
+        // The tile is loaded again: accumulators leave no registers for it meanwhile.
+        const WorkTile tile = Parked<WorkTile>::load(state.tile);
+        constexpr u32 FEATURES = PARTS * PART_N;
+        const u32 first_token = place.token / 16 * 16, first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
+        const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
+        store_token_rows<FEATURES, ROWS_EXCHANGED>(reinterpret_cast<float*>(&acc), problem_of(p, tile), first_token, first_row,
+                                                   place.token % 16, is_whole, shared.staging[warp], lane);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+    qg_sm90_experts_fp8_wgmma_ws(const __grid_constant__ TmaFp8GemmParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 thread = thread_index();
+    if (thread == 0) Pipeline::init(shared.pipeline);
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    // The shuffle tells the compiler that the role is the same for the whole warp.
+    if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
+        setmaxnreg_inc<EXPERT_CONSUMER_REGISTERS>();
+        griddepcontrol_wait();
+        consume(shared, params, thread);
+    } else {
+        setmaxnreg_dec<EXPERT_PRODUCER_REGISTERS>();
+        produce_experts(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+    }
+}

@@ -1,0 +1,89 @@
+// The producer warpgroup of products of 8-bit codes with experts, whose rows follow one another. One warp copies X and one W, by TMA:
+// X a whole tile of rows at once, of which those of the next expert come along, and nothing depends on them. One copies scales.
+// All lanes walk through the tiles of all experts together, because a warp looks for the owner of a tile as a whole.
+#pragma once
+#include "mainloop/sm90/fp8_pipeline.cuh"
+
+// Registers of producers, who look for tiles, and of consumers: all of an SM's.
+constexpr u32 EXPERT_PRODUCER_REGISTERS = 40;
+constexpr u32 EXPERT_CONSUMER_REGISTERS =
+    (65536 / QG_THREADS / 8 * 8 * QG_THREADS - EXPERT_PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
+
+// The product of some rows with their expert.
+QG_DEVICE Fp8GemmParams problem_of(const Fp8GemmParams& params, const OwnRows& own) {
+    Fp8GemmParams of_expert = params;
+    OwnRows::narrow(own, of_expert.gemm);
+    of_expert.x_scales += own.first * params.x_scale_row;
+    return of_expert;
+}
+
+// The work of the warp that copies X and arrives on full barriers for both.
+QG_DEVICE void produce_expert_x(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 lane) {
+    const GemmParams& p = params.fp8.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) {
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            u64* full = &pipeline.full[at.stage];
+            if (lane == 0) {
+                mbarrier_arrive_expect_tx(full, (QG_TILE_M + QG_TILE_N) * STAGE_K);
+                cp_async_bulk_tensor_2d(pipeline.x[at.stage], &params.x_map, (i32)(k * STAGE_K), (i32)work.own.first, full);
+            }
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the warp that copies W. Row tiles of all experts follow one another.
+QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 lane) {
+    const GemmParams& p = params.fp8.gemm;
+    WorkList list = WorkList::of_cta(p);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, p, work)) {
+        const i32 row_tile = (i32)(work.own.expert * (p.groups.row_pitch / 16) + work.n_tile * (QG_TILE_N / 16));
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
+            if (lane == 0)
+                cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, {0, 0, row_tile, 0, k_tile},
+                                        &pipeline.full[at.stage]);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the warp that copies scales.
+QG_DEVICE void produce_expert_scales(Pipeline& pipeline, const Fp8GemmParams& params, u32 lane) {
+    WorkList list = WorkList::of_cta(params.gemm);
+    WorkTile work;
+    Position at = {};
+    while (WorkList::next(list, params.gemm, work)) {
+        const Fp8GemmParams own = problem_of(params, work.own);
+#pragma unroll 1
+        for (u32 k = work.begin; k < work.end; k++) {
+            Position::wait_empty(at, pipeline);
+            StageScales::copy<32>(pipeline.scales[at.stage], own, 0, work.n_tile * QG_TILE_N, k, lane);
+            cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
+            Position::next(at);
+        }
+    }
+}
+
+// The work of the producer warpgroup; `thread` is the number in it. The last CTA, which has as few tiles as any, then looks for faults
+// of the index, with `words` in shared memory.
+QG_DEVICE void produce_experts(Pipeline& pipeline, const TmaFp8GemmParams& params, u32 thread, u32* words) {
+    constexpr u32 THREADS = 128, BARRIER = 4;
+    const u32 warp = shfl_idx_u32(thread / 32, 0), lane = thread % 32;
+    // The index may come from the launch before, and W is chosen by it.
+    griddepcontrol_wait();
+    if (warp == 0) produce_expert_x(pipeline, params, lane);
+    if (warp == 1) produce_expert_w(pipeline, params, lane);
+    if (HAS_BLOCK_SCALES && warp == 2) produce_expert_scales(pipeline, params.fp8, lane);
+    if (cta_index().x + 1 == grid_ctas().x)
+        store_faults<THREADS>(params.fp8.gemm.groups, words, thread, [] { barrier_sync(BARRIER, THREADS); });
+}

@@ -1,0 +1,80 @@
+//! The parameter of products with experts, and how many tiles of rows they have.
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::prepack::PackedLayout;
+use qgemm_hal::abi::{ExpertGroups, expert_form_code};
+use qgemm_hal::{CheckedExperts, ExpertForm, ExpertOperand, HalError, Operands};
+
+use super::super::gemm::GemmParams;
+use super::super::kernel_launch::Places;
+
+/// `GemmParams` in `sched/params.cuh`, of products with experts.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+pub(super) struct ProductParams {
+    pub gemm: GemmParams,
+    pub groups: ExpertGroups,
+}
+
+impl ProductParams {
+    /// Enters where the operands of a launch are; the slots begin at byte `list` of the lists.
+    pub fn find(&mut self, operands: &Operands<'_>, places: &Places<'_>, list: usize) -> Result<(), HalError> {
+        use ExpertOperand as O;
+        let at = &mut self.gemm.at;
+        at.x = places.of(operands, O::X)?;
+        at.w = places.of(operands, O::W)?;
+        at.row_scale = places.of(operands, O::RowScale)?;
+        at.k_order = places.of(operands, O::KOrder)?;
+        at.c = places.of(operands, O::C)?;
+        at.bias = places.of(operands, O::Bias)?;
+        at.token_scale = places.of(operands, O::TokenScale)?;
+        at.residual = places.of(operands, O::Residual)?;
+        at.d = places.of(operands, O::D)?;
+        let groups = &mut self.groups;
+        groups.index = places.of(operands, O::Index)?;
+        groups.router_weights = places.of(operands, O::RouterWeights)?;
+        groups.status = places.of(operands, O::Status)?;
+        groups.offsets = places.of(operands, O::Lists)?;
+        groups.list = if groups.offsets == 0 { 0 } else { groups.offsets + list as u64 };
+        Ok(())
+    }
+}
+
+/// What a kernel is told of the experts, but for addresses.
+pub(super) fn groups(op: &CheckedExperts, layout: &PackedLayout) -> ExpertGroups {
+    let each = &op.each;
+    let k_tiles = layout.k_tiles(each.stored_k);
+    ExpertGroups {
+        w_bytes: layout.bytes(op.row_pitch, each.stored_k) as u64,
+        bias_bytes: each.bias.filter(|_| op.row_pitch > 0).map_or(0, |dtype| each.bias_len() * dtype.bytes()) as u64,
+        row_pitch: op.row_pitch as u32,
+        k_order_len: if op.row_pitch > 0 { (k_tiles * layout.k_tile) as u32 } else { 0 },
+        experts: op.experts as u32,
+        form: expert_form_code(op.form),
+        rows: rows(op),
+        x_sharers: match op.form {
+            ExpertForm::Indexed { top_k, x_per_slot: false } => top_k as u32,
+            _ => 1,
+        },
+        ..ExpertGroups::default()
+    }
+}
+
+/// Rows as kernels count them: with a capacity, those of one expert.
+fn rows(op: &CheckedExperts) -> u32 {
+    match op.form {
+        ExpertForm::Masked { capacity } => capacity as u32,
+        _ => op.each.m as u32,
+    }
+}
+
+/// Tiles of rows, as many as there can be at most.
+pub(super) fn places(op: &CheckedExperts, tile_m: usize, grouped: bool) -> usize {
+    let m = op.each.m;
+    match op.form {
+        ExpertForm::Indexed { .. } if !grouped => m,
+        ExpertForm::Masked { capacity } => op.experts * capacity.div_ceil(tile_m),
+        // Each expert with rows may have a tile that is not full.
+        _ => (m + op.experts.min(m) * (tile_m - 1)) / tile_m,
+    }
+}
