@@ -110,7 +110,7 @@ const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
-fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 5] {
+fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 6] {
     let fma = match arch {
         70..=80 => 64.0,
         _ => 128.0,
@@ -143,6 +143,8 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 5] {
         (Math::DotI8, 256.0),
         (Math::TensorFp8, fp8),
         (Math::TensorS8, bytes),
+        // FP4, of GeForce cards, too.
+        (Math::TensorBlockScaled, if run >= Variant::Sm120 { 2048.0 } else { 0.0 }),
     ]
 }
 

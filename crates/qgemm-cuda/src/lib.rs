@@ -50,10 +50,9 @@ pub use cache::{CACHE_VARIABLE, cache_folder};
 /// The driver bindings, for callers that pass their own streams.
 pub use cudarc;
 pub use families::{
-    BlockScaledParams, CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers,
-    attention_sequence, block_scaled_geometry, block_scaled_spec, convert_sequence, dequantize_sequence,
-    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, manifest, matmul_sequence, norm_sequence,
-    quantize_sequence, repack_bandwidth, routing_sequence, unpack_sequence,
+    CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers, attention_sequence,
+    convert_sequence, dequantize_sequence, experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence,
+    manifest, matmul_sequence, norm_sequence, quantize_sequence, repack_bandwidth, routing_sequence, unpack_sequence,
 };
 pub use graph::{Graph, capture, capture_with};
 pub use hash::Sha256Hash;

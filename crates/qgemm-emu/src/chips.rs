@@ -65,6 +65,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
             (Math::TensorF16, rate(chip.tensor)),
             (Math::DotI8, rate(4.0 * chip.fma)),
             (Math::TensorFp8, rate(2.0 * chip.tensor)),
+            (Math::TensorBlockScaled, if variant == Variant::Sm120 { rate(8.0 * chip.tensor) } else { 0.0 }),
             (Math::TensorS8, if variant == Variant::Sm70 { 0.0 } else { rate(2.0 * chip.tensor) }),
         ],
         launch_seconds: 3e-6,

@@ -73,6 +73,18 @@ pub enum FormatError {
         /// Block within the row.
         block: usize,
     },
+    /// A scale is no power of two where the checkpoint, or its blocks, ask for one.
+    #[error(
+        "tensor `{tensor}`: scale {index} is {value:e}, and expected is a power of two from 2^-127 to 2^127 (UE8M0); requantize the checkpoint, or correct its `scale_fmt`"
+    )]
+    ScaleNotPowerOfTwo {
+        /// The tensor of scales.
+        tensor: String,
+        /// Which of its scales, in their order in the file.
+        index: usize,
+        /// Its value.
+        value: f32,
+    },
     /// The weights of a gated pair differ in what they must share.
     #[error("gated pair: the gate's {what} is {gate}, the up's {up}")]
     PairMismatch {

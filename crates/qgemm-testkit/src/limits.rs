@@ -38,6 +38,11 @@ pub const PATHS: &[PathLimit] = &[
         nmse: 1e-6,
         reason: "codes are exact; sums of 128 columns have 14 bits, and scales act on them in f32",
     },
+    PathLimit {
+        math: Math::TensorBlockScaled,
+        nmse: 1e-6,
+        reason: "codes and scales are exact; what is added to a sum is cut to its last bit, 64 columns at a time",
+    },
 ];
 
 /// The error that rounding weights to a type before they are multiplied may add.

@@ -33,6 +33,7 @@ QG_DEVICE u32 less_bytes(u32 bytes, u32 offsets) {
 
 template <class D>
 struct SignedBytesOf {
+    static constexpr bool HAS_SCALE = D::HAS_SCALE;
     // Whether something is added to a sub-block's products for each unit of X.
     static constexpr bool HAS_MIN = D::HAS_MIN || (QG_ZERO_POINTS && HAS_WIDE_CODES);
 

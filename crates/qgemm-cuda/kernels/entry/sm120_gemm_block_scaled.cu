@@ -1,9 +1,13 @@
-// D[m, n] from FP4 weights and FP4 activations, both with a scale a block: MXFP4 · MXFP4 and NVFP4 · NVFP4. Each warp
+// D[m, n] from weights and activations that both have a scale a block: MXFP4 · MXFP4, NVFP4 · NVFP4, and MXFP4 or MXFP8 · MXFP8. Each warp
 // owns one row tile of W and reads it straight into registers. The codes and scales of X pass through shared memory.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/store.cuh"
+#if QG_X_E4M3
+#include "mainloop/sm120/mxf8_k_tile.cuh"
+#else
 #include "mainloop/sm120/fp4_k_tile.cuh"
+#endif
 
 constexpr u32 WARPS = QG_THREADS / 32;
 constexpr u32 TILE_N = WARPS * QG_TILE_ROWS;
@@ -11,7 +15,7 @@ constexpr u32 ELEMENTS = TILE_N * QG_TILE_M;
 constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
 // Four words of padding put the tokens that the lanes of a warp hold into different banks.
 constexpr u32 ACC_PITCH = TILE_N + 4;
-using Tile = Fp4Tile<QG_TILE_M, QG_X_K_TILES>;
+using Tile = XTile<QG_TILE_M, QG_X_K_TILES>;
 static_assert(QG_TILE_M * QG_X_K_TILES == QG_THREADS, "every thread moves one token's k-tile");
 
 struct SharedStorage {
@@ -21,7 +25,7 @@ struct SharedStorage {
     };
 };
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
-static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 16, "the host lays out another size");
+static_assert(sizeof(BlockScaledParams) == sizeof(GemmParams) + 24, "the host lays out another size");
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     qg_sm120_gemm_block_scaled(const __grid_constant__ BlockScaledParams p) {
@@ -65,18 +69,19 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     }
 
     // Transpose the accumulators, which lanes hold as [row][token], into rows of D.
+    const float x_factor = p.x_given == 0 ? 1.0f : load_dense(DTYPE_F32, p.x_given, 0);
 #pragma unroll
     for (u32 tt = 0; tt < TOKEN_TILES; tt++)
 #pragma unroll
         for (u32 i = 0; i < 4; i++) {
             const u32 token = tt * 8 + lane % 4 * 2 + i % 2, row = warp * QG_TILE_ROWS + lane / 4 + i / 2 * 8;
-            st_shared(&shared.acc[token * ACC_PITCH + row], acc[tt][i]);
+            st_shared(&shared.acc[token * ACC_PITCH + row], x_factor * acc[tt][i]);
         }
     cta_barrier();
 #pragma unroll 1
     for (u32 i = thread; i < ELEMENTS; i += QG_THREADS) {
         const u32 token = i / TILE_N, row = i % TILE_N;
-        store_output(p.gemm, first_token + token, cta_index().x * TILE_N + row,
-                     ld_shared(&shared.acc[token * ACC_PITCH + row]));
+        store_by_lane(p.gemm, first_token + token, cta_index().x * TILE_N + row,
+                      ld_shared(&shared.acc[token * ACC_PITCH + row]), true);
     }
 }

@@ -2,7 +2,15 @@
 // warp owns rows of W and reads them straight into registers. X passes through registers to two stages of shared
 // memory. W and X are loaded one stage of 64 columns before they are multiplied.
 #include "atoms/launch.cuh"
-#if QG_MMA_M8N8K4
+// Whether X is in signed bytes (sm70_gemm_s8_two_stage).
+#ifndef QG_X_PLANES
+#define QG_X_PLANES 0
+#endif
+#if QG_X_PLANES && QG_MMA_M8N8K4
+#include "mainloop/sm70/dp4a_k_block.cuh"
+#elif QG_X_PLANES
+#include "mainloop/sm70/m8n8k16_k_block.cuh"
+#elif QG_MMA_M8N8K4
 #include "mainloop/sm70/m8n8k4_k_block.cuh"
 #else
 #include "mainloop/sm70/m16n8k8_k_block.cuh"
@@ -32,7 +40,8 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 // Multiplies the k-tiles of the work tile. Afterwards `acc` is complete and shared memory is free.
-QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const WorkTile& work) {
+QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmParams& p, const XSource& x_source,
+                        const WorkTile& work) {
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 first_token = work.m_tile * QG_TILE_M;
     WStream w;
@@ -41,8 +50,8 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
     const u32 first_stage = work.begin * K_TILE_STAGES, stages = work.end * K_TILE_STAGES - first_stage;
     WStream::begin(w, p, (work.n_tile * WARPS + warp) * ROW_TILES, work.begin);
     WStream::load(w, 0, lane);
-    XStream::begin(x, p, first_token, first_stage, thread);
-    XStream::load(x, p, first_token, first_stage, thread);
+    XStream::begin(x, x_source, first_token, first_stage, thread);
+    XStream::load(x, x_source, first_token, first_stage, thread);
 #pragma unroll 1
     for (u32 at = 0; at < stages * STAGE_K_BLOCKS; at++) {
         const u32 done = at / STAGE_K_BLOCKS, k_block = at % STAGE_K_BLOCKS;
@@ -57,7 +66,7 @@ QG_DEVICE void multiply(Accumulators& acc, SharedStorage& shared, const GemmPara
         if (k_block + 1 == STAGE_K_BLOCKS && done + 1 < stages) {
             if ((done + 1) % K_TILE_STAGES == 0) WStream::next_k_tile(w);
             WStream::load(w, (done + 1) % K_TILE_STAGES, lane);
-            XStream::load(x, p, first_token, first_stage + done + 1, thread);
+            XStream::load(x, x_source, first_token, first_stage + done + 1, thread);
         }
         Engine::accumulate(acc, k_tiles, stage.x, stage.w[warp], k_block, lane);
     }
@@ -141,8 +150,15 @@ QG_DEVICE void store(const Accumulators& acc, SharedStorage& shared, const GemmP
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
+#if QG_X_PLANES
+    qg_sm70_gemm_s8_two_stage(const __grid_constant__ XSource given) {
+    const GemmParams& p = given.gemm;
+    const XSource& x_source = given;
+#else
     qg_sm70_gemm_two_stage(const __grid_constant__ KernelParams given) {
     QG_TAKE_PROBLEM(p, given);
+    const XSource& x_source = p;
+#endif
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
@@ -150,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     WorkTile work;
     while (WorkList::next(list, p, work)) {
         Accumulators acc = {};
-        multiply(acc, shared, p, work);
+        multiply(acc, shared, p, x_source, work);
         store(acc, shared, p, work);
     }
 }

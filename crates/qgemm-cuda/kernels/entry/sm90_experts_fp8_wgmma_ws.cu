@@ -16,6 +16,16 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_CONSUMERS % 128 == 0 && FIRST_PRODUCER == QG_CONSUMERS, "registers pass between whole warpgroups");
 
+// Goes through the stages of a tile without reading them.
+QG_DEVICE void pass_stages(Pipeline& pipeline, Position& at, u32 count, u32 lane) {
+#pragma unroll 1
+    for (; count > 0; count--) {
+        mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        Pipeline::release(pipeline, at.stage, lane);
+        Position::next(at);
+    }
+}
+
 QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u32 thread) {
     // The shuffle tells the compiler that the place is the same for the whole warp.
     const u32 lane = thread % 32, warp = shfl_idx_u32(thread / 32, 0);
@@ -25,8 +35,13 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
     while (ParkedState::next(state, p, lane)) {
-        Accumulators acc;
         const Fp8GemmParams own = problem_of(params.fp8, Parked<WorkTile>::load(state.tile).own);
+        if (place.token / 64 * 64 >= own.gemm.shape.m) {
+            // The last tile of an expert: all tokens of this warpgroup are beyond it.
+            pass_stages(shared.pipeline, at, ParkedState::k_tiles(state), lane);
+            continue;
+        }
+        Accumulators acc;
         multiply_tile(acc, shared.pipeline, at, own, 0, ParkedState::k_tiles(state), place, lane);
         // The tile is loaded again: accumulators leave no registers for it meanwhile.
         const WorkTile tile = Parked<WorkTile>::load(state.tile);

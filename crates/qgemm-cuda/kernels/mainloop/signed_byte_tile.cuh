@@ -23,7 +23,6 @@ QG_DEVICE u32 after(const Accumulators& acc, u32 tt, u32 none) {
 
 // d += A . B over `SUM_K_STEPS` k-steps from `first` on.
 QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K_STEPS], u32 first) {
-#if QG_VARIANT >= 80
     if constexpr (SUM_K_STEPS == 1) {
         mma_m16n8k16_s8(d, a[first], b[first]);
     } else {
@@ -31,16 +30,6 @@ QG_DEVICE void mma_sum(i32 (&d)[4], const u32 (&a)[K_STEPS][2], const u32 (&b)[K
         for (u32 i = first; i < first + SUM_K_STEPS; i += 2)
             mma_m16n8k32_s8(d, {a[i][0], a[i][1], a[i + 1][0], a[i + 1][1]}, {b[i], b[i + 1]});
     }
-#else
-    // Turing's instruction has eight rows.
-    i32 upper[2] = {d[0], d[1]}, lower[2] = {d[2], d[3]};
-#pragma unroll
-    for (u32 i = first; i < first + SUM_K_STEPS; i++) {
-        mma_m8n8k16_s8(upper, a[i][0], b[i]);
-        mma_m8n8k16_s8(lower, a[i][1], b[i]);
-    }
-    d[0] = upper[0], d[1] = upper[1], d[2] = lower[0], d[3] = lower[1];
-#endif
 }
 
 // Sums of X's codes of the lane's two tokens: of the chunks of a k-block.

@@ -10,7 +10,9 @@ use super::attention;
 use super::convert::Convert;
 use super::dequantize::Dequantize;
 use super::experts::ExpertProducts;
-use super::gemm::{Fp8Kernel, Instance, fp8_kernels, gathers, gemm_sequence, instances, of_planes, x_prologue};
+use super::gemm::{
+    Fp8Kernel, Instance, block_scaled_kernel, fp8_kernels, gathers, gemm_sequence, instances, of_planes, x_prologue,
+};
 use super::indexer;
 use super::kernel_launch::load;
 use super::kv_append::KvAppend;
@@ -77,6 +79,12 @@ fn check_shared(instance: &Instance, info: &DeviceInfo) -> Result<(), Unsupporte
 
 /// The kernels that multiply codes of a quantized X as they are.
 fn multiplying_codes(op: &CheckedGemm, variant: Variant, info: &DeviceInfo) -> Result<Vec<TileConfig>, Unsupported> {
+    if op.k_order {
+        return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
+    }
+    if let Some(kernel) = block_scaled_kernel(op.format, op.x.format, variant) {
+        return kernel.serves(op).map(|()| vec![kernel.config()]);
+    }
     let all = fp8_kernels(op.format, op.x.format, variant);
     if all.is_empty() {
         return Err(Unsupported::new(format!(
@@ -95,8 +103,9 @@ fn source_hash(op: &CheckedGemm, config: &TileConfig) -> u64 {
     if let (Some(_), Some(variant)) = (op.x.planes, config.variant) {
         let mut fp8 = fp8_kernels(op.format, op.x.format, variant).into_iter();
         let fp8 = fp8.find(|k| k.config().kernel_id(op.format) == id).map(|k| k.spec());
+        let block_scaled = || block_scaled_kernel(op.format, op.x.format, variant).map(|kernel| kernel.spec());
         let integer = || of_planes(op.format, variant).iter().find(|i| i.id() == id).map(Instance::spec);
-        return fp8.or_else(integer).map_or(0, |spec| spec.source_hash().short());
+        return fp8.or_else(integer).or_else(block_scaled).map_or(0, |spec| spec.source_hash().short());
     }
     let x = config.x_format.plain().zip(config.variant);
     let mut all = x.into_iter().flat_map(|(x, variant)| instances(op.format, x, variant));

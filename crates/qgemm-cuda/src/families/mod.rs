@@ -1,7 +1,6 @@
 //! The kernel families of the CUDA backend, and the list of all their kernels.
 
 mod attention;
-mod block_scaled;
 mod catalog;
 mod convert;
 mod dequantize;
@@ -23,7 +22,6 @@ use qgemm_formats::{DType, Format, XFormat};
 use qgemm_hal::Variant;
 
 pub use attention::attention_sequence;
-pub use block_scaled::{BlockScaledParams, block_scaled_geometry, block_scaled_spec};
 pub use catalog::CATALOG;
 pub use convert::convert_sequence;
 pub use dequantize::dequantize_sequence;
@@ -52,7 +50,9 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
     let fp8 = Format::all()
         .flat_map(|format| XFormat::ALL.into_iter().flat_map(move |x| gemm::fp8_kernels(format, x, variant)))
         .map(|kernel| kernel.spec());
-    let block_scaled = Format::all().filter(|_| variant == Variant::Sm120).filter_map(block_scaled_spec);
+    let block_scaled = Format::all()
+        .flat_map(|format| XFormat::ALL.into_iter().filter_map(move |x| gemm::block_scaled_kernel(format, x, variant)))
+        .map(|kernel| kernel.spec());
     let repacks = Format::all().filter_map(|format| Repack::new(format, variant)).map(|repack| repack.spec().clone());
     std::iter::once(probe::spec())
         .chain(repacks)

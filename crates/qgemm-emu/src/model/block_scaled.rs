@@ -1,9 +1,10 @@
-//! Matrix instructions with block-scaled E2M1 operands and f32 accumulators.
+//! Matrix instructions with block-scaled E2M1 or E4M3 operands and f32 accumulators.
 //!
 //! Read from the PTX ISA ("Matrix Fragments for mma.m16n8k64", "Block Scaling for mma.sync") and never checked on
 //! hardware: only consumer Blackwell has them. With byte-id and thread-id 0, lane 4g holds the scales of row g of A and
 //! of column g of B, lane 4g + 1 those of row g + 8 of A; byte i of its word scales the i-th block of K, of 32 elements
-//! in two blocks (mxf4) or of 16 in four (nvf4). All other lanes' scale words mean nothing.
+//! in two blocks (mxf4) or of 16 in four (nvf4). All other lanes' scale words mean nothing. `m16n8k32` has one block, whose sum is taken
+//! to be exact and rounded once, with the accumulator.
 
 use super::decode::{self, Scale};
 use super::fragment::{accumulators, operand, put_accumulators};
@@ -13,6 +14,9 @@ use super::{WarpWords, WordCounts};
 
 /// Words of `m16n8k64`.
 pub(crate) const M16N8K64: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 2 };
+
+/// Words of `m16n8k32`.
+pub(crate) const M16N8K32: WordCounts = M16N8K64;
 
 /// Elements whose products a chip adds exactly before it applies scales.
 const EXACT_K: usize = 16;
@@ -25,6 +29,34 @@ pub(crate) fn m16n8k64_mxf4(inputs: &WarpWords, outputs: &mut WarpWords, precisi
 /// `mma.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`.
 pub(crate) fn m16n8k64_nvf4(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     mma(inputs, outputs, 16, decode::ue4m3, &precision.block_scaled);
+}
+
+/// `mma.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e4m3.e4m3.f32.ue8m0`.
+pub(crate) fn m16n8k32_mxf8(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
+    mma_of_bytes(inputs, outputs, |code| f64::from(decode::e4m3(code)));
+}
+
+/// `mma.m16n8k32.row.col.kind::mxf8f6f4.block_scale.scale_vec::1X.f32.e2m1.e4m3.f32.ue8m0`: E2M1 in bits 2 to 5 of a byte.
+pub(crate) fn m16n8k32_mxf8_e2m1(inputs: &WarpWords, outputs: &mut WarpWords, _: &Precision) {
+    mma_of_bytes(inputs, outputs, |code| f64::from(decode::e2m1_doubled(code >> 2)) * 0.5);
+}
+
+/// D += A · B with one scale for all of K, A's numbers by `number`, B's E4M3.
+fn mma_of_bytes(inputs: &WarpWords, outputs: &mut WarpWords, number: fn(u8) -> f64) {
+    let a = operand::<16, 32, 8>(inputs, 0).map(|row| row.map(|code| number(code as u8)));
+    let b = operand::<8, 32, 8>(inputs, M16N8K32.first_b()).map(|c| c.map(|code| f64::from(decode::e4m3(code as u8))));
+    let scale =
+        |lane: usize, word: usize| decode::ue8m0(inputs[lane][M16N8K32.first_scale() + word].to_le_bytes()[0]).value;
+    let mut d = accumulators::<16>(inputs, M16N8K32.first_d());
+    for (row, d) in d.iter_mut().enumerate() {
+        let a_scale = scale(4 * (row % 8) + row / 8, 0);
+        for (column, d) in d.iter_mut().enumerate() {
+            let sum: f64 = a[row].iter().zip(&b[column]).map(|(a, b)| a * b).sum();
+            let result = (f64::from(f32::from_bits(*d)) + sum * a_scale * scale(4 * column, 1)) as f32;
+            *d = if result.is_nan() { NAN } else { result.to_bits() };
+        }
+    }
+    put_accumulators(&d, outputs);
 }
 
 /// Most fraction bits that five terms of less than 2^12 times their unit, and their sum, are exact in f64 with.

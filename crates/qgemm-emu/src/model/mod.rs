@@ -106,6 +106,8 @@ pub static COLLECTIVES: &[Collective] = {
         mma("mma_m16n8k32_e5m2", FloatMma, float::M16N8K32, Sm89, float::m16n8k32_e5m2),
         mma("mma_m16n8k64_mxf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_mxf4),
         mma("mma_m16n8k64_nvf4", FloatMma, block_scaled::M16N8K64, Sm120, block_scaled::m16n8k64_nvf4),
+        mma("mma_m16n8k32_mxf8", FloatMma, block_scaled::M16N8K32, Sm120, block_scaled::m16n8k32_mxf8),
+        mma("mma_m16n8k32_mxf8_e2m1", FloatMma, block_scaled::M16N8K32, Sm120, block_scaled::m16n8k32_mxf8_e2m1),
         exchange("shfl_xor", 2, Sm70, exchange::shfl_xor),
         exchange("shfl_idx", 2, Sm70, exchange::shfl_idx),
         exchange("ballot", 1, Sm70, exchange::ballot),

@@ -186,6 +186,17 @@ const SHAPES: &[Shape] = &[
         encode: e2m1_code,
         products: 1,
     },
+    Shape {
+        name: "mma_m16n8k32_mxf8",
+        m: 16,
+        k: 32,
+        bits: 8,
+        a: a_k32,
+        b: b_k32,
+        d: d16,
+        encode: e4m3_code,
+        products: 1,
+    },
 ];
 
 fn a_k16(lane: usize, i: usize) -> (usize, usize) {
@@ -226,7 +237,7 @@ impl Shape {
     }
 
     fn scale_words(&self) -> usize {
-        if self.bits == 4 { 2 } else { 0 }
+        if self.bits == 4 || self.name.ends_with("mxf8") { 2 } else { 0 }
     }
 
     /// The lanes that hold a product.
@@ -308,7 +319,7 @@ impl Shape {
 
 /// Unit scales, in all four bytes.
 fn ones(name: &str) -> [u32; 2] {
-    if name.ends_with("mxf4") { [0x7f7f_7f7f; 2] } else { [0x3838_3838; 2] }
+    if name.ends_with("mxf4") || name.ends_with("mxf8") { [0x7f7f_7f7f; 2] } else { [0x3838_3838; 2] }
 }
 
 /// A value as E2M1 has it.
@@ -448,6 +459,33 @@ fn block_scales_come_from_the_lanes_and_bytes_of_the_isa() {
                 scale(lane, 0, k / block) * scale(column * 4, 1, k / block)
             });
             assert_eq!(d[0], expected, "{}", shape.name);
+        }
+    }
+}
+
+#[test]
+fn bytes_have_one_scale_a_row() {
+    // 1.0 in E2M1, in bits 2 to 5 of a byte, and in E4M3.
+    for (name, one) in [("mma_m16n8k32_mxf8", 0x3838_3838u32), ("mma_m16n8k32_mxf8_e2m1", 0x0808_0808)] {
+        let op = COLLECTIVES.iter().find(|op| op.name == name).expect("in the table");
+        let mut inputs = NO_WORDS;
+        for (lane, words) in inputs.iter_mut().enumerate() {
+            words[..4].fill(one);
+            words[4..6].fill(0x3838_3838);
+            words[6..10].fill(1.0f32.to_bits());
+            // Rows of A: lane 4g, and 4g + 1 of row g + 8; columns of B: lane 4g. Others mean nothing.
+            let (g, t) = (lane / 4, lane % 4);
+            words[10] = if t < 2 { 127 + (g + t) as u32 } else { 0xff };
+            words[11] = if t == 0 { 127 - g as u32 } else { 0xff };
+        }
+        let mut outputs = NO_WORDS;
+        (op.run)(&inputs, &mut outputs, &Precision::WIDE);
+        for (lane, words) in outputs.iter().enumerate() {
+            for (i, &word) in words[..4].iter().enumerate() {
+                let (row, column) = (lane / 4 + i / 2, lane % 4 * 2 + i % 2);
+                let expected = 1.0 + 32.0 * 2f32.powi(row as i32 - column as i32);
+                assert_eq!(f32::from_bits(word), expected, "{name}, lane {lane}, {i}");
+            }
         }
     }
 }

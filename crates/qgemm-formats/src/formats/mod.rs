@@ -9,6 +9,7 @@ pub mod iq4_nl;
 pub mod iq4_xs;
 pub(crate) mod matrix;
 pub mod mxfp4;
+pub mod mxfp8;
 mod nibbles;
 pub mod nvfp4;
 pub mod plain;
@@ -61,5 +62,6 @@ pub static ALL: &[&FormatDesc] = &[
     &fp8::FP8_E5M2,
     &fp8::FP8_E4M3_BLOCK128,
     &fp8::FP8_E5M2_BLOCK128,
+    &mxfp8::MXFP8,
     &nvfp4::NVFP4,
 ];

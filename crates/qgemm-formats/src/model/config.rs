@@ -23,6 +23,8 @@ pub(super) struct QuantConfig {
     pub version: Option<String>,
     /// Rows and columns of an FP8 scale block.
     pub weight_block_size: Option<Vec<usize>>,
+    /// `"ue8m0"` where FP8 scales are powers of two, whatever they are stored as.
+    pub scale_fmt: Option<String>,
     /// GPTQ settings that differ by layer; where there are any, `bits` and `group_size` prove nothing.
     pub dynamic: Option<serde_json::Value>,
 }
@@ -51,6 +53,11 @@ impl QuantConfig {
     /// Whether layers may differ from `bits` and `group_size`.
     pub fn varies_by_layer(&self) -> bool {
         self.dynamic.as_ref().is_some_and(|dynamic| !dynamic.is_null())
+    }
+
+    /// Whether FP8 scales are stated to be powers of two.
+    pub fn has_power_scales(&self) -> bool {
+        self.scale_fmt.as_deref().is_some_and(|format| format.eq_ignore_ascii_case("ue8m0"))
     }
 
     /// Whether the method is stated to be `method`.

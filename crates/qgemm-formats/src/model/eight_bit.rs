@@ -1,11 +1,15 @@
-//! Layers of one byte a weight: INT8 per channel, and FP8 per tensor, per channel or per 128×128 block.
+//! Layers of one byte a weight: INT8 per channel, and FP8 per tensor, per channel, or per block of 128×128, 32×32 or 1×32.
 //!
 //! ```text
 //! weight           [N, K] I8, F8_E4M3 or F8_E5M2
 //! weight_scale     one, [N] or [N, 1]                     value = scale · weight
 //! weight_zero_point  the same shapes, I8, of INT8 only    value = scale · (weight − zero point)
 //! weight_scale_inv [⌈N/128⌉, ⌈K/128⌉] (also as weight_scale)  value = scale · weight, despite the name
+//!                  [⌈N/32⌉, ⌈K/32⌉] or [N, ⌈K/32⌉], E4M3 only: powers of two
 //! ```
+//!
+//! Scales of FP8 are F32, F16, BF16, or powers of two in bytes (F8_E8M0, or U8). Those of 32 columns, and all of a checkpoint whose settings
+//! have `"scale_fmt": "ue8m0"`, must be powers of two, whatever they are stored as: any other is an error and never rounded.
 //!
 //! FP8 weights without a scale have scale 1. NaN codes of FP8 weights are data and pass unchecked. INT8 with zero points
 //! becomes integer groups whose scales are 1, so that the scale of a row stays the f32 factor that it is. Zero points that
@@ -18,12 +22,13 @@ use safetensors::tensor::Dtype;
 use super::config::QuantConfig;
 use super::layer::Layer;
 use super::raw::{RawTensor, bad, unsupported};
-use super::scales::row_scales;
+use super::scales::{Scales, e8m0_of, row_scales};
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::formats::fp8::{FP8_E4M3, FP8_E4M3_BLOCK128, FP8_E5M2, FP8_E5M2_BLOCK128, SCALE_BLOCK};
 use crate::formats::int_group::{INT8_G128, write_block};
 use crate::formats::int8_channel::{INT8_CHANNEL, ZERO_CODE};
+use crate::formats::mxfp8::{MXFP8, SCALE_BLOCK as MX_BLOCK};
 use crate::weight::{HostWeight, SharedBytes};
 
 /// An INT8 or FP8 layer.
@@ -38,6 +43,10 @@ pub(super) struct EightBitLayer {
     flip: u8,
     /// Code of 0 of every row, where that is not the same for all layers.
     zeros: Option<Vec<u8>>,
+    /// Rows that share a block's scale; 1 where there are no blocks.
+    scale_rows: usize,
+    /// Whether scales must be powers of two.
+    power_scales: bool,
 }
 
 impl EightBitLayer {
@@ -50,7 +59,7 @@ impl EightBitLayer {
     ///
     /// # Errors
     /// [`FormatError::BadFile`] when scales fit neither tensor, rows nor blocks, or zero points neither tensor nor rows,
-    /// [`FormatError::UnsupportedFile`] for blocks other than 128×128, and for zero points of FP8.
+    /// [`FormatError::UnsupportedFile`] for blocks of other sizes, and for zero points of FP8.
     pub fn new(
         weight: RawTensor,
         scale: Option<RawTensor>,
@@ -63,29 +72,34 @@ impl EightBitLayer {
             Dtype::F8_E4M3 => (&FP8_E4M3, Some(&FP8_E4M3_BLOCK128)),
             _ => (&FP8_E5M2, Some(&FP8_E5M2_BLOCK128)),
         };
-        let format = match (&scale, by_block) {
-            (Some(scale), _) if is_row_scale(scale, n) => by_row,
-            (None, Some(_)) => by_row,
-            (Some(scale), Some(by_block)) => {
-                if let Some(block) = config.weight_block_size.as_deref().filter(|&b| b != [SCALE_BLOCK, SCALE_BLOCK]) {
-                    return Err(unsupported(&weight.name, format!("scale blocks of {block:?}: expected [128, 128]")));
-                }
-                scale.expect_shape(&[n.div_ceil(SCALE_BLOCK), k.div_ceil(SCALE_BLOCK)])?;
-                by_block
-            }
+        let (format, scale_rows) = match (&scale, by_block) {
+            (Some(scale), _) if is_row_scale(scale, n) => (by_row, 1),
+            (None, Some(_)) => (by_row, 1),
+            (Some(scale), Some(by_block)) => match scale_block(scale, &weight, config)? {
+                [SCALE_BLOCK, _] => (by_block, SCALE_BLOCK),
+                [rows, _] => (&MXFP8, rows),
+            },
             (Some(scale), None) => {
                 return Err(bad(&scale.name, format!("expected 1 or {n} scales, got shape {:?}", scale.shape)));
             }
             (None, None) => return Err(bad(&weight.name, "8-bit integers without a scale")),
         };
         if let Some(scale) = &scale {
-            scale.scale_type()?;
+            match weight.dtype {
+                Dtype::I8 => {
+                    scale.scale_type()?;
+                }
+                _ => {
+                    Scales::of(scale)?;
+                }
+            }
         }
+        let power_scales = by_block.is_some() && (config.has_power_scales() || std::ptr::eq(format, &MXFP8));
         let flip = if weight.dtype == Dtype::I8 { ZERO_CODE } else { 0 };
         let zeros = zero_point.filter(|zero_point| zero_point.bytes.iter().any(|&byte| byte != 0));
         let zeros = zeros.map(|zero_point| zero_codes(&zero_point, &weight, n)).transpose()?;
         let format = Format::new(if zeros.is_some() { &INT8_G128 } else { format });
-        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros })
+        Ok(Self { n, k, weight: weight.bytes, scale, format, flip, zeros, scale_rows, power_scales })
     }
 
     /// Blocks of integer groups with a scale of 1 and the zero point of their row.
@@ -125,17 +139,20 @@ impl EightBitLayer {
     }
 
     fn scaled_blocks(&self, scale: &RawTensor) -> Result<SharedBytes, FormatError> {
-        let format = self.format;
-        let dtype = scale.scale_type()?;
-        let per_row = self.k.div_ceil(SCALE_BLOCK);
+        let (format, scales) = (self.format, Scales::of(scale)?);
+        let (block_len, per_row) = (format.block_len, self.k.div_ceil(format.block_len));
+        let in_bytes = format.block_bytes == block_len + 1;
         let mut blocks = vec![0u8; self.size()?];
         let rows = blocks.par_chunks_mut(format.row_bytes(self.k)).zip(self.weight.par_chunks(self.k));
         rows.enumerate().for_each(|(n, (out, row))| {
-            for (b, (block, codes)) in out.chunks_exact_mut(format.block_bytes).zip(row.chunks(SCALE_BLOCK)).enumerate()
-            {
+            for (b, (block, codes)) in out.chunks_exact_mut(format.block_bytes).zip(row.chunks(block_len)).enumerate() {
                 block[..codes.len()].copy_from_slice(codes);
-                let value = dtype.read(&scale.bytes, n / SCALE_BLOCK * per_row + b);
-                block[SCALE_BLOCK..].copy_from_slice(&value.to_le_bytes());
+                let value = scales.read(n / self.scale_rows * per_row + b);
+                match in_bytes {
+                    // NaN stays NaN, which loading finds.
+                    true => block[block_len] = e8m0_of(value).unwrap_or(0xff),
+                    false => block[block_len..].copy_from_slice(&value.to_le_bytes()),
+                }
             }
         });
         Ok(blocks.into())
@@ -157,6 +174,26 @@ impl EightBitLayer {
     fn row_scales(&self) -> Result<Vec<f32>, FormatError> {
         self.scale.as_ref().map_or_else(|| Ok(vec![1.0; self.n]), |scale| row_scales(scale, self.n))
     }
+}
+
+/// Rows and columns of the blocks that FP8 scales are for, by the checkpoint's settings and the shape.
+///
+/// # Errors
+/// [`FormatError::UnsupportedFile`] for blocks of another size, [`FormatError::BadFile`] for a shape that is none of those.
+fn scale_block(scale: &RawTensor, weight: &RawTensor, config: &QuantConfig) -> Result<[usize; 2], FormatError> {
+    const BLOCKS: [[usize; 2]; 3] = [[SCALE_BLOCK, SCALE_BLOCK], [MX_BLOCK, MX_BLOCK], [1, MX_BLOCK]];
+    let (n, k) = weight.matrix()?;
+    let stated = config.weight_block_size.as_deref();
+    let served = if weight.dtype == Dtype::F8_E4M3 { &BLOCKS[..] } else { &BLOCKS[..1] };
+    if let Some(block) = stated.filter(|stated| !served.iter().any(|block| block == stated)) {
+        let what = format!("scale blocks of {block:?} of {:?} weights: expected one of {served:?}", weight.dtype);
+        return Err(unsupported(&weight.name, what));
+    }
+    let shape = |[rows, columns]: [usize; 2]| [n.div_ceil(rows), k.div_ceil(columns)];
+    let mut wanted = served.iter().copied().filter(|block| stated.is_none_or(|stated| stated == block));
+    let found = wanted.clone().find(|&block| scale.shape == shape(block));
+    let expected: Vec<_> = wanted.by_ref().map(shape).collect();
+    found.ok_or_else(|| bad(&scale.name, format!("expected one of the shapes {expected:?}, got {:?}", scale.shape)))
 }
 
 /// The code of 0 of each of `n` rows.
@@ -193,6 +230,9 @@ impl Layer for EightBitLayer {
     }
 
     fn weight(&self, _index: usize) -> Result<HostWeight, FormatError> {
+        if let Some(scale) = self.scale.as_ref().filter(|_| self.power_scales) {
+            Scales::of(scale)?.check_powers()?;
+        }
         if let Some(zeros) = &self.zeros {
             let blocks = self.grouped_blocks(zeros)?;
             return HostWeight::new(self.format, self.n, self.k, blocks)?.with_row_scale(self.row_scales()?);

@@ -2,9 +2,12 @@
 
 use half::f16;
 use rayon::prelude::*;
+use safetensors::tensor::Dtype;
 
 use super::raw::{RawTensor, bad};
+use crate::dtype::DType;
 use crate::error::FormatError;
+use crate::float8::e8m0_to_f32;
 use crate::names::printable;
 use crate::weight::HostWeight;
 
@@ -19,7 +22,7 @@ pub(super) fn group_scales(
     n: usize,
 ) -> Result<impl Fn(usize, usize) -> f16 + Sync + '_, FormatError> {
     let dtype = scales.scale_type()?;
-    if dtype != crate::DType::F16 {
+    if dtype != DType::F16 {
         let loss = |index: usize| {
             let value = dtype.read(&scales.bytes, index);
             if value == 0.0 { 0.0 } else { (f16::from_f32(value).to_f32() / value - 1.0).abs() }
@@ -32,12 +35,70 @@ pub(super) fn group_scales(
     Ok(move |group: usize, row: usize| f16::from_f32(dtype.read(&scales.bytes, group * n + row)))
 }
 
+/// Scales as numbers, whichever way they are stored.
+pub(super) struct Scales<'a> {
+    tensor: &'a RawTensor,
+    /// `None` of E8M0.
+    dtype: Option<DType>,
+}
+
+impl<'a> Scales<'a> {
+    /// The scales of a tensor of numbers, or of powers of two in bytes.
+    ///
+    /// # Errors
+    /// [`FormatError::BadFile`] of any other type.
+    pub fn of(tensor: &'a RawTensor) -> Result<Self, FormatError> {
+        let dtype = if is_e8m0(tensor) { None } else { Some(tensor.scale_type()?) };
+        Ok(Self { tensor, dtype })
+    }
+
+    /// The scale at `index`.
+    pub fn read(&self, index: usize) -> f32 {
+        match self.dtype {
+            Some(dtype) => dtype.read(&self.tensor.bytes, index),
+            None => e8m0_to_f32(self.tensor.bytes[index]),
+        }
+    }
+
+    /// Checks that all are powers of two that E8M0 has.
+    ///
+    /// # Errors
+    /// [`FormatError::ScaleNotPowerOfTwo`] for the first that is not.
+    pub fn check_powers(&self) -> Result<(), FormatError> {
+        if self.dtype.is_none() {
+            return Ok(());
+        }
+        let wrong = (0..self.tensor.elements()).map(|index| (index, self.read(index)));
+        match wrong.into_iter().find(|(_, value)| e8m0_of(*value).is_none()) {
+            None => Ok(()),
+            Some((index, value)) => {
+                Err(FormatError::ScaleNotPowerOfTwo { tensor: printable(&self.tensor.name), index, value })
+            }
+        }
+    }
+}
+
+/// Whether a tensor of scales is of powers of two in bytes.
+pub(super) fn is_e8m0(tensor: &RawTensor) -> bool {
+    matches!(tensor.dtype, Dtype::F8_E8M0 | Dtype::U8)
+}
+
+/// The E8M0 code of a power of two; `None` of any other number, and of a power that E8M0 has not.
+pub(super) fn e8m0_of(value: f32) -> Option<u8> {
+    // 2^-127 is the one that is subnormal.
+    match (value.to_bits() >> 23, value.to_bits() & 0x7f_ffff) {
+        (0, fraction) if fraction == 1 << 22 => Some(0),
+        (exponent @ 1..=254, 0) => Some(exponent as u8),
+        _ => None,
+    }
+}
+
 /// The scale of every one of `n` rows, from one scale a tensor or one a row.
 pub(super) fn row_scales(scales: &RawTensor, n: usize) -> Result<Vec<f32>, FormatError> {
-    let dtype = scales.scale_type()?;
+    let all = Scales::of(scales)?;
     match scales.elements() {
-        1 => Ok(vec![dtype.read(&scales.bytes, 0); n]),
-        count if count == n => Ok(dtype.decode(&scales.bytes)),
+        1 => Ok(vec![all.read(0); n]),
+        count if count == n => Ok((0..n).map(|row| all.read(row)).collect()),
         count => Err(bad(&scales.name, format!("expected 1 or {n} scales, got {count}: shape {:?}", scales.shape))),
     }
 }

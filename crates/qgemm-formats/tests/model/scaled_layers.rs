@@ -166,6 +166,54 @@ fn fp8_in_blocks() {
 }
 
 #[test]
+fn fp8_in_blocks_whose_scales_are_powers_of_two() {
+    let e8m0 = |byte: u8| 2f32.powi(i32::from(byte) - 127);
+    for (n, k) in [(64usize, 96usize), (130, 300), (33, 40)] {
+        let codes = fp8_bytes(n * k, 3);
+        for (rows, stated) in [(1, "[1, 32]"), (32, "[32, 32]"), (128, "[128, 128]")] {
+            let columns = if rows == 128 { 128 } else { 32 };
+            let shape = [n.div_ceil(rows), k.div_ceil(columns)];
+            let bytes = bytes(shape[0] * shape[1], 5, |e| (100..140).contains(&e));
+            let expected: Vec<f32> = (0..n * k)
+                .map(|i| e4m3_to_f32(codes[i]) * e8m0(bytes[i / k / rows * shape[1] + i % k / columns]))
+                .collect();
+            let numbers: Vec<f32> = bytes.iter().map(|&byte| e8m0(byte)).collect();
+            let settings = format!(
+                r#"{{"quantization_config": {{"quant_method": "fp8", "scale_fmt": "ue8m0", "weight_block_size": {stated}}}}}"#
+            );
+            let layer = || Checkpoint::default().add("layer.weight", Dtype::F8_E4M3, &[n, k], codes.clone());
+            let name = "layer.weight_scale_inv";
+            let all = [
+                layer().add(name, Dtype::F8_E8M0, &shape, bytes.clone()),
+                layer().add(name, Dtype::U8, &shape, bytes.clone()),
+                layer().add_f32(name, &shape, &numbers),
+            ];
+            for (checkpoint, config) in all.into_iter().zip([Some(settings.as_str()), None, Some(&settings)]) {
+                let weight = checkpoint.weight(config).expect("loads");
+                let expected_name = match (rows, numbers.len()) {
+                    // One scale for all is a scale of each row.
+                    (_, 1) => "fp8_e4m3",
+                    (128, _) => "fp8_e4m3_block128",
+                    _ => "mxfp8",
+                };
+                assert_eq!(weight.format().name, expected_name);
+                assert_eq!(values(&weight), expected);
+            }
+            let mut wrong = numbers.clone();
+            let last = wrong.len() - 1;
+            wrong[last] = 0.75;
+            let error = layer().add_f32(name, &shape, &wrong).weight(Some(&settings)).expect_err("no power of two");
+            let text = error.to_string();
+            assert!(text.contains(name) && text.contains("7.5e-1") && text.contains("power of two"), "{text}");
+        }
+    }
+    let e5m2 = Checkpoint::default().add("layer.weight", Dtype::F8_E5M2, &[64, 64], vec![0; 64 * 64]);
+    let error =
+        e5m2.add("layer.weight_scale", Dtype::U8, &[64, 2], vec![127; 128]).weight(None).expect_err("not served");
+    assert!(error.to_string().contains("layer.weight_scale"), "{error}");
+}
+
+#[test]
 fn experts_of_layers_of_their_own() {
     let (n, k) = (2, 32);
     let numbers = |expert: usize| DType::F32.encode(&vec![expert as f32; n * k]);
@@ -280,7 +328,8 @@ fn wrong_scales_are_refused() {
             .weight(config)
             .expect_err("refused")
     };
-    assert!(fp8(&[3], &[1.0; 3], None).to_string().contains("expected shape [2, 2], got [3]"));
+    let text = fp8(&[3], &[1.0; 3], None).to_string();
+    assert!(text.contains("[2, 2], [7, 7], [200, 7]") && text.contains("got [3]"), "{text}");
     assert!(fp8(&[2, 2], &[1.0; 4], Some(r#"{"weight_block_size": [64, 64]}"#)).to_string().contains("[128, 128]"));
     assert!(matches!(fp8(&[], &[f32::NAN], None), FormatError::NonFiniteScale { .. }));
     assert_eq!(

@@ -1,6 +1,6 @@
 //! What activations become before they are multiplied: the numbers that a kernel really uses, as its configuration says.
 
-use qgemm_formats::{DType, NO_COLUMN, QuantizedActivations, XFormat};
+use qgemm_formats::{DType, NO_COLUMN, QuantizedActivations, XFormat, XRow};
 use qgemm_hal::{TileConfig, XPrologue};
 
 use crate::convert::converted_row;
@@ -25,6 +25,8 @@ pub enum Rounding<'a> {
         /// columns.
         order: Option<&'a [u32]>,
     },
+    /// They are quantized to another format, in which they are multiplied.
+    Codes(XFormat),
 }
 
 impl<'a> Rounding<'a> {
@@ -39,6 +41,7 @@ impl<'a> Rounding<'a> {
             (None, XFormat::Plain(dtype)) if dtype == x || dtype == DType::F32 => Some(Rounding::None),
             (None, XFormat::Q8 { block }) => Some(Rounding::Q8 { block, order }),
             (None, XFormat::Int8Token) => Some(Rounding::Q8 { block: 0, order }),
+            (None, format) if order.is_none() && format.parts(false, None).is_some() => Some(Rounding::Codes(format)),
             _ => None,
         }
     }
@@ -48,7 +51,7 @@ impl<'a> Rounding<'a> {
         match self {
             Rounding::None => false,
             Rounding::Convert { dtype, .. } => *dtype != x_dtype,
-            Rounding::Q8 { .. } => true,
+            Rounding::Q8 { .. } | Rounding::Codes(_) => true,
         }
     }
 }
@@ -60,6 +63,7 @@ pub fn rounded(x: &[f32], k: usize, rounding: Rounding<'_>) -> Vec<f64> {
         Rounding::Convert { dtype, row_factors } => {
             x.chunks(k).flat_map(|row| unscaled_row(row, dtype, row_factors)).collect()
         }
+        Rounding::Codes(format) => x.chunks(k).flat_map(|row| coded_row(row, format)).collect(),
         Rounding::Q8 { block, order } => x.chunks(k).flat_map(|row| quantized_row(row, block, order)).collect(),
     }
 }
@@ -68,6 +72,16 @@ pub fn rounded(x: &[f32], k: usize, rounding: Rounding<'_>) -> Vec<f64> {
 fn unscaled_row(row: &[f32], dtype: DType, row_factors: bool) -> Vec<f64> {
     let (held, factor) = converted_row(row, dtype, row_factors);
     held.iter().map(|&held| f64::from(held) * f64::from(factor)).collect()
+}
+
+/// What the codes and scales of a row stand for.
+fn coded_row(row: &[f32], format: XFormat) -> Vec<f64> {
+    let Some(parts) = format.parts(false, None) else { return row.iter().copied().map(f64::from).collect() };
+    let [mut codes, mut scales, mut sums] =
+        [parts.code_bytes(row.len()), parts.scale_bytes(row.len()), 4 * parts.sums(row.len())]
+            .map(|bytes| vec![0; bytes]);
+    let factor = parts.quantize_row(row, None, XRow { codes: &mut codes, scales: &mut scales, sums: &mut sums });
+    parts.dequantize_row(&codes, &scales, factor, row.len()).into_iter().map(f64::from).collect()
 }
 
 fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {

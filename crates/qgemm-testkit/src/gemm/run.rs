@@ -116,7 +116,7 @@ fn check(
     };
     let rounding = result.config.as_ref().map_or(Ok(Rounding::None), of_config)?;
     // Quantized activations are no small integers any more.
-    let quantized = matches!(rounding, Rounding::Q8 { .. });
+    let quantized = matches!(rounding, Rounding::Q8 { .. } | Rounding::Codes(_));
     let codes = result.config.is_some_and(|config| config.x_format.plain().is_none());
     // Nor are rounded weights, where a code and the scale of its sub-block take more bits together than the type has.
     let exact = case.sums_are_exact() && !quantized && weights.is_none_or(|dtype| host.is_exact_in(dtype));

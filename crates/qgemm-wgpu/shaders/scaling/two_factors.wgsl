@@ -11,6 +11,12 @@ fn half_e8m0(exponent: vec4<u32>) -> Affine {
     return Affine(power_of_two(first + vec4<u32>(63u)), power_of_two(exponent - first + vec4<u32>(63u)));
 }
 
+// 2^(exponent - 127)
+fn e8m0(exponent: vec4<u32>) -> Affine {
+    let first = exponent / vec4<u32>(2u);
+    return Affine(power_of_two(first + vec4<u32>(64u)), power_of_two(exponent - first + vec4<u32>(63u)));
+}
+
 // 2^(biased - 127)
 fn power_of_two(biased: vec4<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(biased << vec4<u32>(23u));

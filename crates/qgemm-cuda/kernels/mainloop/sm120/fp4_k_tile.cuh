@@ -12,20 +12,13 @@
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
 #include "dequant/k_tile.cuh"
-#include "sched/params.cuh"
+#include "mainloop/sm120/block_scaled_params.cuh"
 
 static_assert(QG_K_TILE == 64 && QG_TILE_ROWS == 16, "a k-tile is one instruction");
 static_assert(QG_SUB_BLOCK == 32 || QG_SUB_BLOCK == 16, "a scale for 32 columns (UE8M0) or 16 (UE4M3)");
 constexpr bool SCALE_PER_16 = QG_SUB_BLOCK == 16;
 // Scales of a row in a k-tile: bytes of a word.
 constexpr u32 SCALES = 64 / QG_SUB_BLOCK;
-
-struct BlockScaledParams {
-    // `x` holds codes, two in a byte, the lower column in the low nibble; `x_row` counts bytes.
-    GemmParams gemm;
-    u64 x_scales;     // Scales of X, a byte for QG_SUB_BLOCK columns.
-    u64 x_scale_row;  // Bytes from one row of scales to the next.
-};
 
 // The A operand of one row tile.
 struct WOperand {
@@ -113,13 +106,13 @@ QG_DEVICE u32 x_word(const u32* natural, u32 t) {
 // X of some tokens and k-tiles in shared memory: for each token and k-tile, the two words of lane t = 0, of t = 1, …
 // Odd tokens have the words of t = 2, 3 first, so that a warp that stores 16 bytes of two tokens reaches all banks.
 template <u32 TOKENS, u32 K_TILES>
-struct Fp4Tile {
+struct XTile {
     // Eight words of padding put the four tokens that half a warp reads into different banks.
     static constexpr u32 PITCH = K_TILES * 8 + 8;
     alignas(16) u32 code[TOKENS * PITCH];
     u32 scale[TOKENS * K_TILES];
 
-    QG_DEVICE void store(Fp4Tile& tile, u32 token, u32 k_tile, const XKTile& x) {
+    QG_DEVICE void store(XTile& tile, u32 token, u32 k_tile, const XKTile& x) {
         u32x4* words = reinterpret_cast<u32x4*>(tile.code + token * PITCH + k_tile * 8);
 #pragma unroll
         for (u32 t = 0; t < 4; t += 2)
@@ -129,7 +122,7 @@ struct Fp4Tile {
     }
 
     // acc += W · X for the eight tokens from `first_token`.
-    QG_DEVICE void accumulate(float (&acc)[4], const WOperand& w, const Fp4Tile& tile, u32 first_token, u32 k_tile,
+    QG_DEVICE void accumulate(float (&acc)[4], const WOperand& w, const XTile& tile, u32 first_token, u32 k_tile,
                               u32 lane) {
         const u32 token = first_token + lane / 4;
         const u32 place = (lane / 2 ^ lane / 4) % 2 * 4 + lane % 2 * 2;

@@ -2,16 +2,9 @@
 #pragma once
 #include "atoms/ldmatrix.cuh"
 #include "atoms/mma.cuh"
-#include "mainloop/sm70/w_stream.cuh"
+#include "mainloop/sm70/fragment_accumulators.cuh"
 
 static_assert(!QG_MMA_M8N8K4 && QG_X_DTYPE == DTYPE_F16, "m16n8k8 takes f16, fragments of 16 rows");
-static_assert(QG_TILE_M % 8 == 0, "tokens fill the instruction");
-constexpr u32 TOKEN_TILES = QG_TILE_M / 8;
-
-// value[rt][tt][i]: the D registers of one instruction.
-struct Accumulators {
-    float value[ROW_TILES][TOKEN_TILES][4];
-};
 
 struct Engine {
     // Instructions in an MMA k-step of 16 columns.
@@ -76,15 +69,8 @@ struct Engine {
         }
     }
 
-    // Calls `visit(row in the warp's rows, token, value)` for every accumulator of this lane.
     template <class Visit>
     QG_DEVICE void for_each(const Accumulators& acc, u32 lane, Visit visit) {
-#pragma unroll
-        for (u32 rt = 0; rt < ROW_TILES; rt++)
-#pragma unroll
-            for (u32 tt = 0; tt < TOKEN_TILES; tt++)
-#pragma unroll
-                for (u32 i = 0; i < 4; i++)
-                    visit(rt * 16 + lane / 4 + i / 2 * 8, tt * 8 + lane % 4 * 2 + i % 2, acc.value[rt][tt][i]);
+        Accumulators::for_each(acc, lane, visit);
     }
 };

@@ -2,7 +2,11 @@
 // through shared memory to the lanes that hold the accumulators of their rows. Both are loaded a stage (64 columns)
 // before they are multiplied, and taken a k-block at a time.
 #pragma once
+#if QG_X_PLANES
+#include "mainloop/sm70/x_bytes.cuh"
+#else
 #include "mainloop/sm70/x_rows.cuh"
+#endif
 
 constexpr u32 ROW_TILES = QG_ROW_TILES;
 constexpr u32 WARP_ROWS = ROW_TILES * QG_TILE_ROWS;
@@ -12,12 +16,16 @@ static_assert(WARP_ROWS % 32 == 0, "every lane decodes the scales of as many row
 // Scales and minimums of a warp's rows in the sub-blocks of a stage. The two rows of which a lane holds accumulators
 // lie side by side: r and r + 2 with MmaM8N8K4, r and r + 8 with MmaM16.
 struct WScales {
-    alignas(8) float scale[Operands::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];
-    alignas(8) float min[Operands::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];
+    alignas(8) float scale[RowTerms::HAS_SCALE ? STAGE_SUBS * WARP_ROWS : 2];
+    alignas(8) float min[RowTerms::HAS_MIN ? STAGE_SUBS * WARP_ROWS : 2];
 
     // The place of row `row` of a tile.
     QG_DEVICE u32 place(u32 row) {
         return QG_MMA_M8N8K4 ? row - row % 4 + row % 2 * 2 + row % 4 / 2 : row - row % 16 + row % 8 * 2 + row % 16 / 8;
+    }
+    // The value of the row at `place` of tile `rt`.
+    QG_DEVICE float one(const float* values, u32 sub, u32 rt, u32 place) {
+        return ld_shared(values + place + sub * WARP_ROWS + rt * QG_TILE_ROWS);
     }
     // The values of the row at `place` of tile `rt`, and of its neighbour.
     QG_DEVICE f32x2 pair(const float* values, u32 sub, u32 rt, u32 place) {
@@ -125,7 +133,7 @@ struct WStream {
                 for (u32 rt = 1; rt < ROW_TILES; rt++)
                     if (tile == rt) k_tile = w.k_tile[rt];
                 KTile::Scales0::load_row(w.records[i].scales0, k_tile, row % QG_TILE_ROWS);
-                if constexpr (QG_SCALE_PLANES > 1 && !QG_ZERO_POINTS)
+                if constexpr (QG_SCALE_PLANES > 1 && (!QG_ZERO_POINTS || RowTerms::HAS_MIN))
                     KTile::Scales1::load_row(w.records[i].scales1, k_tile, row % QG_TILE_ROWS);
             }
         }
@@ -156,9 +164,9 @@ struct WStream {
                 for (u32 s = 0; s < STAGE_SUBS; s++) {
                     const u32 sub = c * STAGE_K / QG_SUB_BLOCK + s;
                     const u32 at = WScales::place(lane) + s * WARP_ROWS + i * 32;
-                    if constexpr (Operands::HAS_SCALE)
-                        st_shared(&scales.scale[at], Operands::scale(w.records[i], 0, sub));
-                    if constexpr (Operands::HAS_MIN) st_shared(&scales.min[at], Operands::min(w.records[i], 0, sub));
+                    if constexpr (RowTerms::HAS_SCALE)
+                        st_shared(&scales.scale[at], RowTerms::scale(w.records[i], 0, sub));
+                    if constexpr (RowTerms::HAS_MIN) st_shared(&scales.min[at], RowTerms::min(w.records[i], 0, sub));
                 }
         }
     }

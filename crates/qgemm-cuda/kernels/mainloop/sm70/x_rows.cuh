@@ -8,6 +8,10 @@
 
 static_assert(QG_USE_MMA, "rows of f16");
 
+using XSource = GemmParams;
+// Scale and minimum of a row in a sub-block.
+using RowTerms = Operands;
+
 // Columns that the main loop multiplies between barriers: a cache line of X a token, and whole k-blocks.
 constexpr u32 STAGE_K = 64;
 constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;

@@ -39,6 +39,9 @@ pub(super) fn configs(
     variant: Variant,
 ) -> Result<Vec<ExpertsConfig>, Unsupported> {
     let each = &op.each;
+    if each.k_order {
+        return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
+    }
     if matches!(op.form, ExpertForm::Indexed { .. }) {
         return Err(Unsupported::new("multiplies codes of rows that follow one another, not of slots"));
     }

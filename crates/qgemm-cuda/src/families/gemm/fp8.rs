@@ -177,9 +177,6 @@ impl Fp8Kernel {
     /// # Errors
     /// Why not.
     pub(in crate::families) fn serves(&self, op: &CheckedGemm) -> Result<(), Unsupported> {
-        if op.k_order {
-            return Err(Unsupported::new("multiplies codes of X in the order of its columns"));
-        }
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }

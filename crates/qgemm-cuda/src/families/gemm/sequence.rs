@@ -13,6 +13,7 @@ use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params};
 use super::fp8_kernels::fp8_kernels;
 use super::instances::{instances, of_planes};
 use super::params::GemmLaunch;
+use super::sm120_block_scaled::block_scaled_kernel;
 
 /// The launches of `plan`, whose kernels `make` makes ready, on a device like `info`.
 ///
@@ -46,7 +47,13 @@ pub fn gemm_sequence(
         let mut all = fp8_kernels(op.format, own.x.format, variant).into_iter();
         all.find(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
     });
+    let block_scaled = own.x.planes.and_then(|planes| {
+        let kernel = block_scaled_kernel(op.format, own.x.format, variant);
+        kernel.filter(|kernel| kernel.config().kernel_id(op.format) == id).map(|kernel| (kernel, planes))
+    });
     let (spec, params) = if let Some((kernel, planes)) = fp8 {
+        (kernel.spec(), kernel.launch(own, &planes, plan))
+    } else if let Some((kernel, planes)) = block_scaled {
         (kernel.spec(), kernel.launch(own, &planes, plan))
     } else {
         let (x, all) = match own.plain_x() {

@@ -59,7 +59,7 @@ static TILES: [Tile; 4] = [
 /// Columns of X of which a sum is kept.
 const CHUNK: u32 = 16;
 /// Columns of X that share a scale, in the two ways that there are kernels for.
-const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
+pub(super) const X_FORMATS: [XFormat; 2] = [XFormat::Q8 { block: 32 }, XFormat::Int8Token];
 
 fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> {
     let is_served = types.format.encoding.is_integer() && types.x == DType::F16 && types.variant >= Variant::Sm80;
@@ -79,7 +79,7 @@ fn instances(types: &Types, fits_registers: FitsRegisters<'_>) -> Vec<Instance> 
 }
 
 /// Whether minimums, or offsets that bytes do not hold, act on sums of X's codes (`SignedBytes::HAS_MIN`).
-fn has_sums(types: &Types) -> bool {
+pub(super) fn has_sums(types: &Types) -> bool {
     types.has_minimums() || (types.has_block_offsets() && types.format.code_bits() == 8)
 }
 

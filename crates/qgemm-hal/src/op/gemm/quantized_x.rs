@@ -69,7 +69,8 @@ impl CheckedGemm {
     pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
         const BLOCKS: XFormat = XFormat::Q8 { block: 32 };
         let formats: &[XFormat] = match self.x_precision {
-            XPrecision::Int8 | XPrecision::E4M3 => &[BLOCKS],
+            XPrecision::Int8 => &[BLOCKS],
+            XPrecision::E4M3 => &[XFormat::E4M3Block, BLOCKS],
             XPrecision::Int8Token => &[XFormat::Int8Token, BLOCKS],
             _ => &[],
         };

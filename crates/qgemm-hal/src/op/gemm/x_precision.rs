@@ -40,8 +40,8 @@ pub enum XPrecision {
     Int8,
     /// To integers of eight bits with one factor a token, on CUDA. Else as [`XPrecision::Int8`], which rounds less.
     Int8Token,
-    /// To E4M3, four bits of precision, with a factor a token or 128 columns. No plan does so yet: as [`XPrecision::Int8`],
-    /// which rounds less.
+    /// To E4M3, four bits of precision, with a factor for every 128 columns, where a CUDA kernel multiplies such codes with those of FP8
+    /// weights (Ada and newer). Else as [`XPrecision::Int8`], which rounds less.
     E4M3,
 }
 

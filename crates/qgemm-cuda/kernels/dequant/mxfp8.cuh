@@ -1,0 +1,17 @@
+// MXFP8: 2^(e - 127) * the E4M3 number.
+#pragma once
+#include "dequant/float8.cuh"
+
+struct Dequant {
+    static constexpr bool HAS_SCALE = true;
+    static constexpr bool HAS_MIN = false;
+
+    QG_DEVICE u32 pair_f16(const KTile& kt, u32 quad, u32 pair) {
+        return e4m3_pair_f16(kt, quad, pair);
+    }
+    QG_DEVICE float scale(const KTile& kt, u32 row, u32 sub) {
+        const u32 e = KTile::Scales0::byte(kt.scales0, row, sub);
+        // For e = 0 the scale is subnormal in f32.
+        return bits_to_f32(e == 0 ? 0x00400000u : e << 23);
+    }
+};

@@ -1,0 +1,124 @@
+// X of a CTA's tokens in signed bytes in shared memory, 64 columns at a time, with the scales of its blocks: 64 bytes a token, in the
+// order in which W's quads have their columns. A row's 16-byte chunks are swizzled, chunk c of token r lies at c ^ (r / 2 % 4), so that
+// eight lanes reach all banks both when they store the chunks of two tokens and when they read the same chunk of eight.
+#pragma once
+#include "atoms/memory.cuh"
+#include "atoms/numeric.cuh"
+#include "dequant/signed_bytes.cuh"
+#include "sched/params.cuh"
+
+// The parameter of products of signed bytes.
+struct SignedByteParams {
+    GemmParams gemm;
+    XPlanePointers x;
+};
+using XSource = SignedByteParams;
+// Scale and minimum of a row in a sub-block.
+using RowTerms = SignedBytes;
+
+// Columns that the main loop multiplies between barriers.
+constexpr u32 STAGE_K = 64;
+constexpr u32 STAGE_K_BLOCKS = STAGE_K / K_BLOCK;
+// Sub-blocks in a stage; one where a sub-block is longer.
+constexpr u32 STAGE_SUBS = QG_SUB_BLOCK < STAGE_K ? STAGE_K / QG_SUB_BLOCK : 1;
+
+constexpr u32 X_CHUNK = 16, STAGE_CHUNKS = STAGE_K / X_CHUNK;
+// Scales of a token in a stage: one for every 32 columns, or none where all columns of a token share one, which then is a factor of
+// the accumulators.
+constexpr u32 X_SCALE_COLUMNS = 32, X_SCALES = QG_X_BLOCK_SCALES ? STAGE_K / X_SCALE_COLUMNS : 0;
+
+// Columns after which sums are scaled, in s32 until then, and how often in a k-block.
+constexpr u32 SUM_K = X_SCALES > 0 && PARTIAL_K > X_SCALE_COLUMNS ? X_SCALE_COLUMNS : PARTIAL_K;
+constexpr u32 SUMS = K_BLOCK / SUM_K, SUM_K_STEPS = SUM_K / K_STEP;
+// The sub-block of the stage that sum `sum` of k-block `k_block` lies in.
+QG_DEVICE u32 sub_block_of_sum(u32 k_block, u32 sum) {
+    return (k_block * K_BLOCK + sum * SUM_K) * STAGE_SUBS / STAGE_K;
+}
+
+struct XRows {
+    alignas(16) u8 codes[QG_TILE_M * STAGE_K];
+    alignas(16) float scale[X_SCALES > 0 ? QG_TILE_M * X_SCALES : 4];
+    // Of the codes of every chunk, for minimums.
+    alignas(16) float sum[RowTerms::HAS_MIN ? QG_TILE_M * STAGE_CHUNKS : 4];
+
+    QG_DEVICE u32 place(u32 token, u32 chunk) { return token * STAGE_K + (chunk ^ token / 2 % 4) * X_CHUNK; }
+
+    // Those of `token` at column `column` of the stage; 1 where X has none.
+    QG_DEVICE float scale_of(const XRows& x, u32 token, u32 column) {
+        return X_SCALES > 0 ? ld_shared(&x.scale[token * X_SCALES + column / X_SCALE_COLUMNS]) : 1.0f;
+    }
+    // The sum of a token's codes over SUM_K columns from `column` on; exact.
+    QG_DEVICE float sum_of(const XRows& x, u32 token, u32 column) {
+        float sum = 0;
+#pragma unroll
+        for (u32 i = 0; i < SUM_K / X_CHUNK; i++) sum += ld_shared(&x.sum[token * STAGE_CHUNKS + column / X_CHUNK + i]);
+        return sum;
+    }
+};
+static_assert(SUM_K % X_CHUNK == 0, "sums are of whole chunks");
+
+// The part of X that a thread moves: the same 16 columns of a stage, of some tokens, and the scale of 32 columns of some.
+struct XStream {
+    // Tokens that the CTA moves at once, and how often it does so for a stage.
+    static constexpr u32 TOKENS = QG_THREADS / STAGE_CHUNKS, SCALED_TOKENS = QG_THREADS / 2;
+    static constexpr u32 TIMES = (QG_TILE_M + TOKENS - 1) / TOKENS;
+    static_assert(QG_TILE_M <= SCALED_TOKENS, "a thread has one scale");
+    u32x4 chunk[TIMES];
+    float scale;
+    // The address of the first token's next columns.
+    const u8* next;
+
+    QG_DEVICE void begin(XStream& x, const XSource& from, u32 first_token, u32 stage, u32 thread) {
+        const u64 token = first_token + thread / STAGE_CHUNKS;
+        x.next = reinterpret_cast<const u8*>(from.gemm.at.x) + token * from.gemm.at.x_row + stage * STAGE_K +
+                 thread % STAGE_CHUNKS * X_CHUNK;
+    }
+
+    // Loads the columns from 64 · `stage`; what lies outside X is zeros. Calls are in the order of stages.
+    QG_DEVICE void load(XStream& x, const XSource& from, u32 first_token, u32 stage, u32 thread) {
+        const GemmParams& p = from.gemm;
+        const bool inside = stage * STAGE_K + thread % STAGE_CHUNKS * X_CHUNK < p.shape.k;
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            const u32 token = thread / STAGE_CHUNKS + i * TOKENS;
+            x.chunk[i] = {};
+            if (inside && token < QG_TILE_M && first_token + token < p.shape.m)
+                x.chunk[i] = ld_global_v4(x.next + i * TOKENS * p.at.x_row);
+        }
+        x.next += STAGE_K;
+        if constexpr (X_SCALES > 0) {
+            const u32 token = thread / 2, column = stage * STAGE_K + thread % 2 * X_SCALE_COLUMNS;
+            x.scale = 0;
+            if (token < QG_TILE_M && column < p.shape.k && first_token + token < p.shape.m)
+                x.scale = bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(from.x.scales) +
+                                                    (u64)(column >> from.x.block_shift) * 4 +
+                                                    (first_token + token) * from.x.scales_row));
+        }
+    }
+
+    QG_DEVICE void store(XRows& rows, const XStream& x, u32 thread) {
+#pragma unroll
+        for (u32 i = 0; i < TIMES; i++) {
+            const u32 token = thread / STAGE_CHUNKS + i * TOKENS;
+            if (QG_TILE_M % TOKENS != 0 && token >= QG_TILE_M) continue;
+            const u32x4 v = x.chunk[i];
+            if constexpr (RowTerms::HAS_MIN) {
+                i32 sum = dp4a((i32)v.x, (i32)EACH_BYTE, dp4a((i32)v.y, (i32)EACH_BYTE, 0));
+                sum = dp4a((i32)v.z, (i32)EACH_BYTE, dp4a((i32)v.w, (i32)EACH_BYTE, sum));
+                st_shared(&rows.sum[token * STAGE_CHUNKS + thread % STAGE_CHUNKS], (float)sum);
+            }
+            st_shared(reinterpret_cast<u32x4*>(rows.codes + XRows::place(token, thread % STAGE_CHUNKS)), ordered(v));
+        }
+        if constexpr (X_SCALES > 0)
+            if (thread / 2 < QG_TILE_M) st_shared(&rows.scale[thread], x.scale);
+    }
+
+    // Sixteen columns in the order of W's bytes: 0, 2, 1, 3 of every quad of four neighbours, or 0, 8, 1, 9, 2, 10, ….
+    QG_DEVICE u32x4 ordered(const u32x4& v) {
+#if QG_MMA_M8N8K4
+        return {prmt(v.x, 0, 0x3120), prmt(v.y, 0, 0x3120), prmt(v.z, 0, 0x3120), prmt(v.w, 0, 0x3120)};
+#else
+        return {prmt(v.x, v.z, 0x5140), prmt(v.x, v.z, 0x7362), prmt(v.y, v.w, 0x5140), prmt(v.y, v.w, 0x7362)};
+#endif
+    }
+};

@@ -1,0 +1,98 @@
+//! The main loop of `gemm` for X in signed bytes on chips without asynchronous copies: Turing's integer matrix instruction, and dot
+//! products of four bytes on Volta. W and X pass as in `sm70_two_stage`.
+
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::{Math, Schedule, Variant};
+
+use super::common;
+use super::instance::{FitsRegisters, Instance, MOST_GRID_Y, MainLoop, Parts, XAccess};
+use super::sm80_s8_cp_async::{X_FORMATS, has_sums};
+use super::types::Types;
+
+pub(super) static MAIN_LOOP: MainLoop = MainLoop {
+    family: "gemm",
+    name: "sm70_s8_two_stage",
+    entry: "entry/sm70_gemm_s8_two_stage.cu",
+    symbol: "qg_sm70_gemm_s8_two_stage",
+    arch_specific: false,
+    schedule: Schedule::StreamK,
+    x_access: XAccess::Planes,
+    // Codes are exact operands, and scales act on their sums.
+    rounds_beyond: None,
+    experts_tiles: &[],
+    most_m_tiles: MOST_GRID_Y,
+    most_tile_bytes: usize::MAX,
+    instances,
+};
+
+const THREADS: u32 = 128;
+/// Columns of activations in a stage (`STAGE_K`), of which a chunk has a sum and 32 a scale.
+const STAGE_K: u32 = 64;
+const CHUNK: u32 = 16;
+const SCALE_COLUMNS: u32 = 32;
+
+/// Tokens, row tiles of a warp (`kernels.lock`: none of these kernels spills), and the share of the rate of instructions, per mille: what
+/// scaling leaves of the issue slots, not measured on a chip.
+struct Tile {
+    tokens: u32,
+    row_tiles: u32,
+    arithmetic: u32,
+}
+
+/// A sum of 32 products takes eight instructions, and three more for its scales; an access of X serves all row tiles.
+const VOLTA: [Tile; 2] =
+    [Tile { tokens: 8, row_tiles: 1, arithmetic: 400 }, Tile { tokens: 32, row_tiles: 2, arithmetic: 550 }];
+
+/// Four instructions for four sums of 32 products in each lane, and twelve more for their scales.
+const TURING: [Tile; 2] =
+    [Tile { tokens: 16, row_tiles: 2, arithmetic: 250 }, Tile { tokens: 32, row_tiles: 2, arithmetic: 320 }];
+
+fn instances(types: &Types, _: FitsRegisters<'_>) -> Vec<Instance> {
+    let tiles: &[Tile] = match types.variant {
+        _ if !types.format.encoding.is_integer() || types.x != DType::F16 => &[],
+        Variant::Sm70 => &VOLTA,
+        Variant::Sm75 => &TURING,
+        _ => &[],
+    };
+    let of_format = |x| tiles.iter().map(move |tile| tile.instance(types, x));
+    X_FORMATS.into_iter().flat_map(of_format).collect()
+}
+
+impl Tile {
+    fn instance(&self, types: &Types, x_format: XFormat) -> Instance {
+        let Tile { tokens, row_tiles, arithmetic } = *self;
+        let tile_n = THREADS / 32 * row_tiles * types.tile_rows();
+        let has_block_scales = x_format != XFormat::Int8Token;
+        let stages = 2 * self.stage_bytes(types, has_block_scales);
+        let bytes = stages.max(common::cta_sums(tokens, tile_n)).next_multiple_of(common::ALIGNMENT) + common::FLAG;
+        Instance {
+            ctas_per_sm: 2,
+            stages: 2,
+            x_format,
+            math: if types.variant == Variant::Sm70 { Math::DotI8 } else { Math::TensorS8 },
+            constants: vec![("QG_ROW_TILES", row_tiles), ("QG_X_BLOCK_SCALES", has_block_scales.into())],
+            efficiency: (arithmetic, 700),
+            ..Instance::new(Parts {
+                main_loop: &MAIN_LOOP,
+                types,
+                tile: [tokens, tile_n],
+                threads: THREADS,
+                shared_bytes: bytes,
+            })
+        }
+    }
+
+    /// `sizeof(Stage)`: codes of activations, their scales and sums, and scales and minimums of the CTA's rows.
+    fn stage_bytes(&self, types: &Types, has_block_scales: bool) -> u32 {
+        let of_tokens = |present: bool, each: u32| if present { self.tokens * each * 4 } else { common::ALIGNMENT };
+        let has_minimums = has_sums(types);
+        let x = self.tokens * STAGE_K
+            + of_tokens(has_block_scales, STAGE_K / SCALE_COLUMNS)
+            + of_tokens(has_minimums, STAGE_K / CHUNK);
+        let subs = (STAGE_K / types.format.sub_block as u32).max(1);
+        let rows = self.row_tiles * types.tile_rows();
+        let floats = |present: bool| if present { subs * rows } else { 2 };
+        let of_warp = floats(!types.layout.scales.is_empty()) + floats(has_minimums);
+        (x + THREADS / 32 * 4 * of_warp).next_multiple_of(common::ALIGNMENT)
+    }
+}

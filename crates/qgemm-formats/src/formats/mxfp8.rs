@@ -1,0 +1,69 @@
+//! MXFP8: E4M3 numbers in blocks of 32 with a scale that is a power of two, as the OCP "Microscaling Formats" 1.0 have them.
+//!
+//! ```text
+//! block = 32 codes | e8m0      value = 2^(e8m0 − 127) · e4m3(code)
+//! ```
+//!
+//! Blocks of 32 rows and 32 columns are stored as well: each row carries a copy of the scale. A row may end inside a block.
+
+use crate::desc::{Encoding, FloatScale, FormatDesc, ScalePlane, ScaleType};
+use crate::float8::{E4M3_MAX, e4m3_to_f32, e8m0_to_f32, f32_to_e4m3};
+use crate::formats::matrix;
+use crate::sub_scale::{Minimum, SubScales};
+
+/// Values that share a scale.
+pub const SCALE_BLOCK: usize = 32;
+/// The exponent of the largest E4M3 number, and the fraction of an f32 beyond which one of that exponent is larger.
+const E4M3_EXPONENT: u32 = 8;
+const E4M3_MAX_FRACTION: u32 = 0x60_0000;
+
+/// E4M3 with a power of two per 32 values.
+pub static MXFP8: FormatDesc = FormatDesc {
+    name: "mxfp8",
+    summary: "8-bit float E4M3, one power-of-two E8M0 scale per 32 (OCP) or per 32x32 block",
+    block_len: SCALE_BLOCK,
+    block_bytes: SCALE_BLOCK + 1,
+    ragged_k: true,
+    row_scale: false,
+    encoding: Encoding::E4M3,
+    sub_block: SCALE_BLOCK,
+    unit_range: E4M3_MAX,
+    code_planes: &[8],
+    scale_planes: &[ScalePlane { name: "d", bytes: 1, span: SCALE_BLOCK, rows: 1 }],
+    dequant: "mxfp8",
+    ggml_type: None,
+    dequantize_block,
+    sub_scales: SubScales::stored(FloatScale { offset: 0, kind: ScaleType::E8M0 }, Minimum::Offset(0)),
+    quantize_blocks: Some(quantize_blocks),
+    quantize_matrix: None,
+    float_scales: &[FloatScale { offset: SCALE_BLOCK, kind: ScaleType::E8M0 }],
+    unpack_block,
+};
+
+fn unpack_block(block: &[u8], codes: &mut [u32], scales: &mut [u8]) {
+    for (code, &byte) in codes.iter_mut().zip(block) {
+        *code = u32::from(byte);
+    }
+    scales[0] = block[SCALE_BLOCK];
+}
+
+fn dequantize_block(block: &[u8], out: &mut [f32]) {
+    let scale = e8m0_to_f32(block[SCALE_BLOCK]);
+    for (value, &code) in out.iter_mut().zip(block) {
+        *value = scale * e4m3_to_f32(code);
+    }
+}
+
+/// Rounds to nearest even with the least power of two, 2⁻¹²⁶ at least, that brings the largest magnitude to 448 or below.
+fn quantize_blocks(values: &[f32], out: &mut [u8]) {
+    for (x, block) in values.chunks_exact(SCALE_BLOCK).zip(out.chunks_exact_mut(SCALE_BLOCK + 1)) {
+        let bits = matrix::absmax(x).to_bits();
+        let beyond = u32::from(bits & 0x7f_ffff > E4M3_MAX_FRACTION);
+        let scale = ((bits >> 23) + beyond).saturating_sub(E4M3_EXPONENT).max(1);
+        block[SCALE_BLOCK] = scale as u8;
+        let inverse = f32::from_bits((254 - scale) << 23);
+        for (code, &v) in block.iter_mut().zip(x) {
+            *code = f32_to_e4m3(v * inverse);
+        }
+    }
+}
