@@ -21,6 +21,7 @@ use crate::kv_append::{KvAppend, KvAppendPlan};
 use crate::matmul::{Matmul, MatmulPlan};
 use crate::norm::{Norm, NormPlan};
 use crate::operand::Checks;
+use crate::optimizer::{Optimizer, OptimizerPlan};
 use crate::plan_cache::PlanCaches;
 use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::routing::{Routing, RoutingPlan};
@@ -374,7 +375,18 @@ impl Context {
     /// # Errors
     /// When the device is out of memory.
     pub fn allocate_x(&self, plan: &QuantizationPlan) -> Result<QuantizedX, Error> {
-        QuantizedX::allocate(self, plan)
+        QuantizedX::allocate(self, plan.op())
+    }
+
+    /// Memory for what a run of `plan` writes, whose result is quantized ([`Norm::d_format`]): for [`NormArgs::quantized`].
+    ///
+    /// # Errors
+    /// When the result is of plain numbers, or the device is out of memory.
+    ///
+    /// [`NormArgs::quantized`]: crate::NormArgs::quantized
+    pub fn allocate_normed_x(&self, plan: &NormPlan) -> Result<QuantizedX, Error> {
+        let plain = || Error::NotQuantized { got: plan.op().d.dtype.into() };
+        QuantizedX::allocate(self, plan.quantization().ok_or_else(plain)?)
     }
 
     /// Quantizes X as `quantization` says, on the default stream: plans, allocates and runs, for one use.
@@ -448,6 +460,14 @@ impl Context {
     /// When the norm is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_norm(&self, norm: &Norm) -> Result<NormPlan, Error> {
         NormPlan::new(&*self.device, &self.plans, norm)
+    }
+
+    /// Chooses a kernel for `optimizer` and makes it ready. What was planned before is known, as with [`Context::plan`].
+    ///
+    /// # Errors
+    /// When the optimizer is not valid, no family serves it, or the kernel cannot be made ready.
+    pub fn plan_optimizer(&self, optimizer: &Optimizer) -> Result<OptimizerPlan, Error> {
+        OptimizerPlan::new(&*self.device, &self.plans, optimizer)
     }
 
     /// Chooses a kernel for `append` and makes it ready. What was planned before is known, as with [`Context::plan`]; frequencies of a

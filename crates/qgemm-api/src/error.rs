@@ -319,6 +319,25 @@ pub enum Error {
         /// Bytes that were allowed.
         limit: usize,
     },
+    /// The products of parts of K are of matrices that are not stored by rows of K.
+    #[error(
+        "parts of K are rows of A and B as stored: store A as [k, m] (`Matmul::a_transposed`) and B as [k, n] (without \
+         `Matmul::b_transposed`)"
+    )]
+    KGroupedLayout,
+    /// A copy of parameters would be what they are.
+    #[error("a copy of the parameters in f32: expected f16 or bf16")]
+    CopyInF32,
+    /// A number of an optimizer is outside of its range.
+    #[error("{name} = {got}: expected {expected}")]
+    OptimizerNumber {
+        /// `beta1`, `beta2`, `eps`, `momentum`, `rate`, `weight decay`, `gradient scale` or `step`.
+        name: &'static str,
+        /// What it may be.
+        expected: &'static str,
+        /// What came.
+        got: f64,
+    },
     /// X is to be normalized, and its rows do not lie as norms read them.
     #[error("a norm reads rows of plain numbers, and not {what}: make one first (`Context::plan_conversion`)")]
     NormOf {

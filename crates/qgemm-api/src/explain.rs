@@ -1,6 +1,6 @@
 //! What a context would choose, and why, without making anything ready.
 
-use qgemm_sched::{attention, convert, experts, indexer, kv_append, matmul, norm, quantize, routing};
+use qgemm_sched::{attention, convert, experts, indexer, kv_append, matmul, norm, optimizer, quantize, routing};
 
 use crate::attention::Attention;
 use crate::context::Context;
@@ -13,6 +13,7 @@ use crate::indexer::Indexer;
 use crate::kv_append::KvAppend;
 use crate::matmul::Matmul;
 use crate::norm::Norm;
+use crate::optimizer::Optimizer;
 use crate::quantization::Quantization;
 use crate::record::{GemmSubject, PlanRecord, record};
 use crate::routing::Routing;
@@ -106,6 +107,15 @@ impl Context {
     pub fn explain_norm(&self, problem: &Norm) -> Result<PlanRecord, Error> {
         let (op, device) = (problem.check()?, self.device());
         Ok(record(&op, device.info(), &norm::candidates(&op, device.info(), device.catalog().norm)))
+    }
+
+    /// What [`Context::plan_optimizer`] would choose: see [`Context::explain`].
+    ///
+    /// # Errors
+    /// When the optimizer is not valid.
+    pub fn explain_optimizer(&self, problem: &Optimizer) -> Result<PlanRecord, Error> {
+        let (op, device) = (problem.check()?, self.device());
+        Ok(record(&op, device.info(), &optimizer::candidates(&op, device.info(), device.catalog().optimizer)))
     }
 
     /// What [`Context::plan_kv_append`] would choose: see [`Context::explain`].

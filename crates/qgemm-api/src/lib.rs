@@ -90,6 +90,7 @@ mod model;
 mod norm;
 mod normed;
 mod operand;
+mod optimizer;
 mod plain_x;
 mod plan_cache;
 mod plans_by_tokens;
@@ -122,6 +123,7 @@ pub use kv_append::{KvAppend, KvAppendArgs, KvAppendPlan, Rotary, RotaryScaling}
 pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};
+pub use optimizer::{Optimizer, OptimizerArgs, OptimizerPlan, OptimizerStep};
 pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
@@ -142,7 +144,8 @@ pub use qgemm_formats::{
 };
 pub use qgemm_hal::{
     Activation, Buffer, BufferMut, BufferRef, Combine, Device, DeviceId, DeviceInfo, DeviceKind, Event, ExpertFault,
-    ExpertGroups, HalError, KvFormat, MatmulLayout, NormFunction, NormKind, Scoring, Stream, XPrecision,
+    ExpertGroups, HalError, KvFormat, MatmulLayout, NormFunction, NormKind, Scoring, Stream, UpdateKind, UpdateRule,
+    XPrecision,
 };
 pub use qgemm_sched::SchedError;
 

@@ -1,8 +1,7 @@
 //! The norm before a product: which of its kernels, and its launch before those of the product.
 
-use std::ops::Range;
-
-use qgemm_hal::{CheckedNorm, Device, LaunchSequence, NormOperand, Operand, Operation, Placed};
+use qgemm_formats::XFactor;
+use qgemm_hal::{CheckedNorm, Device, LaunchSequence, NormOperand, Operand, Operation, Placed, XPlaneRegions};
 use qgemm_sched::Preferences;
 use qgemm_sched::norm::choose;
 
@@ -15,13 +14,15 @@ pub(crate) struct Shared<O> {
     pub gamma: O,
     pub beta: O,
     pub workspace: O,
+    /// The scales, the factors and the sums of a quantized X, of a product that reads such.
+    pub planes: Option<[O; 3]>,
 }
 
-/// `product` behind the launch of `norm`, which writes what it multiplies into the bytes `region` of the workspace.
+/// `product` behind the launch of `norm`, which writes what it multiplies into the `regions` of the workspace.
 pub(crate) fn behind_norm<O: Operand>(
     device: &dyn Device,
     norm: &CheckedNorm,
-    region: Range<usize>,
+    regions: XPlaneRegions,
     product: LaunchSequence,
     shared: Shared<O>,
 ) -> Result<LaunchSequence, Error> {
@@ -30,24 +31,36 @@ pub(crate) fn behind_norm<O: Operand>(
     let place = |operand: NormOperand| match operand {
         NormOperand::Gamma => Placed::at(operand, shared.gamma),
         NormOperand::Beta => Placed::at(operand, shared.beta),
-        NormOperand::D => Placed::part(operand, shared.workspace, region.clone()),
+        NormOperand::D | NormOperand::Codes => Placed::part(operand, shared.workspace, regions.range(0)),
+        NormOperand::Scales => Placed::part(operand, shared.workspace, regions.range(1)),
+        NormOperand::TokenFactors => Placed::part(operand, shared.workspace, regions.range(2)),
+        NormOperand::Sums => Placed::part(operand, shared.workspace, regions.range(3)),
+        NormOperand::Factor => Placed::at(operand, shared.planes.map_or(shared.x, |[_, factors, _]| factors)),
         _ => Placed::at(operand, shared.x),
     };
     let places: Vec<_> = norm.operands().into_iter().map(place).collect();
-    let of_product = [
-        Placed::part(shared.x, shared.workspace, region.clone()),
+    let mut of_product = vec![
+        Placed::part(shared.x, shared.workspace, regions.range(0)),
         // Its own part of the workspace ends where that of the norm begins.
-        Placed::part(shared.workspace, shared.workspace, 0..region.start),
+        Placed::part(shared.workspace, shared.workspace, 0..regions.all().start),
     ];
+    if let (Some([scales, factors, sums]), Some(quantized)) = (shared.planes, norm.quantized) {
+        of_product.push(Placed::part(scales, shared.workspace, regions.range(1)));
+        of_product.push(Placed::part(sums, shared.workspace, regions.range(3)));
+        if quantized.planes.parts.factor == XFactor::PerToken {
+            of_product.push(Placed::part(factors, shared.workspace, regions.range(2)));
+        }
+    }
     Ok(product.behind::<O>(sequence, &places, &of_product))
 }
 
-/// What the scheduler may give to the product's own steps, where normalized rows take the bytes `region` of a workspace in which
-/// there is nothing else.
-pub(crate) fn preferences_beside(region: Option<Range<usize>>, asked: &Preferences) -> Result<Preferences, Error> {
-    let (Some(region), Some(limit)) = (region, asked.max_workspace) else { return Ok(asked.clone()) };
-    match limit.checked_sub(region.end) {
+/// What the scheduler may give to the product's own steps, where normalized rows take the `regions` of a workspace in which there is
+/// nothing else.
+pub(crate) fn preferences_beside(regions: Option<XPlaneRegions>, asked: &Preferences) -> Result<Preferences, Error> {
+    let (Some(regions), Some(limit)) = (regions, asked.max_workspace) else { return Ok(asked.clone()) };
+    let expected = regions.all().end;
+    match limit.checked_sub(expected) {
         Some(rest) => Ok(Preferences { max_workspace: Some(rest), ..asked.clone() }),
-        None => Err(Error::NoRoomForNorm { expected: region.end, limit }),
+        None => Err(Error::NoRoomForNorm { expected, limit }),
     }
 }

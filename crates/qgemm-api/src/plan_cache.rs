@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
     CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
+    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation, CheckedOptimizer,
 };
 use qgemm_sched::Preferences;
 
@@ -46,6 +46,7 @@ pub(crate) struct PlanCaches {
     pub kv_append: PlanCache<CheckedKvAppend, Ready<CheckedKvAppend>>,
     pub indexer: PlanCache<CheckedIndexer, Ready<CheckedIndexer>>,
     pub unpack: PlanCache<CheckedUnpack, Ready<CheckedUnpack>>,
+    pub optimizer: PlanCache<CheckedOptimizer, Ready<CheckedOptimizer>>,
 }
 
 /// At most [`MOST_ENTRIES`] values by key; the one that was not asked for the longest goes first.

@@ -11,6 +11,7 @@ mod indexer;
 mod kv_append;
 mod matmul;
 mod norm;
+mod optimizer;
 mod quantize;
 mod routing;
 pub mod subject;
@@ -51,7 +52,7 @@ pub struct Args {
     format: Option<FormatChoice>,
     /// Shapes, as MxNxK (tokens x output features x input features; of experts, those of each), of convert and quantize as RxC (rows x columns),
     /// of routing as TxExK (tokens x experts x experts of a token), of matmul as MxNxK, of attention as BxQxSxHxGxD (sequences x queries x keys of each x
-    /// heads x heads of keys x features of a head), of norm as RxC; with a model only the
+    /// heads x heads of keys x features of a head), of norm as RxC, of optimizer as N (parameters); with a model only the
     /// tokens count, with a sweep all but the tokens.
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
@@ -64,7 +65,8 @@ pub struct Args {
     /// Of gemm: normalize X first, rms or layer, with a gamma of its type.
     #[arg(long)]
     norm: Option<NormKind>,
-    /// Of gemm and experts: X is given in this format of codes and scales. Of quantize: the format; every one when not given.
+    /// Of gemm and experts: X is given in this format of codes and scales. Of norm: the format of the result. Of quantize: the format; every one when
+    /// not given.
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Of convert and norm: the type of X; when not given every type, of norm f16.
@@ -103,6 +105,9 @@ pub struct Args {
     /// Of matmul: how many products.
     #[arg(long, default_value_t = 1)]
     batch: usize,
+    /// Of matmul: so many products of parts of K alike, dYᵀ·X, with D in f32.
+    #[arg(long, conflicts_with_all = ["layout", "batch"])]
+    groups: Option<usize>,
     /// Only this kernel family.
     #[arg(long)]
     family: Option<String>,
@@ -243,6 +248,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         Op::KvAppend => kv_append::subjects(args)?.into_iter().map(Work::KvAppend).collect(),
         Op::Indexer => indexer::subjects(args)?.into_iter().map(Work::Indexer).collect(),
         Op::Gradient => gradient::subjects(args)?.into_iter().map(Work::Gradient).collect(),
+        Op::Optimizer => optimizer::subjects(args)?.into_iter().map(Work::Optimizer).collect(),
     };
     let bandwidth = read_bandwidth(&ctx)?;
     if !json {
@@ -296,6 +302,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 progress.say(subject.to_string());
                 gradient::measure(&ctx, args, subject, bandwidth)?
             }
+            Work::Optimizer(subject) => {
+                progress.say(subject.to_string());
+                optimizer::measure(&ctx, subject, bandwidth)?
+            }
         };
         if let Some(baseline) = &baseline {
             baseline.judge(&mut row);
@@ -342,6 +352,7 @@ enum Work {
     KvAppend(kv_append::Subject),
     Indexer(indexer::Subject),
     Gradient(subject::Subject),
+    Optimizer(optimizer::Subject),
 }
 
 impl Args {
@@ -395,6 +406,10 @@ impl Args {
                 !of_convert && !of_gemm.contains(&true),
                 "a model, --format, --family, --sweep-m and the options of convert are not those of `--op indexer`"
             ),
+            Op::Optimizer => ensure!(
+                !of_convert && !of_gemm.contains(&true),
+                "a model, --format, --family, --sweep-m and the options of convert are not those of `--op optimizer`"
+            ),
             Op::Gradient => ensure!(
                 !of_convert && self.model.is_none() && self.family.is_none() && self.sweep_m.is_none(),
                 "a model, --family, --sweep-m and the options of convert are not those of `--op gradient`"
@@ -404,8 +419,8 @@ impl Args {
                 "of the options of other operations, `--op norm` has --from and --to"
             ),
         }
-        let of_matmul = self.layout.is_some() || self.batch != 1;
-        ensure!(self.op == Op::Matmul || !of_matmul, "--layout and --batch are options of `--op matmul`");
+        let of_matmul = self.layout.is_some() || self.batch != 1 || self.groups.is_some();
+        ensure!(self.op == Op::Matmul || !of_matmul, "--layout, --batch and --groups are options of `--op matmul`");
         Ok(())
     }
 }

@@ -34,6 +34,8 @@ pub enum Op {
     Indexer,
     /// Products of gradients and a weight, added up over its output features.
     Gradient,
+    /// Parameters moved against their gradient.
+    Optimizer,
 }
 
 impl Op {
@@ -51,6 +53,7 @@ impl Op {
             Op::KvAppend => "kv_append",
             Op::Indexer => "indexer",
             Op::Gradient => "gradient",
+            Op::Optimizer => "optimizer",
         }
     }
 
@@ -69,8 +72,8 @@ impl Op {
 /// When it is not.
 pub fn check_x_format(op: Op, format: Option<XFormat>) -> anyhow::Result<()> {
     let Some(format) = format else { return Ok(()) };
-    let serves = matches!(op, Op::Quantize | Op::Gemm | Op::Experts);
-    ensure!(serves, "--x-format is an option of `--op gemm`, `--op experts` and `--op quantize`");
+    let serves = matches!(op, Op::Quantize | Op::Gemm | Op::Experts | Op::Norm);
+    ensure!(serves, "--x-format is an option of `--op gemm`, `--op experts`, `--op norm` and `--op quantize`");
     ensure!(format.plain().is_none(), "--x-format {format}: expected a format of codes and scales");
     Ok(())
 }
@@ -177,6 +180,17 @@ impl Sizes {
         match self.0[..] {
             [rows, columns] => Ok([rows, columns]),
             _ => bail!("`{self}` is no shape of norm: expected RxC, such as 512x4096"),
+        }
+    }
+
+    /// Parameters of an optimizer.
+    ///
+    /// # Errors
+    /// When there is not one number.
+    pub fn optimizer(&self) -> anyhow::Result<usize> {
+        match self.0[..] {
+            [len] => Ok(len),
+            _ => bail!("`{self}` is no shape of optimizer: expected N, such as 1048576"),
         }
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
     Activation, Attention, Context, Conversion, DType, Format, Indexer, Keys, KvAppend, KvFormat, Matmul, Norm,
-    NormFunction, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
+    NormFunction, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision, Optimizer,
 };
 
 use crate::choice::{IndexerShape, Op, Sizes};
@@ -131,6 +131,10 @@ impl Args {
                 let [rows, columns] = sizes.norm()?;
                 let function = NormFunction::rms(1e-6).gamma(self.x_dtype);
                 ctx.explain_norm(&Norm::new(rows, columns, self.x_dtype, function))?
+            }
+            Op::Optimizer => {
+                let optimizer = Optimizer::adamw(sizes.optimizer()?).gradient_dtype(self.x_dtype);
+                ctx.explain_optimizer(&optimizer.copy(DType::BF16))?
             }
             Op::KvAppend => {
                 let [tokens, heads, kv_heads, dim] = sizes.kv_append()?;

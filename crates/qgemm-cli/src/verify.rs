@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, XFormat, emu};
+use qgemm_api::{Context, DType, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, UpdateKind, XFormat, emu};
 use qgemm_testkit::{
     AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
-    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom,
+    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, OptimizerCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom,
     Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
@@ -39,7 +39,7 @@ pub struct Args {
     /// features), of convert and quantize RxC (rows x columns), of routing TxExK (tokens x experts x experts of a token), of matmul MxNxK, of attention
     /// BxQxSxHxGxD (sequences x queries x keys of each x heads x heads of keys x features of a head), of norm RxC,
     /// of kv_append TxHxGxD (tokens x heads x heads of keys x features of a head), of indexer QxSxHxD, or BxQxSxHxD in pages ([sequences x]
-    /// queries x keys x heads x features).
+    /// queries x keys x heads x features), of optimizer N (parameters).
     #[arg(long, value_name = "SIZES", num_args = 1..)]
     shape: Vec<Sizes>,
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
@@ -57,7 +57,7 @@ pub struct Args {
     /// Only this kernel family; what it does not serve is left out.
     #[arg(long)]
     family: Option<String>,
-    /// Of quantize: only this format. Of gemm and experts: X is given in this format (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
+    /// Of quantize and norm: only results in this format. Of gemm and experts: X is given in this format; of gemm with --norm, normalized to it (q8_0, q8_256, q8_1, int8_token, e4m3_token, e4m3_1x128, e4m3_tensor, mxfp8, mxfp4, nvfp4).
     #[arg(long)]
     x_format: Option<XFormat>,
     /// Run random cases for this many seconds instead. On a GPU no more than a third of that is spent on kernels that are
@@ -238,6 +238,7 @@ fn cases(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn TestCase
         (false, Op::KvAppend) => kv_append_shapes(args),
         (false, Op::Indexer) => indexer_shapes(args),
         (false, Op::Gradient) => gradient_shapes(args, wanted),
+        (false, Op::Optimizer) => optimizer_shapes(args),
     }
 }
 
@@ -264,7 +265,10 @@ fn gemm_shapes(args: &Args, wanted: &Selection) -> anyhow::Result<Vec<Box<dyn Te
             }
             for x_dtype in DType::ALL {
                 let case = Case::new(format, shape.m, shape.n, shape.k);
-                let case = args.x_format.map_or(case, |format| case.with_x_format(format));
+                let case = match (args.x_format, args.norm) {
+                    (Some(format), None) => case.with_x_format(format),
+                    (normed_format, _) => Case { normed_format, ..case },
+                };
                 let (weights, norm) = (WeightKind::Raw, args.norm);
                 cases.push(Box::new(Case { x_dtype, norm, weights, family: wanted.family, ..case }));
             }
@@ -317,7 +321,7 @@ fn convert_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     Ok(cases)
 }
 
-/// Each shape with every pair of types, as RMSNorm and as LayerNorm, without and with a residual.
+/// Each shape with every pair of types, or from every type to a format of codes, as RMSNorm and as LayerNorm, without and with a residual.
 fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
     for sizes in &args.shape {
@@ -325,9 +329,26 @@ fn norm_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
         for (x, d) in DType::ALL.into_iter().flat_map(|x| DType::ALL.map(|d| (x, d))) {
             for kind in NormKind::ALL {
                 let case = NormCase::new(rows, columns, kind, x, d);
+                let case = match args.x_format {
+                    Some(_) if d != x => continue,
+                    Some(format) => case.quantized(format),
+                    None => case,
+                };
                 cases.push(Box::new(case));
                 cases.push(Box::new(case.adding(x, x)));
             }
+        }
+    }
+    Ok(cases)
+}
+
+/// Each number of parameters with every rule and type of gradient.
+fn optimizer_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
+    let mut cases: Vec<Box<dyn TestCase>> = Vec::new();
+    for sizes in &args.shape {
+        let len = sizes.optimizer()?;
+        for (kind, dtype) in UpdateKind::ALL.into_iter().flat_map(|kind| DType::ALL.map(|dtype| (kind, dtype))) {
+            cases.push(Box::new(OptimizerCase { copy: Some(DType::BF16), ..OptimizerCase::new(len, kind, dtype) }));
         }
     }
     Ok(cases)

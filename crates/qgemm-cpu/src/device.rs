@@ -210,6 +210,7 @@ impl Device for CpuDevice {
             dequantize: families::dequantize::FAMILIES,
             attention: families::attention::FAMILIES,
             norm: families::norm::FAMILIES,
+            optimizer: families::optimizer::FAMILIES,
             kv_append: families::kv_append::FAMILIES,
             indexer: families::indexer::FAMILIES,
             unpack: families::unpack::FAMILIES,

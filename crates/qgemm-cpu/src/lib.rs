@@ -28,6 +28,7 @@ mod job;
 mod operand;
 mod ordered;
 mod packed;
+mod planes;
 mod pool;
 mod simd;
 mod source_hash;
@@ -46,6 +47,7 @@ pub use families::indexer::{INDEXER, IndexerFamily};
 pub use families::kv_append::{KV_APPEND, KvAppendFamily};
 pub use families::matmul::{MATMUL, MatmulFamily};
 pub use families::norm::{NORM, NormFamily};
+pub use families::optimizer::{OPTIMIZER, OptimizerFamily};
 pub use families::quantize::{QUANTIZE, QuantizeFamily};
 pub use families::routing::{ROUTING, RoutingFamily};
 /// Whose thread pools kernels run on.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, MapSwizzle, Places, TileMap, attention_sequence, convert_sequence, dequantize_sequence,
-    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, matmul_sequence, norm_sequence,
+    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, matmul_sequence, norm_sequence, optimizer_sequence,
     quantize_sequence, routing_sequence, unpack_sequence,
 };
 use qgemm_hal::{
@@ -15,7 +15,7 @@ use qgemm_hal::{
     Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, IndexerConfig,
     IndexerLaunch, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan,
     NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream,
-    TileConfig, UnpackConfig, UnpackPlan, Unsupported,
+    TileConfig, UnpackConfig, UnpackPlan, Unsupported, CheckedOptimizer, OptimizerConfig, OptimizerLaunch,
 };
 
 use crate::device::{EmuDevice, Geometry};
@@ -39,6 +39,7 @@ pub(crate) fn catalog() -> Catalog {
             kv_append,
             indexer,
             unpack,
+            optimizer,
             ..
         } = qgemm_cuda::CATALOG;
         // Made once, for the process.
@@ -74,6 +75,9 @@ pub(crate) fn catalog() -> Catalog {
             ),
             unpack: Box::leak(
                 unpack.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedUnpack>).collect(),
+            ),
+            optimizer: Box::leak(
+                optimizer.iter().map(|&family| leak(EmuFamily(family)) as &dyn Family<CheckedOptimizer>).collect(),
             ),
         }
     })
@@ -306,6 +310,29 @@ impl Family<CheckedIndexer> for EmuFamily<CheckedIndexer> {
     }
 
     fn source_hash(&self, op: &CheckedIndexer, config: &IndexerConfig) -> u64 {
+        self.0.source_hash(op, config)
+    }
+}
+
+impl Family<CheckedOptimizer> for EmuFamily<CheckedOptimizer> {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn configs(&self, op: &CheckedOptimizer, info: &DeviceInfo) -> Result<Vec<OptimizerConfig>, Unsupported> {
+        self.0.configs(op, info)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedOptimizer,
+        _: &OptimizerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        optimizer_sequence(op, device.info(), &mut |launch| emulated(device, launch))
+    }
+
+    fn source_hash(&self, op: &CheckedOptimizer, config: &OptimizerConfig) -> u64 {
         self.0.source_hash(op, config)
     }
 }

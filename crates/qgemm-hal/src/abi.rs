@@ -251,6 +251,7 @@ mod indexer;
 mod kv_append;
 mod matmul;
 mod norm;
+mod optimizer;
 mod quantize;
 mod unpack;
 
@@ -259,6 +260,7 @@ pub use indexer::*;
 pub use kv_append::*;
 pub use matmul::*;
 pub use norm::*;
+pub use optimizer::*;
 pub use quantize::*;
 pub use unpack::*;
 
@@ -396,6 +398,7 @@ pub const SHARED_STRUCTS: &[AbiStruct] = &[
     QuantizeShape::ABI,
     DequantizeShape::ABI,
     NormShape::ABI,
+    OptimizerShape::ABI,
 ];
 
 /// Every struct, for CUDA.
@@ -424,6 +427,8 @@ pub const STRUCTS: &[AbiStruct] = &[
     NormPointers::ABI,
     KvAppendPointers::ABI,
     IndexerParams::ABI,
+    OptimizerShape::ABI,
+    OptimizerPointers::ABI,
     RepackParams::ABI,
     ExpertGroups::ABI,
     ExpertCombine::ABI,

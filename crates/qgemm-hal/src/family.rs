@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation,
+    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation, CheckedOptimizer,
 };
 use crate::sequence::LaunchSequence;
 
@@ -58,6 +58,9 @@ pub type KvAppendFamilies = &'static [&'static dyn Family<CheckedKvAppend>];
 /// Families of `indexer`.
 pub type IndexerFamilies = &'static [&'static dyn Family<CheckedIndexer>];
 
+/// Families of `optimizer`.
+pub type OptimizerFamilies = &'static [&'static dyn Family<CheckedOptimizer>];
+
 /// What a device offers: a list of families for each operation, in no particular order.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Catalog {
@@ -85,6 +88,8 @@ pub struct Catalog {
     pub indexer: IndexerFamilies,
     /// Packed weights as plain numbers.
     pub unpack: UnpackFamilies,
+    /// Parameters moved against their gradient.
+    pub optimizer: OptimizerFamilies,
 }
 
 impl Catalog {
@@ -106,6 +111,7 @@ impl Catalog {
             names(self.kv_append),
             names(self.indexer),
             names(self.unpack),
+            names(self.optimizer),
         ]
     }
 }

@@ -18,7 +18,8 @@ use crate::op::gemm::GemmSpec;
 use crate::op::indexer::IndexerSpec;
 use crate::op::kv_append::KvAppendSpec;
 use crate::op::matmul::MatmulSpec;
-use crate::op::norm::NormSpec;
+use crate::op::norm::{NormQuantizeSpec, NormSpec};
+use crate::op::optimizer::OptimizerSpec;
 use crate::op::quantize::QuantizeSpec;
 use crate::op::routing::RoutingSpec;
 use crate::op::unpack::UnpackSpec;
@@ -69,6 +70,10 @@ pub enum Spec {
     Attention(AttentionSpec),
     /// Rows brought to one magnitude.
     Norm(NormSpec),
+    /// The same in a format of codes and scales.
+    NormQuantize(NormQuantizeSpec),
+    /// Parameters moved against their gradient.
+    Optimizer(OptimizerSpec),
     /// Queries and keys turned, keys and values written to the cache.
     KvAppend(KvAppendSpec),
     /// How well keys match queries, and which do best.
@@ -109,6 +114,8 @@ impl KernelId {
             Spec::Dequantize(_) => "dequantize",
             Spec::Attention(_) => "attention",
             Spec::Norm(_) => "norm",
+            Spec::NormQuantize(_) => "norm_quantize",
+            Spec::Optimizer(_) => "optimizer",
             Spec::KvAppend(_) => "kv_append",
             Spec::Indexer(_) => "indexer",
             Spec::Pack(_) => "pack",
@@ -144,6 +151,8 @@ impl fmt::Display for KernelId {
             Spec::Dequantize(spec) => spec.fmt(f),
             Spec::Attention(spec) => spec.fmt(f),
             Spec::Norm(spec) => spec.fmt(f),
+            Spec::NormQuantize(spec) => spec.fmt(f),
+            Spec::Optimizer(spec) => spec.fmt(f),
             Spec::KvAppend(spec) => spec.fmt(f),
             Spec::Indexer(spec) => spec.fmt(f),
             Spec::Pack(spec) => spec.fmt(f),
@@ -172,6 +181,8 @@ impl FromStr for KernelId {
             "dequantize" => keys.parse().map(Spec::Dequantize),
             "attention" => keys.parse().map(Spec::Attention),
             "norm" => keys.parse().map(Spec::Norm),
+            "norm_quantize" => keys.parse().map(Spec::NormQuantize),
+            "optimizer" => keys.parse().map(Spec::Optimizer),
             "kv_append" => keys.parse().map(Spec::KvAppend),
             "indexer" => keys.parse().map(Spec::Indexer),
             "pack" => keys.parse().map(Spec::Pack),
@@ -297,6 +308,7 @@ mod tests {
     use crate::op::attention::KvFormat;
     use crate::op::kv_append::KvAppendStep;
     use crate::op::matmul::MatmulLayout;
+    use crate::op::optimizer::UpdateKind;
     use crate::op::routing::RoutingStep;
 
     fn gemm(weights: Format, x: XFormat) -> KernelId {
@@ -354,6 +366,12 @@ mod tests {
             ids.push(KernelId::new("indexer_mma", Some(Variant::Sm89), Spec::Indexer(spec)));
         }
         ids.push(KernelId::new("norm", Some(Variant::Sm90), Spec::Norm(NormSpec::any(2))));
+        let spec = NormQuantizeSpec { groups: 2, to: XFormat::NvFp4, given_factor: true, sum_span: 0 };
+        ids.push(KernelId::new("norm", Some(Variant::Sm75), Spec::NormQuantize(spec)));
+        ids.extend(
+            UpdateKind::ALL
+                .map(|kind| KernelId::new("optimizer", Some(Variant::Sm80), Spec::Optimizer(OptimizerSpec::new(kind)))),
+        );
         ids.push(KernelId::new("read", None, Spec::Probe(ProbeSpec { bytes: 16 })));
         for id in ids {
             assert_eq!(id.to_string().parse::<KernelId>().as_ref(), Ok(&id));

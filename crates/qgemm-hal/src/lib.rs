@@ -32,7 +32,7 @@ pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
     AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies,
+    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies, OptimizerFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -59,7 +59,14 @@ pub use op::kv_append::{
     RotaryPairs,
 };
 pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
-pub use op::norm::{AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormSpec, XPlace};
+pub use op::norm::{
+    AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, QuantizedD,
+    XPlace,
+};
+pub use op::optimizer::{
+    MomentFactors, OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec, StepFactors, UpdateKind,
+    UpdateRule,
+};
 pub use op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 pub use op::routing::{
     ExpertGroups, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSource, RoutingSpec, RoutingStep, Scoring,
@@ -67,7 +74,7 @@ pub use op::routing::{
 pub use op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 pub use op::{
     Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer,
-    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand,
+    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand, CheckedOptimizer,
     OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};

@@ -27,12 +27,13 @@ use crate::op::indexer::{IndexerConfig, IndexerLaunch, IndexerOperand, IndexerSp
 use crate::op::kv_append::{KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep};
 use crate::op::matmul::{MatmulConfig, MatmulOperand, MatmulPlan, MatmulSpec};
 use crate::op::norm::{NormConfig, NormLaunch, NormOperand, NormSpec};
+use crate::op::optimizer::{OptimizerConfig, OptimizerLaunch, OptimizerOperand, OptimizerSpec};
 use crate::op::quantize::{QuantizeConfig, QuantizeOperand, QuantizePlan, QuantizeSpec};
 use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep};
 use crate::op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
+    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc, CheckedOptimizer,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};
@@ -158,6 +159,7 @@ impl Device for NoopDevice {
             kv_append: &[&NoopFamily],
             indexer: &[&NoopFamily],
             unpack: &[&NoopFamily],
+            optimizer: &[&NoopFamily],
         }
     }
 
@@ -498,6 +500,30 @@ impl Family<CheckedIndexer> for NoopFamily {
     }
 
     fn source_hash(&self, _: &CheckedIndexer, _: &IndexerConfig) -> u64 {
+        0
+    }
+}
+
+impl Family<CheckedOptimizer> for NoopFamily {
+    fn name(&self) -> &'static str {
+        "noop"
+    }
+
+    fn configs(&self, op: &CheckedOptimizer, _info: &DeviceInfo) -> Result<Vec<OptimizerConfig>, Unsupported> {
+        let kernel = KernelId::new("noop", None, Spec::Optimizer(OptimizerSpec::new(op.rule.kind())));
+        Ok(vec![OptimizerConfig { kernel, efficiency: 1000 }])
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        _: &CheckedOptimizer,
+        plan: &OptimizerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        Self::sequence::<OptimizerOperand>(device, "noop".into(), plan.config.kernel)
+    }
+
+    fn source_hash(&self, _: &CheckedOptimizer, _: &OptimizerConfig) -> u64 {
         0
     }
 }

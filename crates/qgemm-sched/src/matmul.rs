@@ -50,7 +50,7 @@ fn tiles(op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
 /// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
 fn plans(op: &CheckedMatmul, info: &DeviceInfo, config: MatmulConfig) -> Vec<(MatmulPlan, Cost)> {
     let tiles = tiles(op, &config);
-    let most = config.max_splits.min(u32::try_from(op.k / LEAST_PART).unwrap_or(u32::MAX)).max(1);
+    let most = config.max_splits.min(u32::try_from(op.k_of_product() / LEAST_PART).unwrap_or(u32::MAX)).max(1);
     let splits = (0..31).map(|power| 1u32 << power).take_while(|&splits| splits <= most);
     let plan = |splits: u32| {
         let tile_values = u64::from(config.tile_m) * u64::from(config.tile_n);
@@ -67,7 +67,7 @@ fn cost(op: &CheckedMatmul, info: &DeviceInfo, config: &MatmulConfig, tiles: u64
     let rate = info.rate(config.math).unwrap_or(UNKNOWN_RATE) * f64::from(config.efficiency.max(1)) / 1000.0;
     let at_once = units * f64::from(config.ctas_per_unit.max(1));
     let ctas = tiles as f64 * f64::from(splits);
-    let k = (op.k as f64 / f64::from(splits)).max(f64::from(config.tile_k));
+    let k = (op.k_of_product() as f64 / f64::from(splits)).max(f64::from(config.tile_k));
     let of_cta = f64::from(config.tile_m) * f64::from(config.tile_n) * k;
     // CTAs of a unit share it. A unit that has one CTA less than it could is slower at hiding latency, not at adding.
     let resident = (ctas / units).ceil().min(f64::from(config.ctas_per_unit.max(1)));
@@ -143,6 +143,7 @@ mod tests {
             d: dense(n),
             c: None,
             slope: false,
+            k_grouped: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

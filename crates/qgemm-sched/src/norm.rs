@@ -18,8 +18,8 @@ pub fn choose<'f>(
     let Candidates { offered, refusals } = candidates(op, info, families);
     let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
-        let CheckedNorm { rows, columns, function, x, d, .. } = op;
-        let operation = format!("{} norm of {rows} x {columns} from {} to {}", function.kind, x.dtype, d.dtype);
+        let CheckedNorm { rows, columns, function, x, .. } = op;
+        let operation = format!("{} norm of {rows} x {columns} from {} to {}", function.kind, x.dtype, op.d_format());
         SchedError::NoFamily { device: info.name.clone(), operation, refusals }
     })
 }
@@ -80,6 +80,7 @@ mod tests {
             function: NormFunction::rms(1e-6),
             x,
             d,
+            quantized: None,
             added: None,
             x_place: XPlace::Own,
             gathers: false,

@@ -27,14 +27,15 @@ macro_rules! conformance {
             experts_norm experts_x_formats experts_invariant
             routing_sizes routing_scores routing_special routing_layouts routing_ids
             matmul_layouts matmul_sizes matmul_exact matmul_epilogue matmul_batched matmul_strides matmul_special
-            matmul_slopes matmul_gradients
+            matmul_slopes matmul_gradients matmul_k_grouped
             quantize_formats quantize_layouts quantize_special quantize_factors
             attention_lengths attention_heads attention_masks attention_values attention_places attention_layouts
             attention_invariant
-            norm_sizes norm_types norm_layouts norm_values norm_residual
+            norm_sizes norm_types norm_layouts norm_values norm_residual norm_quantized
             kv_append_lengths kv_append_heads kv_append_angles kv_append_layouts
             indexer_lengths indexer_heads indexer_values indexer_best indexer_layouts
-            gradient_formats gradient_exact gradient_parts gradient_order);
+            gradient_formats gradient_exact gradient_parts gradient_order
+            optimizer_rules optimizer_steps);
     };
     (@tests $device:literal $($group:ident)*) => {
         $(

@@ -1,7 +1,7 @@
 //! The test kit of qgemm: f64 oracles, makers of weights and activations, comparison by region, and the conformance suite
 //! that every backend passes.
 //!
-//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`, `gradient`) has its oracle, its cases in groups, how one is run, and a random
+//! A folder an operation (`gemm`, `convert`, `experts`, `routing`, `matmul`, `quantize`, `norm`, `gradient`, `optimizer`) has its oracle, its cases in groups, how one is run, and a random
 //! draw; [`SUITES`]
 //! lists them. A backend adopts all of them in one line of an integration test:
 //!
@@ -27,7 +27,9 @@ mod limits;
 mod matmul;
 mod norm;
 mod operand;
+mod optimizer;
 mod outcome;
+mod planes;
 mod quantize;
 mod random;
 mod routing;
@@ -52,6 +54,7 @@ pub use kv_append::{KvAppendCase, RotaryCase, run_kv_append};
 pub use limits::{OUTPUT_ROUNDING, OutputRounding, PATHS, PathLimit, Tolerance, WEIGHT_ROUNDING, WeightRounding, path};
 pub use matmul::{MatmulCase, MatmulStrides, run_matmul};
 pub use norm::{NormCase, NormLayout, NormPlace, NormValues, normalized_row, run_norm};
+pub use optimizer::OptimizerCase;
 pub use outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
 pub use quantize::{QuantizeCase, QuantizeLayout, run_quantize};
 pub use routing::{RoutingCase, RoutingFrom, RoutingValues, run_routing};

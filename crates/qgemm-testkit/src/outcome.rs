@@ -66,6 +66,8 @@ pub enum Failure {
     NotExact(Mismatch),
     /// An element has other bits than it must have.
     WrongBits(WrongBits),
+    /// A code is not the nearest, or a scale not what the largest value asks for.
+    WrongCode(String),
     /// A token has other experts or weights than it must have, or the status says otherwise.
     Misrouted(String),
     /// A log-sum-exp is further off than it may be; rows are queries, columns heads.
@@ -159,6 +161,7 @@ impl fmt::Display for Failure {
             }
             Failure::NotExact(bad) => write!(f, "not exact: {bad}"),
             Failure::WrongBits(wrong) => write!(f, "wrong bits: {wrong}"),
+            Failure::WrongCode(why) => write!(f, "wrong code: {why}"),
             Failure::Misrouted(why) => write!(f, "misrouted: {why}"),
             Failure::WrongLogSumExp(bad) => write!(f, "wrong log-sum-exp: {bad}"),
             Failure::WroteOutside(byte) => write!(f, "wrote byte {byte} outside of D's rows"),

@@ -9,9 +9,10 @@ use qgemm_formats::{Format, XFormat};
 use crate::experts::ExpertSuite;
 use crate::gemm::GemmSuite;
 use crate::gradient::GradientSuite;
+use crate::norm::NormSuite;
 use crate::outcome::Outcome;
 use crate::quantize::QuantizeSuite;
-use crate::{attention, convert, indexer, kv_append, matmul, norm, routing};
+use crate::{attention, convert, indexer, kv_append, matmul, optimizer, routing};
 
 /// One case of an operation, as data. Its text names all that decides it.
 pub trait TestCase: fmt::Display + fmt::Debug + Send + Sync {
@@ -114,10 +115,11 @@ pub const SUITES: &[&dyn Suite] = &[
     &matmul::SUITE,
     &QuantizeSuite,
     &attention::SUITE,
-    &norm::SUITE,
+    &NormSuite,
     &kv_append::SUITE,
     &indexer::SUITE,
     &GradientSuite,
+    &optimizer::SUITE,
 ];
 
 /// The suite of an operation.

@@ -5,6 +5,10 @@
 const M_VECTORS: u32 = TILE_M / 4u;
 const N_VECTORS: u32 = TILE_N / 4u;
 
+// The product's part of K: all of it, unless products have one each.
+var<private> k_first: u32;
+var<private> k_end: u32;
+
 var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
 var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
 
@@ -15,7 +19,7 @@ fn load_a(m0: u32, k0: u32, thread: u32) {
         let m = select(i % TILE_M, i / TILE_K, p.a_col == 1u);
         let k = select(i / TILE_M, i % TILE_K, p.a_col == 1u);
         var value = 0.0;
-        if (m0 + m < p.shape.m && k0 + k < p.shape.k) {
+        if (m0 + m < p.shape.m && k0 + k < k_end) {
             let index = first + (m0 + m) * p.a_row + (k0 + k) * p.a_col;
             value = element(a_words[word_of(index, mode(X_MODE))], index, mode(X_MODE));
         }
@@ -29,7 +33,7 @@ fn load_b(n0: u32, k0: u32, thread: u32) {
         let n = select(i / TILE_K, i % TILE_N, p.b_col == 1u);
         let k = select(i % TILE_K, i / TILE_N, p.b_col == 1u);
         var value = 0.0;
-        if (n0 + n < p.shape.n && k0 + k < p.shape.k) {
+        if (n0 + n < p.shape.n && k0 + k < k_end) {
             let index = first + (k0 + k) * p.b_row + (n0 + n) * p.b_col;
             value = element(b_words[word_of(index, mode(RESIDUAL_MODE))], index, mode(RESIDUAL_MODE));
         }
@@ -95,7 +99,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let tn = thread % N_VECTORS;
     let tm = thread / N_VECTORS;
     var sums: array<vec4<f32>, 8>;
-    for (var k0 = 0u; k0 < p.shape.k; k0 += TILE_K) {
+    k_first = 0u;
+    k_end = p.shape.k;
+    if (has(FLAG_K_GROUPED)) {
+        // No offset leads out of K.
+        k_first = min(offsets[p.offsets_base + product], p.shape.k);
+        k_end = min(offsets[p.offsets_base + product + 1u], p.shape.k);
+    }
+    for (var k0 = k_first; k0 < k_end; k0 += TILE_K) {
         load_a(m0, k0, thread);
         load_b(n0, k0, thread);
         workgroupBarrier();

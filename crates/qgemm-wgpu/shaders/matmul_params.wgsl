@@ -18,6 +18,7 @@ struct Params {
     c_base: u32,
     bias_base: u32,
     d_base: u32,
+    offsets_base: u32,   // of products with parts of K of their own
 }
 
 var<immediate> p: Params;
@@ -26,6 +27,7 @@ var<immediate> p: Params;
 @group(0) @binding(1) var<storage, read> b_words: array<u32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
+@group(0) @binding(6) var<storage, read> offsets: array<u32>;
 // Binding 8 is D: `store.wgsl` declares it.
 
 // The product that the workgroup computes a tile of.

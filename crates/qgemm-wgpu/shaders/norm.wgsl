@@ -1,4 +1,4 @@
-// Normalizes rows: `row_threads` invocations of a workgroup share one, each with pairs of neighbouring columns. The first
+// What rows are normalized with: `row_threads` invocations of a workgroup share one, each with pairs of neighbouring columns. The first
 // columns are kept in workgroup memory; what has no room there is read again for each pass. Values are scaled by a power of
 // two, so that no square leaves f32's range; infinities and NaN are told by their bits, because adapters may calculate as if
 // there were none.
@@ -11,7 +11,7 @@ var<workgroup> largest: array<u32, THREADS>;
 fn x_at(row: u32, column: u32) -> f32 {
     let dtype = type_of(TYPE_X);
     if (has(FLAG_X_IN_D)) {
-        return load_d(p.d_base + row * p.d_row + column, dtype);
+        return x_in_d(row, column, dtype);
     }
     if (has(FLAG_X_IN_SUM)) {
         return load_sum(p.sum_base + row * p.sum_row + column, dtype);
@@ -74,12 +74,21 @@ fn row_max(thread: u32, lane: u32, value: u32) -> u32 {
     return largest[thread - lane];
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
+// What a row is normalized with, and where its values are.
+struct RowNorm {
+    row: u32,
+    lane: u32,
+    first_kept: u32,
+    columns: u32,  // none of a row that is not there
+    scale: f32,
+    mean: f32,
+    correction: f32,
+    inverse: f32,
+    is_nan: bool,
+}
+
+// Reads the row of an invocation, and finds what it is normalized with. All invocations of a workgroup take part.
+fn norm_of_row(group: vec3<u32>, groups: vec3<u32>, thread: u32) -> RowNorm {
     let row_threads = p.shape.row_threads;
     let row_of_group = thread / row_threads;
     let lane = thread % row_threads;
@@ -135,27 +144,24 @@ fn main(
     let inverse = 1.0 / sqrt(max(moments.y - correction * correction, 0.0) + p.shape.eps * scale * scale);
     // `max` may drop a NaN, which every value of its row becomes.
     let is_nan = (bitcast<u32>(moments.y) & 0x7fffffffu) > 0x7f800000u;
-    if (row >= p.shape.rows) {
-        return;
+    return RowNorm(row, lane, first_kept, columns, scale, mean, correction, inverse, is_nan);
+}
+
+// A column of the result, before it is rounded; 0 of columns that X does not have.
+fn normalized(n: RowNorm, column: u32) -> f32 {
+    if (column >= n.columns) {
+        return 0.0;
     }
-    for (var column = lane * 2u; column < p.shape.d_columns; column += step) {
-        let count = min(2u, p.shape.d_columns - column);
-        var pair = vec2<f32>();
-        for (var i = 0u; i < min(count, max(columns, column) - column); i++) {
-            let at = column + i;
-            var value = (value_at(row, at, first_kept) * scale - mean - correction) * inverse;
-            if (has(FLAG_GAMMA)) {
-                let index = p.gamma_base + at;
-                let dtype = type_of(TYPE_GAMMA);
-                value *= element(gamma_words[word_of(index, dtype)], index, dtype);
-            }
-            if (has(FLAG_BETA)) {
-                let index = p.beta_base + at;
-                let dtype = type_of(TYPE_BETA);
-                value += element(beta_words[word_of(index, dtype)], index, dtype);
-            }
-            pair[i] = select(value, bitcast<f32>(0x7fc00000u + (row & 0u)), is_nan);
-        }
-        store_d(p.d_base + row * p.d_row + column, count, type_of(TYPE_D), pair);
+    var value = (value_at(n.row, column, n.first_kept) * n.scale - n.mean - n.correction) * n.inverse;
+    if (has(FLAG_GAMMA)) {
+        let index = p.gamma_base + column;
+        let dtype = type_of(TYPE_GAMMA);
+        value *= element(gamma_words[word_of(index, dtype)], index, dtype);
     }
+    if (has(FLAG_BETA)) {
+        let index = p.beta_base + column;
+        let dtype = type_of(TYPE_BETA);
+        value += element(beta_words[word_of(index, dtype)], index, dtype);
+    }
+    return select(value, bitcast<f32>(0x7fc00000u + (n.row & 0u)), n.is_nan);
 }

@@ -52,10 +52,17 @@ const ROUTING_COUNT: &str = include_str!("../shaders/routing_count.wgsl");
 const ROUTING_SCAN: &str = include_str!("../shaders/routing_scan.wgsl");
 const ROUTING_SCATTER: &str = include_str!("../shaders/routing_scatter.wgsl");
 const NORM_PARAMS: &str = include_str!("../shaders/norm_params.wgsl");
+const NORM_D_PARAMS: &str = include_str!("../shaders/norm_d_params.wgsl");
+const NORM_D: &str = include_str!("../shaders/norm_d.wgsl");
+const NORM_PLANES_PARAMS: &str = include_str!("../shaders/norm_planes_params.wgsl");
+const NORM_PLANES: &str = include_str!("../shaders/norm_planes.wgsl");
+const HALF_OF: &str = include_str!("../shaders/half_of.wgsl");
+const OPTIMIZER: &str = include_str!("../shaders/optimizer.wgsl");
 const NORM_WRITTEN: &str = include_str!("../shaders/norm_written.wgsl");
 const NORM: &str = include_str!("../shaders/norm.wgsl");
 
 const QUANTIZE_PARAMS: &str = include_str!("../shaders/quantize_params.wgsl");
+const QUANTIZE_CODES: &str = include_str!("../shaders/quantize_codes.wgsl");
 const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 
 const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
@@ -107,7 +114,8 @@ pub(crate) const ROUTING_TEXTS: [&str; 8] =
     [ABI, ROUTING_PARAMS, NUMBERS, ROUTING_TOP_K, ROUTING_LISTS, ROUTING_COUNT, ROUTING_SCAN, ROUTING_SCATTER];
 
 /// All texts of quantizing.
-pub(crate) const QUANTIZE_TEXTS: [&str; 7] = [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE];
+pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
+    [ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE_CODES, QUANTIZE];
 
 /// All texts of dequantizations.
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
@@ -122,7 +130,22 @@ pub(crate) const KV_APPEND_TEXTS: [&str; 2] = [NUMBERS, KV_APPEND];
 pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
 
 /// All texts of norms.
-pub(crate) const NORM_TEXTS: [&str; 5] = [ABI, NUMBERS, NORM_PARAMS, NORM_WRITTEN, NORM];
+pub(crate) const NORM_TEXTS: [&str; 11] = [
+    ABI,
+    NUMBERS,
+    HALF_OF,
+    NORM_PARAMS,
+    NORM_D_PARAMS,
+    NORM_PLANES_PARAMS,
+    QUANTIZE_CODES,
+    NORM_WRITTEN,
+    NORM,
+    NORM_D,
+    NORM_PLANES,
+];
+
+/// All texts of optimizers.
+pub(crate) const OPTIMIZER_TEXTS: [&str; 5] = [ABI, NUMBERS, HALF_OF, NORM_WRITTEN, OPTIMIZER];
 
 /// The texts of products that families share, those of all formats among them.
 pub(crate) fn common_texts() -> impl Iterator<Item = &'static str> {
@@ -306,7 +329,9 @@ pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
 pub(crate) fn compose_quantize(threads: u32, format: &[(&'static str, u32)]) -> Shader {
     let constants: Vec<_> = format.iter().copied().chain([("THREADS", threads)]).collect();
     let prelude = prelude(&constants);
-    let source = [prelude.as_str(), ABI, QUANTIZE_PARAMS, MODES, NUMBERS, X, OPERANDS, QUANTIZE].join("\n");
+    let mut parts = vec![prelude.as_str()];
+    parts.extend(QUANTIZE_TEXTS);
+    let source = parts.join("\n");
     Shader { source, prelude }
 }
 
@@ -349,7 +374,25 @@ fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)
 pub(crate) fn compose_norm(threads: u32, kept: u32) -> Shader {
     let prelude = prelude(&[("THREADS", threads), ("KEPT", kept)]);
     let [sum, d] = ["sum", "d"].map(|written| NORM_WRITTEN.replace("TARGET", written));
-    let source = [prelude.as_str(), ABI, NUMBERS, NORM_PARAMS, &sum, &d, NORM].join("\n");
+    let source =
+        [prelude.as_str(), ABI, NUMBERS, HALF_OF, NORM_PARAMS, NORM_D_PARAMS, &sum, &d, NORM, NORM_D].join("\n");
+    Shader { source, prelude }
+}
+
+/// The same of norms whose result is quantized; `format` says what to.
+pub(crate) fn compose_norm_quantized(threads: u32, kept: u32, format: &[(&'static str, u32)]) -> Shader {
+    let constants: Vec<_> = format.iter().copied().chain([("THREADS", threads), ("KEPT", kept)]).collect();
+    let prelude = prelude(&constants);
+    let sum = NORM_WRITTEN.replace("TARGET", "sum");
+    let shared = [NORM_PARAMS, NORM_PLANES_PARAMS, QUANTIZE_CODES, &sum, NORM, NORM_PLANES].join("\n");
+    Shader { source: [prelude.as_str(), ABI, NUMBERS, HALF_OF, &shared].join("\n"), prelude }
+}
+
+/// The shader of an optimizer, with `threads` invocations, whose rule is known by this number.
+pub(crate) fn compose_optimizer(threads: u32, rule: u32) -> Shader {
+    let prelude = prelude(&[("THREADS", threads), ("RULE", rule)]);
+    let copy = NORM_WRITTEN.replace("TARGET", "copy");
+    let source = [prelude.as_str(), ABI, NUMBERS, HALF_OF, OPTIMIZER, &copy].join("\n");
     Shader { source, prelude }
 }
 
@@ -451,6 +494,13 @@ mod tests {
         for parts in XFormat::ALL.into_iter().filter_map(|format| format.parts(false, None)) {
             validate(&compose_quantize(64, &quantize::constants(&parts)).source, "quantizing");
             validate(&compose_dequantize(64, &parts).source, "dequantizing");
+            let norm = compose_norm_quantized(256, 3328, &quantize::constants(&parts));
+            validate(&norm.source, "a quantized norm");
+            validate(&norm.writable().source, "a quantized norm within a buffer");
+        }
+        validate(&compose_norm(256, 3328).source, "a norm");
+        for rule in 0..3 {
+            validate(&compose_optimizer(64, rule).source, "an optimizer");
         }
     }
 

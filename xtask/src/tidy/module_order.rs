@@ -56,6 +56,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "kv_append",
             "indexer",
             "norm",
+            "optimizer",
             "gemm",
             "experts",
             "repack",

@@ -225,7 +225,7 @@ impl<'a> ExpertArgs<'a> {
 impl ExpertPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, problem: &ExpertProblem) -> Result<Self, Error> {
         let op = problem.check()?;
-        let preferences = preferences_beside(op.each.normed_region(op.x_rows(), 0), problem.preferences())?;
+        let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
         let key = (op, preferences);
         let (op, preferences) = &key;
         let make = || {
@@ -294,7 +294,7 @@ impl ExpertPlan {
     pub fn workspace_bytes(&self) -> usize {
         self.launch().map_or(0, |launch| {
             let own = launch.workspace_bytes;
-            self.op.each.normed_region(self.op.x_rows(), own).map_or(own, |region| region.end)
+            self.op.each.normed_regions(self.op.x_rows(), own).map_or(own, |regions| regions.all().end)
         })
     }
 
@@ -462,10 +462,10 @@ fn sequence(
         let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
         return behind_dequantize(device, &step, region, products, of);
     }
-    let region = op.each.normed_region(op.x_rows(), plan.workspace_bytes);
-    let Some((norm, region)) = op.norm_prologue().zip(region) else { return Ok(products) };
-    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace };
-    behind_norm(device, &norm, region, products, shared)
+    let regions = op.each.normed_regions(op.x_rows(), plan.workspace_bytes);
+    let Some((norm, regions)) = op.norm_prologue().zip(regions) else { return Ok(products) };
+    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace, planes: None };
+    behind_norm(device, &norm, regions, products, shared)
 }
 
 /// What was chosen, and the launches of a run: each with its kernel, geometry and operands.

@@ -116,6 +116,9 @@ impl ExpertProblem {
             return refuse("lists", "only the indexed form has slots to list");
         }
         let mut each = each.check()?;
+        if each.norm.is_some() && each.x.planes.is_some() {
+            return refuse("a norm that writes codes", "normalize X first (Context::plan_norm, Norm::d_format)");
+        }
         if each.residual_in_d {
             return refuse("a residual in D", "give the residual as an operand of its own");
         }

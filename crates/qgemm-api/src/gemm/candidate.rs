@@ -25,7 +25,7 @@ impl Candidate {
         if op.m == 0 {
             return Ok(Vec::new());
         }
-        let preferences = preferences_beside(op.normed_region(op.m, 0), problem.preferences())?;
+        let preferences = preferences_beside(op.normed_regions(op.m, 0), problem.preferences())?;
         let all = candidates(&op, device.info(), device.catalog().gemm, &preferences, tuned)?;
         let candidate = |(family, launch)| Self { problem: problem.clone(), op: op.clone(), family, launch };
         Ok(all.into_iter().map(candidate).collect())

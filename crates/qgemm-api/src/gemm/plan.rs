@@ -157,7 +157,7 @@ impl<'a> Args<'a> {
 impl Plan {
     pub(crate) fn new(ctx: &Context, caches: &PlanCaches, problem: &Problem) -> Result<Self, Error> {
         let op = problem.check()?;
-        let preferences = preferences_beside(op.normed_region(op.m, 0), problem.preferences())?;
+        let preferences = preferences_beside(op.normed_regions(op.m, 0), problem.preferences())?;
         let key = (op, preferences);
         let (op, preferences) = &key;
         let make = || {
@@ -208,7 +208,7 @@ impl Plan {
     pub fn workspace_bytes(&self) -> usize {
         self.launch().map_or(0, |launch| {
             let own = launch.workspace.bytes;
-            self.op.normed_region(self.op.m, own).map_or(own, |region| region.end)
+            self.op.normed_regions(self.op.m, own).map_or(own, |regions| regions.all().end)
         })
     }
 

@@ -53,7 +53,7 @@ pub struct Problem {
     x_transposed: bool,
     x_alignment: usize,
     norm: Option<NormFunction>,
-    normed_dtype: Option<DType>,
+    normed_format: Option<XFormat>,
     d_dtype: Option<DType>,
     d_row_stride: Option<u64>,
     d_alignment: usize,
@@ -89,7 +89,7 @@ impl Problem {
             x_transposed: false,
             x_alignment: WIDE_ACCESS,
             norm: None,
-            normed_dtype: None,
+            normed_format: None,
             d_dtype: None,
             d_row_stride: None,
             d_alignment: WIDE_ACCESS,
@@ -167,10 +167,18 @@ impl Problem {
     }
 
     /// The type that normalized rows are rounded to: a residual stream in f32 can so be multiplied in bf16.
-    pub fn normed_dtype(mut self, dtype: DType) -> Self {
-        self.normed_dtype = Some(dtype);
+    pub fn normed_dtype(self, dtype: DType) -> Self {
+        self.normed_format(dtype.into())
+    }
+
+    /// The format that normalized rows are written in, by the norm's own launch: codes and scales of the unrounded f32 rows, which the
+    /// product multiplies as a quantized X. Sums and factors are those of [`Quantization::new`]; where the format takes a factor for all
+    /// of X, the run gives it ([`Args::x_factor`](crate::Args::x_factor)).
+    pub fn normed_format(mut self, format: XFormat) -> Self {
+        self.normed_format = Some(format);
         self
     }
+
     /// Element type of D (that of X when not given, f32 where X is quantized).
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d_dtype = Some(dtype);
@@ -331,10 +339,16 @@ impl Problem {
             (Some(_), _) if self.x_transposed => return Err(Error::NormOf { what: "a transposed X" }),
             (Some(function), Some(x)) => {
                 check_function(&function)?;
-                let columns = k.next_multiple_of(NORMED_GROUP);
-                let dtype = self.normed_dtype.unwrap_or(x_dtype);
-                let stored = Stored { name: "normalized X", rows: self.m, columns, dtype, alignment: WIDE_ACCESS };
-                (stored.check(None)?.into(), Some(NormedX { function, x }))
+                let format = self.normed_format.unwrap_or(x_dtype.into());
+                let normed = match format.plain() {
+                    Some(dtype) => {
+                        let columns = k.next_multiple_of(NORMED_GROUP);
+                        let (name, rows) = ("normalized X", self.m);
+                        Stored { name, rows, columns, dtype, alignment: WIDE_ACCESS }.check(None)?.into()
+                    }
+                    None => planes_of(&Quantization::new(self.m, k, DType::F32, format).check()?).operand(format),
+                };
+                (normed, Some(NormedX { function, x }))
             }
         };
         let output =
@@ -396,11 +410,10 @@ impl Problem {
             Some(stated) => stated.of_rows(self.m).check()?,
             None => Quantization::new(self.m, k, DType::F32, format).check()?,
         };
-        let CheckedQuantize { columns, parts, codes_row, scales_row, sums_row, .. } = made;
-        if columns != k {
-            return Err(Error::WrongLength { operand: "a row of X", expected: k, got: columns });
+        if made.columns != k {
+            return Err(Error::WrongLength { operand: "a row of X", expected: k, got: made.columns });
         }
-        Ok(XPlanes { parts, codes_row, scales_row, sums_row }.operand(format))
+        Ok(planes_of(&made).operand(format))
     }
 
     /// The same with `m` tokens.
@@ -438,6 +451,12 @@ impl Problem {
     pub(crate) fn is_transposed(&self) -> bool {
         self.x_transposed
     }
+}
+
+/// The planes that a quantization writes.
+fn planes_of(made: &CheckedQuantize) -> XPlanes {
+    let CheckedQuantize { parts, codes_row, scales_row, sums_row, .. } = *made;
+    XPlanes { parts, codes_row, scales_row, sums_row }
 }
 
 /// X as it lies in memory, where it is plain.

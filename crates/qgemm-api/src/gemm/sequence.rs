@@ -15,12 +15,13 @@ pub(super) fn prepare(
     plan: &LaunchPlan,
 ) -> Result<LaunchSequence, Error> {
     let product = of_product(device, op, family, plan)?;
-    let Some((norm, region)) = op.norm_prologue().zip(op.normed_region(op.m, plan.workspace.bytes)) else {
+    let Some((norm, regions)) = op.norm_prologue().zip(op.normed_regions(op.m, plan.workspace.bytes)) else {
         return Ok(product);
     };
     use GemmOperand as O;
-    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace };
-    behind_norm(device, &norm, region, product, shared)
+    let planes = Some([O::XScales, O::XPlaneFactors, O::XSums]);
+    let shared = Shared { x: O::X, gamma: O::Gamma, beta: O::Beta, workspace: O::Workspace, planes };
+    behind_norm(device, &norm, regions, product, shared)
 }
 
 /// Makes the kernels of the product ready: those of `family`, behind the one that makes X plain where `family` sees it so.

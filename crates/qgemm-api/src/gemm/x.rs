@@ -53,11 +53,13 @@ impl XOf<'_> {
         let format = op.x.format;
         let factor = checks.optional("x factor", factor, of_factor(op), "X was quantized with a given one")?;
         match (x, op.x.planes, plain) {
-            (XRef::Plain(x), None, Some(extent)) => {
+            // What a norm reads is plain, whatever it writes.
+            (XRef::Plain(x), planes, Some(extent)) if planes.is_none() || op.norm.is_some() => {
                 checks.view("X", x, extent)?;
                 operands.read(codes, x);
+                operands.read_if_any(factors, factor);
             }
-            (XRef::Quantized(x), Some(planes), _) => {
+            (XRef::Quantized(x), Some(planes), _) if op.norm.is_none() => {
                 x.check_is(rows, op.k, format, &planes)?;
                 checks.device("X", x.device())?;
                 operands.read(codes, x.codes().into());
@@ -66,7 +68,10 @@ impl XOf<'_> {
                 operands.read_if_any(sums, x.sums().map(Into::into));
             }
             (XRef::Plain(_), _, _) => return Err(Error::WrongX { expected: format, got: "plain numbers".into() }),
-            (XRef::Quantized(x), _, _) => return Err(Error::WrongX { expected: format, got: x.to_string() }),
+            (XRef::Quantized(x), _, _) => {
+                let expected = op.norm.map_or(format, |norm| norm.x.dtype.into());
+                return Err(Error::WrongX { expected, got: x.to_string() });
+            }
         }
         Ok(())
     }

@@ -34,6 +34,7 @@ pub struct Matmul {
     alpha: f32,
     activation: Activation,
     slope: bool,
+    k_grouped: bool,
 }
 
 /// How the matrices of an operand are stored.
@@ -97,6 +98,7 @@ impl Matmul {
             alpha: 1.0,
             activation: Activation::Identity,
             slope: false,
+            k_grouped: false,
         }
     }
 
@@ -115,6 +117,29 @@ impl Matmul {
     /// So many products. Matrices of each operand follow one another without gaps unless their strides say otherwise.
     pub fn batch(mut self, products: usize) -> Self {
         self.batch = products;
+        self
+    }
+
+    /// So many products, each of a part of K of its own: A and B are one matrix, `[k, m]` and `[k, n]` as stored, and product `b` multiplies
+    /// their rows from offset `b` to offset `b + 1` ([`MatmulArgs::offsets`](crate::MatmulArgs::offsets)), which lie in device memory: the
+    /// gradients of experts' weights, `dWₑ = dYₑᵀ·Xₑ`, from rows sorted by expert, in one launch. Parts may be of any length, and of none;
+    /// offsets beyond K, or that fall, name no rows. A must be [stored transposed](Self::a_transposed), and B must not.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let matmul = Matmul::new([1, 1, 3], DType::F32, DType::F32, DType::F32).a_transposed().k_grouped(2);
+    /// let plan = ctx.plan_matmul(&matmul)?;
+    /// let (dy, x) = (ctx.upload(&[1.0f32, 2.0, 3.0])?, ctx.upload(&[10.0f32, 10.0, 10.0])?);
+    /// let offsets = ctx.upload(&[0u32, 1, 3])?;
+    /// let mut dw = ctx.allocate(2 * 4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&dy, &x, &mut dw).offsets(&offsets))?;
+    /// assert_eq!(ctx.download::<f32>(&dw)?, [10.0, 50.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn k_grouped(mut self, products: usize) -> Self {
+        (self.batch, self.k_grouped) = (products, true);
         self
     }
 
@@ -240,7 +265,7 @@ impl Matmul {
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
-        let &Self { m, n, k, batch, alpha, bias, activation, slope, .. } = self;
+        let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, .. } = self;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }
@@ -250,6 +275,11 @@ impl Matmul {
                 return Err(Error::NonFiniteScalar { name, got });
             }
         }
+        if k_grouped && (!self.a.transposed || self.b.transposed) {
+            return Err(Error::KGroupedLayout);
+        }
+        // All parts of K are of one matrix.
+        let matrices = if k_grouped { 1 } else { batch };
         let c = match self.c {
             Some((_, c)) => Some(c.check(batch, m, n, false)?),
             None => None,
@@ -259,8 +289,8 @@ impl Matmul {
             m,
             n,
             k,
-            a: self.a.check(batch, m, k, false)?,
-            b: self.b.check(batch, k, n, false)?,
+            a: self.a.check(matrices, m, k, false)?,
+            b: self.b.check(matrices, k, n, false)?,
             d: self.d.check(batch, m, n, true)?,
             c: c.filter(|_| beta != 0.0),
             accumulates: self.accumulates.is_some() && beta != 0.0,
@@ -269,6 +299,7 @@ impl Matmul {
             beta,
             activation,
             slope,
+            k_grouped,
         })
     }
 }

@@ -53,6 +53,9 @@ pub struct MatmulArgs<'a> {
     pub c: Option<BufferRef<'a>>,
     /// Bias, when the product adds one.
     pub bias: Option<BufferRef<'a>>,
+    /// Where each product's part of K begins, and the last one ends: `u32` each, one more than products, when the products are
+    /// [by parts of K](Matmul::k_grouped).
+    pub offsets: Option<BufferRef<'a>>,
     /// At least [`MatmulPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
@@ -61,7 +64,8 @@ impl<'a> MatmulArgs<'a> {
     /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
     /// be set.
     pub fn new(a: impl Into<BufferRef<'a>>, b: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
-        Self { a: a.into(), b: b.into(), d: d.into(), c: None, bias: None, workspace: None }
+        let (c, bias, offsets) = (None, None, None);
+        Self { a: a.into(), b: b.into(), d: d.into(), c, bias, offsets, workspace: None }
     }
 
     /// With C.
@@ -73,6 +77,12 @@ impl<'a> MatmulArgs<'a> {
     /// With a bias.
     pub fn bias(mut self, bias: impl Into<BufferRef<'a>>) -> Self {
         self.bias = Some(bias.into());
+        self
+    }
+
+    /// With the offsets of products by parts of K.
+    pub fn offsets(mut self, offsets: impl Into<BufferRef<'a>>) -> Self {
+        self.offsets = Some(offsets.into());
         self
     }
 
@@ -156,7 +166,7 @@ impl MatmulPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use MatmulOperand as O;
-        let MatmulArgs { a, b, d, c, bias, workspace: _ } = args;
+        let MatmulArgs { a, b, d, c, bias, offsets, workspace: _ } = args;
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
@@ -170,12 +180,15 @@ impl MatmulPlan {
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
         let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
         let bias = checks.optional("bias", bias, of_bias, "the product adds a bias")?;
+        let of_groups = op.k_grouped.then(|| Extent::of_values(op.batch + 1, size_of::<u32>()));
+        let offsets = checks.optional("offsets", offsets, of_groups, "the products are by parts of K")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         let mut operands = Operands::new();
         operands.read(O::A, a);
         operands.read(O::B, b);
         operands.read_if_any(O::C, c);
         operands.read_if_any(O::Bias, bias);
+        operands.read_if_any(O::Offsets, offsets);
         operands.write(O::D, d);
         if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
             checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;

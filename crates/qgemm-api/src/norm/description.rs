@@ -1,10 +1,11 @@
 //! [`Norm`]: which rows are normalized and how, and its validation into a [`CheckedNorm`].
 
-use qgemm_formats::DType;
-use qgemm_hal::{AddedResidual, CheckedNorm, Dense, NormFunction, XPlace};
+use qgemm_formats::{DType, XFormat};
+use qgemm_hal::{AddedResidual, CheckedNorm, CheckedQuantize, Dense, NormFunction, QuantizedD, XPlace, XPlanes};
 
 use crate::error::Error;
 use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
+use crate::quantization::Quantization;
 
 /// Rows to be normalized, described for [`Context::plan_norm`]:
 ///
@@ -32,6 +33,8 @@ pub struct Norm {
     function: NormFunction,
     x: Given,
     d: Given,
+    /// What the result is written as, where that is codes and scales.
+    quantization: Option<Quantization>,
     residual: Option<Given>,
     sum: Given,
     x_place: XPlace,
@@ -66,6 +69,7 @@ impl Norm {
             function,
             x: Given { dtype: Some(x), ..Given::NOTHING },
             d: Given::NOTHING,
+            quantization: None,
             residual: None,
             sum: Given::NOTHING,
             x_place: XPlace::Own,
@@ -89,6 +93,43 @@ impl Norm {
     /// Element type of D (that of X when not given).
     pub fn d_dtype(mut self, dtype: DType) -> Self {
         self.d.dtype = Some(dtype);
+        self
+    }
+
+    /// The format of the result: that of its numbers, or codes and scales of the unrounded f32 rows, without gaps, with sums and factors as
+    /// [`Quantization::new`] makes them. One launch computes the statistics, normalizes and quantizes. The result has planes in place of
+    /// D: [`Context::allocate_normed_x`](crate::Context::allocate_normed_x) makes memory for them.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, Norm, NormArgs, NormFunction, XFormat};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let norm = Norm::new(1, 4, DType::F32, NormFunction::layer(0.0)).d_format(XFormat::Int8Token);
+    /// let plan = ctx.plan_norm(&norm)?;
+    /// let x = ctx.upload(&[11.0f32, 9.0, 9.0, 11.0])?;
+    /// let mut normed = ctx.allocate_normed_x(&plan)?;
+    /// plan.run(&ctx.default_stream(), NormArgs::quantized(&x, &mut normed))?;
+    /// let codes: Vec<u8> = ctx.download(normed.codes())?;
+    /// assert_eq!(codes[..4].iter().map(|&code| code as i8).collect::<Vec<_>>(), [127, -127, -127, 127]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn d_format(mut self, format: XFormat) -> Self {
+        match format.plain() {
+            Some(dtype) => {
+                self.quantization = None;
+                self.d_dtype(dtype)
+            }
+            None => {
+                let whole = Quantization::new(self.rows, self.columns, DType::F32, format);
+                self.d_quantization(&whole)
+            }
+        }
+    }
+
+    /// The result is what this quantization writes: format, sums, factors and strides. Of how many rows and columns, and of what, plays no
+    /// part.
+    pub fn d_quantization(mut self, quantization: &Quantization) -> Self {
+        self.quantization = Some(quantization.clone());
         self
     }
 
@@ -168,9 +209,33 @@ impl Norm {
         self
     }
 
+    /// What the result is quantized to, validated; `None` of plain numbers.
+    pub(crate) fn check_quantization(&self) -> Result<Option<CheckedQuantize>, Error> {
+        let Some(quantization) = &self.quantization else { return Ok(None) };
+        let format = quantization.format();
+        if self.x_place == XPlace::D {
+            let why = "it is codes and scales: leave out `Norm::d_in_place`";
+            return Err(Error::InPlace { what: "D in the place of X", why });
+        }
+        let asked = [
+            (self.d_columns != self.columns, "columns of zeros behind D's"),
+            (self.d.row_stride.is_some(), "a row stride of elements"),
+        ];
+        if let Some((_, what)) = asked.into_iter().find(|(is_asked, _)| *is_asked) {
+            return Err(Error::NotOfXFormat { what, format });
+        }
+        quantization.of_shape(self.rows, self.columns).check().map(Some)
+    }
+
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedNorm, Error> {
-        let &Self { rows, columns, d_columns, function, x_place, sum_takes_residual, .. } = self;
+        let &Self { rows, columns, function, x_place, sum_takes_residual, .. } = self;
+        let quantized = self.check_quantization()?.map(|made| {
+            let CheckedQuantize { format, parts, codes_row, scales_row, sums_row, .. } = made;
+            QuantizedD { format, planes: XPlanes { parts, codes_row, scales_row, sums_row } }
+        });
+        let stored_columns = |quantized: QuantizedD| quantized.planes.parts.columns(columns);
+        let d_columns = quantized.map_or(self.d_columns, stored_columns);
         check_dimension("rows", rows)?;
         check_dimension("columns", columns)?;
         check_dimension("columns of D", d_columns)?;
@@ -199,6 +264,7 @@ impl Norm {
                 return Err(Error::InPlace { what: "D in the place of X", why });
             }
             XPlace::D => x,
+            _ if quantized.is_some() => Dense::rows_of(DType::F32, d_columns),
             _ => with_columns("D", d_columns, &self.d, x_dtype)?,
         };
         let added = match &self.residual {
@@ -232,7 +298,7 @@ impl Norm {
                 Some(AddedResidual { residual, sum, in_place: sum_takes_residual })
             }
         };
-        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, added, x_place, gathers: false })
+        Ok(CheckedNorm { rows, columns, d_columns, function, x, d, quantized, added, x_place, gathers: false })
     }
 }
 

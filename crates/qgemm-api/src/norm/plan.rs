@@ -3,9 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use qgemm_formats::XFactor;
 use qgemm_hal::{
-    BufferMut, BufferRef, CheckedNorm, Device, DeviceId, KernelId, LaunchSequence, NormLaunch, NormOperand, Operands,
-    Operation, Stream, XPlace,
+    BufferMut, BufferRef, CheckedNorm, CheckedQuantize, Device, DeviceId, KernelId, LaunchSequence, NormLaunch,
+    NormOperand, Operands, Operation, Stream, XPlace,
 };
 use qgemm_sched::norm::choose;
 
@@ -13,6 +14,7 @@ use super::description::Norm;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 use crate::plan_cache::{PlanCaches, Ready};
+use crate::quantization::{PlaneExtents, QuantizedX, QuantizedXParts};
 
 /// A kernel chosen and made ready for one [`Norm`]; made by [`Context::plan_norm`](crate::Context::plan_norm). Its text says what
 /// a run launches.
@@ -22,7 +24,10 @@ pub struct NormPlan {
     device: DeviceId,
     /// `None` where something takes its place.
     x: Option<Extent>,
+    /// D, or the codes.
     d: Extent,
+    /// What the result is quantized to, and the planes beside its codes.
+    quantization: Option<(CheckedQuantize, PlaneExtents)>,
     gamma: Option<Extent>,
     beta: Option<Extent>,
     /// `None` where there is none, and where the sum takes its place.
@@ -57,8 +62,16 @@ pub struct NormPlan {
 pub struct NormArgs<'a> {
     /// The rows, unless something takes their place.
     pub x: Option<BufferRef<'a>>,
-    /// The result.
+    /// The result; of a quantized one its codes.
     pub d: BufferMut<'a>,
+    /// An f32 for all of a quantized result, where the format takes one ([`XFactor::Given`]).
+    pub factor: Option<BufferRef<'a>>,
+    /// Written: the scales of a quantized result, where the format has some.
+    pub scales: Option<BufferMut<'a>>,
+    /// Written: its factors, an f32 a row, where rows have some.
+    pub token_factors: Option<BufferMut<'a>>,
+    /// Written: its sums, where the format has some.
+    pub sums: Option<BufferMut<'a>>,
     /// A factor for every column, when the norm has a gamma.
     pub gamma: Option<BufferRef<'a>>,
     /// What is added to every column, when the norm has a beta.
@@ -78,7 +91,25 @@ impl<'a> NormArgs<'a> {
 
     /// X is what D takes the place of ([`Norm::d_in_place`]), or the sum ([`Norm::sum_in_place_of_x`]).
     pub fn in_place(d: impl Into<BufferMut<'a>>) -> Self {
-        Self { x: None, d: d.into(), gamma: None, beta: None, residual: None, sum: None }
+        let (x, factor, gamma, beta, residual) = (None, None, None, None, None);
+        let (scales, token_factors, sums, sum) = (None, None, None, None);
+        Self { x, d: d.into(), factor, scales, token_factors, sums, gamma, beta, residual, sum }
+    }
+
+    /// Rows of X become a quantized X, of a norm whose result is one ([`Norm::d_format`]).
+    pub fn quantized(x: impl Into<BufferRef<'a>>, to: &'a mut QuantizedX) -> Self {
+        let QuantizedXParts { codes, scales, token_factors, sums } = to.planes_mut();
+        let mut args = Self::new(x, codes);
+        args.scales = scales.as_mut().map(Into::into);
+        args.token_factors = token_factors.as_mut().map(Into::into);
+        args.sums = sums.as_mut().map(Into::into);
+        args
+    }
+
+    /// With the factor of all of a quantized result: see [`NormArgs::factor`].
+    pub fn factor(mut self, factor: impl Into<BufferRef<'a>>) -> Self {
+        self.factor = Some(factor.into());
+        self
     }
 
     /// With the gamma of the norm's function.
@@ -109,6 +140,7 @@ impl<'a> NormArgs<'a> {
 impl NormPlan {
     pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, norm: &Norm) -> Result<Self, Error> {
         let op = norm.check()?;
+        let quantization = norm.check_quantization()?.map(|made| (made, PlaneExtents::of(&made)));
         let make = || {
             let CheckedNorm { rows, columns, x, d, .. } = op;
             let _span = tracing::info_span!("plan", rows, columns, from = %x.dtype, to = %d.dtype).entered();
@@ -121,7 +153,8 @@ impl NormPlan {
         Ok(Self {
             device: device.info().id,
             x: (op.x_place == XPlace::Own).then(|| matrix(op.x)),
-            d: Extent::of(&op.d, op.rows, op.d_columns),
+            d: quantization.map_or(Extent::of(&op.d, op.rows, op.d_columns), |(_, planes)| planes.codes),
+            quantization,
             gamma: op.function.gamma.map(of_columns),
             beta: op.function.beta.map(of_columns),
             residual: op.added.filter(|added| !added.in_place).map(|added| matrix(added.residual)),
@@ -156,6 +189,11 @@ impl NormPlan {
         &self.op
     }
 
+    /// What the result is quantized to.
+    pub(crate) fn quantization(&self) -> Option<&CheckedQuantize> {
+        self.quantization.as_ref().map(|(made, _)| made)
+    }
+
     /// Bytes that a run must move at least: those it reads and those it writes, once each.
     pub fn bytes(&self) -> f64 {
         self.op.traffic()
@@ -173,7 +211,7 @@ impl NormPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the norm, or a device error. Nothing has
     /// been written then.
     pub fn run(&self, stream: &Stream, args: NormArgs<'_>) -> Result<(), Error> {
-        let NormArgs { x, d, gamma, beta, residual, sum } = args;
+        let NormArgs { x, d, factor, scales, token_factors, sums, gamma, beta, residual, sum } = args;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         checks.view("D", d.view(), self.d)?;
@@ -182,8 +220,25 @@ impl NormPlan {
         let beta = checks.optional("beta", beta, self.beta, "the norm adds to columns")?;
         let residual = checks.optional("residual", residual, self.residual, "the norm adds one")?;
         let sum = checks.optional("sum", sum, self.sum, "the norm adds a residual and writes the sum")?;
+        let planes = self.quantization.map(|(_, planes)| planes);
+        let is_given = self.quantization.is_some_and(|(made, _)| made.parts.factor == XFactor::Given);
+        let of_factor = is_given.then(|| Extent::of_values(1, 4));
+        let factor = checks.optional("factor", factor, of_factor, "it is given for all of the result")?;
+        let why = "the format of the result has such a plane";
+        let scales = checks.optional("scales", scales, planes.and_then(|planes| planes.scales), why)?;
+        let of_tokens = planes.and_then(|planes| planes.token_factors);
+        let token_factors = checks.optional("token factors", token_factors, of_tokens, why)?;
+        let sums = checks.optional("sums", sums, planes.and_then(|planes| planes.sums), why)?;
         let Some(ready) = &self.ready else { return Ok(()) };
         let mut operands = Operands::new();
+        operands.read_if_any(NormOperand::Factor, factor);
+        let of_planes =
+            [(NormOperand::Scales, scales), (NormOperand::TokenFactors, token_factors), (NormOperand::Sums, sums)];
+        for (operand, plane) in of_planes {
+            if let Some(plane) = plane {
+                operands.write(operand, plane);
+            }
+        }
         operands.read_if_any(NormOperand::X, x);
         operands.read_if_any(NormOperand::Residual, residual);
         operands.read_if_any(NormOperand::Gamma, gamma);
@@ -200,8 +255,8 @@ impl NormPlan {
 /// What was chosen, and the launches of a run: each with its kernel, geometry and operands.
 impl fmt::Display for NormPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CheckedNorm { rows, columns, x, d, .. } = self.op;
-        let (name, from, to) = (self.kernel_name(), x.dtype, d.dtype);
+        let CheckedNorm { rows, columns, x, .. } = self.op;
+        let (name, from, to) = (self.kernel_name(), x.dtype, self.op.d_format());
         write!(f, "{name} for {rows} x {columns} from {from} to {to} on {}", self.device)?;
         let Some(Ready { plan, sequence, .. }) = self.ready.as_deref() else { return Ok(()) };
         writeln!(f, ", expected to take {:.1} µs", plan.estimate * 1e6)?;

@@ -112,7 +112,12 @@ impl Quantization {
 
     /// The same of so many rows of what lies without gaps.
     pub(crate) fn of_rows(&self, rows: usize) -> Self {
-        Self { rows, x_row_stride: None, x_transposed: false, ..self.clone() }
+        self.of_shape(rows, self.columns)
+    }
+
+    /// The same of so many rows and columns of what lies without gaps.
+    pub(crate) fn of_shape(&self, rows: usize, columns: usize) -> Self {
+        Self { rows, columns, x_row_stride: None, x_transposed: false, ..self.clone() }
     }
 
     /// Validates everything that does not depend on the buffers of a run.

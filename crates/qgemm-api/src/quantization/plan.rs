@@ -29,7 +29,7 @@ pub struct QuantizationPlan {
 
 /// What the planes of an X must hold.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PlaneExtents {
+pub(crate) struct PlaneExtents {
     pub codes: Extent,
     pub scales: Option<Extent>,
     pub token_factors: Option<Extent>,
@@ -136,10 +136,6 @@ impl QuantizationPlan {
     /// The planes of the result.
     pub fn parts(&self) -> &XParts {
         &self.op.parts
-    }
-
-    pub(super) fn planes(&self) -> &PlaneExtents {
-        &self.planes
     }
 
     /// Bytes that a run must move at least: those it reads and those it writes, once each.

@@ -6,7 +6,7 @@ use qgemm_formats::{XFormat, XParts};
 use qgemm_hal::{Buffer, BufferRef, CheckedQuantize, DeviceId, XPlanes};
 
 use super::description::Quantization;
-use super::plan::{PlaneExtents, QuantizationArgs, QuantizationPlan};
+use super::plan::{PlaneExtents, QuantizationArgs};
 use crate::context::Context;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
@@ -41,9 +41,9 @@ impl QuantizedXParts {
 }
 
 impl QuantizedX {
-    /// Memory for what a run of `plan` writes.
-    pub(crate) fn allocate(ctx: &Context, plan: &QuantizationPlan) -> Result<Self, Error> {
-        let planes = plan.planes();
+    /// Memory for what `op` writes.
+    pub(crate) fn allocate(ctx: &Context, op: &CheckedQuantize) -> Result<Self, Error> {
+        let planes = PlaneExtents::of(op);
         let optional = |extent: Option<Extent>| extent.map(|extent| ctx.allocate(extent.bytes())).transpose();
         let planes = QuantizedXParts {
             codes: ctx.allocate(planes.codes.bytes())?,
@@ -51,7 +51,7 @@ impl QuantizedX {
             token_factors: optional(planes.token_factors)?,
             sums: optional(planes.sums)?,
         };
-        Ok(Self { op: *plan.op(), planes })
+        Ok(Self { op: *op, planes })
     }
 
     /// The caller's planes, laid out as those that `quantization` would write; what it says of X itself plays no part.
@@ -93,6 +93,11 @@ impl QuantizedX {
     pub(crate) fn x_planes(&self) -> XPlanes {
         let CheckedQuantize { parts, codes_row, scales_row, sums_row, .. } = self.op;
         XPlanes { parts, codes_row, scales_row, sums_row }
+    }
+
+    /// The planes, to be written.
+    pub(crate) fn planes_mut(&mut self) -> &mut QuantizedXParts {
+        &mut self.planes
     }
 
     /// The arguments of a run that makes these planes of `x`.

@@ -146,7 +146,7 @@ fn prologue(plan: &LaunchPlan) -> Option<PrologueRecord> {
 
 /// Bytes of the workspace of a product, normalized rows of X among them.
 fn workspace_end(op: &CheckedGemm, plan: &LaunchPlan) -> usize {
-    op.normed_region(op.m, plan.workspace.bytes).map_or(plan.workspace.bytes, |region| region.end)
+    op.normed_regions(op.m, plan.workspace.bytes).map_or(plan.workspace.bytes, |regions| regions.all().end)
 }
 
 /// What lies where in the workspace of a product.
@@ -174,7 +174,11 @@ fn workspace(op: &CheckedGemm, plan: &LaunchPlan) -> Vec<WorkspaceRegion> {
         let bytes = x.x_of(x.rows);
         regions.push(WorkspaceRegion::new("dequantized_x", bytes.start, bytes.len()));
     }
-    let normed = op.normed_region(op.m, layout.bytes);
-    regions.extend(normed.map(|bytes| WorkspaceRegion::new("x_normed", bytes.start, bytes.len())));
+    let names = ["x_normed", "x_normed_scales", "x_normed_factors", "x_normed_sums"];
+    if let Some(normed) = op.normed_regions(op.m, layout.bytes) {
+        let all = names.iter().enumerate().map(|(plane, name)| (name, normed.range(plane)));
+        let present = all.filter(|(_, range)| !range.is_empty());
+        regions.extend(present.map(|(name, range)| WorkspaceRegion::new(name, range.start, range.len())));
+    }
     regions
 }

@@ -3,7 +3,7 @@
 use qgemm_hal::{
     AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
     CheckedNorm, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, IndexerLaunch, IndexerResult,
-    KvAppendLaunch, MatmulPlan, NormLaunch, Operation, QuantizePlan, RoutingLaunches,
+    KvAppendLaunch, MatmulPlan, NormLaunch, Operation, QuantizePlan, RoutingLaunches, CheckedOptimizer, OptimizerLaunch,
 };
 use qgemm_sched::{Candidates, Offered};
 
@@ -160,9 +160,9 @@ impl Recorded for CheckedExperts {
 
 impl Recorded for CheckedNorm {
     fn describe(&self) -> String {
-        let Self { rows, columns, function, x, d, .. } = self;
+        let Self { rows, columns, function, x, .. } = self;
         let added = if self.added.is_some() { ", a residual added before" } else { "" };
-        format!("{} norm of {rows} x {columns} from {} to {}{added}", function.kind, x.dtype, d.dtype)
+        format!("{} norm of {rows} x {columns} from {} to {}{added}", function.kind, x.dtype, self.d_format())
     }
 
     fn kernel_id(&self, plan: &NormLaunch) -> String {
@@ -170,6 +170,22 @@ impl Recorded for CheckedNorm {
     }
 
     fn config(plan: &NormLaunch) -> &Self::Config {
+        &plan.config
+    }
+}
+
+impl Recorded for CheckedOptimizer {
+    fn describe(&self) -> String {
+        let Self { len, rule, gradient, copy, .. } = self;
+        let copy = copy.map_or(String::new(), |dtype| format!(", a copy in {dtype}"));
+        format!("{} of {len} parameters by a gradient in {gradient}{copy}", rule.kind())
+    }
+
+    fn kernel_id(&self, plan: &OptimizerLaunch) -> String {
+        plan.config.kernel.to_string()
+    }
+
+    fn config(plan: &OptimizerLaunch) -> &Self::Config {
         &plan.config
     }
 }

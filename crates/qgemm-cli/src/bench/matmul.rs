@@ -18,11 +18,14 @@ pub struct Subject {
     batch: usize,
     layout: MatmulLayout,
     dtype: DType,
+    /// Whether the products are of parts of K, and D is f32.
+    k_grouped: bool,
 }
 
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}x {} {} {}", self.batch, self.shape, self.layout, self.dtype)
+        let parts = if self.k_grouped { " by parts of K" } else { "" };
+        write!(f, "{}x {} {} {}{parts}", self.batch, self.shape, self.layout, self.dtype)
     }
 }
 
@@ -37,8 +40,14 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     ensure!(args.batch > 0, "--batch: expected a number above 0");
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
+    if let Some(groups) = args.groups {
+        ensure!(groups > 0, "--groups: expected a number above 0");
+        let (batch, layout, dtype) = (groups, MatmulLayout::Tn, args.x_dtype);
+        let of = |shape| Subject { shape, batch, layout, dtype, k_grouped: true };
+        return Ok(shapes.into_iter().map(of).collect());
+    }
     let (batch, dtype) = (args.batch, args.x_dtype);
-    let of = |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype });
+    let of = |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype, k_grouped: false });
     Ok(shapes.into_iter().flat_map(of).collect())
 }
 
@@ -47,8 +56,12 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 /// # Errors
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype } = subject;
-    let mut matmul = Matmul::new([m, n, k], dtype, dtype, dtype).batch(batch);
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype, k_grouped } = subject;
+    let d_dtype = if k_grouped { DType::F32 } else { dtype };
+    let mut matmul = Matmul::new([m, n, k], dtype, dtype, d_dtype).batch(batch);
+    if k_grouped {
+        matmul = matmul.k_grouped(batch);
+    }
     if !layout.a_by_rows() {
         matmul = matmul.a_transposed();
     }
@@ -56,8 +69,10 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         matmul = matmul.b_transposed();
     }
     let plan = ctx.plan_matmul(&matmul)?;
-    let bytes = |values: usize| values * batch * dtype.bytes();
-    let [a_bytes, b_bytes, d_bytes] = [m * k, k * n, m * n].map(bytes);
+    // Groups share K out.
+    let matrices = if k_grouped { 1 } else { batch };
+    let [a_bytes, b_bytes] = [m * k, k * n].map(|values| values * matrices * dtype.bytes());
+    let d_bytes = m * n * batch * d_dtype.bytes();
     let made = |bytes: usize| {
         let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 / 128.0 - 1.0;
         dtype.encode(&(0..bytes / dtype.bytes()).map(value).collect::<Vec<_>>())
@@ -69,21 +84,26 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let mut d = ctx.allocate(d_bytes)?;
     let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     let stream = ctx.new_stream()?;
-    let launch =
-        |&place: &usize| plan.run(&stream, MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace));
+    let offsets: Vec<u32> = (0..=batch).map(|group| (k * group / batch) as u32).collect();
+    let offsets = if k_grouped { Some(ctx.upload(&offsets)?) } else { None };
+    let launch = |&place: &usize| {
+        let mut args = MatmulArgs::new(&a[place], &b[place], &mut d).workspace(&mut workspace);
+        args.offsets = offsets.as_ref().map(Into::into);
+        plan.run(&stream, args)
+    };
     let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
     let bytes_per_second = plan.bytes() / median;
     Ok(BenchRow {
         device: ctx.info().name.clone(),
         shape: if batch == 1 { shape.to_string() } else { format!("{batch}x {shape}") },
-        format: layout.to_string(),
+        format: if k_grouped { format!("{layout} k-grouped") } else { layout.to_string() },
         x_dtype: dtype.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,
         noise,
         bytes_per_second,
-        flops: 2.0 * batch as f64 * m as f64 * n as f64 * k as f64 / median,
+        flops: 2.0 * matrices as f64 * m as f64 * n as f64 * k as f64 / median,
         bandwidth_share: bytes_per_second / bandwidth,
         copies: places.len(),
         graph,

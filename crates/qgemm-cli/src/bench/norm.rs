@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind};
+use qgemm_api::{Buffer, Context, DType, Norm, NormArgs, NormFunction, NormKind, QuantizedX, XFactor, XFormat};
 
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -15,7 +15,7 @@ pub struct Subject {
     rows: usize,
     columns: usize,
     from: DType,
-    to: DType,
+    to: XFormat,
     kind: NormKind,
     /// Whether a residual in X's type is added, whose place the sum takes.
     adds: bool,
@@ -37,7 +37,7 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
         _ => args.shape.iter().map(|sizes| sizes.norm()).collect::<anyhow::Result<_>>()?,
     };
     let from = args.from.unwrap_or(DType::F16);
-    let to = args.to.unwrap_or(from);
+    let to = args.x_format.unwrap_or(args.to.unwrap_or(from).into());
     let of_shape = |[rows, columns]: [usize; 2]| {
         let kinds = [(NormKind::Rms, false), (NormKind::Rms, true), (NormKind::Layer, false)];
         kinds.map(|(kind, adds)| Subject { rows, columns, from, to, kind, adds })
@@ -56,7 +56,7 @@ impl Subject {
             NormKind::Rms => NormFunction::rms(1e-6).gamma(self.from),
             NormKind::Layer => NormFunction::layer(1e-6).gamma(self.from).beta(self.from),
         };
-        let norm = Norm::new(self.rows, self.columns, self.from, function).d_dtype(self.to);
+        let norm = Norm::new(self.rows, self.columns, self.from, function).d_format(self.to);
         if self.adds { norm.residual(self.from).sum_in_place() } else { norm }
     }
 }
@@ -68,8 +68,9 @@ impl Subject {
 pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
     let &Subject { rows, columns, from, to, kind, adds } = subject;
     let plan = ctx.plan_norm(&subject.norm())?;
-    let (x_bytes, d_bytes) = (rows * columns * from.bytes(), rows * columns * to.bytes());
-    let places: Vec<usize> = (0..copies(ctx, x_bytes + d_bytes + if adds { x_bytes } else { 0 })).collect();
+    let x_bytes = rows * columns * from.bytes();
+    let d_bytes = to.plain().map_or(0, |dtype| rows * columns * dtype.bytes());
+    let places: Vec<usize> = (0..copies(ctx, plan.bytes() as usize)).collect();
     let values: Vec<f32> = (0..rows * columns).map(|i| (i % 37) as f32 * 0.1 - 1.7).collect();
     let encoded = from.encode(&values);
     let uploaded = || places.iter().map(|_| ctx.upload(&encoded)).collect::<Result<Vec<Buffer>, _>>();
@@ -79,9 +80,20 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     // Grow by X with every run, which takes no longer.
     let mut sum: Vec<Buffer> = places.iter().map(|_| ctx.allocate(sum_bytes)).collect::<Result<_, _>>()?;
     let of_columns = ctx.upload(&from.encode(&vec![1.0; columns]))?;
+    let mut planes: Vec<QuantizedX> = match to.plain() {
+        Some(_) => Vec::new(),
+        None => places.iter().map(|_| ctx.allocate_normed_x(&plan)).collect::<Result<_, _>>()?,
+    };
+    let is_given = to.parts(false, None).is_some_and(|parts| parts.factor == XFactor::Given);
+    let factor = is_given.then(|| ctx.upload(&[0.02f32])).transpose()?;
     let stream = ctx.new_stream()?;
     let launch = |&place: &usize| {
-        let mut args = NormArgs::new(&x[place], &mut d[place]).gamma(&of_columns);
+        let args = match planes.get_mut(place) {
+            Some(planes) => NormArgs::quantized(&x[place], planes),
+            None => NormArgs::new(&x[place], &mut d[place]),
+        };
+        let mut args = args.gamma(&of_columns);
+        args.factor = factor.as_ref().map(Into::into);
         if kind == NormKind::Layer {
             args = args.beta(&of_columns);
         }

@@ -9,6 +9,7 @@ pub mod indexer;
 pub mod kv_append;
 pub mod matmul;
 pub mod norm;
+pub mod optimizer;
 pub mod quantize;
 pub mod routing;
 pub mod unpack;

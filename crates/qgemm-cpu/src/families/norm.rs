@@ -7,13 +7,15 @@ use qgemm_formats::DType;
 use qgemm_hal::{
     BufferRef, CheckedNorm, Dense, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream,
     Kernel, KernelId, LaunchSequence, LaunchStep, NormConfig, NormFamilies, NormFunction, NormKind, NormLaunch,
-    NormOperand, NormSpec, Operand, Operands, Operation, Spec, Stream, Unsupported,
+    NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands, Operation, QuantizedD, Spec, Stream, Unsupported,
+    XPlanes,
 };
 use rayon::prelude::*;
 
 use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, Output, absent, host_bytes};
+use crate::planes::{PlaneNames, PlaneViews, Planes};
 use crate::pool::Pool;
 use crate::simd::{Normalization, Simd};
 use crate::source_hash::SOURCE_HASH;
@@ -46,14 +48,13 @@ impl Family<CheckedNorm> for NormFamily {
 
     fn configs(&self, op: &CheckedNorm, _: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         check(op)?;
-        Ok(vec![NormConfig { kernel: kernel_id(), efficiency: 500 }])
+        Ok(vec![NormConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
         let step = step(device, op)?;
         let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
-        let name = format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype);
-        Ok(LaunchSequence::new::<NormOperand>(name, vec![step]))
+        Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
     }
 
     fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
@@ -61,8 +62,10 @@ impl Family<CheckedNorm> for NormFamily {
     }
 }
 
-fn kernel_id() -> KernelId {
-    KernelId::new("norm", None, Spec::Norm(NormSpec::any(0)))
+fn kernel_id(op: &CheckedNorm) -> KernelId {
+    let plain = Spec::Norm(NormSpec::any(0));
+    let of_codes = op.quantized.map(|quantized| Spec::NormQuantize(NormQuantizeSpec::new(0, &quantized)));
+    KernelId::new("norm", None, of_codes.unwrap_or(plain))
 }
 
 /// Whether the kernel serves `op`.
@@ -84,7 +87,7 @@ pub fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, HalErro
     })?;
     let kernel = CpuNorm { op: *op, simd: cpu.simd(), pool: cpu.pool().clone() };
     let geometry = Geometry { grid: [u32::try_from(op.rows).unwrap_or(u32::MAX), 1, 1], threads: 1, shared_bytes: 0 };
-    Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))
+    Ok(LaunchStep::new::<NormOperand>(kernel_id(op), geometry, Arc::new(kernel)))
 }
 
 /// The family's loop made ready for one operation.
@@ -128,7 +131,15 @@ struct Job<'a> {
     gamma: Option<Input<'a>>,
     beta: Option<Input<'a>>,
     sum: Option<Output<'a>>,
-    d: Output<'a>,
+    d: Normalized<'a>,
+}
+
+/// What is written of the normalized rows.
+enum Normalized<'a> {
+    /// The numbers.
+    Plain(Output<'a>),
+    /// Codes and scales.
+    Quantized(Planes<'a>),
 }
 
 impl<'a> Job<'a> {
@@ -162,10 +173,18 @@ impl<'a> Job<'a> {
             let bytes = HostMemory::of_device_mut(DeviceId::CPU, view, operand.name())?;
             Output::new(bytes, layout, [op.rows, columns], operand.name())
         };
-        let d = written(op.d_operand(), op.d, op.d_columns)?;
+        let d = match op.quantized {
+            None => Some(written(op.d_operand(), op.d, op.d_columns)?),
+            Some(_) => None,
+        };
         let sum = match (op.sum_operand(), op.added) {
             (Some(operand), Some(added)) => Some(written(operand, added.sum, op.columns)?),
             _ => None,
+        };
+        let d = match (d, op.quantized) {
+            (Some(d), _) => Normalized::Plain(d),
+            (None, Some(quantized)) => Normalized::Quantized(planes(op, &quantized, &mut operands)?),
+            (None, None) => return Err(absent(O::D.name(), 1)),
         };
         Ok(Self { op, simd, x, residual, gamma, beta, sum, d })
     }
@@ -176,7 +195,7 @@ impl<'a> Job<'a> {
         let tasks = 0..self.op.rows.div_ceil(rows_of_task);
         let work = |task: usize| {
             let first = task * rows_of_task;
-            let scratch = if self.op.columns <= KEPT { self.op.columns.next_multiple_of(PART) } else { PART };
+            let scratch = if self.keeps() { self.op.columns.next_multiple_of(PART) } else { PART };
             // Parts of gamma, or of the residual, and of beta beside what is kept.
             arena::with_tile(scratch + 2 * PART, |tile| {
                 let (kept, part) = tile.split_at_mut(scratch);
@@ -190,10 +209,15 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Whether rows are kept between their statistics and the result. Those that are quantized are, however long.
+    fn keeps(&self) -> bool {
+        self.op.columns <= KEPT || matches!(self.d, Normalized::Quantized(_))
+    }
+
     /// Normalizes a row. `kept` has room for all of it, or for a part.
     fn row(&self, row: usize, kept: &mut [f32], part: &mut [f32]) {
         let columns = self.op.columns;
-        let is_kept = columns <= KEPT;
+        let is_kept = self.keeps();
         // Without a residual, a row that is not kept need not be read now.
         if is_kept || self.residual.is_some() {
             for first in (0..columns).step_by(PART) {
@@ -216,14 +240,21 @@ impl<'a> Job<'a> {
             };
             let lengths = [of_columns(&self.gamma, gamma), of_columns(&self.beta, beta)];
             self.simd.normalize(&how, &gamma[..lengths[0]], &beta[..lengths[1]], values);
-            // SAFETY: the row is this thread's.
-            unsafe { self.d.store_part(row, first, values) };
+            if let Normalized::Plain(d) = &self.d {
+                // SAFETY: the row is this thread's.
+                unsafe { d.store_part(row, first, values) };
+            }
         });
+        let d = match &self.d {
+            Normalized::Plain(d) => d,
+            // SAFETY: as above.
+            Normalized::Quantized(planes) => return unsafe { planes.quantize(row, &kept[..columns]) },
+        };
         part.fill(0.0);
         for first in (columns..self.op.d_columns).step_by(PART) {
             let width = PART.min(self.op.d_columns - first);
             // SAFETY: as above.
-            unsafe { self.d.store_part(row, first, &part[..width]) };
+            unsafe { d.store_part(row, first, &part[..width]) };
         }
     }
 
@@ -240,11 +271,12 @@ impl<'a> Job<'a> {
     }
 
     fn load(&self, rows: &Rows<'_>, row: usize, first: usize, out: &mut [f32]) {
-        let written = match rows {
-            Rows::Read(input) => return input.part(self.simd, row, first, out),
-            Rows::OfD => &self.d,
-            Rows::OfSum => self.sum.as_ref().unwrap_or(&self.d),
+        let written = match (rows, &self.d) {
+            (Rows::Read(input), _) => return input.part(self.simd, row, first, out),
+            (Rows::OfD, Normalized::Plain(d)) => Some(d),
+            _ => self.sum.as_ref(),
         };
+        let written = written.unwrap_or_else(|| unreachable!("what takes a place is written"));
         // SAFETY: the row is this thread's.
         unsafe { written.load_part(self.simd, row, first, out) };
     }
@@ -252,7 +284,7 @@ impl<'a> Job<'a> {
     /// Calls `visit` with the first column and the values of each part of what is normalized.
     fn parts(&self, row: usize, kept: &mut [f32], visit: &mut dyn FnMut(usize, &mut [f32])) {
         let columns = self.op.columns;
-        if columns <= KEPT {
+        if self.keeps() {
             let parts = kept[..columns].chunks_mut(PART);
             parts.enumerate().for_each(|(i, values)| visit(i * PART, values));
             return;
@@ -263,6 +295,27 @@ impl<'a> Job<'a> {
             visit(first, values);
         }
     }
+}
+
+/// The planes that a quantized result is written to.
+fn planes<'a>(op: &CheckedNorm, to: &QuantizedD, operands: &mut Operands<'a>) -> Result<Planes<'a>, HalError> {
+    use NormOperand as O;
+    let names = PlaneNames {
+        codes: O::Codes.name(),
+        scales: O::Scales.name(),
+        token_factors: O::TokenFactors.name(),
+        sums: O::Sums.name(),
+    };
+    let factor = operands.take(O::Factor);
+    let views = PlaneViews {
+        codes: operands.take_mut(O::Codes),
+        scales: operands.take_mut(O::Scales),
+        token_factors: operands.take_mut(O::TokenFactors),
+        sums: operands.take_mut(O::Sums),
+    };
+    let XPlanes { parts, codes_row, scales_row, sums_row } = &to.planes;
+    let planes = Planes::new(parts, [op.rows, op.columns], [*codes_row, *scales_row, *sums_row], views, names)?;
+    planes.with_factor(factor, O::Factor.name())
 }
 
 /// What normalizes a row whose parts `each` gives.

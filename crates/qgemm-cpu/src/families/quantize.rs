@@ -1,14 +1,12 @@
 //! Families of `quantize`: one, which serves every matrix. Rows are read as products read X and quantized as the formats say.
 
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-use qgemm_formats::{XFactor, XRow};
 use qgemm_hal::{
-    CheckedQuantize, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel,
-    KernelId, LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies,
-    QuantizeOperand, QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
+    CheckedQuantize, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostStream, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Operand, Operands, Operation, QuantizeConfig, QuantizeFamilies, QuantizeOperand,
+    QuantizePlan, QuantizeSpec, Spec, Stream, Unsupported,
 };
 use rayon::prelude::*;
 
@@ -16,6 +14,7 @@ use crate::arena;
 use crate::device::CpuDevice;
 use crate::operand::{Input, absent, host_bytes};
 use crate::ordered::Ordered;
+use crate::planes::{PlaneNames, PlaneViews, Planes};
 use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
@@ -87,102 +86,35 @@ impl Kernel for CpuQuantize {
     }
 }
 
-/// Rows of bytes to write, shared by the threads of a launch.
-struct Plane<'a> {
-    start: *mut u8,
-    rows: usize,
-    row_stride: usize,
-    row_bytes: usize,
-    bytes: PhantomData<&'a mut [u8]>,
-}
-
-// SAFETY: a `Plane` is a `&mut [u8]` whose only access is `row`, an unsafe method that obliges its callers to use no row in two
-// threads.
-unsafe impl Sync for Plane<'_> {}
-
-impl<'a> Plane<'a> {
-    /// `rows` rows of `row_bytes` bytes each, `row_stride` apart.
-    fn new(
-        bytes: &'a mut [u8],
-        rows: usize,
-        row_stride: u64,
-        row_bytes: usize,
-        what: &'static str,
-    ) -> Result<Self, HalError> {
-        let (len, row_stride) = (bytes.len(), usize::try_from(row_stride).unwrap_or(usize::MAX));
-        let end = (rows - 1).checked_mul(row_stride).and_then(|last| last.checked_add(row_bytes)).unwrap_or(usize::MAX);
-        if end > len || (rows > 1 && row_stride < row_bytes) {
-            return Err(HalError::OutOfBounds { what, start: 0, end, len });
-        }
-        Ok(Self { start: bytes.as_mut_ptr(), rows, row_stride, row_bytes, bytes: PhantomData })
-    }
-
-    /// # Safety
-    /// Nobody else may use the row meanwhile.
-    ///
-    /// # Panics
-    /// When there is no such row.
-    #[expect(clippy::mut_from_ref, reason = "rows are disjoint, and callers use each once")]
-    unsafe fn row(&self, row: usize) -> &mut [u8] {
-        assert!(row < self.rows, "a row of the matrix");
-        // SAFETY: `new` checked that the last row, and so every row, lies in the bytes that `self` borrows mutably, and that rows do
-        // not overlap. That nobody else uses this one is the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.row_stride), self.row_bytes) }
-    }
-}
-
 /// An operation with its operands.
 struct Job<'a> {
     op: &'a CheckedQuantize,
     simd: &'static Simd,
     x: Ordered<'a>,
-    given: Option<f32>,
-    codes: Plane<'a>,
-    /// Rows of no bytes where the format has no such plane.
-    scales: Plane<'a>,
-    token_factors: Plane<'a>,
-    sums: Plane<'a>,
+    planes: Planes<'a>,
 }
 
 impl<'a> Job<'a> {
     fn new(op: &'a CheckedQuantize, simd: &'static Simd, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use QuantizeOperand as O;
-        let (parts, k) = (&op.parts, op.columns);
+        let shape = [op.rows, op.columns];
         let x = host_bytes(operands.take(O::X).ok_or(absent(O::X.name(), 1))?, O::X.name())?;
-        let x = Input::new(x, op.x, [op.rows, k], O::X.name())?;
-        let given = match parts.factor {
-            XFactor::Given => {
-                let what = O::Factor.name();
-                let bytes = host_bytes(operands.take(O::Factor).ok_or(absent(what, 4))?, what)?;
-                let len = bytes.len();
-                let word = bytes.first_chunk().ok_or(HalError::OutOfBounds { what, start: 0, end: 4, len })?;
-                Some(f32::from_le_bytes(*word))
-            }
-            XFactor::None | XFactor::PerToken => None,
+        let x = Input::new(x, op.x, shape, O::X.name())?;
+        let names = PlaneNames {
+            codes: O::Codes.name(),
+            scales: O::Scales.name(),
+            token_factors: O::TokenFactors.name(),
+            sums: O::Sums.name(),
         };
-        let mut plane = |operand: O, row_stride: u64, row_bytes: usize| {
-            let what = operand.name();
-            let view = operands.take_mut(operand).ok_or(absent(what, row_bytes))?;
-            Plane::new(HostMemory::of_device_mut(DeviceId::CPU, view, what)?, op.rows, row_stride, row_bytes, what)
+        let factor = operands.take(O::Factor);
+        let views = PlaneViews {
+            codes: operands.take_mut(O::Codes),
+            scales: operands.take_mut(O::Scales),
+            token_factors: operands.take_mut(O::TokenFactors),
+            sums: operands.take_mut(O::Sums),
         };
-        let codes = plane(O::Codes, op.codes_row, parts.code_bytes(k))?;
-        let mut optional = |is_there: bool, operand: O, row_stride: u64, row_bytes: usize| {
-            if is_there {
-                plane(operand, row_stride, row_bytes)
-            } else {
-                Plane::new(&mut [], op.rows, 0, 0, operand.name())
-            }
-        };
-        Ok(Self {
-            op,
-            simd,
-            x: Ordered::new(x, None),
-            given,
-            codes,
-            scales: optional(parts.scale.is_some(), O::Scales, op.scales_row, parts.scale_bytes(k))?,
-            token_factors: optional(parts.factor == XFactor::PerToken, O::TokenFactors, 4, 4)?,
-            sums: optional(parts.sum_span.is_some(), O::Sums, op.sums_row, parts.sums(k) * 4)?,
-        })
+        let planes = Planes::new(&op.parts, shape, [op.codes_row, op.scales_row, op.sums_row], views, names)?;
+        Ok(Self { op, simd, x: Ordered::new(x, None), planes: planes.with_factor(factor, O::Factor.name())? })
     }
 
     fn run(&self) {
@@ -203,15 +135,8 @@ impl<'a> Job<'a> {
         arena::with_tile(rows.len() * k, |tile| {
             self.x.load(self.simd, rows.clone(), 0, tile);
             for (row, values) in rows.zip(tile.chunks_exact(k)) {
-                // SAFETY: every row of each plane is used once, in this task.
-                let (planes, to_factor) = unsafe {
-                    let planes =
-                        XRow { codes: self.codes.row(row), scales: self.scales.row(row), sums: self.sums.row(row) };
-                    (planes, self.token_factors.row(row))
-                };
-                if let Some(factor) = self.op.parts.quantize_row(values, self.given, planes) {
-                    to_factor.copy_from_slice(&factor.to_le_bytes());
-                }
+                // SAFETY: every row is used once, in this task.
+                unsafe { self.planes.quantize(row, values) };
             }
         });
     }

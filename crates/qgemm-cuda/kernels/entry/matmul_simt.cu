@@ -149,10 +149,12 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     const u32 thread = thread_index(), lane = thread % 32, warp = thread / 32;
     const u32 m_lane = warp % 4 * 4 + lane / 8, n_lane = warp / 4 * 8 + lane % 8;
     const MatmulTile tile = MatmulTile::of_cta(p);
-    const Factor a = {reinterpret_cast<const u8*>(p.at.a) + tile.product * p.at.a_batch * CopyA::BYTES,
-                      p.at.a_row, p.at.a_col, p.shape.m, tile.row, p.shape.k, p.tiles.a_aligned16 != 0};
-    const Factor b = {reinterpret_cast<const u8*>(p.at.b) + tile.product * p.at.b_batch * CopyB::BYTES,
-                      p.at.b_col, p.at.b_row, p.shape.n, tile.column, p.shape.k, p.tiles.b_aligned16 != 0};
+    const u64 a_first = tile.product * p.at.a_batch + tile.k_first * p.at.a_col;
+    const u64 b_first = tile.product * p.at.b_batch + tile.k_first * p.at.b_row;
+    const Factor a = {reinterpret_cast<const u8*>(p.at.a) + a_first * CopyA::BYTES,
+                      p.at.a_row, p.at.a_col, p.shape.m, tile.row, tile.k_len, p.tiles.a_aligned16 != 0};
+    const Factor b = {reinterpret_cast<const u8*>(p.at.b) + b_first * CopyB::BYTES,
+                      p.at.b_col, p.at.b_row, p.shape.n, tile.column, tile.k_len, p.tiles.b_aligned16 != 0};
 
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();

@@ -1,25 +1,6 @@
 // Normalizes rows that fit in registers: X is read once, and kept as f32. A row has a CTA, or, if it is short, a warp or a
 // part of one.
-#include "mainloop/norm.cuh"
-
-// Groups of a thread: `lane`, `lane + row_threads`, ….
-struct RegisterRow {
-    float value[QG_GROUPS][GROUP];
-    u32 lane, threads, columns;
-
-    QG_DEVICE u32 column(const RegisterRow& row, u32 i) {
-        return (i * row.threads + row.lane) * GROUP;
-    }
-
-    template <class Visit>
-    QG_DEVICE void each(const RegisterRow& row, Visit visit) {
-#pragma unroll
-        for (u32 i = 0; i < QG_GROUPS; i++) {
-            const u32 first = column(row, i);
-            visit(row.value[i], first < row.columns ? row.columns - first : 0);
-        }
-    }
-};
+#include "mainloop/norm_register_row.cuh"
 
 // Gamma and beta are constant operands, which come before the kernel before ours is done, if there are registers for them.
 constexpr bool COLUMNS_FIRST = QG_GROUPS <= 2;
@@ -27,14 +8,8 @@ constexpr bool COLUMNS_FIRST = QG_GROUPS <= 2;
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     qg_norm_rows(const __grid_constant__ NormParams p) {
     NormStorage& storage = *reinterpret_cast<NormStorage*>(dynamic_shared());
-    RegisterRow own;
-    own.threads = p.shape.row_threads;
-    const bool is_alone = own.threads == cta_threads();
-    own.lane = is_alone ? thread_index() : thread_index() % own.threads;
-    const u32 row = is_alone ? cta_index().x
-                             : cta_index().x * (cta_threads() / own.threads) + thread_index() / own.threads;
-    // Threads without a row take part in what their warp does.
-    own.columns = row < p.shape.rows ? p.shape.columns : 0;
+    u32 row;
+    RegisterRow own = RegisterRow::of_thread(p, row);
 
     griddepcontrol_launch_dependents();
     ColumnGroup of_columns[QG_GROUPS];
@@ -47,22 +22,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_LEAST_CTAS)
     }
     griddepcontrol_wait();
 
-    const OperandRow x = OperandRow::x(p, row);
-    StoredGroup stored[QG_GROUPS];
-#pragma unroll
-    for (u32 i = 0; i < QG_GROUPS; i++)
-        stored[i] = StoredGroup::load(x, RegisterRow::column(own, i), own.columns);
-#pragma unroll
-    for (u32 i = 0; i < QG_GROUPS; i++) StoredGroup::decode(stored[i], x.dtype, own.value[i]);
-    if (p.shape.flags & QG_FLAG_RESIDUAL) {
-        const OperandRow residual = OperandRow::residual(p, row), sum = OperandRow::sum(p, row);
-#pragma unroll
-        for (u32 i = 0; i < QG_GROUPS; i++)
-            stored[i] = StoredGroup::load(residual, RegisterRow::column(own, i), own.columns);
-#pragma unroll
-        for (u32 i = 0; i < QG_GROUPS; i++)
-            add_residual(stored[i], residual.dtype, sum, RegisterRow::column(own, i), own.columns, own.value[i]);
-    }
+    RegisterRow::load(own, p, row);
 
     const Statistics statistics = Statistics::of(p, own, storage);
     if (row >= p.shape.rows) return;

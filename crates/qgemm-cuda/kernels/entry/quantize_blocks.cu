@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     SourceGroup groups[TURNS];
 #pragma unroll
     for (u32 turn = 0; turn < TURNS; turn++) groups[turn] = SourceGroup::load(p, source, first + turn * step);
-    const float inverse_factor = given_inverse(p);
+    const float inverse_factor = given_inverse(p.at);
 #pragma unroll
     for (u32 turn = 0; turn < TURNS; turn++) {
         const u32 column = first + turn * step;
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
                 store_codes(reinterpret_cast<u8*>(p.at.codes) + row * p.at.codes_row, column,
                             codes_of(groups[turn], scale));
         } else {
-            quantize_in_warp(p, groups[turn], row, column, stores, inverse_factor);
+            quantize_in_warp(p.at, groups[turn], row, column, stores, inverse_factor);
         }
     }
 }

@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
         for (u32 column = first; column - thread_index() % 32 * GROUP < p.shape.stored_columns; column += step) {
             const bool stores = column < p.shape.stored_columns;
             const SourceGroup group = caches && stores ? kept(cached, column) : SourceGroup::load(p, source, column);
-            quantize_in_warp(p, group, row, column, stores, inverse);
+            quantize_in_warp(p.at, group, row, column, stores, inverse);
         }
     } else {
         const BlockScale scale = BlockScale::of_block(largest, 1.0f);

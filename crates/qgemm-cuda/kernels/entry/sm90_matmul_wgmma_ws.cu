@@ -22,7 +22,7 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaMatmulParams& params, u32
     for (u32 item = cta_index().x; item < params.work; item += grid_ctas().x) {
         const MatmulTile tile = MatmulTile::of(p, item % params.all_tiles, item / params.all_tiles);
         float acc[ACCUMULATORS] = {};
-        multiply(acc, shared.ring, at, tile, warp / 4, lane);
+        multiply(acc, shared.ring, at, p, tile, thread, warp / 4, lane);
         if (p.tiles.splits > 1 && !add_matmul_partials<ACCUMULATORS, CONSUMERS>(acc, p, tile, thread, &shared.last))
             continue;
         store_matmul_rows(acc, p, tile.product, tile.row + warp * 16, tile.column, shared.staging[warp], lane);

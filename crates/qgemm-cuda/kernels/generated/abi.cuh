@@ -176,7 +176,7 @@ struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
     u32 k;  // Columns of A and rows of B.
-    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
+    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C, or of what D held.
 };
@@ -234,6 +234,7 @@ struct MatmulPointers {
     u64 c_batch;  // Elements from one C to the next.
     u64 d_row;  // Elements from one row of D to the next.
     u64 d_batch;  // Elements from one D to the next.
+    u64 offsets;  // Where each product's range of K begins, and the last one ends.
 };
 static_assert(QG_OFFSET_OF(MatmulPointers, a) == 0, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
@@ -252,7 +253,8 @@ static_assert(QG_OFFSET_OF(MatmulPointers, c_row) == 104, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, c_batch) == 112, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
-static_assert(sizeof(MatmulPointers) == 136, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, offsets) == 136, "layout");
+static_assert(sizeof(MatmulPointers) == 144, "layout");
 
 struct UnpackShape {
     u32 out_features;  // Rows of W.
@@ -630,6 +632,48 @@ static_assert(QG_OFFSET_OF(IndexerParams, k_aligned) == 200, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, not_seen) == 204, "layout");
 static_assert(sizeof(IndexerParams) == 208, "layout");
 
+struct OptimizerShape {
+    u32 len;  // Parameters, of wgpu those of a dispatch.
+    u32 flags;  // `ALIGNED16` and `COPY` of the `FLAG_` constants.
+    u32 gradient;  // Element type of the gradient (0 = f32, 1 = f16, 2 = bf16).
+    u32 copy;  // Element type of the copy.
+    float decay1;  // What the first moment is multiplied with.
+    float gain1;  // What the gradient is multiplied with before it is added to the first moment.
+    float decay2;  // What the second moment is multiplied with.
+    float gain2;  // What the gradient's square is multiplied with before it is added to the second moment.
+    float eps;  // Added to the root of the second moment.
+    u32 reserved;  // Unused, zero.
+};
+static_assert(QG_OFFSET_OF(OptimizerShape, len) == 0, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, flags) == 4, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, gradient) == 8, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, copy) == 12, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, decay1) == 16, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, gain1) == 20, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, decay2) == 24, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, gain2) == 28, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, eps) == 32, "layout");
+static_assert(QG_OFFSET_OF(OptimizerShape, reserved) == 36, "layout");
+static_assert(sizeof(OptimizerShape) == 40, "layout");
+
+struct OptimizerPointers {
+    u64 weights;  // Parameters.
+    u64 gradient;  // Gradient.
+    u64 moment1;  // First moments.
+    u64 moment2;  // Second moments.
+    u64 step;  // The factors of the step.
+    u64 copy;  // The parameters in 16 bits.
+    u64 len;  // Parameters, all of them.
+};
+static_assert(QG_OFFSET_OF(OptimizerPointers, weights) == 0, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, gradient) == 8, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, moment1) == 16, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, moment2) == 24, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, step) == 32, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, copy) == 40, "layout");
+static_assert(QG_OFFSET_OF(OptimizerPointers, len) == 48, "layout");
+static_assert(sizeof(OptimizerPointers) == 56, "layout");
+
 struct RepackParams {
     u64 rows;  // Address of the first row's first block, a multiple of 16. Memory goes on to a multiple of 16 after the last row.
     u64 packed;  // Address of the packed tiles.
@@ -731,6 +775,9 @@ constexpr u32 QG_FLAG_COUNTS = 131072;
 constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
 constexpr u32 QG_FLAG_ACCUMULATES = 524288;
 constexpr u32 QG_FLAG_SLOPE = 1048576;
+constexpr u32 QG_FLAG_K_GROUPED = 2097152;
+constexpr u32 QG_FLAG_ALIGNED16 = 524288;
+constexpr u32 QG_FLAG_COPY = 1048576;
 constexpr u32 QG_FLAG_CAUSAL = 524288;
 constexpr u32 QG_FLAG_SOFT_CAP = 1048576;
 constexpr u32 QG_FLAG_Q_OFFSETS = 2097152;

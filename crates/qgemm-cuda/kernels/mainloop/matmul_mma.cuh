@@ -98,14 +98,14 @@ using SourceA = ChunkSource<TileA, QG_A_ALONG_K>;
 using SourceB = ChunkSource<TileB, QG_B_ALONG_K>;
 
 QG_DEVICE SourceA source_a(const MatmulParams& p, const MatmulTile& t, u32 thread) {
-    const u8* matrix = reinterpret_cast<const u8*>(p.at.a) + t.product * p.at.a_batch * 2;
-    return SourceA::of(matrix, QG_A_ALONG_K ? p.at.a_row : p.at.a_col, t.row, p.shape.m, t.begin * QG_TILE_K, p.shape.k,
+    const u8* matrix = reinterpret_cast<const u8*>(p.at.a) + (t.product * p.at.a_batch + t.k_first * p.at.a_col) * 2;
+    return SourceA::of(matrix, QG_A_ALONG_K ? p.at.a_row : p.at.a_col, t.row, p.shape.m, t.begin * QG_TILE_K, t.k_len,
                        thread);
 }
 QG_DEVICE SourceB source_b(const MatmulParams& p, const MatmulTile& t, u32 thread) {
-    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + t.product * p.at.b_batch * 2;
+    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + (t.product * p.at.b_batch + t.k_first * p.at.b_row) * 2;
     return SourceB::of(matrix, QG_B_ALONG_K ? p.at.b_col : p.at.b_row, t.column, p.shape.n, t.begin * QG_TILE_K,
-                       p.shape.k, thread);
+                       t.k_len, thread);
 }
 
 constexpr u32 WARPS = QG_WARPS_M * QG_WARPS_N;

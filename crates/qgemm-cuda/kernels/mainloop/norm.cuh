@@ -7,15 +7,13 @@
 #include "atoms/sync.cuh"
 #include "atoms/warp.cuh"
 #include "generated/abi.cuh"
+#include "mainloop/column_group.cuh"
 
 // The parameter of kernels that normalize.
 struct NormParams {
     NormShape shape;
     NormPointers at;
 };
-
-// Columns that a thread loads, and stores, at once.
-constexpr u32 GROUP = 8;
 
 // Places in NormShape::types.
 constexpr u32 TYPE_X = 0, TYPE_RESIDUAL = 1, TYPE_SUM = 2, TYPE_D = 3, TYPE_GAMMA = 4, TYPE_BETA = 5;
@@ -335,16 +333,22 @@ QG_DEVICE void apply_columns(const NormParams& p, const ColumnGroup& of_columns,
     }
 }
 
-// Stores a group of D. Columns that X does not have are zero.
-QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
-                                const ColumnGroup& of_columns, u32 row, u32 column) {
-    float out[GROUP];
+// A group of the result. Columns that X does not have are zero.
+QG_DEVICE void normalize_group(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
+                               const ColumnGroup& of_columns, u32 column, float (&out)[GROUP]) {
 #pragma unroll
     for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
     apply_columns(p, of_columns, out);
 #pragma unroll
     for (u32 i = 0; i < GROUP; i++)
         if (column + i >= p.shape.columns) out[i] = 0.0f;
+}
+
+// Stores a group of D.
+QG_DEVICE void store_normalized(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
+                                const ColumnGroup& of_columns, u32 row, u32 column) {
+    float out[GROUP];
+    normalize_group(p, s, value, of_columns, column, out);
     const OperandRow d = OperandRow::d(p, row);
     StoredGroup::store(StoredGroup::encode(out, d.dtype), d, column, p.shape.d_columns);
 }

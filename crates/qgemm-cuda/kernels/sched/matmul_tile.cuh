@@ -14,8 +14,10 @@ struct MatmulParams {
 };
 
 struct MatmulTile {
-    // The product, its tile's first row and first column, and K-tiles [begin, end).
+    // The product, its tile's first row and first column, and K-tiles [begin, end) of its part of K.
     u32 product, row, column, begin, end;
+    // That part: all of K, unless products have one each.
+    u32 k_first, k_len;
     // The tile among those of all products, and the CTA's place among those that share it.
     u32 tile, split;
 
@@ -40,15 +42,34 @@ struct MatmulTile {
         const u32 rest = place - first * p.tiles.n_tiles;
         t.row = (first + rest % height) * QG_TILE_M;
         t.column = rest / height * QG_TILE_N;
-        t.begin = first_k_tile(p, split);
-        t.end = first_k_tile(p, split + 1);
+        t.k_first = 0, t.k_len = p.shape.k;
+        u32 k_tiles = p.tiles.k_tiles;
+        if constexpr (QG_MAY_GROUP_K) {
+            if (p.shape.flags & QG_FLAG_K_GROUPED) {
+                set_k_group(t, p);
+                k_tiles = (t.k_len + QG_TILE_K - 1) / QG_TILE_K;
+            }
+        }
+        t.begin = first_k_tile(k_tiles, p.tiles.splits, split);
+        t.end = first_k_tile(k_tiles, p.tiles.splits, split + 1);
         return t;
     }
 
+    // Finds the product's part of K. No offset leads out of K, or to fewer than no values.
+    QG_DEVICE void set_k_group(MatmulTile& t, const MatmulParams& p) {
+        // Offsets are what work before may have written.
+        griddepcontrol_wait();
+        const u8* at = reinterpret_cast<const u8*>(p.at.offsets) + (u64)t.product * 4;
+        const u32 first = ld_global_u32(at), end = ld_global_u32(at + 4);
+        t.k_first = first < p.shape.k ? first : p.shape.k;
+        const u32 last = end < p.shape.k ? end : p.shape.k;
+        t.k_len = last > t.k_first ? last - t.k_first : 0;
+    }
+
     // split * k_tiles / splits, in 32 bits.
-    QG_DEVICE u32 first_k_tile(const MatmulParams& p, u32 split) {
-        const u32 whole = p.tiles.k_tiles / p.tiles.splits, rest = p.tiles.k_tiles % p.tiles.splits;
-        return split * whole + split * rest / p.tiles.splits;
+    QG_DEVICE u32 first_k_tile(u32 k_tiles, u32 splits, u32 split) {
+        const u32 whole = k_tiles / splits, rest = k_tiles % splits;
+        return split * whole + split * rest / splits;
     }
 };
 

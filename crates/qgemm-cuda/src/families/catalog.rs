@@ -18,6 +18,7 @@ use super::kernel_launch::load;
 use super::kv_append::KvAppend;
 use super::matmul::Matmul;
 use super::norm::Norm;
+use super::optimizer::Optimizer;
 use super::quantize::Quantize;
 use super::routing::Routing;
 use super::unpack::Unpack;
@@ -37,6 +38,7 @@ pub static CATALOG: Catalog = Catalog {
     kv_append: &[&KvAppend],
     indexer: indexer::FAMILIES,
     unpack: &[&Unpack],
+    optimizer: &[&Optimizer],
 };
 
 /// A few tokens: the kernel with the smallest tile that takes all of them.

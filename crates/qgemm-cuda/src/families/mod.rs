@@ -12,6 +12,7 @@ mod kv_append;
 mod launch_params;
 mod matmul;
 mod norm;
+mod optimizer;
 mod prelude;
 mod quantize;
 mod repack;
@@ -33,6 +34,7 @@ pub use kv_append::kv_append_sequence;
 pub use launch_params::LaunchParams;
 pub use matmul::matmul_sequence;
 pub use norm::norm_sequence;
+pub use optimizer::optimizer_sequence;
 pub use quantize::quantize_sequence;
 pub use repack::{Repack, RepackLaunch, repack_bandwidth};
 pub use routing::routing_sequence;
@@ -63,6 +65,7 @@ pub fn manifest(variant: Variant) -> Vec<KernelSpec> {
         .chain(dequantize::specs(variant))
         .chain(attention::specs(variant))
         .chain(norm::specs(variant))
+        .chain(optimizer::specs(variant))
         .chain(kv_append::specs(variant))
         .chain(indexer::specs(variant))
         .chain(unpack::specs(variant))

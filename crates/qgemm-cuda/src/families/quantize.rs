@@ -95,17 +95,21 @@ pub(super) fn factor_number(parts: &XParts) -> u32 {
     }
 }
 
-/// The constants of `mainloop/quantize.cuh`, by which kernels know formats.
+/// The constants of `mainloop/quantize_codes.cuh`, by which kernels know formats.
+pub(super) fn format_constants(prelude: &mut String, parts: &XParts) {
+    constant_line(prelude, "QG_CODE", code_number(parts));
+    constant_line(prelude, "QG_SCALE", scale_number(parts));
+    constant_line(prelude, "QG_FACTOR", factor_number(parts));
+    constant_line(prelude, "QG_BLOCK", parts.block.unwrap_or(NO_BLOCK) as u32);
+    constant_line(prelude, "QG_SUM_SPAN", parts.sum_span.unwrap_or(0) as u32);
+}
+
 fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
     let template = Template::of(parts);
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(spec.x));
-    constant_line(&mut prelude, "QG_CODE", code_number(parts));
-    constant_line(&mut prelude, "QG_SCALE", scale_number(parts));
-    constant_line(&mut prelude, "QG_FACTOR", factor_number(parts));
-    constant_line(&mut prelude, "QG_BLOCK", parts.block.unwrap_or(NO_BLOCK) as u32);
-    constant_line(&mut prelude, "QG_SUM_SPAN", parts.sum_span.unwrap_or(0) as u32);
+    format_constants(&mut prelude, parts);
     constant_line(&mut prelude, "QG_THREADS", template.threads);
     if template.is_of_tokens() {
         constant_line(&mut prelude, "QG_SHARED_BYTES", template.shared_bytes);
@@ -122,23 +126,26 @@ fn source(spec: QuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
 
 /// Every kernel of the family on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    // Sums are of 32 columns or of 16; factors are given or not.
+    let of_parts = |(format, parts): (XFormat, XParts)| {
+        let given_factor = parts.factor == XFactor::Given;
+        let sum_span = parts.sum_span.unwrap_or(0) as u32;
+        DType::ALL.map(|x| (parts, QuantizeSpec { x, to: format, given_factor, sum_span }))
+    };
+    all_parts().flat_map(of_parts).map(move |(parts, spec)| source(spec, &parts, variant))
+}
+
+/// Every format of codes with all the planes that it may have: sums are of 32 columns or of 16, factors are given or not.
+pub(super) fn all_parts() -> impl Iterator<Item = (XFormat, XParts)> {
     let choices = [(false, None), (false, Some(16)), (true, None)];
-    let of_format = move |format: XFormat| {
-        let mut all: Vec<(XParts, QuantizeSpec)> = Vec::new();
+    XFormat::ALL.into_iter().flat_map(move |format| {
+        let mut all: Vec<(XFormat, XParts)> = Vec::new();
         for parts in choices.into_iter().filter_map(|(given, span)| format.parts(given, span)) {
-            let given_factor = parts.factor == XFactor::Given;
-            let sum_span = parts.sum_span.unwrap_or(0) as u32;
-            for x in DType::ALL {
-                let spec = QuantizeSpec { x, to: format, given_factor, sum_span };
-                if !all.iter().any(|(_, known)| *known == spec) {
-                    all.push((parts, spec));
-                }
+            if !all.contains(&(format, parts)) {
+                all.push((format, parts));
             }
         }
         all
-    };
-    XFormat::ALL.into_iter().flat_map(of_format).map(move |(parts, spec)| source(spec, &parts, variant))
+    })
 }
 
 /// `QuantizeParams` in `mainloop/quantize.cuh`.

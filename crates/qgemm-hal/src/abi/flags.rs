@@ -1,7 +1,7 @@
 //! Bits of the kernels' flags. Operations whose kernels have none in common use the same bits.
 
 #[cfg(doc)]
-use super::{AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, RoutingShape};
+use super::{AttentionShape, ConvertShape, GemmShape, MatmulShape, NormShape, OptimizerShape, RoutingShape};
 
 /// [`GemmShape::flags`]: W has row factors.
 pub const FLAG_ROW_SCALE: u32 = 1;
@@ -46,6 +46,13 @@ pub const FLAG_GIVEN_IDS: u32 = 1 << 18;
 pub const FLAG_ACCUMULATES: u32 = 1 << 19;
 /// [`MatmulShape::flags`]: C is what the activation was applied to, whose derivative there multiplies the product.
 pub const FLAG_SLOPE: u32 = 1 << 20;
+/// [`MatmulShape::flags`]: offsets say which part of K each product has.
+pub const FLAG_K_GROUPED: u32 = 1 << 21;
+
+/// [`OptimizerShape::flags`]: every operand begins at a multiple of 16 bytes.
+pub const FLAG_ALIGNED16: u32 = 1 << 19;
+/// [`OptimizerShape::flags`]: the parameters are written in 16 bits, too.
+pub const FLAG_COPY: u32 = 1 << 20;
 
 /// [`AttentionShape::flags`]: a query sees no later keys.
 pub const FLAG_CAUSAL: u32 = 1 << 19;
@@ -111,6 +118,9 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("GIVEN_IDS", FLAG_GIVEN_IDS),
     ("ACCUMULATES", FLAG_ACCUMULATES),
     ("SLOPE", FLAG_SLOPE),
+    ("K_GROUPED", FLAG_K_GROUPED),
+    ("ALIGNED16", FLAG_ALIGNED16),
+    ("COPY", FLAG_COPY),
     ("CAUSAL", FLAG_CAUSAL),
     ("SOFT_CAP", FLAG_SOFT_CAP),
     ("Q_OFFSETS", FLAG_Q_OFFSETS),

@@ -13,7 +13,7 @@ abi_struct! {
         pub n: u32,
         /// Columns of A and rows of B.
         pub k: u32,
-        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
+        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
         pub flags: u32,
         /// Factor of the product.
         pub alpha: f32,
@@ -91,5 +91,7 @@ abi_struct! {
         pub d_row: u64,
         /// Elements from one D to the next.
         pub d_batch: u64,
+        /// Where each product's range of K begins, and the last one ends.
+        pub offsets: u64,
     }
 }

@@ -74,6 +74,9 @@ pub struct CheckedMatmul {
     /// Whether C is what the activation was applied to: the product, and the bias, are multiplied with the activation's derivative
     /// there. Nothing is then added or applied.
     pub slope: bool,
+    /// Whether each product has a range of K of its own: A and B are one matrix of `k` columns and rows, and product `b` multiplies
+    /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows.
+    pub k_grouped: bool,
 }
 
 operands! {
@@ -87,6 +90,8 @@ operands! {
         C: "c" Read,
         /// Bias.
         Bias: "the bias" Read,
+        /// Where each product's range of K begins, and the last one ends: `u32` each, one more than products.
+        Offsets: "the offsets" Read,
         /// Output; read where the operation accumulates.
         D: "d" Accumulate,
         /// Partial accumulators of tiles that are cut along K, and their counters; zeroed before the first launch.
@@ -215,9 +220,16 @@ pub struct MatmulPlan {
 }
 
 impl CheckedMatmul {
+    /// Values along K of a product; of groups as many as each has if all have the same.
+    pub fn k_of_product(&self) -> usize {
+        if self.k_grouped { self.k.div_ceil(self.batch.max(1)) } else { self.k }
+    }
+
     /// How A and B are stored. A matrix of one row or column is stored either way, and counts as stored by rows.
     pub fn layout(&self) -> MatmulLayout {
-        MatmulLayout::of(self.a.is_row_major(), self.b.is_row_major())
+        // Parts of K are those of A's stored rows, be they of one element.
+        let a_by_rows = self.a.is_row_major() && !self.k_grouped;
+        MatmulLayout::of(a_by_rows, self.b.is_row_major())
     }
 
     /// Name of a product of `family` in tables and messages: `matmul_tn_bf16_bf16`.
@@ -239,6 +251,7 @@ impl Hash for CheckedMatmul {
         (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
         (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
             .hash(state);
+        self.k_grouped.hash(state);
     }
 }
 
@@ -250,7 +263,7 @@ impl Operation for CheckedMatmul {
 
     fn operands(&self) -> Vec<MatmulOperand> {
         use MatmulOperand as O;
-        let optional = [(self.c.is_some(), O::C), (self.bias.is_some(), O::Bias)];
+        let optional = [(self.c.is_some(), O::C), (self.bias.is_some(), O::Bias), (self.k_grouped, O::Offsets)];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [O::A, O::B, O::D].into_iter().chain(given).collect()
     }
@@ -264,7 +277,9 @@ impl Operation for CheckedMatmul {
     }
 
     fn macs(&self) -> f64 {
-        self.batch as f64 * self.m as f64 * self.n as f64 * self.k as f64
+        // Groups share K out.
+        let products = if self.k_grouped { 1.0 } else { self.batch as f64 };
+        products * self.m as f64 * self.n as f64 * self.k as f64
     }
 }
 

@@ -4,9 +4,10 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::str::FromStr;
 
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
 use super::dense::Dense;
+use super::gemm::XPlanes;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, spec};
 
@@ -123,11 +124,22 @@ pub enum XPlace {
     Sum,
 }
 
+/// The planes that a result in codes and scales is written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct QuantizedD {
+    /// The format; not plain.
+    pub format: XFormat,
+    /// Its planes.
+    pub planes: XPlanes,
+}
+
 /// `D[r, c] = gamma[c] · y(r)[c] + beta[c]` with `y` of [`NormKind`], rounded once to D's type; validated by the API.
 ///
 /// With a residual, the row is `sum[r] = round(x[r] + residual[r])`: what was written is what is normalized, so that the result is
 /// that of a norm of the sum. Columns of D beyond X's are 0. With an order, column `c` of D is that of column `order[c]` of X; an
 /// entry that is no column of X makes a column of zeros.
+///
+/// A quantized result is what [`XParts::quantize_row`] makes of the unrounded f32 row; nothing is written to D then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CheckedNorm {
     /// Rows of X and D; at least 1.
@@ -140,8 +152,10 @@ pub struct CheckedNorm {
     pub function: NormFunction,
     /// X, row-major.
     pub x: Dense,
-    /// D, row-major.
+    /// D, row-major; where the result is quantized, f32 without gaps that is not written.
     pub d: Dense,
+    /// What is written in place of D, which then has the columns of the codes.
+    pub quantized: Option<QuantizedD>,
     /// The residual and the sum.
     pub added: Option<AddedResidual>,
     /// What takes the place of X.
@@ -173,6 +187,16 @@ operands! {
         XAndSum: "x and the sum" Accumulate,
         /// The residual, whose place the sum takes.
         ResidualAndSum: "the residual and the sum" Accumulate,
+        /// Of a quantized result the factor that is given for all of it, in f32.
+        Factor: "the factor" Read,
+        /// The codes.
+        Codes: "the codes" Write,
+        /// The scales.
+        Scales: "the scales" Write,
+        /// A factor for each row, in f32.
+        TokenFactors: "the token factors" Write,
+        /// The sums.
+        Sums: "the sums" Write,
     }
 }
 
@@ -195,6 +219,38 @@ impl NormSpec {
     /// Of a kernel for whole aligned rows of one type.
     pub const fn of_type(groups: u32, dtype: DType) -> Self {
         Self { groups, x: Name::new(dtype.name()) }
+    }
+}
+
+spec! {
+    /// What tells the kernels of `norm` apart whose result is quantized. Kind and types are told at run time.
+    pub struct NormQuantizeSpec {
+        /// Groups of eight columns that a thread keeps in registers; 0 of kernels for rows of any length.
+        groups: u32,
+        /// The format of the result.
+        to: XFormat,
+        /// Whether a factor is given.
+        given_factor: bool,
+        /// Columns that a sum covers; 0 where there are none.
+        sum_span: u32,
+    }
+}
+
+impl NormQuantizeSpec {
+    /// Of a kernel that writes `quantized`.
+    pub fn new(groups: u32, quantized: &QuantizedD) -> Self {
+        let QuantizedD { format, planes: XPlanes { parts, .. } } = *quantized;
+        Self {
+            groups,
+            to: format,
+            given_factor: parts.factor == XFactor::Given,
+            sum_span: parts.sum_span.unwrap_or(0) as u32,
+        }
+    }
+
+    /// The planes of what such a kernel writes; `None` of what is no format of codes.
+    pub fn parts(&self) -> Option<XParts> {
+        self.to.parts(self.given_factor, Some(self.sum_span as usize).filter(|&span| span > 0))
     }
 }
 
@@ -232,13 +288,28 @@ impl CheckedNorm {
         let dtype = self.x.dtype;
         let added = self.added.iter().flat_map(|added| [added.residual, added.sum]);
         let mut all = [self.x, self.d].into_iter().chain(added);
-        let whole = self.columns == self.d_columns && self.columns.is_multiple_of(8) && !self.gathers;
+        let whole = self.columns == self.d_columns && self.columns.is_multiple_of(8);
+        let whole = whole && !self.gathers && self.quantized.is_none();
         (whole && all.all(|dense| dense.dtype == dtype && dense.aligned16 && dense.col_stride == 1)).then_some(dtype)
     }
 
-    /// The operand that D is written to.
+    /// The format of the result.
+    pub fn d_format(&self) -> XFormat {
+        self.quantized.map_or(XFormat::Plain(self.d.dtype), |quantized| quantized.format)
+    }
+
+    /// Name of the norm in tables and messages: `norm_rms_f16_bf16`, `norm_rms_f16_q8_0`.
+    pub fn kernel_name(&self) -> String {
+        format!("norm_{}_{}_{}", self.function.kind, self.x.dtype, self.d_format())
+    }
+
+    /// The operand that D is written to; of a quantized result the codes.
     pub fn d_operand(&self) -> NormOperand {
-        if self.x_place == XPlace::D { NormOperand::XAndD } else { NormOperand::D }
+        match self.quantized {
+            Some(_) => NormOperand::Codes,
+            None if self.x_place == XPlace::D => NormOperand::XAndD,
+            None => NormOperand::D,
+        }
     }
 
     /// The operand that the residual is read from, where there is one.
@@ -276,8 +347,18 @@ impl Operation for CheckedNorm {
             Some(self.d_operand()),
             self.sum_operand(),
         ];
+        let parts = self.quantized.map(|quantized| quantized.planes.parts);
+        let of_planes = parts.into_iter().flat_map(|parts| {
+            let planes = [
+                (parts.factor == XFactor::Given, O::Factor),
+                (parts.scale.is_some(), O::Scales),
+                (parts.factor == XFactor::PerToken, O::TokenFactors),
+                (parts.sum_span.is_some(), O::Sums),
+            ];
+            planes.into_iter().filter(|(is_there, _)| *is_there).map(|(_, operand)| operand)
+        });
         let mut operands = vec![self.x_operand()];
-        for operand in optional.into_iter().flatten() {
+        for operand in optional.into_iter().flatten().chain(of_planes) {
             if !operands.contains(&operand) {
                 operands.push(operand);
             }
@@ -292,10 +373,15 @@ impl Operation for CheckedNorm {
                 + if self.gathers { size_of::<u32>() } else { 0 };
         let added =
             self.added.map_or(0.0, |added| matrix(&added.residual, self.columns) + matrix(&added.sum, self.columns));
-        matrix(&self.x, self.columns)
-            + matrix(&self.d, self.d_columns)
-            + added
-            + self.d_columns as f64 * of_column as f64
+        let written = match self.quantized {
+            None => matrix(&self.d, self.d_columns),
+            Some(QuantizedD { planes: XPlanes { parts, .. }, .. }) => {
+                let factor = if parts.factor == XFactor::PerToken { 4 } else { 0 };
+                let k = self.columns;
+                self.rows as f64 * (parts.code_bytes(k) + parts.scale_bytes(k) + parts.sums(k) * 4 + factor) as f64
+            }
+        };
+        matrix(&self.x, self.columns) + written + added + self.d_columns as f64 * of_column as f64
     }
 
     fn macs(&self) -> f64 {
@@ -318,6 +404,7 @@ mod tests {
             function: NormFunction::rms(1e-6).gamma(DType::F32),
             x: dense,
             d: dense,
+            quantized: None,
             added: None,
             x_place: XPlace::Own,
             gathers: false,
@@ -336,5 +423,12 @@ mod tests {
         };
         assert_eq!(over_x.operands(), [O::XAndSum, O::Residual, O::Gamma, O::D]);
         assert_eq!(over_x.sum_operand(), Some(O::XAndSum));
+        let format = XFormat::NvFp4;
+        let parts = format.parts(false, None).expect("it has codes");
+        let planes = XPlanes { parts, codes_row: 32, scales_row: 4, sums_row: 0 };
+        let quantized = CheckedNorm { quantized: Some(QuantizedD { format, planes }), ..op };
+        assert_eq!(quantized.operands(), [O::X, O::Gamma, O::Codes, O::Scales, O::TokenFactors]);
+        assert_eq!(quantized.traffic(), (3 * (64 * 2 + 32 + 4 + 4) + 64 * 4) as f64);
+        assert_eq!((quantized.kernel_name().as_str(), quantized.aligned_dtype()), ("norm_rms_f16_nvfp4", None));
     }
 }

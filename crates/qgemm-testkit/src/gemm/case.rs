@@ -92,6 +92,8 @@ pub struct Case {
     pub norm: Option<NormKind>,
     /// The type that normalized rows are rounded to, if not that of X.
     pub normed_dtype: Option<DType>,
+    /// The format of codes and scales that normalized rows are written in, if they are.
+    pub normed_format: Option<XFormat>,
     /// What X looks like.
     pub activations: ActivationKind,
     /// What W looks like.
@@ -130,6 +132,7 @@ impl Case {
             d_dtype: DType::F32,
             norm: None,
             normed_dtype: None,
+            normed_format: None,
             activations: ActivationKind::Normal,
             weights: WeightKind::Quantized,
             act_order: None,
@@ -246,6 +249,9 @@ impl fmt::Display for Case {
         }
         if let Some(dtype) = self.normed_dtype {
             write!(f, " normed={dtype}")?;
+        }
+        if let Some(format) = self.normed_format {
+            write!(f, " normed={format}")?;
         }
         if let Some(family) = self.family {
             write!(f, " family={family}")?;

@@ -387,6 +387,20 @@ fn x_formats(format: Format) -> Vec<Case> {
     quantized.enumerate().flat_map(of_format).chain(permitted).collect()
 }
 
+/// Formats that a norm writes rows in, all of them over the weights' formats.
+const NORMED: [XFormat; 10] = [
+    XFormat::Q8 { block: 32 },
+    XFormat::Q8_1,
+    XFormat::Int8Token,
+    XFormat::E4M3Token,
+    XFormat::E4M3Block,
+    XFormat::E4M3Tensor,
+    XFormat::Q8 { block: 256 },
+    XFormat::MxFp8,
+    XFormat::MxFp4,
+    XFormat::NvFp4,
+];
+
 /// Both norms with every type, few tokens and many, long K, gated pairs, permuted columns and X with gaps.
 fn norm(format: Format) -> Vec<Case> {
     let k = medium_k(format);
@@ -419,6 +433,18 @@ fn norm(format: Format) -> Vec<Case> {
                 ..case
             });
         }
+    }
+    // A norm that writes codes.
+    let place = Format::all().position(|other| other == format).unwrap_or(0);
+    for (i, (m, n)) in [(3, 40), (40, 33)].into_iter().enumerate() {
+        cases.push(Case {
+            x_dtype: DType::ALL[(place + i) % 3],
+            norm: Some(NormKind::ALL[(place + i) % 2]),
+            normed_format: Some(NORMED[(2 * place + i) % NORMED.len()]),
+            layout: Layout { x_gap: 8 * i, ..Layout::default() },
+            seed: cases.len() as u64,
+            ..Case::new(format, m, n, k)
+        });
     }
     cases
 }

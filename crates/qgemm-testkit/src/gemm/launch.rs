@@ -7,6 +7,7 @@ use qgemm_hal::TileConfig;
 
 use super::case::Case;
 use super::host::HostOperands;
+use super::normed;
 use super::quantized_x::{HostX, quantization};
 use crate::operand::Operand;
 use crate::outcome::Failure;
@@ -81,6 +82,7 @@ pub(super) fn multiply_on(
     let stream = ctx.default_stream();
     let x_buffer = ctx.upload(&stored_x.encode(&host.x)).map_err(device)?;
     let quantized = HostX::new(case, &host.x).map(|x| x.upload(ctx)).transpose().map_err(device)?;
+    let normed_factor = normed::factor(case).map(|factor| ctx.upload(&[factor])).transpose().map_err(device)?;
     let upload = |operand: Option<(Operand, Vec<u8>)>| {
         operand.map(|(operand, bytes)| Ok((operand, ctx.upload(&bytes)?))).transpose().map_err(device)
     };
@@ -100,7 +102,8 @@ pub(super) fn multiply_on(
             Some(given) => Args::new(&given.x, weight, d_view),
             None => Args::new(x_buffer.slice(stored_x.range())?, weight, d_view),
         };
-        args.x_factor = quantized.as_ref().and_then(|given| given.factor.as_ref()).map(Into::into);
+        let given = quantized.as_ref().and_then(|given| given.factor.as_ref());
+        args.x_factor = given.or(normed_factor.as_ref()).map(Into::into);
         args.c = c.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.bias = bias.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
         args.token_scale = token_scale.as_ref().map(|(operand, buffer)| buffer.slice(operand.range())).transpose()?;
@@ -146,6 +149,9 @@ pub(crate) fn stated(problem: Problem, case: &Case, x: &Operand, d: &Operand) ->
     }
     if let Some(dtype) = case.normed_dtype {
         problem = problem.normed_dtype(dtype);
+    }
+    if let Some(format) = case.normed_format {
+        problem = problem.normed_format(format);
     }
     if let Some((beta, dtype)) = epilogue.c {
         let c = Operand::new(dtype, case.m, case.n, layout.c_gap, layout.offset);

@@ -5,6 +5,7 @@ mod case;
 mod groups;
 pub(crate) mod host;
 pub(crate) mod launch;
+mod normed;
 mod oracle;
 pub(crate) mod quantized_x;
 mod rounding;

@@ -8,6 +8,7 @@ use qgemm_hal::{DeviceInfo, LaunchPlan, Math, TileConfig};
 use super::case::Case;
 use super::host::{HostOperands, HostWeights};
 use super::launch::{multiply_on, problem, stored_d, stored_x};
+use super::normed;
 use super::oracle::Resolution;
 use super::quantized_x::HostX;
 use super::rounding::{Rounding, rounded};
@@ -106,7 +107,10 @@ fn check(
     outcome.kernel_id = result.kernel_id;
     let (math, weights) = result.config.map_or((Math::FmaF32, None), |config| (config.math, config.rounded_weights));
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
-    let given = HostX::new(case, &operands.x);
+    let given = match normed::values(ctx, case, operands)? {
+        Some(values) => Some(values),
+        None => HostX::new(case, &operands.x).map(|x| x.values),
+    };
     let of_config = |config: &TileConfig| {
         if given.is_some() {
             return Ok(Rounding::None);
@@ -125,12 +129,12 @@ fn check(
 
     let got = result.d.decode(&result.first);
     let x = operands.multiplied(case);
-    let used = given.map_or_else(|| rounded(&x, case.k, rounding), |given| given.values);
+    let used = given.map_or_else(|| rounded(&x, case.k, rounding), |given| given);
     let added = operands.added(case, resolution);
     let expected = host.multiply(&used, &added);
     let comparison = compare(&got, &expected, tolerance);
     outcome.comparison = Some(comparison);
-    if rounding.loses(case.multiplied_dtype()) || case.x_format.is_some() {
+    if rounding.loses(case.multiplied_dtype()) || case.x_format.is_some() || case.normed_format.is_some() {
         let unrounded = host.multiply(&x, &added);
         outcome.rounding_loss = Some(compare(&got, &unrounded, tolerance).nmse);
     }
@@ -178,6 +182,7 @@ fn check_single_rows(
 fn norm_limit(case: &Case, quantized_x: bool) -> f64 {
     const NEIGHBOUR_CODES: f64 = 2e-5;
     match case.norm {
+        _ if case.normed_format.is_some() => 0.0,
         None => 0.0,
         Some(_) if quantized_x => NEIGHBOUR_CODES,
         Some(_) => rounded_to(case.multiplied_dtype(), 0.0).nmse,

@@ -51,6 +51,8 @@ pub struct MatmulCase {
     pub activation: Activation,
     /// Whether C is what the activation was applied to, whose derivative there multiplies the product.
     pub slope: bool,
+    /// Whether products are of parts of K: A is stored by columns, B by rows, and each is one matrix.
+    pub k_grouped: bool,
     /// What A looks like, and B.
     pub values: [ActivationKind; 2],
     /// Where operands lie.
@@ -74,6 +76,7 @@ impl MatmulCase {
             bias: None,
             activation: Activation::Identity,
             slope: false,
+            k_grouped: false,
             values: [ActivationKind::Normal; 2],
             strides: MatmulStrides::default(),
             seed: 1,
@@ -96,6 +99,43 @@ impl MatmulCase {
         let factors = [Some(self.alpha), self.c.map(|(beta, _)| beta), self.accumulate].into_iter().flatten();
         let whole = factors.into_iter().all(|factor| factor.fract() == 0.0 && factor.abs() < 16.0);
         activation && whole && !self.slope && self.values == [ActivationKind::SmallIntegers; 2]
+    }
+
+    /// So many products of parts of K.
+    pub fn k_grouped(self, products: usize) -> Self {
+        let strides = MatmulStrides { one_a: true, one_b: true, between: 0, ..self.strides };
+        Self { batch: products, k_grouped: true, layout: MatmulLayout::Tn, strides, ..self }
+    }
+
+    /// Where parts of K begin, and the last one ends. Seeds decide whether they are alike, whether some are empty, whether they leave
+    /// values out, and whether they lead out of K or fall.
+    pub(super) fn offsets(&self) -> Vec<u32> {
+        let (k, products) = (self.shape[2] as u64, self.batch as u64);
+        let drawn = |i: u64| (self.seed.wrapping_mul(31) + i * i * 17) % 5;
+        (0..=products)
+            .map(|i| {
+                let even = k * i / products.max(1);
+                let at = match self.seed % 4 {
+                    0 => even,
+                    1 => k * (i / 2 * 2).min(products) / products.max(1),
+                    2 => k / 8 + (k - k / 4) * i / products.max(1),
+                    _ if drawn(i) == 0 => k * 2 + 5,
+                    _ => k * drawn(i) / 4,
+                };
+                at as u32
+            })
+            .collect()
+    }
+
+    /// The part of K that a product multiplies.
+    pub(super) fn k_of(&self, product: usize) -> std::ops::Range<usize> {
+        let k = self.shape[2];
+        if !self.k_grouped {
+            return 0..k;
+        }
+        let offsets = self.offsets();
+        let at = |i: usize| (offsets[i] as usize).min(k);
+        at(product)..at(product + 1).max(at(product))
     }
 
     /// A of a product, `[m, k]`.
@@ -158,6 +198,9 @@ impl fmt::Display for MatmulCase {
         }
         if self.slope {
             write!(f, " slope")?;
+        }
+        if self.k_grouped {
+            write!(f, " k-grouped")?;
         }
         let MatmulStrides { gaps, between, offset, one_a, one_b, one_c, d_beside } = *strides;
         if gaps != [0; 3] {

@@ -18,6 +18,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_special", "infinities, NaN, subnormal numbers, magnitudes far apart", special),
     group("matmul_slopes", "gradients by what an activation was applied to", slopes),
     group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
+    group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
 ];
 
 /// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
@@ -204,6 +205,28 @@ fn special() -> Vec<MatmulCase> {
         let values = [V::MixedMagnitudes, V::Normal];
         cases.push(MatmulCase { values, ..MatmulCase::new([40, 33, 64]).of_type(dtype) });
     }
+    cases
+}
+
+/// Gradients of experts' weights: parts of K of any length, in every type, added to what was there.
+fn k_grouped() -> Vec<MatmulCase> {
+    let shapes = [([40, 48, 300], 5), ([130, 72, 700], 3), ([8, 264, 65], 8), ([200, 136, 1], 2), ([1, 3, 90], 4)];
+    let mut cases: Vec<MatmulCase> = Vec::new();
+    for (i, dtype) in DType::ALL.into_iter().enumerate() {
+        for (j, (shape, products)) in shapes.into_iter().enumerate() {
+            for values in [ActivationKind::Normal, ActivationKind::SmallIntegers] {
+                let seed = cases.len() as u64;
+                let case = MatmulCase { types: [dtype; 2], values: [values; 2], ..MatmulCase::new(shape) };
+                let accumulate = ((i + j) % 2 == 0).then_some(1.0);
+                cases.push(MatmulCase { accumulate, seed, ..case }.k_grouped(products));
+            }
+        }
+    }
+    // What is not finite stays in its part; and parts that are cut.
+    let bad = MatmulCase { values: [ActivationKind::NotFinite; 2], seed: 4, ..MatmulCase::new([70, 40, 150]) };
+    cases.extend(DType::ALL.map(|dtype| bad.of_type(dtype).k_grouped(4)));
+    let long = MatmulCase { seed: 9, ..MatmulCase::new([40, 40, 9000]) };
+    cases.extend(DType::ALL.map(|dtype| MatmulCase { d_dtype: DType::F32, ..long.of_type(dtype) }.k_grouped(3)));
     cases
 }
 

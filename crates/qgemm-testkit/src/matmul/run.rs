@@ -173,6 +173,9 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
         .b_batch_stride(stored.b.stride())
         .d_batch_stride(stored.d_stride(case))
         .alignment(stored.a.operand.alignment(), stored.b.operand.alignment());
+    if case.k_grouped {
+        matmul = matmul.k_grouped(case.batch);
+    }
     if !case.layout.a_by_rows() {
         matmul = matmul.a_transposed();
     }
@@ -241,7 +244,11 @@ fn run_on(
     let mut d = ctx.upload(&held)?;
     let range = |stack: &Stack| stack.operand.range();
     let (of_a, of_b) = (a.slice(range(&stored.a))?, b.slice(range(&stored.b))?);
+    let offsets = case.k_grouped.then(|| ctx.upload(&case.offsets())).transpose()?;
     let mut args = MatmulArgs::new(of_a, of_b, d.slice_mut(range(&stored.d))?).workspace(workspace);
+    if let Some(offsets) = &offsets {
+        args = args.offsets(offsets);
+    }
     if let Some(c) = &c {
         args = args.c(c.slice(range(&stored.c))?);
     }
@@ -265,9 +272,17 @@ fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -
 
 /// The oracle's D of a product: that of `gemm`, whose weight is B.
 fn expected(case: &MatmulCase, product: usize, resolution: Resolution) -> Expected {
-    let [m, n, k] = case.shape;
+    let [m, n, all_of_k] = case.shape;
+    let part = case.k_of(product);
+    let k = part.len();
+    let of_part = |all: Vec<f32>| -> Vec<f32> {
+        all.chunks(all_of_k).flat_map(|row| row[part.clone()].iter().copied()).collect()
+    };
     // Nothing is added up as one product of zeros.
-    let (a, b) = if k == 0 { (vec![0.0; m], vec![0.0; n]) } else { (case.a(product), case.b(product)) };
+    let (a, b) = match k {
+        0 => (vec![0.0; m], vec![0.0; n]),
+        _ => (of_part(case.a(product)), of_part(case.b(product))),
+    };
     let plain: Format = "f32".parse().unwrap_or_else(|_| unreachable!("f32 is a format"));
     let bytes = SharedBytes::new(Arc::new(DType::F32.encode(&b)));
     let weight = HostWeight::new(plain, n, k.max(1), bytes).unwrap_or_else(|e| unreachable!("B is a weight: {e}"));

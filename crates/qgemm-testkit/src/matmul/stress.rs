@@ -28,7 +28,8 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let mut any_gap = |most: usize| gap(rng, most) * unit;
     let gaps = [any_gap(20), any_gap(20), any_gap(20)];
     let values = pick(rng, &[ActivationKind::Normal, ActivationKind::SmallIntegers, ActivationKind::PositiveMean]);
-    MatmulCase {
+    let case = MatmulCase {
+        k_grouped: false,
         shape,
         batch,
         layout: pick(rng, &MatmulLayout::ALL),
@@ -51,5 +52,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
         },
         slope: added == 0 && seed % 4 == 1,
         seed,
-    }
+    };
+    let products = if rng.random_ratio(1, 6) { skewed(rng, 2 * MOST_BATCH) } else { 0 };
+    if products > 0 { case.k_grouped(products) } else { case }
 }

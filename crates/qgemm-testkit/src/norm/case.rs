@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_api::{NormFunction, NormKind};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFormat, XParts};
 use rand::SeedableRng;
 use rand::rngs::StdRng;
 
@@ -93,6 +93,8 @@ pub struct NormCase {
     pub x: DType,
     /// Type of D.
     pub d: DType,
+    /// The format of codes and scales that the result is written in, where it is not D.
+    pub to: Option<XFormat>,
     /// What becomes of a row.
     pub function: NormFunction,
     /// Types of the residual and of the sum, where there is one.
@@ -120,6 +122,7 @@ impl NormCase {
             padding: 0,
             x,
             d,
+            to: None,
             function,
             added: None,
             place: NormPlace::Apart,
@@ -127,6 +130,17 @@ impl NormCase {
             layout: NormLayout::default(),
             seed: 1,
         }
+    }
+
+    /// With a result in codes and scales. Gaps and offsets of D are then those of planes, in their units.
+    pub fn quantized(self, to: XFormat) -> Self {
+        Self { to: Some(to), padding: 0, ..self }
+    }
+
+    /// The planes of the result; cases with odd seeds make the choices that formats leave: a given factor, and sums of 16.
+    pub(super) fn parts(&self) -> Option<XParts> {
+        let odd = self.seed % 2 == 1;
+        self.to?.parts(odd, odd.then_some(16))
     }
 
     /// With a residual and a sum of these types.
@@ -173,8 +187,9 @@ impl NormCase {
 /// A line for tables: `17x33 rms f32->f16 normal`, then whatever is not the default.
 impl fmt::Display for NormCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { rows, columns, padding, x, d, function, added, place, values, layout, seed } = self;
-        write!(f, "{rows}x{columns} {} {x}->{d} {} eps={:e}", function.kind, values.name(), function.eps)?;
+        let Self { rows, columns, padding, x, d, to, function, added, place, values, layout, seed } = self;
+        let to = to.unwrap_or((*d).into());
+        write!(f, "{rows}x{columns} {} {x}->{to} {} eps={:e}", function.kind, values.name(), function.eps)?;
         for (name, dtype) in [("gamma", function.gamma), ("beta", function.beta)] {
             if let Some(dtype) = dtype {
                 write!(f, " {name}={dtype}")?;

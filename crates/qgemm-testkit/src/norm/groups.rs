@@ -1,7 +1,7 @@
 //! The suite of `norm`: which cases a backend must pass.
 
 use qgemm_api::{NormFunction, NormKind};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFormat};
 
 use super::case::{NormCase, NormLayout, NormPlace, NormValues};
 use crate::activations::ActivationKind;
@@ -14,6 +14,7 @@ pub(super) const GROUPS: &[Cases<NormCase>] = &[
     group("norm_layouts", "leading dimensions, unaligned rows, columns of zeros behind, D in the place of X", layouts),
     group("norm_values", "offset, constant, zero, huge and tiny rows, and what is not finite", values),
     group("norm_residual", "a residual added before, in every type, apart and in place", residual),
+    group("norm_quantized", "results in every format of codes and scales", quantized),
 ];
 
 /// Columns around the ends of what parts of warps, warps, CTAs and their registers hold, of shared memory, and of none of them.
@@ -142,6 +143,42 @@ fn residual() -> Vec<NormCase> {
                 let case = NormCase::new(if columns > 2048 { 2 } else { 5 }, columns, kind, x, d).adding(residual, sum);
                 cases.push(NormCase { place, layout: layouts[cases.len() % 3], seed: cases.len() as u64, ..case });
             }
+        }
+    }
+    cases
+}
+
+/// Every format from every type: short rows and long ones, residuals in all places but X's for D, gaps, and values of all kinds.
+fn quantized() -> Vec<NormCase> {
+    let places = [NormPlace::Apart, NormPlace::SumInResidual, NormPlace::SumInX];
+    let layouts = [
+        NormLayout::default(),
+        NormLayout { x_gap: 3, d_gap: 2, sum_gap: 5, d_offset: 3, ..NormLayout::default() },
+        NormLayout { x_gap: 8, residual_gap: 8, d_gap: 1, ..NormLayout::default() },
+        NormLayout { x_offset: 1, d_offset: 1, gamma_offset: 1, ..NormLayout::default() },
+    ];
+    let values = [
+        NormValues::Like(ActivationKind::Normal),
+        NormValues::Like(ActivationKind::Outliers),
+        NormValues::ZeroRows,
+        NormValues::Like(ActivationKind::NotFinite),
+        NormValues::Like(ActivationKind::PositiveMean),
+    ];
+    let mut cases: Vec<NormCase> = Vec::new();
+    for (f, &to) in XFormat::ALL[DType::ALL.len()..].iter().enumerate() {
+        for (i, columns) in [1, 40, 256, 515, 2048, 4100, 17_001].into_iter().enumerate() {
+            let kind = NormKind::ALL[(f + i) % 2];
+            let rows = if columns > 2048 { 2 } else { [1, 5, 3][i % 3] };
+            let x = DType::ALL[(f + i) % 3];
+            let case = NormCase::new(rows, columns, kind, x, DType::F32).quantized(to);
+            let place = places[(f + i) % 3];
+            let case = match (i % 3, place) {
+                (0, _) => case,
+                (_, NormPlace::SumInX) => NormCase { place, ..case.adding(DType::ALL[i % 3], x) },
+                (_, place) => NormCase { place, ..case.adding(DType::BF16, DType::BF16) },
+            };
+            let layout = layouts[(f + 2 * i) % 4];
+            cases.push(NormCase { layout, values: values[(2 * f + i) % 5], seed: cases.len() as u64, ..case });
         }
     }
     cases

@@ -1,14 +1,16 @@
 //! Runs one norm on a device and judges the result.
 
-use qgemm_api::{Context, DeviceKind, Error, Norm, NormArgs, NormPlan};
-use qgemm_formats::DType;
+use qgemm_api::{Buffer, Context, DeviceKind, Error, Norm, NormArgs, NormPlan, Quantization};
+use qgemm_formats::{DType, XFactor, XFormat, XParts};
 
 use super::case::{NormCase, NormPlace};
 use super::oracle::expected;
+use super::quantized;
 use crate::compare::compare;
 use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+use crate::planes::{PLANES, Plane, planes_of};
 
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 const EXEMPTIONS: &[Exemption<NormCase>] = &[];
@@ -32,6 +34,8 @@ struct Stored {
     d: Operand,
     gamma: Operand,
     beta: Operand,
+    /// What is written in place of D.
+    planes: Option<[Plane; PLANES]>,
 }
 
 impl Stored {
@@ -56,6 +60,9 @@ impl Stored {
             },
             gamma: of_columns(case.function.gamma),
             beta: of_columns(case.function.beta),
+            planes: case
+                .parts()
+                .map(|parts| planes_of(&parts, [case.rows, case.columns], layout.d_gap, layout.d_offset)),
         }
     }
 }
@@ -71,6 +78,7 @@ struct Inputs {
 /// What the buffers around D and the sum hold after a run.
 struct Written {
     d: Vec<u8>,
+    planes: Vec<Vec<u8>>,
     sum: Vec<u8>,
 }
 
@@ -94,6 +102,18 @@ fn judge(ctx: &Context, case: &NormCase, outcome: &mut Outcome) -> Result<(), Fa
         }
     };
     let oracle = expected(&case.function, &normalized, case.columns, &inputs.gamma, &inputs.beta);
+    if let (Some(parts), Some(planes)) = (case.parts(), &stored.planes) {
+        let given = given_factor(&parts);
+        outcome.rounding_loss = quantized::check(&oracle, &parts, given, planes, &first.planes)?;
+        if ctx.info().id.kind != DeviceKind::Emu {
+            let second = run_on(ctx, &plan, case, &stored, &inputs).map_err(Failure::of_run)?;
+            for (first, second) in first.planes.iter().zip(&second.planes) {
+                Failure::check_same(first, second)?;
+            }
+            Failure::check_same(&first.sum, &second.sum)?;
+        }
+        return Ok(());
+    }
     let tolerance = rounded_to(case.d, LIMIT);
     let got = without_padding(case, &stored.d.decode(&first.d))?;
     let comparison = compare(&got, &oracle, tolerance);
@@ -118,12 +138,42 @@ fn norm(case: &NormCase, stored: &Stored) -> Norm {
     norm = match case.place.d_in_x() {
         true => norm.d_in_place(),
         false => {
-            let norm = norm.d_dtype(case.d).d_columns(case.columns + case.padding);
+            let norm = match (case.to, case.parts(), &stored.planes) {
+                (Some(to), Some(parts), Some(planes)) => {
+                    return with_residual(norm.d_quantization(&quantization(case, to, &parts, planes)), case, stored);
+                }
+                _ => norm.d_dtype(case.d),
+            };
+            let norm = norm.d_columns(case.columns + case.padding);
             norm.d_row_stride(stored.d.row_stride() as u64).d_alignment(stored.d.alignment())
         }
     };
+    with_residual(norm, case, stored)
+}
+
+/// The factor of all of a quantized result, where it is given.
+fn given_factor(parts: &XParts) -> Option<f32> {
+    (parts.factor == XFactor::Given).then_some(if parts.scale.is_some() { 0.002 } else { 0.03125 })
+}
+
+fn quantization(case: &NormCase, to: XFormat, parts: &XParts, planes: &[Plane; PLANES]) -> Quantization {
+    let [codes, scales, _, sums] = planes.each_ref().map(|plane| plane.row_stride as u64);
+    let mut all = Quantization::new(case.rows, case.columns, case.x, to).codes_row_stride(codes);
+    if parts.scale.is_some() {
+        all = all.scales_row_stride(scales);
+    }
+    if let Some(span) = parts.sum_span {
+        all = all.sums_of(span).sums_row_stride(sums);
+    }
+    if parts.factor == XFactor::Given && parts.scale.is_some() {
+        all = all.given_factor();
+    }
+    all
+}
+
+fn with_residual(norm: Norm, case: &NormCase, stored: &Stored) -> Norm {
     let Some([residual, sum]) = case.added else { return norm };
-    norm = norm
+    let norm = norm
         .residual(residual)
         .residual_row_stride(stored.residual.row_stride() as u64)
         .residual_alignment(stored.residual.alignment());
@@ -152,7 +202,27 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
         place if place.sum_in_residual() => upload(&stored.residual, &inputs.residual)?,
         _ => ctx.upload(&stored.sum.poison())?,
     };
-    let mut args = NormArgs::in_place(d.slice_mut(stored.d.range())?);
+    let planes = stored.planes.as_ref().map(|planes| planes.as_slice()).unwrap_or_default();
+    let upload = |plane: &Plane| ctx.upload(&plane.poison());
+    let mut buffers: Vec<Buffer> = planes.iter().map(upload).collect::<Result<_, _>>()?;
+    let given = case.parts().and_then(|parts| given_factor(&parts)).map(|factor| ctx.upload(&[factor])).transpose()?;
+    let mut args = match &mut buffers[..] {
+        [codes, scales, factors, sums] => {
+            let mut args = NormArgs::in_place(codes.slice_mut(planes[0].range())?);
+            args.factor = given.as_ref().map(Into::into);
+            if planes[1].row_bytes > 0 {
+                args.scales = Some(scales.slice_mut(planes[1].range())?);
+            }
+            if planes[2].row_bytes > 0 {
+                args.token_factors = Some(factors.slice_mut(planes[2].range())?);
+            }
+            if planes[3].row_bytes > 0 {
+                args.sums = Some(sums.slice_mut(planes[3].range())?);
+            }
+            args
+        }
+        _ => NormArgs::in_place(d.slice_mut(stored.d.range())?),
+    };
     if !case.place.d_in_x() && case.place != NormPlace::SumInX {
         args.x = Some(x.slice(stored.x.range())?);
     }
@@ -169,7 +239,12 @@ fn run_on(ctx: &Context, plan: &NormPlan, case: &NormCase, stored: &Stored, inpu
         }
     }
     plan.run(&ctx.default_stream(), args)?;
-    let written = Written { d: ctx.download(&d)?, sum: ctx.download(&sum)? };
+    let mut planes = Vec::new();
+    for buffer in &buffers {
+        planes.push(ctx.download(buffer)?);
+        buffer.raw().check_guards()?;
+    }
+    let written = Written { d: ctx.download(&d)?, planes, sum: ctx.download(&sum)? };
     d.raw().check_guards()?;
     sum.raw().check_guards()?;
     Ok(written)

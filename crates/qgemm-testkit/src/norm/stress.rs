@@ -1,7 +1,7 @@
 //! Random norms: any size, type, residual and layout from one seed.
 
 use qgemm_api::{NormFunction, NormKind};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFormat};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -15,7 +15,7 @@ const MAX_COLUMNS: usize = 40_000;
 const MAX_ELEMENTS: usize = 300_000;
 
 /// The case that `seed` stands for.
-pub(super) fn random_case(seed: u64) -> NormCase {
+pub(super) fn random_case(to: Option<XFormat>, seed: u64) -> NormCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let columns = skewed(rng, MAX_COLUMNS);
     let rows = skewed(rng, MAX_ROWS).min((MAX_ELEMENTS / columns).max(1));
@@ -39,7 +39,10 @@ pub(super) fn random_case(seed: u64) -> NormCase {
         1 => NormValues::ZeroRows,
         _ => NormValues::Like(pick(rng, &ActivationKind::ALL)),
     };
-    NormCase {
+    let formats = &XFormat::ALL[DType::ALL.len()..];
+    let drawn = rng.random_ratio(1, 3).then(|| pick(rng, formats));
+    let to = to.or(drawn).filter(|_| !place.d_in_x());
+    let case = NormCase {
         padding: if place.d_in_x() { 0 } else { gap(rng, 80) },
         function,
         added,
@@ -56,5 +59,6 @@ pub(super) fn random_case(seed: u64) -> NormCase {
         },
         seed,
         ..NormCase::new(rows, columns, kind, x, if place.d_in_x() { x } else { dtype(rng) })
-    }
+    };
+    to.map_or(case, |to| case.quantized(to))
 }

@@ -1,20 +1,15 @@
 //! Runs one quantization on a device and judges the result.
 
-use std::ops::Range;
-
 use qgemm_api::{Buffer, Context, DeviceKind, Quantization, QuantizationArgs, QuantizationPlan};
-use qgemm_formats::{XFactor, XRow};
+use qgemm_formats::XRow;
 
 use super::case::QuantizeCase;
 use crate::operand::Operand;
-use crate::outcome::{Exemption, Failure, Outcome, Verdict, WrongBits};
+use crate::outcome::{Exemption, Failure, Outcome, Verdict};
+use crate::planes::{PLANES, Plane, planes_of};
 
 /// Every exemption. One that no longer holds, because the case can be planned, fails.
 const EXEMPTIONS: &[Exemption<QuantizeCase>] = &[];
-/// A multiple of the alignment of every device's buffers.
-const GUARD_BYTES: usize = 256;
-const POISON: u8 = 0xee;
-const WORD: usize = 4;
 
 /// Runs `case` on poisoned memory, twice where that may show something else, and compares every bit with the host's reference.
 pub fn run(ctx: &Context, case: &QuantizeCase) -> Outcome {
@@ -22,80 +17,6 @@ pub fn run(ctx: &Context, case: &QuantizeCase) -> Outcome {
     let result = judge(ctx, case, &mut outcome);
     outcome.verdict = Verdict::of(result, ctx, case, EXEMPTIONS);
     outcome
-}
-
-/// Rows of bytes in a buffer of poison.
-#[derive(Clone, Copy, Debug)]
-struct Plane {
-    name: &'static str,
-    rows: usize,
-    row_bytes: usize,
-    row_stride: usize,
-    offset: usize,
-    /// Whether words are f32, of which a NaN may be any.
-    is_f32: bool,
-}
-
-impl Plane {
-    fn range(&self) -> Range<usize> {
-        let start = GUARD_BYTES + self.offset;
-        let len = if self.row_bytes == 0 { 0 } else { (self.rows - 1) * self.row_stride + self.row_bytes };
-        start..start + len
-    }
-
-    fn poison(&self) -> Vec<u8> {
-        vec![POISON; (self.range().end + GUARD_BYTES).next_multiple_of(WORD)]
-    }
-
-    /// The bytes of a row within the buffer.
-    fn row(&self, row: usize) -> Range<usize> {
-        let stride = if self.row_bytes == 0 { 0 } else { self.row_stride };
-        let start = self.range().start + row * stride;
-        start..start + self.row_bytes
-    }
-
-    /// Compares what lies in `buffer` with what should.
-    fn check(&self, buffer: &[u8], expected: &[u8]) -> Result<(), Failure> {
-        let word = |bytes: &[u8], at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| bytes[at * WORD + byte]));
-        for row in 0..self.rows {
-            let (got, expected) = (&buffer[self.row(row)], &expected[self.row(row)]);
-            for column in 0..self.row_bytes / WORD {
-                let (got, expected) = (word(got, column), word(expected, column));
-                let both_nan = self.is_f32 && f32::from_bits(got).is_nan() && f32::from_bits(expected).is_nan();
-                if got != expected && !both_nan {
-                    return Err(Failure::WrongBits(WrongBits { operand: self.name, row, column, expected, got }));
-                }
-            }
-        }
-        let mut outside = buffer.to_vec();
-        (0..self.rows).for_each(|row| outside[self.row(row)].fill(POISON));
-        let written = outside.iter().position(|&byte| byte != POISON);
-        written.map_or(Ok(()), |byte| Err(Failure::WroteOutside(byte)))
-    }
-}
-
-/// Codes, scales, token factors, sums: rows of none of those that the format has not.
-const PLANES: usize = 4;
-
-fn planes(case: &QuantizeCase) -> [Plane; PLANES] {
-    let (parts, k, layout) = (case.parts(), case.columns, case.layout);
-    let plane = |name, row_bytes: usize, unit: usize, offset: usize, is_f32| Plane {
-        name,
-        rows: case.rows,
-        row_bytes,
-        row_stride: row_bytes + layout.gap * unit,
-        offset,
-        is_f32,
-    };
-    let offset = layout.offset * WORD;
-    let of_token = if parts.factor == XFactor::PerToken { WORD } else { 0 };
-    let factors = Plane { row_stride: WORD, ..plane("token factors", of_token, WORD, offset, true) };
-    [
-        plane("codes", parts.code_bytes(k), 16, 0, false),
-        plane("scales", parts.scale_bytes(k), WORD, offset, parts.scale_width() == WORD),
-        factors,
-        plane("sums", parts.sums(k) * WORD, WORD, offset, true),
-    ]
 }
 
 /// What the buffers must hold.
@@ -137,7 +58,7 @@ fn judge(ctx: &Context, case: &QuantizeCase, outcome: &mut Outcome) -> Result<()
         false => Operand::new(case.from, case.rows, case.columns, layout.x_gap, layout.x_offset),
         true => Operand::new(case.from, case.columns, case.rows, layout.x_gap, layout.x_offset).transposed(),
     };
-    let planes = planes(case);
+    let planes = planes_of(&case.parts(), [case.rows, case.columns], case.layout.gap, case.layout.offset);
     let plan = ctx.plan_quantization(&quantization(case, &stored, &planes)).map_err(Failure::of_plan)?;
     outcome.kernel = Some(plan.kernel_name().to_owned());
     outcome.kernel_id = plan.kernel_id();

@@ -35,7 +35,7 @@ struct MatmulShape {
     m: u32, // Rows of A and D.
     n: u32, // Columns of B and D.
     k: u32, // Columns of A and rows of B.
-    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES` and `SLOPE` of the `FLAG_` constants.
+    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
     alpha: f32, // Factor of the product.
     beta: f32, // Factor of C, or of what D held.
 }
@@ -66,6 +66,19 @@ struct NormShape {
     eps: f32, // Added to the mean of squares.
 }
 
+struct OptimizerShape {
+    len: u32, // Parameters, of wgpu those of a dispatch.
+    flags: u32, // `ALIGNED16` and `COPY` of the `FLAG_` constants.
+    gradient: u32, // Element type of the gradient (0 = f32, 1 = f16, 2 = bf16).
+    copy: u32, // Element type of the copy.
+    decay1: f32, // What the first moment is multiplied with.
+    gain1: f32, // What the gradient is multiplied with before it is added to the first moment.
+    decay2: f32, // What the second moment is multiplied with.
+    gain2: f32, // What the gradient's square is multiplied with before it is added to the second moment.
+    eps: f32, // Added to the root of the second moment.
+    reserved: u32, // Unused, zero.
+}
+
 const FLAG_ROW_SCALE: u32 = 1u;
 const FLAG_K_ORDER: u32 = 2u;
 const FLAG_C: u32 = 4u;
@@ -87,6 +100,9 @@ const FLAG_COUNTS: u32 = 131072u;
 const FLAG_GIVEN_IDS: u32 = 262144u;
 const FLAG_ACCUMULATES: u32 = 524288u;
 const FLAG_SLOPE: u32 = 1048576u;
+const FLAG_K_GROUPED: u32 = 2097152u;
+const FLAG_ALIGNED16: u32 = 524288u;
+const FLAG_COPY: u32 = 1048576u;
 const FLAG_CAUSAL: u32 = 524288u;
 const FLAG_SOFT_CAP: u32 = 1048576u;
 const FLAG_Q_OFFSETS: u32 = 2097152u;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, FLAG_SLOPE, MatmulShape};
+use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, FLAG_K_GROUPED, FLAG_SLOPE, MatmulShape};
 use qgemm_hal::{
     BatchedDense, CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
     LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand,
@@ -26,7 +26,7 @@ pub(super) const FAMILIES: MatmulFamilies = &[&Matmul];
 /// What its kernel is given: the operands of `shaders/matmul_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "matmul",
-    bindings: &[(0, false), (1, false), (4, false), (5, false), (8, true)],
+    bindings: &[(0, false), (1, false), (4, false), (5, false), (6, false), (8, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
@@ -65,6 +65,7 @@ struct Params {
     c_base: u32,
     bias_base: u32,
     d_base: u32,
+    offsets_base: u32,
 }
 
 /// The family.
@@ -215,6 +216,7 @@ impl MatmulKernel {
             (FLAG_BIAS, op.bias.is_some()),
             (FLAG_ACCUMULATES, op.accumulates),
             (FLAG_SLOPE, op.slope),
+            (FLAG_K_GROUPED, op.k_grouped),
         ];
         let (products, rows) = (part.products.len(), part.rows.len());
         // A stride of 1 says what is contiguous, also of what there is one of.
@@ -270,13 +272,21 @@ impl MatmulKernel {
         let width = op.bias.map_or(4, |dtype| dtype.bytes());
         let bytes = 0..op.bias.map_or(0, |_| op.n * width);
         let of_bias = Touched { what: O::Bias.name(), view: operands.get(O::Bias), bytes, width };
-        let (a, b, c, bias, d);
+        let products = if op.k_grouped { part.products.start * 4..(part.products.end + 1) * 4 } else { 0..0 };
+        let of_groups = Touched {
+            what: O::Offsets.name(),
+            view: operands.get(O::Offsets),
+            bytes: products,
+            width: size_of::<u32>(),
+        };
+        let (a, b, c, bias, offsets, d);
         (a, p.a_base) = of_a.bind(shared)?;
         (b, p.b_base) = of_b.bind(shared)?;
         (c, p.c_base) = of_c.bind(shared)?;
         (bias, p.bias_base) = of_bias.bind(shared)?;
+        (offsets, p.offsets_base) = of_groups.bind(shared)?;
         (d, p.d_base) = of_d.bind_written(shared)?;
-        Ok(Dispatch { params: p, bindings: vec![a, b, c, bias, d], grid: part.grid(op) })
+        Ok(Dispatch { params: p, bindings: vec![a, b, c, bias, offsets, d], grid: part.grid(op) })
     }
 }
 
@@ -314,6 +324,7 @@ mod tests {
             d: dense(m, n),
             c: None,
             slope: false,
+            k_grouped: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -12,6 +12,7 @@ pub(crate) mod matmul;
 pub(crate) mod modes;
 pub(crate) mod norm;
 mod operands;
+pub(crate) mod optimizer;
 pub(crate) mod quantize;
 pub(crate) mod routing;
 mod unpack;
@@ -38,6 +39,7 @@ pub(crate) const CATALOG: Catalog = Catalog {
     kv_append: kv_append::FAMILIES,
     indexer: indexer::FAMILIES,
     unpack: unpack::FAMILIES,
+    optimizer: optimizer::FAMILIES,
 };
 
 /// What the kernels of each operation are given.
@@ -54,9 +56,11 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &dequantize::INTERFACE,
     &attention::INTERFACE,
     &norm::INTERFACE,
+    &norm::QUANTIZED_INTERFACE,
     &kv_append::INTERFACE,
     &indexer::SCORE_INTERFACE,
     &indexer::CHOOSE_INTERFACE,
+    &optimizer::INTERFACE,
 ];
 
 /// Most bytes of parameters: a quarter of the 128 that adapters have of immediates stays free.
@@ -79,9 +83,11 @@ const _: () = {
         &dequantize::INTERFACE,
         &attention::INTERFACE,
         &norm::INTERFACE,
+        &norm::QUANTIZED_INTERFACE,
         &kv_append::INTERFACE,
         &indexer::SCORE_INTERFACE,
         &indexer::CHOOSE_INTERFACE,
+        &optimizer::INTERFACE,
     ];
     let mut i = 0;
     while i < all.len() {

@@ -4,33 +4,41 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::DType;
+use qgemm_formats::{DType, XFactor};
 use qgemm_hal::abi::{
     FLAG_BETA, FLAG_CENTERED, FLAG_GAMMA, FLAG_RESIDUAL, FLAG_RESIDUAL_IN_SUM, FLAG_X_IN_D, FLAG_X_IN_SUM, NormShape,
     dtype_code,
 };
 use qgemm_hal::{
     CheckedNorm, Dense, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
-    NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormSpec, Operand, Operands, Operation, Spec, Stream,
-    Unsupported, XPlace,
+    NormConfig, NormFamilies, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, Operand, Operands,
+    Operation, QuantizedD, Spec, Stream, Unsupported, XPlace, XPlanes,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, rows_that_fit, stride, submit, too_large};
 use super::operands::Touched;
+use super::quantize::constants;
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
 use crate::pipeline::{Compiled, Interface};
-use crate::shader::{NORM_TEXTS, compose_norm};
+use crate::shader::{NORM_TEXTS, compose_norm, compose_norm_quantized};
 use crate::shared::Shared;
 
 /// What a wgpu device offers of `norm`.
 pub(super) const FAMILIES: NormFamilies = &[&Norm];
 
-/// What its kernels are given: the operands of `shaders/norm_params.wgsl`.
+/// What its kernels are given: the operands of `shaders/norm_params.wgsl`, and of `norm_d_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "norm",
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true)],
     params_bytes: size_of::<Params>() as u32,
+};
+
+/// The same of those whose result is quantized: `norm_planes_params.wgsl`.
+pub(crate) const QUANTIZED_INTERFACE: Interface = Interface {
+    name: "norm_quantize",
+    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, true), (5, true), (6, true), (7, true)],
+    params_bytes: size_of::<QuantizedParams>() as u32,
 };
 
 /// Name of the family.
@@ -41,26 +49,48 @@ const THREADS: u32 = 256;
 const KEPT: u32 = 3328;
 /// Bytes of workgroup memory: `var<workgroup>` of the shader.
 const SHARED_BYTES: u32 = KEPT * 4 + THREADS * 12;
+/// Bytes of a word: all that is written of planes.
+const WORD: usize = 4;
 /// Columns that an invocation has beside one another.
 const COLUMNS: usize = 2;
 
 static SOURCE_HASH: LazyLock<u64> = LazyLock::new(|| hash_of(NORM_TEXTS));
 
-/// `Params` of `shaders/norm_params.wgsl`.
+/// What `Params` of `shaders/norm_d_params.wgsl` and of `shaders/norm_planes_params.wgsl` begin with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
-struct Params {
+struct RowParams {
     shape: NormShape,
     x_row: u32,
     residual_row: u32,
     sum_row: u32,
-    d_row: u32,
     x_base: u32,
     residual_base: u32,
     gamma_base: u32,
     beta_base: u32,
     sum_base: u32,
+}
+
+/// `Params` of `shaders/norm_d_params.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct Params {
+    rows: RowParams,
+    d_row: u32,
     d_base: u32,
+}
+
+/// `Params` of `shaders/norm_planes_params.wgsl`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+struct QuantizedParams {
+    rows: RowParams,
+    codes_row: u32,
+    scales_row: u32,
+    others_row: u32,
+    codes_base: u32,
+    scales_base: u32,
+    others_base: u32,
 }
 
 /// The family.
@@ -75,14 +105,13 @@ impl Family<CheckedNorm> for Norm {
     fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         check(op, info)?;
         // Adapters tell no bandwidth, so nothing is known of the share of it; there is no other family to rank it against.
-        Ok(vec![NormConfig { kernel: kernel_id(), efficiency: 500 }])
+        Ok(vec![NormConfig { kernel: kernel_id(op), efficiency: 500 }])
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
         let step = step(device, op)?;
         let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
-        let name = format!("{NAME}_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype);
-        Ok(LaunchSequence::new::<NormOperand>(name, vec![step]))
+        Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
     }
 
     fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
@@ -90,8 +119,10 @@ impl Family<CheckedNorm> for Norm {
     }
 }
 
-fn kernel_id() -> KernelId {
-    KernelId::new(NAME, None, Spec::Norm(NormSpec::any(0)))
+fn kernel_id(op: &CheckedNorm) -> KernelId {
+    let plain = Spec::Norm(NormSpec::any(0));
+    let of_codes = op.quantized.map(|quantized| Spec::NormQuantize(NormQuantizeSpec::new(0, &quantized)));
+    KernelId::new(NAME, None, of_codes.unwrap_or(plain))
 }
 
 /// Whether the kernel serves `op`.
@@ -105,12 +136,16 @@ pub(super) fn step(device: &dyn Device, op: &CheckedNorm) -> Result<LaunchStep, 
     let refused =
         |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
     let each = rows_of_part(op, device.info().max_buffer_bytes).map_err(refused)?;
-    let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), compose_norm(THREADS, KEPT))?;
+    let (interface, shader) = match &op.quantized {
+        None => (&INTERFACE, compose_norm(THREADS, KEPT)),
+        Some(to) => (&QUANTIZED_INTERFACE, compose_norm_quantized(THREADS, KEPT, &constants(&to.planes.parts))),
+    };
+    let compiled = Compiled::new(shared, interface, interface.name.to_owned(), shader)?;
     let parts: Vec<Range<usize>> = (0..op.rows).step_by(each).map(|first| first..op.rows.min(first + each)).collect();
     let grid = parts.first().map_or([0; 3], |part| grid(op, part.len()));
     let geometry = Geometry { grid, threads: THREADS, shared_bytes: SHARED_BYTES };
     let kernel = NormKernel { compiled, shared: shared.clone(), op: *op, parts };
-    Ok(LaunchStep::new::<NormOperand>(kernel_id(), geometry, Arc::new(kernel)))
+    Ok(LaunchStep::new::<NormOperand>(kernel_id(op), geometry, Arc::new(kernel)))
 }
 
 /// Invocations that share a row of so many columns.
@@ -136,7 +171,7 @@ fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
         ("X", Some(x), columns),
         ("the residual", residual, columns),
         ("the sum", sum, columns),
-        ("the result", Some(d), d_columns),
+        ("the result", Some(d).filter(|_| op.quantized.is_none()), d_columns),
     ];
     if gathers || matrices.iter().any(|(_, dense, _)| dense.is_some_and(|dense| dense.col_stride != 1)) {
         return Err(Unsupported::new("reads and writes row-major matrices, whose columns keep their order"));
@@ -158,7 +193,25 @@ fn rows_of_part(op: &CheckedNorm, limit: u64) -> Result<usize, Unsupported> {
             fitting = fitting.min(rows_that_fit(name, &dense, columns, limit)?);
         }
     }
+    for (name, row_stride, row_bytes) in op.quantized.iter().flat_map(|to| planes(op, to)) {
+        let room = limit.saturating_sub(MARGIN).checked_sub(row_bytes as u64);
+        let room = room.ok_or_else(|| too_large(&format!("a row of {}", name.name()), row_bytes as u64, limit))?;
+        fitting = fitting.min(usize::try_from(room / row_stride.max(1)).unwrap_or(usize::MAX).saturating_add(1));
+    }
     Ok(fitting)
+}
+
+/// The codes, the scales, and the sums or factors of tokens, each with the bytes between its rows and those of a row; no bytes of what the
+/// format has not.
+fn planes(op: &CheckedNorm, to: &QuantizedD) -> [(NormOperand, u64, usize); 3] {
+    use NormOperand as O;
+    let (XPlanes { parts, codes_row, scales_row, sums_row }, k) = (to.planes, op.columns);
+    let others = match parts.factor {
+        XFactor::PerToken => (O::TokenFactors, WORD as u64, WORD),
+        XFactor::Given => (O::Factor, 0, WORD),
+        XFactor::None => (O::Sums, sums_row, parts.sums(k) * WORD),
+    };
+    [(O::Codes, codes_row, parts.code_bytes(k)), (O::Scales, scales_row, parts.scale_bytes(k)), others]
 }
 
 /// A kernel for one operation. A launch makes no device memory.
@@ -173,7 +226,7 @@ struct NormKernel {
 
 impl NormKernel {
     /// All parameters of `rows` rows but where operands begin.
-    fn params(&self, rows: usize) -> Params {
+    fn params(&self, rows: usize) -> RowParams {
         let (op, function) = (&self.op, &self.op.function);
         let in_place = op.added.is_some_and(|added| added.in_place);
         let flags = [
@@ -200,22 +253,21 @@ impl NormKernel {
             kept_columns: (op.columns as u32).min(KEPT / (THREADS / row_threads)),
             eps: function.eps,
         };
-        Params {
+        RowParams {
             shape,
             x_row: row(Some(op.x)),
             residual_row: row(residual),
             sum_row: row(sum),
-            d_row: row(Some(op.d)),
-            ..Params::default()
+            ..RowParams::default()
         }
     }
 
-    /// What a part binds, and its parameters.
-    fn dispatch<'a>(
+    /// What a part binds of all but the result, and its parameters.
+    fn rows<'a>(
         &'a self,
         part: &Range<usize>,
         operands: &'a Operands<'a>,
-    ) -> Result<Dispatch<'a, Params>, HalError> {
+    ) -> Result<(RowParams, Vec<wgpu::BufferBinding<'a>>), HalError> {
         use NormOperand as O;
         let (shared, op, mut p) = (&self.shared, &self.op, self.params(part.len()));
         let touched = |operand: O, bytes: Range<usize>, width: usize| Touched {
@@ -238,24 +290,73 @@ impl NormKernel {
         };
         let own_x = (op.x_place == XPlace::Own).then_some(op.x);
         let own_residual = op.added.filter(|added| !added.in_place).map(|added| added.residual);
-        let (x, residual, gamma, beta, sum, d);
+        let (x, residual, gamma, beta, sum);
         (x, p.x_base) = rows(O::X, own_x, op.columns).bind(shared)?;
         (residual, p.residual_base) = rows(O::Residual, own_residual, op.columns).bind(shared)?;
         (gamma, p.gamma_base) = of_columns(O::Gamma, op.function.gamma).bind(shared)?;
         (beta, p.beta_base) = of_columns(O::Beta, op.function.beta).bind(shared)?;
         let sum_operand = op.sum_operand().unwrap_or(O::Sum);
         (sum, p.sum_base) = rows(sum_operand, op.added.map(|added| added.sum), op.columns).bind_written(shared)?;
-        (d, p.d_base) = rows(op.d_operand(), Some(op.d), op.d_columns).bind_written(shared)?;
-        Ok(Dispatch { params: p, bindings: vec![x, residual, gamma, beta, sum, d], grid: grid(op, part.len()) })
+        Ok((p, vec![x, residual, gamma, beta, sum]))
+    }
+
+    /// The dispatch of a part that writes plain numbers.
+    fn dispatch<'a>(
+        &'a self,
+        part: &Range<usize>,
+        operands: &'a Operands<'a>,
+    ) -> Result<Dispatch<'a, Params>, HalError> {
+        let op = &self.op;
+        let (rows, mut bindings) = self.rows(part, operands)?;
+        let (width, row) = (op.d.dtype.bytes(), |row: usize| row * op.d.row_stride as usize);
+        let bytes = row(part.start) * width..(row(part.end - 1) + op.d_columns) * width;
+        let operand = op.d_operand();
+        let touched = Touched { what: operand.name(), view: operands.get(operand), bytes, width };
+        let (d, d_base) = touched.bind_written(&self.shared)?;
+        bindings.push(d);
+        let params = Params { rows, d_row: stride(part.len(), op.d.row_stride), d_base };
+        Ok(Dispatch { params, bindings, grid: grid(op, part.len()) })
+    }
+
+    /// The dispatch of a part that writes planes.
+    fn quantized_dispatch<'a>(
+        &'a self,
+        to: &QuantizedD,
+        part: &Range<usize>,
+        operands: &'a Operands<'a>,
+    ) -> Result<Dispatch<'a, QuantizedParams>, HalError> {
+        let op = &self.op;
+        let (rows, mut bindings) = self.rows(part, operands)?;
+        let mut at = [(0, 0); 3];
+        for ((operand, row_stride, row_bytes), at) in planes(op, to).into_iter().zip(&mut at) {
+            let row = |row: usize| row * row_stride as usize;
+            let bytes = if row_bytes == 0 { 0..0 } else { row(part.start)..row(part.end - 1) + row_bytes };
+            let touched = Touched { what: operand.name(), view: operands.get(operand), bytes, width: WORD };
+            let (plane, base) = touched.bind_written(&self.shared)?;
+            bindings.push(plane);
+            *at = (stride(part.len(), row_stride / WORD as u64), base);
+        }
+        let [(codes_row, codes_base), (scales_row, scales_base), (others_row, others_base)] = at;
+        let params = QuantizedParams { rows, codes_row, scales_row, others_row, codes_base, scales_base, others_base };
+        Ok(Dispatch { params, bindings, grid: grid(op, part.len()) })
     }
 }
 
 impl Kernel for NormKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        let dispatches: Vec<_> =
-            self.parts.iter().map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
-        submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+        let parts = self.parts.iter();
+        match &self.op.quantized {
+            None => {
+                let dispatches: Vec<_> = parts.map(|part| self.dispatch(part, &operands)).collect::<Result<_, _>>()?;
+                submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+            }
+            Some(to) => {
+                let dispatches: Vec<_> =
+                    parts.map(|part| self.quantized_dispatch(to, part, &operands)).collect::<Result<_, _>>()?;
+                submit(&self.shared, &QUANTIZED_INTERFACE, &self.compiled, &dispatches)
+            }
+        }
     }
 }
 
@@ -274,6 +375,7 @@ mod tests {
             function: NormFunction::rms(1e-6).gamma(DType::F32),
             x,
             d,
+            quantized: None,
             added: None,
             x_place: XPlace::Own,
             gathers: false,

@@ -46,11 +46,12 @@ pub struct Tile {
 impl Cut {
     /// The tasks of `op` for so many threads.
     pub fn new(op: &CheckedMatmul, threads: usize) -> Self {
-        let &CheckedMatmul { batch, m, n, k, .. } = op;
+        let &CheckedMatmul { batch, m, n, k, k_grouped, .. } = op;
         let panels = m.div_ceil(PANEL_ROWS);
         let rows = m.div_ceil(panels);
         let tiles = batch.saturating_mul(panels).saturating_mul(n.div_ceil(BLOCK_ROWS));
-        let parts = if tiles < FEW_TILES { (k / LEAST_PART).min(FEW_TILES / tiles).max(1) } else { 1 };
+        // What part of K a product has, only a launch knows.
+        let parts = if tiles < FEW_TILES && !k_grouped { (k / LEAST_PART).min(FEW_TILES / tiles).max(1) } else { 1 };
         let mut cut = Self { rows, blocks: 1, parts, batch, m, n, k };
         if parts == 1 {
             // The largest tasks of which there are enough.
@@ -114,6 +115,7 @@ mod tests {
             d: dense,
             c: None,
             slope: false,
+            k_grouped: false,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -31,6 +31,8 @@ pub struct Job<'a> {
     b: Batch<'a>,
     c: Option<Batch<'a>>,
     bias: Option<(&'a [u8], DType)>,
+    /// Where parts of K begin, and the last one ends, where products have one each.
+    offsets: Option<&'a [u8]>,
     d: OutputBatch<'a>,
 }
 
@@ -103,10 +105,19 @@ impl<'a> Job<'a> {
             }
             None => None,
         };
+        let offsets = match op.k_grouped {
+            true => {
+                let (what, end) = (O::Offsets.name(), (batch + 1) * size_of::<u32>());
+                let bytes = host_bytes(operands.take(O::Offsets).ok_or(absent(what, end))?, what)?;
+                let len = bytes.len();
+                Some(bytes.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len })?)
+            }
+            false => None,
+        };
         let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
         let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
         let d = OutputBatch::new(d, dense(&op.d), [m, n], batch, op.d.batch_stride, O::D.name())?;
-        Ok(Self { op, cut, simd, a, b, c, bias, d })
+        Ok(Self { op, cut, simd, a, b, c, bias, offsets, d })
     }
 
     /// Computes everything.
@@ -132,10 +143,19 @@ impl<'a> Job<'a> {
         let sums = tile.rows.len() * tile.columns.len().next_multiple_of(BLOCK_ROWS);
         arena::with_activations(sums, |sums| {
             sums.fill(0.0);
-            self.accumulate(tile, 0..self.op.k, sums);
+            self.accumulate(tile, self.k_of(tile.product), sums);
             // SAFETY: tiles share no outputs.
             unsafe { self.store(tile, sums) };
         });
+    }
+
+    /// The part of K that a product multiplies. No offset leads out of K, or to fewer than no values.
+    fn k_of(&self, product: usize) -> Range<usize> {
+        let Some(offsets) = self.offsets else { return 0..self.op.k };
+        let (words, _) = offsets.as_chunks::<4>();
+        let at = |i: usize| (u32::from_le_bytes(words[i]) as usize).min(self.op.k);
+        let first = at(product);
+        first..at(product + 1).max(first)
     }
 
     /// Computes the parts of K of every tile, then adds them up: the neighbours of every pair, then those of pairs, and so on.

@@ -68,10 +68,10 @@ struct RingPosition {
     }
 };
 
-// Copies a k-tile of a factor, whose tile has OUTER of its outer index from `outer` on.
+// Copies the k-tile from `first_k` on of a factor, whose tile has OUTER of its outer index from `outer` on.
 template <u32 OUTER, bool ALONG_K>
-QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 k_tile, u32 matrix, u64* full) {
-    const i32 k = (i32)(k_tile * QG_TILE_K);
+QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 first_k, u32 matrix, u64* full) {
+    const i32 k = (i32)first_k;
     if constexpr (ALONG_K) {
         cp_async_bulk_tensor_3d(shared, &map, k, (i32)outer, (i32)matrix, full);
     } else {
@@ -95,8 +95,9 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
             MatmulStage& stage = ring.stage[at.stage];
             u64* full = &ring.full[at.stage];
             mbarrier_arrive_expect_tx(full, sizeof(MatmulStage));
-            copy_k_tile<QG_TILE_M, QG_A_ALONG_K>(stage.a, p.a_map, tile.row, k_tile, a_matrix, full);
-            copy_k_tile<QG_TILE_N, QG_B_ALONG_K>(stage.b, p.b_map, tile.column, k_tile, b_matrix, full);
+            const u32 k = tile.k_first + k_tile * QG_TILE_K;
+            copy_k_tile<QG_TILE_M, QG_A_ALONG_K>(stage.a, p.a_map, tile.row, k, a_matrix, full);
+            copy_k_tile<QG_TILE_N, QG_B_ALONG_K>(stage.b, p.b_map, tile.column, k, b_matrix, full);
             RingPosition::next(at);
         }
     }
@@ -120,13 +121,32 @@ QG_DEVICE void start_stage(float (&acc)[ACCUMULATORS], const MatmulStage& stage,
     wgmma_commit_group();
 }
 
+// Makes zeros of what a stage has from value `k` of its k-tile on: values of the next product's part of K. Both factors lie along
+// their outer index, so that a row of a box is one value of k. All consumers take part.
+QG_DEVICE void clear_behind(MatmulStage& stage, u32 k, u32 thread) {
+    constexpr u32 BOXES = (QG_TILE_M + QG_TILE_N) / BOX, ROW_BYTES = BOX * 2, CHUNKS = ROW_BYTES / 16;
+    const u32 rows = BOX - k;
+    for (u32 i = thread; i < BOXES * rows * CHUNKS; i += CONSUMERS) {
+        const u32 box = i / (rows * CHUNKS), row = i / CHUNKS % rows, chunk = i % CHUNKS;
+        st_shared(reinterpret_cast<u32x4*>(stage.a + box * BOX_BYTES + (k + row) * ROW_BYTES + chunk * 16),
+                  u32x4{0, 0, 0, 0});
+    }
+    fence_proxy_async();
+    matmul_barrier<CONSUMERS>();
+}
+
 // acc += A · B over the k-tiles of a work item, for the 64 rows of a warpgroup. The instructions of a stage are given while
 // those of the one before run.
-QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPosition& at, const MatmulTile& tile,
-                        u32 warpgroup, u32 lane) {
-    u32 before = 0;
+QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPosition& at, const MatmulParams& p,
+                        const MatmulTile& tile, u32 thread, u32 warpgroup, u32 lane) {
+    u32 before = 0, whole_end = tile.end;
+    // What lies behind all of K arrives as zeros, but not what lies behind a product's part of it.
+    bool clears = false;
+    if constexpr (QG_MAY_GROUP_K)
+        clears = (p.shape.flags & QG_FLAG_K_GROUPED) && tile.begin < tile.end && tile.end * QG_TILE_K > tile.k_len;
+    if (clears) whole_end--;
 #pragma unroll 1
-    for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
+    for (u32 k_tile = tile.begin; k_tile < whole_end; k_tile++) {
         mbarrier_wait(&ring.full[at.stage], at.parity);
         start_stage(acc, ring.stage[at.stage], warpgroup);
         wgmma_wait_group<1>();
@@ -135,5 +155,14 @@ QG_DEVICE void multiply(float (&acc)[ACCUMULATORS], MatmulRing& ring, RingPositi
         RingPosition::next(at);
     }
     wgmma_wait_group<0>();
-    if (tile.begin < tile.end) MatmulRing::release(ring, before, lane);
+    if (tile.begin < whole_end) MatmulRing::release(ring, before, lane);
+    if constexpr (QG_MAY_GROUP_K) {
+        if (!clears) return;
+        mbarrier_wait(&ring.full[at.stage], at.parity);
+        clear_behind(ring.stage[at.stage], tile.k_len - whole_end * QG_TILE_K, thread);
+        start_stage(acc, ring.stage[at.stage], warpgroup);
+        wgmma_wait_group<0>();
+        MatmulRing::release(ring, at.stage, lane);
+        RingPosition::next(at);
+    }
 }

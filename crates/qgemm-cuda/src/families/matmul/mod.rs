@@ -57,6 +57,8 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         ("QG_THREADS", template.threads),
         ("QG_CTAS_PER_SM", template.ctas),
         ("QG_SHARED_BYTES", template.shared_bytes()),
+        // Parts of K begin anywhere, which leaves rows aligned where K is not along them.
+        ("QG_MAY_GROUP_K", matches!(spec.layout, MatmulLayout::Tn | MatmulLayout::Any).into()),
     ];
     match template.math {
         Math::FmaF32 => constants.extend([("QG_A_DTYPE", dtype_code(spec.a)), ("QG_B_DTYPE", dtype_code(spec.b))]),
@@ -139,6 +141,7 @@ impl MatmulParams {
             (&mut params.at.bias, O::Bias),
             (&mut params.at.d, O::D),
             (&mut params.at.workspace, O::Workspace),
+            (&mut params.at.offsets, O::Offsets),
         ];
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
@@ -165,6 +168,7 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
         (abi::FLAG_BIAS, op.bias.is_some()),
         (abi::FLAG_ACCUMULATES, op.accumulates),
         (abi::FLAG_SLOPE, op.slope),
+        (abi::FLAG_K_GROUPED, op.k_grouped),
         (abi::FLAG_D_ALIGNED16, op.d.aligned16),
         (abi::FLAG_C_ALIGNED16, op.c.is_some_and(|c| c.aligned16)),
     ];

@@ -77,7 +77,7 @@ struct TmaMatmulParams {
     matmul: MatmulParams,
     work: [u32; 2],
     per_product: [u32; 2],
-    padding: [u64; 5],
+    padding: [u64; 4],
     maps: [EncodedMap; 2],
 }
 
@@ -98,7 +98,7 @@ impl Params for MappedMatmul {
             matmul,
             work: *work,
             per_product: [a.per_product().into(), b.per_product().into()],
-            padding: [0; 5],
+            padding: [0; 4],
             maps: [(at.encode)(&a.map(matmul.at.a))?, (at.encode)(&b.map(matmul.at.b))?],
         }))
     }

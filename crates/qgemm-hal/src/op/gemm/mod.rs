@@ -8,10 +8,9 @@ mod workspace;
 mod x_precision;
 
 use std::hash::{Hash, Hasher};
-use std::ops::Range;
 
 use qgemm_formats::prepack::PackClass;
-use qgemm_formats::{DType, Format, ScaleSpan, XFormat};
+use qgemm_formats::{DType, Format, ScaleSpan, XFactor, XFormat};
 
 pub use activation::Activation;
 pub use plan::{LaunchPlan, Schedule, StreamK, TileConfig, XPrologue};
@@ -23,7 +22,7 @@ pub use x_precision::XPrecision;
 
 use super::convert::CheckedConvert;
 use super::dense::Dense;
-use super::norm::{CheckedNorm, NormFunction, XPlace};
+use super::norm::{CheckedNorm, NormFunction, QuantizedD, XPlace};
 use super::{Operation, operands};
 use crate::error::Unsupported;
 use crate::kernel_id::{Name, spec};
@@ -231,28 +230,47 @@ impl CheckedGemm {
     /// The norm before the product; `None` where there is none. Its D is X as it is multiplied, of [`CheckedGemm::m`] rows.
     pub fn norm_prologue(&self) -> Option<CheckedNorm> {
         let NormedX { function, x } = self.norm?;
-        let d = self.plain_x().ok()?;
+        let quantized = self.x.planes.map(|planes| QuantizedD { format: self.x.format, planes });
+        let (d, d_columns) = match quantized {
+            Some(QuantizedD { planes, .. }) => {
+                let columns = planes.parts.columns(self.k);
+                (Dense::rows_of(DType::F32, columns), columns)
+            }
+            // Whole groups of columns, of which those beyond X's are 0.
+            None => {
+                let d = self.plain_x().ok()?;
+                (d, usize::try_from(d.row_stride).ok()?)
+            }
+        };
         Some(CheckedNorm {
             rows: self.m,
             columns: self.k,
-            // Whole groups of columns, of which those beyond X's are 0.
-            d_columns: usize::try_from(d.row_stride).ok()?,
+            d_columns,
             function,
             x,
             d,
+            quantized,
             added: None,
             x_place: XPlace::Own,
             gathers: false,
         })
     }
 
-    /// Where `rows` normalized rows lie in a workspace whose first `bytes` bytes a plan's own steps have; `None` where X is not
-    /// normalized, or its size overflows.
-    pub fn normed_region(&self, rows: usize, bytes: usize) -> Option<Range<usize>> {
-        let (_, x) = (self.norm?, self.plain_x().ok()?);
-        let start = bytes.max(WorkspaceLayout::RESERVED).checked_next_multiple_of(workspace::ALIGNMENT as usize)?;
-        let row_bytes = usize::try_from(x.row_stride).ok()?.checked_mul(x.dtype.bytes())?;
-        Some(start..start.checked_add(rows.checked_mul(row_bytes)?)?)
+    /// Where `rows` normalized rows, or the planes of them, lie in a workspace whose first `bytes` bytes a plan's own steps have; `None`
+    /// where X is not normalized, or its size overflows.
+    pub fn normed_regions(&self, rows: usize, bytes: usize) -> Option<XPlaneRegions> {
+        self.norm?;
+        let row_bytes = match self.x.planes {
+            Some(XPlanes { parts, codes_row, scales_row, sums_row }) => {
+                let factor = if parts.factor == XFactor::PerToken { size_of::<f32>() as u64 } else { 0 };
+                [codes_row, scales_row, factor, sums_row]
+            }
+            None => {
+                let x = self.plain_x().ok()?;
+                [x.row_stride.checked_mul(x.dtype.bytes() as u64)?, 0, 0, 0]
+            }
+        };
+        XPlaneRegions::new(self.x.format, rows, row_bytes, bytes.max(WorkspaceLayout::RESERVED))
     }
 
     /// The conversion of X that `plan` begins with; `None` where its kernel reads X in place.
@@ -298,7 +316,13 @@ impl Operation for CheckedGemm {
             (self.norm.is_some_and(|norm| norm.function.gamma.is_some()), GemmOperand::Gamma),
             (self.norm.is_some_and(|norm| norm.function.beta.is_some()), GemmOperand::Beta),
         ];
-        let planes = self.x.planes.iter().flat_map(XPlanes::operands);
+        // What a norm writes lies in the workspace, but for the factor that it is given.
+        let is_given = |planes: &XPlanes, operand: GemmOperand| {
+            let of_norm = planes.parts.factor == XFactor::Given && operand == GemmOperand::XPlaneFactors;
+            self.norm.is_none() || of_norm
+        };
+        let planes = self.x.planes.iter();
+        let planes = planes.flat_map(|planes| planes.operands().filter(move |&operand| is_given(planes, operand)));
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [GemmOperand::X, GemmOperand::W, GemmOperand::D].into_iter().chain(planes).chain(given).collect()
     }

@@ -14,7 +14,7 @@ const MAX_SPLIT_TILES: u64 = 1 << 14;
 /// Bytes at the start of every workspace, of any operation, that only counters lie in.
 pub(crate) const COUNTER_BYTES: u64 = MAX_SPLIT_TILES * 4;
 /// What parts of a workspace are aligned to.
-pub(super) const ALIGNMENT: u64 = 256;
+const ALIGNMENT: u64 = 256;
 /// Bytes of a token's factor.
 const FACTOR_BYTES: usize = 4;
 
@@ -66,6 +66,24 @@ pub struct XPlaneRegions {
 }
 
 impl XPlaneRegions {
+    /// Planes of `rows` rows of so many bytes each, behind the first `bytes` bytes; `None` when their size overflows.
+    pub(super) fn new(format: XFormat, rows: usize, row_bytes: [u64; 4], bytes: usize) -> Option<Self> {
+        let mut end = bytes as u64;
+        let mut planes = [(0, 0); 4];
+        for (plane, row) in planes.iter_mut().zip(row_bytes) {
+            let start = if row > 0 { end.checked_next_multiple_of(ALIGNMENT)? } else { end };
+            let bytes = (rows as u64).checked_mul(row)?;
+            end = start.checked_add(bytes)?;
+            *plane = (start.try_into().ok()?, bytes.try_into().ok()?);
+        }
+        Some(Self { format, planes })
+    }
+
+    /// All of their bytes.
+    pub fn all(&self) -> Range<usize> {
+        self.range(0).start..self.range(3).end
+    }
+
     /// The bytes of the plane at a place of [`XPlaneRegions::planes`].
     pub fn range(&self, plane: usize) -> Range<usize> {
         let (start, bytes) = self.planes[plane];
@@ -170,16 +188,9 @@ impl WorkspaceLayout {
         let parts = &quantize.parts;
         let factor = if parts.factor == XFactor::PerToken { FACTOR_BYTES as u64 } else { 0 };
         let rows = [quantize.codes_row, quantize.scales_row, factor, quantize.sums_row];
-        let mut end = (self.bytes as u64).max(COUNTER_BYTES);
-        let mut planes = [(0, 0); 4];
-        for (plane, row) in planes.iter_mut().zip(rows) {
-            let start = end.checked_next_multiple_of(ALIGNMENT)?;
-            let bytes = (quantize.rows as u64).checked_mul(row)?;
-            end = start.checked_add(bytes)?;
-            *plane = (start.try_into().ok()?, bytes.try_into().ok()?);
-        }
-        let quantized = Some(XPlaneRegions { format: quantize.format, planes });
-        Some(Self { quantized, bytes: end.try_into().ok()?, ..self })
+        let first = self.bytes.max(Self::RESERVED);
+        let regions = XPlaneRegions::new(quantize.format, quantize.rows, rows, first)?;
+        Some(Self { quantized: Some(regions), bytes: regions.all().end, ..self })
     }
 
     /// The layout with room for what `dequantize` writes, behind all else, or `None` when the size overflows.

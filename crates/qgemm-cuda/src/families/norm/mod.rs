@@ -1,6 +1,8 @@
 //! `norm`: rows brought to one magnitude, in one launch. Rows that fit in the registers of a CTA are read once; of longer ones the
 //! first columns stay in shared memory. Products whose X is to be normalized launch these kernels before their own.
 
+mod quantized;
+
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
@@ -11,9 +13,9 @@ use qgemm_hal::{
     NormLaunch, NormOperand, NormSpec, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
-use super::launch_params::LaunchParams;
-use super::prelude::{constant_line, macro_line};
+use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use crate::families::launch_params::LaunchParams;
+use crate::families::prelude::{constant_line, macro_line};
 use crate::source;
 use crate::spec::KernelSpec;
 
@@ -38,7 +40,7 @@ const EFFICIENCY: u32 = 800;
 
 /// The family.
 #[derive(Debug)]
-pub(super) struct Norm;
+pub(in crate::families) struct Norm;
 
 /// A kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,8 +167,8 @@ fn warps(groups: usize, each: usize) -> u32 {
 }
 
 /// Every kernel of the family on devices of `variant`.
-pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    Template::all().map(move |template| template.source(variant))
+pub(in crate::families) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    Template::all().map(move |template| template.source(variant)).chain(quantized::specs(variant))
 }
 
 /// `NormParams` in `mainloop/norm.cuh`.
@@ -184,8 +186,9 @@ struct NormArguments {
     params: NormParams,
 }
 
-impl Params for NormArguments {
-    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+impl NormArguments {
+    /// The parameters with the addresses of all operands but those that a quantized result has in place of D.
+    fn at(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<NormParams, HalError> {
         let (op, mut params) = (&self.op, self.params);
         let optional = |operand: Option<NormOperand>| operand.map_or(Ok(0), |operand| at.of(operands, operand));
         params.at.x = at.of(operands, op.x_operand())?;
@@ -194,34 +197,25 @@ impl Params for NormArguments {
         params.at.beta = at.of(operands, NormOperand::Beta)?;
         params.at.order = at.of(operands, NormOperand::Order)?;
         params.at.sum = optional(op.sum_operand())?;
-        params.at.d = at.of(operands, op.d_operand())?;
+        params.at.d = if op.quantized.is_some() { 0 } else { at.of(operands, op.d_operand())? };
         let of_columns = [(params.at.gamma, abi::FLAG_GAMMA_ALIGNED16), (params.at.beta, abi::FLAG_BETA_ALIGNED16)];
         for (_, flag) in of_columns.into_iter().filter(|(address, _)| address.is_multiple_of(ACCESS)) {
             params.shape.flags |= flag;
         }
-        Ok(LaunchParams::of(&params))
+        Ok(params)
+    }
+}
+
+impl Params for NormArguments {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&self.at(operands, at)?))
     }
 }
 
 /// The launch for `op` on a device like `info`.
-pub(super) fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
+fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
     let (template, row_threads) = Template::of(op);
-    let rows = op.rows as u32;
-    let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {
-        grid: [rows.div_ceil(rows_of_cta), 1, 1],
-        threads,
-        shared_bytes,
-    };
-    let mut kept_columns = 0;
-    let geometry = if template.groups == 0 {
-        let room = info.shared_bytes.saturating_sub(STORAGE_BYTES) as usize / (GROUP * size_of::<f32>()) * GROUP;
-        kept_columns = room.min(op.columns.next_multiple_of(GROUP)) as u32;
-        geometry(1, row_threads, STORAGE_BYTES + kept_columns * size_of::<f32>() as u32)
-    } else if row_threads <= WARP {
-        geometry(SHARED_CTA / row_threads, SHARED_CTA, STORAGE_BYTES)
-    } else {
-        geometry(1, row_threads, STORAGE_BYTES)
-    };
+    let (geometry, kept_columns) = geometry(op, template.groups, row_threads, info);
     KernelLaunch {
         id: template.id(variant),
         spec: template.source(variant),
@@ -231,6 +225,25 @@ pub(super) fn launch(op: &CheckedNorm, variant: Variant, info: &DeviceInfo) -> K
         operands: NormOperand::ALL,
         updated: None,
         params: Arc::new(NormArguments { op: *op, params: params(op, row_threads, kept_columns) }),
+    }
+}
+
+/// The geometry of a kernel with so many groups a thread and threads a row, and the columns that it keeps in shared memory.
+fn geometry(op: &CheckedNorm, groups: u32, row_threads: u32, info: &DeviceInfo) -> (Geometry, u32) {
+    let rows = op.rows as u32;
+    let geometry = |rows_of_cta: u32, threads, shared_bytes| Geometry {
+        grid: [rows.div_ceil(rows_of_cta), 1, 1],
+        threads,
+        shared_bytes,
+    };
+    if groups == 0 {
+        let room = info.shared_bytes.saturating_sub(STORAGE_BYTES) as usize / (GROUP * size_of::<f32>()) * GROUP;
+        let kept_columns = room.min(op.columns.next_multiple_of(GROUP)) as u32;
+        (geometry(1, row_threads, STORAGE_BYTES + kept_columns * size_of::<f32>() as u32), kept_columns)
+    } else if row_threads <= WARP {
+        (geometry(SHARED_CTA / row_threads, SHARED_CTA, STORAGE_BYTES), 0)
+    } else {
+        (geometry(1, row_threads, STORAGE_BYTES), 0)
     }
 }
 
@@ -277,7 +290,7 @@ fn params(op: &CheckedNorm, row_threads: u32, kept_columns: u32) -> NormParams {
 ///
 /// # Errors
 /// The reason why they do not.
-pub(super) fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
+fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     for (name, size) in [("rows", op.rows), ("columns", op.columns.max(op.d_columns))] {
         if size > MOST {
             return Err(Unsupported::new(format!("serves at most {MOST} {name}, not {size}")));
@@ -285,6 +298,9 @@ pub(super) fn check(op: &CheckedNorm) -> Result<(), Unsupported> {
     }
     if op.x.col_stride != 1 || op.d.col_stride != 1 {
         return Err(Unsupported::new("reads and writes row-major matrices"));
+    }
+    if op.gathers && op.quantized.is_some() {
+        return Err(Unsupported::new("quantizes columns in the order of X's"));
     }
     Ok(())
 }
@@ -300,12 +316,13 @@ pub fn norm_sequence(
 ) -> Result<LaunchSequence, HalError> {
     use qgemm_hal::Operation;
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
-    let step = launch(op, variant, info).step::<NormOperand>(make)?;
+    let launch = match &op.quantized {
+        None => launch(op, variant, info),
+        Some(quantized) => quantized::launch(op, quantized, variant, info),
+    };
+    let step = launch.step::<NormOperand>(make)?;
     let step = op.operands().into_iter().fold(step, |step, operand| step.bind(operand, operand));
-    Ok(LaunchSequence::new::<NormOperand>(
-        format!("norm_{}_{}_{}", op.function.kind, op.x.dtype, op.d.dtype),
-        vec![step],
-    ))
+    Ok(LaunchSequence::new::<NormOperand>(op.kernel_name(), vec![step]))
 }
 
 impl Family<CheckedNorm> for Norm {
@@ -316,8 +333,11 @@ impl Family<CheckedNorm> for Norm {
     fn configs(&self, op: &CheckedNorm, info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         check(op)?;
-        let (template, _) = Template::of(op);
-        Ok(vec![NormConfig { kernel: template.id(variant), efficiency: EFFICIENCY }])
+        let kernel = match &op.quantized {
+            None => Template::of(op).0.id(variant),
+            Some(quantized) => quantized::id(op, quantized, variant),
+        };
+        Ok(vec![NormConfig { kernel, efficiency: EFFICIENCY }])
     }
 
     fn prepare(&self, device: &dyn Device, op: &CheckedNorm, _: &NormLaunch) -> Result<LaunchSequence, HalError> {
@@ -325,9 +345,15 @@ impl Family<CheckedNorm> for Norm {
     }
 
     fn source_hash(&self, _: &CheckedNorm, config: &NormConfig) -> u64 {
-        let (Spec::Norm(spec), Some(variant)) = (config.kernel.spec, config.kernel.variant) else { return 0 };
-        let template = Template::all().find(|template| template.spec() == spec);
-        template.map_or(0, |template| template.source(variant).source_hash().short())
+        let Some(variant) = config.kernel.variant else { return 0 };
+        let source = match config.kernel.spec {
+            Spec::Norm(spec) => {
+                Template::all().find(|template| template.spec() == spec).map(|template| template.source(variant))
+            }
+            Spec::NormQuantize(spec) => quantized::source(spec, variant),
+            _ => None,
+        };
+        source.map_or(0, |source| source.source_hash().short())
     }
 }
 

@@ -1,0 +1,99 @@
+//! `qgemm bench --op optimizer`.
+
+use std::fmt;
+
+use qgemm_api::{Buffer, Context, DType, Optimizer, OptimizerArgs, OptimizerStep, UpdateKind, UpdateRule};
+
+use super::timing::{Pace, Timing, time_launches};
+use super::{Args, BenchRow, copies};
+
+/// Parameters, unless others are asked for: those of a small layer and of a large one.
+const LENGTHS: [usize; 2] = [1 << 20, 1 << 26];
+
+/// A step to measure: a gradient of `--x-dtype` and a copy in bf16.
+pub struct Subject {
+    len: usize,
+    kind: UpdateKind,
+    gradient: DType,
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.len, self.description())
+    }
+}
+
+impl Subject {
+    fn description(&self) -> String {
+        format!("{} {}", self.kind, self.gradient)
+    }
+
+    fn optimizer(&self) -> Optimizer {
+        let optimizer = match self.kind {
+            UpdateKind::AdamW => Optimizer::adamw(self.len),
+            UpdateKind::Sgd => Optimizer::sgd(self.len),
+            UpdateKind::Momentum => Optimizer::sgd(self.len).rule(UpdateRule::Sgd { momentum: 0.9 }),
+        };
+        optimizer.gradient_dtype(self.gradient).copy(DType::BF16)
+    }
+}
+
+/// Every rule at every length.
+///
+/// # Errors
+/// When a shape is none.
+pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
+    let lengths = match args.shape[..] {
+        [] => LENGTHS.to_vec(),
+        _ => args.shape.iter().map(|sizes| sizes.optimizer()).collect::<anyhow::Result<_>>()?,
+    };
+    let gradient = args.x_dtype;
+    let of = |len| UpdateKind::ALL.map(|kind| Subject { len, kind, gradient });
+    Ok(lengths.into_iter().flat_map(of).collect())
+}
+
+/// Times what a plan takes for a subject, with copies of all operands in turn.
+///
+/// # Errors
+/// When no kernel serves it, or the device fails.
+pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
+    let &Subject { len, kind, gradient } = subject;
+    let plan = ctx.plan_optimizer(&subject.optimizer())?;
+    let places: Vec<usize> = (0..copies(ctx, plan.bytes() as usize)).collect();
+    let several = |bytes: usize| places.iter().map(|_| ctx.allocate(bytes)).collect::<Result<Vec<Buffer>, _>>();
+    let f32_bytes = len * DType::F32.bytes();
+    let (gradients, mut copy) = (several(len * gradient.bytes())?, several(len * DType::BF16.bytes())?);
+    let [mut weights, mut moment1, mut moment2] = [several(f32_bytes)?, several(f32_bytes)?, several(f32_bytes)?];
+    let step = ctx.upload(&plan.step(&OptimizerStep::new(10, 1e-3).weight_decay(0.1))?)?;
+    let stream = ctx.new_stream()?;
+    let launch = |&place: &usize| {
+        let mut args = OptimizerArgs::new(&mut weights[place], &gradients[place], &step).copy(&mut copy[place]);
+        if kind.moments() > 0 {
+            args = args.moment1(&mut moment1[place]);
+        }
+        if kind.moments() > 1 {
+            args = args.moment2(&mut moment2[place]);
+        }
+        plan.run(&stream, args)
+    };
+    let Timing { median, noise, graph, profile } = time_launches(ctx, &stream, &places, Pace::Thorough, launch)?;
+    let bytes_per_second = plan.bytes() / median;
+    Ok(BenchRow {
+        device: ctx.info().name.clone(),
+        shape: len.to_string(),
+        format: subject.description(),
+        x_dtype: gradient.to_string(),
+        kernel: plan.kernel_name().to_owned(),
+        kernel_id: plan.kernel_id().map(|id| id.to_string()),
+        microseconds: median * 1e6,
+        noise,
+        bytes_per_second,
+        flops: 0.0,
+        bandwidth_share: bytes_per_second / bandwidth,
+        copies: places.len(),
+        graph,
+        profile: Some(profile),
+        slower: None,
+        regressed: false,
+    })
+}

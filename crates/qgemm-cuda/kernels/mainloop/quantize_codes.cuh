@@ -1,0 +1,192 @@
+// Scales and codes of groups of eight neighbouring columns, and how they are stored: what kernels share that quantize X and that quantize
+// what they normalize. A group is a type whose `value(group, i)` are numbers. All arithmetic is single operations of f32, each rounded
+// for itself, in the order of the host's reference, whose bits every device has.
+#pragma once
+#include "atoms/float.cuh"
+#include "atoms/fp8.cuh"
+#include "atoms/launch.cuh"
+#include "atoms/memory.cuh"
+#include "atoms/narrow_store.cuh"
+#include "atoms/rounded.cuh"
+#include "atoms/sync.cuh"
+#include "atoms/warp.cuh"
+#include "generated/abi.cuh"
+#include "mainloop/column_group.cuh"
+#include "mainloop/e4m3_code.cuh"
+
+constexpr u32 CODE_INT8 = 0, CODE_E4M3 = 1, CODE_E2M1 = 2;
+constexpr u32 SCALE_NONE = 0, SCALE_F32 = 1, SCALE_E8M0 = 2, SCALE_E4M3 = 3;
+constexpr u32 FACTOR_NONE = 0, FACTOR_GIVEN = 1, FACTOR_PER_TOKEN = 2;
+
+// Lanes that share a scale: 2 to 32 of a warp, whose columns follow one another.
+constexpr u32 BLOCK_LANES = QG_BLOCK / GROUP;
+constexpr u32 CODE_BITS = QG_CODE == CODE_E2M1 ? 4 : 8;
+constexpr u32 INFINITY_BITS = 0x7f800000u;
+constexpr u32 MAGNITUDE = 0x7fffffffu;
+// f32's smallest normal number and its inverse.
+constexpr u32 SMALLEST_BITS = 0x00800000u, LARGEST_FACTOR_BITS = 0x7e800000u;
+constexpr u32 NAN_BITS = 0x7fc00000u;
+// The largest number of a code, and that of NVFP4's codes times that of its scales.
+constexpr float MOST = QG_CODE == CODE_E4M3 ? 448.0f : 127.0f;
+constexpr float MOST_NVFP4 = 448.0f * 6.0f;
+
+QG_DEVICE u32 larger(u32 a, u32 b) {
+    return a > b ? a : b;
+}
+
+// The bits of the largest magnitude of a group, which order like numbers; those of infinity and NaN are the largest.
+template <class Group>
+QG_DEVICE u32 largest_of(const Group& group) {
+    u32 largest = 0;
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++)
+        largest = larger(largest, f32_to_bits(Group::value(group, i)) & MAGNITUDE);
+    return largest;
+}
+
+// The same of the values that are finite.
+template <class Group>
+QG_DEVICE u32 largest_finite_of(const Group& group) {
+    u32 largest = 0;
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+        const u32 bits = f32_to_bits(Group::value(group, i)) & MAGNITUDE;
+        largest = larger(largest, bits < INFINITY_BITS ? bits : 0);
+    }
+    return largest;
+}
+
+// The scale that maps the magnitude with these bits, which is finite, to `most`: a normal number, so that its inverse is finite.
+QG_DEVICE float f32_scale(u32 largest, float most) {
+    return bits_to_f32(larger(f32_to_bits(div_rn_f32(bits_to_f32(largest), most)), SMALLEST_BITS));
+}
+
+// 1 / factor; NaN of a factor that is no normal number, or whose inverse is none.
+QG_DEVICE float checked_inverse(float factor) {
+    const u32 bits = f32_to_bits(factor);
+    return bits >= SMALLEST_BITS && bits <= LARGEST_FACTOR_BITS ? rcp_rn_f32(factor) : bits_to_f32(NAN_BITS);
+}
+
+// A number as E2M1, to nearest even; what is too large becomes the largest one.
+QG_DEVICE u32 f32_to_e2m1(float value) {
+    const u32 bits = f32_to_bits(value), magnitude = bits & MAGNITUDE;
+    const u32 normal = (magnitude - (126u << 23) + 0x1fffffu + (magnitude >> 22 & 1u)) >> 22;
+    // Below 1 numbers are multiples of 1/2, as f32's beside 2^22 are.
+    const u32 subnormal = f32_to_bits(bits_to_f32(magnitude) + 4194304.0f) - 0x4a800000u;
+    const u32 code = magnitude < 0x3f800000u ? subnormal : normal;
+    return (bits >> 28 & 8u) | (code < 7u ? code : 7u);
+}
+
+// What values of a block are multiplied with.
+struct BlockScale {
+    // Of the token or of all X, 1 where there is no factor; and of the block.
+    float inverse_factor, inverse;
+    // As it is stored.
+    u32 stored;
+    // Whether values are numbers; codes are 0 where they are not.
+    bool is_number;
+
+    QG_DEVICE BlockScale of_block(u32 largest, float inverse_factor) {
+        BlockScale scale = {inverse_factor, 0.0f, 0, largest < INFINITY_BITS};
+        if constexpr (QG_SCALE == SCALE_F32) {
+            const float f = f32_scale(scale.is_number ? largest : 0, MOST);
+            scale.stored = scale.is_number ? f32_to_bits(f) : NAN_BITS;
+            scale.inverse = rcp_rn_f32(f);
+        } else if constexpr (QG_SCALE == SCALE_E8M0) {
+            // The power of two that puts the largest into E2M1's top binade, or no higher than 448 = 1.75 * 2^8.
+            const i32 exponent = (i32)(largest >> 23);
+            const i32 code = QG_CODE == CODE_E4M3 ? exponent + ((largest & 0x7fffffu) > 0x600000u) - 8 : exponent - 2;
+            const u32 power = code > 1 ? code : 1;
+            scale.stored = scale.is_number ? power : 0xffu;
+            scale.inverse = bits_to_f32((254 - power) << 23);
+        } else if constexpr (QG_SCALE == SCALE_E4M3) {
+            scale.is_number &= inverse_factor == inverse_factor;
+            const float share = mul_rn_f32(mul_rn_f32(bits_to_f32(largest), inverse_factor), 1.0f / 6.0f);
+            scale.stored = scale.is_number ? f32_to_e4m3(share) : 0x7fu;
+            const float f = e4m3_to_f32(scale.stored);
+            scale.inverse = scale.stored == 0 ? 0.0f : rcp_rn_f32(f);
+        }
+        return scale;
+    }
+};
+
+// The codes of a group: two words, of E2M1 one.
+template <class Group>
+QG_DEVICE u32x2 codes_of(const Group& group, const BlockScale& scale) {
+    float scaled[GROUP];
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i++) {
+        const float value = Group::value(group, i);
+        if constexpr (QG_SCALE == SCALE_NONE) {
+            const bool is_finite = (f32_to_bits(value) & MAGNITUDE) < INFINITY_BITS;
+            scaled[i] = is_finite ? mul_rn_f32(value, scale.inverse_factor) : bits_to_f32(NAN_BITS);
+        } else {
+            const float of_token = QG_FACTOR == FACTOR_NONE ? value : mul_rn_f32(value, scale.inverse_factor);
+            scaled[i] = mul_rn_f32(of_token, scale.inverse);
+        }
+    }
+    u32 word[2] = {0, 0};
+#pragma unroll
+    for (u32 i = 0; i < GROUP; i += 4) {
+        const float* four = &scaled[i];
+        if constexpr (QG_CODE == CODE_INT8) {
+            // Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bytes hold.
+            const auto rounded = [&](u32 j) { return f32_to_bits(four[j] + 12582912.0f); };
+            word[i / 4] = prmt(prmt(rounded(0), rounded(1), 0x0040), prmt(rounded(2), rounded(3), 0x0040), 0x5410);
+        } else if constexpr (QG_CODE == CODE_E4M3) {
+            word[i / 4] = f32_to_e4m3x2(four[0], four[1]) | f32_to_e4m3x2(four[2], four[3]) << 16;
+        } else {
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) word[0] |= f32_to_e2m1(four[j]) << (i + j) * 4;
+        }
+    }
+    if constexpr (QG_SCALE == SCALE_NONE) return {word[0], word[1]};
+    return {scale.is_number ? word[0] : 0, scale.is_number ? word[1] : 0};
+}
+
+QG_DEVICE void store_codes(u8* codes_row, u32 column, u32x2 codes) {
+    u8* at = codes_row + (u64)column * CODE_BITS / 8;
+    if constexpr (CODE_BITS == 8)
+        st_global_v2(at, codes);
+    else
+        st_global_u32(at, codes.x);
+}
+
+// Quantizes a group of a warp's columns in a format whose blocks lie in warps, and stores it with its scales and sums, `stores`
+// of the row that has it. All lanes take part.
+template <class Group>
+QG_DEVICE void quantize_in_warp(const QuantizePointers& to, const Group& group, u64 row, u32 column, bool stores,
+                                float inverse_factor) {
+    u32 largest = largest_of(group);
+#pragma unroll
+    for (u32 mask = 1; mask < BLOCK_LANES; mask *= 2) largest = larger(largest, shfl_xor_u32(largest, mask));
+    const BlockScale scale = BlockScale::of_block(largest, inverse_factor);
+    const u32x2 codes = codes_of(group, scale);
+    u8* scales = reinterpret_cast<u8*>(to.scales) + row * to.scales_row;
+    if (stores) store_codes(reinterpret_cast<u8*>(to.codes) + row * to.codes_row, column, codes);
+    if constexpr (QG_SCALE == SCALE_F32) {
+        if (stores && column % QG_BLOCK == 0) st_global_u32(scales + (u64)(column / QG_BLOCK) * 4, scale.stored);
+    } else {
+        // Four scales of a byte each are a word, which the first lane of their blocks stores.
+        u32 word = scale.stored << (column / QG_BLOCK % 4 * 8);
+        word |= shfl_xor_u32(word, BLOCK_LANES);
+        word |= shfl_xor_u32(word, 2 * BLOCK_LANES);
+        if (stores && column % (4 * QG_BLOCK) == 0) st_global_u32(scales + column / QG_BLOCK, word);
+    }
+    if constexpr (QG_SUM_SPAN > 0) {
+        const i32 own = dp4a((i32)codes.x, 0x01010101, dp4a((i32)codes.y, 0x01010101, 0));
+        u32 sum = (u32)own;
+#pragma unroll
+        for (u32 mask = 1; mask < QG_SUM_SPAN / GROUP; mask *= 2) sum += shfl_xor_u32(sum, mask);
+        u8* sums = reinterpret_cast<u8*>(to.sums) + row * to.sums_row;
+        if (stores && column % QG_SUM_SPAN == 0)
+            st_global_u32(sums + (u64)(column / QG_SUM_SPAN) * 4,
+                          f32_to_bits(mul_rn_f32((float)(i32)sum, bits_to_f32(scale.stored))));
+    }
+}
+
+// The inverse of the factor that is given; 1 where there is none.
+QG_DEVICE float given_inverse(const QuantizePointers& to) {
+    if constexpr (QG_FACTOR != FACTOR_GIVEN) return 1.0f;
+    return checked_inverse(bits_to_f32(ld_global_u32(reinterpret_cast<const u8*>(to.factor))));
+}

@@ -1,0 +1,152 @@
+//! Kernels of norms whose result is quantized: one for rows that fit in registers, one for rows of any length, for each format.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_formats::XParts;
+use qgemm_hal::abi::QuantizePointers;
+use qgemm_hal::{
+    CheckedNorm, DeviceInfo, HalError, KernelId, NormOperand, NormQuantizeSpec, Operand, Operands, QuantizedD, Spec,
+    Variant, XPlanes,
+};
+
+use super::{GROUP, NAME, NormArguments, NormParams, SHARED_CTA, STORAGE_BYTES, WARP, geometry, params, warps};
+use crate::families::kernel_launch::{KernelLaunch, Params, Places};
+use crate::families::launch_params::LaunchParams;
+use crate::families::prelude::{constant_line, macro_line};
+use crate::families::quantize::{all_parts, format_constants};
+use crate::source;
+use crate::spec::KernelSpec;
+
+/// Groups that a thread of the kernel for rows in registers keeps.
+const GROUPS: u32 = 2;
+/// Most threads of a CTA: what is left of them are 64 registers each.
+const THREADS: u32 = 1024;
+/// Most groups of a row in registers.
+const MOST_GROUPS: usize = (GROUPS * THREADS) as usize;
+
+/// Groups that a thread keeps of a row of so many stored columns, 0 of long ones, and the threads that share it: whole warps,
+/// because lanes that share a scale compare by shuffles.
+fn cut(stored_columns: usize) -> (u32, u32) {
+    let groups = stored_columns.div_ceil(GROUP);
+    match groups {
+        0..=MOST_GROUPS => (GROUPS, warps(groups, GROUPS as usize).max(WARP)),
+        _ => (0, THREADS),
+    }
+}
+
+/// The kernel for `op`.
+pub(super) fn id(op: &CheckedNorm, quantized: &QuantizedD, variant: Variant) -> KernelId {
+    let (groups, _) = cut(op.d_columns);
+    KernelId::new(NAME, Some(variant), Spec::NormQuantize(NormQuantizeSpec::new(groups, quantized)))
+}
+
+/// Its source; `None` of what is no format of codes.
+pub(super) fn source(spec: NormQuantizeSpec, variant: Variant) -> Option<KernelSpec> {
+    spec.parts().map(|parts| source_of(spec, &parts, variant))
+}
+
+fn source_of(spec: NormQuantizeSpec, parts: &XParts, variant: Variant) -> KernelSpec {
+    let (entry, symbol) = match spec.groups {
+        0 => ("entry/norm_quantize_long_rows.cu", "qg_norm_quantize_long_rows"),
+        _ => ("entry/norm_quantize_rows.cu", "qg_norm_quantize_rows"),
+    };
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", STORAGE_BYTES);
+    if spec.groups > 0 {
+        constant_line(&mut prelude, "QG_GROUPS", spec.groups);
+    }
+    format_constants(&mut prelude, parts);
+    let of_token = parts.scale.is_some() && parts.block.is_none();
+    constant_line(&mut prelude, "QG_SCALE_OF_TOKEN", of_token.into());
+    KernelSpec {
+        name: KernelId::new(NAME, Some(variant), Spec::NormQuantize(spec)).to_string(),
+        entry,
+        text: source::entry(entry),
+        symbol,
+        prelude,
+        arch_specific: false,
+    }
+}
+
+/// Every kernel on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    all_parts().flat_map(move |(format, parts)| {
+        let planes = XPlanes { parts, codes_row: 0, scales_row: 0, sums_row: 0 };
+        let spec = move |groups| NormQuantizeSpec::new(groups, &QuantizedD { format, planes });
+        [GROUPS, 0].map(|groups| source_of(spec(groups), &parts, variant))
+    })
+}
+
+/// `NormQuantizeParams` in `mainloop/norm_quantize.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct NormQuantizeParams {
+    norm: NormParams,
+    to: QuantizePointers,
+}
+
+/// The parameters, and which operand each of them is of.
+#[derive(Debug)]
+struct Arguments {
+    norm: NormArguments,
+    to: QuantizePointers,
+}
+
+impl Params for Arguments {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        use NormOperand as O;
+        let mut to = self.to;
+        let pointers = [
+            (&mut to.factor, O::Factor),
+            (&mut to.codes, O::Codes),
+            (&mut to.scales, O::Scales),
+            (&mut to.token_factors, O::TokenFactors),
+            (&mut to.sums, O::Sums),
+        ];
+        for (pointer, operand) in pointers {
+            *pointer = at.of(operands, operand)?;
+        }
+        Ok(LaunchParams::of(&NormQuantizeParams { norm: self.norm.at(operands, at)?, to }))
+    }
+}
+
+/// The launch for `op` on a device like `info`.
+pub(super) fn launch(op: &CheckedNorm, quantized: &QuantizedD, variant: Variant, info: &DeviceInfo) -> KernelLaunch {
+    let (groups, row_threads) = cut(op.d_columns);
+    let (geometry, kept_columns) = geometry(op, groups, row_threads, info);
+    let XPlanes { parts, codes_row, scales_row, sums_row } = quantized.planes;
+    let spec = NormQuantizeSpec::new(groups, quantized);
+    KernelLaunch {
+        id: id(op, quantized, variant),
+        spec: source_of(spec, &parts, variant),
+        geometry,
+        // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
+        starts_early: variant >= Variant::Sm90,
+        operands: NormOperand::ALL,
+        updated: None,
+        params: Arc::new(Arguments {
+            norm: NormArguments { op: *op, params: params(op, row_threads, kept_columns) },
+            to: QuantizePointers { codes_row, scales_row, sums_row, ..QuantizePointers::default() },
+        }),
+    }
+}
+
+const _: () = assert!(SHARED_CTA.is_multiple_of(WARP) && SHARED_CTA <= THREADS);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_warps_hold_all_of_a_row() {
+        for columns in (1..20_000).chain([1 << 20]) {
+            let (groups, threads) = cut(columns);
+            assert!(threads.is_multiple_of(WARP) && (WARP..=THREADS).contains(&threads), "{columns}");
+            assert!(groups == 0 || (groups * threads) as usize * GROUP >= columns, "{columns}");
+        }
+        assert_eq!([32, 512, 513, 16_384, 16_385].map(cut), [(2, 32), (2, 32), (2, 64), (2, 1024), (0, 1024)]);
+    }
+}

@@ -1,0 +1,24 @@
+// The parameter of the `norm` kernel that writes plain numbers; distances (`*_base`) as in `params.wgsl`, in elements.
+
+struct Params {
+    shape: NormShape,  // of this dispatch
+    x_row: u32,        // elements between rows of X
+    residual_row: u32,
+    sum_row: u32,
+    x_base: u32,
+    residual_base: u32,
+    gamma_base: u32,
+    beta_base: u32,
+    sum_base: u32,
+    d_row: u32,
+    d_base: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(5) var<storage, read_write> d: array<atomic<u32>>;
+
+// X, whose place the result takes.
+fn x_in_d(row: u32, column: u32, dtype: u32) -> f32 {
+    return load_d(p.d_base + row * p.d_row + column, dtype);
+}

@@ -1,0 +1,31 @@
+// The parameter of `norm` kernels whose result is quantized; distances (`*_base`) as in `params.wgsl`, of planes in words.
+
+struct Params {
+    shape: NormShape,  // of this dispatch
+    x_row: u32,        // elements between rows of X
+    residual_row: u32,
+    sum_row: u32,
+    x_base: u32,
+    residual_base: u32,
+    gamma_base: u32,
+    beta_base: u32,
+    sum_base: u32,
+    codes_row: u32,    // words between rows of codes
+    scales_row: u32,
+    others_row: u32,
+    codes_base: u32,
+    scales_base: u32,
+    others_base: u32,
+}
+
+var<immediate> p: Params;
+
+@group(0) @binding(5) var<storage, read_write> codes: array<u32>;
+@group(0) @binding(6) var<storage, read_write> scales: array<u32>;
+// Sums, or factors of tokens: no format has both. Or the factor that is given, which is not written.
+@group(0) @binding(7) var<storage, read_write> others: array<u32>;
+
+// Codes take no place of X.
+fn x_in_d(row: u32, column: u32, dtype: u32) -> f32 {
+    return 0.0;
+}

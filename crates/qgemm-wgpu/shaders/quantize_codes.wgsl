@@ -1,0 +1,172 @@
+// Scales and codes of activations, to the bit those of the host's reference: what adapters may compute in more ways than one
+// (quotients, subnormal numbers) is written out. CODE, SCALE, FACTOR, BLOCK, SUM_SPAN and OF_TOKEN say the format.
+
+const INT8: u32 = 0u;
+const E4M3: u32 = 1u;
+const E2M1: u32 = 2u;
+const SCALE_NONE: u32 = 0u;
+const SCALE_F32: u32 = 1u;
+const SCALE_E8M0: u32 = 2u;
+const SCALE_E4M3: u32 = 3u;
+const FACTOR_GIVEN: u32 = 1u;
+const FACTOR_PER_TOKEN: u32 = 2u;
+
+const MAGNITUDE: u32 = 0x7fffffffu;
+const INFINITY: u32 = 0x7f800000u;
+const NAN: u32 = 0x7fc00000u;
+const SMALLEST: u32 = 0x00800000u;  // 2^-126
+const ONE: u32 = 0x3f800000u;
+
+// The bits of the largest magnitude, which order like numbers.
+fn magnitude_of(x: vec4<f32>) -> u32 {
+    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(MAGNITUDE);
+    return max(max(bits.x, bits.y), max(bits.z, bits.w));
+}
+
+// Of a token: its factor is that of its finite values.
+fn largest_of(x: vec4<f32>) -> u32 {
+    if (FACTOR != FACTOR_PER_TOKEN) {
+        return magnitude_of(x);
+    }
+    let bits = bitcast<vec4<u32>>(x) & vec4<u32>(MAGNITUDE);
+    return magnitude_of(bitcast<vec4<f32>>(select(vec4<u32>(), bits, bits < vec4<u32>(INFINITY))));
+}
+
+struct Scale {
+    stored: u32,   // as it is stored
+    inverse: u32,  // the bits of what values are multiplied with
+    is_number: bool,
+}
+
+fn scale_of(bits: u32, inverse_factor: u32) -> Scale {
+    var scale = Scale(0u, ONE, bits < INFINITY);
+    if (SCALE == SCALE_F32) {
+        var f = SMALLEST;
+        if (scale.is_number) {
+            f = select(divided(bits, 127u, 7u, 7u), divided(bits, 7u, 3u, 9u), CODE == E4M3);
+        }
+        scale.stored = select(NAN, f, scale.is_number);
+        scale.inverse = reciprocal(f);
+    } else if (SCALE == SCALE_E8M0) {
+        let exponent = i32(bits >> 23u);
+        let beyond = select(0, 1, (bits & 0x7fffffu) > 0x600000u);
+        let power = u32(max(select(exponent - 2, exponent + beyond - 8, CODE == E4M3), 1));
+        scale.stored = select(0xffu, power, scale.is_number);
+        scale.inverse = (254u - min(power, 253u)) << 23u;
+    } else if (SCALE == SCALE_E4M3) {
+        scale.is_number = scale.is_number && inverse_factor != 0u;
+        let magnitude = bitcast<f32>(select(0u, bits, scale.is_number));
+        let share = times(vec4<f32>(magnitude), inverse_factor) * (1.0 / 6.0);
+        let code = to_e4m3(share).x;
+        scale.stored = select(0x7fu, code, scale.is_number);
+        let f = bitcast<u32>(finite_e4m3_to_f32(vec4<u32>(max(code, 1u))).x);
+        scale.inverse = select(reciprocal(f), 0u, code == 0u);
+    }
+    return scale;
+}
+
+// The magnitude with these bits, which is finite, over `odd` times a power of two, rounded to nearest even, 2^-126 at least.
+// `odd` divides the mantissa, `left` bits longer, into at least 24 bits; `down` is how much less the exponent is.
+fn divided(bits: u32, odd: u32, left: u32, down: u32) -> u32 {
+    let wide = ((bits & 0x7fffffu) | 0x800000u) << left;
+    var quotient = wide / odd;
+    let rest = wide - quotient * odd;
+    var exponent = i32(bits >> 23u) - i32(down);
+    var up = 2u * rest > odd;
+    if (quotient >= 0x1000000u) {
+        let half = (quotient & 1u) == 1u;
+        quotient >>= 1u;
+        up = half && (rest > 0u || (quotient & 1u) == 1u);
+        exponent += 1;
+    }
+    if (exponent <= 0 || bits < SMALLEST) {
+        return SMALLEST;
+    }
+    return (u32(exponent) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
+}
+
+// 1 / f, rounded to nearest, of the bits of a positive number whose inverse is normal.
+fn reciprocal(bits: u32) -> u32 {
+    let mantissa = (bits & 0x7fffffu) | 0x800000u;
+    if (mantissa == 0x800000u) {
+        return (254u - (bits >> 23u)) << 23u;
+    }
+    // 2^47 / mantissa, of which an adapter's quotient may be off by a little; 2^47 is 0 modulo 2^32, and the rest is small.
+    var quotient = u32((1.0 / f32(mantissa)) * 0x1p47f);
+    var rest = bitcast<i32>(0u - quotient * mantissa);
+    for (var i = 0; i < 8; i++) {
+        if (rest < 0) {
+            quotient -= 1u;
+            rest += i32(mantissa);
+        } else if (rest >= i32(mantissa)) {
+            quotient += 1u;
+            rest -= i32(mantissa);
+        }
+    }
+    let up = 2u * u32(rest) > mantissa;
+    return ((253u - (bits >> 23u)) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
+}
+
+// |x| times the positive number with these bits. Subnormal numbers are their mantissa times 2^-149; where that times the factor is
+// none that codes tell from 0, it may vanish on the way.
+fn times(x: vec4<f32>, bits: u32) -> vec4<f32> {
+    let by = bitcast<f32>(bits);
+    let magnitude = bitcast<vec4<u32>>(x) & vec4<u32>(MAGNITUDE);
+    let tiny = vec4<f32>(magnitude & vec4<u32>(0x7fffffu)) * (by * 0x1p-75f) * 0x1p-74f;
+    return select(bitcast<vec4<f32>>(magnitude) * by, tiny, magnitude < vec4<u32>(SMALLEST));
+}
+
+fn codes_of(x: vec4<f32>, inverse_factor: u32, inverse: u32) -> vec4<u32> {
+    let sign = bitcast<vec4<u32>>(x) >> vec4<u32>(31u);
+    var scaled = x;
+    if (FACTOR != 0u) {
+        scaled = times(x, inverse_factor);
+    }
+    scaled = times(scaled, inverse);
+    if (CODE == INT8) {
+        let magnitude = vec4<i32>(round(scaled));
+        return bitcast<vec4<u32>>(select(magnitude, -magnitude, sign == vec4<u32>(1u))) & vec4<u32>(0xffu);
+    }
+    if (CODE == E4M3) {
+        return to_e4m3(scaled) | (sign << vec4<u32>(7u));
+    }
+    return to_e2m1(scaled) | (sign << vec4<u32>(3u));
+}
+
+// E4M3 with a given scale: what is no number is told by its code alone.
+fn given_codes(x: vec4<f32>, inverse_factor: u32) -> vec4<u32> {
+    let bits = bitcast<vec4<u32>>(x);
+    let is_finite = (bits & vec4<u32>(MAGNITUDE)) < vec4<u32>(INFINITY);
+    let code = to_e4m3(times(x, inverse_factor)) | ((bits >> vec4<u32>(31u)) << vec4<u32>(7u));
+    return select(vec4<u32>(0x7fu), code, is_finite & vec4<bool>(inverse_factor != 0u));
+}
+
+// A magnitude as E4M3, to nearest even. Below 2^-6 numbers are multiples of 2^-9.
+fn to_e4m3(magnitude: vec4<f32>) -> vec4<u32> {
+    let bits = bitcast<vec4<u32>>(magnitude);
+    let normal = (bits - vec4<u32>(120u << 23u) + vec4<u32>(0x7ffffu) + ((bits >> vec4<u32>(20u)) & vec4<u32>(1u))) >> vec4<u32>(20u);
+    let subnormal = vec4<u32>(round(min(magnitude, vec4<f32>(1.0)) * 512.0));
+    return min(select(normal, subnormal, bits < vec4<u32>(0x3c800000u)), vec4<u32>(0x7eu));
+}
+
+// A magnitude as E2M1, to nearest even. Below 1 numbers are multiples of 1/2.
+fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
+    let bits = bitcast<vec4<u32>>(magnitude);
+    let normal = (bits - vec4<u32>(126u << 23u) + vec4<u32>(0x1fffffu) + ((bits >> vec4<u32>(22u)) & vec4<u32>(1u))) >> vec4<u32>(22u);
+    let subnormal = vec4<u32>(round(min(magnitude, vec4<f32>(1.0)) * 2.0));
+    return min(select(normal, subnormal, bits < vec4<u32>(ONE)), vec4<u32>(7u));
+}
+
+fn bytes(code: vec4<u32>) -> u32 {
+    return code.x | (code.y << 8u) | (code.z << 16u) | (code.w << 24u);
+}
+
+fn nibbles(code: vec4<u32>) -> u32 {
+    return code.x | (code.y << 4u) | (code.z << 8u) | (code.w << 12u);
+}
+
+// Of signed bytes.
+fn sum_of(code: vec4<u32>) -> i32 {
+    let signed = bitcast<vec4<i32>>(code << vec4<u32>(24u)) >> vec4<u32>(24u);
+    return signed.x + signed.y + signed.z + signed.w;
+}
