@@ -1,7 +1,10 @@
 //! A training step of a multi-layer perceptron of two layers, of operations alone: master weights in f32, products of a copy in bf16.
-//! The loss falls, and what was learned is what a reference in f64 learns.
+//! The loss falls, and what was learned is what a reference in f64 learns, by the gradient alone and by AdamW.
 
-use qgemm_api::{Activation, Buffer, Context, Conversion, ConversionArgs, DType, Matmul, MatmulArgs};
+use qgemm_api::{
+    Activation, Buffer, Context, Conversion, ConversionArgs, DType, Matmul, MatmulArgs, Optimizer, OptimizerArgs,
+    OptimizerStep, UpdateRule,
+};
 
 const TOKENS: usize = 24;
 const INPUTS: usize = 40;
@@ -10,6 +13,18 @@ const OUTPUTS: usize = 8;
 const STEPS: usize = 4;
 const RATE: f32 = 0.02;
 const ACTIVATION: Activation = Activation::Silu;
+const DECAY: f32 = 0.1;
+/// With an eps that lets small gradients move parameters by little: else the signs of what is rounded would.
+const ADAMW: [f32; 3] = [0.9, 0.99, 0.1];
+
+/// How parameters descend.
+#[derive(Clone, Copy, PartialEq)]
+enum Descent {
+    /// By a product that adds to them.
+    Product,
+    /// By AdamW, with weight decay, which writes the copy, too.
+    AdamW,
+}
 
 /// Numbers in [-1, 1) without a pattern, exact in bf16.
 fn numbers(count: usize, seed: u32) -> Vec<f32> {
@@ -28,13 +43,18 @@ struct Layer {
     weights: Buffer,
     bias: Buffer,
     copy: Buffer,
+    descent: Descent,
+    /// First and second moments of weights and of biases.
+    moments: [[Buffer; 2]; 2],
 }
 
 impl Layer {
-    fn new(ctx: &Context, outputs: usize, inputs: usize, weights: &[f32]) -> Self {
+    fn new(ctx: &Context, outputs: usize, inputs: usize, weights: &[f32], descent: Descent) -> Self {
         let upload = |values: &[f32]| ctx.upload(&DType::F32.encode(values)).expect("fits");
         let copy = ctx.allocate(outputs * inputs * DType::BF16.bytes()).expect("fits");
-        Self { outputs, inputs, weights: upload(weights), bias: upload(&vec![0.0; outputs]), copy }
+        let moments = [outputs * inputs, outputs].map(|len| [(); 2].map(|()| upload(&vec![0.0; len])));
+        let (weights, bias) = (upload(weights), upload(&vec![0.0; outputs]));
+        Self { outputs, inputs, weights, bias, copy, descent, moments }
     }
 
     /// The copy, of what the weights are now.
@@ -44,13 +64,32 @@ impl Layer {
         plan.expect("is served").run(&ctx.default_stream(), args).expect("runs");
     }
 
-    /// `W -= rate · dYᵀ·X` and `b -= rate · Σ dY`, with dY and X in bf16.
-    fn descend(&mut self, ctx: &Context, dy: &Buffer, x: &Buffer, ones: &Buffer) {
+    /// Moves weights against `dYᵀ·X`, and biases against `Σ dY`, with dY and X in bf16: the step numbered `step`.
+    fn descend(&mut self, ctx: &Context, dy: &Buffer, x: &Buffer, ones: &Buffer, step: u64) {
         let shape = [self.outputs, self.inputs, TOKENS];
-        let step = Matmul::new(shape, DType::BF16, DType::BF16, DType::F32).a_transposed();
-        multiply(ctx, &step.alpha(-RATE).accumulate(1.0), MatmulArgs::new(dy, x, &mut self.weights));
-        let sums = Matmul::new([1, self.outputs, TOKENS], DType::BF16, DType::BF16, DType::F32);
-        multiply(ctx, &sums.alpha(-RATE).accumulate(1.0), MatmulArgs::new(ones, dy, &mut self.bias));
+        let of_weights = Matmul::new(shape, DType::BF16, DType::BF16, DType::F32).a_transposed();
+        let of_bias = Matmul::new([1, self.outputs, TOKENS], DType::BF16, DType::BF16, DType::F32);
+        if self.descent == Descent::Product {
+            multiply(ctx, &of_weights.alpha(-RATE).accumulate(1.0), MatmulArgs::new(dy, x, &mut self.weights));
+            multiply(ctx, &of_bias.alpha(-RATE).accumulate(1.0), MatmulArgs::new(ones, dy, &mut self.bias));
+            return;
+        }
+        let [mut dw, mut db] =
+            [self.outputs * self.inputs, self.outputs].map(|len| ctx.allocate(len * DType::F32.bytes()).expect("fits"));
+        multiply(ctx, &of_weights, MatmulArgs::new(dy, x, &mut dw));
+        multiply(ctx, &of_bias, MatmulArgs::new(ones, dy, &mut db));
+        let [beta1, beta2, eps] = ADAMW;
+        let adamw = |len| Optimizer::adamw(len).rule(UpdateRule::AdamW { beta1, beta2, eps });
+        let stream = ctx.default_stream();
+        let plan = ctx.plan_optimizer(&adamw(self.outputs * self.inputs).copy(DType::BF16)).expect("is served");
+        let numbers = plan.step(&OptimizerStep::new(step, RATE).weight_decay(DECAY)).expect("finite");
+        let numbers = ctx.upload(&numbers).expect("fits");
+        let [[m, v], [bias_m, bias_v]] = &mut self.moments;
+        let args = OptimizerArgs::new(&mut self.weights, &dw, &numbers).moment1(m).moment2(v).copy(&mut self.copy);
+        plan.run(&stream, args).expect("runs");
+        let plan = ctx.plan_optimizer(&adamw(self.outputs)).expect("is served");
+        let args = OptimizerArgs::new(&mut self.bias, &db, &numbers).moment1(bias_m).moment2(bias_v);
+        plan.run(&stream, args).expect("runs");
     }
 
     fn values(&self, ctx: &Context) -> [Vec<f32>; 2] {
@@ -65,17 +104,19 @@ fn multiply(ctx: &Context, matmul: &Matmul, args: MatmulArgs<'_>) {
 }
 
 /// The loss before each step, and the layers' values after the last.
-fn train(ctx: &Context, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f32>; 2]; 2]) {
+fn train(ctx: &Context, descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f32>; 2]; 2]) {
     let half = |values: &[f32]| ctx.upload(&DType::BF16.encode(values)).expect("fits");
     let buffer = |values: usize, dtype: DType| ctx.allocate(values * dtype.bytes()).expect("fits");
     let (x, ones) = (half(x), half(&[1.0; TOKENS]));
     let target = ctx.upload(&DType::F32.encode(target)).expect("fits");
-    let mut layers = [Layer::new(ctx, HIDDEN, INPUTS, w1), Layer::new(ctx, OUTPUTS, HIDDEN, w2)];
+    let mut layers = [Layer::new(ctx, HIDDEN, INPUTS, w1, descent), Layer::new(ctx, OUTPUTS, HIDDEN, w2, descent)];
     let (mut z, mut hidden) = (buffer(TOKENS * HIDDEN, DType::F32), buffer(TOKENS * HIDDEN, DType::BF16));
     let (mut residual, mut dz) = (buffer(TOKENS * OUTPUTS, DType::BF16), buffer(TOKENS * HIDDEN, DType::BF16));
     let mut losses = Vec::new();
-    for _ in 0..STEPS {
-        layers.iter_mut().for_each(|layer| layer.round(ctx));
+    for step in 1..=STEPS as u64 {
+        if descent == Descent::Product || step == 1 {
+            layers.iter_mut().for_each(|layer| layer.round(ctx));
+        }
         let [first, second] = &mut layers;
         let forward = |shape, d| Matmul::new(shape, DType::BF16, DType::BF16, d).b_transposed().bias(DType::F32);
         let of_first = [TOKENS, HIDDEN, INPUTS];
@@ -92,8 +133,8 @@ fn train(ctx: &Context, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f3
         let back = Matmul::new([TOKENS, HIDDEN, OUTPUTS], DType::BF16, DType::BF16, DType::BF16);
         let back = back.through(ACTIVATION, DType::F32);
         multiply(ctx, &back, MatmulArgs::new(&residual, &second.copy, &mut dz).c(&z));
-        second.descend(ctx, &residual, &hidden, &ones);
-        first.descend(ctx, &dz, &x, &ones);
+        second.descend(ctx, &residual, &hidden, &ones, step);
+        first.descend(ctx, &dz, &x, &ones, step);
     }
     (losses, layers.each_ref().map(|layer| layer.values(ctx)))
 }
@@ -105,13 +146,15 @@ fn product([m, n, k]: [usize; 3], a: impl Fn(usize, usize) -> f64, b: impl Fn(us
 }
 
 /// The same steps in f64, nothing rounded: losses, and each layer's weights and biases.
-fn reference([x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f64>; 2]; 2]) {
+fn reference(descent: Descent, [x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f64>; 2]; 2]) {
     let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>();
     let (x, target) = (wide(x), wide(target));
     let mut layers = [[wide(w1), vec![0.0; HIDDEN]], [wide(w2), vec![0.0; OUTPUTS]]];
+    // First and second moments of all of them.
+    let mut moments = layers.clone().map(|layer| layer.map(|values| vec![[0.0f64; 2]; values.len()]));
     let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
     let mut losses = Vec::new();
-    for _ in 0..STEPS {
+    for step in 1..=STEPS {
         let [[w1, b1], [w2, b2]] = &layers;
         let z = product([TOKENS, HIDDEN, INPUTS], |t, k| x[t * INPUTS + k], |k, h| w1[h * INPUTS + k]);
         let z: Vec<f64> = z.iter().enumerate().map(|(i, z)| z + b1[i % HIDDEN]).collect();
@@ -122,21 +165,42 @@ fn reference([x, target, w1, w2]: [&[f32]; 4]) -> (Vec<f64>, [[Vec<f64>; 2]; 2])
         let dh = product([TOKENS, HIDDEN, OUTPUTS], |t, o| left[t * OUTPUTS + o], |o, h| w2[o * HIDDEN + h]);
         let slope = |z: f64| sigmoid(z) + z * sigmoid(z) * (1.0 - sigmoid(z));
         let dz: Vec<f64> = dh.iter().zip(&z).map(|(dh, &z)| dh * slope(z)).collect();
-        let descended = |[w, b]: &[Vec<f64>; 2], [n, k]: [usize; 2], dy: &[f64], x: &[f64]| {
+        let gradients = |[n, k]: [usize; 2], dy: &[f64], x: &[f64]| {
             let dw = product([n, k, TOKENS], |n_, t| dy[t * n + n_], |t, k_| x[t * k + k_]);
             let db = product([1, n, TOKENS], |_, _| 1.0, |t, n_| dy[t * n + n_]);
-            let descend = |v: &[f64], d: &[f64]| v.iter().zip(d).map(|(v, d)| v - f64::from(RATE) * d).collect();
-            [descend(w, &dw), descend(b, &db)]
+            [dw, db]
         };
-        layers = [
-            descended(&layers[0], [HIDDEN, INPUTS], &dz, &x),
-            descended(&layers[1], [OUTPUTS, HIDDEN], &left, &hidden),
-        ];
+        let all = [gradients([HIDDEN, INPUTS], &dz, &x), gradients([OUTPUTS, HIDDEN], &left, &hidden)];
+        for ((layer, moments), gradients) in layers.iter_mut().zip(&mut moments).zip(&all) {
+            for ((values, moments), gradient) in layer.iter_mut().zip(moments).zip(gradients) {
+                for ((value, moments), g) in values.iter_mut().zip(moments).zip(gradient) {
+                    *value -= f64::from(RATE) * update(descent, step, *value, moments, *g);
+                }
+            }
+        }
     }
     (losses, layers)
 }
 
+/// What a parameter moves by, in units of the rate; the moments change.
+fn update(descent: Descent, step: usize, value: f64, [m, v]: &mut [f64; 2], g: f64) -> f64 {
+    if descent == Descent::Product {
+        return g;
+    }
+    let [beta1, beta2, eps] = ADAMW.map(f64::from);
+    *m = beta1 * *m + (1.0 - beta1) * g;
+    *v = beta2 * *v + (1.0 - beta2) * g * g;
+    let corrected = |moment: f64, beta: f64| moment / (1.0 - beta.powi(step as i32));
+    corrected(*m, beta1) / (corrected(*v, beta2).sqrt() + eps) + f64::from(DECAY) * value
+}
+
 fn learns_on(device: &str) {
+    for descent in [Descent::Product, Descent::AdamW] {
+        learns_by(device, descent);
+    }
+}
+
+fn learns_by(device: &str, descent: Descent) {
     let ctx = match Context::open(device) {
         Ok(ctx) => ctx,
         Err(why) => return qgemm_testkit::skipped(&format!("training on {device}"), &why.to_string()),
@@ -144,8 +208,8 @@ fn learns_on(device: &str) {
     let scaled = |values: Vec<f32>| values.into_iter().map(|v| v * 0.25).collect::<Vec<f32>>();
     let (x, target) = (numbers(TOKENS * INPUTS, 1), numbers(TOKENS * OUTPUTS, 2));
     let (w1, w2) = (scaled(numbers(HIDDEN * INPUTS, 3)), scaled(numbers(OUTPUTS * HIDDEN, 4)));
-    let (losses, layers) = train(&ctx, [&x, &target, &w1, &w2]);
-    let (expected_losses, expected) = reference([&x, &target, &w1, &w2]);
+    let (losses, layers) = train(&ctx, descent, [&x, &target, &w1, &w2]);
+    let (expected_losses, expected) = reference(descent, [&x, &target, &w1, &w2]);
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{device}: {losses:?}");
     for (loss, expected) in losses.iter().zip(&expected_losses) {
         assert!((loss / expected - 1.0).abs() < 0.02, "{device}: {losses:?}, expected {expected_losses:?}");
