@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use qgemm_hal::{
     CheckedAttention, CheckedConvert, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation, CheckedOptimizer,
+    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Family, LaunchSequence, Operation,
 };
 use qgemm_sched::Preferences;
 

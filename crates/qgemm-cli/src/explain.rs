@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
     Activation, Attention, Context, Conversion, DType, Format, Indexer, Keys, KvAppend, KvFormat, Matmul, Norm,
-    NormFunction, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision, Optimizer,
+    NormFunction, Optimizer, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
 };
 
 use crate::choice::{IndexerShape, Op, Sizes};

@@ -6,8 +6,8 @@ use anyhow::{Context as _, ensure};
 use qgemm_api::{Context, DType, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, UpdateKind, XFormat, emu};
 use qgemm_testkit::{
     AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
-    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, OptimizerCase, Outcome, QuantizeCase, RoutingCase, RoutingFrom,
-    Selection, Suite, TestCase, Verdict, WeightKind,
+    IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, OptimizerCase, Outcome, QuantizeCase, RoutingCase,
+    RoutingFrom, Selection, Suite, TestCase, Verdict, WeightKind,
 };
 use rayon::prelude::*;
 use serde::Serialize;

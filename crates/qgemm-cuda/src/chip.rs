@@ -140,6 +140,8 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 6] {
     [
         (Math::FmaF32, fma),
         (Math::TensorF16, tensor),
+        // Half as many of twice as many bits, by `mma.sync`.
+        (Math::TensorTf32, if run < Variant::Sm80 { 0.0 } else { 0.5 * tensor }),
         (Math::DotI8, 256.0),
         (Math::TensorFp8, fp8),
         (Math::TensorS8, bytes),

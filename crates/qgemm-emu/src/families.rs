@@ -5,17 +5,17 @@ use std::sync::{Arc, OnceLock};
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{
     EncodedMap, KernelLaunch, MapSwizzle, Places, TileMap, attention_sequence, convert_sequence, dequantize_sequence,
-    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, matmul_sequence, norm_sequence, optimizer_sequence,
-    quantize_sequence, routing_sequence, unpack_sequence,
+    experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence, matmul_sequence, norm_sequence,
+    optimizer_sequence, quantize_sequence, routing_sequence, unpack_sequence,
 };
 use qgemm_hal::{
     self as hal, AttentionConfig, AttentionPlan, BufferRef, Catalog, CheckedAttention, CheckedConvert,
     CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend, CheckedMatmul, CheckedNorm,
-    CheckedQuantize, CheckedRouting, CheckedUnpack, ConvertConfig, ConvertPlan, DequantizeConfig, DequantizePlan,
-    Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream, IndexerConfig,
-    IndexerLaunch, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig, MatmulPlan,
-    NormConfig, NormLaunch, Operands, Operation, QuantizeConfig, QuantizePlan, RoutingConfig, RoutingLaunches, Stream,
-    TileConfig, UnpackConfig, UnpackPlan, Unsupported, CheckedOptimizer, OptimizerConfig, OptimizerLaunch,
+    CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, ConvertConfig, ConvertPlan, DequantizeConfig,
+    DequantizePlan, Device, DeviceId, DeviceInfo, ExpertsConfig, ExpertsPlan, Family, HalError, HostMemory, HostStream,
+    IndexerConfig, IndexerLaunch, Kernel, KvAppendConfig, KvAppendLaunch, LaunchPlan, LaunchSequence, MatmulConfig,
+    MatmulPlan, NormConfig, NormLaunch, Operands, Operation, OptimizerConfig, OptimizerLaunch, QuantizeConfig,
+    QuantizePlan, RoutingConfig, RoutingLaunches, Stream, TileConfig, UnpackConfig, UnpackPlan, Unsupported,
 };
 
 use crate::device::{EmuDevice, Geometry};

@@ -141,6 +141,8 @@ pub enum Math {
     FmaF32,
     /// f16 or bf16 matrix instructions with f32 accumulation.
     TensorF16,
+    /// TF32 matrix instructions with f32 accumulation.
+    TensorTf32,
     /// 8-bit integer dot products (`dp4a`, VNNI).
     DotI8,
     /// 8-bit integer matrix instructions with s32 accumulation.
@@ -157,6 +159,7 @@ impl Math {
         match self {
             Math::FmaF32 => "fma",
             Math::TensorF16 => "tensor",
+            Math::TensorTf32 => "tensor_tf32",
             Math::DotI8 => "dot",
             Math::TensorS8 => "tensor_s8",
             Math::TensorFp8 => "tensor_fp8",

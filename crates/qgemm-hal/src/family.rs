@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::{HalError, Unsupported};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation, CheckedOptimizer,
+    CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Operation,
 };
 use crate::sequence::LaunchSequence;
 

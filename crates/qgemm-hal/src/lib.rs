@@ -32,7 +32,8 @@ pub use device::{Device, Event, RawEvent, RawStream, Stream};
 pub use error::{HalError, Unsupported};
 pub use family::{
     AttentionFamilies, Catalog, ConvertFamilies, DequantizeFamilies, ExpertsFamilies, Family, GemmFamilies,
-    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, QuantizeFamilies, RoutingFamilies, UnpackFamilies, OptimizerFamilies,
+    IndexerFamilies, KvAppendFamilies, MatmulFamilies, NormFamilies, OptimizerFamilies, QuantizeFamilies,
+    RoutingFamilies, UnpackFamilies,
 };
 pub use host::{Host, SimdLevel, read_bandwidth};
 pub use host_memory::{HostMemory, HostSlice, HostSliceMut};
@@ -74,8 +75,8 @@ pub use op::routing::{
 pub use op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 pub use op::{
     Access, CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer,
-    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Dense, Operand, CheckedOptimizer,
-    OperandDesc, Operation,
+    CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack,
+    Dense, Operand, OperandDesc, Operation,
 };
 pub use operands::{MAX_OPERANDS, Operands};
 pub use pack_spec::{PackSpec, ProbeSpec};

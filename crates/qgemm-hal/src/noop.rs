@@ -33,7 +33,7 @@ use crate::op::routing::{RoutingConfig, RoutingLaunches, RoutingOperand, Routing
 use crate::op::unpack::{UnpackConfig, UnpackOperand, UnpackPlan, UnpackSpec};
 use crate::op::{
     CheckedAttention, CheckedConvert, CheckedDequantize, CheckedExperts, CheckedGemm, CheckedIndexer, CheckedKvAppend,
-    CheckedMatmul, CheckedNorm, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc, CheckedOptimizer,
+    CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack, Operand, OperandDesc,
 };
 use crate::operands::Operands;
 use crate::sequence::{Geometry, Kernel, LaunchSequence, LaunchStep};

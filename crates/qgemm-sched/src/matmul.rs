@@ -88,7 +88,7 @@ mod tests {
     use qgemm_formats::DType;
     use qgemm_hal::op::gemm::Activation;
     use qgemm_hal::{
-        BatchedDense, Device, HalError, KernelId, LaunchSequence, Math, MatmulSpec, Name, Spec, Unsupported,
+        BatchedDense, Device, HalError, KernelId, LaunchSequence, Math, MatmulSpec, Name, Spec, Unsupported, XPrecision,
     };
 
     use super::*;
@@ -144,6 +144,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -34,6 +34,11 @@ pub const PATHS: &[PathLimit] = &[
         reason: "codes are exact and scales act on f32 sums, in f16 and bf16 alike",
     },
     PathLimit {
+        math: Math::TensorTf32,
+        nmse: 1e-6,
+        reason: "on factors rounded to TF32: products are exact, and sums cut below 24 bits",
+    },
+    PathLimit {
         math: Math::TensorFp8,
         nmse: 1e-6,
         reason: "codes are exact; sums of 128 columns have 14 bits, and scales act on them in f32",

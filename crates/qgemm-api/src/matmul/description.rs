@@ -1,7 +1,7 @@
 //! [`Matmul`]: two matrices to be multiplied, and its validation into a [`CheckedMatmul`].
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, BatchedDense, CheckedMatmul};
+use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, XPrecision};
 
 use crate::error::Error;
 use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
@@ -35,6 +35,7 @@ pub struct Matmul {
     activation: Activation,
     slope: bool,
     k_grouped: bool,
+    operand_precision: XPrecision,
 }
 
 /// How the matrices of an operand are stored.
@@ -99,6 +100,7 @@ impl Matmul {
             activation: Activation::Identity,
             slope: false,
             k_grouped: false,
+            operand_precision: XPrecision::Exact,
         }
     }
 
@@ -140,6 +142,14 @@ impl Matmul {
     /// ```
     pub fn k_grouped(mut self, products: usize) -> Self {
         (self.batch, self.k_grouped) = (products, true);
+        self
+    }
+
+    /// How far factors in f32 may be rounded before they are multiplied ([`XPrecision::Exact`] when not given). A permission:
+    /// [`XPrecision::Tf32`] lets matrix instructions multiply them, rounded to nearest in eleven bits, on CUDA from Ampere on where rows begin at
+    /// multiples of 16 bytes; anything else, and every other precision, multiplies them as they are.
+    pub fn operand_precision(mut self, allowed: XPrecision) -> Self {
+        self.operand_precision = allowed;
         self
     }
 
@@ -265,7 +275,7 @@ impl Matmul {
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
-        let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, .. } = self;
+        let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, operand_precision, .. } = self;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }
@@ -300,6 +310,7 @@ impl Matmul {
             activation,
             slope,
             k_grouped,
+            operand_precision,
         })
     }
 }

@@ -2,8 +2,9 @@
 
 use qgemm_hal::{
     AttentionPlan, CheckedAttention, CheckedConvert, CheckedExperts, CheckedIndexer, CheckedKvAppend, CheckedMatmul,
-    CheckedNorm, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan, IndexerLaunch, IndexerResult,
-    KvAppendLaunch, MatmulPlan, NormLaunch, Operation, QuantizePlan, RoutingLaunches, CheckedOptimizer, OptimizerLaunch,
+    CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, ConvertPlan, DeviceInfo, ExpertsPlan,
+    IndexerLaunch, IndexerResult, KvAppendLaunch, MatmulPlan, NormLaunch, Operation, OptimizerLaunch, QuantizePlan,
+    RoutingLaunches,
 };
 use qgemm_sched::{Candidates, Offered};
 

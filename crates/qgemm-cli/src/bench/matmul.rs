@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::ensure;
-use qgemm_api::{Buffer, Context, DType, Matmul, MatmulArgs, MatmulLayout};
+use qgemm_api::{Buffer, Context, DType, Matmul, MatmulArgs, MatmulLayout, XPrecision};
 
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -20,6 +20,7 @@ pub struct Subject {
     dtype: DType,
     /// Whether the products are of parts of K, and D is f32.
     k_grouped: bool,
+    precision: XPrecision,
 }
 
 impl fmt::Display for Subject {
@@ -40,14 +41,16 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     };
     ensure!(args.batch > 0, "--batch: expected a number above 0");
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
+    let precision = args.x_precision;
     if let Some(groups) = args.groups {
         ensure!(groups > 0, "--groups: expected a number above 0");
         let (batch, layout, dtype) = (groups, MatmulLayout::Tn, args.x_dtype);
-        let of = |shape| Subject { shape, batch, layout, dtype, k_grouped: true };
+        let of = |shape| Subject { shape, batch, layout, dtype, k_grouped: true, precision };
         return Ok(shapes.into_iter().map(of).collect());
     }
     let (batch, dtype) = (args.batch, args.x_dtype);
-    let of = |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype, k_grouped: false });
+    let of =
+        |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype, k_grouped: false, precision });
     Ok(shapes.into_iter().flat_map(of).collect())
 }
 
@@ -56,9 +59,9 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 /// # Errors
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype, k_grouped } = subject;
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype, k_grouped, precision } = subject;
     let d_dtype = if k_grouped { DType::F32 } else { dtype };
-    let mut matmul = Matmul::new([m, n, k], dtype, dtype, d_dtype).batch(batch);
+    let mut matmul = Matmul::new([m, n, k], dtype, dtype, d_dtype).batch(batch).operand_precision(precision);
     if k_grouped {
         matmul = matmul.k_grouped(batch);
     }

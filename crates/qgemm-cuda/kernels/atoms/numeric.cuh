@@ -84,4 +84,10 @@ QG_DEVICE u32 f32_to_bf16x2(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
     return d;
 }
+// cvt.rna.tf32.f32: to nearest, ties away from zero.
+QG_DEVICE u32 f32_to_tf32(float f) {
+    u32 d;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(d) : "f"(f));
+    return d;
+}
 #endif

@@ -1,6 +1,7 @@
 // D = A · B on matrix instructions, from Turing on: factors of 16 bits, stored by rows or by columns at any alignment. Tiles
 // pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
 #include "epilogue/matmul_warp_store.cuh"
+#include "mainloop/matmul_mma.cuh"
 
 struct SharedStorage {
     union {

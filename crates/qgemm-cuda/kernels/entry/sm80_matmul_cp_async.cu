@@ -1,7 +1,12 @@
-// D = A · B on matrix instructions, from Ampere on: factors of 16 bits whose contiguous parts begin at multiples of 16
-// bytes, stored by rows or by columns. Tiles pass through a ring of shared memory that `cp.async` fills.
+// D = A · B on matrix instructions, from Ampere on: factors of 16 bits, or f32 that is rounded to TF32, whose contiguous parts begin at
+// multiples of 16 bytes, stored by rows or by columns. Tiles pass through a ring of shared memory that `cp.async` fills.
 #include "atoms/cp_async.cuh"
 #include "epilogue/matmul_warp_store.cuh"
+#if QG_ELEMENT_BYTES == 4
+#include "mainloop/matmul_tf32.cuh"
+#else
+#include "mainloop/matmul_mma.cuh"
+#endif
 
 struct SharedStorage {
     union {
@@ -18,7 +23,8 @@ QG_DEVICE void copy_tile(u8* tile, const Source& s, u32 thread) {
     for (u32 i = 0; i < Source::COUNT; i++) {
         const u32 elements = Source::elements(s, i);
         // What is not read has an address all the same.
-        cp_async_16(tile + Source::to(i, thread), elements > 0 ? s.from[i] : s.first, elements * 2);
+        cp_async_16(tile + Source::to(i, thread), elements > 0 ? s.from[i] : s.first,
+                    elements * Source::ELEMENT_BYTES);
     }
 }
 

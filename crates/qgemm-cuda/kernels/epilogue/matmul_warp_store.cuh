@@ -3,7 +3,7 @@
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/matmul_store.cuh"
-#include "mainloop/matmul_mma.cuh"
+#include "mainloop/matmul_accumulators.cuh"
 
 struct MatmulStaging {
     // Eight words of padding put the rows that half a warp writes together into different banks.

@@ -7,6 +7,7 @@
 #include "atoms/ldmatrix.cuh"
 #include "atoms/memory.cuh"
 #include "atoms/mma.cuh"
+#include "mainloop/matmul_accumulators.cuh"
 #include "sched/matmul_tile.cuh"
 
 constexpr u32 CHUNK = 8, CHUNK_BYTES = 16;
@@ -17,6 +18,7 @@ static_assert(QG_DTYPE == DTYPE_F16 || QG_VARIANT >= 80, "bf16 has instructions 
 
 template <u32 TILE, bool ALONG_K>
 struct TileLayout {
+    static constexpr u32 ELEMENT_BYTES = 2;
     static constexpr u32 BYTES = TILE * QG_TILE_K * 2;
     static constexpr u32 CHUNKS = BYTES / CHUNK_BYTES;
 
@@ -41,83 +43,9 @@ struct MmaStage {
     alignas(128) u8 b[TileB::BYTES];
 };
 
-// What a thread copies of every tile of a factor: chunks whose place in the tile is always the same.
-template <class Tile, bool ALONG_K>
-struct ChunkSource {
-    static constexpr u32 COUNT = Tile::CHUNKS / QG_THREADS;
-    static_assert(COUNT * QG_THREADS == Tile::CHUNKS, "threads copy the same number of chunks");
+#include "mainloop/matmul_source.cuh"
 
-    const u8* first;
-    const u8* from[COUNT];
-    u64 step_bytes;
-    u32 outer_left[COUNT], k[COUNT], k_len;
-
-    QG_DEVICE ChunkSource of(const u8* matrix, u64 stride, u32 outer_begin, u32 outer_len, u32 k_begin, u32 k_len,
-                             u32 thread) {
-        ChunkSource s;
-        s.first = matrix;
-        s.k_len = k_len;
-        s.step_bytes = (ALONG_K ? (u64)QG_TILE_K : QG_TILE_K * stride) * 2;
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            u32 outer, k;
-            Tile::place(thread + i * QG_THREADS, outer, k);
-            outer += outer_begin, k += k_begin;
-            s.k[i] = k;
-            s.outer_left[i] = outer < outer_len ? outer_len - outer : 0;
-            s.from[i] = matrix + (ALONG_K ? outer * stride + k : k * stride + outer) * 2;
-        }
-        return s;
-    }
-
-    // Elements of chunk `i` that the matrix has.
-    QG_DEVICE u32 elements(const ChunkSource& s, u32 i) {
-        if (s.outer_left[i] == 0 || s.k[i] >= s.k_len) return 0;
-        const u32 left = ALONG_K ? s.k_len - s.k[i] : s.outer_left[i];
-        return left < CHUNK ? left : CHUNK;
-    }
-
-    // To the next tile along K.
-    QG_DEVICE void advance(ChunkSource& s) {
-#pragma unroll
-        for (u32 i = 0; i < COUNT; i++) {
-            s.from[i] += s.step_bytes;
-            s.k[i] += QG_TILE_K;
-        }
-    }
-
-    // The byte of chunk `i` in the tile.
-    QG_DEVICE u32 to(u32 i, u32 thread) {
-        u32 outer, k;
-        Tile::place(thread + i * QG_THREADS, outer, k);
-        return Tile::at(outer, k);
-    }
-};
-
-using SourceA = ChunkSource<TileA, QG_A_ALONG_K>;
-using SourceB = ChunkSource<TileB, QG_B_ALONG_K>;
-
-QG_DEVICE SourceA source_a(const MatmulParams& p, const MatmulTile& t, u32 thread) {
-    const u8* matrix = reinterpret_cast<const u8*>(p.at.a) + (t.product * p.at.a_batch + t.k_first * p.at.a_col) * 2;
-    return SourceA::of(matrix, QG_A_ALONG_K ? p.at.a_row : p.at.a_col, t.row, p.shape.m, t.begin * QG_TILE_K, t.k_len,
-                       thread);
-}
-QG_DEVICE SourceB source_b(const MatmulParams& p, const MatmulTile& t, u32 thread) {
-    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + (t.product * p.at.b_batch + t.k_first * p.at.b_row) * 2;
-    return SourceB::of(matrix, QG_B_ALONG_K ? p.at.b_col : p.at.b_row, t.column, p.shape.n, t.begin * QG_TILE_K,
-                       t.k_len, thread);
-}
-
-constexpr u32 WARPS = QG_WARPS_M * QG_WARPS_N;
-static_assert(WARPS * 32 == QG_THREADS, "every warp has a part of the tile");
-constexpr u32 WARP_M = QG_TILE_M / QG_WARPS_M, WARP_N = QG_TILE_N / QG_WARPS_N;
-constexpr u32 M_TILES = WARP_M / 16, N_TILES = WARP_N / 8;
 static_assert(N_TILES % 2 == 0, "B is loaded for two tiles at once");
-constexpr u32 ACCUMULATORS = M_TILES * N_TILES * 4;
-
-struct Accumulators {
-    float value[M_TILES][N_TILES][4];
-};
 
 // Registers 0 to 3 of A: (rows, k) (0, 0), (8, 0), (0, 8), (8, 8).
 QG_DEVICE void load_a(u32 (&a)[4], const u8* tile, u32 row, u32 k, u32 lane) {

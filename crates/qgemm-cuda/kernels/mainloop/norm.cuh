@@ -336,9 +336,16 @@ QG_DEVICE void apply_columns(const NormParams& p, const ColumnGroup& of_columns,
 // A group of the result. Columns that X does not have are zero.
 QG_DEVICE void normalize_group(const NormParams& p, const Statistics& s, const float (&value)[GROUP],
                                const ColumnGroup& of_columns, u32 column, float (&out)[GROUP]) {
+    if (p.shape.flags & QG_FLAG_CENTERED) {
 #pragma unroll
-    for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
+        for (u32 i = 0; i < GROUP; i++) out[i] = Statistics::normalized(s, value[i]);
+    } else {
+        // Mean and correction are 0.
+#pragma unroll
+        for (u32 i = 0; i < GROUP; i++) out[i] = value[i] * s.scale * s.inverse;
+    }
     apply_columns(p, of_columns, out);
+    if (column + GROUP <= p.shape.columns) return;
 #pragma unroll
     for (u32 i = 0; i < GROUP; i++)
         if (column + i >= p.shape.columns) out[i] = 0.0f;

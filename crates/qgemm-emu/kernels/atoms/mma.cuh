@@ -1,4 +1,4 @@
-// Matrix instructions of one warp with f16 or bf16 operands and f32 accumulators: D += A · B. The lane layouts are in
+// Matrix instructions of one warp with f16, bf16 or tf32 operands and f32 accumulators: D += A · B. The lane layouts are in
 // src/model.
 #pragma once
 #include "atoms/types.cuh"
@@ -33,5 +33,8 @@ QG_DEVICE void mma_m16n8k16_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)
 }
 QG_DEVICE void mma_m16n8k16_bf16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], QG_AT) {
     emu_mma(EMU_mma_m16n8k16_bf16, d, a, b, file, line);
+}
+QG_DEVICE void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], QG_AT) {
+    emu_mma(EMU_mma_m16n8k8_tf32, d, a, b, file, line);
 }
 #endif

@@ -119,4 +119,9 @@ QG_DEVICE u32 f32_to_f16x2(float low, float high) {
 QG_DEVICE u32 f32_to_bf16x2(float low, float high) {
     return emu_f32_to_bf16(low) | emu_f32_to_bf16(high) << 16;
 }
+QG_DEVICE u32 f32_to_tf32(float f) {
+    const u32 bits = f32_to_bits(f), magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return 0x7fffffffu;
+    return magnitude == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
 #endif

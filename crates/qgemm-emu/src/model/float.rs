@@ -9,18 +9,21 @@ use super::{WarpWords, WordCounts, decode};
 pub(crate) const M8N8K4: WordCounts = WordCounts { a: 2, b: 2, d: 8, scales: 0 };
 /// Words of `m16n8k8` with 16-bit operands.
 pub(crate) const M16N8K8: WordCounts = WordCounts { a: 2, b: 1, d: 4, scales: 0 };
+/// Words of `m16n8k8` with TF32 operands.
+pub(crate) const M16N8K8_TF32: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 0 };
 /// Words of `m16n8k16` with 16-bit operands.
 pub(crate) const M16N8K16: WordCounts = WordCounts { a: 4, b: 2, d: 4, scales: 0 };
 /// Words of `m16n8k32` with 8-bit operands.
 pub(crate) const M16N8K32: WordCounts = M16N8K16;
 
 const LEAST_F16: i32 = -14;
+const LEAST_BF16: i32 = -126;
 
 /// A type of operands: its numbers, and its least normal exponent.
 type Number = (fn(u16) -> f32, i32);
 
 const F16: Number = (decode::f16, LEAST_F16);
-const BF16: Number = (decode::bf16, -126);
+const BF16: Number = (decode::bf16, LEAST_BF16);
 const E4M3: Number = (|code| decode::e4m3(code as u8), -6);
 const E5M2: Number = (|code| decode::e5m2(code as u8), -14);
 
@@ -48,6 +51,23 @@ pub(crate) fn m16n8k16_f16(inputs: &WarpWords, outputs: &mut WarpWords, precisio
 /// `mma.m16n8k16.row.col.f32.bf16.bf16.f32`.
 pub(crate) fn m16n8k16_bf16(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
     mma::<16, 16>(inputs, outputs, M16N8K16, [BF16; 2], &precision.half);
+}
+
+/// `mma.m16n8k8.row.col.f32.tf32.tf32.f32`: an operand a word, whose lowest 13 bits do not count.
+pub(crate) fn m16n8k8_tf32(inputs: &WarpWords, outputs: &mut WarpWords, precision: &Precision) {
+    let number = |lane: usize, word: usize| f32::from_bits(inputs[lane][word] & !0x1fff);
+    let (mut a, mut b) = ([[0.0; 8]; 16], [[0.0; 8]; 8]);
+    for k in 0..8 {
+        for (row, a) in a.iter_mut().enumerate() {
+            a[k] = number(row % 8 * 4 + k % 4, row / 8 + k / 4 * 2);
+        }
+        for (n, b) in b[k].iter_mut().enumerate() {
+            *b = number(n * 4 + k % 4, M16N8K8_TF32.first_b() + k / 4);
+        }
+    }
+    let mut d = each(&accumulators::<16>(inputs, M16N8K8_TF32.first_d()), f32::from_bits);
+    multiply(&a, &b, &mut d, [LEAST_BF16; 2], &precision.half);
+    put_accumulators(&each(&d, f32::to_bits), outputs);
 }
 
 /// `mma.m16n8k32.row.col.f32.e4m3.e4m3.f32`.

@@ -110,6 +110,17 @@ const SHAPES: &[Shape] = &[
         products: 1,
     },
     Shape {
+        name: "mma_m16n8k8_tf32",
+        m: 16,
+        k: 8,
+        bits: 32,
+        a: |lane, i| (group(lane) + i % 2 * 8, within(lane) + i / 2 * 4),
+        b: |lane, i| (within(lane) + i * 4, group(lane)),
+        d: d16,
+        encode: |value| (value as f32).to_bits(),
+        products: 1,
+    },
+    Shape {
         name: "mma_m8n8k16_s8",
         m: 8,
         k: 16,

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 
 use qgemm_formats::DType;
 
-use super::gemm::{Activation, WorkspaceLayout};
+use super::gemm::{Activation, WorkspaceLayout, XPrecision};
 use super::{Operation, operands};
 use crate::caps::Math;
 use crate::kernel_id::{KernelId, Name, spec};
@@ -77,6 +77,8 @@ pub struct CheckedMatmul {
     /// Whether each product has a range of K of its own: A and B are one matrix of `k` columns and rows, and product `b` multiplies
     /// those from offset `b` to offset `b + 1`. A is then stored by columns and B by rows.
     pub k_grouped: bool,
+    /// How far factors in f32 may be rounded before they are multiplied.
+    pub operand_precision: XPrecision,
 }
 
 operands! {
@@ -251,7 +253,7 @@ impl Hash for CheckedMatmul {
         (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
         (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
             .hash(state);
-        self.k_grouped.hash(state);
+        (self.k_grouped, self.operand_precision).hash(state);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout};
+use qgemm_hal::{Activation, MatmulLayout, XPrecision};
 
 use crate::activations::{ActivationKind, activations};
 
@@ -53,6 +53,8 @@ pub struct MatmulCase {
     pub slope: bool,
     /// Whether products are of parts of K: A is stored by columns, B by rows, and each is one matrix.
     pub k_grouped: bool,
+    /// How far factors in f32 may be rounded.
+    pub operand_precision: XPrecision,
     /// What A looks like, and B.
     pub values: [ActivationKind; 2],
     /// Where operands lie.
@@ -77,6 +79,7 @@ impl MatmulCase {
             activation: Activation::Identity,
             slope: false,
             k_grouped: false,
+            operand_precision: XPrecision::Exact,
             values: [ActivationKind::Normal; 2],
             strides: MatmulStrides::default(),
             seed: 1,
@@ -201,6 +204,9 @@ impl fmt::Display for MatmulCase {
         }
         if self.k_grouped {
             write!(f, " k-grouped")?;
+        }
+        if self.operand_precision != XPrecision::Exact {
+            write!(f, " precision={}", self.operand_precision)?;
         }
         let MatmulStrides { gaps, between, offset, one_a, one_b, one_c, d_beside } = *strides;
         if gaps != [0; 3] {

@@ -1,7 +1,7 @@
 //! The suite of `matmul`: which cases a backend must pass.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout};
+use qgemm_hal::{Activation, MatmulLayout, XPrecision};
 
 use super::case::{MatmulCase, MatmulStrides};
 use crate::activations::ActivationKind;
@@ -19,6 +19,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_slopes", "gradients by what an activation was applied to", slopes),
     group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
     group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
+    group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
 ];
 
 /// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
@@ -204,6 +205,24 @@ fn special() -> Vec<MatmulCase> {
     for dtype in [DType::F32, DType::BF16] {
         let values = [V::MixedMagnitudes, V::Normal];
         cases.push(MatmulCase { values, ..MatmulCase::new([40, 33, 64]).of_type(dtype) });
+    }
+    cases
+}
+
+/// Factors in f32 that may be rounded to TF32, in every layout, aligned and not, with parts of K, and what is not finite.
+fn tf32() -> Vec<MatmulCase> {
+    let tf32 = |case: MatmulCase| MatmulCase { operand_precision: XPrecision::Tf32, ..case };
+    let mut cases: Vec<MatmulCase> = Vec::new();
+    for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
+        for shape in [[40, 36, 64], [132, 200, 300], [16, 24, 5000], [33, 65, 17], [256, 128, 48]] {
+            let values = [ActivationKind::Normal, ActivationKind::SmallIntegers][(cases.len() + i) % 2];
+            let seed = cases.len() as u64;
+            cases.push(tf32(MatmulCase { layout, values: [values; 2], seed, ..MatmulCase::new(shape) }));
+        }
+    }
+    cases.push(tf32(MatmulCase { accumulate: Some(1.0), seed: 2, ..MatmulCase::new([72, 40, 700]) }.k_grouped(5)));
+    for values in [ActivationKind::NotFinite, ActivationKind::MixedMagnitudes] {
+        cases.push(tf32(MatmulCase { values: [values, ActivationKind::Normal], ..MatmulCase::new([40, 32, 64]) }));
     }
     cases
 }

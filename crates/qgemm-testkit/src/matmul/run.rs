@@ -131,7 +131,7 @@ fn judge(ctx: &Context, case: &MatmulCase, outcome: &mut Outcome) -> Result<(), 
     let all = stored.d.operand.decode(&first);
     for product in 0..case.batch {
         let got = of_product(case, &stored, &all, product);
-        let expected = expected(case, product, Resolution { nmse, ..Resolution::default() });
+        let expected = expected(case, product, math, Resolution { nmse, ..Resolution::default() });
         let comparison = compare(&got, &expected, tolerance);
         let known = outcome.comparison.map_or(0.0, |c| c.nmse.max(c.worst_tile));
         if outcome.comparison.is_none() || comparison.nmse.max(comparison.worst_tile) > known {
@@ -165,6 +165,7 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
     let row_stride = |stack: &Stack| stack.operand.row_stride() as u64;
     let mut matmul = Matmul::new(case.shape, case.types[0], case.types[1], case.d_dtype)
         .batch(case.batch)
+        .operand_precision(case.operand_precision)
         .alpha(case.alpha)
         .a_row_stride(row_stride(&stored.a))
         .b_row_stride(row_stride(&stored.b))
@@ -270,13 +271,19 @@ fn of_product(case: &MatmulCase, stored: &Stored, all: &[f32], product: usize) -
     }
 }
 
+/// A number rounded to TF32, to nearest, ties away from zero.
+fn tf32(value: f32) -> f32 {
+    if value.is_finite() { f32::from_bits((value.to_bits() + 0x1000) & !0x1fff) } else { value }
+}
+
 /// The oracle's D of a product: that of `gemm`, whose weight is B.
-fn expected(case: &MatmulCase, product: usize, resolution: Resolution) -> Expected {
+fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolution) -> Expected {
     let [m, n, all_of_k] = case.shape;
     let part = case.k_of(product);
     let k = part.len();
     let of_part = |all: Vec<f32>| -> Vec<f32> {
-        all.chunks(all_of_k).flat_map(|row| row[part.clone()].iter().copied()).collect()
+        let multiplied = |&value: &f32| if math == Math::TensorTf32 { tf32(value) } else { value };
+        all.chunks(all_of_k).flat_map(|row| row[part.clone()].iter().map(multiplied)).collect()
     };
     // Nothing is added up as one product of zeros.
     let (a, b) = match k {

@@ -1,7 +1,7 @@
 //! Random products: any size, layout, type and epilogue from one seed.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout};
+use qgemm_hal::{Activation, MatmulLayout, XPrecision};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -30,6 +30,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let values = pick(rng, &[ActivationKind::Normal, ActivationKind::SmallIntegers, ActivationKind::PositiveMean]);
     let case = MatmulCase {
         k_grouped: false,
+        operand_precision: if seed % 3 == 1 { XPrecision::Tf32 } else { XPrecision::Exact },
         shape,
         batch,
         layout: pick(rng, &MatmulLayout::ALL),

@@ -302,7 +302,7 @@ impl Kernel for MatmulKernel {
 #[cfg(test)]
 mod tests {
     use qgemm_formats::DType;
-    use qgemm_hal::Activation;
+    use qgemm_hal::{Activation, XPrecision};
 
     use super::*;
 
@@ -325,6 +325,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -99,7 +99,7 @@ impl Cut {
 #[cfg(test)]
 mod tests {
     use qgemm_formats::DType;
-    use qgemm_hal::{Activation, BatchedDense};
+    use qgemm_hal::{Activation, BatchedDense, XPrecision};
 
     use super::*;
 
@@ -116,6 +116,7 @@ mod tests {
             c: None,
             slope: false,
             k_grouped: false,
+            operand_precision: XPrecision::Exact,
             accumulates: false,
             bias: None,
             alpha: 1.0,

@@ -13,13 +13,13 @@ use qgemm_hal::abi::{self, MatmulPointers, MatmulShape, MatmulTiles, MatmulTypes
 use qgemm_hal::{
     CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Math, MatmulConfig,
     MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec, Unsupported,
-    Variant,
+    Variant, XPrecision,
 };
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
-use templates::{SIMT, SIMT_SMALL, Template, has_instructions, of_instructions};
+use templates::{SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, has_instructions, of_instructions};
 use tma::MappedMatmul;
 
 use crate::source;
@@ -50,6 +50,7 @@ fn id(spec: MatmulSpec, variant: Variant) -> KernelId {
 fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec {
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
+    macro_line(&mut prelude, "QG_ELEMENT_BYTES", &spec.a.bytes().to_string());
     let mut constants = vec![
         ("QG_TILE_M", template.m),
         ("QG_TILE_N", template.n),
@@ -94,6 +95,10 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
         for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
+    }
+    for template in [TF32, TF32_SMALL].into_iter().filter(|_| variant >= Variant::Sm80) {
+        let of = |layout| (template.on(variant), spec_of(&template, DType::F32, DType::F32, layout));
+        all.extend(MatmulLayout::ALL.map(of));
     }
     for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
         let aligned = if variant >= Variant::Sm80 { &[true, false][..] } else { &[true] };
@@ -264,8 +269,11 @@ impl Family<CheckedMatmul> for Matmul {
     fn configs(&self, op: &CheckedMatmul, info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         let (a, b) = (op.a.dtype, op.b.dtype);
+        let aligned = op.a.aligned16 && op.b.aligned16;
+        let of_tf32 = a == DType::F32 && b == a && aligned && op.operand_precision == XPrecision::Tf32;
         let of_instructions = match a == b && has_instructions(a, variant) {
-            true => of_instructions(variant, op.a.aligned16 && op.b.aligned16),
+            true => of_instructions(variant, aligned),
+            false if of_tf32 && variant >= Variant::Sm80 => &[TF32, TF32_SMALL],
             false => &[],
         };
         let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };

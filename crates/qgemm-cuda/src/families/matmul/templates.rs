@@ -58,6 +58,12 @@ const CP_ASYNC: Template = Template {
 const CP_ASYNC_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 400, ..CP_ASYNC };
 
+/// Factors in f32, as TF32.
+pub(super) const TF32: Template =
+    Template { main_loop: "sm80_cp_async_tf32", math: Math::TensorTf32, k: 16, stages: 3, efficiency: 600, ..CP_ASYNC };
+pub(super) const TF32_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 350, ..TF32 };
+
 /// One warpgroup of consumers or two, each with 64 rows of A, and one of producers. `ctas` CTAs stay on each multiprocessor.
 const WGMMA: Template = Template {
     main_loop: "sm90_wgmma_ws",
@@ -95,7 +101,7 @@ impl Template {
         match variant {
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
             // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
-            Variant::Sm90 if !self.stays() && self.math != Math::FmaF32 => {
+            Variant::Sm90 if !self.stays() && self.math == Math::TensorF16 => {
                 Self { efficiency: self.efficiency / 2, ..self }
             }
             _ => self,
@@ -121,7 +127,11 @@ impl Template {
                 (ring + staging, 1024)
             }
             _ => {
-                let stages = self.stages * (self.m + self.n) * self.k * 2;
+                let stages = match self.math {
+                    // Rows are padded by four words.
+                    Math::TensorTf32 => self.stages * (self.m + self.n) * (self.k + 4) * 4,
+                    _ => self.stages * (self.m + self.n) * self.k * 2,
+                };
                 let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;
                 (stages.max(staging), 128)
             }

@@ -30,7 +30,7 @@ pub enum XPrecision {
     F16,
     /// To bf16, where matrix instructions take it.
     BF16,
-    /// f32 to TF32: eleven bits in the range of f32. No kernel does so yet: f32 is multiplied as it is.
+    /// f32 to TF32, to nearest: eleven bits in the range of f32. `matmul` does so on CUDA from Ampere on; else f32 is multiplied as it is.
     Tf32,
     /// f32 to the sum of three bf16 numbers, which keeps its 24 bits. No kernel does so yet: f32 is multiplied as it is.
     Bf16x3,

@@ -1,0 +1,72 @@
+// What threads copy of the factors of `matmul`, 16 bytes at a time: tiles are types with ELEMENT_BYTES, CHUNKS, the place of each chunk, and
+// the byte at which it lies in shared memory. TileA and TileB are those of the main loop that includes this.
+#pragma once
+#include "sched/matmul_tile.cuh"
+
+// What a thread copies of every tile of a factor: chunks whose place in the tile is always the same.
+template <class Tile, bool ALONG_K>
+struct ChunkSource {
+    static constexpr u32 ELEMENT_BYTES = Tile::ELEMENT_BYTES, CHUNK = 16 / ELEMENT_BYTES;
+    static constexpr u32 COUNT = Tile::CHUNKS / QG_THREADS;
+    static_assert(COUNT * QG_THREADS == Tile::CHUNKS, "threads copy the same number of chunks");
+
+    const u8* first;
+    const u8* from[COUNT];
+    u64 step_bytes;
+    u32 outer_left[COUNT], k[COUNT], k_len;
+
+    QG_DEVICE ChunkSource of(const u8* matrix, u64 stride, u32 outer_begin, u32 outer_len, u32 k_begin, u32 k_len,
+                             u32 thread) {
+        ChunkSource s;
+        s.first = matrix;
+        s.k_len = k_len;
+        s.step_bytes = (ALONG_K ? (u64)QG_TILE_K : QG_TILE_K * stride) * ELEMENT_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            u32 outer, k;
+            Tile::place(thread + i * QG_THREADS, outer, k);
+            outer += outer_begin, k += k_begin;
+            s.k[i] = k;
+            s.outer_left[i] = outer < outer_len ? outer_len - outer : 0;
+            s.from[i] = matrix + (ALONG_K ? outer * stride + k : k * stride + outer) * ELEMENT_BYTES;
+        }
+        return s;
+    }
+
+    // Elements of chunk `i` that the matrix has.
+    QG_DEVICE u32 elements(const ChunkSource& s, u32 i) {
+        if (s.outer_left[i] == 0 || s.k[i] >= s.k_len) return 0;
+        const u32 left = ALONG_K ? s.k_len - s.k[i] : s.outer_left[i];
+        return left < CHUNK ? left : CHUNK;
+    }
+
+    // To the next tile along K.
+    QG_DEVICE void advance(ChunkSource& s) {
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++) {
+            s.from[i] += s.step_bytes;
+            s.k[i] += QG_TILE_K;
+        }
+    }
+
+    // The byte of chunk `i` in the tile.
+    QG_DEVICE u32 to(u32 i, u32 thread) {
+        u32 outer, k;
+        Tile::place(thread + i * QG_THREADS, outer, k);
+        return Tile::at(outer, k);
+    }
+};
+
+using SourceA = ChunkSource<TileA, QG_A_ALONG_K>;
+using SourceB = ChunkSource<TileB, QG_B_ALONG_K>;
+
+QG_DEVICE SourceA source_a(const MatmulParams& p, const MatmulTile& t, u32 thread) {
+    const u8* matrix = reinterpret_cast<const u8*>(p.at.a) + (t.product * p.at.a_batch + t.k_first * p.at.a_col) * SourceA::ELEMENT_BYTES;
+    return SourceA::of(matrix, QG_A_ALONG_K ? p.at.a_row : p.at.a_col, t.row, p.shape.m, t.begin * QG_TILE_K, t.k_len,
+                       thread);
+}
+QG_DEVICE SourceB source_b(const MatmulParams& p, const MatmulTile& t, u32 thread) {
+    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + (t.product * p.at.b_batch + t.k_first * p.at.b_row) * SourceA::ELEMENT_BYTES;
+    return SourceB::of(matrix, QG_B_ALONG_K ? p.at.b_col : p.at.b_row, t.column, p.shape.n, t.begin * QG_TILE_K,
+                       t.k_len, thread);
+}
