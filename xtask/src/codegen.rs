@@ -59,7 +59,8 @@ fn cuda(structs: &[AbiStruct]) -> anyhow::Result<String> {
             writeln!(out, "    {} {};  //{}", cuda_type(f.ty)?, f.name, f.doc)?;
         }
         writeln!(out, "}};")?;
-        for f in s.fields {
+        // The first field needs none.
+        for f in s.fields.iter().skip(1) {
             writeln!(out, "static_assert(QG_OFFSET_OF({}, {}) == {}, \"layout\");", s.name, f.name, f.offset)?;
         }
         writeln!(out, "static_assert(sizeof({}) == {}, \"layout\");", s.name, s.size)?;
@@ -136,7 +137,7 @@ mod tests {
             assert!(cuda.contains(&format!("static_assert(sizeof({}) == {}", s.name, s.size)));
             let is_shared = abi::SHARED_STRUCTS.iter().any(|shared| shared.name == s.name);
             assert_eq!(wgsl.contains(&format!("struct {} {{", s.name)), is_shared, "{}", s.name);
-            for f in s.fields {
+            for f in s.fields.iter().skip(1) {
                 assert!(cuda.contains(&format!("QG_OFFSET_OF({}, {}) == {}", s.name, f.name, f.offset)), "{}", f.name);
             }
         }

@@ -20,7 +20,6 @@ struct CudaGemmShape {
     u32 out_features;  // Columns of D.
     u32 residual_dtype;  // Element type of the residual.
 };
-static_assert(QG_OFFSET_OF(CudaGemmShape, m) == 0, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, stored_rows) == 4, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(CudaGemmShape, stored_k) == 12, "layout");
@@ -57,7 +56,6 @@ struct GemmPointers {
     u64 residual_row;  // Elements from one row of the residual to the next.
     u64 x_factor;  // What each token's sums are multiplied with, in f32.
 };
-static_assert(QG_OFFSET_OF(GemmPointers, x) == 0, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, w) == 8, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, row_scale) == 16, "layout");
 static_assert(QG_OFFSET_OF(GemmPointers, k_order) == 24, "layout");
@@ -84,7 +82,6 @@ struct TileSchedule {
     u32 cut_ctas;  // CTAs, the first of the grid, that share the cut tiles.
     u32 cut_k_tiles;  // Packed k-tiles between the places of a tile where it may be cut.
 };
-static_assert(QG_OFFSET_OF(TileSchedule, n_tiles) == 0, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, m_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, swizzle_group) == 8, "layout");
 static_assert(QG_OFFSET_OF(TileSchedule, cut_tiles) == 12, "layout");
@@ -98,7 +95,6 @@ struct ConvertShape {
     u32 d_columns;  // Columns of D.
     u32 flags;  // `K_ORDER`, `X_ALIGNED16`, `ROW_IN_SHARED`, and on wgpu `D_ALIGNED16` and `X_FACTOR` of the `FLAG_` constants.
 };
-static_assert(QG_OFFSET_OF(ConvertShape, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertShape, flags) == 12, "layout");
@@ -113,7 +109,6 @@ struct ConvertPointers {
     u64 x_col;  // Elements from one column of X to the next.
     u64 d_row;  // Elements from one row of D to the next.
 };
-static_assert(QG_OFFSET_OF(ConvertPointers, x) == 0, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, order) == 8, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, d) == 16, "layout");
 static_assert(QG_OFFSET_OF(ConvertPointers, row_factors) == 24, "layout");
@@ -134,7 +129,6 @@ struct RoutingShape {
     u32 chunk_tokens;  // Tokens of a chunk: what a CTA chooses for, counts or lists.
     u32 chunks;  // Chunks.
 };
-static_assert(QG_OFFSET_OF(RoutingShape, tokens) == 0, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, experts) == 4, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, top_k) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingShape, flags) == 12, "layout");
@@ -159,7 +153,6 @@ struct RoutingPointers {
     u64 workspace;  // First wrong slot of every chunk, counts of every chunk, counts of all.
     u64 logits_row;  // Elements from one row of the logits to the next.
 };
-static_assert(QG_OFFSET_OF(RoutingPointers, logits) == 0, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, given_ids) == 8, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, bias) == 16, "layout");
 static_assert(QG_OFFSET_OF(RoutingPointers, ids) == 24, "layout");
@@ -180,7 +173,6 @@ struct MatmulShape {
     float alpha;  // Factor of the product.
     float beta;  // Factor of C, or of what D held.
 };
-static_assert(QG_OFFSET_OF(MatmulShape, m) == 0, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, n) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulShape, flags) == 12, "layout");
@@ -194,7 +186,6 @@ struct MatmulTypes {
     u32 c_dtype;  // Element type of C.
     u32 bias_dtype;  // Element type of the bias.
 };
-static_assert(QG_OFFSET_OF(MatmulTypes, activation) == 0, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, d_dtype) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, c_dtype) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulTypes, bias_dtype) == 12, "layout");
@@ -208,7 +199,6 @@ struct MatmulTiles {
     u32 a_aligned16;  // Whether contiguous parts of A begin at multiples of 16 bytes.
     u32 b_aligned16;  // Whether those of B do.
 };
-static_assert(QG_OFFSET_OF(MatmulTiles, m_tiles) == 0, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, n_tiles) == 4, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, splits) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulTiles, k_tiles) == 12, "layout");
@@ -236,7 +226,6 @@ struct MatmulPointers {
     u64 d_batch;  // Elements from one D to the next.
     u64 offsets;  // Where each product's range of K begins, and the last one ends.
 };
-static_assert(QG_OFFSET_OF(MatmulPointers, a) == 0, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, c) == 16, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, bias) == 24, "layout");
@@ -266,7 +255,6 @@ struct UnpackShape {
     u32 flags;  // `ROW_SCALE`, `K_ORDER` and `D_ALIGNED16` of the `FLAG_` constants.
     u32 d_dtype;  // Element type of D.
 };
-static_assert(QG_OFFSET_OF(UnpackShape, out_features) == 0, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, first) == 4, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, features) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackShape, k_tiles) == 12, "layout");
@@ -283,7 +271,6 @@ struct UnpackPointers {
     u64 d;  // D.
     u64 d_row;  // Elements from one row of D to the next.
 };
-static_assert(QG_OFFSET_OF(UnpackPointers, w) == 0, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, row_scale) == 8, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, k_order) == 16, "layout");
 static_assert(QG_OFFSET_OF(UnpackPointers, d) == 24, "layout");
@@ -297,7 +284,6 @@ struct QuantizeShape {
     u32 flags;  // `X_ALIGNED16` and `ROW_IN_SHARED` of the `FLAG_` constants.
     u32 chunks;  // CTAs or workgroups that share a row.
 };
-static_assert(QG_OFFSET_OF(QuantizeShape, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, stored_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizeShape, flags) == 12, "layout");
@@ -317,7 +303,6 @@ struct QuantizePointers {
     u64 scales_row;  // Bytes from one row of scales to the next.
     u64 sums_row;  // Bytes from one row of sums to the next.
 };
-static_assert(QG_OFFSET_OF(QuantizePointers, x) == 0, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, factor) == 8, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, codes) == 16, "layout");
 static_assert(QG_OFFSET_OF(QuantizePointers, scales) == 24, "layout");
@@ -336,7 +321,6 @@ struct DequantizeShape {
     u32 chunks;  // CTAs or workgroups that share a row.
     u32 reserved;  // Unused, zero.
 };
-static_assert(QG_OFFSET_OF(DequantizeShape, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, chunks) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizeShape, reserved) == 12, "layout");
@@ -350,7 +334,6 @@ struct DequantizePointers {
     u64 codes_row;  // Bytes from one row of codes to the next.
     u64 scales_row;  // Bytes from one row of scales to the next.
 };
-static_assert(QG_OFFSET_OF(DequantizePointers, codes) == 0, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, scales) == 8, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, factors) == 16, "layout");
 static_assert(QG_OFFSET_OF(DequantizePointers, d) == 24, "layout");
@@ -367,7 +350,6 @@ struct XPlanePointers {
     u32 block_shift;  // Columns that share a scale, as a power of two: by how much a column is shifted to the index of its scale.
     u32 reserved;  // Unused, zero.
 };
-static_assert(QG_OFFSET_OF(XPlanePointers, scales) == 0, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, factors) == 8, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, sums) == 16, "layout");
 static_assert(QG_OFFSET_OF(XPlanePointers, scales_row) == 24, "layout");
@@ -394,7 +376,6 @@ struct AttentionShape {
     float factor;  // Factor of products before they are bounded: of the soft cap's tanh, or of the exponent to base 2.
     float soft_cap;  // The soft cap as an exponent to base 2.
 };
-static_assert(QG_OFFSET_OF(AttentionShape, sequences) == 0, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, tokens) == 4, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, most_queries) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionShape, most_keys) == 12, "layout");
@@ -442,7 +423,6 @@ struct AttentionPointers {
     u32 row_ctas;  // CTAs for the queries of a sequence and a head of keys.
     u32 page_shift;  // Shift that divides by the rows of a page; 32 where these are no power of two.
 };
-static_assert(QG_OFFSET_OF(AttentionPointers, q) == 0, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, v) == 16, "layout");
 static_assert(QG_OFFSET_OF(AttentionPointers, k_factors) == 24, "layout");
@@ -482,7 +462,6 @@ struct NormShape {
     u32 kept_columns;  // Columns, the first of a row, that are kept in shared memory.
     float eps;  // Added to the mean of squares.
 };
-static_assert(QG_OFFSET_OF(NormShape, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(NormShape, columns) == 4, "layout");
 static_assert(QG_OFFSET_OF(NormShape, d_columns) == 8, "layout");
 static_assert(QG_OFFSET_OF(NormShape, flags) == 12, "layout");
@@ -505,7 +484,6 @@ struct NormPointers {
     u64 sum_row;  // Elements from one row of the sum to the next.
     u64 d_row;  // Elements from one row of D to the next.
 };
-static_assert(QG_OFFSET_OF(NormPointers, x) == 0, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, residual) == 8, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, gamma) == 16, "layout");
 static_assert(QG_OFFSET_OF(NormPointers, beta) == 24, "layout");
@@ -539,7 +517,6 @@ struct KvAppendPointers {
     u32 lane_heads;  // Heads that a lane has one after the other.
     float amplitude;  // What turned features are multiplied with.
 };
-static_assert(QG_OFFSET_OF(KvAppendPointers, new_k) == 0, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, new_v) == 8, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, positions) == 16, "layout");
 static_assert(QG_OFFSET_OF(KvAppendPointers, frequencies) == 24, "layout");
@@ -596,7 +573,6 @@ struct IndexerParams {
     u32 k_aligned;  // Whether sixteen bytes of keys are loaded at once.
     u32 not_seen;  // Bits of the score of a key that a query does not see.
 };
-static_assert(QG_OFFSET_OF(IndexerParams, q) == 0, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, k) == 8, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(IndexerParams, q_scales) == 24, "layout");
@@ -644,7 +620,6 @@ struct OptimizerShape {
     float eps;  // Added to the root of the second moment.
     u32 reserved;  // Unused, zero.
 };
-static_assert(QG_OFFSET_OF(OptimizerShape, len) == 0, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, flags) == 4, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, gradient) == 8, "layout");
 static_assert(QG_OFFSET_OF(OptimizerShape, copy) == 12, "layout");
@@ -665,7 +640,6 @@ struct OptimizerPointers {
     u64 copy;  // The parameters in 16 bits.
     u64 len;  // Parameters, all of them.
 };
-static_assert(QG_OFFSET_OF(OptimizerPointers, weights) == 0, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, gradient) == 8, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, moment1) == 16, "layout");
 static_assert(QG_OFFSET_OF(OptimizerPointers, moment2) == 24, "layout");
@@ -682,7 +656,6 @@ struct RepackParams {
     u32 k_tiles;  // Packed k-tiles along K.
     u32 reserved;  // Unused, zero.
 };
-static_assert(QG_OFFSET_OF(RepackParams, rows) == 0, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, packed) == 8, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, n) == 16, "layout");
 static_assert(QG_OFFSET_OF(RepackParams, blocks) == 20, "layout");
@@ -705,7 +678,6 @@ struct ExpertGroups {
     u32 rows;  // Rows of all experts; with `FORM_MASKED` the capacity of each.
     u32 x_sharers;  // Rows of D that share a row of X.
 };
-static_assert(QG_OFFSET_OF(ExpertGroups, index) == 0, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, offsets) == 8, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, list) == 16, "layout");
 static_assert(QG_OFFSET_OF(ExpertGroups, router_weights) == 24, "layout");
@@ -737,7 +709,6 @@ struct ExpertCombine {
     u32 flags;  // `D_ALIGNED16` and `RESIDUAL_ALIGNED16` of the `FLAG_` constants.
     u32 reserved;  // Unused, zero.
 };
-static_assert(QG_OFFSET_OF(ExpertCombine, products) == 0, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, index) == 8, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, router_weights) == 16, "layout");
 static_assert(QG_OFFSET_OF(ExpertCombine, residual) == 24, "layout");
