@@ -110,7 +110,7 @@ const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
-fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 6] {
+fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 7] {
     let fma = match arch {
         70..=80 => 64.0,
         _ => 128.0,

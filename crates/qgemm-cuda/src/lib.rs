@@ -52,7 +52,8 @@ pub use cudarc;
 pub use families::{
     CATALOG, KernelLaunch, LaunchParams, MakeKernel, Places, Repack, RepackLaunch, ask_registers, attention_sequence,
     convert_sequence, dequantize_sequence, experts_sequence, gemm_sequence, indexer_sequence, kv_append_sequence,
-    manifest, matmul_sequence, norm_sequence, optimizer_sequence, quantize_sequence, repack_bandwidth, routing_sequence, unpack_sequence,
+    manifest, matmul_sequence, norm_sequence, optimizer_sequence, quantize_sequence, repack_bandwidth,
+    routing_sequence, unpack_sequence,
 };
 pub use graph::{Graph, capture, capture_with};
 pub use hash::Sha256Hash;
