@@ -15,6 +15,13 @@ constexpr u32 SCORES = QG_KEYS / 2, SUMS = QG_V / 2;
 static_assert(QG_QK % 64 == 0 && QG_V % 64 == 0, "eight chunks are exchanged");
 static_assert(QG_KEYS <= 64, "two words say which keys have a page");
 
+struct CpAsyncParams {
+    AttentionParams attention;
+    // Heads whose keys stay in L2 while CTAs go through their queries.
+    u32 heads_together;
+    u32 reserved;
+};
+
 // What a CTA computes. It is read again wherever it is needed: registers are for accumulators.
 struct Work {
     const u8 *k, *v;
@@ -318,10 +325,15 @@ QG_DEVICE void store(const Rows& rows, const AttentionParams& p, const Work& wor
     }
 }
 
-// The work of a CTA, if there is some. The last queries of a causal sequence see the most keys: those begin first.
-QG_DEVICE bool work_of(const AttentionParams& p, u32 cta, Work& work) {
-    work.head = cta % p.shape.heads;
-    cta /= p.shape.heads;
+// The work of a CTA, if there is some. The last queries of a causal sequence see the most keys: those of a group of heads begin first.
+QG_DEVICE bool work_of(const CpAsyncParams& params, u32 cta, Work& work) {
+    const AttentionParams& p = params.attention;
+    const u32 of_head = p.shape.sequences * p.at.row_ctas;
+    const u32 first_head = cta / (params.heads_together * of_head) * params.heads_together;
+    const u32 heads = least(params.heads_together, p.shape.heads - first_head);
+    cta -= first_head * of_head;
+    work.head = first_head + cta % heads;
+    cta /= heads;
     work.first_query = (p.at.row_ctas - 1 - cta / p.shape.sequences) * ROWS;
     work.s = sequence_of(p, cta % p.shape.sequences);
     if (work.first_query >= work.s.queries) return false;
@@ -335,14 +347,15 @@ QG_DEVICE bool work_of(const AttentionParams& p, u32 cta, Work& work) {
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-    qg_sm80_attention_cp_async(const __grid_constant__ AttentionParams p) {
+    qg_sm80_attention_cp_async(const __grid_constant__ CpAsyncParams params) {
+    const AttentionParams& p = params.attention;
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     u32 tile;
     {
         Work work;
-        if (!work_of(p, cta_index().x, work)) return;
+        if (!work_of(params, cta_index().x, work)) return;
         if (thread_index() == 0) {
             Work::store(shared.work, work);
             st_shared(&shared.not_finite, 0u);

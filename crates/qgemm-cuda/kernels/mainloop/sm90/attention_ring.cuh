@@ -22,8 +22,8 @@ struct alignas(64) HeadsMap {
 
 struct TmaAttentionParams {
     AttentionParams attention;
-    // Rows of queries of all sequences and heads.
-    u32 items;
+    // Heads whose keys stay in L2 while CTAs go through their queries.
+    u32 heads_together;
     u32 reserved;
     // Q: [heads][tokens][features]; K and V: [pages][heads][rows][features].
     HeadsMap q_map, k_map, v_map;
@@ -48,25 +48,35 @@ struct AttentionItem {
     }
 };
 
-// The items of a CTA, every one of which takes its turn forwards and then backwards, so that all CTAs get long ones and short ones.
+// The items of a CTA, group of heads by group. Of each group the longest come first, and CTAs take them in turn, forwards and then
+// backwards, so that all get long ones and short ones.
 struct ItemWalk {
-    u32 round;
+    u32 first_head, round;
+    bool is_backwards;
 
     // The next item that has queries, if there is one.
     QG_DEVICE bool next(ItemWalk& walk, const TmaAttentionParams& params, AttentionItem& item) {
+        const AttentionParams& p = params.attention;
         const u32 ctas = grid_ctas().x;
-        for (;;) {
-            const u32 turn = walk.round % 2 ? ctas - 1 - cta_index().x : cta_index().x;
+        while (walk.first_head < p.shape.heads) {
+            const u32 heads = least(params.heads_together, p.shape.heads - walk.first_head);
+            const u32 turn = walk.is_backwards ? ctas - 1 - cta_index().x : cta_index().x;
             const u32 number = walk.round * ctas + turn;
+            walk.is_backwards = !walk.is_backwards;
             walk.round++;
-            if (number >= params.items) return false;
-            if (of(params.attention, number, item)) return true;
+            if (number >= heads * p.shape.sequences * p.at.row_ctas) {
+                walk.first_head += heads;
+                walk.round = 0;
+                continue;
+            }
+            item.head = walk.first_head + number % heads;
+            if (of(p, number / heads, item)) return true;
         }
+        return false;
     }
 
+    // Item `number` of a head.
     QG_DEVICE bool of(const AttentionParams& p, u32 number, AttentionItem& item) {
-        item.head = number % p.shape.heads;
-        number /= p.shape.heads;
         item.s = sequence_of(p, number % p.shape.sequences);
         // The last queries of a causal sequence see the most keys: those begin first.
         item.first_query = (p.at.row_ctas - 1 - number / p.shape.sequences) * ROWS;

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Operands, Spec, Unsupported, Variant,
 };
 
-use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
+use super::super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
+use super::super::launch_params::LaunchParams;
 use super::super::prelude::{constant_line, macro_line};
 use super::params::{AttentionParams, is_all, kv_code};
 use super::simt::ctas;
@@ -116,6 +118,20 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
     kernels(variant).map(move |spec| source(spec, variant))
 }
 
+/// `CpAsyncParams` in `entry/sm80_attention_cp_async.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct CpAsyncParams {
+    attention: AttentionParams,
+    heads_together: [u32; 2],
+}
+
+impl Params for CpAsyncParams {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        Ok(LaunchParams::of(&Self { attention: self.attention.at(operands, at)?, ..*self }))
+    }
+}
+
 impl Family<CheckedAttention> for AttentionCpAsync {
     fn name(&self) -> &'static str {
         NAME
@@ -158,17 +174,19 @@ impl Family<CheckedAttention> for AttentionCpAsync {
 pub(super) fn sequence(
     op: &CheckedAttention,
     config: &AttentionConfig,
+    info: &DeviceInfo,
     variant: Variant,
     make: &mut MakeKernel<'_>,
 ) -> Result<LaunchSequence, HalError> {
     use AttentionOperand as O;
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
-    let row_ctas = op.most_queries().div_ceil(ROWS as usize);
+    let row_ctas = op.most_queries().div_ceil(ROWS as usize) as u32;
+    let of_head = op.sequences as u32 * row_ctas;
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
         geometry: Geometry {
-            grid: [(op.sequences * op.heads * row_ctas) as u32, 1, 1],
+            grid: [op.heads as u32 * of_head, 1, 1],
             threads: THREADS,
             shared_bytes: shared_bytes(&spec),
         },
@@ -176,7 +194,10 @@ pub(super) fn sequence(
         starts_early: variant >= Variant::Sm90,
         operands: O::ALL,
         updated: None,
-        params: Arc::new(AttentionParams::new(op, 1, config.part_keys, row_ctas as u32)),
+        params: Arc::new(CpAsyncParams {
+            attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
+            heads_together: [super::heads_together(op, of_head, info.units.max(1) * CTAS_A_UNIT), 0],
+        }),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);
     Ok(LaunchSequence::new::<O>(format!("{NAME}_{}", op.dtype), vec![step]))

@@ -49,6 +49,21 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         .chain(wgmma::specs(variant))
 }
 
+/// Heads whose queries `ctas` CTAs go through before those of the next, of `of_head` items each: so few that their keys stay in L2, and so
+/// many that each CTA gets at least two items, a long one and a short one, and few CTAs none in the last round of a group.
+fn heads_together(op: &CheckedAttention, of_head: u32, ctas: u32) -> u32 {
+    let (of_head, ctas) = (u64::from(of_head.max(1)), u64::from(ctas.max(1)));
+    let all = op.heads as u64;
+    let rounds = |heads: u64| (heads * of_head).div_ceil(ctas);
+    let rounds_by = |heads: u64| all / heads * rounds(heads) + rounds(all % heads);
+    // Nearly two rounds do.
+    let are_enough = |heads: u64| 20 * heads * of_head >= 37 * ctas;
+    let candidates = || (1..all).filter(|&heads| are_enough(heads)).chain([all]);
+    let least = candidates().map(rounds_by).min().unwrap_or(0);
+    let together = candidates().find(|&heads| 33 * rounds_by(heads) <= 34 * least);
+    together.unwrap_or(all) as u32
+}
+
 /// Whether `family` may serve `op`: where bits may not depend on the batch, one family does, and what decides which does not depend on
 /// it either.
 fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Result<(), Unsupported> {
@@ -81,7 +96,7 @@ pub fn attention_sequence(
     match plan.config.kernel.family.as_str() {
         mma::NAME => mma::sequence(op, &plan.config, variant, make),
         wgmma::NAME => wgmma::sequence(op, &plan.config, info, variant, make),
-        cp_async::NAME => cp_async::sequence(op, &plan.config, variant, make),
+        cp_async::NAME => cp_async::sequence(op, &plan.config, info, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
         _ => simt::sequence(op, &plan.config, variant, make),
     }

@@ -179,7 +179,7 @@ impl Heads {
 #[derive(Debug)]
 struct MappedAttention {
     attention: AttentionParams,
-    items: u32,
+    heads_together: u32,
     queries: Heads,
     keys: Heads,
     values: Heads,
@@ -190,18 +190,18 @@ struct MappedAttention {
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TmaAttentionParams {
     attention: AttentionParams,
-    items: [u32; 2],
+    heads_together: [u32; 2],
     padding: [u64; 5],
     maps: [EncodedMap; 3],
 }
 
 impl Params for MappedAttention {
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
-        let Self { attention, items, queries, keys, values } = self;
+        let Self { attention, heads_together, queries, keys, values } = self;
         let attention = attention.at(operands, at)?;
         let maps = [queries.map(attention.at.q, 3), keys.map(attention.at.k, 5), values.map(attention.at.v, 5)];
         let [q, k, v] = maps.map(|map| (at.encode)(&map));
-        Ok(LaunchParams::of(&TmaAttentionParams { attention, items: [*items, 0], padding: [0; 5], maps: [q?, k?, v?] }))
+        Ok(LaunchParams::of(&TmaAttentionParams { attention, heads_together: [*heads_together, 0], padding: [0; 5], maps: [q?, k?, v?] }))
     }
 }
 
@@ -287,12 +287,12 @@ pub(super) fn sequence(
     use AttentionOperand as O;
     let Spec::Attention(spec) = config.kernel.spec else { unreachable!("a configuration is of a kernel of attention") };
     let row_ctas = op.most_queries().div_ceil(spec.rows as usize) as u32;
-    let items = (op.sequences * op.heads) as u32 * row_ctas;
+    let (of_head, ctas) = (op.sequences as u32 * row_ctas, info.units.max(1));
     let launch = KernelLaunch {
         id: config.kernel,
         spec: source(spec, variant),
         geometry: Geometry {
-            grid: [items.min(info.units.max(1)), 1, 1],
+            grid: [(op.heads as u32 * of_head).min(ctas), 1, 1],
             threads: threads(&spec),
             shared_bytes: shared_bytes(&spec),
         },
@@ -302,7 +302,7 @@ pub(super) fn sequence(
         updated: None,
         params: Arc::new(MappedAttention {
             attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
-            items,
+            heads_together: super::heads_together(op, of_head, ctas),
             queries: Heads::queries(op),
             keys: Heads::keys(op, &op.k, op.qk_dim, spec.keys),
             values: Heads::keys(op, &op.v, op.v_dim, spec.keys),
