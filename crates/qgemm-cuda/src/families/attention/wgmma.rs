@@ -201,7 +201,12 @@ impl Params for MappedAttention {
         let attention = attention.at(operands, at)?;
         let maps = [queries.map(attention.at.q, 3), keys.map(attention.at.k, 5), values.map(attention.at.v, 5)];
         let [q, k, v] = maps.map(|map| (at.encode)(&map));
-        Ok(LaunchParams::of(&TmaAttentionParams { attention, heads_together: [*heads_together, 0], padding: [0; 5], maps: [q?, k?, v?] }))
+        Ok(LaunchParams::of(&TmaAttentionParams {
+            attention,
+            heads_together: [*heads_together, 0],
+            padding: [0; 5],
+            maps: [q?, k?, v?],
+        }))
     }
 }
 
