@@ -196,7 +196,7 @@ pub(super) fn sequence(
         updated: None,
         params: Arc::new(CpAsyncParams {
             attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
-            heads_together: [super::heads_together(op, of_head, info.units.max(1) * CTAS_A_UNIT), 0],
+            heads_together: [super::heads_together(op.heads, of_head, info.units.max(1) * CTAS_A_UNIT), 0],
         }),
     };
     let step = launch.step::<O>(make)?.of_operation().unbind(O::Workspace);

@@ -49,11 +49,11 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
         .chain(wgmma::specs(variant))
 }
 
-/// Heads whose queries `ctas` CTAs go through before those of the next, of `of_head` items each: so few that their keys stay in L2, and so
+/// Heads, of `heads`, whose queries `ctas` CTAs go through before those of the next, of `of_head` items each: so few that their keys stay in L2, and so
 /// many that each CTA gets at least two items, a long one and a short one, and few CTAs none in the last round of a group.
-fn heads_together(op: &CheckedAttention, of_head: u32, ctas: u32) -> u32 {
+fn heads_together(heads: usize, of_head: u32, ctas: u32) -> u32 {
     let (of_head, ctas) = (u64::from(of_head.max(1)), u64::from(ctas.max(1)));
-    let all = op.heads as u64;
+    let all = heads as u64;
     let rounds = |heads: u64| (heads * of_head).div_ceil(ctas);
     let rounds_by = |heads: u64| all / heads * rounds(heads) + rounds(all % heads);
     // Nearly two rounds do.
@@ -99,5 +99,28 @@ pub fn attention_sequence(
         cp_async::NAME => cp_async::sequence(op, &plan.config, info, variant, make),
         decode::NAME => decode::sequence(op, &plan.config, variant, make),
         _ => simt::sequence(op, &plan.config, variant, make),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::heads_together;
+
+    #[test]
+    fn groups_of_heads_are_small_and_leave_few_ctas_without_work() {
+        // Of 2048, 4096 and 16384 queries in tiles of 128, on 132 multiprocessors: nearly two rounds.
+        assert_eq!([16, 32, 128].map(|of_head| heads_together(32, of_head, 132)), [16, 8, 2]);
+        // Few items, and one head: all.
+        assert_eq!([heads_together(32, 1, 132), heads_together(1, 500, 132), heads_together(1, 0, 0)], [32, 1, 1]);
+        let rounds = |heads: u32, of_head: u32| (heads * of_head).div_ceil(132);
+        for of_head in 1..600 {
+            let together = heads_together(32, of_head, 132);
+            let rounds_by_groups = 32 / together * rounds(together, of_head) + rounds(32 % together, of_head);
+            assert!((1..=32).contains(&together));
+            assert!(
+                f64::from(rounds_by_groups) <= 1.04 * f64::from(rounds(32, of_head)) + 1.0,
+                "{of_head}: {together}"
+            );
+        }
     }
 }

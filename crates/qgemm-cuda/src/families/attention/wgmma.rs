@@ -307,7 +307,7 @@ pub(super) fn sequence(
         updated: None,
         params: Arc::new(MappedAttention {
             attention: AttentionParams::new(op, 1, config.part_keys, row_ctas),
-            heads_together: super::heads_together(op, of_head, ctas),
+            heads_together: super::heads_together(op.heads, of_head, ctas),
             queries: Heads::queries(op),
             keys: Heads::keys(op, &op.k, op.qk_dim, spec.keys),
             values: Heads::keys(op, &op.v, op.v_dim, spec.keys),
