@@ -6,8 +6,7 @@ use qgemm_hal::{Math, Variant};
 
 use crate::arch;
 
-/// What matrix instructions take. Eight-bit integers, FP8 and block-scaled FP4 become cases when main loops issue
-/// instructions on them.
+/// What matrix instructions take in main loops that read X in plain numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operand {
     /// `mma.sync` and `wgmma` on f16.
