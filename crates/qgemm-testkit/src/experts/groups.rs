@@ -226,7 +226,8 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
             let index = IndexKind::ALL[(at + i) % IndexKind::ALL.len()];
             // Codes of eight bits may be multiplied as they are, or made plain first.
             let every_configuration = matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2);
-            ExpertCase { each: Case { every_configuration, ..each.with_x_format(x_format) }, index, ..case }
+            let shared = matches!(at, 3 | 4);
+            ExpertCase { each: Case { every_configuration, ..each.with_x_format(x_format) }, index, shared, ..case }
         });
         // Three of the nine forms for each format of X, all of them over three formats.
         all.into_iter().skip(i % 3).step_by(3)
