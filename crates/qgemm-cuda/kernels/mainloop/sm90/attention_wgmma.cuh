@@ -158,10 +158,10 @@ QG_DEVICE bool step(Rows& rows, AttentionRing& ring, Consumer& own, const Attent
     float kept[2];
     if constexpr (MIXED) mask_scores(scores, rows.seen, tile);
     weigh(scores, kept, rows.largest, rows.total, own.factor);
-    // It stands here, and not where keys are needed, because the compiler moves powers behind the next wait, where no matrix
-    // instruction runs beside them, unless a branch is in between (NVRTC 12.9).
-    if (!is_last) wait_for_keys(ring, own);
+    // The compiler moves most powers behind this wait. Before it, with a branch in between, they took longer (docs/experiments.md): by
+    // then the matrix instructions are another warpgroup's.
     if constexpr (PENDING) finish_values(rows, ring, own);
+    if (!is_last) wait_for_keys(ring, own);
     keep(rows, kept);
 #pragma unroll
     for (u32 i = 0; i < KEY_STEPS * 4; i++) {
