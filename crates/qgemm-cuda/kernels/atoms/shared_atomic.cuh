@@ -2,6 +2,10 @@
 #pragma once
 #include "atoms/shared_address.cuh"
 
+// red.shared.add.u32, relaxed: orders nothing, and nobody waits for what was there before.
+QG_DEVICE void reduce_add_shared(u32* address, u32 value) {
+    asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(shared_address(address)), "r"(value) : "memory");
+}
 // atom.shared.add.u32, relaxed: orders nothing. Returns what was there before.
 QG_DEVICE u32 atomic_add_shared(u32* address, u32 value) {
     u32 old;

@@ -17,7 +17,7 @@ constexpr u32 DIGITS = 6;
 constexpr u32 MOST_GATHERED = 4096, THREAD_GATHERED = MOST_GATHERED / QG_THREADS;
 // Keys of a sample.
 constexpr u32 SAMPLED = 4096;
-static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % QG_THREADS == 0, "threads have equally many");
+static_assert(BINS % QG_THREADS == 0 && MOST_GATHERED % (4 * QG_THREADS) == 0 && SAMPLED % (4 * QG_THREADS) == 0, "threads have equally many");
 
 struct SharedStorage {
     u64 gathered[MOST_GATHERED];
@@ -40,7 +40,10 @@ QG_DEVICE u64 ranked(u32 bits, u32 key) {
     return (u64)score << 32 | ~key;
 }
 
-// All scores of a query, four neighbouring keys of a thread at a time.
+// Numbers that a thread looks at together.
+constexpr u32 TOGETHER = 4;
+
+// All scores of a query, of neighbouring keys.
 struct Scores {
     const u8* row;
     KeyRange seen;
@@ -48,16 +51,26 @@ struct Scores {
     // Calls `visit` by all threads of the CTA equally often.
     template <class F>
     QG_DEVICE void each(const Scores& scores, F&& visit) {
-        for (u32 base = scores.seen.first & ~3u; base < scores.seen.end; base += QG_THREADS * 4) {
-            const u32 key = base + thread_index() * 4;
+        const u32 end = scores.seen.end;
+        const auto load = [&](u32 key) {
             u32x4 v = {~0u, ~0u, ~0u, ~0u};
-            if (key < scores.seen.end) v = ld_global_v4(scores.row + (u64)key * 4);
-            const u32 bits[4] = {v.x, v.y, v.z, v.w};
+            if (key < end) v = ld_global_v4(scores.row + (u64)key * 4);
+            return v;
+        };
+        const u32 own = thread_index() * TOGETHER;
+        u32x4 next = load((scores.seen.first & ~3u) + own);
+        for (u32 base = scores.seen.first & ~3u; base < end; base += QG_THREADS * TOGETHER) {
+            const u32x4 v = next;
+            // In flight while these are looked at.
+            if (base + QG_THREADS * TOGETHER < end) next = load(base + QG_THREADS * TOGETHER + own);
+            const u32 bits[TOGETHER] = {v.x, v.y, v.z, v.w};
+            u64 values[TOGETHER];
 #pragma unroll
-            for (u32 i = 0; i < 4; i++) {
-                const bool is_seen = key + i >= scores.seen.first && key + i < scores.seen.end;
-                visit(is_seen ? ranked(bits[i], key + i) : 0);
+            for (u32 i = 0; i < TOGETHER; i++) {
+                const u32 key = base + own + i;
+                values[i] = key >= scores.seen.first && key < end ? ranked(bits[i], key) : 0;
             }
+            visit(values);
         }
     }
 };
@@ -70,10 +83,15 @@ struct Sample {
     QG_DEVICE void each(const Sample& sample, F&& visit) {
         const KeyRange& seen = sample.scores.seen;
         const u32 step = (seen.end - seen.first) / SAMPLED;
+        for (u32 base = 0; base < SAMPLED; base += QG_THREADS * TOGETHER) {
+            u32 bits[TOGETHER];
+            u64 values[TOGETHER];
+            const auto key_of = [&](u32 i) { return seen.first + (base + i * QG_THREADS + thread_index()) * step; };
 #pragma unroll
-        for (u32 i = 0; i < SAMPLED; i += QG_THREADS) {
-            const u32 key = seen.first + (i + thread_index()) * step;
-            visit(ranked(ld_global_u32(sample.scores.row + (u64)key * 4), key));
+            for (u32 i = 0; i < TOGETHER; i++) bits[i] = ld_global_u32(sample.scores.row + (u64)key_of(i) * 4);
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) values[i] = ranked(bits[i], key_of(i));
+            visit(values);
         }
     }
 };
@@ -85,10 +103,14 @@ struct Gathered {
 
     template <class F>
     QG_DEVICE void each(const Gathered& all, F&& visit) {
+        for (u32 base = 0; base < all.count; base += QG_THREADS * TOGETHER) {
+            u64 values[TOGETHER];
 #pragma unroll
-        for (u32 i = 0; i < MOST_GATHERED; i += QG_THREADS) {
-            const u32 at = i + thread_index();
-            visit(at < all.count ? ld_shared(&all.values[at]) : 0);
+            for (u32 i = 0; i < TOGETHER; i++) {
+                const u32 at = base + i * QG_THREADS + thread_index();
+                values[i] = at < all.count ? ld_shared(&all.values[at]) : 0;
+            }
+            visit(values);
         }
     }
 };
@@ -112,9 +134,9 @@ QG_DEVICE void count(u32* bins, bool counts, u32 bin) {
     const bool is_same = counts && bin == of_leader;
     const u32 same = ballot(is_same);
     if (lane == leader)
-        atomic_add_shared(&bins[bin], popc(same));
+        reduce_add_shared(&bins[bin], popc(same));
     else if (counts && !is_same)
-        atomic_add_shared(&bins[bin], 1);
+        reduce_add_shared(&bins[bin], 1);
 }
 
 // Finds the bin, from the highest on, where `wanted` are reached. Returns how many are counted; where those are fewer, there is none.
@@ -168,10 +190,13 @@ QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 want
         cta_barrier();
         for (u32 i = thread_index(); i < BINS; i += QG_THREADS) st_shared(&shared.bins[i], 0u);
         cta_barrier();
-        Source::each(source, [&](u64 value) {
-            // Shifted twice, because not all of a number may be shifted at once.
-            const bool counts = value != 0 && value >> shift >> width == bound.bits;
-            count(shared.bins, counts, (u32)(value >> shift) & ((1u << width) - 1));
+        Source::each(source, [&](const u64 (&values)[TOGETHER]) {
+#pragma unroll
+            for (u32 i = 0; i < TOGETHER; i++) {
+                // Shifted twice, because not all of a number may be shifted at once.
+                const bool counts = values[i] != 0 && values[i] >> shift >> width == bound.bits;
+                count(shared.bins, counts, (u32)(values[i] >> shift) & ((1u << width) - 1));
+            }
         });
         const u32 all = find_bin(shared, wanted - above);
         if (digit == 0 && all <= wanted) return {1, 0};
@@ -182,14 +207,25 @@ QG_DEVICE Bound find_bound(const Source& source, SharedStorage& shared, u32 want
     return bound;
 }
 
-// Appends to what is gathered, as far as there is room. For whole warps.
-QG_DEVICE void append(SharedStorage& shared, bool is_wanted, u64 value) {
-    const u32 lane = thread_index() % 32, all = ballot(is_wanted);
+// Appends those that reach the bound to what is gathered, as far as there is room. For whole warps.
+QG_DEVICE void append(SharedStorage& shared, const Bound& bound, const u64 (&values)[TOGETHER]) {
+    const u32 lane = thread_index() % 32;
+    u32 wanted[TOGETHER], all = 0;
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) {
+        wanted[i] = ballot(Bound::holds(bound, values[i]));
+        all += popc(wanted[i]);
+    }
     if (all == 0) return;
     u32 first = 0;
-    if (lane == 0) first = atomic_add_shared(&shared.count, popc(all));
-    const u32 at = shfl_idx_u32(first, 0) + popc(all & ((1u << lane) - 1));
-    if (is_wanted && at < MOST_GATHERED) st_shared(&shared.gathered[at], value);
+    if (lane == 0) first = atomic_add_shared(&shared.count, all);
+    u32 to = shfl_idx_u32(first, 0);
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) {
+        const u32 at = to + popc(wanted[i] & ((1u << lane) - 1));
+        if ((wanted[i] >> lane & 1u) && at < MOST_GATHERED) st_shared(&shared.gathered[at], values[i]);
+        to += popc(wanted[i]);
+    }
 }
 
 QG_DEVICE void clear_count(SharedStorage& shared) {
@@ -202,7 +238,7 @@ QG_DEVICE void clear_count(SharedStorage& shared) {
 template <class Source>
 QG_DEVICE u32 gather(const Source& source, SharedStorage& shared, const Bound& bound) {
     clear_count(shared);
-    Source::each(source, [&](u64 value) { append(shared, Bound::holds(bound, value), value); });
+    Source::each(source, [&](const u64 (&values)[TOGETHER]) { append(shared, bound, values); });
     cta_barrier();
     return ld_shared(&shared.count);
 }
@@ -224,15 +260,15 @@ QG_DEVICE u32 gather_candidates(const Scores& scores, SharedStorage& shared, u32
 QG_DEVICE u32 reduce(SharedStorage& shared, u32 found, u32 wanted) {
     if (found <= wanted) return found;
     const Bound bound = find_bound(Gathered{shared.gathered, found}, shared, wanted, wanted);
-    u64 own[THREAD_GATHERED];
+    u64 own[THREAD_GATHERED / TOGETHER][TOGETHER];
 #pragma unroll
     for (u32 i = 0; i < THREAD_GATHERED; i++) {
         const u32 at = i * QG_THREADS + thread_index();
-        own[i] = at < found ? ld_shared(&shared.gathered[at]) : 0;
+        own[i / TOGETHER][i % TOGETHER] = at < found ? ld_shared(&shared.gathered[at]) : 0;
     }
     clear_count(shared);
 #pragma unroll
-    for (u32 i = 0; i < THREAD_GATHERED; i++) append(shared, Bound::holds(bound, own[i]), own[i]);
+    for (u32 i = 0; i < THREAD_GATHERED / TOGETHER; i++) append(shared, bound, own[i]);
     cta_barrier();
     return wanted;
 }
