@@ -1,6 +1,7 @@
 // Scores of keys for queries of several heads, by matrix instructions of a warp. A warp keeps its keys in registers, as rows of the
 // products; the heads of one query after another pass through shared memory, as columns. What a query's products become is added up over
 // the columns where it is computed.
+#include "atoms/cp_async.cuh"
 #include "atoms/mma.cuh"
 #include "atoms/mma_fp8.cuh"
 #include "atoms/relu.cuh"
@@ -66,6 +67,29 @@ QG_DEVICE u32 swizzled(u32 head, u32 chunk) {
 // Keys of a lane.
 struct Keys {
     u32 words[KEY_TILES][LANE_ROWS][LANE_CHUNKS][4];
+
+    // Each lane has the place of one of the warp's keys, for all; `there`: which are there, a bit each.
+    template <bool ALIGNED>
+    QG_DEVICE void load(Keys& keys, const IndexerParams& p, const KeyPlace& place, u32 there, u32 lane) {
+#pragma unroll
+        for (u32 tile = 0; tile < KEY_TILES; tile++) {
+#pragma unroll
+            for (u32 i = 0; i < LANE_ROWS; i++) {
+                const u32 row = row_of_lane(lane, tile, i);
+                const u64 element = (u64)shfl_idx_u32((u32)(place.row >> 32), row) << 32 | shfl_idx_u32((u32)place.row, row);
+                const u8* from = reinterpret_cast<const u8*>(p.k) + element * FEATURE_BYTES;
+#pragma unroll
+                for (u32 j = 0; j < LANE_CHUNKS; j++) {
+                    const u32 chunk = chunk_of_lane(lane, j);
+                    u32x4 v = {0, 0, 0, 0};
+                    if ((there >> row & 1u) && chunk * CHUNK_FEATURES < p.features)
+                        v = load_chunk<ALIGNED>(from + chunk * CHUNK_BYTES);
+                    u32(&words)[4] = keys.words[tile][i][j];
+                    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+                }
+            }
+        }
+    }
 };
 
 // Products of a lane's rows with eight heads.
@@ -193,16 +217,47 @@ QG_DEVICE float sum_of_lane(const float (&sums)[SUMS], u32 lane) {
 #endif
 }
 
+// Whether chunks are copied as they are, in the background.
+constexpr bool COPIES_ASYNC = QG_VARIANT >= 80 && !IS_DECODED;
+
+// Copies `rows` rows of heads, of which `heads` are there: the others become zeros.
+template <bool ALIGNED>
+QG_DEVICE void copy_rows(const IndexerParams& p, u8* to, const u8* q, u32 rows, u32 heads) {
+    // Chunks of a thread that are in flight together.
+    constexpr u32 TOGETHER = COPIES_ASYNC && ALIGNED ? 1 : 4;
+    for (u32 base = thread_index(); base < rows * CHUNKS; base += TOGETHER * QG_THREADS) {
+        u32x4 chunks[TOGETHER];
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            const u32 at = base + i * QG_THREADS, row = at / CHUNKS, chunk = at % CHUNKS;
+            const bool wanted = row < heads && chunk * CHUNK_FEATURES < p.features;
+            const u8* from = q + (wanted ? row * p.q_head * FEATURE_BYTES + chunk * CHUNK_BYTES : 0);
+#if QG_VARIANT >= 80
+            if constexpr (COPIES_ASYNC && ALIGNED) {
+                cp_async_16_or_zeros(wanted, shared_address(to + row * ROW_BYTES + swizzled(row, chunk) * 16), from);
+                continue;
+            }
+#endif
+            const u32x4 v = load_chunk<ALIGNED>(from);
+            chunks[i] = wanted ? v : u32x4{0, 0, 0, 0};
+        }
+        if constexpr (COPIES_ASYNC && ALIGNED) continue;
+#pragma unroll
+        for (u32 i = 0; i < TOGETHER; i++) {
+            const u32 at = base + i * QG_THREADS, row = at / CHUNKS, chunk = at % CHUNKS;
+            if (at < rows * CHUNKS) st_shared(reinterpret_cast<u32x4*>(to + row * ROW_BYTES + swizzled(row, chunk) * 16), chunks[i]);
+        }
+    }
+}
+
 // Copies some heads of a query to a stage, those behind the last as zeros up to whole products.
 QG_DEVICE void copy_heads(const IndexerParams& p, Stage& stage, u64 query, u32 first) {
     const u32 heads = least(p.heads - first, QG_HEADS), rows = (heads + MMA_HEADS - 1) / MMA_HEADS * MMA_HEADS;
     const u8* q = reinterpret_cast<const u8*>(p.q) + (query * p.q_token + first * p.q_head) * FEATURE_BYTES;
-    for (u32 at = thread_index(); at < rows * CHUNKS; at += QG_THREADS) {
-        const u32 row = at / CHUNKS, chunk = at % CHUNKS;
-        const bool wanted = row < heads && chunk * CHUNK_FEATURES < p.features;
-        const u8* from = q + (wanted ? row * p.q_head * FEATURE_BYTES + chunk * CHUNK_BYTES : 0);
-        copy_chunk(wanted, stage.heads + row * ROW_BYTES + swizzled(row, chunk) * 16, from, p.q_aligned != 0);
-    }
+    if (p.q_aligned)
+        copy_rows<true>(p, stage.heads, q, rows, heads);
+    else
+        copy_rows<false>(p, stage.heads, q, rows, heads);
     for (u32 row = thread_index(); row < rows; row += QG_THREADS) {
         const u64 weight = query * p.weights_row + first + row, scale = query * p.heads + first + row;
         const bool wanted = row < heads;
@@ -263,24 +318,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_indexer_mma(const __
     if (p.k_scales && place.is_there) scale = bits_to_f32(word_at(p.k_scales, place.scale));
     const u32 there = ballot(place.is_there);
     Keys keys;
-#pragma unroll
-    for (u32 tile = 0; tile < KEY_TILES; tile++) {
-#pragma unroll
-        for (u32 i = 0; i < LANE_ROWS; i++) {
-            const u32 row = row_of_lane(lane, tile, i);
-            const u64 element = (u64)shfl_idx_u32((u32)(place.row >> 32), row) << 32 | shfl_idx_u32((u32)place.row, row);
-            const u8* from = reinterpret_cast<const u8*>(p.k) + element * FEATURE_BYTES;
-#pragma unroll
-            for (u32 j = 0; j < LANE_CHUNKS; j++) {
-                const u32 chunk = chunk_of_lane(lane, j);
-                u32x4 v = {0, 0, 0, 0};
-                if ((there >> row & 1u) && chunk * CHUNK_FEATURES < p.features)
-                    v = load_chunk(from + chunk * CHUNK_BYTES, p.k_aligned != 0);
-                u32(&words)[4] = keys.words[tile][i][j];
-                words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-            }
-        }
-    }
+    if (p.k_aligned)
+        Keys::load<true>(keys, p, place, there, lane);
+    else
+        Keys::load<false>(keys, p, place, there, lane);
     const LaneKey lane_key = LaneKey::of(lane);
     const float lane_scale = bits_to_f32(shfl_idx_u32(f32_to_bits(scale), lane_key.row));
     const u32 score_key = warp_key + lane_key.row;

@@ -1,7 +1,6 @@
 // Features of queries and keys as operands of matrix instructions of a warp: sixteen bytes of shared memory or registers at a time. Where
 // those of a chip take no E4M3 (on Hopper wgmma alone does), its numbers become f16, exactly.
 #pragma once
-#include "atoms/cp_async.cuh"
 #include "mainloop/indexer_keys.cuh"
 
 constexpr bool IS_E4M3 = QG_X == KV_E4M3;
@@ -26,11 +25,12 @@ QG_DEVICE u32x4 decoded(u32 low, u32 high) {
             decoded_pair(prmt(high, 0, 0x3424))};
 }
 
-// The chunk whose bytes begin at `at`; `aligned`: at a multiple of their number.
-QG_DEVICE u32x4 load_chunk(const u8* at, bool aligned) {
+// The chunk whose bytes begin at `at`, if ALIGNED at a multiple of their number.
+template <bool ALIGNED>
+QG_DEVICE u32x4 load_chunk(const u8* at) {
     u32 words[4] = {};
     constexpr u32 WORDS = CHUNK_BYTES / 4;
-    if (aligned) {
+    if constexpr (ALIGNED) {
         if constexpr (WORDS == 4) return ld_global_v4(at);
 #pragma unroll
         for (u32 i = 0; i < WORDS; i++) words[i] = ld_global_u32(at + 4 * i);
@@ -43,19 +43,4 @@ QG_DEVICE u32x4 load_chunk(const u8* at, bool aligned) {
     }
     if constexpr (IS_DECODED) return decoded(words[0], words[1]);
     return {words[0], words[1], words[2], words[3]};
-}
-
-// The same into shared memory, or zeros; in the background where nothing is to be done to it.
-QG_DEVICE void copy_chunk(bool wanted, u8* to, const u8* from, bool aligned) {
-#if QG_VARIANT >= 80
-    if constexpr (!IS_DECODED) {
-        if (aligned) {
-            cp_async_16_or_zeros(wanted, shared_address(to), from);
-            return;
-        }
-    }
-#endif
-    u32x4 chunk = {0, 0, 0, 0};
-    if (wanted) chunk = load_chunk(from, aligned);
-    st_shared(reinterpret_cast<u32x4*>(to), chunk);
 }
