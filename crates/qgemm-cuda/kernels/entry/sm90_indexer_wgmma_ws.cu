@@ -23,8 +23,10 @@ constexpr u32 GROUP_KEYS = 64, KEYS = QG_CONSUMERS / 128 * GROUP_KEYS;
 constexpr u32 STAGE_COLUMNS = 2 * COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
 constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
 constexpr u32 MOST_QUERIES = QG_QUERIES;
-// A warpgroup produces, and gives its registers to the others.
-constexpr u32 PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = (65536 - PRODUCER_REGISTERS * 128) / QG_CONSUMERS / 8 * 8;
+// A warpgroup produces, and gives its registers to the others: of those that the CTA was launched with, which is what one thread may have at
+// most, in eights, times the threads. More would be waited for forever.
+constexpr u32 PRODUCER_REGISTERS = 32, LAUNCHED_REGISTERS = 65536 / QG_THREADS / 8 * 8 * QG_THREADS;
+constexpr u32 CONSUMER_REGISTERS = (LAUNCHED_REGISTERS - PRODUCER_REGISTERS * 128) / QG_CONSUMERS / 8 * 8;
 static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
 
 struct SharedStorage {
