@@ -18,6 +18,7 @@ fn gathered(ctx: &Context, function: NormFunction, x: &[f32], order: &[u32], [ga
         added: None,
         x_place: XPlace::Own,
         gathers: true,
+        quantized: None,
     };
     let device = ctx.device();
     let family = device.catalog().norm[0];
