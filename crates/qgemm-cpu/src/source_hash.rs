@@ -16,14 +16,14 @@ macro_rules! sources {
 }
 
 sources! {
-    "arena.rs" "convert.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs" "pool.rs"
+    "arena.rs" "convert.rs" "job.rs" "operand.rs" "ordered.rs" "packed.rs" "planes.rs" "pool.rs"
     "families/attention/mod.rs" "families/attention/keys.rs" "families/attention/rows.rs"
     "families/convert.rs" "families/experts.rs" "families/experts/combine.rs" "families/experts/index.rs" "families/mod.rs"
     "families/gemm/mod.rs" "families/gemm/fma.rs" "families/gemm/int8.rs" "families/gemm/share.rs"
     "families/matmul/mod.rs" "families/matmul/cut.rs" "families/matmul/job.rs" "families/matmul/slope.rs"
     "families/dequantize.rs" "families/indexer.rs" "families/kv_append.rs" "families/unpack.rs"
     "families/quantize.rs"
-    "families/norm.rs"
+    "families/norm.rs" "families/optimizer.rs"
     "families/routing/mod.rs" "families/routing/lists.rs" "families/routing/top_k.rs"
     "simd/mod.rs" "simd/activation.rs" "simd/attention.rs" "simd/avx2.rs" "simd/avx512.rs" "simd/checked.rs" "simd/codes.rs" "simd/dense.rs"
     "simd/dot.rs" "simd/epilogue.rs" "simd/kernel.rs" "simd/level.rs" "simd/neon.rs" "simd/norm.rs" "simd/portable.rs"
