@@ -544,6 +544,7 @@ fn the_device_tells_what_it_is() {
         ("kv_append", vec!["kv_append"]),
         ("indexer", vec!["indexer"]),
         ("unpack", vec!["unpack"]),
+        ("optimizer", vec!["optimizer"]),
     ];
     assert_eq!(device.catalog().operations(), families);
 }
