@@ -93,7 +93,7 @@ impl UpdateRule {
     pub fn kind(&self) -> UpdateKind {
         match *self {
             Self::AdamW { .. } => UpdateKind::AdamW,
-            Self::Sgd { momentum } if momentum == 0.0 => UpdateKind::Sgd,
+            Self::Sgd { momentum: 0.0 } => UpdateKind::Sgd,
             Self::Sgd { .. } => UpdateKind::Momentum,
         }
     }

@@ -129,7 +129,7 @@ fn check(
 
     let got = result.d.decode(&result.first);
     let x = operands.multiplied(case);
-    let used = given.map_or_else(|| rounded(&x, case.k, rounding), |given| given);
+    let used = given.unwrap_or_else(|| rounded(&x, case.k, rounding));
     let added = operands.added(case, resolution);
     let expected = host.multiply(&used, &added);
     let comparison = compare(&got, &expected, tolerance);
