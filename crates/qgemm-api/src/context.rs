@@ -522,7 +522,7 @@ impl Context {
     /// let plan = ctx.plan_indexer(&indexer.best(3))?;
     /// let mut workspace = ctx.workspace(plan.workspace_bytes())?;
     /// plan.run(&ctx.default_stream(), IndexerArgs::new(&q, &k, &weights, &mut best).workspace(&mut workspace))?;
-    /// assert_eq!(ctx.download::<i32>(&best)?, [2, 0, 3]);
+    /// assert_eq!(ctx.download::<u8>(&best)?, [2i32, 0, 3].map(i32::to_le_bytes).concat());
     /// # Ok::<(), qgemm_api::Error>(())
     /// ```
     ///

@@ -54,12 +54,12 @@ struct ReadyPart {
 /// What one run of a [`GradientPlan`] reads and writes.
 ///
 /// ```
-/// use qgemm_api::{Context, DType, Format, Gradient, GradientArgs, HostWeight};
+/// use qgemm_api::{Context, DType, Gradient, GradientArgs};
 ///
 /// let ctx = Context::open("cpu")?;
 /// // W of two output features and 32 input features, in Q8_0.
 /// let values: Vec<f32> = (0..64).map(|i| if i < 32 { 1.0 } else { -2.0 }).collect();
-/// let weight = ctx.load(&qgemm_api::quantize("q8_0".parse()?, 2, 32, &values)?)?;
+/// let weight = ctx.load(&qgemm_api::quantize(&values, 2, 32, "q8_0".parse()?)?.0)?;
 /// let plan = ctx.plan_gradient(&weight, &Gradient::new(1, DType::F32, DType::F32))?;
 /// let dy = ctx.upload(&DType::F32.encode(&[3.0, 0.5]))?;
 /// let (mut dx, mut workspace) = (ctx.allocate(32 * 4)?, ctx.workspace(plan.workspace_bytes())?);

@@ -11,7 +11,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::operand::{Checks, Extent};
 
-/// Activations in codes and scales: a value of its own, made by a [`QuantizationPlan`] or of the caller's planes, that can be used
+/// Activations in codes and scales: a value of its own, made by a [`QuantizationPlan`](crate::QuantizationPlan) or of the caller's planes, that can be used
 /// as often as is wanted.
 #[derive(Debug)]
 pub struct QuantizedX {
