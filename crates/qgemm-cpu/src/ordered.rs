@@ -60,6 +60,10 @@ impl<'a> Ordered<'a> {
         let held = self.order.map_or(self.x.columns(), <[_]>::len).saturating_sub(first);
         let (values, padding) = out.split_at_mut(out.len().min(held));
         padding.fill(0.0);
+        if values.is_empty() {
+            // The columns begin where X has none, and its bytes end before.
+            return;
+        }
         match self.order {
             None => self.x.part(simd, row, first, values),
             Some(order) => self.x.gather(simd, row, |i| column(order[first + i]), values),

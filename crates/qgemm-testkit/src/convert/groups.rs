@@ -67,6 +67,8 @@ fn layouts() -> Vec<ConvertCase> {
             ConvertCase { d_columns, layout, seed, ..ConvertCase::new(rows, columns, from, to) }
         }));
     }
+    // More zeros than are written at a time.
+    cases.extend(pairs(|i, from, to| ConvertCase { d_columns: 9001 + i, ..ConvertCase::new(1, 60, from, to) }));
     cases
 }
 
