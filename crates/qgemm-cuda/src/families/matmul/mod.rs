@@ -58,8 +58,7 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         ("QG_THREADS", template.threads),
         ("QG_CTAS_PER_SM", template.ctas),
         ("QG_SHARED_BYTES", template.shared_bytes()),
-        // Parts of K begin anywhere, which leaves rows aligned where K is not along them.
-        ("QG_MAY_GROUP_K", matches!(spec.layout, MatmulLayout::Tn | MatmulLayout::Any).into()),
+        ("QG_MAY_GROUP_K", template.may_group_k(spec.layout).into()),
     ];
     match template.math {
         Math::FmaF32 => constants.extend([("QG_A_DTYPE", dtype_code(spec.a)), ("QG_B_DTYPE", dtype_code(spec.b))]),
@@ -280,6 +279,7 @@ impl Family<CheckedMatmul> for Matmul {
         let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
+            .filter(|template| !op.k_grouped || template.math != Math::FmaF32 || *template == SIMT_SMALL)
             .filter(|template| !template.stays() || (tma::takes(op) && tiles(op, template).2 <= MOST_TILES_OF_WORK));
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),

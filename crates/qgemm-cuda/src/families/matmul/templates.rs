@@ -1,7 +1,7 @@
 //! The kernels of `matmul`: main loops with their tiles.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Math, Variant};
+use qgemm_hal::{Math, MatmulLayout, Variant};
 
 /// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
 const RUN: u32 = 8;
@@ -100,11 +100,22 @@ impl Template {
     pub fn on(self, variant: Variant) -> Self {
         match variant {
             Variant::Sm89 | Variant::Sm120 if self.stages > 3 => Self { stages: 3, ..self },
+            // Transposes take more registers there than two CTAs leave.
+            Variant::Sm120 if self == TF32 => Self { ctas: 1, ..self },
             // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
             Variant::Sm90 if !self.stays() && self.math == Math::TensorF16 => {
                 Self { efficiency: self.efficiency / 2, ..self }
             }
             _ => self,
+        }
+    }
+
+    /// Whether kernels may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along them.
+    /// The large tile without instructions has no registers for it.
+    pub fn may_group_k(&self, layout: MatmulLayout) -> bool {
+        match layout {
+            MatmulLayout::Any => *self == SIMT_SMALL,
+            layout => layout == MatmulLayout::Tn,
         }
     }
 
