@@ -279,7 +279,7 @@ impl Family<CheckedMatmul> for Matmul {
         let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));
         let fitting = templates
             .filter(|template| template.shared_bytes() <= info.shared_bytes && tiles(op, template).2 <= MOST_TILES)
-            .filter(|template| !op.k_grouped || template.math != Math::FmaF32 || *template == SIMT_SMALL)
+            .filter(|template| !op.k_grouped || template.may_group_k(spec_of(template, a, b, op.layout()).layout))
             .filter(|template| !template.stays() || (tma::takes(op) && tiles(op, template).2 <= MOST_TILES_OF_WORK));
         let config = |template: Template| MatmulConfig {
             kernel: id(spec_of(&template, a, b, op.layout()), variant),

@@ -111,11 +111,11 @@ impl Template {
     }
 
     /// Whether kernels may have parts of K for each product: these begin anywhere, which leaves rows aligned where K is not along them.
-    /// The large tile without instructions has no registers for it.
+    /// Large tiles have no registers for it, but for those that TMA fills.
     pub fn may_group_k(&self, layout: MatmulLayout) -> bool {
         match layout {
-            MatmulLayout::Any => *self == SIMT_SMALL,
-            layout => layout == MatmulLayout::Tn,
+            MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
+            _ => false,
         }
     }
 
