@@ -249,13 +249,13 @@ impl FusedPlan {
         }
         let why = "the plan keeps the outputs of all segments";
         let checks = Checks(self.product.device());
-        let Some(workspace) = checks.workspace(Some(workspace), self.all.end, why)? else { return Ok(()) };
+        let Some(workspace) = checks.workspace(Some(workspace.view()), self.all.end, why)? else { return Ok(()) };
         let (own, all) = workspace.split_at(self.all.start)?;
         let mut all = all.slice(0..self.all.len())?;
         let mut args = Args::new(x, w.weight(), all.reborrow());
         (args.c, args.bias, args.token_scale, args.residual) = (c, bias, token_scale, residual);
         (args.gamma, args.beta) = (gamma, beta);
-        self.product.run_within(stream, args, own)?;
+        self.product.run_within(stream, args, Some(own))?;
         for ((conversion, first), output) in self.parts.iter().zip(outputs) {
             let from = all.view().slice(*first..self.all.len())?;
             conversion.run(stream, ConversionArgs::new(from, output.reborrow()))?;

@@ -4,7 +4,6 @@ use qgemm_formats::DType;
 use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, DeviceId};
 
 use crate::error::Error;
-use crate::workspace::Workspace;
 
 /// The largest dimension: kernels count rows and columns in 32 bits (offsets in 64).
 pub(crate) const MAX_DIMENSION: usize = u32::MAX as usize;
@@ -125,10 +124,11 @@ impl Checks {
         Ok(())
     }
 
-    /// The workspace of a plan that needs `expected` bytes of it; none where it needs none. `why` it does.
+    /// The workspace of a plan, one of its own or part of another buffer, that needs `expected` bytes of it; none where it needs none.
+    /// `why` it does.
     pub fn workspace<'a>(
         self,
-        workspace: Option<&'a mut Workspace>,
+        workspace: Option<BufferMut<'a>>,
         expected: usize,
         why: &'static str,
     ) -> Result<Option<BufferMut<'a>>, Error> {
@@ -137,12 +137,8 @@ impl Checks {
             return Ok(None);
         }
         let workspace = workspace.ok_or(Error::MissingOperand { operand: OPERAND, why })?;
-        self.device(OPERAND, workspace.device())?;
-        let got = workspace.len();
-        if got < expected {
-            return Err(Error::BufferTooShort { operand: OPERAND, expected, got });
-        }
-        Ok(Some(workspace.view()))
+        self.view(OPERAND, workspace.view(), Extent::of_values(expected, 1))?;
+        Ok(Some(workspace))
     }
 
     /// That an operand came if, and only if, the plan uses one, which is when `extent` is some; `why` it does.

@@ -7,6 +7,9 @@ use crate::limits::Tolerance;
 /// Edge of the tiles that are compared on their own.
 pub const TILE: usize = 32;
 
+/// Limits are of averages: a region of fewer elements is judged as if others as large were right.
+const FEW: usize = 4;
+
 /// How many times further off than the limit allows on average a single element is that is called bad.
 const BAD: f64 = 10.0;
 
@@ -152,6 +155,7 @@ impl Element {
 
 #[derive(Default)]
 struct Region {
+    elements: usize,
     error: f64,
     signal: f64,
     energy: f64,
@@ -159,6 +163,7 @@ struct Region {
 
 impl Region {
     fn add(&mut self, element: &Element) {
+        self.elements += 1;
         self.error += element.squared_error;
         // What is not finite has no magnitude to measure errors of others on.
         self.signal += if element.y.is_finite() { element.y * element.y } else { 0.0 };
@@ -166,6 +171,7 @@ impl Region {
     }
 
     fn merge(&mut self, other: &Region) {
+        self.elements += other.elements;
         self.error += other.error;
         self.signal += other.signal;
         self.energy += other.energy;
@@ -175,7 +181,7 @@ impl Region {
         match (self.error, self.signal.max(self.energy)) {
             (0.0, _) => 0.0,
             (_, 0.0) => f64::INFINITY,
-            (error, scale) => error / scale,
+            (error, scale) => error / scale * (self.elements.min(FEW) as f64 / FEW as f64),
         }
     }
 }

@@ -210,7 +210,7 @@ impl AttentionPlan {
             operands.write(O::Lse, lse);
         }
         let why = "the plan keeps results of parts of the keys";
-        if let Some(workspace) = checks.workspace(args.workspace, self.workspace_bytes(), why)? {
+        if let Some(workspace) = checks.workspace(args.workspace.map(Workspace::view), self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let Some(ready) = &self.ready else { return Ok(()) };

@@ -135,7 +135,7 @@ impl LoadedPlan {
             bias: bias.map(BufferRef::from),
             ..Args::new(x, weight, d)
         };
-        product.run_within(stream, args, workspace)?;
+        product.run_within(stream, args, Some(workspace))?;
         arena.check(&**device, stream, op_id)
     }
 

@@ -352,8 +352,7 @@ impl ExpertPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the problem; when the experts are not
     /// like those planned for; or a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, mut args: ExpertArgs<'_>) -> Result<(), Error> {
-        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
-        let workspace = Checks(self.device()).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
@@ -419,8 +418,8 @@ impl ExpertPlan {
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
-            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
+        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

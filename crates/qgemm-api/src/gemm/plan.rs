@@ -294,29 +294,16 @@ impl Plan {
     /// problem; when the weight is not like the one planned for; or a device error. Nothing has been written
     /// then.
     pub fn run(&self, stream: &Stream, mut args: Args<'_>) -> Result<(), Error> {
-        let workspace = args.workspace.take();
-        let why = "the plan keeps partial accumulators, or converted or normalized activations";
-        self.submit(stream, args, |checks, bytes| checks.workspace(workspace, bytes, why))
+        let workspace = args.workspace.take().map(Workspace::view);
+        self.run_within(stream, args, workspace)
     }
 
-    /// [`Plan::run`] with a workspace that is part of another buffer, zeroed before its first use as one.
+    /// [`Plan::run`] with a workspace that may be part of another buffer, zeroed before its first use as one.
     pub(crate) fn run_within<'a>(
         &self,
         stream: &Stream,
         args: Args<'a>,
-        workspace: BufferMut<'a>,
-    ) -> Result<(), Error> {
-        self.submit(stream, args, |checks, bytes| {
-            checks.view("workspace", workspace.view(), Extent::of_values(bytes, 1))?;
-            Ok((bytes > 0).then_some(workspace))
-        })
-    }
-
-    fn submit<'a>(
-        &self,
-        stream: &Stream,
-        args: Args<'a>,
-        workspace: impl FnOnce(Checks, usize) -> Result<Option<BufferMut<'a>>, Error>,
+        workspace: Option<BufferMut<'a>>,
     ) -> Result<(), Error> {
         let Args { x, x_factor, w, d, c, bias, token_scale, residual, gamma, beta, workspace: _ } = args;
         if !self.weight.serves(w.shape()) {
@@ -347,7 +334,8 @@ impl Plan {
         operands.read_if_any(GemmOperand::Gamma, gamma);
         operands.read_if_any(GemmOperand::Beta, beta);
         operands.write(GemmOperand::D, d);
-        if let Some(workspace) = workspace(checks, self.workspace_bytes())? {
+        let why = "the plan keeps partial accumulators, or converted or normalized activations";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(GemmOperand::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

@@ -17,8 +17,6 @@ use crate::plan_cache::{PlanCaches, Ready};
 use crate::weight::{Weight, WeightShape};
 use crate::workspace::Workspace;
 
-/// Why a run wants a workspace.
-const DECODED: &str = "the weight is decoded there";
 /// What parts of a workspace are aligned to.
 const ALIGNMENT: usize = 256;
 
@@ -165,11 +163,10 @@ impl GradientPlan {
     /// a device error. Nothing has been written then.
     pub fn run(&self, stream: &Stream, args: GradientArgs<'_>) -> Result<(), Error> {
         let GradientArgs { dy, weight, dx, workspace } = args;
-        let workspace = Checks(self.device).workspace(workspace, self.workspace_bytes(), DECODED)?;
-        self.run_within(stream, dy, weight, dx, workspace)
+        self.run_within(stream, dy, weight, dx, workspace.map(Workspace::view))
     }
 
-    /// [`GradientPlan::run`] with a workspace that may be part of another buffer; none where there is nothing to write.
+    /// [`GradientPlan::run`] with a workspace that may be part of another buffer.
     pub(crate) fn run_within(
         &self,
         stream: &Stream,
@@ -186,8 +183,8 @@ impl GradientPlan {
         }
         checks.view("dY", dy, self.dy)?;
         checks.view("dX", dx.view(), self.dx)?;
-        let Some(mut workspace) = workspace else { return Ok(()) };
-        checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
+        let why = "the weight is decoded there";
+        let Some(mut workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? else { return Ok(()) };
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
         for part in &self.parts {
             let (mut products, mut decoded) = workspace.reborrow().split_at(self.scratch.start)?;

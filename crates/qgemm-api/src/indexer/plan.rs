@@ -218,7 +218,7 @@ impl IndexerPlan {
         }
         operands.write(output, result);
         let why = "the plan keeps scores of some queries";
-        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
+        if let Some(workspace) = checks.workspace(workspace.map(Workspace::view), self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let Some(ready) = &self.ready else { return Ok(()) };

@@ -153,8 +153,7 @@ impl MatmulPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the product, or a device error.
     /// Nothing has been written then.
     pub fn run(&self, stream: &Stream, mut args: MatmulArgs<'_>) -> Result<(), Error> {
-        let why = "the plan adds up parts of K";
-        let workspace = Checks(self.device).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
@@ -190,8 +189,8 @@ impl MatmulPlan {
         operands.read_if_any(O::Bias, bias);
         operands.read_if_any(O::Offsets, offsets);
         operands.write(O::D, d);
-        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
-            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
+        let why = "the plan adds up parts of K";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

@@ -4,7 +4,7 @@ use qgemm_formats::{DType, XFactor, XFormat, XParts};
 use qgemm_hal::CheckedQuantize;
 
 use crate::error::Error;
-use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+use crate::operand::{MAX_DIMENSION, Stored, WIDE_ACCESS, check_dimension};
 
 /// Bytes of a word, which scales and sums are written by.
 const WORD: usize = 4;
@@ -181,8 +181,9 @@ pub(super) fn plane_stride(
     if got < row || !got.is_multiple_of(multiple) {
         return Err(Error::PlaneStride { operand, multiple, least: row, got });
     }
-    // Nothing lies a stride away from the only row.
-    let got = if rows > 1 { got } else { row };
+    // Nothing lies a stride away from the only row, but kernels are chosen by the stride, for one row as for its batch, and what is
+    // computed with it must not overflow.
+    let got = if rows > 1 || got <= MAX_DIMENSION as u64 { got } else { row };
     let end = (rows as u64).saturating_sub(1).checked_mul(got).and_then(|last| last.checked_add(row));
     match end.is_some_and(|end| isize::try_from(end).is_ok()) {
         true => Ok(got),

@@ -177,8 +177,7 @@ impl RoutingPlan {
     /// When an operand is missing, too short, misaligned, on another device or not part of the routing, or a device error.
     /// Nothing has been written then.
     pub fn run(&self, stream: &Stream, mut args: RoutingArgs<'_>) -> Result<(), Error> {
-        let why = "the plan keeps counts of parts of the tokens";
-        let workspace = Checks(self.device).workspace(args.workspace.take(), self.workspace_bytes(), why)?;
+        let workspace = args.workspace.take().map(Workspace::view);
         self.run_within(stream, args, workspace)
     }
 
@@ -224,8 +223,8 @@ impl RoutingPlan {
                 operands.write(operand, view);
             }
         }
-        if let Some(workspace) = workspace.filter(|_| self.workspace_bytes() > 0) {
-            checks.view("workspace", workspace.view(), Extent::of_values(self.workspace_bytes(), 1))?;
+        let why = "the plan keeps counts of parts of the tokens";
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use qgemm_formats::DType;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Spec, Unsupported, Variant,
+    Geometry, HalError, KernelId, KvFormat, LaunchSequence, Name, Operand, Spec, Unsupported, Variant,
 };
 
 use super::super::kernel_launch::{KernelLaunch, MakeKernel, load};
@@ -129,16 +129,8 @@ impl Family<CheckedAttention> for AttentionMma {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
         ctas(&[op.sequences, op.heads, op.most_queries().div_ceil(ROWS as usize)])?;
-        Ok(vec![AttentionConfig {
-            kernel: id(spec, variant),
-            launches: 1,
-            parts: 1,
-            part_keys: op.most_keys as u32,
-            workspace_bytes: 0,
-            math: Math::TensorF16,
-            padding: super::padding(op, &spec),
-            efficiency: if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY },
-        }])
+        let efficiency = if variant == Variant::Sm90 { EFFICIENCY_ON_HOPPER } else { EFFICIENCY };
+        Ok(vec![super::one_launch(op, id(spec, variant), &spec, efficiency)])
     }
 
     fn prepare(
@@ -151,10 +143,7 @@ impl Family<CheckedAttention> for AttentionMma {
     }
 
     fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
-        match (config.kernel.spec, config.kernel.variant) {
-            (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
-            _ => 0,
-        }
+        super::source_hash(config, source)
     }
 }
 

@@ -9,8 +9,8 @@ mod simt;
 mod wgmma;
 
 use qgemm_hal::{
-    AttentionFamilies, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, HalError, LaunchSequence,
-    Unsupported, Variant,
+    AttentionConfig, AttentionFamilies, AttentionPlan, AttentionSpec, CheckedAttention, DeviceInfo, HalError, KernelId,
+    LaunchSequence, Math, Spec, Unsupported, Variant,
 };
 
 use super::kernel_launch::MakeKernel;
@@ -38,6 +38,33 @@ fn is_bounded(op: &CheckedAttention) -> bool {
 fn padding(op: &CheckedAttention, spec: &AttentionSpec) -> f64 {
     let rows = op.most_queries().next_multiple_of(spec.rows as usize) as f64 / op.most_queries() as f64;
     rows * f64::from(spec.qk + spec.v) / (op.qk_dim + op.v_dim) as f64
+}
+
+/// The configuration of a kernel that has the results of whole rows after one launch, by matrix instructions.
+fn one_launch(
+    op: &CheckedAttention,
+    kernel: KernelId,
+    spec: &AttentionSpec,
+    efficiency: (u32, u32),
+) -> AttentionConfig {
+    AttentionConfig {
+        kernel,
+        launches: 1,
+        parts: 1,
+        part_keys: op.most_keys as u32,
+        workspace_bytes: 0,
+        math: Math::TensorF16,
+        padding: padding(op, spec),
+        efficiency,
+    }
+}
+
+/// Of the one source of a configuration.
+fn source_hash(config: &AttentionConfig, source: impl Fn(AttentionSpec, Variant) -> KernelSpec) -> u64 {
+    match (config.kernel.spec, config.kernel.variant) {
+        (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
+        _ => 0,
+    }
 }
 
 /// Every kernel of the families on devices of `variant`.

@@ -8,7 +8,7 @@ use qgemm_formats::DType;
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device, DeviceInfo, Family,
-    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Math, Name, Operand, Operands, Spec,
+    Geometry, HalError, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence, Name, Operand, Operands, Spec,
     Unsupported, Variant,
 };
 
@@ -252,16 +252,7 @@ impl Family<CheckedAttention> for AttentionWgmma {
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
         super::check_invariant(NAME, op, info)?;
-        Ok(vec![AttentionConfig {
-            kernel: id(spec, variant),
-            launches: 1,
-            parts: 1,
-            part_keys: op.most_keys as u32,
-            workspace_bytes: 0,
-            math: Math::TensorF16,
-            padding: super::padding(op, &spec),
-            efficiency: EFFICIENCY,
-        }])
+        Ok(vec![super::one_launch(op, id(spec, variant), &spec, EFFICIENCY)])
     }
 
     fn prepare(
@@ -274,10 +265,7 @@ impl Family<CheckedAttention> for AttentionWgmma {
     }
 
     fn source_hash(&self, _: &CheckedAttention, config: &AttentionConfig) -> u64 {
-        match (config.kernel.spec, config.kernel.variant) {
-            (Spec::Attention(spec), Some(variant)) => source(spec, variant).source_hash().short(),
-            _ => 0,
-        }
+        super::source_hash(config, source)
     }
 }
 
