@@ -1,6 +1,7 @@
 // Attention: a workgroup has ROWS rows, each a query of one of the heads that share keys, and goes through the keys that they see, as
-// many at a time as it has invocations. Numbers that are not finite are told by their bits, because adapters may calculate as if
-// there were none. Offsets, lengths and tables never lead out of an operand, whatever they hold.
+// many at a time as it has invocations. `attention_plain.wgsl` or `attention_codes.wgsl` before this file reads keys and values. Numbers
+// that are not finite are told by their bits, because adapters may calculate as if there were none. Offsets, lengths and tables never lead
+// out of an operand, whatever they hold.
 
 struct Params {
     sequences: u32,
@@ -21,6 +22,8 @@ struct Params {
     table_base: u32,
     d_base: u32,
     lse_base: u32,
+    k_scales_base: u32,
+    v_scales_base: u32,
 }
 
 var<immediate> p: Params;
@@ -32,7 +35,6 @@ var<immediate> p: Params;
 @group(0) @binding(4) var<storage, read> kv_index: array<u32>;  // offsets or lengths
 @group(0) @binding(5) var<storage, read> block_table: array<u32>;
 @group(0) @binding(6) var<storage, read_write> d: array<atomic<u32>>;
-@group(0) @binding(7) var<storage, read_write> lse: array<u32>;
 
 const GROUP: u32 = HEADS / KV_HEADS;
 // Below every exponent that counts; its power is 0.
@@ -59,34 +61,8 @@ fn beyond(a: u32, b: u32) -> u32 {
     return a - min(a, b);
 }
 
-// Four elements of a buffer of words, from `index` on.
-fn word_pair(low: u32, high: u32) -> vec4<f32> {
-    return four_halves(low, high, KV_DTYPE);
-}
-
 fn load_query(index: u32) -> f32 {
     return element(queries[word_of(index, DTYPE)], index, DTYPE);
-}
-
-fn load_key(index: u32) -> vec4<f32> {
-    if (KV_DTYPE == F32) {
-        return bitcast<vec4<f32>>(vec4<u32>(keys[index], keys[index + 1u], keys[index + 2u], keys[index + 3u]));
-    }
-    if (index % 2u == 0u) {
-        return word_pair(keys[index / 2u], keys[index / 2u + 1u]);
-    }
-    let words = vec3<u32>(keys[index / 2u], keys[index / 2u + 1u], keys[index / 2u + 2u]);
-    return word_pair((words.x >> 16u) | (words.y << 16u), (words.y >> 16u) | (words.z << 16u));
-}
-
-fn load_value(index: u32) -> vec2<f32> {
-    if (KV_DTYPE == F32) {
-        return vec2<f32>(bitcast<f32>(values[index]), bitcast<f32>(values[index + 1u]));
-    }
-    if (index % 2u == 0u) {
-        return word_pair(values[index / 2u], 0u).xy;
-    }
-    return word_pair((values[index / 2u] >> 16u) | (values[index / 2u + 1u] << 16u), 0u).xy;
 }
 
 // Stores a half beside another row's.
@@ -177,8 +153,8 @@ fn main(
         let row = first_row + r;
         let head = kv_head * GROUP + row % GROUP;
         let index = p.q_base + (first_token + row / GROUP) * Q_TOKEN + head * Q_HEAD + column;
-        q[(r * COLUMNS + column) / 4u] =
-            vec4<f32>(load_query(index), load_query(index + 1u), load_query(index + 2u), load_query(index + 3u));
+        q[(r * COLUMNS + column) / 4u] = key_factor(kv_head)
+            * vec4<f32>(load_query(index), load_query(index + 1u), load_query(index + 2u), load_query(index + 3u));
     }
     workgroupBarrier();
     if (thread == 0u) {
@@ -218,20 +194,14 @@ fn main(
             row = key % p.page_size;
             seen = select(0u, seen, page < p.pages);
         }
-        value_at[thread] = p.v_base + page * V_PAGE + row * V_TOKEN + kv_head * V_HEAD;
+        value_at[thread] = page * V_PAGE + row * V_TOKEN + kv_head * V_HEAD;
         seen_by[thread] = seen;
         var products: array<f32, ROWS>;
         for (var r = 0u; r < ROWS; r++) {
             products[r] = 0.0;
         }
         if (seen != 0u) {
-            let key_at = p.k_base + page * K_PAGE + row * K_TOKEN + kv_head * K_HEAD;
-            for (var column = 0u; column < QK_DIM; column += 4u) {
-                let k = load_key(key_at + column);
-                for (var r = 0u; r < ROWS; r++) {
-                    products[r] += dot(q[(r * COLUMNS + column) / 4u], k);
-                }
-            }
+            add_products(page * K_PAGE + row * K_TOKEN + kv_head * K_HEAD, &products);
         }
         for (var r = 0u; r < ROWS; r++) {
             let product = products[r] * p.factor;
@@ -289,23 +259,25 @@ fn main(
             largest[r] = most;
         }
         workgroupBarrier();
-        for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
-            sums[row_of_group] *= kept[row_of_group];
-        }
-        let column = thread * 2u;
-        for (var i = 0u; i < THREADS; i++) {
-            let seen_value = seen_by[i];
-            if (seen_value == 0u || column >= V_DIM) {
-                continue;
+        if (RESULTS) {
+            for (var row_of_group = 0u; row_of_group < rows; row_of_group++) {
+                sums[row_of_group] *= kept[row_of_group];
             }
-            var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
-            if (column + 2u * THREADS < V_DIM) {
-                v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
-            }
-            for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
-                // A value that is not seen may be no number.
-                if (((seen_value >> row_of_group) & 1u) == 1u) {
-                    sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
+            let column = thread * 2u;
+            for (var i = 0u; i < THREADS; i++) {
+                let seen_value = seen_by[i];
+                if (seen_value == 0u || column >= V_DIM) {
+                    continue;
+                }
+                var v = vec4<f32>(load_value(value_at[i] + column), 0.0, 0.0);
+                if (column + 2u * THREADS < V_DIM) {
+                    v = vec4<f32>(v.xy, load_value(value_at[i] + column + 2u * THREADS));
+                }
+                for (var row_of_group = 0u; row_of_group < ROWS; row_of_group++) {
+                    // A value that is not seen may be no number.
+                    if (((seen_value >> row_of_group) & 1u) == 1u) {
+                        sums[row_of_group] += scores[row_of_group * THREADS + i] * v;
+                    }
                 }
             }
         }
@@ -317,24 +289,24 @@ fn main(
         let head = kv_head * GROUP + row % GROUP;
         let token = first_token + row / GROUP;
         let sum = total[row_of_group];
-        var result = sums[row_of_group] * select(1.0 / sum, 0.0, sum == 0.0);
+        var result = sums[row_of_group] * (value_factor(kv_head) * select(1.0 / sum, 0.0, sum == 0.0));
         let is_spoiled = atomicLoad(&spoiled[row_of_group]) == 1u;
         if (is_spoiled) {
             result = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u | (thread >> 31u)));
         }
         let column = thread * 2u;
         let to = p.d_base + token * D_TOKEN + head * D_HEAD + column;
-        if (column < V_DIM) {
+        if (RESULTS && column < V_DIM) {
             store_result(to, result.xy);
         }
-        if (column + 2u * THREADS < V_DIM) {
+        if (RESULTS && column + 2u * THREADS < V_DIM) {
             store_result(to + 2u * THREADS, result.zw);
         }
         if (LSE && thread == 0u) {
             // As bits: expressions of constants may be no infinities.
             var bits = bitcast<u32>((largest[row_of_group] + log2(max(sum, 1e-30))) * 0.693147181);
             bits = select(bits, 0xff800000u, sum == 0.0);
-            lse[p.lse_base + token * HEADS + head] = select(bits, 0x7fc00000u, is_spoiled);
+            store_lse(p.lse_base + token * HEADS + head, select(bits, 0x7fc00000u, is_spoiled));
         }
     }
 }

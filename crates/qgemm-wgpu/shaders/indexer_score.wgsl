@@ -17,12 +17,6 @@ const FOURS: u32 = FEATURES / 4u;
 var<workgroup> tile: array<vec4<f32>, TILE_HEADS * FOURS>;
 var<workgroup> tile_weights: array<f32, TILE_HEADS>;
 
-// NaN is told by its code.
-fn e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
-    let nan = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u));
-    return select(finite_e4m3_to_f32(code), nan, (code & vec4<u32>(0x7fu)) == vec4<u32>(0x7fu));
-}
-
 // Four features, given the words in which the first and the last one stand and the word between, if there is one.
 fn four_of(index: u32, words: vec3<u32>) -> vec4<f32> {
     if (E4M3) {

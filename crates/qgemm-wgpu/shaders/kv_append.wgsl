@@ -1,5 +1,6 @@
-// Turns heads and writes them: queries in place, or new keys or values to the cache, as STEP says. An invocation has a pair of features of
-// a head of a token: one that is turned, or neighbours that are not. Offsets, lengths and tables never lead out of an operand.
+// Turns heads and writes them: queries in place, or new keys or values to the cache, as STEP says. This is where heads of tokens are, where
+// they go, and how far they are turned; `kv_append_plain.wgsl` or `kv_append_codes.wgsl` follows. Offsets, lengths and tables never lead out
+// of an operand.
 
 struct Params {
     sequences: u32,
@@ -13,13 +14,14 @@ struct Params {
     table_row: u32,        // elements from one to the next
     amplitude: f32,
     source_base: u32,      // distances in elements, as in `params.wgsl`
-    written_base: u32,
+    written_base: u32,     // of codes in bytes
     q_offsets_base: u32,
     kv_index_base: u32,
     block_table_base: u32,
     positions_base: u32,
     angles_base: u32,      // of cosines, or of words of frequencies
     sines_base: u32,
+    scales_base: u32,      // of factors of heads, or of scales of blocks
 }
 
 var<immediate> p: Params;
@@ -81,38 +83,16 @@ fn load(index: u32) -> f32 {
     return element(source[word_of(index, DTYPE)], index, DTYPE);
 }
 
-// Stores one element; the other half of its word keeps its bits.
-fn store(index: u32, value: f32) {
-    if (WRITTEN_DTYPE == F32) {
-        atomicStore(&written[index], bitcast<u32>(value));
-        return;
-    }
-    var half: u32;
-    if (WRITTEN_DTYPE == F16) {
-        half = f32_to_f16(value);
-    } else {
-        half = f32_to_bf16(value);
-    }
-    let shift = (index & 1u) * 16u;
-    atomicAnd(&written[index >> 1u], ~(0xffffu << shift));
-    atomicOr(&written[index >> 1u], half << shift);
+// Where a head of a token is, and where it goes.
+struct Place {
+    is_there: bool,   // whether it is written
+    position: u32,
+    source_at: u32,
+    written_at: u32,  // without `written_base`
 }
 
-@compute @workgroup_size(THREADS)
-fn main(
-    @builtin(workgroup_id) group: vec3<u32>,
-    @builtin(num_workgroups) groups: vec3<u32>,
-    @builtin(local_invocation_index) thread: u32,
-) {
-    // Workgroups of a token follow one another.
-    let place = group.x + group.y * groups.x;
-    let token = place / GROUPS_A_TOKEN;
-    let item = place % GROUPS_A_TOKEN * THREADS + thread;
-    let head = item / (COLUMNS / 2u);
-    let pair = item % (COLUMNS / 2u);
-    if (token >= p.tokens || head >= HEADS) {
-        return;
-    }
+fn place_of(token: u32, head: u32) -> Place {
+    let nowhere = Place();
     var sequence = token / p.most_queries;
     var query = token % p.most_queries;
     var query_count = p.most_queries;
@@ -132,13 +112,13 @@ fn main(
         sequence = first;
         let first_token = min(q_offsets[p.q_offsets_base + sequence], p.tokens);
         if (token < first_token) {
-            return;
+            return nowhere;
         }
         query = token - first_token;
         query_count = min(beyond(min(q_offsets[p.q_offsets_base + sequence + 1u], p.tokens), first_token), p.most_queries);
     }
     if (sequence >= p.sequences) {
-        return;
+        return nowhere;
     }
     var first_key_row = 0u;
     var key_count = p.most_keys;
@@ -149,7 +129,7 @@ fn main(
         key_count = min(kv_index[p.kv_index_base + sequence], key_count);
     }
     if (query >= query_count || key_count + query < query_count) {
-        return;
+        return nowhere;
     }
     let key = key_count + query - query_count;
     var position = key;
@@ -157,37 +137,24 @@ fn main(
         position = positions[p.positions_base + token];
     }
     if (TABLES && position >= p.table_positions) {
-        return;
+        return nowhere;
     }
-
-    var written_at = p.written_base + token * WRITTEN_TOKEN + head * WRITTEN_HEAD;
-    var source_at = written_at;
-    if (STEP != IN_PLACE) {
-        source_at = p.source_base + token * SOURCE_TOKEN + head * SOURCE_HEAD;
-        var page = sequence;
-        var row = key;
-        if (KV_OFFSETS) {
-            page = 0u;
-            row += first_key_row;
-        } else if (TABLE) {
-            page = block_table[p.block_table_base + sequence * p.table_width + key / p.page_size];
-            row = key % p.page_size;
-            if (page >= p.pages) {
-                return;
-            }
+    if (STEP == IN_PLACE) {
+        let at = token * WRITTEN_TOKEN + head * WRITTEN_HEAD;
+        return Place(true, position, p.written_base + at, at);
+    }
+    var page = sequence;
+    var row = key;
+    if (KV_OFFSETS) {
+        page = 0u;
+        row += first_key_row;
+    } else if (TABLE) {
+        page = block_table[p.block_table_base + sequence * p.table_width + key / p.page_size];
+        row = key % p.page_size;
+        if (page >= p.pages) {
+            return nowhere;
         }
-        written_at = p.written_base + page * WRITTEN_PAGE + row * WRITTEN_TOKEN + head * WRITTEN_HEAD;
     }
-    let is_turned = pair < TURNED_PAIRS;
-    var features = vec2<u32>(2u * pair, 2u * pair + 1u);
-    if (is_turned && !INTERLEAVED) {
-        features = vec2<u32>(pair, pair + TURNED_PAIRS);
-    }
-    var values = vec2<f32>(load(source_at + features.x), load(source_at + features.y));
-    if (is_turned) {
-        let angle = angle_of(pair, position);
-        values = vec2<f32>(values.x * angle.x - values.y * angle.y, values.y * angle.x + values.x * angle.y);
-    }
-    store(written_at + features.x, values.x);
-    store(written_at + features.y, values.y);
+    let source_at = p.source_base + token * SOURCE_TOKEN + head * SOURCE_HEAD;
+    return Place(true, position, source_at, page * WRITTEN_PAGE + row * WRITTEN_TOKEN + head * WRITTEN_HEAD);
 }

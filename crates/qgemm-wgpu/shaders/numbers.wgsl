@@ -39,6 +39,20 @@ fn finite_e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(finite | ((code & vec4<u32>(0x80u)) << vec4<u32>(24u)));
 }
 
+// NaN is told by its code.
+fn e4m3_to_f32(code: vec4<u32>) -> vec4<f32> {
+    let nan = bitcast<vec4<f32>>(vec4<u32>(0x7fc00000u));
+    return select(finite_e4m3_to_f32(code), nan, (code & vec4<u32>(0x7fu)) == vec4<u32>(0x7fu));
+}
+
+// A magnitude as E4M3, to nearest even, 448 at most. Below 2^-6 numbers are multiples of 2^-9.
+fn to_e4m3(magnitude: vec4<f32>) -> vec4<u32> {
+    let bits = bitcast<vec4<u32>>(magnitude);
+    let normal = (bits - vec4<u32>(120u << 23u) + vec4<u32>(0x7ffffu) + ((bits >> vec4<u32>(20u)) & vec4<u32>(1u))) >> vec4<u32>(20u);
+    let subnormal = vec4<u32>(round(min(magnitude, vec4<f32>(1.0)) * 512.0));
+    return min(select(normal, subnormal, bits < vec4<u32>(0x3c800000u)), vec4<u32>(0x7eu));
+}
+
 // Rounds to nearest even.
 fn f32_to_f16(value: f32) -> u32 {
     let bits = bitcast<u32>(value);

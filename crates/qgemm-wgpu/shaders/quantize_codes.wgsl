@@ -141,14 +141,6 @@ fn given_codes(x: vec4<f32>, inverse_factor: u32) -> vec4<u32> {
     return select(vec4<u32>(0x7fu), code, is_finite & vec4<bool>(inverse_factor != 0u));
 }
 
-// A magnitude as E4M3, to nearest even. Below 2^-6 numbers are multiples of 2^-9.
-fn to_e4m3(magnitude: vec4<f32>) -> vec4<u32> {
-    let bits = bitcast<vec4<u32>>(magnitude);
-    let normal = (bits - vec4<u32>(120u << 23u) + vec4<u32>(0x7ffffu) + ((bits >> vec4<u32>(20u)) & vec4<u32>(1u))) >> vec4<u32>(20u);
-    let subnormal = vec4<u32>(round(min(magnitude, vec4<f32>(1.0)) * 512.0));
-    return min(select(normal, subnormal, bits < vec4<u32>(0x3c800000u)), vec4<u32>(0x7eu));
-}
-
 // A magnitude as E2M1, to nearest even. Below 1 numbers are multiples of 1/2.
 fn to_e2m1(magnitude: vec4<f32>) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(magnitude);

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use qgemm_formats::{Encoding, Format, ScaleType, XParts};
 use qgemm_hal::RoutingStep;
 
+use crate::families::kv_cache::KvNumbers;
 use crate::families::{dequantize, modes};
 use crate::template::expand;
 use crate::weight_code::WeightCode;
@@ -67,11 +68,19 @@ const QUANTIZE: &str = include_str!("../shaders/quantize.wgsl");
 
 const DEQUANTIZE: &str = include_str!("../shaders/dequantize.wgsl");
 
+const KV_CODES: &str = include_str!("../shaders/kv_codes.wgsl");
 const KV_APPEND: &str = include_str!("../shaders/kv_append.wgsl");
+const KV_APPEND_PLAIN: &str = include_str!("../shaders/kv_append_plain.wgsl");
+const KV_APPEND_CODES: &str = include_str!("../shaders/kv_append_codes.wgsl");
+const KV_APPEND_FACTOR: &str = include_str!("../shaders/kv_append_factor.wgsl");
+const KV_APPEND_BLOCKS: &str = include_str!("../shaders/kv_append_blocks.wgsl");
+const QUOTIENT: &str = include_str!("../shaders/quotient.wgsl");
 const INDEXER_PARAMS: &str = include_str!("../shaders/indexer_params.wgsl");
 const INDEXER_SCORE: &str = include_str!("../shaders/indexer_score.wgsl");
 const INDEXER_CHOOSE: &str = include_str!("../shaders/indexer_choose.wgsl");
 const ATTENTION: &str = include_str!("../shaders/attention.wgsl");
+const ATTENTION_PLAIN: &str = include_str!("../shaders/attention_plain.wgsl");
+const ATTENTION_CODES: &str = include_str!("../shaders/attention_codes.wgsl");
 
 /// Texts of products that families share.
 const COMMON: [&str; 22] = [
@@ -121,10 +130,11 @@ pub(crate) const QUANTIZE_TEXTS: [&str; 8] =
 pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 
 /// All texts of attentions.
-pub(crate) const ATTENTION_TEXTS: [&str; 2] = [NUMBERS, ATTENTION];
+pub(crate) const ATTENTION_TEXTS: [&str; 5] = [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION];
 
 /// All texts of appending to caches.
-pub(crate) const KV_APPEND_TEXTS: [&str; 2] = [NUMBERS, KV_APPEND];
+pub(crate) const KV_APPEND_TEXTS: [&str; 8] =
+    [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, QUOTIENT, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
 
 /// All texts of indexers.
 pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
@@ -343,14 +353,32 @@ pub(crate) fn compose_dequantize(threads: u32, parts: &XParts) -> Shader {
     Shader { source, prelude }
 }
 
-/// The shader of an attention with these constants.
-pub(crate) fn compose_attention(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
-    compose_chosen(words, choices, ATTENTION)
+/// The shader of an attention with these constants, over a cache of such numbers.
+pub(crate) fn compose_attention(
+    words: &[(&'static str, u32)],
+    choices: &[(&'static str, bool)],
+    numbers: KvNumbers,
+) -> Shader {
+    match numbers {
+        KvNumbers::Plain => compose_chosen(words, choices, &[ATTENTION_PLAIN, ATTENTION]),
+        KvNumbers::Factors | KvNumbers::Blocks => {
+            compose_chosen(words, choices, &[KV_CODES, ATTENTION_CODES, ATTENTION])
+        }
+    }
 }
 
-/// The shader that appends to a cache, with these constants.
-pub(crate) fn compose_kv_append(words: &[(&'static str, u32)], choices: &[(&'static str, bool)]) -> Shader {
-    compose_chosen(words, choices, KV_APPEND)
+/// The shader that appends to a cache of such numbers, with these constants.
+pub(crate) fn compose_kv_append(
+    words: &[(&'static str, u32)],
+    choices: &[(&'static str, bool)],
+    numbers: KvNumbers,
+) -> Shader {
+    let encoding = match numbers {
+        KvNumbers::Plain => return compose_chosen(words, choices, &[KV_APPEND, KV_APPEND_PLAIN]),
+        KvNumbers::Factors => KV_APPEND_FACTOR,
+        KvNumbers::Blocks => KV_APPEND_BLOCKS,
+    };
+    compose_chosen(words, choices, &[KV_APPEND, KV_CODES, QUOTIENT, encoding, KV_APPEND_CODES])
 }
 
 /// The shader that scores keys or, if it `chooses`, finds the best of them, with these constants.
@@ -360,14 +388,14 @@ pub(crate) fn compose_indexer(
     chooses: bool,
 ) -> Shader {
     let main = if chooses { INDEXER_CHOOSE } else { INDEXER_SCORE };
-    compose_chosen(words, choices, &[INDEXER_PARAMS, main].join("\n"))
+    compose_chosen(words, choices, &[INDEXER_PARAMS, main])
 }
 
-fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)], text: &str) -> Shader {
+fn compose_chosen(words: &[(&'static str, u32)], choices: &[(&'static str, bool)], texts: &[&str]) -> Shader {
     let words = words.iter().map(|(name, value)| format!("const {name}: u32 = {value}u;"));
     let choices = choices.iter().map(|(name, is_made)| format!("const {name}: bool = {is_made};"));
     let prelude = words.chain(choices).collect::<Vec<_>>().join("\n");
-    Shader { source: [prelude.as_str(), NUMBERS, text].join("\n"), prelude }
+    Shader { source: [&[prelude.as_str(), NUMBERS], texts].concat().join("\n"), prelude }
 }
 
 /// The shader of norms, with `threads` invocations whose rows keep `kept` columns in workgroup memory.

@@ -12,12 +12,8 @@ use crate::limits::rounded_to;
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
-const EXEMPTIONS: &[Exemption<AttentionCase>] = &[Exemption {
-    device: DeviceKind::Wgpu,
-    applies: |case, _| !case.kv.is_plain() && case.most_queries() > 0,
-    reason: "keys and values of codes have factors or scales, and shaders have no storage buffers left for them",
-}];
+/// Every exemption.
+const EXEMPTIONS: &[Exemption<AttentionCase>] = &[];
 
 /// What results may be off before they are rounded: f32 sums, and where Q is of 16 bits, weights that are rounded to its type.
 fn limit(dtype: DType) -> f64 {

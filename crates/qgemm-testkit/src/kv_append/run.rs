@@ -12,12 +12,8 @@ use crate::limits::{Tolerance, rounded_to};
 use crate::operand::Operand;
 use crate::outcome::{Exemption, Failure, Outcome, Verdict};
 
-/// Every exemption. One that no longer holds, because the case can be planned, fails.
-const EXEMPTIONS: &[Exemption<KvAppendCase>] = &[Exemption {
-    device: DeviceKind::Wgpu,
-    applies: |case, _| !case.of.kv.is_plain() && case.of.tokens() > 0,
-    reason: "caches of codes have factors or scales, and shaders have none of them",
-}];
+/// Every exemption.
+const EXEMPTIONS: &[Exemption<KvAppendCase>] = &[];
 /// What turned features may be off before they are rounded.
 const LIMIT: f64 = 1e-11;
 /// What rounding to E4M3 may add: half a unit in the last place of 1, squared.

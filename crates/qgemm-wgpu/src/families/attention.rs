@@ -1,4 +1,5 @@
-//! `attention`: a workgroup for queries of the heads that share keys, which goes through all of their keys.
+//! `attention`: a workgroup for queries of the heads that share keys, which goes through all of their keys. Caches in codes leave a launch
+//! no storage buffer for the log-sum-exp, which has a launch of its own then.
 
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
@@ -8,11 +9,12 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     AttentionConfig, AttentionFamilies, AttentionOperand, AttentionPlan, AttentionSpec, CheckedAttention, Device,
-    DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId, KvFormat, KvPlaces, KvRows, LaunchSequence,
-    LaunchStep, Math, Name, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
+    DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId, KvPlaces, LaunchSequence, LaunchStep, Math,
+    Name, Operand, Operands, Paging, QueryLengths, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
+use super::kv_cache::{Cache, KvNumbers, kv_code};
 use super::operands::{Bound, Touched};
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
@@ -27,6 +29,23 @@ pub(super) const FAMILIES: AttentionFamilies = &[&Attention];
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, true), (7, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// The same with keys and values in codes: what they are multiplied with takes the place of the log-sum-exp.
+pub(crate) const CODES_INTERFACE: Interface = Interface {
+    name: "attention_codes",
+    bindings: &[
+        (0, false),
+        (1, false),
+        (2, false),
+        (3, false),
+        (4, false),
+        (5, false),
+        (6, true),
+        (7, false),
+        (8, false),
+    ],
     params_bytes: size_of::<Params>() as u32,
 };
 
@@ -63,11 +82,33 @@ struct Params {
     table_base: u32,
     d_base: u32,
     lse_base: u32,
+    k_scales_base: u32,
+    v_scales_base: u32,
 }
 
 /// The family.
 #[derive(Debug)]
 struct Attention;
+
+/// What a launch writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Writes {
+    /// The results, and the log-sum-exp if it is asked for.
+    All,
+    /// The results alone.
+    Results,
+    /// The log-sum-exp alone.
+    LogSumExp,
+}
+
+/// The launches of `op`, of which the last one writes the results.
+fn launches(op: &CheckedAttention) -> &'static [Writes] {
+    match (op.kv.is_plain(), op.lse) {
+        (true, _) => &[Writes::All],
+        (false, false) => &[Writes::Results],
+        (false, true) => &[Writes::LogSumExp, Writes::Results],
+    }
+}
 
 /// Rows of a workgroup.
 fn rows(op: &CheckedAttention) -> u32 {
@@ -79,9 +120,10 @@ fn row_groups(op: &CheckedAttention) -> usize {
     (op.most_queries() * op.group()).div_ceil(rows(op) as usize)
 }
 
-fn kernel_id(op: &CheckedAttention) -> KernelId {
+fn kernel_id(op: &CheckedAttention, writes: Writes) -> KernelId {
     let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
-    let spec = AttentionSpec { step: Name::new("attend"), kv: op.kv, qk, v, rows: rows(op), keys: THREADS };
+    let step = Name::new(if writes == Writes::LogSumExp { "log_sum_exp" } else { "attend" });
+    let spec = AttentionSpec { step, kv: op.kv, qk, v, rows: rows(op), keys: THREADS };
     KernelId::new(NAME, None, Spec::Attention(spec))
 }
 
@@ -91,28 +133,21 @@ fn token_bytes(op: &CheckedAttention, rows: &HeadRows, columns: usize) -> usize 
     (last as usize + columns) * op.dtype.bytes()
 }
 
-/// Bytes of K or V: rows of every page.
-fn key_bytes(op: &CheckedAttention, rows: &KvRows, columns: usize) -> usize {
-    let Paging { pages, page_size, .. } = op.paging();
-    if pages == 0 || page_size == 0 {
-        return 0;
-    }
-    let KvRows { page_stride, rows } = rows;
-    let last = (pages - 1) as u64 * page_stride
-        + (page_size - 1) as u64 * rows.token_stride
-        + (op.kv_heads - 1) as u64 * rows.head_stride;
-    op.kv.bytes_of(last as usize + columns)
+/// K and V.
+fn caches(op: &CheckedAttention) -> [Cache; 2] {
+    let of = |rows, columns| Cache::new(op.kv, op.kv_heads, op.paging(), rows, columns);
+    [of(&op.k, op.qk_dim), of(&op.v, op.v_dim)]
 }
 
 /// Whether the kernel serves `op`.
 fn check(op: &CheckedAttention, limit: u64) -> Result<(), Unsupported> {
-    if !op.kv.is_plain() {
-        return Err(Unsupported::new(format!("reads keys and values in f32, f16 and bf16, not in {}", op.kv)));
-    }
+    let [k, v] = caches(op);
+    k.check("K")?;
+    v.check("V")?;
     let sizes = [
         ("Q", token_bytes(op, &op.q, op.qk_dim)),
-        ("K", key_bytes(op, &op.k, op.qk_dim)),
-        ("V", key_bytes(op, &op.v, op.v_dim)),
+        ("K", k.bytes()),
+        ("V", v.bytes()),
         ("the result", token_bytes(op, &op.d, op.v_dim)),
         ("the block table", op.sequences * op.paging().width * WORD),
         ("the log-sum-exp", op.tokens * op.heads * WORD),
@@ -138,8 +173,8 @@ impl Family<CheckedAttention> for Attention {
         check(op, info.max_buffer_bytes)?;
         // Adapters tell no bandwidth; there is no other family to rank it against.
         Ok(vec![AttentionConfig {
-            kernel: kernel_id(op),
-            launches: 1,
+            kernel: kernel_id(op, Writes::Results),
+            launches: launches(op).len() as u32,
             parts: 1,
             part_keys: op.most_keys as u32,
             workspace_bytes: 0,
@@ -159,15 +194,24 @@ impl Family<CheckedAttention> for Attention {
         let refused =
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         check(op, device.info().max_buffer_bytes).map_err(refused)?;
-        let shader = shader(op);
-        let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader)?;
         let groups = (op.sequences * op.kv_heads * row_groups(op)) as u32;
         let x = groups.min(MAX_GROUPS);
         let grid = [x, groups.div_ceil(x), 1];
         let geometry = Geometry { grid, threads: THREADS, shared_bytes: shared_bytes(rows(op)) };
-        let kernel = AttentionKernel { compiled, shared: shared.clone(), op: op.clone(), grid };
-        let step = LaunchStep::new::<AttentionOperand>(kernel_id(op), geometry, Arc::new(kernel)).of_operation();
-        Ok(LaunchSequence::new::<AttentionOperand>(NAME, vec![step]))
+        let step = |&writes: &Writes| {
+            use AttentionOperand as O;
+            let interface = if op.kv.is_plain() { &INTERFACE } else { &CODES_INTERFACE };
+            let compiled = Compiled::new(shared, interface, NAME.to_owned(), shader(op, writes))?;
+            let kernel = AttentionKernel { compiled, interface, shared: shared.clone(), op: op.clone(), writes, grid };
+            let step = LaunchStep::new::<O>(kernel_id(op, writes), geometry, Arc::new(kernel)).of_operation();
+            Ok(match writes {
+                Writes::All => step,
+                Writes::Results => step.unbind(O::Lse),
+                Writes::LogSumExp => step.unbind(O::V).unbind(O::VFactors).unbind(O::VScales).unbind(O::D),
+            })
+        };
+        let steps = launches(op).iter().map(step).collect::<Result<_, HalError>>()?;
+        Ok(LaunchSequence::new::<AttentionOperand>(NAME, steps))
     }
 
     fn source_hash(&self, _: &CheckedAttention, _: &AttentionConfig) -> u64 {
@@ -181,11 +225,7 @@ const fn shared_bytes(rows: u32) -> u32 {
 }
 
 /// The shader for what `op` states; what may change between plans of a model is among the parameters.
-fn shader(op: &CheckedAttention) -> Shader {
-    let kv = match op.kv {
-        KvFormat::Plain(dtype) => dtype_code(dtype),
-        _ => unreachable!("`check` refuses formats with factors"),
-    };
+fn shader(op: &CheckedAttention, writes: Writes) -> Shader {
     let stride = |stride: u64| stride as u32;
     let words = [
         ("THREADS", THREADS),
@@ -195,7 +235,7 @@ fn shader(op: &CheckedAttention) -> Shader {
         ("QK_DIM", op.qk_dim as u32),
         ("V_DIM", op.v_dim as u32),
         ("DTYPE", dtype_code(op.dtype)),
-        ("KV_DTYPE", kv),
+        ("KV_DTYPE", kv_code(op.kv)),
         ("WINDOW", op.window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX))),
         ("Q_TOKEN", stride(op.q.token_stride)),
         ("Q_HEAD", stride(op.q.head_stride)),
@@ -212,21 +252,24 @@ fn shader(op: &CheckedAttention) -> Shader {
     let choices = [
         ("CAUSAL", op.causal),
         ("SOFT_CAP", op.soft_cap.is_some()),
-        ("LSE", op.lse),
+        ("LSE", op.lse && writes != Writes::Results),
+        ("RESULTS", writes != Writes::LogSumExp),
         ("Q_OFFSETS", matches!(op.queries, QueryLengths::Offsets { .. })),
         ("KV_OFFSETS", matches!(op.places, KvPlaces::Offsets { .. })),
         ("KV_LENGTHS", has_table || matches!(op.places, KvPlaces::Pages { lengths: true, .. })),
         ("TABLE", has_table),
     ];
-    compose_attention(&words, &choices)
+    compose_attention(&words, &choices, KvNumbers::of(op.kv))
 }
 
 /// The kernel for one operation. A launch makes no device memory.
 #[derive(Debug)]
 struct AttentionKernel {
     compiled: Compiled,
+    interface: &'static Interface,
     shared: Arc<Shared>,
     op: CheckedAttention,
+    writes: Writes,
     grid: [u32; 3],
 }
 
@@ -262,17 +305,33 @@ impl AttentionKernel {
             if by_offsets { (O::KvOffsets, op.sequences + 1) } else { (O::KvLengths, op.sequences) };
         let has_index = !matches!(op.places, KvPlaces::Pages { lengths: false, .. });
         let has_offsets = matches!(op.queries, QueryLengths::Offsets { .. });
-        let (q, k, v, q_offsets, kv_index_bound, table, d, lse);
+        let [of_k, of_v] = caches(op);
+        // What weighing values reads and writes, which finding the log-sum-exp alone does not.
+        let of_results = |bytes: usize| if self.writes == Writes::LogSumExp { 0 } else { bytes };
+        let (q, k, v, q_offsets, kv_index_bound, table, d, lse, k_scales, v_scales);
         (q, p.q_base) = touched(O::Q, 0..token_bytes(op, &op.q, op.qk_dim), op.dtype.bytes()).bind(shared)?;
-        (k, p.k_base) = touched(O::K, 0..key_bytes(op, &op.k, op.qk_dim), op.kv.width()).bind(shared)?;
-        (v, p.v_base) = touched(O::V, 0..key_bytes(op, &op.v, op.v_dim), op.kv.width()).bind(shared)?;
+        (k, p.k_base) = touched(O::K, 0..of_k.bytes(), op.kv.width()).bind(shared)?;
+        (v, p.v_base) = touched(O::V, 0..of_results(of_v.bytes()), op.kv.width()).bind(shared)?;
         (q_offsets, p.q_offsets_base) = words(O::QOffsets, op.sequences + 1, has_offsets)?;
         (kv_index_bound, p.kv_index_base) = words(kv_index, index_len, has_index)?;
         (table, p.table_base) = words(O::BlockTable, op.sequences * width, width > 0)?;
-        (d, p.d_base) = touched(O::D, 0..token_bytes(op, &op.d, op.v_dim), op.dtype.bytes()).bind_written(shared)?;
-        let lse_bytes = if op.lse { op.tokens * op.heads * WORD } else { 0 };
+        (d, p.d_base) =
+            touched(O::D, 0..of_results(token_bytes(op, &op.d, op.v_dim)), op.dtype.bytes()).bind_written(shared)?;
+        let lse_bytes = if op.lse && self.writes != Writes::Results { op.tokens * op.heads * WORD } else { 0 };
         (lse, p.lse_base) = touched(O::Lse, 0..lse_bytes, WORD).bind_written(shared)?;
-        let bindings = vec![q, k, v, q_offsets, kv_index_bound, table, d, lse];
+        let mut bindings = vec![q, k, v, q_offsets, kv_index_bound, table];
+        if op.kv.is_plain() {
+            bindings.extend([d, lse]);
+        } else {
+            let (of_keys, of_values) = match op.kv.has_factors() {
+                true => (O::KFactors, O::VFactors),
+                false => (O::KScales, O::VScales),
+            };
+            let ((k_bytes, width), (v_bytes, _)) = (of_k.scale_bytes(), of_v.scale_bytes());
+            (k_scales, p.k_scales_base) = touched(of_keys, 0..k_bytes, width).bind(shared)?;
+            (v_scales, p.v_scales_base) = touched(of_values, 0..of_results(v_bytes), width).bind(shared)?;
+            bindings.extend([if self.writes == Writes::LogSumExp { lse } else { d }, k_scales, v_scales]);
+        }
         Ok(Dispatch { params: p, bindings, grid: self.grid })
     }
 }
@@ -281,7 +340,7 @@ impl Kernel for AttentionKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
         let dispatch = self.dispatch(&operands)?;
-        submit(&self.shared, &INTERFACE, &self.compiled, &[dispatch])
+        submit(&self.shared, self.interface, &self.compiled, &[dispatch])
     }
 }
 
@@ -289,6 +348,7 @@ impl Kernel for AttentionKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
+    use qgemm_hal::{KvFormat, KvRows};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let plain = CheckedAttention {
         sequences: 2,
@@ -316,5 +376,7 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     let table = KvPlaces::Table { pages: 9, page_size: 5, width: 3 };
     let chosen = CheckedAttention { places: table, causal: true, soft_cap: Some(30.0), lse: true, ..plain.clone() };
     let f32 = CheckedAttention { dtype: DType::F32, kv: KvFormat::Plain(DType::F32), window: Some(9), ..plain.clone() };
-    [plain, chosen, f32].iter().map(shader).collect()
+    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedAttention { kv, ..chosen.clone() });
+    let all = [plain, chosen, f32].into_iter().chain(codes);
+    all.flat_map(|op| launches(&op).iter().map(|&writes| shader(&op, writes)).collect::<Vec<_>>()).collect()
 }

@@ -1,4 +1,4 @@
-//! `kv_append`: a kernel each for queries, keys and values, whose invocations have a pair of features.
+//! `kv_append`: a kernel each for queries, keys and values, whose invocations have a pair of features, or eight where they make codes.
 
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
@@ -7,12 +7,13 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     Addressing, CheckedKvAppend, Device, DeviceInfo, Family, Geometry, HalError, HeadRows, Kernel, KernelId,
-    KvAppendConfig, KvAppendFamilies, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvFormat, KvPlaces,
-    KvRows, LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs,
-    Spec, Stream, Unsupported,
+    KvAppendConfig, KvAppendFamilies, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, KvPlaces, KvRows,
+    LaunchSequence, LaunchStep, Operand, Operands, Operation, Paging, QueryLengths, RotaryAngles, RotaryPairs, Spec,
+    Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, submit, too_large};
+use super::kv_cache::{Cache, KvNumbers, kv_code};
 use super::operands::{Bound, Touched};
 use super::{hash_of, shared_of};
 use crate::event::WgpuStream;
@@ -27,6 +28,40 @@ pub(super) const FAMILIES: KvAppendFamilies = &[&KvAppend];
 pub(crate) const INTERFACE: Interface = Interface {
     name: NAME,
     bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (7, true)],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// The same of `shaders/kv_append_factor.wgsl`, which is given factors of heads.
+pub(crate) const FACTOR_INTERFACE: Interface = Interface {
+    name: "kv_append_factor",
+    bindings: &[
+        (0, false),
+        (1, false),
+        (2, false),
+        (3, false),
+        (4, false),
+        (5, false),
+        (6, false),
+        (7, true),
+        (8, false),
+    ],
+    params_bytes: size_of::<Params>() as u32,
+};
+
+/// The same of `shaders/kv_append_blocks.wgsl`, which writes scales of blocks.
+pub(crate) const BLOCKS_INTERFACE: Interface = Interface {
+    name: "kv_append_blocks",
+    bindings: &[
+        (0, false),
+        (1, false),
+        (2, false),
+        (3, false),
+        (4, false),
+        (5, false),
+        (6, false),
+        (7, true),
+        (8, true),
+    ],
     params_bytes: size_of::<Params>() as u32,
 };
 
@@ -61,6 +96,7 @@ struct Params {
     positions_base: u32,
     angles_base: u32,
     sines_base: u32,
+    scales_base: u32,
 }
 
 /// The family.
@@ -77,6 +113,25 @@ struct Part {
     source: Option<(KvAppendOperand, HeadRows)>,
     written: (KvAppendOperand, KvRows),
     is_turned: bool,
+    /// How numbers are written.
+    numbers: KvNumbers,
+    /// Factors that are read, or scales that are written.
+    scales: Option<KvAppendOperand>,
+}
+
+impl Part {
+    /// Features of an invocation.
+    fn features(&self) -> usize {
+        if self.numbers == KvNumbers::Plain { 2 } else { 8 }
+    }
+
+    fn interface(&self) -> &'static Interface {
+        match self.numbers {
+            KvNumbers::Plain => &INTERFACE,
+            KvNumbers::Factors => &FACTOR_INTERFACE,
+            KvNumbers::Blocks => &BLOCKS_INTERFACE,
+        }
+    }
 }
 
 /// The kernels of `op`.
@@ -84,14 +139,46 @@ fn parts(op: &CheckedKvAppend) -> Vec<Part> {
     use KvAppendOperand as O;
     let turned = op.rotary.is_some();
     let in_place = KvRows { page_stride: 0, rows: op.q };
-    let part =
-        |step, heads, columns, source, written, is_turned| Part { step, heads, columns, source, written, is_turned };
+    let numbers = KvNumbers::of(op.kv);
+    let [k_scales, v_scales] = match numbers {
+        KvNumbers::Plain => [None; 2],
+        KvNumbers::Factors => [Some(O::KFactors), Some(O::VFactors)],
+        KvNumbers::Blocks => [Some(O::KScales), Some(O::VScales)],
+    };
+    let heads = op.kv_heads;
     let mut all = vec![
-        part(KvAppendStep::K, op.kv_heads, op.qk_dim, Some((O::NewK, op.new_k)), (O::K, op.k), turned),
-        part(KvAppendStep::V, op.kv_heads, op.v_dim, Some((O::NewV, op.new_v)), (O::V, op.v), false),
+        Part {
+            step: KvAppendStep::K,
+            heads,
+            columns: op.qk_dim,
+            source: Some((O::NewK, op.new_k)),
+            written: (O::K, op.k),
+            is_turned: turned,
+            numbers,
+            scales: k_scales,
+        },
+        Part {
+            step: KvAppendStep::V,
+            heads,
+            columns: op.v_dim,
+            source: Some((O::NewV, op.new_v)),
+            written: (O::V, op.v),
+            is_turned: false,
+            numbers,
+            scales: v_scales,
+        },
     ];
     if op.heads > 0 && turned {
-        all.push(part(KvAppendStep::Q, op.heads, op.qk_dim, None, (O::Q, in_place), true));
+        all.push(Part {
+            step: KvAppendStep::Q,
+            heads: op.heads,
+            columns: op.qk_dim,
+            source: None,
+            written: (O::Q, in_place),
+            is_turned: true,
+            numbers: KvNumbers::Plain,
+            scales: None,
+        });
     }
     all
 }
@@ -106,24 +193,16 @@ fn token_bytes(op: &CheckedKvAppend, rows: &HeadRows, heads: usize, columns: usi
     (last as usize + columns) * op.dtype.bytes()
 }
 
-/// Bytes of heads of every page.
-fn cache_bytes(op: &CheckedKvAppend, rows: &KvRows, columns: usize) -> usize {
-    let Paging { pages, page_size, .. } = op.addressing.paging();
-    if pages == 0 || page_size == 0 {
-        return 0;
-    }
-    let KvRows { page_stride, rows } = rows;
-    let last = (pages - 1) as u64 * page_stride
-        + (page_size - 1) as u64 * rows.token_stride
-        + (op.kv_heads - 1) as u64 * rows.head_stride;
-    op.kv.bytes_of(last as usize + columns)
+/// What a kernel writes of the cache.
+fn cache(op: &CheckedKvAppend, part: &Part) -> Cache {
+    Cache::new(op.kv, part.heads, op.addressing.paging(), &part.written.1, part.columns)
 }
 
 /// Bytes that a kernel reads of its source, and that it writes.
 fn part_bytes(op: &CheckedKvAppend, part: &Part) -> (usize, usize) {
     let source = part.source.map_or(0, |(_, rows)| token_bytes(op, &rows, part.heads, part.columns));
     let written = match part.source {
-        Some(_) => cache_bytes(op, &part.written.1, part.columns),
+        Some(_) => cache(op, part).bytes(),
         None => token_bytes(op, &part.written.1.rows, part.heads, part.columns),
     };
     (source, written)
@@ -143,20 +222,20 @@ fn angle_bytes(op: &CheckedKvAppend) -> (usize, usize) {
 
 /// Workgroups of a token.
 fn groups_of_token(part: &Part) -> usize {
-    (part.heads * part.columns / 2).div_ceil(THREADS as usize)
+    (part.heads * part.columns / part.features()).div_ceil(THREADS as usize)
 }
 
 /// Whether the kernels serve `op`.
 fn check(op: &CheckedKvAppend, limit: u64) -> Result<(), Unsupported> {
-    if !op.kv.is_plain() {
-        return Err(Unsupported::new(format!("writes keys and values in f32, f16 and bf16, not in {}", op.kv)));
-    }
     let Addressing { sequences, tokens, .. } = op.addressing;
     let mut sizes = vec![
         ("the block table", sequences * op.addressing.paging().width * WORD),
         ("the tables of angles", angle_bytes(op).0),
     ];
     for part in parts(op) {
+        if part.source.is_some() {
+            cache(op, &part).check(part.written.0.name())?;
+        }
         let (source, written) = part_bytes(op, &part);
         sizes.push((part.source.map_or("nothing", |(operand, _)| operand.name()), source));
         sizes.push((part.written.0.name(), written));
@@ -193,16 +272,18 @@ impl Family<CheckedKvAppend> for KvAppend {
             |reason: Unsupported| HalError::Unsupported { device: shared.id, what: NAME.to_owned(), why: reason.why };
         check(op, device.info().max_buffer_bytes).map_err(refused)?;
         let step = |part: Part| {
-            let compiled = Compiled::new(shared, &INTERFACE, NAME.to_owned(), shader(op, &part))?;
+            let compiled = Compiled::new(shared, part.interface(), NAME.to_owned(), shader(op, &part))?;
             let groups = (groups_of_token(&part) * op.addressing.tokens) as u32;
             let x = groups.min(MAX_GROUPS);
-            let geometry = Geometry { grid: [x, groups.div_ceil(x), 1], threads: THREADS, shared_bytes: 0 };
+            let shared_bytes = if part.numbers == KvNumbers::Blocks { THREADS * 8 } else { 0 };
+            let geometry = Geometry { grid: [x, groups.div_ceil(x), 1], threads: THREADS, shared_bytes };
             let kernel = PartKernel { compiled, shared: shared.clone(), op: *op, part, grid: geometry.grid };
             let step = LaunchStep::new::<KvAppendOperand>(kernel_id(op, part.step), geometry, Arc::new(kernel));
             let others = |operand: &KvAppendOperand| {
                 use KvAppendOperand as O;
-                let is_data = matches!(operand, O::Q | O::NewK | O::NewV | O::K | O::V);
-                !is_data || part.written.0 == *operand || part.source.is_some_and(|(source, _)| source == *operand)
+                let of_one = [O::Q, O::NewK, O::NewV, O::K, O::V, O::KFactors, O::VFactors, O::KScales, O::VScales];
+                let own = [Some(part.written.0), part.source.map(|(source, _)| source), part.scales];
+                !of_one.contains(operand) || own.contains(&Some(*operand))
             };
             Ok(op.operands().into_iter().filter(others).fold(step, |step, operand| step.bind(operand, operand)))
         };
@@ -217,10 +298,7 @@ impl Family<CheckedKvAppend> for KvAppend {
 
 /// The shader of a kernel; what may change between plans of a model is among the parameters.
 fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
-    let written = match (part.source, op.kv) {
-        (Some(_), KvFormat::Plain(dtype)) => dtype,
-        _ => op.dtype,
-    };
+    let written = if part.source.is_some() { kv_code(op.kv) } else { dtype_code(op.dtype) };
     let pairs = op.rotary.filter(|_| part.is_turned).map_or(0, |rotary| rotary.dim / 2);
     let (source, to) = (part.source.map_or(part.written.1.rows, |(_, rows)| rows), part.written.1);
     let stride = |stride: u64| stride as u32;
@@ -232,7 +310,7 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("COLUMNS", part.columns as u32),
         ("TURNED_PAIRS", pairs as u32),
         ("DTYPE", dtype_code(op.dtype)),
-        ("WRITTEN_DTYPE", dtype_code(written)),
+        ("KV_DTYPE", written),
         ("SOURCE_TOKEN", stride(source.token_stride)),
         ("SOURCE_HEAD", stride(source.head_stride)),
         ("WRITTEN_PAGE", stride(to.page_stride)),
@@ -250,7 +328,7 @@ fn shader(op: &CheckedKvAppend, part: &Part) -> Shader {
         ("TABLES", matches!(op.angles(), Some(RotaryAngles::Tables { .. }))),
         ("INTERLEAVED", op.rotary.is_some_and(|rotary| rotary.pairs == RotaryPairs::Interleaved)),
     ];
-    compose_kv_append(&words, &choices)
+    compose_kv_append(&words, &choices, part.numbers)
 }
 
 /// One of the kernels. A launch makes no device memory.
@@ -314,7 +392,15 @@ impl PartKernel {
         (sines, p.sines_base) = words(O::Sin, table_bytes)?;
         let width = if part.source.is_some() { op.kv.width() } else { op.dtype.bytes() };
         (written, p.written_base) = touched(part.written.0, 0..written_bytes, width).bind_written(shared)?;
-        let bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines, written];
+        let mut bindings = vec![source, q_offsets, kv_index, block_table, positions, angles, sines, written];
+        if let Some(operand) = part.scales {
+            let (bytes, width) = cache(op, part).scale_bytes();
+            let scales = touched(operand, 0..bytes, width);
+            let is_written = part.numbers == KvNumbers::Blocks;
+            let (bound, base) = if is_written { scales.bind_written(shared)? } else { scales.bind(shared)? };
+            p.scales_base = base;
+            bindings.push(bound);
+        }
         Ok(Dispatch { params: p, bindings, grid: self.grid })
     }
 }
@@ -323,7 +409,7 @@ impl Kernel for PartKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
         let dispatch = self.dispatch(&operands)?;
-        submit(&self.shared, &INTERFACE, &self.compiled, &[dispatch])
+        submit(&self.shared, self.part.interface(), &self.compiled, &[dispatch])
     }
 }
 
@@ -331,7 +417,7 @@ impl Kernel for PartKernel {
 #[cfg(test)]
 pub(crate) fn all_shaders() -> Vec<Shader> {
     use qgemm_formats::DType;
-    use qgemm_hal::CheckedRotary;
+    use qgemm_hal::{CheckedRotary, KvFormat};
     let rows = HeadRows { token_stride: 256, head_stride: 64, aligned: true };
     let cache = KvRows { page_stride: 1024, rows };
     let addressing = Addressing {
@@ -373,5 +459,10 @@ pub(crate) fn all_shaders() -> Vec<Shader> {
     };
     let neox = CheckedRotary { pairs: RotaryPairs::Neox, angles: RotaryAngles::Frequencies, ..rotary };
     let turned = CheckedKvAppend { rotary: Some(neox), dtype: DType::F32, ..plain };
-    [plain, chosen, turned].iter().flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part))).collect()
+    let codes = [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| CheckedKvAppend { kv, ..chosen });
+    [plain, chosen, turned]
+        .iter()
+        .chain(&codes)
+        .flat_map(|op| parts(op).into_iter().map(|part| shader(op, &part)))
+        .collect()
 }

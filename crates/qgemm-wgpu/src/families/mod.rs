@@ -8,6 +8,7 @@ pub(crate) mod experts;
 pub(crate) mod gemm;
 pub(crate) mod indexer;
 pub(crate) mod kv_append;
+pub(crate) mod kv_cache;
 pub(crate) mod matmul;
 pub(crate) mod modes;
 pub(crate) mod norm;
@@ -55,9 +56,12 @@ pub(crate) static INTERFACES: &[&Interface] = &[
     &quantize::INTERFACE,
     &dequantize::INTERFACE,
     &attention::INTERFACE,
+    &attention::CODES_INTERFACE,
     &norm::INTERFACE,
     &norm::QUANTIZED_INTERFACE,
     &kv_append::INTERFACE,
+    &kv_append::FACTOR_INTERFACE,
+    &kv_append::BLOCKS_INTERFACE,
     &indexer::SCORE_INTERFACE,
     &indexer::CHOOSE_INTERFACE,
     &optimizer::INTERFACE,
@@ -82,9 +86,12 @@ const _: () = {
         &quantize::INTERFACE,
         &dequantize::INTERFACE,
         &attention::INTERFACE,
+        &attention::CODES_INTERFACE,
         &norm::INTERFACE,
         &norm::QUANTIZED_INTERFACE,
         &kv_append::INTERFACE,
+        &kv_append::FACTOR_INTERFACE,
+        &kv_append::BLOCKS_INTERFACE,
         &indexer::SCORE_INTERFACE,
         &indexer::CHOOSE_INTERFACE,
         &optimizer::INTERFACE,

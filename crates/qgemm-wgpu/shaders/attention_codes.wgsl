@@ -1,0 +1,103 @@
+// Keys and values in codes, with a factor a head or a scale a block. There are no more storage buffers than these, so that a launch writes
+// either results or log-sum-exps: `d` is what it writes.
+
+@group(0) @binding(7) var<storage, read> k_scales: array<u32>;  // or factors
+@group(0) @binding(8) var<storage, read> v_scales: array<u32>;
+
+fn store_lse(index: u32, bits: u32) {
+    atomicStore(&d[index], bits);
+}
+
+// What products with a head are multiplied with.
+fn key_factor(kv_head: u32) -> f32 {
+    if (KV_DTYPE == KV_E4M3) {
+        return bitcast<f32>(k_scales[p.k_scales_base + kv_head]);
+    }
+    return 1.0;
+}
+
+fn value_factor(kv_head: u32) -> f32 {
+    if (KV_DTYPE == KV_E4M3) {
+        return bitcast<f32>(v_scales[p.v_scales_base + kv_head]);
+    }
+    return 1.0;
+}
+
+fn signed_bytes(bytes: u32) -> vec4<f32> {
+    return vec4<f32>(bitcast<vec4<i32>>(vec4<u32>(bytes) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u));
+}
+
+// Half bytes of bits 0, 4, 8 and 12.
+fn half_bytes(bits: u32) -> vec4<f32> {
+    return vec4<f32>((vec4<u32>(bits) >> vec4<u32>(0u, 4u, 8u, 12u)) & vec4<u32>(15u)) - 8.0;
+}
+
+fn four_bytes(bytes: u32) -> vec4<f32> {
+    if (KV_DTYPE == KV_E4M3) {
+        return e4m3_to_f32((vec4<u32>(bytes) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu));
+    }
+    return signed_bytes(bytes);
+}
+
+// Four bytes of keys, which may begin within a word.
+fn key_bytes(byte: u32) -> u32 {
+    let shift = byte % 4u * 8u;
+    if (shift == 0u) {
+        return keys[byte / 4u];
+    }
+    return (keys[byte / 4u] >> shift) | (keys[byte / 4u + 1u] << (32u - shift));
+}
+
+// Eight neighbours of a key, without scale.
+fn load_key(at: u32) -> Eight {
+    let byte = p.k_base + code_byte(at);
+    let first = key_bytes(byte);
+    if (KV_DTYPE == KV_Q4_0) {
+        return Eight(half_bytes(first), half_bytes(first >> 16u));
+    }
+    return Eight(four_bytes(first), four_bytes(key_bytes(byte + 4u)));
+}
+
+// The scale of the block that an element is in.
+fn key_scale(at: u32) -> f32 {
+    let index = p.k_scales_base + at / KV_BLOCK;
+    return f16_scalar((k_scales[index / 2u] >> (index % 2u * 16u)) & 0xffffu);
+}
+
+fn value_scale(at: u32) -> f32 {
+    let index = p.v_scales_base + at / KV_BLOCK;
+    return f16_scalar((v_scales[index / 2u] >> (index % 2u * 16u)) & 0xffffu);
+}
+
+// Adds the products of every row with the key that begins at element `at`.
+fn add_products(at: u32, products: ptr<function, array<f32, ROWS>>) {
+    var scale = 1.0;
+    for (var column = 0u; column < QK_DIM; column += 8u) {
+        if (KV_DTYPE != KV_E4M3 && column % KV_BLOCK == 0u) {
+            scale = key_scale(at + column);
+        }
+        let k = load_key(at + column);
+        for (var r = 0u; r < ROWS; r++) {
+            let four = (r * COLUMNS + column) / 4u;
+            (*products)[r] += (dot(q[four], k.lo) + dot(q[four + 1u], k.hi)) * scale;
+        }
+    }
+}
+
+// Two neighbours of a value.
+fn load_value(at: u32) -> vec2<f32> {
+    let byte = p.v_base + code_byte(at);
+    let shift = byte % 4u * 8u;
+    var bits = values[byte / 4u] >> shift;
+    if (KV_DTYPE == KV_Q4_0) {
+        return half_bytes(bits).xy * value_scale(at);
+    }
+    if (shift == 24u) {
+        bits |= values[byte / 4u + 1u] << 8u;
+    }
+    let two = four_bytes(bits).xy;
+    if (KV_DTYPE == KV_Q8_0) {
+        return two * value_scale(at);
+    }
+    return two;
+}

@@ -1,0 +1,74 @@
+// Heads in codes, to the bit those of the CPU: quotients are written out, for adapters may compute them in more ways than one. An invocation
+// has eight features of a head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl` before this file says what their codes are.
+
+const EIGHTS: u32 = COLUMNS / 8u;
+
+// A feature, turned where it is.
+fn feature_of(head: Place, feature: u32) -> f32 {
+    let own = load(head.source_at + feature);
+    if (feature >= 2u * TURNED_PAIRS) {
+        return own;
+    }
+    var pair = feature / 2u;
+    var other = feature ^ 1u;
+    var is_second = (feature & 1u) == 1u;
+    if (!INTERLEAVED) {
+        is_second = feature >= TURNED_PAIRS;
+        pair = select(feature, feature - TURNED_PAIRS, is_second);
+        other = select(pair + TURNED_PAIRS, pair, is_second);
+    }
+    let partner = load(head.source_at + other);
+    let angle = angle_of(pair, head.position);
+    return own * angle.x + select(-partner, partner, is_second) * angle.y;
+}
+
+fn replace_bits(word: u32, mask: u32, bits: u32) {
+    atomicAnd(&written[word], ~mask);
+    atomicOr(&written[word], bits);
+}
+
+// Stores four bytes. What others have of their words keeps its bits.
+fn store_bytes(byte: u32, bytes: u32) {
+    let word = byte / 4u;
+    let shift = byte % 4u * 8u;
+    if (shift == 0u) {
+        atomicStore(&written[word], bytes);
+        return;
+    }
+    replace_bits(word, 0xffffffffu << shift, bytes << shift);
+    replace_bits(word + 1u, 0xffffffffu >> (32u - shift), bytes >> (32u - shift));
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Workgroups of a token follow one another.
+    let place = group.x + group.y * groups.x;
+    let token = place / GROUPS_A_TOKEN;
+    let item = place % GROUPS_A_TOKEN * THREADS + thread;
+    let head = item / EIGHTS;
+    let column = item % EIGHTS * 8u;
+    var to = Place();
+    if (token < p.tokens && head < HEADS) {
+        to = place_of(token, head);
+    }
+    var x = Eight();
+    if (to.is_there) {
+        for (var i = 0u; i < 4u; i++) {
+            x.lo[i] = feature_of(to, column + i);
+            x.hi[i] = feature_of(to, column + 4u + i);
+        }
+    }
+    let at = to.written_at + column;
+    let codes = encoded(x, head, at, to.is_there, thread);
+    if (to.is_there) {
+        let byte = p.written_base + code_byte(at);
+        store_bytes(byte, codes.x);
+        if (KV_DTYPE != KV_Q4_0) {
+            store_bytes(byte + 4u, codes.y);
+        }
+    }
+}

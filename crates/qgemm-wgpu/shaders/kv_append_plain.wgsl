@@ -1,0 +1,52 @@
+// Heads in f32, f16 or bf16: an invocation has a pair of features of a head of a token, one that is turned, or neighbours that are not.
+
+// Stores one element; the other half of its word keeps its bits.
+fn store(index: u32, value: f32) {
+    if (KV_DTYPE == F32) {
+        atomicStore(&written[index], bitcast<u32>(value));
+        return;
+    }
+    var half: u32;
+    if (KV_DTYPE == F16) {
+        half = f32_to_f16(value);
+    } else {
+        half = f32_to_bf16(value);
+    }
+    let shift = (index & 1u) * 16u;
+    atomicAnd(&written[index >> 1u], ~(0xffffu << shift));
+    atomicOr(&written[index >> 1u], half << shift);
+}
+
+@compute @workgroup_size(THREADS)
+fn main(
+    @builtin(workgroup_id) group: vec3<u32>,
+    @builtin(num_workgroups) groups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
+    // Workgroups of a token follow one another.
+    let place = group.x + group.y * groups.x;
+    let token = place / GROUPS_A_TOKEN;
+    let item = place % GROUPS_A_TOKEN * THREADS + thread;
+    let head = item / (COLUMNS / 2u);
+    let pair = item % (COLUMNS / 2u);
+    if (token >= p.tokens || head >= HEADS) {
+        return;
+    }
+    let to = place_of(token, head);
+    if (!to.is_there) {
+        return;
+    }
+    let is_turned = pair < TURNED_PAIRS;
+    var features = vec2<u32>(2u * pair, 2u * pair + 1u);
+    if (is_turned && !INTERLEAVED) {
+        features = vec2<u32>(pair, pair + TURNED_PAIRS);
+    }
+    var values = vec2<f32>(load(to.source_at + features.x), load(to.source_at + features.y));
+    if (is_turned) {
+        let angle = angle_of(pair, to.position);
+        values = vec2<f32>(values.x * angle.x - values.y * angle.y, values.y * angle.x + values.x * angle.y);
+    }
+    let at = p.written_base + to.written_at;
+    store(at + features.x, values.x);
+    store(at + features.y, values.y);
+}

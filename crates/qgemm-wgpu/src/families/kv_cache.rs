@@ -1,0 +1,94 @@
+//! Caches of keys and values as shaders find them: the numbers of formats, and how much of a cache's operands is touched.
+
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::op::attention::KV_BLOCK;
+use qgemm_hal::{KvFormat, KvRows, Paging, Unsupported};
+
+use super::dispatch::MARGIN;
+
+/// What the numbers of a cache are multiplied with, which is an operand of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KvNumbers {
+    /// Nothing: numbers are as they are.
+    Plain,
+    /// A factor a head.
+    Factors,
+    /// A scale a block.
+    Blocks,
+}
+
+impl KvNumbers {
+    /// Those of a format.
+    pub fn of(kv: KvFormat) -> Self {
+        match kv {
+            _ if kv.has_scales() => KvNumbers::Blocks,
+            _ if kv.has_factors() => KvNumbers::Factors,
+            _ => KvNumbers::Plain,
+        }
+    }
+}
+
+/// The number by which shaders know a format, as in `shaders/numbers.wgsl` and `shaders/kv_codes.wgsl`.
+pub(super) fn kv_code(kv: KvFormat) -> u32 {
+    match kv {
+        KvFormat::Plain(dtype) => dtype_code(dtype),
+        KvFormat::Q8_0 => 4,
+        KvFormat::Q4_0 => 5,
+        _ => 3,
+    }
+}
+
+/// Keys or values of a cache.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cache {
+    kv: KvFormat,
+    heads: usize,
+    /// Elements up to the end of the last head of the last page.
+    elements: usize,
+}
+
+impl Cache {
+    /// Of so many heads with so many columns.
+    pub fn new(
+        kv: KvFormat,
+        heads: usize,
+        Paging { pages, page_size, .. }: Paging,
+        at: &KvRows,
+        columns: usize,
+    ) -> Self {
+        let KvRows { page_stride, rows } = at;
+        let elements = match pages > 0 && page_size > 0 {
+            true => {
+                let last = (pages - 1) as u64 * page_stride
+                    + (page_size - 1) as u64 * rows.token_stride
+                    + (heads - 1) as u64 * rows.head_stride;
+                last as usize + columns
+            }
+            false => 0,
+        };
+        Self { kv, heads, elements }
+    }
+
+    /// Bytes of numbers.
+    pub fn bytes(&self) -> usize {
+        self.kv.bytes_of(self.elements)
+    }
+
+    /// Bytes of factors or of scales, and of one of them.
+    pub fn scale_bytes(&self) -> (usize, usize) {
+        match KvNumbers::of(self.kv) {
+            KvNumbers::Plain => (0, size_of::<u32>()),
+            KvNumbers::Factors => (self.heads * size_of::<f32>(), size_of::<f32>()),
+            KvNumbers::Blocks => (self.kv.scale_bytes_of(self.elements), self.kv.scale_bytes_of(KV_BLOCK)),
+        }
+    }
+
+    /// That shaders can count the elements of what is called `name`.
+    pub fn check(&self, name: &str) -> Result<(), Unsupported> {
+        let elements = self.elements as u64;
+        if elements + MARGIN <= u64::from(u32::MAX) {
+            return Ok(());
+        }
+        Err(Unsupported::new(format!("counts elements in 32 bits, and {name} has {elements}: use fewer pages or rows")))
+    }
+}
