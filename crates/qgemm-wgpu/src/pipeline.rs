@@ -149,7 +149,8 @@ pub(crate) fn pipeline(
         // rows are counts of the slots before them. Of `matmul`: rows, columns and places along K are compared with M, N and K.
         // Of `quantize`: rows and columns are compared with their counts, of which planes
         // have whole groups. Of `attention`: sequences, rows, keys and pages are compared with their counts,
-        // offsets and lengths bounded by what there is. Of `kv_append`: the same, and positions compared with the rows of tables. Of `indexer`: queries, keys and pages are compared with their counts, ends bounded by those of keys. Of `norm`: rows and columns are compared with their counts. Workgroup
+        // offsets and lengths bounded by what there is; of codes that begin within a word, the next word is read or written only where
+        // bytes of it are theirs. Of `kv_append`: the same, and positions compared with the rows of tables. Of `indexer`: queries, keys and pages are compared with their counts, ends bounded by those of keys. Of `norm`: rows and columns are compared with their counts. Workgroup
         // memory is indexed by constants of the tile and by places of invocations. Every loop counts to such a bound in steps
         // of at least 1.
         let module =

@@ -14,6 +14,11 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
     group("attention_values", "huge logits, NaN and infinities in keys that some queries do not see", values),
     group("attention_places", "offsets, lengths, pages of every size, pages that are none", places),
     group("attention_layouts", "strides, heads before tokens, unaligned operands", layouts),
+    group(
+        "attention_codes",
+        "caches in codes: every place with masks, soft caps, log-sum-exps and unaligned operands",
+        codes,
+    ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -151,6 +156,33 @@ fn layouts() -> Vec<AttentionCase> {
                 let case = AttentionCase::new(lengths, (4, 2), 40, dtype);
                 let kv = if k == i % 3 { KvFormat::E4M3 } else { case.kv };
                 cases.push(AttentionCase { places, gap, offset, head_major, kv, ..case });
+            }
+        }
+    }
+    numbered(cases)
+}
+
+fn codes() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    let all =
+        [AttentionPlaces::Offsets, AttentionPlaces::Lengths(4), AttentionPlaces::Paged(7), AttentionPlaces::Paged(16)];
+    for (i, places) in all.into_iter().enumerate() {
+        for (j, lengths) in [&[(1, 130), (1, 0), (1, 17)][..], &[(21, 70), (3, 64), (5, 5)]].into_iter().enumerate() {
+            for (k, kv) in [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].into_iter().enumerate() {
+                let case = AttentionCase::new(lengths, (4, 2), 64, types(i + j + k));
+                cases.push(AttentionCase {
+                    kv,
+                    places,
+                    dims: [(64, 64), (96, 160), (128, 32)][(i + j + k) % 3],
+                    ragged: case.ragged || i % 2 == 0,
+                    window: (i == j + 1).then_some(9),
+                    soft_cap: (i == 2 * j).then_some(20.0),
+                    lse: (i + k) % 2 == 0,
+                    head_major: i >= 2 && k == 1,
+                    gap: 32 * (k % 2),
+                    offset: i,
+                    ..case
+                });
             }
         }
     }

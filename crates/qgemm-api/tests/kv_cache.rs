@@ -1,0 +1,88 @@
+//! Caches in codes: that wgpu writes the CPU's bits.
+
+use qgemm_api::{Context, DType, Error, Keys, KvAppend, KvAppendArgs, KvFormat, Queries};
+
+const TOKENS: usize = 64;
+const HEADS: usize = 2;
+const DIM: usize = 64;
+
+/// Numbers of every mantissa, of a magnitude of their own in each block of 32 features; then multiples of halves, which are ties where a
+/// block's largest is what its codes end at; then what is 0, not a number, or beyond what codes hold, in formats that allow for it.
+fn values(kv: KvFormat) -> Vec<f32> {
+    let mut state = 0x9e37_79b9_u32;
+    let mut random = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state >> 8
+    };
+    let mut values = Vec::new();
+    for block in 0..TOKENS * HEADS * DIM / 32 {
+        let exponent = 127 - 30 + block as u32 % 45;
+        for i in 0..32 {
+            let (mantissa, sign, less) = (random() & 0x7f_ffff, random() & 1, random() % 6);
+            values.push(match block % 4 {
+                3 if i == 0 => [127.0, 8.0, 448.0][block / 4 % 3],
+                3 => [127.0, 8.0, 448.0][block / 4 % 3] - (random() % 512) as f32 * 0.5,
+                _ => f32::from_bits(sign << 31 | (exponent - less) << 23 | mantissa),
+            });
+        }
+    }
+    // Nothing else in a block is larger than what its codes end at.
+    for block in values.chunks_exact_mut(32).skip(3).step_by(4) {
+        let most = block[0];
+        block.iter_mut().for_each(|value| *value = value.max(-most));
+    }
+    values[..32].fill(0.0);
+    if kv == KvFormat::E4M3 {
+        let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0, f32::MAX, f32::MIN_POSITIVE, 1e-40, -1e-44];
+        for head in values.chunks_exact_mut(DIM).take(2 * HEADS) {
+            head[8..16].copy_from_slice(&special);
+        }
+    }
+    values
+}
+
+/// Codes and scales of keys, then of values, as `ctx` writes them.
+fn appended(ctx: &Context, kv: KvFormat, values: &[f32], factors: [f32; HEADS]) -> Result<[Vec<u8>; 4], Error> {
+    let append = KvAppend::new(DType::F32, 0, HEADS, DIM, Queries::each(1, TOKENS), Keys::each(TOKENS)).kv_format(kv);
+    let plan = ctx.plan_kv_append(&append)?;
+    let reversed: Vec<f32> = values.iter().rev().copied().collect();
+    let (new_k, new_v, factors) = (ctx.upload(values)?, ctx.upload(&reversed)?, ctx.upload(&factors)?);
+    let poison = |bytes: usize| ctx.upload(&vec![0xffu8; bytes]);
+    let (mut k, mut v) = (poison(kv.bytes_of(values.len()))?, poison(kv.bytes_of(values.len()))?);
+    let blocks = kv.scale_bytes_of(values.len());
+    let (mut k_scales, mut v_scales) = (poison(blocks)?, poison(blocks)?);
+    let mut args = KvAppendArgs::new(&new_k, &new_v, &mut k, &mut v);
+    if kv.has_factors() {
+        (args.k_factors, args.v_factors) = (Some((&factors).into()), Some((&factors).into()));
+    }
+    if kv.has_scales() {
+        (args.k_scales, args.v_scales) = (Some((&mut k_scales).into()), Some((&mut v_scales).into()));
+    }
+    plan.run(&ctx.default_stream(), args)?;
+    Ok([ctx.download(&k)?, ctx.download(&v)?, ctx.download(&k_scales)?, ctx.download(&v_scales)?])
+}
+
+#[test]
+fn codes_on_wgpu_are_the_cpus() -> Result<(), Error> {
+    let cpu = Context::open("cpu")?;
+    let wgpu = match Context::open("wgpu:0") {
+        Ok(ctx) => ctx,
+        Err(why) => {
+            qgemm_testkit::skipped("codes_on_wgpu_are_the_cpus", &why.to_string());
+            return Ok(());
+        }
+    };
+    for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
+        // A factor that is subnormal, too, and one of the other sign.
+        for factors in [[1.0, 0.37], [3.0e-39, -5.5]] {
+            let values = values(kv);
+            let [on_cpu, on_wgpu] = [&cpu, &wgpu].map(|ctx| appended(ctx, kv, &values, factors));
+            let parts = ["keys", "values", "scales of keys", "scales of values"];
+            for ((cpu, wgpu), what) in on_cpu?.iter().zip(&on_wgpu?).zip(parts) {
+                let differs = cpu.iter().zip(wgpu).position(|(cpu, wgpu)| cpu != wgpu);
+                assert_eq!(differs, None, "{what} in {kv}: {:?}", differs.map(|at| (cpu[at], wgpu[at])));
+            }
+        }
+    }
+    Ok(())
+}
