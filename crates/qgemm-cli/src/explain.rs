@@ -117,7 +117,9 @@ impl Args {
             }
             Op::Matmul => {
                 let shape = sizes.gemm()?;
-                ctx.explain_matmul(&Matmul::new([shape.m, shape.n, shape.k], self.x_dtype, self.x_dtype, self.x_dtype))?
+                let dtype = self.x_dtype;
+                let product = Matmul::new([shape.m, shape.n, shape.k], dtype, dtype, dtype);
+                ctx.explain_matmul(&product.operand_precision(self.x_precision))?
             }
             Op::Attention => {
                 let [sequences, queries, keys, heads, kv_heads, dim] = sizes.attention()?;

@@ -110,7 +110,7 @@ const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
-fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 7] {
+fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     let fma = match arch {
         70..=80 => 64.0,
         _ => 128.0,
@@ -142,6 +142,8 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 7] {
         (Math::TensorF16, tensor),
         // Half as many of twice as many bits, by `mma.sync`.
         (Math::TensorTf32, if run < Variant::Sm80 { 0.0 } else { 0.5 * tensor }),
+        // Three products for one.
+        (Math::TensorBf16x3, if run < Variant::Sm80 { 0.0 } else { tensor / 3.0 }),
         (Math::DotI8, 256.0),
         (Math::TensorFp8, fp8),
         (Math::TensorS8, bytes),

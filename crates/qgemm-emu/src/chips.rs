@@ -64,6 +64,7 @@ pub(crate) fn info(variant: Variant) -> DeviceInfo {
             (Math::FmaF32, rate(chip.fma)),
             (Math::TensorF16, rate(chip.tensor)),
             (Math::TensorTf32, if variant < Variant::Sm80 { 0.0 } else { rate(0.5 * chip.tensor) }),
+            (Math::TensorBf16x3, if variant < Variant::Sm80 { 0.0 } else { rate(chip.tensor / 3.0) }),
             (Math::DotI8, rate(4.0 * chip.fma)),
             (Math::TensorFp8, rate(2.0 * chip.tensor)),
             (Math::TensorBlockScaled, if variant == Variant::Sm120 { rate(8.0 * chip.tensor) } else { 0.0 }),

@@ -143,6 +143,8 @@ pub enum Math {
     TensorF16,
     /// TF32 matrix instructions with f32 accumulation.
     TensorTf32,
+    /// Three bf16 matrix instructions for one product of f32, with f32 accumulation.
+    TensorBf16x3,
     /// 8-bit integer dot products (`dp4a`, VNNI).
     DotI8,
     /// 8-bit integer matrix instructions with s32 accumulation.
@@ -160,6 +162,7 @@ impl Math {
             Math::FmaF32 => "fma",
             Math::TensorF16 => "tensor",
             Math::TensorTf32 => "tensor_tf32",
+            Math::TensorBf16x3 => "tensor_bf16x3",
             Math::DotI8 => "dot",
             Math::TensorS8 => "tensor_s8",
             Math::TensorFp8 => "tensor_fp8",

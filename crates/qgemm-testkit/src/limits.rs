@@ -39,6 +39,11 @@ pub const PATHS: &[PathLimit] = &[
         reason: "on factors rounded to TF32: products are exact, and sums cut below 24 bits",
     },
     PathLimit {
+        math: Math::TensorBf16x3,
+        nmse: 2e-9,
+        reason: "a product is off by at most 2^-15 of it, squared 1e-9; its sums of 16 are added in f32, as by FMA",
+    },
+    PathLimit {
         math: Math::TensorFp8,
         nmse: 1e-6,
         reason: "codes are exact; sums of 128 columns have 14 bits, and scales act on them in f32",

@@ -147,7 +147,8 @@ impl Matmul {
 
     /// How far factors in f32 may be rounded before they are multiplied ([`XPrecision::Exact`] when not given). A permission:
     /// [`XPrecision::Tf32`] lets matrix instructions multiply them, rounded to nearest in eleven bits, on CUDA from Ampere on where rows begin at
-    /// multiples of 16 bytes; anything else, and every other precision, multiplies them as they are.
+    /// multiples of 16 bytes; [`XPrecision::Bf16x3`] lets them multiply the sum of two bf16 numbers, each product within 2⁻¹⁵ of it, on CUDA
+    /// from Ampere on. Anything else, and every other precision, multiplies them as they are.
     pub fn operand_precision(mut self, allowed: XPrecision) -> Self {
         self.operand_precision = allowed;
         self

@@ -40,7 +40,8 @@ pub const HEADER: &str = "
 
 `Problem::x_precision` permits, and what rounds less is always permitted, too. Here is the coarsest format in which a device's
 kernels multiply X under each permission, for one token and, after a comma where it is another, for 64; the planner takes kernels
-that round less where these are faster. `auto` is the default. `tf32` and `bf16x3` have no kernels of their own yet.
+that round less where these are faster. `auto` is the default. `tf32` and `bf16x3` have kernels of their own in `matmul` alone
+([matmul.md](matmul.md)): from sm80 on, of two factors in f32, by `Matmul::operand_precision`.
 
 - `f32`, `f16`, `bf16`: as X is stored where that is the type; else each value is rounded to it, for f16 after each token was
   multiplied with a power of two.

@@ -1,7 +1,11 @@
-// D = A · B on matrix instructions, from Turing on: factors of 16 bits, stored by rows or by columns at any alignment. Tiles
-// pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
+// D = A · B on matrix instructions, from Turing on: factors of 16 bits, or f32 that is split into two bf16, stored by rows or by columns at
+// any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
 #include "epilogue/matmul_warp_store.cuh"
+#if QG_ELEMENT_BYTES == 4
+#include "mainloop/matmul_bf16x3.cuh"
+#else
 #include "mainloop/matmul_mma.cuh"
+#endif
 
 struct SharedStorage {
     union {
@@ -13,31 +17,55 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_STAGES == 2, "one stage is in flight while the other is multiplied");
 
+// Chunks on their way through a thread's registers, as they are stored.
 template <class Source>
 struct Chunks {
-    u32x4 chunk[Source::COUNT];
+    static constexpr u32 BYTES = Source::ELEMENT_BYTES, WORDS = CHUNK * BYTES / 4;
+
+    u32 word[Source::COUNT][WORDS];
 
     QG_DEVICE void load(Chunks& chunks, const Source& s, bool aligned) {
 #pragma unroll
         for (u32 i = 0; i < Source::COUNT; i++) {
             const u32 elements = Source::elements(s, i);
-            chunks.chunk[i] = u32x4{0, 0, 0, 0};
-            if (aligned && elements == CHUNK) {
-                chunks.chunk[i] = ld_global_v4(s.from[i]);
-            } else if (elements > 0) {
-                u32 words[4] = {};
+            u32(&word)[WORDS] = chunks.word[i];
 #pragma unroll
-                for (u32 e = 0; e < CHUNK; e++)
-                    if (e < elements) words[e / 2] |= ld_global_cached_u16(s.from[i] + e * 2) << (16 * (e % 2));
-                chunks.chunk[i] = u32x4{words[0], words[1], words[2], words[3]};
+            for (u32 w = 0; w < WORDS; w++) word[w] = 0;
+            if (aligned && elements == CHUNK) {
+#pragma unroll
+                for (u32 w = 0; w < WORDS; w += 4) {
+                    const u32x4 v = ld_global_v4(s.from[i] + w * 4);
+                    word[w] = v.x, word[w + 1] = v.y, word[w + 2] = v.z, word[w + 3] = v.w;
+                }
+            } else if (elements > 0) {
+#pragma unroll
+                for (u32 e = 0; e < CHUNK; e++) {
+                    if (e >= elements) continue;
+                    if constexpr (BYTES == 4)
+                        word[e] = ld_global_u32(s.from[i] + e * 4);
+                    else
+                        word[e / 2] |= ld_global_cached_u16(s.from[i] + e * 2) << (16 * (e % 2));
+                }
             }
         }
     }
 
     QG_DEVICE void store(const Chunks& chunks, u8* tile, u32 thread) {
 #pragma unroll
-        for (u32 i = 0; i < Source::COUNT; i++)
-            st_shared(reinterpret_cast<u32x4*>(tile + Source::to(i, thread)), chunks.chunk[i]);
+        for (u32 i = 0; i < Source::COUNT; i++) {
+            u8* to = tile + Source::to(i, thread);
+            const u32(&word)[WORDS] = chunks.word[i];
+#if QG_ELEMENT_BYTES == 4
+            u32 hi[4], lo[4];
+#pragma unroll
+            for (u32 pair = 0; pair < 4; pair++)
+                split_bf16x2(hi[pair], lo[pair], word[pair * 2], word[pair * 2 + 1]);
+            st_shared(reinterpret_cast<u32x4*>(to), u32x4{hi[0], hi[1], hi[2], hi[3]});
+            st_shared(reinterpret_cast<u32x4*>(to + Source::TILE_BYTES), u32x4{lo[0], lo[1], lo[2], lo[3]});
+#else
+            st_shared(reinterpret_cast<u32x4*>(to), u32x4{word[0], word[1], word[2], word[3]});
+#endif
+        }
     }
 };
 

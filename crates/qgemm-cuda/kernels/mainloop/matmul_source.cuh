@@ -1,12 +1,12 @@
-// What threads copy of the factors of `matmul`, 16 bytes at a time: tiles are types with ELEMENT_BYTES, CHUNKS, the place of each chunk, and
-// the byte at which it lies in shared memory. TileA and TileB are those of the main loop that includes this.
+// What threads copy of the factors of `matmul`, a chunk at a time: tiles are types with CHUNK elements a chunk, CHUNKS, the place of each
+// chunk, and the byte at which it lies in shared memory. In device memory an element has as many bytes as the factor is stored in. TileA and TileB are those of the main loop that includes this.
 #pragma once
 #include "sched/matmul_tile.cuh"
 
 // What a thread copies of every tile of a factor: chunks whose place in the tile is always the same.
-template <class Tile, bool ALONG_K>
+template <class Tile, bool ALONG_K, u32 STORED_BYTES>
 struct ChunkSource {
-    static constexpr u32 ELEMENT_BYTES = Tile::ELEMENT_BYTES, CHUNK = 16 / ELEMENT_BYTES;
+    static constexpr u32 ELEMENT_BYTES = STORED_BYTES, CHUNK = Tile::CHUNK, TILE_BYTES = Tile::BYTES;
     static constexpr u32 COUNT = Tile::CHUNKS / QG_THREADS;
     static_assert(COUNT * QG_THREADS == Tile::CHUNKS, "threads copy the same number of chunks");
 
@@ -57,8 +57,8 @@ struct ChunkSource {
     }
 };
 
-using SourceA = ChunkSource<TileA, QG_A_ALONG_K>;
-using SourceB = ChunkSource<TileB, QG_B_ALONG_K>;
+using SourceA = ChunkSource<TileA, QG_A_ALONG_K, QG_A_BYTES>;
+using SourceB = ChunkSource<TileB, QG_B_ALONG_K, QG_B_BYTES>;
 
 QG_DEVICE SourceA source_a(const MatmulParams& p, const MatmulTile& t, u32 thread) {
     const u8* matrix = reinterpret_cast<const u8*>(p.at.a) + (t.product * p.at.a_batch + t.k_first * p.at.a_col) * SourceA::ELEMENT_BYTES;
@@ -66,7 +66,7 @@ QG_DEVICE SourceA source_a(const MatmulParams& p, const MatmulTile& t, u32 threa
                        thread);
 }
 QG_DEVICE SourceB source_b(const MatmulParams& p, const MatmulTile& t, u32 thread) {
-    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + (t.product * p.at.b_batch + t.k_first * p.at.b_row) * SourceA::ELEMENT_BYTES;
+    const u8* matrix = reinterpret_cast<const u8*>(p.at.b) + (t.product * p.at.b_batch + t.k_first * p.at.b_row) * SourceB::ELEMENT_BYTES;
     return SourceB::of(matrix, QG_B_ALONG_K ? p.at.b_col : p.at.b_row, t.column, p.shape.n, t.begin * QG_TILE_K,
                        t.k_len, thread);
 }

@@ -13,7 +13,7 @@ constexpr u32 K_STEPS = QG_TILE_K / 8;
 // lie in different banks.
 template <u32 TILE, bool ALONG_K>
 struct F32Tile {
-    static constexpr u32 ELEMENT_BYTES = 4, CHUNK = 4;
+    static constexpr u32 CHUNK = 4;
     static constexpr u32 PITCH = ALONG_K ? QG_TILE_K + 4 : TILE + 8;
     static constexpr u32 BYTES = TILE * (QG_TILE_K + 4) * 4;
     static constexpr u32 CHUNKS = TILE * QG_TILE_K / CHUNK;

@@ -20,6 +20,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_gradients", "dW += dY^T X over many tokens, and dX", gradients),
     group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
     group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
+    group("matmul_bf16x3", "factors in f32 that may be split into two bf16 each", bf16x3),
 ];
 
 /// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
@@ -209,20 +210,43 @@ fn special() -> Vec<MatmulCase> {
     cases
 }
 
-/// Factors in f32 that may be rounded to TF32, in every layout, aligned and not, with parts of K, and what is not finite.
+/// Factors in f32 that may be rounded to TF32.
 fn tf32() -> Vec<MatmulCase> {
-    let tf32 = |case: MatmulCase| MatmulCase { operand_precision: XPrecision::Tf32, ..case };
+    rounded(XPrecision::Tf32)
+}
+
+/// Factors in f32 that may be split into two bf16 each: also what begins anywhere, and what rounding would make infinite.
+fn bf16x3() -> Vec<MatmulCase> {
+    let mut cases = rounded(XPrecision::Bf16x3);
+    for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
+        let strides = MatmulStrides { offset: 1 + i % 3, gaps: [i, 3 - i, i % 2], ..MatmulStrides::default() };
+        let case = MatmulCase { layout, strides, seed: i as u64, ..MatmulCase::new([150, 130, 90 + i]) };
+        cases.push(MatmulCase { operand_precision: XPrecision::Bf16x3, ..case });
+    }
+    // Sums of one sign, to which every error adds.
+    let values = [ActivationKind::PositiveMean, ActivationKind::AllEqual];
+    cases.extend(values.map(|values| MatmulCase {
+        values: [values; 2],
+        operand_precision: XPrecision::Bf16x3,
+        ..MatmulCase::new([40, 70, 3000])
+    }));
+    cases
+}
+
+/// Factors in f32 that may be rounded, in every layout, aligned and not, with parts of K, and what is not finite.
+fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
+    let allowed = |case: MatmulCase| MatmulCase { operand_precision, ..case };
     let mut cases: Vec<MatmulCase> = Vec::new();
     for (i, layout) in MatmulLayout::ALL.into_iter().enumerate() {
         for shape in [[40, 36, 64], [132, 200, 300], [16, 24, 5000], [33, 65, 17], [256, 128, 48]] {
             let values = [ActivationKind::Normal, ActivationKind::SmallIntegers][(cases.len() + i) % 2];
             let seed = cases.len() as u64;
-            cases.push(tf32(MatmulCase { layout, values: [values; 2], seed, ..MatmulCase::new(shape) }));
+            cases.push(allowed(MatmulCase { layout, values: [values; 2], seed, ..MatmulCase::new(shape) }));
         }
     }
-    cases.push(tf32(MatmulCase { accumulate: Some(1.0), seed: 2, ..MatmulCase::new([72, 40, 700]) }.k_grouped(5)));
+    cases.push(allowed(MatmulCase { accumulate: Some(1.0), seed: 2, ..MatmulCase::new([72, 40, 700]) }.k_grouped(5)));
     for values in [ActivationKind::NotFinite, ActivationKind::MixedMagnitudes] {
-        cases.push(tf32(MatmulCase { values: [values, ActivationKind::Normal], ..MatmulCase::new([40, 32, 64]) }));
+        cases.push(allowed(MatmulCase { values: [values, ActivationKind::Normal], ..MatmulCase::new([40, 32, 64]) }));
     }
     cases
 }

@@ -30,7 +30,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let values = pick(rng, &[ActivationKind::Normal, ActivationKind::SmallIntegers, ActivationKind::PositiveMean]);
     let case = MatmulCase {
         k_grouped: false,
-        operand_precision: if seed % 3 == 1 { XPrecision::Tf32 } else { XPrecision::Exact },
+        operand_precision: [XPrecision::Exact, XPrecision::Tf32, XPrecision::Bf16x3][(seed % 3) as usize],
         shape,
         batch,
         layout: pick(rng, &MatmulLayout::ALL),

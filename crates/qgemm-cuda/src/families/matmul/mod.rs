@@ -19,7 +19,9 @@ use qgemm_hal::{
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
-use templates::{SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, has_instructions, of_instructions};
+use templates::{
+    BF16X3, BF16X3_SMALL, SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, has_instructions, of_instructions,
+};
 use tma::MappedMatmul;
 
 use crate::source;
@@ -63,7 +65,9 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
     match template.math {
         Math::FmaF32 => constants.extend([("QG_A_DTYPE", dtype_code(spec.a)), ("QG_B_DTYPE", dtype_code(spec.b))]),
         _ => constants.extend([
-            ("QG_DTYPE", dtype_code(spec.a)),
+            ("QG_DTYPE", dtype_code(template.multiplied(spec.a))),
+            ("QG_A_BYTES", spec.a.bytes() as u32),
+            ("QG_B_BYTES", spec.b.bytes() as u32),
             ("QG_A_ALONG_K", spec.layout.a_by_rows().into()),
             ("QG_B_ALONG_K", (!spec.layout.b_by_rows()).into()),
             ("QG_STAGES", template.stages),
@@ -95,7 +99,7 @@ fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
-    for template in [TF32, TF32_SMALL].into_iter().filter(|_| variant >= Variant::Sm80) {
+    for template in [TF32, TF32_SMALL, BF16X3, BF16X3_SMALL].into_iter().filter(|_| variant >= Variant::Sm80) {
         let of = |layout| (template.on(variant), spec_of(&template, DType::F32, DType::F32, layout));
         all.extend(MatmulLayout::ALL.map(of));
     }
@@ -269,10 +273,14 @@ impl Family<CheckedMatmul> for Matmul {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         let (a, b) = (op.a.dtype, op.b.dtype);
         let aligned = op.a.aligned16 && op.b.aligned16;
-        let of_tf32 = a == DType::F32 && b == a && aligned && op.operand_precision == XPrecision::Tf32;
+        let of_f32: &[Template] = match op.operand_precision {
+            XPrecision::Tf32 if aligned => &[TF32, TF32_SMALL],
+            XPrecision::Bf16x3 => &[BF16X3, BF16X3_SMALL],
+            _ => &[],
+        };
         let of_instructions = match a == b && has_instructions(a, variant) {
             true => of_instructions(variant, aligned),
-            false if of_tf32 && variant >= Variant::Sm80 => &[TF32, TF32_SMALL],
+            false if a == DType::F32 && b == a && variant >= Variant::Sm80 => of_f32,
             false => &[],
         };
         let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };

@@ -95,6 +95,12 @@ const TWO_STAGE: Template = Template {
 const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
+/// Factors in f32, as two bf16 each.
+pub(super) const BF16X3: Template =
+    Template { main_loop: "sm80_two_stage_bf16x3", math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
+pub(super) const BF16X3_SMALL: Template =
+    Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 3, efficiency: 400, ..BF16X3 };
+
 impl Template {
     /// As chips of `variant` have room for: two CTAs of three stages fit those with 100 KiB.
     pub fn on(self, variant: Variant) -> Self {
@@ -103,7 +109,7 @@ impl Template {
             // Transposes take more registers there than two CTAs leave.
             Variant::Sm120 if self == TF32 => Self { ctas: 1, ..self },
             // Instructions older than `wgmma`: 302 of 989 TFLOP/s, measured on an H200.
-            Variant::Sm90 if !self.stays() && self.math == Math::TensorF16 => {
+            Variant::Sm90 if !self.stays() && matches!(self.math, Math::TensorF16 | Math::TensorBf16x3) => {
                 Self { efficiency: self.efficiency / 2, ..self }
             }
             _ => self,
@@ -117,6 +123,11 @@ impl Template {
             MatmulLayout::Any | MatmulLayout::Tn => self.m * self.n < 128 * 128 || self.stays(),
             _ => false,
         }
+    }
+
+    /// The type in which matrix instructions of 16 bits multiply factors stored in `dtype`.
+    pub fn multiplied(&self, dtype: DType) -> DType {
+        if self.math == Math::TensorBf16x3 { DType::BF16 } else { dtype }
     }
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
@@ -141,6 +152,8 @@ impl Template {
                 let stages = match self.math {
                     // Rows are padded by four words.
                     Math::TensorTf32 => self.stages * (self.m + self.n) * (self.k + 4) * 4,
+                    // Two halves of 16 bits.
+                    Math::TensorBf16x3 => self.stages * (self.m + self.n) * self.k * 4,
                     _ => self.stages * (self.m + self.n) * self.k * 2,
                 };
                 let staging = self.threads / 32 * 16 * (self.n / self.warps[1] + RUN) * 4;

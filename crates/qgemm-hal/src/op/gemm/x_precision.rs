@@ -32,7 +32,8 @@ pub enum XPrecision {
     BF16,
     /// f32 to TF32, to nearest: eleven bits in the range of f32. `matmul` does so on CUDA from Ampere on; else f32 is multiplied as it is.
     Tf32,
-    /// f32 to the sum of three bf16 numbers, which keeps its 24 bits. No kernel does so yet: f32 is multiplied as it is.
+    /// f32 to the sum of two bf16 numbers, each rounded to nearest, whose products are added but for the smallest: three multiplications for
+    /// one, 16 bits. `matmul` does so on CUDA from Ampere on; else f32 is multiplied as it is.
     Bf16x3,
     /// To integers of eight bits, with a factor for every
     /// [`activation_block`](qgemm_formats::FormatDesc::activation_block) columns, on CUDA for every 32, where weights are such

@@ -1,0 +1,67 @@
+// Products of `matmul` in f32 by three of bf16: x = hi + lo, each rounded to nearest, and a · b = hi · hi + hi · lo + lo · hi. Values are
+// split once, on the way to shared memory, where both halves have a tile, so that `ldmatrix` loads them whichever way they lie.
+#pragma once
+#include "atoms/mma.cuh"
+#include "atoms/numeric.cuh"
+#include "mainloop/matmul_tiles.cuh"
+
+static_assert(QG_VARIANT >= 80, "bf16 has instructions from Ampere on");
+
+struct MmaStage {
+    // The tiles of hi, then those of lo.
+    alignas(128) u8 a[2 * TileA::BYTES];
+    alignas(128) u8 b[2 * TileB::BYTES];
+};
+
+// Whether x is more than bf16's largest number, be it infinite. Then `hi` is 1 and `lo` all of x: an infinite `hi` would make NaN of the
+// products with what rounding left of the other factor.
+QG_DEVICE bool is_beyond_bf16(float x) {
+    return bits_to_f32(f32_to_bits(x) & 0x7fffffffu) > bits_to_f32(0x7f7f0000u);
+}
+QG_DEVICE float high_part(float x) {
+    return is_beyond_bf16(x) ? bits_to_f32((f32_to_bits(x) & 0x80000000u) | 0x3f800000u) : x;
+}
+// What rounding to `hi` leaves. The largest numbers become bf16's largest.
+QG_DEVICE float low_part(float x, u32 hi_bits) {
+    return is_beyond_bf16(x) ? bits_to_f32(f32_to_bits(x) & 0xffff0000u) : x - bits_to_f32(hi_bits);
+}
+
+// Two values as pairs of bf16.
+QG_DEVICE void split_bf16x2(u32& hi, u32& lo, u32 first, u32 second) {
+    const float x = bits_to_f32(first), y = bits_to_f32(second);
+    hi = f32_to_bf16x2(high_part(x), high_part(y));
+    lo = f32_to_bf16x2(low_part(x, hi << 16), low_part(y, hi & 0xffff0000u));
+}
+
+// Adds the products of a stage. Those of 16 values along K are added up by the instructions, the small ones first, and their sums by f32
+// additions, which round to nearest where instructions cut.
+QG_DEVICE void multiply_stage(Accumulators& acc, const MmaStage& stage, u32 warp, u32 lane) {
+    const u32 row = warp / QG_WARPS_N * WARP_M, column = warp % QG_WARPS_N * WARP_N;
+    // Unrolled, the fragments of the next step would take registers that threads do not have.
+#pragma unroll 1
+    for (u32 step = 0; step < K_STEPS; step++) {
+        u32 b_hi[N_TILES / 2][4], b_lo[N_TILES / 2][4];
+#pragma unroll
+        for (u32 j = 0; j < N_TILES / 2; j++) {
+            load_b(b_hi[j], stage.b, column + j * 16, step * 16, lane);
+            load_b(b_lo[j], stage.b + TileB::BYTES, column + j * 16, step * 16, lane);
+        }
+#pragma unroll
+        for (u32 i = 0; i < M_TILES; i++) {
+            u32 a_hi[4], a_lo[4];
+            load_a(a_hi, stage.a, row + i * 16, step * 16, lane);
+            load_a(a_lo, stage.a + TileA::BYTES, row + i * 16, step * 16, lane);
+#pragma unroll
+            for (u32 j = 0; j < N_TILES; j++) {
+                const u32 hi[2] = {b_hi[j / 2][j % 2 * 2], b_hi[j / 2][j % 2 * 2 + 1]};
+                const u32 lo[2] = {b_lo[j / 2][j % 2 * 2], b_lo[j / 2][j % 2 * 2 + 1]};
+                float sum[4] = {};
+                mma_m16n8k16_bf16(sum, a_lo, hi);
+                mma_m16n8k16_bf16(sum, a_hi, lo);
+                mma_m16n8k16_bf16(sum, a_hi, hi);
+#pragma unroll
+                for (u32 d = 0; d < 4; d++) acc.value[i][j][d] += sum[d];
+            }
+        }
+    }
+}
