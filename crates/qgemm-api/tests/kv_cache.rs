@@ -1,4 +1,4 @@
-//! Caches in codes: that wgpu writes the CPU's bits.
+//! Caches in codes: that every device writes the CPU's bits.
 
 use qgemm_api::{Context, DType, Error, Keys, KvAppend, KvAppendArgs, KvFormat, Queries};
 
@@ -63,24 +63,31 @@ fn appended(ctx: &Context, kv: KvFormat, values: &[f32], factors: [f32; HEADS]) 
 }
 
 #[test]
-fn codes_on_wgpu_are_the_cpus() -> Result<(), Error> {
+fn codes_are_the_same_on_every_device() -> Result<(), Error> {
     let cpu = Context::open("cpu")?;
-    let wgpu = match Context::open("wgpu:0") {
-        Ok(ctx) => ctx,
-        Err(why) => {
-            qgemm_testkit::skipped("codes_on_wgpu_are_the_cpus", &why.to_string());
-            return Ok(());
-        }
-    };
-    for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
-        // A factor that is subnormal, too, and one of the other sign.
-        for factors in [[1.0, 0.37], [3.0e-39, -5.5]] {
-            let values = values(kv);
-            let [on_cpu, on_wgpu] = [&cpu, &wgpu].map(|ctx| appended(ctx, kv, &values, factors));
-            let parts = ["keys", "values", "scales of keys", "scales of values"];
-            for ((cpu, wgpu), what) in on_cpu?.iter().zip(&on_wgpu?).zip(parts) {
-                let differs = cpu.iter().zip(wgpu).position(|(cpu, wgpu)| cpu != wgpu);
-                assert_eq!(differs, None, "{what} in {kv}: {:?}", differs.map(|at| (cpu[at], wgpu[at])));
+    for device in ["wgpu:0", "cuda:0", "emu:sm75", "emu:sm90"] {
+        let ctx = match Context::open(device) {
+            Ok(ctx) => ctx,
+            Err(why) => {
+                qgemm_testkit::skipped(&format!("codes_are_the_same_on_every_device on {device}"), &why.to_string());
+                continue;
+            }
+        };
+        for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
+            // Factors of either sign, and of any magnitude.
+            for factors in [[1.0, 0.37], [3.0e-30, -5.5]] {
+                let values = values(kv);
+                let [on_cpu, here] = [&cpu, &ctx].map(|ctx| appended(ctx, kv, &values, factors));
+                let parts = ["keys", "values", "scales of keys", "scales of values"];
+                for ((cpu, here), what) in on_cpu?.iter().zip(&here?).zip(parts) {
+                    let differs = cpu.iter().zip(here).position(|(cpu, here)| cpu != here);
+                    assert_eq!(
+                        differs,
+                        None,
+                        "{what} in {kv} on {device}: {:?}",
+                        differs.map(|at| (cpu[at], here[at]))
+                    );
+                }
             }
         }
     }

@@ -1,4 +1,4 @@
-// Q8_0 and Q4_0: the four invocations that have a block find its scale together.
+// Q8_0 and Q4_0: the four invocations that have a block find its scale together. Each step is rounded for itself, as on the CPU.
 
 @group(0) @binding(8) var<storage, read_write> scales: array<atomic<u32>>;
 
@@ -16,14 +16,14 @@ fn store_scale(block: u32, scale: f32) {
     atomicOr(&scales[index / 2u], f32_to_f16(scale) << shift);
 }
 
-fn signed_bytes(x: vec4<f32>, inverse: f32) -> u32 {
-    let codes = bitcast<vec4<u32>>(vec4<i32>(round(x * inverse))) & vec4<u32>(0xffu);
+fn signed_bytes(x: vec4<f32>, factor: f32) -> u32 {
+    let codes = bitcast<vec4<u32>>(vec4<i32>(round(x * factor))) & vec4<u32>(0xffu);
     return codes.x | (codes.y << 8u) | (codes.z << 16u) | (codes.w << 24u);
 }
 
-fn nibbles(x: vec4<f32>, inverse: f32) -> u32 {
+fn nibbles(x: vec4<f32>, factor: f32) -> u32 {
     // A bit that no count of tokens has, or adapters might round the sum alone.
-    let products = bitcast<vec4<f32>>(bitcast<vec4<u32>>(x * inverse) | vec4<u32>(p.tokens & 0x80000000u));
+    let products = bitcast<vec4<f32>>(bitcast<vec4<u32>>(x * factor) | vec4<u32>(p.tokens & 0x80000000u));
     let codes = min(vec4<u32>(products + 8.5), vec4<u32>(15u));
     return codes.x | (codes.y << 4u) | (codes.z << 8u) | (codes.w << 12u);
 }
@@ -45,22 +45,20 @@ fn encoded(x: Eight, head: u32, at: u32, is_there: bool, thread: u32) -> vec2<u3
     }
     let magnitude = max(high, -low);
     let is_zero = magnitude < LEAST;
-    let bits = bitcast<u32>(select(magnitude, 1.0, is_zero));
+    // Scales of numbers beyond 2^126 are infinite.
+    let inverse = bitcast<f32>(reciprocal(bitcast<u32>(select(min(magnitude, 0x1p126f), 1.0, is_zero))));
     var scale: f32;
     var codes: vec2<u32>;
     if (KV_DTYPE == KV_Q8_0) {
-        let largest_code = 0x42fe0000u;  // 127
-        scale = bitcast<f32>(quotient(bits, largest_code));
-        let inverse = select(bitcast<f32>(quotient(largest_code, bits)), 0.0, is_zero);
-        codes = vec2<u32>(signed_bytes(x.lo, inverse), signed_bytes(x.hi, inverse));
+        scale = magnitude * bitcast<f32>(0x3c010204u);  // 1 / 127
+        let factor = select(127.0 * inverse, 0.0, is_zero);
+        codes = vec2<u32>(signed_bytes(x.lo, factor), signed_bytes(x.hi, factor));
     } else {
         // The number of the largest magnitude becomes -8.
-        let largest_code = 0x41000000u;  // 8
         let furthest = select(low, high, high > -low);
         scale = furthest * -0.125;
-        let inverse = bitcast<f32>(quotient(largest_code, bits));
-        let signed_inverse = select(select(inverse, -inverse, furthest > 0.0), 0.0, is_zero);
-        codes = vec2<u32>(nibbles(x.lo, signed_inverse) | (nibbles(x.hi, signed_inverse) << 16u), 0u);
+        let factor = select(select(8.0, -8.0, furthest > 0.0) * inverse, 0.0, is_zero);
+        codes = vec2<u32>(nibbles(x.lo, factor) | (nibbles(x.hi, factor) << 16u), 0u);
     }
     if (is_there && at % KV_BLOCK == 0u) {
         store_scale(at / KV_BLOCK, select(scale, 0.0, is_zero));

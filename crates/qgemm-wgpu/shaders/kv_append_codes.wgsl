@@ -1,5 +1,5 @@
-// Heads in codes, to the bit those of the CPU: quotients are written out, for adapters may compute them in more ways than one. An invocation
-// has eight features of a head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl` before this file says what their codes are.
+// Heads in codes: an invocation has eight features of a head of a token. `kv_append_factor.wgsl` or `kv_append_blocks.wgsl` before this file
+// says what their codes are, to the bit those of the CPU.
 
 const EIGHTS: u32 = COLUMNS / 8u;
 

@@ -85,28 +85,6 @@ fn divided(bits: u32, odd: u32, left: u32, down: u32) -> u32 {
     return (u32(exponent) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
 }
 
-// 1 / f, rounded to nearest, of the bits of a positive number whose inverse is normal.
-fn reciprocal(bits: u32) -> u32 {
-    let mantissa = (bits & 0x7fffffu) | 0x800000u;
-    if (mantissa == 0x800000u) {
-        return (254u - (bits >> 23u)) << 23u;
-    }
-    // 2^47 / mantissa, of which an adapter's quotient may be off by a little; 2^47 is 0 modulo 2^32, and the rest is small.
-    var quotient = u32((1.0 / f32(mantissa)) * 0x1p47f);
-    var rest = bitcast<i32>(0u - quotient * mantissa);
-    for (var i = 0; i < 8; i++) {
-        if (rest < 0) {
-            quotient -= 1u;
-            rest += i32(mantissa);
-        } else if (rest >= i32(mantissa)) {
-            quotient += 1u;
-            rest -= i32(mantissa);
-        }
-    }
-    let up = 2u * u32(rest) > mantissa;
-    return ((253u - (bits >> 23u)) << 23u) + (quotient - 0x800000u) + select(0u, 1u, up);
-}
-
 // |x| times the positive number with these bits. Subnormal numbers are their mantissa times 2^-149; where that times the factor is
 // none that codes tell from 0, it may vanish on the way.
 fn times(x: vec4<f32>, bits: u32) -> vec4<f32> {

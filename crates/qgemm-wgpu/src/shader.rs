@@ -74,7 +74,6 @@ const KV_APPEND_PLAIN: &str = include_str!("../shaders/kv_append_plain.wgsl");
 const KV_APPEND_CODES: &str = include_str!("../shaders/kv_append_codes.wgsl");
 const KV_APPEND_FACTOR: &str = include_str!("../shaders/kv_append_factor.wgsl");
 const KV_APPEND_BLOCKS: &str = include_str!("../shaders/kv_append_blocks.wgsl");
-const QUOTIENT: &str = include_str!("../shaders/quotient.wgsl");
 const INDEXER_PARAMS: &str = include_str!("../shaders/indexer_params.wgsl");
 const INDEXER_SCORE: &str = include_str!("../shaders/indexer_score.wgsl");
 const INDEXER_CHOOSE: &str = include_str!("../shaders/indexer_choose.wgsl");
@@ -133,8 +132,8 @@ pub(crate) const DEQUANTIZE_TEXTS: [&str; 3] = [ABI, NUMBERS, DEQUANTIZE];
 pub(crate) const ATTENTION_TEXTS: [&str; 5] = [NUMBERS, KV_CODES, ATTENTION_PLAIN, ATTENTION_CODES, ATTENTION];
 
 /// All texts of appending to caches.
-pub(crate) const KV_APPEND_TEXTS: [&str; 8] =
-    [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, QUOTIENT, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
+pub(crate) const KV_APPEND_TEXTS: [&str; 7] =
+    [NUMBERS, KV_APPEND, KV_APPEND_PLAIN, KV_CODES, KV_APPEND_FACTOR, KV_APPEND_BLOCKS, KV_APPEND_CODES];
 
 /// All texts of indexers.
 pub(crate) const INDEXER_TEXTS: [&str; 4] = [NUMBERS, INDEXER_PARAMS, INDEXER_SCORE, INDEXER_CHOOSE];
@@ -378,7 +377,7 @@ pub(crate) fn compose_kv_append(
         KvNumbers::Factors => KV_APPEND_FACTOR,
         KvNumbers::Blocks => KV_APPEND_BLOCKS,
     };
-    compose_chosen(words, choices, &[KV_APPEND, KV_CODES, QUOTIENT, encoding, KV_APPEND_CODES])
+    compose_chosen(words, choices, &[KV_APPEND, KV_CODES, encoding, KV_APPEND_CODES])
 }
 
 /// The shader that scores keys or, if it `chooses`, finds the best of them, with these constants.

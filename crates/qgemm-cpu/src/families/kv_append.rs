@@ -404,14 +404,15 @@ impl Cache<'_> {
             // SAFETY: as promised; the scale of element `i` is scale `i / KV_BLOCK`, and heads are whole blocks.
             unsafe { scales.store(DType::F16, element / KV_BLOCK, of_blocks) };
         } else {
-            codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value / factor));
+            let inverse = 1.0 / factor;
+            codes.iter_mut().zip(values).for_each(|(code, value)| *code = f32_to_e4m3(value * inverse));
         }
         // SAFETY: as promised.
         unsafe { self.numbers.store_bytes(self.format.bytes_of(element), codes) };
     }
 }
 
-/// Makes the codes of a block, and returns what they are multiplied with.
+/// Makes the codes of a block, and returns what they are multiplied with. Each step is one operation of f32: every backend has these bits.
 fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
     let (high, low) = values.iter().fold((0f32, 0f32), |(high, low), value| (high.max(*value), low.min(*value)));
     let magnitude = high.max(-low);
@@ -422,16 +423,17 @@ fn quantize_block(format: KvFormat, values: &[f32], codes: &mut [u8]) -> f32 {
     if format == KvFormat::Q4_0 {
         // The number of the largest magnitude becomes -8.
         let furthest = if high > -low { high } else { low };
-        let code = |value: f32| ((value * (-8.0 / furthest) + 8.5) as u8).min(15);
+        let inverse = -8.0 * (1.0 / furthest);
+        let code = |value: f32| ((value * inverse + 8.5) as u8).min(15);
         let pairs = values.as_chunks().0.iter();
         codes.iter_mut().zip(pairs).for_each(|(byte, &[first, second])| *byte = code(first) | code(second) << 4);
         return furthest * -0.125;
     }
-    let inverse = 127.0 / magnitude;
+    let inverse = 127.0 * (1.0 / magnitude);
     codes.iter_mut().zip(values).for_each(|(byte, value)| {
         *byte = ((value * inverse).round_ties_even() as i8).cast_unsigned();
     });
-    magnitude / 127.0
+    magnitude * (1.0 / 127.0)
 }
 
 #[cfg(test)]

@@ -184,13 +184,13 @@ struct BlockScale {
     }
 };
 
-// Stores the codes of eight numbers of a block.
+// Stores the codes of eight numbers of a block. Each step is rounded for itself, as on the CPU and in WGSL.
 QG_DEVICE void store_codes(u8* to, bool aligned, const float (&x)[8], float inverse) {
     if constexpr (QG_KV == KV_Q8_0) {
         // Beside 1.5 * 2^23 neighbours are 1 apart, so that sums are rounded to integers, which their low bytes hold.
         u32 words[2] = {0, 0};
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) words[i / 4] |= (f32_to_bits(x[i] * inverse + 12582912.0f) & 0xffu) << (i % 4 * 8);
+        for (u32 i = 0; i < 8; i++) words[i / 4] |= (f32_to_bits(mul_rn_f32(x[i], inverse) + 12582912.0f) & 0xffu) << (i % 4 * 8);
         if (aligned) {
             st_global_v2(to, {words[0], words[1]});
             return;
@@ -200,7 +200,7 @@ QG_DEVICE void store_codes(u8* to, bool aligned, const float (&x)[8], float inve
     } else {
         u32 word = 0;
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) word |= least((u32)(x[i] * inverse + 8.5f), 15u) << (i * 4);
+        for (u32 i = 0; i < 8; i++) word |= least((u32)(mul_rn_f32(x[i], inverse) + 8.5f), 15u) << (i * 4);
         if (aligned) {
             st_global_u32(to, word);
             return;
@@ -255,7 +255,7 @@ QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const Ke
         const u64 factors = head.is_value ? p.at.v_factors : p.at.k_factors;
         const float inverse = rcp_rn_f32(bits_to_f32(index_at(factors, head.index)));
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) x[i] *= inverse;
+        for (u32 i = 0; i < 8; i++) x[i] = mul_rn_f32(x[i], inverse);
     }
     if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
 }
