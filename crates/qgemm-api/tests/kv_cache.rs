@@ -1,6 +1,8 @@
-//! Caches in codes: that every device writes the CPU's bits.
+//! Caches in codes: that every device writes the same bits, and that operands may share a buffer.
 
-use qgemm_api::{Context, DType, Error, Keys, KvAppend, KvAppendArgs, KvFormat, Queries};
+use qgemm_api::{
+    Attention, AttentionArgs, Buffer, Context, DType, Error, Keys, KvAppend, KvAppendArgs, KvFormat, Queries,
+};
 
 const TOKENS: usize = 64;
 const HEADS: usize = 2;
@@ -89,6 +91,76 @@ fn codes_are_the_same_on_every_device() -> Result<(), Error> {
                     );
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Results and log-sum-exps of an attention over what was appended before, with every operand where `memory` says.
+fn attended(
+    ctx: &Context,
+    kv: KvFormat,
+    mut memory: impl FnMut(usize) -> Result<Buffer, Error>,
+) -> Result<[Vec<u8>; 2], Error> {
+    let values: Vec<f32> = (0..TOKENS * HEADS * DIM).map(|i| ((i * 37) % 101) as f32 * 0.02 - 1.0).collect();
+    let (len, bytes) = (values.len(), values.len() * 4);
+    let (queries, keys) = (Queries::each(1, TOKENS), Keys::each(TOKENS));
+    let stream = ctx.default_stream();
+    let (mut q, mut d, mut lse) = (memory(bytes)?, memory(bytes)?, memory(TOKENS * HEADS * 4)?);
+    let mut factors = memory(HEADS * 4)?;
+    ctx.upload_into(&values, &mut q)?;
+    ctx.upload_into(&[0.01f32, 0.02], &mut factors)?;
+    let (mut k, mut v) = (memory(kv.bytes_of(len))?, memory(kv.bytes_of(len))?);
+    let blocks = kv.scale_bytes_of(len).max(4);
+    let (mut k_scales, mut v_scales) = (memory(blocks)?, memory(blocks)?);
+
+    let append = KvAppend::new(DType::F32, 0, HEADS, DIM, queries, keys).kv_format(kv);
+    let mut args = KvAppendArgs::new(&q, &q, &mut k, &mut v);
+    if kv.has_factors() {
+        (args.k_factors, args.v_factors) = (Some((&factors).into()), Some((&factors).into()));
+    } else {
+        (args.k_scales, args.v_scales) = (Some((&mut k_scales).into()), Some((&mut v_scales).into()));
+    }
+    ctx.plan_kv_append(&append)?.run(&stream, args)?;
+
+    let attention = Attention::new(DType::F32, HEADS, HEADS, DIM, queries, keys).kv_format(kv).causal().log_sum_exp();
+    let plan = ctx.plan_attention(&attention)?;
+    let mut workspace = ctx.workspace(plan.workspace_bytes())?;
+    let mut args = AttentionArgs::new(&q, &k, &v, &mut d);
+    if kv.has_factors() {
+        (args.k_factors, args.v_factors) = (Some((&factors).into()), Some((&factors).into()));
+    } else {
+        (args.k_scales, args.v_scales) = (Some((&k_scales).into()), Some((&v_scales).into()));
+    }
+    args.lse = Some((&mut lse).into());
+    args.workspace = Some(&mut workspace);
+    plan.run(&stream, args)?;
+    let read = |buffer: &Buffer, bytes: usize| Ok::<_, Error>(ctx.download::<u8>(buffer)?[..bytes].to_vec());
+    Ok([read(&d, bytes)?, read(&lse, TOKENS * HEADS * 4)?])
+}
+
+#[test]
+fn caches_and_all_else_may_lie_in_one_arena() -> Result<(), Error> {
+    for device in ["cpu", "wgpu:0", "cuda:0"] {
+        let ctx = match Context::open(device) {
+            Ok(ctx) => ctx,
+            Err(why) => {
+                qgemm_testkit::skipped(
+                    &format!("caches_and_all_else_may_lie_in_one_arena on {device}"),
+                    &why.to_string(),
+                );
+                continue;
+            }
+        };
+        for kv in KvFormat::ALL.into_iter().filter(|kv| !kv.is_plain()) {
+            let apart = attended(&ctx, kv, |bytes| ctx.allocate(bytes))?;
+            let mut rest = ctx.allocate(1 << 20)?;
+            let in_arena = attended(&ctx, kv, |bytes| {
+                let behind = rest.split_off(bytes.next_multiple_of(256))?;
+                Ok(std::mem::replace(&mut rest, behind))
+            })?;
+            assert!(apart == in_arena, "{kv} on {device}");
+            assert!(apart[0].iter().any(|&byte| byte != 0));
         }
     }
     Ok(())
