@@ -165,3 +165,26 @@ fn caches_and_all_else_may_lie_in_one_arena() -> Result<(), Error> {
     }
     Ok(())
 }
+
+#[test]
+fn caches_that_shaders_cannot_count_are_refused_with_a_reason() {
+    let ctx = match Context::open("wgpu:0") {
+        Ok(ctx) => ctx,
+        Err(why) => {
+            return qgemm_testkit::skipped(
+                "caches_that_shaders_cannot_count_are_refused_with_a_reason",
+                &why.to_string(),
+            );
+        }
+    };
+    let (queries, keys) = (Queries::each(1, 1), Keys::paged(1 << 20, 64, 8));
+    let append = KvAppend::new(DType::F16, 0, HEADS, DIM, queries, keys).kv_format(KvFormat::Q4_0);
+    let attention = Attention::new(DType::F16, HEADS, HEADS, DIM, queries, keys).kv_format(KvFormat::Q4_0);
+    for refusal in [ctx.plan_kv_append(&append).map(drop), ctx.plan_attention(&attention).map(drop)] {
+        let why = refusal.expect_err("2^33 elements").to_string();
+        assert!(
+            why.contains("32 bits") && why.contains(&(1u64 << 33).to_string()) && why.contains("fewer pages"),
+            "{why}"
+        );
+    }
+}
