@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
+use super::kernel::VALUE_BYTE;
 use super::vector::{Dot, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
@@ -148,6 +149,44 @@ impl Vector for Avx2 {
         unsafe { [_mm256_add_epi32(a[0], b[0]), _mm256_add_epi32(a[1], b[1])] }
     }
     #[inline(always)]
+    unsafe fn largest(a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        // SAFETY: as above.
+        unsafe { [_mm256_max_epi32(a[0], b[0]), _mm256_max_epi32(a[1], b[1])] }
+    }
+    #[inline(always)]
+    unsafe fn largest_lane([a, b]: [__m256i; 2]) -> u32 {
+        // SAFETY: as above.
+        unsafe {
+            let eight = _mm256_max_epi32(a, b);
+            let four = _mm_max_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_max_epi32(four, _mm_shuffle_epi32::<0b00_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32::<1>(two))) as u32
+        }
+    }
+    #[inline(always)]
+    unsafe fn sum_of_lanes([a, b]: [__m256i; 2]) -> u32 {
+        // SAFETY: as above.
+        unsafe {
+            let eight = _mm256_add_epi32(a, b);
+            let four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256::<1>(eight));
+            let two = _mm_add_epi32(four, _mm_shuffle_epi32::<0b00_00_11_10>(four));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two))) as u32
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_quads(to: &mut [u32; 4], [a, b]: [__m256i; 2]) {
+        // Where the lowest bytes of a half's four lanes are; they become its first word, or its second.
+        const FIRST: [u8; 16] = quad_of_lanes(0);
+        const SECOND: [u8; 16] = quad_of_lanes(4);
+        // SAFETY: as above; four words are sixteen bytes.
+        unsafe {
+            let of = |order: &[u8; 16]| _mm256_broadcastsi128_si256(_mm_loadu_si128(order.as_ptr().cast()));
+            let quads = _mm256_or_si256(_mm256_shuffle_epi8(a, of(&FIRST)), _mm256_shuffle_epi8(b, of(&SECOND)));
+            let in_order = _mm256_permutevar8x32_epi32(quads, _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0));
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm256_castsi256_si128(in_order));
+        }
+    }
+    #[inline(always)]
     unsafe fn to_floats([a, b]: [__m256i; 2]) -> [__m256; 2] {
         // SAFETY: as above.
         unsafe { [_mm256_cvtepi32_ps(a), _mm256_cvtepi32_ps(b)] }
@@ -192,6 +231,17 @@ impl Vector for Avx2 {
             words.map(|words| _mm256_shuffle_epi8(table, words))
         }
     }
+}
+
+/// The bytes that make a quad of four lanes, as word `at / 4` of sixteen bytes; all others become 0.
+const fn quad_of_lanes(at: usize) -> [u8; 16] {
+    let mut order = [0x80; 16];
+    let mut lane = 0;
+    while lane < 4 {
+        order[at + VALUE_BYTE[lane] as usize] = 4 * lane as u8;
+        lane += 1;
+    }
+    order
 }
 
 /// With AVX-VNNI.

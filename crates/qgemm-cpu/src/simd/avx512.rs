@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, Vector, pairs_in_16_bits};
+use super::vector::{Dot, QUAD_LANES, Vector, pairs_in_16_bits};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -123,6 +123,29 @@ impl Vector for Avx512 {
     unsafe fn add(a: __m512i, b: __m512i) -> __m512i {
         // SAFETY: as above.
         unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest(a: __m512i, b: __m512i) -> __m512i {
+        // SAFETY: as above.
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest_lane(words: __m512i) -> u32 {
+        // SAFETY: as above.
+        unsafe { _mm512_reduce_max_epi32(words) as u32 }
+    }
+    #[inline(always)]
+    unsafe fn sum_of_lanes(words: __m512i) -> u32 {
+        // SAFETY: as above.
+        unsafe { _mm512_reduce_add_epi32(words) as u32 }
+    }
+    #[inline(always)]
+    unsafe fn store_quads(to: &mut [u32; 4], words: __m512i) {
+        // SAFETY: as above; four words are sixteen bytes.
+        unsafe {
+            let order = _mm_loadu_si128(QUAD_LANES.as_ptr().cast());
+            _mm_storeu_si128(to.as_mut_ptr().cast(), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(words), order));
+        }
     }
     #[inline(always)]
     unsafe fn to_floats(words: __m512i) -> __m512 {

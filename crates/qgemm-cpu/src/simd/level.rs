@@ -66,7 +66,8 @@ macro_rules! level {
         /// The processor has the level's instructions.
         $(#[target_feature(enable = $features)])?
         unsafe fn quantize(how: &crate::simd::Quantization, values: &[f32], out: &mut [u32]) {
-            crate::simd::quantize::quantize(how, values, out);
+            // SAFETY: the caller's promise.
+            unsafe { crate::simd::quantize::quantize::<$vector>(how, values, out) }
         }
 
         /// # Safety

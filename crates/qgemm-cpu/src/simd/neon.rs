@@ -6,7 +6,7 @@ use std::array::from_fn;
 
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, Vector};
+use super::vector::{Dot, QUAD_LANES, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -137,6 +137,30 @@ impl Vector for Neon {
     unsafe fn add(a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
         // SAFETY: as above.
         from_fn(|i| unsafe { vaddq_u32(a[i], b[i]) })
+    }
+    #[inline(always)]
+    unsafe fn largest(a: [uint32x4_t; 4], b: [uint32x4_t; 4]) -> [uint32x4_t; 4] {
+        // SAFETY: as above.
+        from_fn(|i| unsafe { vmaxq_u32(a[i], b[i]) })
+    }
+    #[inline(always)]
+    unsafe fn largest_lane([a, b, c, d]: [uint32x4_t; 4]) -> u32 {
+        // SAFETY: as above.
+        unsafe { vmaxvq_u32(vmaxq_u32(vmaxq_u32(a, b), vmaxq_u32(c, d))) }
+    }
+    #[inline(always)]
+    unsafe fn sum_of_lanes([a, b, c, d]: [uint32x4_t; 4]) -> u32 {
+        // SAFETY: as above.
+        unsafe { vaddvq_u32(vaddq_u32(vaddq_u32(a, b), vaddq_u32(c, d))) }
+    }
+    #[inline(always)]
+    unsafe fn store_quads(to: &mut [u32; 4], words: [uint32x4_t; 4]) {
+        // SAFETY: as above; four words are sixteen bytes.
+        unsafe {
+            let [a, b, c, d] = words.map(|words| vmovn_u32(words));
+            let bytes = vcombine_u8(vmovn_u16(vcombine_u16(a, b)), vmovn_u16(vcombine_u16(c, d)));
+            vst1q_u8(to.as_mut_ptr().cast(), vqtbl1q_u8(bytes, vld1q_u8(QUAD_LANES.as_ptr())));
+        }
     }
     #[inline(always)]
     unsafe fn to_floats(words: [uint32x4_t; 4]) -> [float32x4_t; 4] {

@@ -3,7 +3,7 @@
 use half::f16;
 use qgemm_hal::SimdLevel;
 
-use super::vector::{Dot, LANES, Vector};
+use super::vector::{Dot, LANES, QUAD_LANES, Vector};
 use super::{Simd, level};
 
 #[derive(Clone, Copy)]
@@ -110,6 +110,23 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn add(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn largest(a: [u32; LANES], b: [u32; LANES]) -> [u32; LANES] {
+        std::array::from_fn(|i| a[i].max(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn largest_lane(words: [u32; LANES]) -> u32 {
+        words.into_iter().fold(0, u32::max)
+    }
+    #[inline(always)]
+    unsafe fn sum_of_lanes(words: [u32; LANES]) -> u32 {
+        words.into_iter().fold(0, u32::wrapping_add)
+    }
+    #[inline(always)]
+    unsafe fn store_quads(to: &mut [u32; 4], words: [u32; LANES]) {
+        let bytes = QUAD_LANES.map(|lane| words[usize::from(lane)] as u8);
+        *to = std::array::from_fn(|quad| u32::from_le_bytes(std::array::from_fn(|byte| bytes[4 * quad + byte])));
     }
     #[inline(always)]
     unsafe fn to_floats(words: [u32; LANES]) -> [f32; LANES] {

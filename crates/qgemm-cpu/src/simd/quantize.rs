@@ -3,7 +3,10 @@
 use qgemm_formats::{Encoding, Format};
 
 use super::codes::{CodeShape, TABLE_OFFSET};
-use super::kernel::VALUE_BYTE;
+use super::vector::{LANES, Vector};
+
+/// Columns of blocks and of spans that there are kernels for.
+const LENGTHS: [(usize, usize); 4] = [(32, 32), (32, 16), (256, 32), (256, 16)];
 
 /// How the activations of a format's products are quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +42,9 @@ impl Quantization {
         let sub_block = format.sub_block;
         let span = sub_block.min(Self::MOST_SPAN);
         let planes = [0, 1].map(|plane| format.code_planes.get(plane).map_or(0, |&bits| bits.into()));
+        if !LENGTHS.contains(&(block, span)) {
+            return None;
+        }
         let shape = CodeShape::new(format.encoding, planes, span, block > span);
         let shapes = [shape.number()?, shape.unpacked().number()? - CodeShape::PACKED];
         Some(Self { block, span, sub_block, offset, magnitudes: false, shapes, format })
@@ -84,31 +90,61 @@ pub struct Row {
 ///
 /// A block's factor is its largest magnitude over 127, codes are rounded to nearest even. Of a block with NaN or infinity the
 /// factor is NaN.
+///
+/// # Safety
+/// The processor has the level's instructions.
 #[inline(always)]
-pub fn quantize(how: &Quantization, values: &[f32], out: &mut [u32]) {
+pub unsafe fn quantize<V: Vector>(how: &Quantization, values: &[f32], out: &mut [u32]) {
+    // Lengths that the compiler knows: divisions by others took a third of the time.
+    // SAFETY: the caller's promise.
+    unsafe {
+        match (how.block, how.span) {
+            (32, 32) => quantize_blocks::<V, 2, 2>(how, values, out),
+            (32, 16) => quantize_blocks::<V, 2, 1>(how, values, out),
+            (256, 32) => quantize_blocks::<V, 16, 2>(how, values, out),
+            (256, 16) => quantize_blocks::<V, 16, 1>(how, values, out),
+            other => unreachable!("{other:?} is none of {LENGTHS:?}"),
+        }
+    }
+}
+
+/// [`quantize`], with blocks of `BLOCK` vectors and spans of `SPAN`.
+///
+/// # Safety
+/// As of [`quantize`].
+#[inline(always)]
+unsafe fn quantize_blocks<V: Vector, const BLOCK: usize, const SPAN: usize>(
+    how: &Quantization,
+    values: &[f32],
+    out: &mut [u32],
+) {
     let row = how.row(values.len());
     let (codes, rest) = out[..row.words].split_at_mut(row.flips);
     let (flips, rest) = rest.split_at_mut(row.factors - row.flips);
     let (factors, sums) = rest.split_at_mut(row.sums - row.factors);
-    let blocks = values.chunks_exact(how.block).zip(codes.chunks_exact_mut(how.block / 4));
-    let sums_of_blocks = sums.chunks_exact_mut(how.block / how.span);
-    for (((values, codes), factor), sums) in blocks.zip(factors).zip(sums_of_blocks) {
-        // Magnitudes are in the order of their bits.
-        let largest = values.iter().fold(0, |largest, v| largest.max(v.to_bits() & 0x7fff_ffff));
-        let mut d = (f32::from_bits(largest) / 127.0).max(f32::MIN_POSITIVE);
-        let mut inverse = 1.0 / d;
-        if largest >= f32::INFINITY.to_bits() {
-            (d, inverse) = (f32::NAN, 0.0);
-        }
-        *factor = d.to_bits();
-        for (values, codes) in values.as_chunks::<16>().0.iter().zip(codes.as_chunks_mut::<4>().0) {
-            *codes = quantize_16(values, inverse);
-        }
-        for (sum, codes) in sums.iter_mut().zip(codes.chunks_exact(how.span / 4)) {
-            let total: i32 = codes.iter().map(|&quad| quad_sum(quad)).sum();
+    let vectors = values.as_chunks::<LANES>().0.as_chunks::<BLOCK>().0;
+    let quads = codes.as_chunks_mut::<4>().0.as_chunks_mut::<BLOCK>().0;
+    for (vectors, factor) in vectors.iter().zip(&mut *factors) {
+        // SAFETY: the caller's promise.
+        *factor = unsafe { largest_magnitude::<V>(vectors) };
+    }
+    // Divisions of several blocks at once are vectors. Sums are made later, and there are at least as many.
+    for (factor, inverse) in factors.iter_mut().zip(&mut *sums) {
+        let d = (f32::from_bits(*factor) / 127.0).max(f32::MIN_POSITIVE);
+        let finite = *factor < f32::INFINITY.to_bits();
+        *inverse = if finite { (1.0 / d).to_bits() } else { 0 };
+        *factor = if finite { d } else { f32::NAN }.to_bits();
+    }
+    // From the last block on: a block's sums overwrite only inverses that were used.
+    for (block, ((vectors, quads), &mut factor)) in vectors.iter().zip(quads).zip(factors).enumerate().rev() {
+        let (d, inverse) = (f32::from_bits(factor), f32::from_bits(sums[block]));
+        let spans = vectors.as_chunks::<SPAN>().0.iter().zip(quads.as_chunks_mut::<SPAN>().0);
+        for ((vectors, quads), sum) in spans.zip(&mut sums[block * (BLOCK / SPAN)..]) {
+            // SAFETY: the caller's promise.
+            let total = unsafe { quantize_span::<V>(vectors, inverse, quads) };
             *sum = match how.offset {
-                Some(offset) => (-offset * total) as u32,
-                None if how.block == how.span => (total as f32 * d).to_bits(),
+                Some(offset) => total.wrapping_mul(-offset) as u32,
+                None if BLOCK == SPAN => (total as f32 * d).to_bits(),
                 None => (total as f32).to_bits(),
             };
         }
@@ -135,17 +171,42 @@ fn take_signs(codes: &mut [u32], flips: &mut [u32]) -> u32 {
     sum
 }
 
-/// The codes of sixteen values.
+/// The bits of the largest magnitude: magnitudes are in the order of their bits.
+///
+/// # Safety
+/// The processor has the level's instructions.
 #[inline(always)]
-fn quantize_16(values: &[f32; 16], inverse: f32) -> [u32; 4] {
-    // Adding this brings integers below 2²² into the lower bits, rounded to nearest even, without a conversion that would have
-    // to be checked. A NaN, whose code does not count, stays some byte.
-    const ROUND: f32 = 12_582_912.0;
-    let bits = values.map(|v| (v * inverse + ROUND).to_bits() & 0xff);
-    std::array::from_fn(|quad| (0..4).fold(0, |word, i| word | bits[4 * quad + i] << (8 * VALUE_BYTE[i])))
+unsafe fn largest_magnitude<V: Vector>(vectors: &[[f32; LANES]]) -> u32 {
+    // SAFETY: the caller's promise; arrays have sixteen lanes.
+    unsafe {
+        let mut largest = V::splat_word(0);
+        for values in vectors {
+            largest = V::largest(largest, V::and(V::float_bits(V::load(values.as_ptr())), 0x7fff_ffff));
+        }
+        V::largest_lane(largest)
+    }
 }
 
+/// Writes the codes of a span, and returns their sum. Those of a NaN, which do not count, are some bytes.
+///
+/// # Safety
+/// The processor has the level's instructions.
 #[inline(always)]
-fn quad_sum(quad: u32) -> i32 {
-    quad.to_le_bytes().iter().map(|&code| i32::from(code as i8)).sum()
+unsafe fn quantize_span<V: Vector>(vectors: &[[f32; LANES]], inverse: f32, quads: &mut [[u32; 4]]) -> i32 {
+    // Adding this brings integers below 2²² into the lower bits, rounded to nearest even.
+    const ROUND: f32 = 12_582_912.0;
+    // SAFETY: the caller's promise; arrays have sixteen lanes.
+    let sum = unsafe {
+        let (inverse, one, round) = (V::splat(inverse), V::splat(1.0), V::splat(ROUND));
+        let mut sums = V::splat_word(0);
+        for (values, quads) in vectors.iter().zip(quads) {
+            let scaled = V::multiply(V::load(values.as_ptr()), inverse);
+            let words = V::float_bits(V::multiply_add(scaled, one, round));
+            V::store_quads(quads, words);
+            sums = V::add(sums, words);
+        }
+        V::sum_of_lanes(sums)
+    };
+    let rounds = ROUND.to_bits().wrapping_mul((vectors.len() * LANES) as u32);
+    sum.wrapping_sub(rounds) as i32
 }

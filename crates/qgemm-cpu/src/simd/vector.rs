@@ -1,7 +1,20 @@
 //! [`Vector`]: sixteen lanes of f32 or of 32-bit words, as one register or several.
 
+use super::kernel::VALUE_BYTE;
+
 /// Lanes of a vector, each of which is a row of W.
 pub const LANES: usize = 16;
+
+/// The lane whose code each byte of four quads holds.
+pub const QUAD_LANES: [u8; LANES] = {
+    let mut lanes = [0; LANES];
+    let mut lane = 0;
+    while lane < LANES {
+        lanes[lane / 4 * 4 + VALUE_BYTE[lane % 4] as usize] = lane as u8;
+        lane += 1;
+    }
+    lanes
+};
 
 /// Instructions on sixteen lanes. The functions are inlined into callers that are compiled for the level's instructions.
 ///
@@ -53,6 +66,15 @@ pub trait Vector: Copy {
     unsafe fn xor(a: Self::Words, b: Self::Words) -> Self::Words;
     /// `a + b`, wrapping.
     unsafe fn add(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The larger of each, of words below 2³¹.
+    unsafe fn largest(a: Self::Words, b: Self::Words) -> Self::Words;
+    /// The largest lane, of words below 2³¹.
+    unsafe fn largest_lane(words: Self::Words) -> u32;
+    /// The sum of all lanes, wrapping.
+    unsafe fn sum_of_lanes(words: Self::Words) -> u32;
+    /// Stores the lowest bytes of four lanes each as a quad of codes, the byte of a lane where [`VALUE_BYTE`](super::kernel::VALUE_BYTE)
+    /// says.
+    unsafe fn store_quads(to: &mut [u32; 4], words: Self::Words);
     /// Words as signed numbers.
     unsafe fn to_floats(words: Self::Words) -> Self::Floats;
     /// The bits of floats.
