@@ -16,7 +16,7 @@ pub struct Expected {
     /// `D[M, N]`, row-major.
     pub values: Vec<f64>,
     /// Sum of the squares of all summands of each output, `alpha² Σ w²x² + (beta·c)² + bias²` (alpha with the token's
-    /// scale, w at least as large as a step of its code), carried through the activation by its slope and through the
+    /// scale, w at least as large as two steps of its code), carried through the activation by its slope and through the
     /// product of a gated pair, and the residual's: the scale that errors are measured on where summands cancel.
     pub energy: Vec<f64>,
     /// The error of each output that comes of f32's normal range ending at 2⁻¹²⁶. Errors up to it do not count.
@@ -25,6 +25,10 @@ pub struct Expected {
 
 /// f32's smallest normal number: what is smaller may lose bits, or become 0.
 const LEAST: f64 = f32::MIN_POSITIVE as f64;
+
+/// Steps of a code that errors are measured on at least. Codes as f16 bits stand 1024 above their value, and matrix instructions cut
+/// each of 16 products below 24 bits of the largest: 10⁻³ of one step is lost where one activation is larger than all others.
+const CODE_STEPS: f64 = 2.0;
 
 /// How exactly a kernel computes the product.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -193,7 +197,7 @@ fn least_product(weight: &HostWeight, row: usize, w: &[f64]) -> f64 {
     LEAST * w.len() as f64 * (largest + row_scale)
 }
 
-/// For each column, what one step of a code is worth. Kernels multiply codes and take their offset off sums, so that rounding
+/// For each column, what [`CODE_STEPS`] steps of a code are worth. Kernels multiply codes and take their offset off sums, so that rounding
 /// shows even where a weight is 0. Nothing for codes that are not integers.
 fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     let format = weight.format();
@@ -208,7 +212,7 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     for block in blocks.take(format.blocks_per_row(stored_k)) {
         (format.dequantize_block)(block, &mut values);
         for sub_block in values.chunks(format.sub_block.max(1)) {
-            let step = row_scale * step_of(format, block, sub_block);
+            let step = CODE_STEPS * row_scale * step_of(format, block, sub_block);
             steps.extend(std::iter::repeat_n(step, sub_block.len()));
         }
     }
