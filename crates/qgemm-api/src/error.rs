@@ -325,6 +325,14 @@ pub enum Error {
          `Matmul::b_transposed`)"
     )]
     KGroupedLayout,
+    /// A factor of plain numbers has a factor of its own.
+    #[error("{operand} is {dtype} and has a factor for all of it: only E4M3 has one, fold it into alpha")]
+    ScaledPlainFactor {
+        /// The factor.
+        operand: &'static str,
+        /// Its element type.
+        dtype: DType,
+    },
     /// A copy of parameters would be what they are.
     #[error("a copy of the parameters in f32: expected f16 or bf16")]
     CopyInF32,

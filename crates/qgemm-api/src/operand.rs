@@ -27,7 +27,33 @@ pub(crate) struct Stored {
 impl Stored {
     /// The matrix, whose rows lie `row_stride` elements apart; without gaps when that is not given.
     pub fn check(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
-        let (operand, width) = (self.name, self.dtype.bytes());
+        let &Self { name, rows, columns, dtype, alignment } = self;
+        let stored = StoredRows { name, rows, columns, width: dtype.bytes(), alignment };
+        let (row_stride, aligned16) = stored.check(row_stride)?;
+        Ok(Dense { dtype, row_stride, col_stride: 1, aligned16 })
+    }
+
+    /// The transpose of the stored matrix, whose rows lie `row_stride` elements apart.
+    pub fn check_transposed(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
+        let stored = self.check(row_stride)?;
+        Ok(Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored })
+    }
+}
+
+/// A matrix of elements of `width` bytes, whatever they mean, described by the caller.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StoredRows {
+    pub name: &'static str,
+    pub rows: usize,
+    pub columns: usize,
+    pub width: usize,
+    pub alignment: usize,
+}
+
+impl StoredRows {
+    /// Elements from one row to the next, `row_stride` if that is given, and whether all rows begin at multiples of 16 bytes.
+    pub fn check(&self, row_stride: Option<u64>) -> Result<(u64, bool), Error> {
+        let (operand, width) = (self.name, self.width);
         let (rows, columns) = (self.rows as u64, self.columns as u64);
         let row_stride = row_stride.unwrap_or(columns);
         if row_stride < columns {
@@ -41,19 +67,14 @@ impl Stored {
         // Nothing lies a stride away from the only row, but what is computed with the stride must not overflow.
         let is_harmless = rows > 1 || row_stride <= MAX_DIMENSION as u64;
         let row_stride = if is_harmless { row_stride } else { columns.next_multiple_of(WIDE_ACCESS as u64) };
-        let dense = Dense { dtype: self.dtype, row_stride, col_stride: 1, aligned16 };
         // An object larger than isize::MAX bytes cannot exist; checked here, so that `run` need not.
-        let bytes = dense.extent(self.rows, self.columns).and_then(|elements| elements.checked_mul(width as u64));
+        let to_last_row = rows.saturating_sub(1).checked_mul(row_stride);
+        let elements = to_last_row.and_then(|elements| elements.checked_add(columns));
+        let bytes = elements.and_then(|elements| elements.checked_mul(width as u64));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(Error::ExtentOverflow { operand, rows, row_stride });
         }
-        Ok(dense)
-    }
-
-    /// The transpose of the stored matrix, whose rows lie `row_stride` elements apart.
-    pub fn check_transposed(&self, row_stride: Option<u64>) -> Result<Dense, Error> {
-        let stored = self.check(row_stride)?;
-        Ok(Dense { row_stride: 1, col_stride: stored.row_stride, aligned16: false, ..stored })
+        Ok((row_stride, aligned16))
     }
 }
 
@@ -82,9 +103,8 @@ impl Extent {
         self.bytes
     }
 
-    /// Of `batch` matrices of `rows × columns` elements, whose extent was found to fit the address space.
-    pub fn of_batch(dense: &BatchedDense, batch: usize, rows: usize, columns: usize) -> Self {
-        let width = dense.dtype.bytes();
+    /// Of `batch` matrices of `rows × columns` elements of `width` bytes, whose extent was found to fit the address space.
+    pub fn of_batch<T>(dense: &BatchedDense<T>, width: usize, batch: usize, rows: usize, columns: usize) -> Self {
         let elements = dense.extent(batch, rows, columns).unwrap_or(u64::MAX) as usize;
         Self { bytes: elements.saturating_mul(width), alignment: if dense.aligned16 { WIDE_ACCESS } else { width } }
     }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Context, DType, DeviceKind, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
+use qgemm_api::{Context, DType, DeviceKind, FactorFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
 use crate::Holds;
@@ -102,6 +102,9 @@ pub struct Args {
     /// Of matmul: how A and B are stored, nn, nt, tn or tt; every way when not given.
     #[arg(long)]
     layout: Option<MatmulLayout>,
+    /// Of matmul: how elements of A and B are stored, f32, f16, bf16 or e4m3; those of D are of `--x-dtype`, and A's and B's, too, unless this is given.
+    #[arg(long)]
+    factors: Option<FactorFormat>,
     /// Of matmul: how many products.
     #[arg(long, default_value_t = 1)]
     batch: usize,
@@ -419,8 +422,11 @@ impl Args {
                 "of the options of other operations, `--op norm` has --from and --to"
             ),
         }
-        let of_matmul = self.layout.is_some() || self.batch != 1 || self.groups.is_some();
-        ensure!(self.op == Op::Matmul || !of_matmul, "--layout, --batch and --groups are options of `--op matmul`");
+        let of_matmul = self.layout.is_some() || self.factors.is_some() || self.batch != 1 || self.groups.is_some();
+        ensure!(
+            self.op == Op::Matmul || !of_matmul,
+            "--layout, --factors, --batch and --groups are options of `--op matmul`"
+        );
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::{Context, DType, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, UpdateKind, XFormat, emu};
+use qgemm_api::{
+    Context, DType, FactorFormat, Indexer, KvFormat, MatmulLayout, NormKind, Scoring, UpdateKind, XFormat, emu,
+};
 use qgemm_testkit::{
     AttentionCase, AttentionPlaces, Case, ConvertCase, ConvertLayout, ExpertCase, Failure, FormCase, GradientCase,
     IndexedKeys, IndexerCase, KvAppendCase, MatmulCase, NormCase, OptimizerCase, Outcome, QuantizeCase, RoutingCase,
@@ -374,9 +376,10 @@ fn matmul_shapes(args: &Args) -> anyhow::Result<Vec<Box<dyn TestCase>>> {
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     for shape in choice::gemm_shapes(&args.shape)? {
         for &layout in &layouts {
-            for dtype in DType::ALL {
+            for format in FactorFormat::ALL {
                 let case = MatmulCase { layout, batch: args.batch, ..MatmulCase::new([shape.m, shape.n, shape.k]) };
-                cases.push(Box::new(case.of_type(dtype)));
+                let d_dtype = format.plain().unwrap_or(DType::F32);
+                cases.push(Box::new(MatmulCase { types: [format; 2], d_dtype, ..case }));
             }
         }
     }

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
     use crate::op::attention::KvFormat;
     use crate::op::kv_append::KvAppendStep;
-    use crate::op::matmul::MatmulLayout;
+    use crate::op::matmul::{FactorFormat, MatmulLayout};
     use crate::op::optimizer::UpdateKind;
     use crate::op::routing::RoutingStep;
 
@@ -350,8 +350,10 @@ mod tests {
         }
         for layout in MatmulLayout::ALL.into_iter().chain([MatmulLayout::Any]) {
             let main_loop = Name::new("sm80_cp_async");
-            let spec = MatmulSpec { main_loop, a: DType::BF16, b: DType::F32, layout, m: 128, n: 64, k: 32 };
-            ids.push(KernelId::new("matmul", Some(Variant::Sm80), Spec::Matmul(spec)));
+            for b in FactorFormat::ALL {
+                let spec = MatmulSpec { main_loop, a: DType::BF16.into(), b, layout, m: 128, n: 64, k: 32 };
+                ids.push(KernelId::new("matmul", Some(Variant::Sm80), Spec::Matmul(spec)));
+            }
         }
         for kv in KvFormat::ALL {
             let spec = AttentionSpec { step: Name::new("attend"), kv, qk: 192, v: 128, rows: 64, keys: 32 };

@@ -59,7 +59,7 @@ pub use op::kv_append::{
     CheckedRotary, KvAppendConfig, KvAppendLaunch, KvAppendOperand, KvAppendSpec, KvAppendStep, RotaryAngles,
     RotaryPairs,
 };
-pub use op::matmul::{BatchedDense, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
+pub use op::matmul::{BatchedDense, FactorFormat, MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec};
 pub use op::norm::{
     AddedResidual, NormConfig, NormFunction, NormKind, NormLaunch, NormOperand, NormQuantizeSpec, NormSpec, QuantizedD,
     XPlace,

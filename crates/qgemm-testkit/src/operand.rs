@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use qgemm_formats::DType;
+use qgemm_hal::FactorFormat;
 
 /// A multiple of the alignment of every device's buffers, so that the operand is aligned like its buffer.
 const GUARD_BYTES: usize = 256;
@@ -18,7 +18,7 @@ const POISON: u8 = 0xff;
 /// Where an operand lies in its buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand {
-    dtype: DType,
+    dtype: FactorFormat,
     rows: usize,
     columns: usize,
     row_stride: usize,
@@ -30,8 +30,8 @@ pub struct Operand {
 impl Operand {
     /// `rows` stored rows of `columns` elements, `gap` elements between rows, `offset` elements past an aligned
     /// address.
-    pub fn new(dtype: DType, rows: usize, columns: usize, gap: usize, offset: usize) -> Self {
-        Self { dtype, rows, columns, row_stride: columns + gap, offset, transposed: false }
+    pub fn new(dtype: impl Into<FactorFormat>, rows: usize, columns: usize, gap: usize, offset: usize) -> Self {
+        Self { dtype: dtype.into(), rows, columns, row_stride: columns + gap, offset, transposed: false }
     }
 
     /// The same memory, filled from and read as the transposed matrix.
@@ -111,6 +111,8 @@ impl Operand {
 
 #[cfg(test)]
 mod tests {
+    use qgemm_formats::DType;
+
     use super::*;
 
     #[test]

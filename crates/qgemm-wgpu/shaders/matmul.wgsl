@@ -12,6 +12,23 @@ var<private> k_end: u32;
 var<workgroup> a_tile: array<vec4<f32>, TILE_K * M_VECTORS>;  // (TILE_K, TILE_M)
 var<workgroup> b_tile: array<vec4<f32>, TILE_K * N_VECTORS>;  // (TILE_K, TILE_N)
 
+// The format of a factor that is no element type.
+const E4M3: u32 = 3u;
+
+// The word of an element of a factor, and the element, given the word. NaN is told by its code.
+fn factor_word(index: u32, format: u32) -> u32 {
+    return select(word_of(index, format), index >> 2u, format == E4M3);
+}
+
+fn factor_element(word: u32, index: u32, format: u32) -> f32 {
+    if (format != E4M3) {
+        return element(word, index, format);
+    }
+    let code = (word >> ((index & 3u) * 8u)) & 0xffu;
+    let finite = bitcast<u32>(finite_e4m3_to_f32(vec4<u32>(code)).x);
+    return bitcast<f32>(select(finite, 0x7fc00000u, (code & 0x7fu) == 0x7fu));
+}
+
 // Neighbouring invocations read what lies side by side in memory.
 fn load_a(m0: u32, k0: u32, thread: u32) {
     let first = p.a_base + product * p.a_batch;
@@ -21,7 +38,7 @@ fn load_a(m0: u32, k0: u32, thread: u32) {
         var value = 0.0;
         if (m0 + m < p.shape.m && k0 + k < k_end) {
             let index = first + (m0 + m) * p.a_row + (k0 + k) * p.a_col;
-            value = element(a_words[word_of(index, mode(X_MODE))], index, mode(X_MODE));
+            value = factor_element(a_words[factor_word(index, mode(X_MODE))], index, mode(X_MODE));
         }
         a_tile[k * M_VECTORS + m / 4u][m % 4u] = value;
     }
@@ -35,7 +52,7 @@ fn load_b(n0: u32, k0: u32, thread: u32) {
         var value = 0.0;
         if (n0 + n < p.shape.n && k0 + k < k_end) {
             let index = first + (k0 + k) * p.b_row + (n0 + n) * p.b_col;
-            value = element(b_words[word_of(index, mode(RESIDUAL_MODE))], index, mode(RESIDUAL_MODE));
+            value = factor_element(b_words[factor_word(index, mode(RESIDUAL_MODE))], index, mode(RESIDUAL_MODE));
         }
         b_tile[k * N_VECTORS + n / 4u][n % 4u] = value;
     }
@@ -60,9 +77,21 @@ fn slope(at: vec4<f32>) -> vec4<f32> {
     return sigmoid(x) + v * dx * sigmoid(x) * sigmoid(-x);
 }
 
+// The factor of the product: alpha, and those of all of A and of B, where they have one.
+fn alpha() -> f32 {
+    var factor = p.shape.alpha;
+    if (has(FLAG_A_SCALE)) {
+        factor *= a_scale[p.scale_bases & 0xffffu];
+    }
+    if (has(FLAG_B_SCALE)) {
+        factor *= b_scale[p.scale_bases >> 16u];
+    }
+    return factor;
+}
+
 // Finishes and stores the first `count` of four neighbouring outputs.
 fn store_outputs(m: u32, n: u32, count: u32, sums: vec4<f32>) {
-    var value = p.shape.alpha * sums;
+    var value = alpha() * sums;
     var before_activation = vec4<f32>();
     for (var i = 0u; i < count; i++) {
         if (has(FLAG_C)) {

@@ -2,7 +2,7 @@
 
 struct Params {
     shape: MatmulShape,  // of this dispatch: `m` counts its rows
-    modes: u32,          // `mode()` reads it: X is A, and the residual's type is that of B
+    modes: u32,          // `mode()` reads it: X is A, and the residual's type is that of B, each of which may be `E4M3`
     a_row: u32,          // elements between rows of A
     a_col: u32,          // elements between columns of A
     a_batch: u32,        // elements between matrices
@@ -19,12 +19,15 @@ struct Params {
     bias_base: u32,
     d_base: u32,
     offsets_base: u32,   // of products with parts of K of their own
+    scale_bases: u32,    // of the factor of all of A, in the lower half, and of B, where they have one
 }
 
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> a_words: array<u32>;
 @group(0) @binding(1) var<storage, read> b_words: array<u32>;
+@group(0) @binding(2) var<storage, read> a_scale: array<f32>;
+@group(0) @binding(3) var<storage, read> b_scale: array<f32>;
 @group(0) @binding(4) var<storage, read> c_words: array<u32>;
 @group(0) @binding(5) var<storage, read> bias_words: array<u32>;
 @group(0) @binding(6) var<storage, read> offsets: array<u32>;

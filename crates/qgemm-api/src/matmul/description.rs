@@ -1,10 +1,10 @@
 //! [`Matmul`]: two matrices to be multiplied, and its validation into a [`CheckedMatmul`].
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, XPrecision};
+use qgemm_hal::{Activation, BatchedDense, CheckedMatmul, FactorFormat, XPrecision};
 
 use crate::error::Error;
-use crate::operand::{Stored, WIDE_ACCESS, check_dimension};
+use crate::operand::{StoredRows, WIDE_ACCESS, check_dimension};
 
 /// A product of two matrices in device memory, or a batch of such, described for [`Context::plan_matmul`].
 ///
@@ -23,11 +23,13 @@ pub struct Matmul {
     n: usize,
     k: usize,
     batch: usize,
-    a: Factor,
-    b: Factor,
-    d: Factor,
+    a: Matrices<FactorFormat>,
+    b: Matrices<FactorFormat>,
+    a_scaled: bool,
+    b_scaled: bool,
+    d: Matrices<DType>,
     /// C and its factor.
-    c: Option<(f32, Factor)>,
+    c: Option<(f32, Matrices<DType>)>,
     /// The factor of what D held.
     accumulates: Option<f32>,
     bias: Option<DType>,
@@ -40,35 +42,43 @@ pub struct Matmul {
 
 /// How the matrices of an operand are stored.
 #[derive(Clone, Copy, Debug)]
-struct Factor {
+struct Matrices<T> {
     name: &'static str,
-    dtype: DType,
+    dtype: T,
+    /// Bytes of an element.
+    width: usize,
     transposed: bool,
     row_stride: Option<u64>,
     batch_stride: Option<u64>,
     alignment: usize,
 }
 
-impl Factor {
+impl Matrices<DType> {
     fn new(name: &'static str, dtype: DType) -> Self {
-        Self { name, dtype, transposed: false, row_stride: None, batch_stride: None, alignment: WIDE_ACCESS }
+        Self::of_width(name, dtype, dtype.bytes())
+    }
+}
+
+impl<T: Copy> Matrices<T> {
+    fn of_width(name: &'static str, dtype: T, width: usize) -> Self {
+        Self { name, dtype, width, transposed: false, row_stride: None, batch_stride: None, alignment: WIDE_ACCESS }
     }
 
     /// The matrices, `rows × columns` each. Those that are written must not overlap.
-    fn check(&self, batch: usize, rows: usize, columns: usize, written: bool) -> Result<BatchedDense, Error> {
-        let Self { name, dtype, transposed, row_stride, batch_stride, alignment } = *self;
+    fn check(&self, batch: usize, rows: usize, columns: usize, written: bool) -> Result<BatchedDense<T>, Error> {
+        let Self { name, dtype, width, transposed, row_stride, batch_stride, alignment } = *self;
         let (stored_rows, stored_columns) = if transposed { (columns, rows) } else { (rows, columns) };
-        let stored = Stored { name, rows: stored_rows, columns: stored_columns, dtype, alignment };
-        let dense = stored.check(row_stride)?;
-        let one = dense.extent(stored_rows, stored_columns).unwrap_or(u64::MAX);
+        let stored = StoredRows { name, rows: stored_rows, columns: stored_columns, width, alignment };
+        let (row_stride, rows_aligned16) = stored.check(row_stride)?;
         // Without gaps between matrices, too: the last row of one is followed by a gap as any other.
-        let whole = (stored_rows as u64).saturating_mul(dense.row_stride);
+        let whole = (stored_rows as u64).saturating_mul(row_stride);
         let batch_stride = if batch > 1 { batch_stride.unwrap_or(whole) } else { 0 };
-        let (row_stride, col_stride) = if transposed { (1, dense.row_stride) } else { (dense.row_stride, 1) };
-        let batch_bytes = batch_stride.checked_mul(dtype.bytes() as u64);
-        let aligned16 = dense.aligned16 && batch_bytes.is_some_and(|bytes| bytes.is_multiple_of(WIDE_ACCESS as u64));
+        let (row_stride, col_stride) = if transposed { (1, row_stride) } else { (row_stride, 1) };
+        let batch_bytes = batch_stride.checked_mul(width as u64);
+        let aligned16 = rows_aligned16 && batch_bytes.is_some_and(|bytes| bytes.is_multiple_of(WIDE_ACCESS as u64));
         let dense = BatchedDense { dtype, row_stride, col_stride, batch_stride, aligned16 };
-        let bytes = dense.extent(batch, rows, columns).and_then(|elements| elements.checked_mul(dtype.bytes() as u64));
+        let one = dense.extent(1, rows, columns).unwrap_or(u64::MAX);
+        let bytes = dense.extent(batch, rows, columns).and_then(|elements| elements.checked_mul(width as u64));
         if bytes.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
             return Err(Error::BatchOverflow { operand: name, batch, batch_stride });
         }
@@ -83,16 +93,20 @@ impl Factor {
 }
 
 impl Matmul {
-    /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`.
-    pub fn new([m, n, k]: [usize; 3], a: DType, b: DType, d: DType) -> Self {
+    /// `D[m, n] = A[m, k] · B[k, n]`, with A in `a`, B in `b` and D in `d`. Factors are plain numbers ([`DType`]) or E4M3
+    /// ([`FactorFormat::E4M3`]), whose products are exact in f32, too.
+    pub fn new([m, n, k]: [usize; 3], a: impl Into<FactorFormat>, b: impl Into<FactorFormat>, d: DType) -> Self {
+        let factor = |name, format: FactorFormat| Matrices::of_width(name, format, format.bytes());
         Self {
             m,
             n,
             k,
             batch: 1,
-            a: Factor::new("A", a),
-            b: Factor::new("B", b),
-            d: Factor::new("D", d),
+            a: factor("A", a.into()),
+            b: factor("B", b.into()),
+            a_scaled: false,
+            b_scaled: false,
+            d: Matrices::new("D", d),
             c: None,
             accumulates: None,
             bias: None,
@@ -113,6 +127,33 @@ impl Matmul {
     /// B is stored as `[n, k]`.
     pub fn b_transposed(mut self) -> Self {
         self.b.transposed = true;
+        self
+    }
+
+    /// All of A, which is E4M3, has a factor: an f32 in device memory, which a run is given
+    /// ([`MatmulArgs::a_scale`](crate::MatmulArgs::a_scale)). It multiplies the product as alpha does.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, DType, FactorFormat, Matmul, MatmulArgs};
+    ///
+    /// let ctx = Context::open("cpu")?;
+    /// let plan = ctx.plan_matmul(&Matmul::new([1, 1, 2], FactorFormat::E4M3, DType::F32, DType::F32).a_scaled())?;
+    /// // 1.0 and 2.0 in E4M3.
+    /// let (a, b) = (ctx.upload(&[0x38u8, 0x40])?, ctx.upload(&[10.0f32, 100.0])?);
+    /// let scale = ctx.upload(&[0.5f32])?;
+    /// let mut d = ctx.allocate(4)?;
+    /// plan.run(&ctx.default_stream(), MatmulArgs::new(&a, &b, &mut d).a_scale(&scale))?;
+    /// assert_eq!(ctx.download::<f32>(&d)?, [105.0]);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn a_scaled(mut self) -> Self {
+        self.a_scaled = true;
+        self
+    }
+
+    /// All of B, which is E4M3, has a factor, as [`a_scaled`](Self::a_scaled) says of A.
+    pub fn b_scaled(mut self) -> Self {
+        self.b_scaled = true;
         self
     }
 
@@ -174,7 +215,7 @@ impl Matmul {
 
     /// Elements from one row of C to the next. No effect without C.
     pub fn c_row_stride(mut self, elements: u64) -> Self {
-        self.c = self.c.map(|(beta, c)| (beta, Factor { row_stride: Some(elements), ..c }));
+        self.c = self.c.map(|(beta, c)| (beta, Matrices { row_stride: Some(elements), ..c }));
         self
     }
 
@@ -198,7 +239,7 @@ impl Matmul {
 
     /// Elements from one C to the next; 0 where all products have the same. No effect without C.
     pub fn c_batch_stride(mut self, elements: u64) -> Self {
-        self.c = self.c.map(|(beta, c)| (beta, Factor { batch_stride: Some(elements), ..c }));
+        self.c = self.c.map(|(beta, c)| (beta, Matrices { batch_stride: Some(elements), ..c }));
         self
     }
 
@@ -216,7 +257,7 @@ impl Matmul {
 
     /// The same of C. No effect without C.
     pub fn c_alignment(mut self, bytes: usize) -> Self {
-        self.c = self.c.map(|(beta, c)| (beta, Factor { alignment: bytes, ..c }));
+        self.c = self.c.map(|(beta, c)| (beta, Matrices { alignment: bytes, ..c }));
         self
     }
 
@@ -229,7 +270,7 @@ impl Matmul {
     /// Adds `beta · C` before the activation. With `beta` 0, C is not read and need not be passed. The last of this and
     /// [`accumulate`](Self::accumulate) counts.
     pub fn c(mut self, beta: f32, dtype: DType) -> Self {
-        self.c = Some((beta, Factor::new("C", dtype)));
+        self.c = Some((beta, Matrices::new("C", dtype)));
         (self.accumulates, self.slope) = (None, false);
         self
     }
@@ -277,6 +318,7 @@ impl Matmul {
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedMatmul, Error> {
         let &Self { m, n, k, batch, alpha, bias, activation, slope, k_grouped, operand_precision, .. } = self;
+        let &Self { a_scaled, b_scaled, .. } = self;
         for (name, got) in [("M", m), ("N", n), ("K", k), ("batch", batch)] {
             check_dimension(name, got)?;
         }
@@ -288,6 +330,11 @@ impl Matmul {
         }
         if k_grouped && (!self.a.transposed || self.b.transposed) {
             return Err(Error::KGroupedLayout);
+        }
+        for (factor, scaled) in [(&self.a, a_scaled), (&self.b, b_scaled)] {
+            if let (true, Some(dtype)) = (scaled, factor.dtype.plain()) {
+                return Err(Error::ScaledPlainFactor { operand: factor.name, dtype });
+            }
         }
         // All parts of K are of one matrix.
         let matrices = if k_grouped { 1 } else { batch };
@@ -302,6 +349,8 @@ impl Matmul {
             k,
             a: self.a.check(matrices, m, k, false)?,
             b: self.b.check(matrices, k, n, false)?,
+            a_scaled,
+            b_scaled,
             d: self.d.check(batch, m, n, true)?,
             c: c.filter(|_| beta != 0.0),
             accumulates: self.accumulates.is_some() && beta != 0.0,

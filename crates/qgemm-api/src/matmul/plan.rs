@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_hal::{
-    BatchedDense, BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
+    BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
     MatmulPlan as Launch, Operands, Operation, Stream,
 };
 use qgemm_sched::matmul::choose;
@@ -49,6 +49,10 @@ pub struct MatmulArgs<'a> {
     pub b: BufferRef<'a>,
     /// The results; read, too, where the product [accumulates](Matmul::accumulate).
     pub d: BufferMut<'a>,
+    /// The factor of all of A, an f32, when [it has one](Matmul::a_scaled).
+    pub a_scale: Option<BufferRef<'a>>,
+    /// That of B.
+    pub b_scale: Option<BufferRef<'a>>,
     /// C, when the product adds one.
     pub c: Option<BufferRef<'a>>,
     /// Bias, when the product adds one.
@@ -64,8 +68,20 @@ impl<'a> MatmulArgs<'a> {
     /// What every run has. Methods add the other operands, and where they are optional to the caller, too, the fields can
     /// be set.
     pub fn new(a: impl Into<BufferRef<'a>>, b: impl Into<BufferRef<'a>>, d: impl Into<BufferMut<'a>>) -> Self {
-        let (c, bias, offsets) = (None, None, None);
-        Self { a: a.into(), b: b.into(), d: d.into(), c, bias, offsets, workspace: None }
+        let (a_scale, b_scale, c, bias, offsets) = (None, None, None, None, None);
+        Self { a: a.into(), b: b.into(), d: d.into(), a_scale, b_scale, c, bias, offsets, workspace: None }
+    }
+
+    /// With the factor of all of A, an f32.
+    pub fn a_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
+        self.a_scale = Some(scale.into());
+        self
+    }
+
+    /// With the factor of all of B, an f32.
+    pub fn b_scale(mut self, scale: impl Into<BufferRef<'a>>) -> Self {
+        self.b_scale = Some(scale.into());
+        self
     }
 
     /// With C.
@@ -165,16 +181,17 @@ impl MatmulPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use MatmulOperand as O;
-        let MatmulArgs { a, b, d, c, bias, offsets, workspace: _ } = args;
+        let MatmulArgs { a, b, d, a_scale, b_scale, c, bias, offsets, workspace: _ } = args;
         let op = &self.op;
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
-        let extent =
-            |dense: &BatchedDense, rows: usize, columns: usize| Extent::of_batch(dense, op.batch, rows, columns);
-        checks.view("A", a, extent(&op.a, op.m, op.k))?;
-        checks.view("B", b, extent(&op.b, op.k, op.n))?;
-        checks.view("D", d.view(), extent(&op.d, op.m, op.n))?;
-        let of_c = op.c.as_ref().map(|c| extent(c, op.m, op.n));
+        checks.view("A", a, Extent::of_batch(&op.a, op.a.dtype.bytes(), op.batch, op.m, op.k))?;
+        checks.view("B", b, Extent::of_batch(&op.b, op.b.dtype.bytes(), op.batch, op.k, op.n))?;
+        checks.view("D", d.view(), Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n))?;
+        let of_c = op.c.as_ref().map(|c| Extent::of_batch(c, c.dtype.bytes(), op.batch, op.m, op.n));
+        let of_scale = |scaled: bool| scaled.then(|| Extent::of_values(1, size_of::<f32>()));
+        let a_scale = checks.optional("A's factor", a_scale, of_scale(op.a_scaled), "all of A has one")?;
+        let b_scale = checks.optional("B's factor", b_scale, of_scale(op.b_scaled), "all of B has one")?;
         // With a factor of 0 a C is no operand, and one that is passed all the same is not looked at.
         let c = checks.optional("C", c.filter(|_| of_c.is_some()), of_c, "the product adds C")?;
         let of_bias = op.bias.map(|dtype| Extent::of_values(op.n, dtype.bytes()));
@@ -185,6 +202,8 @@ impl MatmulPlan {
         let mut operands = Operands::new();
         operands.read(O::A, a);
         operands.read(O::B, b);
+        operands.read_if_any(O::AScale, a_scale);
+        operands.read_if_any(O::BScale, b_scale);
         operands.read_if_any(O::C, c);
         operands.read_if_any(O::Bias, bias);
         operands.read_if_any(O::Offsets, offsets);

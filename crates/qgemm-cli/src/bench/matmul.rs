@@ -3,7 +3,7 @@
 use std::fmt;
 
 use anyhow::ensure;
-use qgemm_api::{Buffer, Context, DType, Matmul, MatmulArgs, MatmulLayout, XPrecision};
+use qgemm_api::{Buffer, Context, DType, FactorFormat, Matmul, MatmulArgs, MatmulLayout, XPrecision};
 
 use super::timing::{Pace, Timing, time_launches};
 use super::{Args, BenchRow, copies};
@@ -12,11 +12,14 @@ use crate::choice::{self, Shape};
 /// Rows, columns and values along K, unless others are asked for.
 const SHAPES: [&str; 3] = ["512x512x512", "1024x1024x1024", "4096x4096x4096"];
 
-/// A product to measure: D has the type of A and B.
+/// A product to measure.
 pub struct Subject {
     shape: Shape,
     batch: usize,
     layout: MatmulLayout,
+    /// How A and B are stored.
+    factors: FactorFormat,
+    /// Type of D, unless products are of parts of K.
     dtype: DType,
     /// Whether the products are of parts of K, and D is f32.
     k_grouped: bool,
@@ -26,7 +29,7 @@ pub struct Subject {
 impl fmt::Display for Subject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let parts = if self.k_grouped { " by parts of K" } else { "" };
-        write!(f, "{}x {} {} {}{parts}", self.batch, self.shape, self.layout, self.dtype)
+        write!(f, "{}x {} {} {}{parts}", self.batch, self.shape, self.layout, self.factors)
     }
 }
 
@@ -42,15 +45,18 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
     ensure!(args.batch > 0, "--batch: expected a number above 0");
     let layouts = args.layout.map_or(MatmulLayout::ALL.to_vec(), |layout| vec![layout]);
     let precision = args.x_precision;
+    let factors = args.factors.unwrap_or(args.x_dtype.into());
     if let Some(groups) = args.groups {
         ensure!(groups > 0, "--groups: expected a number above 0");
         let (batch, layout, dtype) = (groups, MatmulLayout::Tn, args.x_dtype);
-        let of = |shape| Subject { shape, batch, layout, dtype, k_grouped: true, precision };
+        let of = |shape| Subject { shape, batch, layout, factors, dtype, k_grouped: true, precision };
         return Ok(shapes.into_iter().map(of).collect());
     }
     let (batch, dtype) = (args.batch, args.x_dtype);
-    let of =
-        |shape| layouts.iter().map(move |&layout| Subject { shape, batch, layout, dtype, k_grouped: false, precision });
+    let of = |shape| {
+        let of = move |&layout| Subject { shape, batch, layout, factors, dtype, k_grouped: false, precision };
+        layouts.iter().map(of)
+    };
     Ok(shapes.into_iter().flat_map(of).collect())
 }
 
@@ -59,9 +65,9 @@ pub fn subjects(args: &Args) -> anyhow::Result<Vec<Subject>> {
 /// # Errors
 /// When no kernel serves it, or the device fails.
 pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Result<BenchRow> {
-    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, dtype, k_grouped, precision } = subject;
+    let &Subject { shape: shape @ Shape { m, n, k }, batch, layout, factors, dtype, k_grouped, precision } = subject;
     let d_dtype = if k_grouped { DType::F32 } else { dtype };
-    let mut matmul = Matmul::new([m, n, k], dtype, dtype, d_dtype).batch(batch).operand_precision(precision);
+    let mut matmul = Matmul::new([m, n, k], factors, factors, d_dtype).batch(batch).operand_precision(precision);
     if k_grouped {
         matmul = matmul.k_grouped(batch);
     }
@@ -74,11 +80,13 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
     let plan = ctx.plan_matmul(&matmul)?;
     // Groups share K out.
     let matrices = if k_grouped { 1 } else { batch };
-    let [a_bytes, b_bytes] = [m * k, k * n].map(|values| values * matrices * dtype.bytes());
+    let [a_bytes, b_bytes] = [m * k, k * n].map(|values| values * matrices * factors.bytes());
     let d_bytes = m * n * batch * d_dtype.bytes();
     let made = |bytes: usize| {
         let value = |i: usize| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 / 128.0 - 1.0;
-        dtype.encode(&(0..bytes / dtype.bytes()).map(value).collect::<Vec<_>>())
+        let mut made = vec![0; bytes];
+        (0..bytes / factors.bytes()).for_each(|i| factors.write(&mut made, i, value(i)));
+        made
     };
     let (a, b) = (made(a_bytes), made(b_bytes));
     let places: Vec<usize> = (0..copies(ctx, a_bytes + b_bytes)).collect();
@@ -100,7 +108,7 @@ pub fn measure(ctx: &Context, subject: &Subject, bandwidth: f64) -> anyhow::Resu
         device: ctx.info().name.clone(),
         shape: if batch == 1 { shape.to_string() } else { format!("{batch}x {shape}") },
         format: if k_grouped { format!("{layout} k-grouped") } else { layout.to_string() },
-        x_dtype: dtype.to_string(),
+        x_dtype: factors.to_string(),
         kernel: plan.kernel_name().to_owned(),
         kernel_id: plan.kernel_id().map(|id| id.to_string()),
         microseconds: median * 1e6,

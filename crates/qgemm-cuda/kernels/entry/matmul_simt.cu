@@ -5,6 +5,7 @@
 #include "atoms/launch.cuh"
 #include "atoms/numeric.cuh"
 #include "epilogue/matmul_store.cuh"
+#include "mainloop/e4m3_factor.cuh"
 
 constexpr u32 THREAD_ROWS = QG_TILE_M / 16;
 constexpr u32 THREADS_N = QG_TILE_N / RUN;
@@ -33,14 +34,16 @@ struct Factor {
 
 QG_DEVICE float element_to_f32(u32 dtype, u32 bits) {
     if (dtype == DTYPE_F32) return bits_to_f32(bits);
+    if (dtype == FACTOR_E4M3) return e4m3_to_f32_or_nan(bits);
     return half_to_f32(dtype, bits);
 }
 
 // The part of a factor's tile that a thread copies: groups of elements that are neighbours in memory.
 template <u32 DTYPE, u32 TILE>
 struct FactorCopy {
-    static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : 2;
-    static constexpr u32 GROUP = 16 / BYTES;
+    static constexpr u32 BYTES = DTYPE == DTYPE_F32 ? 4 : DTYPE == FACTOR_E4M3 ? 1 : 2;
+    // 16 bytes, and no more elements than all threads have of the smallest tile.
+    static constexpr u32 GROUP = BYTES == 4 ? 4 : 8;
     static constexpr u32 GROUPS = TILE * QG_TILE_K / GROUP / QG_THREADS;
     static_assert(GROUPS * QG_THREADS * GROUP == TILE * QG_TILE_K, "threads copy whole groups");
 
@@ -65,7 +68,10 @@ struct FactorCopy {
             const u32 left = along_k ? f.k_len - k : f.outer_len - outer;
             const u8* from = f.first + (outer * f.outer_stride + k * f.k_stride) * BYTES;
             if (f.aligned && left >= GROUP) {
-                copy.words[i] = ld_global_v4(from);
+                if constexpr (BYTES == 1)
+                    copy.words[i] = u32x4{ld_global_u32(from), ld_global_u32(from + 4), 0, 0};
+                else
+                    copy.words[i] = ld_global_v4(from);
                 continue;
             }
             u32 words[4] = {};
@@ -74,6 +80,8 @@ struct FactorCopy {
                 if (e >= left) continue;
                 if constexpr (BYTES == 4)
                     words[e % 4] = ld_global_u32(from + e * 4);
+                else if constexpr (BYTES == 1)
+                    words[e / 4] |= ld_global_cached_u8(from + e) << (8 * (e % 4));
                 else
                     words[e / 2] |= ld_global_cached_u16(from + e * 2) << (16 * (e % 2));
             }
@@ -94,8 +102,10 @@ struct FactorCopy {
             float v[GROUP];
 #pragma unroll
             for (u32 e = 0; e < GROUP; e++) {
-                const u32 word = BYTES == 4 ? words[e % 4] : words[e / 2 % 4] >> (16 * (e % 2)) & 0xffffu;
-                v[e] = element_to_f32(DTYPE, word);
+                if constexpr (BYTES == 1)
+                    v[e] = element_to_f32(DTYPE, words[e / 4] >> (8 * (e % 4)) & 0xffu);
+                else
+                    v[e] = element_to_f32(DTYPE, BYTES == 4 ? words[e % 4] : words[e / 2 % 4] >> (16 * (e % 2)) & 0xffffu);
             }
             if (along_k) {
 #pragma unroll

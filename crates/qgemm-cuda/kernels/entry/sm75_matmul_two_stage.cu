@@ -1,6 +1,9 @@
-// D = A · B on matrix instructions, from Turing on: factors of 16 bits, or f32 that is split into two bf16, stored by rows or by columns at
-// any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
+// D = A · B on matrix instructions, from Turing on: factors of 16 bits, E4M3 that becomes f16, or f32 that is split into two bf16, stored by
+// rows or by columns at any alignment. Tiles pass through registers into two stages of shared memory: the next one is in flight while one is multiplied.
 #include "epilogue/matmul_warp_store.cuh"
+#if QG_ELEMENT_BYTES == 1
+#include "mainloop/e4m3_factor.cuh"
+#endif
 #if QG_ELEMENT_BYTES == 4
 #include "mainloop/matmul_bf16x3.cuh"
 #else
@@ -20,7 +23,7 @@ static_assert(QG_STAGES == 2, "one stage is in flight while the other is multipl
 // Chunks on their way through a thread's registers, as they are stored.
 template <class Source>
 struct Chunks {
-    static constexpr u32 BYTES = Source::ELEMENT_BYTES, WORDS = CHUNK * BYTES / 4;
+    static constexpr u32 BYTES = Source::ELEMENT_BYTES, ELEMENTS = Source::CHUNK, WORDS = ELEMENTS * BYTES / 4;
 
     u32 word[Source::COUNT][WORDS];
 
@@ -31,7 +34,7 @@ struct Chunks {
             u32(&word)[WORDS] = chunks.word[i];
 #pragma unroll
             for (u32 w = 0; w < WORDS; w++) word[w] = 0;
-            if (aligned && elements == CHUNK) {
+            if (aligned && elements == ELEMENTS) {
 #pragma unroll
                 for (u32 w = 0; w < WORDS; w += 4) {
                     const u32x4 v = ld_global_v4(s.from[i] + w * 4);
@@ -39,10 +42,12 @@ struct Chunks {
                 }
             } else if (elements > 0) {
 #pragma unroll
-                for (u32 e = 0; e < CHUNK; e++) {
+                for (u32 e = 0; e < ELEMENTS; e++) {
                     if (e >= elements) continue;
                     if constexpr (BYTES == 4)
                         word[e] = ld_global_u32(s.from[i] + e * 4);
+                    else if constexpr (BYTES == 1)
+                        word[e / 4] |= ld_global_cached_u8(s.from[i] + e) << (8 * (e % 4));
                     else
                         word[e / 2] |= ld_global_cached_u16(s.from[i] + e * 2) << (16 * (e % 2));
                 }
@@ -62,6 +67,16 @@ struct Chunks {
                 split_bf16x2(hi[pair], lo[pair], word[pair * 2], word[pair * 2 + 1]);
             st_shared(reinterpret_cast<u32x4*>(to), u32x4{hi[0], hi[1], hi[2], hi[3]});
             st_shared(reinterpret_cast<u32x4*>(to + Source::TILE_BYTES), u32x4{lo[0], lo[1], lo[2], lo[3]});
+#elif QG_ELEMENT_BYTES == 1
+            u32 pair[8];
+#pragma unroll
+            for (u32 w = 0; w < 4; w++) e4m3x4_to_f16(pair[w * 2], pair[w * 2 + 1], word[w]);
+            // Neighbours whose lower halves lie in the same banks begin with different halves.
+            const bool swap = Source::begins_with_upper(thread + i * QG_THREADS);
+            const u32x4 lower = {pair[0], pair[1], pair[2], pair[3]}, upper = {pair[4], pair[5], pair[6], pair[7]};
+            u8* const to_upper = tile + Source::to(i, thread, CHUNK);
+            st_shared(reinterpret_cast<u32x4*>(swap ? to_upper : to), swap ? upper : lower);
+            st_shared(reinterpret_cast<u32x4*>(swap ? to : to_upper), swap ? lower : upper);
 #else
             st_shared(reinterpret_cast<u32x4*>(to), u32x4{word[0], word[1], word[2], word[3]});
 #endif

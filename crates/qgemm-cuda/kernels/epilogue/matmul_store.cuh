@@ -4,14 +4,25 @@
 #include "epilogue/operands.cuh"
 #include "sched/matmul_tile.cuh"
 
+// The factor of the product: alpha, and those of all of A and of B, where they have one.
+QG_DEVICE float matmul_alpha(const MatmulParams& p) {
+    float alpha = p.shape.alpha;
+    if constexpr (QG_MAY_SCALE) {
+        if (p.shape.flags & QG_FLAG_A_SCALE) alpha *= load_dense(DTYPE_F32, p.at.a_scale, 0);
+        if (p.shape.flags & QG_FLAG_B_SCALE) alpha *= load_dense(DTYPE_F32, p.at.b_scale, 0);
+    }
+    return alpha;
+}
+
 // Finishes and stores RUN neighbouring outputs of row `row` from column `column`, a multiple of RUN, on, as far as D has
 // them.
 QG_DEVICE void store_matmul_run(const MatmulParams& p, u32 product, u32 row, u32 column, float (&v)[RUN]) {
     if (row >= p.shape.m || column >= p.shape.n) return;
     const u32 flags = p.shape.flags, left = p.shape.n - column, count = left < RUN ? left : RUN;
     const u64 at = product * p.at.d_batch + row * p.at.d_row + column;
+    const float alpha = matmul_alpha(p);
 #pragma unroll
-    for (u32 i = 0; i < RUN; i++) v[i] *= p.shape.alpha;
+    for (u32 i = 0; i < RUN; i++) v[i] *= alpha;
     float added[RUN] = {};
     if (flags & (QG_FLAG_C | QG_FLAG_ACCUMULATES)) {
         if (flags & QG_FLAG_C)

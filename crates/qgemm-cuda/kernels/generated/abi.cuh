@@ -169,7 +169,7 @@ struct MatmulShape {
     u32 m;  // Rows of A and D.
     u32 n;  // Columns of B and D.
     u32 k;  // Columns of A and rows of B.
-    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
+    u32 flags;  // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
     float alpha;  // Factor of the product.
     float beta;  // Factor of C, or of what D held.
 };
@@ -225,6 +225,8 @@ struct MatmulPointers {
     u64 d_row;  // Elements from one row of D to the next.
     u64 d_batch;  // Elements from one D to the next.
     u64 offsets;  // Where each product's range of K begins, and the last one ends.
+    u64 a_scale;  // The factor of all of A, an f32; 0 where there is none.
+    u64 b_scale;  // The factor of all of B.
 };
 static_assert(QG_OFFSET_OF(MatmulPointers, b) == 8, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, c) == 16, "layout");
@@ -243,7 +245,9 @@ static_assert(QG_OFFSET_OF(MatmulPointers, c_batch) == 112, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_row) == 120, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, d_batch) == 128, "layout");
 static_assert(QG_OFFSET_OF(MatmulPointers, offsets) == 136, "layout");
-static_assert(sizeof(MatmulPointers) == 144, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, a_scale) == 144, "layout");
+static_assert(QG_OFFSET_OF(MatmulPointers, b_scale) == 152, "layout");
+static_assert(sizeof(MatmulPointers) == 160, "layout");
 
 struct UnpackShape {
     u32 out_features;  // Rows of W.
@@ -747,6 +751,8 @@ constexpr u32 QG_FLAG_GIVEN_IDS = 262144;
 constexpr u32 QG_FLAG_ACCUMULATES = 524288;
 constexpr u32 QG_FLAG_SLOPE = 1048576;
 constexpr u32 QG_FLAG_K_GROUPED = 2097152;
+constexpr u32 QG_FLAG_A_SCALE = 4194304;
+constexpr u32 QG_FLAG_B_SCALE = 8388608;
 constexpr u32 QG_FLAG_ALIGNED16 = 524288;
 constexpr u32 QG_FLAG_COPY = 1048576;
 constexpr u32 QG_FLAG_CAUSAL = 524288;

@@ -1,19 +1,27 @@
-// What threads copy of the factors of `matmul`, a chunk at a time: tiles are types with CHUNK elements a chunk, CHUNKS, the place of each
-// chunk, and the byte at which it lies in shared memory. In device memory an element has as many bytes as the factor is stored in. TileA and TileB are those of the main loop that includes this.
+// What threads copy of the factors of `matmul`, 16 bytes of device memory or more at a time: tiles are types with OUTER rows of A or columns of
+// B, CHUNK neighbouring elements that lie together in shared memory, and the byte at which they do. In device memory an element has
+// as many bytes as the factor is stored in. TileA and TileB are those of the main loop that includes this.
 #pragma once
 #include "sched/matmul_tile.cuh"
 
 // What a thread copies of every tile of a factor: chunks whose place in the tile is always the same.
 template <class Tile, bool ALONG_K, u32 STORED_BYTES>
 struct ChunkSource {
-    static constexpr u32 ELEMENT_BYTES = STORED_BYTES, CHUNK = Tile::CHUNK, TILE_BYTES = Tile::BYTES;
-    static constexpr u32 COUNT = Tile::CHUNKS / QG_THREADS;
-    static_assert(COUNT * QG_THREADS == Tile::CHUNKS, "threads copy the same number of chunks");
+    static constexpr u32 ELEMENT_BYTES = STORED_BYTES, TILE_BYTES = Tile::BYTES;
+    static constexpr u32 CHUNK = Tile::CHUNK * STORED_BYTES < 16 ? 16 / STORED_BYTES : Tile::CHUNK;
+    static constexpr u32 COUNT = Tile::OUTER * QG_TILE_K / CHUNK / QG_THREADS;
+    static_assert(COUNT * QG_THREADS * CHUNK == Tile::OUTER * QG_TILE_K, "threads copy the same number of chunks");
 
     const u8* first;
     const u8* from[COUNT];
     u64 step_bytes;
     u32 outer_left[COUNT], k[COUNT], k_len;
+
+    // The place of chunk `i` in the order in which threads copy them: neighbours in memory.
+    QG_DEVICE void place(u32 i, u32& outer, u32& k) {
+        outer = ALONG_K ? i / (QG_TILE_K / CHUNK) : i % (Tile::OUTER / CHUNK) * CHUNK;
+        k = ALONG_K ? i % (QG_TILE_K / CHUNK) * CHUNK : i / (Tile::OUTER / CHUNK);
+    }
 
     QG_DEVICE ChunkSource of(const u8* matrix, u64 stride, u32 outer_begin, u32 outer_len, u32 k_begin, u32 k_len,
                              u32 thread) {
@@ -24,7 +32,7 @@ struct ChunkSource {
 #pragma unroll
         for (u32 i = 0; i < COUNT; i++) {
             u32 outer, k;
-            Tile::place(thread + i * QG_THREADS, outer, k);
+            place(thread + i * QG_THREADS, outer, k);
             outer += outer_begin, k += k_begin;
             s.k[i] = k;
             s.outer_left[i] = outer < outer_len ? outer_len - outer : 0;
@@ -49,11 +57,16 @@ struct ChunkSource {
         }
     }
 
-    // The byte of chunk `i` in the tile.
-    QG_DEVICE u32 to(u32 i, u32 thread) {
+    // Of a chunk of twice a tile's: whether a thread stores the upper half first, so that eight threads store to different banks.
+    QG_DEVICE bool begins_with_upper(u32 i) {
+        return !ALONG_K && Tile::OUTER / CHUNK > 4 && i / 4 % 2 == 1;
+    }
+
+    // The byte in the tile of the elements of chunk `i` from `first` on.
+    QG_DEVICE u32 to(u32 i, u32 thread, u32 first = 0) {
         u32 outer, k;
-        Tile::place(thread + i * QG_THREADS, outer, k);
-        return Tile::at(outer, k);
+        place(thread + i * QG_THREADS, outer, k);
+        return Tile::at(ALONG_K ? outer : outer + first, ALONG_K ? k + first : k);
     }
 };
 

@@ -13,22 +13,15 @@ constexpr u32 K_STEPS = QG_TILE_K / 8;
 // lie in different banks.
 template <u32 TILE, bool ALONG_K>
 struct F32Tile {
-    static constexpr u32 CHUNK = 4;
+    static constexpr u32 OUTER = TILE, CHUNK = 4;
     static constexpr u32 PITCH = ALONG_K ? QG_TILE_K + 4 : TILE + 8;
     static constexpr u32 BYTES = TILE * (QG_TILE_K + 4) * 4;
-    static constexpr u32 CHUNKS = TILE * QG_TILE_K / CHUNK;
     static_assert(QG_TILE_K % 32 == 16 && TILE % 32 == 0, "what the padding is for");
     static_assert(ALONG_K || QG_TILE_K * PITCH * 4 <= BYTES, "either way takes as much");
 
     // The byte of (outer, k).
     QG_DEVICE u32 at(u32 outer, u32 k) {
         return (ALONG_K ? outer * PITCH + k : k * PITCH + outer) * 4;
-    }
-
-    // The place of chunk `i` in the order in which threads copy them: neighbours in memory.
-    QG_DEVICE void place(u32 i, u32& outer, u32& k) {
-        outer = ALONG_K ? i / (QG_TILE_K / CHUNK) : i % (TILE / CHUNK) * CHUNK;
-        k = ALONG_K ? i % (QG_TILE_K / CHUNK) * CHUNK : i / (TILE / CHUNK);
     }
 
     // The value at (outer, k), rounded to nearest.

@@ -16,20 +16,13 @@ static_assert(K_CHUNKS == 4, "a row along K is half of the banks");
 
 template <u32 TILE, bool ALONG_K>
 struct TileLayout {
-    static constexpr u32 CHUNK = ::CHUNK;
+    static constexpr u32 OUTER = TILE, CHUNK = ::CHUNK;
     static constexpr u32 BYTES = TILE * QG_TILE_K * 2;
-    static constexpr u32 CHUNKS = BYTES / CHUNK_BYTES;
 
     // The byte of the chunk that holds (outer, k), both of its first element.
     QG_DEVICE u32 at(u32 outer, u32 k) {
         if constexpr (ALONG_K) return (outer * K_CHUNKS + (k / CHUNK ^ (outer / 2 % 4))) * CHUNK_BYTES;
         return (k * (TILE / CHUNK) + (outer / CHUNK ^ (k % 8))) * CHUNK_BYTES;
-    }
-
-    // The place of chunk `i` in the order in which threads copy them: neighbours in memory.
-    QG_DEVICE void place(u32 i, u32& outer, u32& k) {
-        outer = ALONG_K ? i / K_CHUNKS : i % (TILE / CHUNK) * CHUNK;
-        k = ALONG_K ? i % K_CHUNKS * CHUNK : i / (TILE / CHUNK);
     }
 };
 

@@ -48,6 +48,10 @@ pub const FLAG_ACCUMULATES: u32 = 1 << 19;
 pub const FLAG_SLOPE: u32 = 1 << 20;
 /// [`MatmulShape::flags`]: offsets say which part of K each product has.
 pub const FLAG_K_GROUPED: u32 = 1 << 21;
+/// [`MatmulShape::flags`]: all of A has a factor.
+pub const FLAG_A_SCALE: u32 = 1 << 22;
+/// [`MatmulShape::flags`]: all of B has one.
+pub const FLAG_B_SCALE: u32 = 1 << 23;
 
 /// [`OptimizerShape::flags`]: every operand begins at a multiple of 16 bytes.
 pub const FLAG_ALIGNED16: u32 = 1 << 19;
@@ -119,6 +123,8 @@ pub const FLAGS: &[(&str, u32)] = &[
     ("ACCUMULATES", FLAG_ACCUMULATES),
     ("SLOPE", FLAG_SLOPE),
     ("K_GROUPED", FLAG_K_GROUPED),
+    ("A_SCALE", FLAG_A_SCALE),
+    ("B_SCALE", FLAG_B_SCALE),
     ("ALIGNED16", FLAG_ALIGNED16),
     ("COPY", FLAG_COPY),
     ("CAUSAL", FLAG_CAUSAL),

@@ -13,7 +13,7 @@ abi_struct! {
         pub n: u32,
         /// Columns of A and rows of B.
         pub k: u32,
-        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
+        /// `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
         pub flags: u32,
         /// Factor of the product.
         pub alpha: f32,
@@ -93,5 +93,9 @@ abi_struct! {
         pub d_batch: u64,
         /// Where each product's range of K begins, and the last one ends.
         pub offsets: u64,
+        /// The factor of all of A, an f32; 0 where there is none.
+        pub a_scale: u64,
+        /// The factor of all of B.
+        pub b_scale: u64,
     }
 }

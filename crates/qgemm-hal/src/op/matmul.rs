@@ -4,17 +4,107 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 
 use qgemm_formats::DType;
+use qgemm_formats::float8::{e4m3_to_f32, f32_to_e4m3};
 
 use super::gemm::{Activation, WorkspaceLayout, XPrecision};
 use super::{Operation, operands};
 use crate::caps::Math;
 use crate::kernel_id::{KernelId, Name, spec};
 
+/// How the elements of a factor are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FactorFormat {
+    /// Numbers as they are.
+    Plain(DType),
+    /// E4M3 numbers, a byte each.
+    E4M3,
+}
+
+impl FactorFormat {
+    /// Every format.
+    pub const ALL: [FactorFormat; 4] = [
+        FactorFormat::Plain(DType::F32),
+        FactorFormat::Plain(DType::F16),
+        FactorFormat::Plain(DType::BF16),
+        FactorFormat::E4M3,
+    ];
+
+    /// Lower-case name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            FactorFormat::Plain(dtype) => dtype.name(),
+            FactorFormat::E4M3 => "e4m3",
+        }
+    }
+
+    /// Bytes of an element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            FactorFormat::Plain(dtype) => dtype.bytes(),
+            FactorFormat::E4M3 => 1,
+        }
+    }
+
+    /// The type of plain numbers.
+    pub const fn plain(self) -> Option<DType> {
+        match self {
+            FactorFormat::Plain(dtype) => Some(dtype),
+            FactorFormat::E4M3 => None,
+        }
+    }
+
+    /// Element `index` of `bytes`.
+    ///
+    /// # Panics
+    /// When `bytes` holds fewer than `index + 1` elements.
+    #[inline]
+    pub fn read(self, bytes: &[u8], index: usize) -> f32 {
+        match self {
+            FactorFormat::Plain(dtype) => dtype.read(bytes, index),
+            FactorFormat::E4M3 => e4m3_to_f32(bytes[index]),
+        }
+    }
+
+    /// Writes `value` as element `index` of `bytes`, rounded to nearest even. What E4M3 has no number for becomes its largest.
+    ///
+    /// # Panics
+    /// When `bytes` holds fewer than `index + 1` elements.
+    #[inline]
+    pub fn write(self, bytes: &mut [u8], index: usize, value: f32) {
+        match self {
+            FactorFormat::Plain(dtype) => dtype.write(bytes, index, value),
+            FactorFormat::E4M3 => bytes[index] = f32_to_e4m3(value),
+        }
+    }
+}
+
+impl From<DType> for FactorFormat {
+    fn from(dtype: DType) -> Self {
+        FactorFormat::Plain(dtype)
+    }
+}
+
+impl fmt::Display for FactorFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for FactorFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Self::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(text));
+        found.ok_or_else(|| format!("`{text}` is no format of a factor: expected f32, f16, bf16 or e4m3"))
+    }
+}
+
 /// The matrices of a batch: element type, strides in elements, and the alignment of what lies contiguous in them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BatchedDense {
-    /// Element type.
-    pub dtype: DType,
+pub struct BatchedDense<T = DType> {
+    /// Element type; of factors, their format.
+    pub dtype: T,
     /// Elements from one row to the next.
     pub row_stride: u64,
     /// Elements from one column to the next. It or the row stride is 1.
@@ -25,7 +115,14 @@ pub struct BatchedDense {
     pub aligned16: bool,
 }
 
-impl BatchedDense {
+impl From<BatchedDense> for BatchedDense<FactorFormat> {
+    fn from(dense: BatchedDense) -> Self {
+        let BatchedDense { dtype, row_stride, col_stride, batch_stride, aligned16 } = dense;
+        Self { dtype: dtype.into(), row_stride, col_stride, batch_stride, aligned16 }
+    }
+}
+
+impl<T> BatchedDense<T> {
     /// Elements from the first to the last of `batch` matrices of `rows × columns`, or `None` when the count overflows.
     pub fn extent(&self, batch: usize, rows: usize, columns: usize) -> Option<u64> {
         if batch == 0 || rows == 0 || columns == 0 {
@@ -54,9 +151,13 @@ pub struct CheckedMatmul {
     /// Columns of A and rows of B; 0 makes a product of zeros.
     pub k: usize,
     /// A, `[m, k]`.
-    pub a: BatchedDense,
+    pub a: BatchedDense<FactorFormat>,
     /// B, `[k, n]`.
-    pub b: BatchedDense,
+    pub b: BatchedDense<FactorFormat>,
+    /// Whether all of A has a factor, an f32 that a run is given.
+    pub a_scaled: bool,
+    /// Whether all of B has one.
+    pub b_scaled: bool,
     /// D, `[m, n]`, row-major; its matrices do not overlap.
     pub d: BatchedDense,
     /// C, `[m, n]`, row-major; `beta` is 0 where there is none.
@@ -88,6 +189,10 @@ operands! {
         A: "a" Read,
         /// The right factors.
         B: "b" Read,
+        /// The factor of all of A, an f32.
+        AScale: "the factor of a" Read,
+        /// The factor of all of B.
+        BScale: "the factor of b" Read,
         /// C.
         C: "c" Read,
         /// Bias.
@@ -106,10 +211,10 @@ spec! {
     pub struct MatmulSpec {
         /// The main loop: generation and mechanism, such as `sm80_cp_async`.
         main_loop: Name,
-        /// Element type of A.
-        a: DType,
-        /// Element type of B.
-        b: DType,
+        /// How A is stored.
+        a: FactorFormat,
+        /// How B is stored.
+        b: FactorFormat,
         /// How A and B are stored.
         layout: MatmulLayout,
         /// Rows of D that a CTA computes.
@@ -240,7 +345,7 @@ impl CheckedMatmul {
     }
 
     /// Matrices of a batch that are different ones.
-    fn matrices(&self, dense: &BatchedDense) -> f64 {
+    fn matrices<T>(&self, dense: &BatchedDense<T>) -> f64 {
         if dense.batch_stride == 0 { 1.0 } else { self.batch as f64 }
     }
 }
@@ -253,7 +358,7 @@ impl Hash for CheckedMatmul {
         (self.batch, self.m, self.n, self.k, self.a, self.b, self.d, self.c).hash(state);
         (self.accumulates, self.bias, self.alpha.to_bits(), self.beta.to_bits(), self.activation, self.slope)
             .hash(state);
-        (self.k_grouped, self.operand_precision).hash(state);
+        (self.k_grouped, self.operand_precision, self.a_scaled, self.b_scaled).hash(state);
     }
 }
 
@@ -265,7 +370,13 @@ impl Operation for CheckedMatmul {
 
     fn operands(&self) -> Vec<MatmulOperand> {
         use MatmulOperand as O;
-        let optional = [(self.c.is_some(), O::C), (self.bias.is_some(), O::Bias), (self.k_grouped, O::Offsets)];
+        let optional = [
+            (self.a_scaled, O::AScale),
+            (self.b_scaled, O::BScale),
+            (self.c.is_some(), O::C),
+            (self.bias.is_some(), O::Bias),
+            (self.k_grouped, O::Offsets),
+        ];
         let given = optional.into_iter().filter(|(is_given, _)| *is_given).map(|(_, operand)| operand);
         [O::A, O::B, O::D].into_iter().chain(given).collect()
     }
@@ -273,9 +384,12 @@ impl Operation for CheckedMatmul {
     /// A, B, C and D once each; D twice where it is added to.
     fn traffic(&self) -> f64 {
         let (m, n, k) = (self.m as f64, self.n as f64, self.k as f64);
+        let of_factor = |dense: &BatchedDense<FactorFormat>, values: f64| {
+            self.matrices(dense) * values * dense.dtype.bytes() as f64
+        };
         let bytes = |dense: &BatchedDense, values: f64| self.matrices(dense) * values * dense.dtype.bytes() as f64;
         let d = bytes(&self.d, m * n) * if self.accumulates { 2.0 } else { 1.0 };
-        bytes(&self.a, m * k) + bytes(&self.b, k * n) + self.c.map_or(0.0, |c| bytes(&c, m * n)) + d
+        of_factor(&self.a, m * k) + of_factor(&self.b, k * n) + self.c.map_or(0.0, |c| bytes(&c, m * n)) + d
     }
 
     fn macs(&self) -> f64 {
@@ -296,6 +410,20 @@ mod tests {
         assert_eq!(dense.extent(2, 3, 4), Some(100 + 20 + 3 + 1));
         assert_eq!((dense.extent(0, 3, 4), dense.extent(2, 3, 0)), (Some(0), Some(0)));
         assert_eq!(BatchedDense { batch_stride: u64::MAX, ..dense }.extent(2, 3, 4), None);
+    }
+
+    #[test]
+    fn formats_of_factors_survive_their_names_and_keep_their_numbers() {
+        for format in FactorFormat::ALL {
+            assert_eq!(format.name().parse(), Ok(format));
+            let mut bytes = [0; 8];
+            format.write(&mut bytes, 1, -1.5);
+            assert_eq!((format.read(&bytes, 0), format.read(&bytes, 1)), (0.0, -1.5), "{format}");
+        }
+        assert!("e5m2".parse::<FactorFormat>().is_err());
+        let mut code = [0];
+        FactorFormat::E4M3.write(&mut code, 0, 1e9);
+        assert_eq!(FactorFormat::E4M3.read(&code, 0), 448.0);
     }
 
     #[test]

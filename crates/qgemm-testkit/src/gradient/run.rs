@@ -58,7 +58,7 @@ fn judge(ctx: &Context, case: &GradientCase, outcome: &mut Outcome) -> Result<()
     let math = plan.matmul().map_or(Math::FmaF32, |launch| launch.config.math);
     let path = path(math).ok_or_else(|| Failure::NoModel(format!("the arithmetic `{}`", math.name())))?;
     let decoded = match plan.kernel_id().map(|id| id.spec) {
-        Some(Spec::Matmul(spec)) => spec.b,
+        Some(Spec::Matmul(spec)) => spec.b.plain().unwrap_or(DType::F32),
         _ => DType::F32,
     };
     let rounded = (!weights.is_exact_in(decoded)).then_some(decoded);

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout, XPrecision};
+use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
 
 use crate::activations::{ActivationKind, activations};
 
@@ -35,8 +35,10 @@ pub struct MatmulCase {
     pub batch: usize,
     /// How A and B are stored.
     pub layout: MatmulLayout,
-    /// Types of A and B.
-    pub types: [DType; 2],
+    /// How A and B are stored.
+    pub types: [FactorFormat; 2],
+    /// Factors of all of A and of all of B.
+    pub scales: [Option<f32>; 2],
     /// Type of D.
     pub d_dtype: DType,
     /// Factor of the product.
@@ -70,7 +72,8 @@ impl MatmulCase {
             shape,
             batch: 1,
             layout: MatmulLayout::Nn,
-            types: [DType::F32; 2],
+            types: [DType::F32.into(); 2],
+            scales: [None; 2],
             d_dtype: DType::F32,
             alpha: 1.0,
             c: None,
@@ -88,7 +91,7 @@ impl MatmulCase {
 
     /// With A, B and D of one type.
     pub fn of_type(self, dtype: DType) -> Self {
-        Self { types: [dtype; 2], d_dtype: dtype, ..self }
+        Self { types: [dtype.into(); 2], d_dtype: dtype, ..self }
     }
 
     /// With factors whose sums are exact.
@@ -99,7 +102,9 @@ impl MatmulCase {
     /// Whether D is exact.
     pub(super) fn is_exact(&self) -> bool {
         let activation = matches!(self.activation, Activation::Identity | Activation::Relu);
-        let factors = [Some(self.alpha), self.c.map(|(beta, _)| beta), self.accumulate].into_iter().flatten();
+        let [a_scale, b_scale] = self.scales;
+        let factors = [Some(self.alpha), self.c.map(|(beta, _)| beta), self.accumulate, a_scale, b_scale];
+        let factors = factors.into_iter().flatten();
         let whole = factors.into_iter().all(|factor| factor.fract() == 0.0 && factor.abs() < 16.0);
         activation && whole && !self.slope && self.values == [ActivationKind::SmallIntegers; 2]
     }
@@ -145,14 +150,14 @@ impl MatmulCase {
     pub(super) fn a(&self, product: usize) -> Vec<f32> {
         let [m, _, k] = self.shape;
         let own = if self.strides.one_a { 0 } else { product as u64 };
-        activations(self.values[0], m, k, self.types[0], self.seed ^ own << 8)
+        factor(self.values[0], [m, k], self.types[0], self.seed ^ own << 8)
     }
 
     /// B of a product, transposed: `[n, k]`, so that what is not finite stays in its column of D.
     pub(super) fn b(&self, product: usize) -> Vec<f32> {
         let [_, n, k] = self.shape;
         let own = if self.strides.one_b { 0 } else { product as u64 };
-        activations(self.values[1], n, k, self.types[1], self.seed ^ 0xb000 ^ own << 24)
+        factor(self.values[1], [n, k], self.types[1], self.seed ^ 0xb000 ^ own << 24)
     }
 
     /// C of a product, or what its D held.
@@ -176,6 +181,17 @@ impl MatmulCase {
     }
 }
 
+/// The values of a factor, all of which its format has.
+fn factor(kind: ActivationKind, [rows, columns]: [usize; 2], format: FactorFormat, seed: u64) -> Vec<f32> {
+    let values = activations(kind, rows, columns, format.plain().unwrap_or(DType::F32), seed);
+    let rounded = |value: f32| {
+        let mut bytes = [0; 4];
+        format.write(&mut bytes, 0, value);
+        format.read(&bytes, 0)
+    };
+    values.into_iter().map(rounded).collect()
+}
+
 /// A line for tables: `2x 64x32x128 tn bf16*bf16>f32`, then whatever is not the default.
 impl fmt::Display for MatmulCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -183,6 +199,11 @@ impl fmt::Display for MatmulCase {
         write!(f, "{batch}x {m}x{n}x{k} {layout} {a}*{b}>{d_dtype}")?;
         for values in self.values.iter().filter(|&&values| values != ActivationKind::Normal) {
             write!(f, " {}", values.name())?;
+        }
+        for (scale, name) in self.scales.into_iter().zip(["a", "b"]) {
+            if let Some(scale) = scale {
+                write!(f, " {name}-scale={scale}")?;
+            }
         }
         if self.alpha != 1.0 {
             write!(f, " alpha={}", self.alpha)?;

@@ -1,7 +1,7 @@
 //! The suite of `matmul`: which cases a backend must pass.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout, XPrecision};
+use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
 
 use super::case::{MatmulCase, MatmulStrides};
 use crate::activations::ActivationKind;
@@ -21,6 +21,7 @@ pub(super) const GROUPS: &[Cases<MatmulCase>] = &[
     group("matmul_k_grouped", "products of parts of K, as gradients of experts' weights are", k_grouped),
     group("matmul_tf32", "factors in f32 that may be rounded to TF32", tf32),
     group("matmul_bf16x3", "factors in f32 that may be split into two bf16 each", bf16x3),
+    group("matmul_e4m3", "factors in E4M3, one or both, with a factor for all of each", e4m3),
 ];
 
 /// Rows, columns, and values along K: around vectors, tiles of 64 and 128, and k-tiles of 16 and 32.
@@ -57,7 +58,7 @@ fn layout(i: usize) -> MatmulLayout {
 
 /// Both factors of one type, and D of one.
 fn typed(i: usize, case: MatmulCase) -> MatmulCase {
-    MatmulCase { types: [dtype(i); 2], d_dtype: dtype(i / 3), layout: layout(i), seed: i as u64, ..case }
+    MatmulCase { types: [dtype(i).into(); 2], d_dtype: dtype(i / 3), layout: layout(i), seed: i as u64, ..case }
 }
 
 fn layouts() -> Vec<MatmulCase> {
@@ -68,7 +69,8 @@ fn layouts() -> Vec<MatmulCase> {
                 let i = cases.len();
                 // Mixed types are one path each; the layouts of one type are several.
                 let shape = if a == b { [72, 136, 80] } else { [33, 40, 24] };
-                let case = MatmulCase { types: [a, b], d_dtype: dtype(i), layout, ..MatmulCase::new(shape) };
+                let case =
+                    MatmulCase { types: [a.into(), b.into()], d_dtype: dtype(i), layout, ..MatmulCase::new(shape) };
                 cases.push(MatmulCase { seed: i as u64, ..case });
             }
         }
@@ -90,7 +92,7 @@ fn exact() -> Vec<MatmulCase> {
         for layout in MatmulLayout::ALL {
             for dtype in DType::ALL {
                 let case = MatmulCase { layout, seed: cases.len() as u64, ..MatmulCase::new(shape) };
-                let case = MatmulCase { types: [dtype; 2], ..case }.exact();
+                let case = MatmulCase { types: [dtype.into(); 2], ..case }.exact();
                 cases.push(MatmulCase { alpha: 2.0, bias: Some(DType::F32), accumulate: Some(-3.0), ..case });
             }
         }
@@ -233,6 +235,49 @@ fn bf16x3() -> Vec<MatmulCase> {
     cases
 }
 
+/// Factors in E4M3, beside every format, in every layout, at any alignment, with factors of all of them, parts of K, batches, and NaN.
+fn e4m3() -> Vec<MatmulCase> {
+    use ActivationKind as V;
+    const E4M3: FactorFormat = FactorFormat::E4M3;
+    let mut cases: Vec<MatmulCase> = Vec::new();
+    let plain = MatmulStrides::default();
+    for layout in MatmulLayout::ALL {
+        for shape in [[72, 136, 80], [132, 200, 300], [33, 65, 17], [16, 24, 5000], [7, 5, 0], [160, 48, 129]] {
+            let i = cases.len();
+            let values = [[V::Normal; 2], [V::SmallIntegers; 2], [V::NotFinite, V::Normal]][i % 3];
+            let scales = [[None; 2], [Some(2.0), None], [None, Some(0.3)], [Some(-0.7), Some(11.0)]][i % 4];
+            let strides = match i % 5 {
+                1 => MatmulStrides { gaps: [8, 16, 0], ..plain },
+                3 => MatmulStrides { gaps: [1, 3, 2], offset: 1 + i % 7, ..plain },
+                _ => plain,
+            };
+            let case = MatmulCase { layout, values, scales, strides, seed: i as u64, ..MatmulCase::new(shape) };
+            cases.push(MatmulCase { types: [E4M3; 2], d_dtype: dtype(i), ..case });
+        }
+        for other in DType::ALL {
+            let i = cases.len();
+            let types = if i.is_multiple_of(2) { [E4M3, other.into()] } else { [other.into(), E4M3] };
+            let scales = if i.is_multiple_of(2) { [Some(0.5), None] } else { [None, Some(3.0)] };
+            let case = MatmulCase { layout, types, scales, d_dtype: dtype(i), ..MatmulCase::new([40, 72, 50]) };
+            cases.push(MatmulCase { values: [[V::Normal; 2], [V::SmallIntegers; 2]][i % 2], seed: i as u64, ..case });
+        }
+    }
+    let both = MatmulCase { types: [E4M3; 2], ..MatmulCase::new([40, 48, 300]) };
+    // NaN of both factors, magnitudes beyond the largest and below the least, and sums of one sign.
+    for values in [[V::NotFinite, V::NotFinite], [V::MixedMagnitudes, V::Outliers], [V::ConstantRows, V::AllEqual]] {
+        cases.push(MatmulCase { values, ..both });
+    }
+    let epilogue = MatmulCase { alpha: -0.25, bias: Some(DType::F32), activation: Activation::Silu, ..both };
+    cases.push(MatmulCase { scales: [Some(0.1), Some(0.2)], c: Some((2.0, DType::F16)), batch: 3, ..epilogue });
+    let shared = MatmulStrides { one_b: true, between: 2, ..plain };
+    cases.push(MatmulCase { accumulate: Some(1.0), scales: [Some(4.0), Some(0.5)], batch: 5, strides: shared, ..both });
+    for seed in 0..4 {
+        let case = MatmulCase { scales: [Some(2.0), None], accumulate: Some(1.0), seed, ..both };
+        cases.push(MatmulCase { shape: [72, 40, 700], ..case }.k_grouped(5));
+    }
+    cases
+}
+
 /// Factors in f32 that may be rounded, in every layout, aligned and not, with parts of K, and what is not finite.
 fn rounded(operand_precision: XPrecision) -> Vec<MatmulCase> {
     let allowed = |case: MatmulCase| MatmulCase { operand_precision, ..case };
@@ -259,7 +304,7 @@ fn k_grouped() -> Vec<MatmulCase> {
         for (j, (shape, products)) in shapes.into_iter().enumerate() {
             for values in [ActivationKind::Normal, ActivationKind::SmallIntegers] {
                 let seed = cases.len() as u64;
-                let case = MatmulCase { types: [dtype; 2], values: [values; 2], ..MatmulCase::new(shape) };
+                let case = MatmulCase { types: [dtype.into(); 2], values: [values; 2], ..MatmulCase::new(shape) };
                 let accumulate = ((i + j) % 2 == 0).then_some(1.0);
                 cases.push(MatmulCase { accumulate, seed, ..case }.k_grouped(products));
             }
@@ -281,7 +326,7 @@ fn gradients() -> Vec<MatmulCase> {
             for (values, accumulate) in [(ActivationKind::Normal, 1.0), (ActivationKind::SmallIntegers, 1.0)] {
                 cases.push(MatmulCase {
                     layout: MatmulLayout::Tn,
-                    types: [dtype; 2],
+                    types: [dtype.into(); 2],
                     values: [values; 2],
                     accumulate: Some(accumulate),
                     seed: cases.len() as u64,

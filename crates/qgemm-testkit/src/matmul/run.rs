@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use qgemm_api::{Context, DeviceKind, Error, Matmul, MatmulArgs, MatmulPlan, Workspace};
 use qgemm_formats::{DType, Format, HostWeight, SharedBytes};
-use qgemm_hal::{Activation, Math};
+use qgemm_hal::{Activation, FactorFormat, Math};
 
 use super::case::MatmulCase;
 use crate::compare::{compare, first_difference};
@@ -36,7 +36,7 @@ struct Stack {
 
 impl Stack {
     fn new(
-        dtype: DType,
+        dtype: FactorFormat,
         matrices: usize,
         [rows, columns]: [usize; 2],
         between: usize,
@@ -91,19 +91,20 @@ impl Stored {
         let ([m, n, k], strides) = (case.shape, case.strides);
         let [a_gap, b_gap, d_gap] = strides.gaps;
         let several = |shared: bool| if shared { 1 } else { case.batch };
-        let stack =
-            |dtype, matrices, shape, gap| Stack::new(dtype, matrices, shape, strides.between, gap, strides.offset);
+        let stack = |dtype: FactorFormat, matrices, shape, gap| {
+            Stack::new(dtype, matrices, shape, strides.between, gap, strides.offset)
+        };
         let oriented =
             |by_rows: bool, [rows, columns]: [usize; 2]| if by_rows { [rows, columns] } else { [columns, rows] };
         let (a_shape, b_shape) = (oriented(case.layout.a_by_rows(), [m, k]), oriented(case.layout.b_by_rows(), [k, n]));
         Self {
             a: stack(case.types[0], several(strides.one_a), a_shape, a_gap),
             b: stack(case.types[1], several(strides.one_b), b_shape, b_gap),
-            c: stack(case.c.map_or(DType::F32, |(_, dtype)| dtype), several(strides.one_c), [m, n], d_gap),
+            c: stack(case.c.map_or(DType::F32, |(_, dtype)| dtype).into(), several(strides.one_c), [m, n], d_gap),
             bias: Operand::new(case.bias.unwrap_or(DType::F32), 1, n, 0, strides.offset),
             d: match strides.d_beside {
-                true => stack(case.d_dtype, 1, [m, case.batch * n], d_gap),
-                false => stack(case.d_dtype, case.batch, [m, n], d_gap),
+                true => stack(case.d_dtype.into(), 1, [m, case.batch * n], d_gap),
+                false => stack(case.d_dtype.into(), case.batch, [m, n], d_gap),
             },
         }
     }
@@ -177,6 +178,12 @@ fn matmul(case: &MatmulCase, stored: &Stored) -> Matmul {
     if case.k_grouped {
         matmul = matmul.k_grouped(case.batch);
     }
+    if case.scales[0].is_some() {
+        matmul = matmul.a_scaled();
+    }
+    if case.scales[1].is_some() {
+        matmul = matmul.b_scaled();
+    }
     if !case.layout.a_by_rows() {
         matmul = matmul.a_transposed();
     }
@@ -247,6 +254,9 @@ fn run_on(
     let (of_a, of_b) = (a.slice(range(&stored.a))?, b.slice(range(&stored.b))?);
     let offsets = case.k_grouped.then(|| ctx.upload(&case.offsets())).transpose()?;
     let mut args = MatmulArgs::new(of_a, of_b, d.slice_mut(range(&stored.d))?).workspace(workspace);
+    let [a_scale, b_scale] = case.scales.map(|scale| scale.map(|scale| ctx.upload(&[scale])).transpose());
+    let (a_scale, b_scale) = (a_scale?, b_scale?);
+    (args.a_scale, args.b_scale) = (a_scale.as_ref().map(Into::into), b_scale.as_ref().map(Into::into));
     if let Some(offsets) = &offsets {
         args = args.offsets(offsets);
     }
@@ -298,7 +308,7 @@ fn expected(case: &MatmulCase, product: usize, math: Math, resolution: Resolutio
     let (c, z) = if case.slope { (None, c.map(|(_, z)| z)) } else { (c, None) };
     let bias = case.bias.map(|dtype| case.bias_values(dtype));
     let added = Added {
-        alpha: case.alpha,
+        alpha: case.scales.into_iter().flatten().fold(case.alpha, |alpha, scale| alpha * scale),
         c: c.as_ref().map(|(beta, c)| (*beta, c.as_slice())),
         bias: bias.as_deref(),
         activation: if case.slope { Activation::Identity } else { case.activation },

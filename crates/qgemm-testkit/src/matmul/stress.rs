@@ -1,7 +1,7 @@
 //! Random products: any size, layout, type and epilogue from one seed.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, MatmulLayout, XPrecision};
+use qgemm_hal::{Activation, FactorFormat, MatmulLayout, XPrecision};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -20,8 +20,13 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
     let shape = [skewed(rng, MOST_ROWS), skewed(rng, MOST_COLUMNS), skewed(rng, MOST_K)];
     let batch = if rng.random_ratio(1, 3) { skewed(rng, MOST_BATCH) } else { 1 };
     let same = rng.random_ratio(3, 4);
-    let a = pick(rng, &DType::ALL);
-    let b = if same { a } else { pick(rng, &DType::ALL) };
+    let a = pick(rng, &FactorFormat::ALL);
+    let b = if same { a } else { pick(rng, &FactorFormat::ALL) };
+    let mut scale = |format: FactorFormat| {
+        let scaled = format.plain().is_none() && rng.random();
+        scaled.then(|| pick(rng, &[2.0, -0.5, 0.3]))
+    };
+    let scales = [scale(a), scale(b)];
     let added = rng.random_range(0..3);
     // Multiples of 16 bytes half of the time: kernels take another way then.
     let unit = if rng.random() { 8 } else { 1 };
@@ -35,6 +40,7 @@ pub(super) fn random_case(seed: u64) -> MatmulCase {
         batch,
         layout: pick(rng, &MatmulLayout::ALL),
         types: [a, b],
+        scales,
         d_dtype: pick(rng, &DType::ALL),
         alpha: pick(rng, &[1.0, 1.0, -2.0, 0.5]),
         c: (added == 0).then(|| (pick(rng, &[1.0, -0.5]), pick(rng, &DType::ALL))),

@@ -35,7 +35,7 @@ struct MatmulShape {
     m: u32, // Rows of A and D.
     n: u32, // Columns of B and D.
     k: u32, // Columns of A and rows of B.
-    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE` and `K_GROUPED` of the `FLAG_` constants.
+    flags: u32, // `C`, `BIAS`, `D_ALIGNED16`, `C_ALIGNED16`, `ACCUMULATES`, `SLOPE`, `K_GROUPED`, `A_SCALE` and `B_SCALE` of the `FLAG_` constants.
     alpha: f32, // Factor of the product.
     beta: f32, // Factor of C, or of what D held.
 }
@@ -101,6 +101,8 @@ const FLAG_GIVEN_IDS: u32 = 262144u;
 const FLAG_ACCUMULATES: u32 = 524288u;
 const FLAG_SLOPE: u32 = 1048576u;
 const FLAG_K_GROUPED: u32 = 2097152u;
+const FLAG_A_SCALE: u32 = 4194304u;
+const FLAG_B_SCALE: u32 = 8388608u;
 const FLAG_ALIGNED16: u32 = 524288u;
 const FLAG_COPY: u32 = 1048576u;
 const FLAG_CAUSAL: u32 = 524288u;

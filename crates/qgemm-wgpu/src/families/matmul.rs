@@ -4,11 +4,14 @@ use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::abi::{FLAG_ACCUMULATES, FLAG_BIAS, FLAG_C, FLAG_K_GROUPED, FLAG_SLOPE, MatmulShape};
+use qgemm_hal::abi::{
+    FLAG_A_SCALE, FLAG_ACCUMULATES, FLAG_B_SCALE, FLAG_BIAS, FLAG_C, FLAG_K_GROUPED, FLAG_SLOPE, MatmulShape,
+    dtype_code,
+};
 use qgemm_hal::{
-    BatchedDense, CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence,
-    LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand,
-    Operands, Operation, Spec, Stream, Unsupported,
+    BatchedDense, CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, Kernel, KernelId,
+    LaunchSequence, LaunchStep, Math, MatmulConfig, MatmulFamilies, MatmulLayout, MatmulOperand, MatmulPlan,
+    MatmulSpec, Name, Operand, Operands, Operation, Spec, Stream, Unsupported,
 };
 
 use super::dispatch::{Dispatch, MARGIN, MAX_GROUPS, stride, submit, too_large};
@@ -26,7 +29,7 @@ pub(super) const FAMILIES: MatmulFamilies = &[&Matmul];
 /// What its kernel is given: the operands of `shaders/matmul_params.wgsl`.
 pub(crate) const INTERFACE: Interface = Interface {
     name: "matmul",
-    bindings: &[(0, false), (1, false), (4, false), (5, false), (6, false), (8, true)],
+    bindings: &[(0, false), (1, false), (2, false), (3, false), (4, false), (5, false), (6, false), (8, true)],
     params_bytes: size_of::<Params>() as u32,
 };
 
@@ -66,6 +69,12 @@ struct Params {
     bias_base: u32,
     d_base: u32,
     offsets_base: u32,
+    scale_bases: u32,
+}
+
+/// The number by which the shader knows the format of a factor: that of the element type, and `E4M3` in `shaders/matmul.wgsl`.
+fn factor_code(format: FactorFormat) -> u32 {
+    format.plain().map_or(3, dtype_code)
 }
 
 /// The family.
@@ -125,12 +134,18 @@ struct Part {
     rows: Range<usize>,
 }
 
-/// The bytes of `products` matrices from the first row to the last.
-fn bytes_of(dense: &BatchedDense, products: &Range<usize>, rows: &Range<usize>, columns: usize) -> Option<Range<u64>> {
+/// The bytes of `products` matrices, whose elements have `width`, from the first row to the last.
+fn bytes_of<T>(
+    dense: &BatchedDense<T>,
+    width: usize,
+    products: &Range<usize>,
+    rows: &Range<usize>,
+    columns: usize,
+) -> Option<Range<u64>> {
     if columns == 0 || rows.is_empty() || products.is_empty() {
         return Some(0..0);
     }
-    let width = dense.dtype.bytes() as u64;
+    let width = width as u64;
     let first = (products.start as u64 * dense.batch_stride).checked_add(rows.start as u64 * dense.row_stride)?;
     let len = dense.extent(products.len(), rows.len(), columns)?;
     Some(first.checked_mul(width)?..first.checked_add(len)?.checked_mul(width)?)
@@ -141,12 +156,12 @@ impl Part {
     fn touches(&self, op: &CheckedMatmul) -> Option<[(MatmulOperand, Range<u64>); 4]> {
         use MatmulOperand as O;
         let Self { products, rows } = self;
-        let c = op.c.as_ref().map_or(Some(0..0), |c| bytes_of(c, products, rows, op.n))?;
+        let c = op.c.as_ref().map_or(Some(0..0), |c| bytes_of(c, c.dtype.bytes(), products, rows, op.n))?;
         Some([
-            (O::A, bytes_of(&op.a, products, rows, op.k)?),
-            (O::B, bytes_of(&op.b, products, &(0..op.k), op.n)?),
+            (O::A, bytes_of(&op.a, op.a.dtype.bytes(), products, rows, op.k)?),
+            (O::B, bytes_of(&op.b, op.b.dtype.bytes(), products, &(0..op.k), op.n)?),
             (O::C, c),
-            (O::D, bytes_of(&op.d, products, rows, op.n)?),
+            (O::D, bytes_of(&op.d, op.d.dtype.bytes(), products, rows, op.n)?),
         ])
     }
 
@@ -217,6 +232,8 @@ impl MatmulKernel {
             (FLAG_ACCUMULATES, op.accumulates),
             (FLAG_SLOPE, op.slope),
             (FLAG_K_GROUPED, op.k_grouped),
+            (FLAG_A_SCALE, op.a_scaled),
+            (FLAG_B_SCALE, op.b_scaled),
         ];
         let (products, rows) = (part.products.len(), part.rows.len());
         // A stride of 1 says what is contiguous, also of what there is one of.
@@ -232,14 +249,12 @@ impl MatmulKernel {
             },
             modes: Modes {
                 activation: op.activation,
-                x: Some(op.a.dtype),
-                residual: Some(op.b.dtype),
                 d: Some(op.d.dtype),
                 c: op.c.map(|c| c.dtype),
                 bias: op.bias,
                 ..Modes::default()
             }
-            .packed(),
+            .packed_with(factor_code(op.a.dtype), factor_code(op.b.dtype)),
             a_row: along(rows, op.a.row_stride),
             a_col: along(op.k, op.a.col_stride),
             a_batch: stride(products, op.a.batch_stride),
@@ -260,14 +275,14 @@ impl MatmulKernel {
         let (op, shared, mut p) = (&self.op, &self.shared, self.params(part));
         let touches = part.touches(op).unwrap_or_else(|| unreachable!("parts were checked"));
         let [of_a, of_b, of_c, of_d] = touches.map(|(operand, bytes)| {
-            let dtype = match operand {
-                O::A => op.a.dtype,
-                O::B => op.b.dtype,
-                O::D => op.d.dtype,
-                _ => op.c.map_or(op.d.dtype, |c| c.dtype),
+            let width = match operand {
+                O::A => op.a.dtype.bytes(),
+                O::B => op.b.dtype.bytes(),
+                O::D => op.d.dtype.bytes(),
+                _ => op.c.map_or(4, |c| c.dtype.bytes()),
             };
             let bytes = bytes.start as usize..bytes.end as usize;
-            Touched { what: operand.name(), view: operands.get(operand), bytes, width: dtype.bytes() }
+            Touched { what: operand.name(), view: operands.get(operand), bytes, width }
         });
         let width = op.bias.map_or(4, |dtype| dtype.bytes());
         let bytes = 0..op.bias.map_or(0, |_| op.n * width);
@@ -279,14 +294,24 @@ impl MatmulKernel {
             bytes: products,
             width: size_of::<u32>(),
         };
-        let (a, b, c, bias, offsets, d);
+        let of_scale = |scaled: bool, operand: O| {
+            let width = size_of::<f32>();
+            let bytes = if scaled { 0..width } else { 0..0 };
+            Touched { what: operand.name(), view: operands.get(operand), bytes, width }
+        };
+        let (a, b, a_scale, b_scale, c, bias, offsets, d);
+        let (a_scale_base, b_scale_base);
+        (a_scale, a_scale_base) = of_scale(op.a_scaled, O::AScale).bind(shared)?;
+        (b_scale, b_scale_base) = of_scale(op.b_scaled, O::BScale).bind(shared)?;
+        // Fewer than lie between two places where a binding may begin.
+        p.scale_bases = a_scale_base | b_scale_base << 16;
         (a, p.a_base) = of_a.bind(shared)?;
         (b, p.b_base) = of_b.bind(shared)?;
         (c, p.c_base) = of_c.bind(shared)?;
         (bias, p.bias_base) = of_bias.bind(shared)?;
         (offsets, p.offsets_base) = of_groups.bind(shared)?;
         (d, p.d_base) = of_d.bind_written(shared)?;
-        Ok(Dispatch { params: p, bindings: vec![a, b, c, bias, offsets, d], grid: part.grid(op) })
+        Ok(Dispatch { params: p, bindings: vec![a, b, a_scale, b_scale, c, bias, offsets, d], grid: part.grid(op) })
     }
 }
 
@@ -319,8 +344,10 @@ mod tests {
             m,
             n,
             k,
-            a: dense(m, k),
-            b: dense(k, n),
+            a: dense(m, k).into(),
+            b: dense(k, n).into(),
+            a_scaled: false,
+            b_scaled: false,
             d: dense(m, n),
             c: None,
             slope: false,

@@ -10,6 +10,10 @@ const BITS: u32 = 4;
 /// Name of each mode's first bit in shaders, from the lowest on.
 const NAMES: [&str; 7] = ["ACTIVATION_MODE", "X_MODE", "D_MODE", "C_MODE", "BIAS_MODE", "RESIDUAL_MODE", "FORM_MODE"];
 
+/// Places of two of them there.
+const X: u32 = 1;
+const RESIDUAL: u32 = 5;
+
 /// What shaders look up where they read or write it. Operands that are absent have no type.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Modes {
@@ -31,6 +35,12 @@ impl Modes {
         let form = form.map_or(0, expert_form_code);
         types.iter().rev().fold(form, |word, code| word << BITS | code) << BITS | activation_code(activation)
     }
+
+    /// The word, in which the types of X and of the residual are those codes: formats that are no [`DType`] have codes, too.
+    pub fn packed_with(self, x: u32, residual: u32) -> u32 {
+        let word = Self { x: None, residual: None, ..self }.packed();
+        word | x << (X * BITS) | residual << (RESIDUAL * BITS)
+    }
 }
 
 /// The first bit of every mode, for shaders.
@@ -45,7 +55,8 @@ mod tests {
     #[test]
     fn every_mode_stands_where_shaders_look_for_it() {
         let first_bit = |name| constants().find(|(n, _)| *n == name).expect("a mode").1;
-        let mode = |modes: Modes, name| modes.packed() >> first_bit(name) & 15;
+        let mode_of = |word: u32, name| word >> first_bit(name) & 15;
+        let mode = |modes: Modes, name| mode_of(modes.packed(), name);
         let of = |change: fn(&mut Modes)| {
             let mut modes = Modes::default();
             change(&mut modes);
@@ -61,6 +72,8 @@ mod tests {
             (of(|m| m.residual = Some(DType::BF16)), "RESIDUAL_MODE", bf16),
             (of(|m| m.form = Some(ExpertForm::Masked { capacity: 9 })), "FORM_MODE", 1),
         ];
+        assert_eq!(mode_of(Modes::default().packed_with(3, 0), "X_MODE"), 3);
+        assert_eq!(mode_of(Modes::default().packed_with(0, 3), "RESIDUAL_MODE"), 3);
         for (modes, own, code) in cases {
             for (name, _) in constants() {
                 assert_eq!(mode(modes, name), if name == own { code } else { 0 }, "{name} of {modes:?}");

@@ -4,15 +4,16 @@ use std::ops::Range;
 
 use qgemm_formats::DType;
 use qgemm_hal::{
-    Activation, BatchedDense, CheckedMatmul, Dense, DeviceId, HalError, HostMemory, MatmulOperand, Operand, Operands,
+    Activation, BatchedDense, CheckedMatmul, Dense, DeviceId, FactorFormat, HalError, HostMemory, MatmulOperand,
+    Operand, Operands,
 };
 use rayon::prelude::*;
 
 use super::cut::{Cut, Tile};
+use super::factor::{Codes, Factor};
 use super::slope::slope;
 use crate::arena;
 use crate::operand::{Input, OutputBatch, absent, host_bytes};
-use crate::ordered::Ordered;
 use crate::simd::{BLOCK_ROWS, Epilogue, LANES, OfToken, Simd, TILES};
 
 /// Values along K that a block of B is put in order for: it takes 16 KiB.
@@ -27,9 +28,11 @@ pub struct Job<'a> {
     op: &'a CheckedMatmul,
     cut: &'a Cut,
     simd: &'static Simd,
-    a: Batch<'a>,
-    b: Batch<'a>,
-    c: Option<Batch<'a>>,
+    a: Batch<'a, FactorFormat>,
+    b: Batch<'a, FactorFormat>,
+    /// The factor of the product, with those of all of A and of B.
+    alpha: f32,
+    c: Option<Batch<'a, DType>>,
     bias: Option<(&'a [u8], DType)>,
     /// Where parts of K begin, and the last one ends, where products have one each.
     offsets: Option<&'a [u8]>,
@@ -37,42 +40,59 @@ pub struct Job<'a> {
 }
 
 /// Matrices that are read.
-struct Batch<'a> {
+struct Batch<'a, T> {
     bytes: &'a [u8],
-    layout: BatchedDense,
+    layout: BatchedDense<T>,
+    /// Bytes of an element.
+    width: usize,
     shape: [usize; 2],
     what: &'static str,
 }
 
-/// A matrix of a batch.
-fn dense(layout: &BatchedDense) -> Dense {
-    let BatchedDense { dtype, row_stride, col_stride, .. } = *layout;
+/// A matrix of a batch, whose elements are of `dtype`.
+fn dense<T>(layout: &BatchedDense<T>, dtype: DType) -> Dense {
+    let BatchedDense { row_stride, col_stride, .. } = *layout;
     Dense { dtype, row_stride, col_stride, aligned16: false }
 }
 
-impl<'a> Batch<'a> {
-    /// `batch` matrices in `view`.
+impl<'a, T: Copy> Batch<'a, T> {
+    /// `batch` matrices in `view`, whose elements have `width` bytes.
     fn new(
         view: Option<qgemm_hal::BufferRef<'a>>,
-        layout: BatchedDense,
+        layout: BatchedDense<T>,
+        width: usize,
         batch: usize,
         shape: [usize; 2],
         operand: MatmulOperand,
     ) -> Result<Self, HalError> {
         let what = operand.name();
         let [rows, columns] = shape;
-        let bytes = layout.extent(batch, rows, columns).and_then(|len| len.checked_mul(layout.dtype.bytes() as u64));
+        let bytes = layout.extent(batch, rows, columns).and_then(|len| len.checked_mul(width as u64));
         let end = bytes.and_then(|bytes| usize::try_from(bytes).ok()).unwrap_or(usize::MAX);
         let all = view.map_or(Ok(&[][..]), |view| host_bytes(view, what))?;
         let bytes = all.get(..end).ok_or(HalError::OutOfBounds { what, start: 0, end, len: all.len() })?;
-        Ok(Self { bytes, layout, shape, what })
+        Ok(Self { bytes, layout, width, shape, what })
     }
 
-    /// The matrix of a product.
-    fn of(&self, product: usize) -> Input<'_> {
-        let first = product * self.layout.batch_stride as usize * self.layout.dtype.bytes();
-        let matrix = Input::new(&self.bytes[first..], dense(&self.layout), self.shape, self.what);
+    /// The bytes of a product's matrix, and what follows it.
+    fn bytes_of(&self, product: usize) -> &'a [u8] {
+        &self.bytes[product * self.layout.batch_stride as usize * self.width..]
+    }
+
+    /// The matrix of a product, whose elements are of `dtype`.
+    fn input(&self, product: usize, dtype: DType) -> Input<'a> {
+        let matrix = Input::new(self.bytes_of(product), dense(&self.layout, dtype), self.shape, self.what);
         matrix.unwrap_or_else(|_| unreachable!("the extent of all matrices was checked"))
+    }
+}
+
+impl<'a> Batch<'a, FactorFormat> {
+    /// The factor of a product.
+    fn of(&self, product: usize) -> Factor<'a> {
+        match self.layout.dtype.plain() {
+            Some(dtype) => Factor::Plain(self.input(product, dtype)),
+            None => Factor::E4M3(Codes::new(self.bytes_of(product), &self.layout)),
+        }
     }
 }
 
@@ -90,10 +110,20 @@ impl<'a> Job<'a> {
     ) -> Result<Self, HalError> {
         use MatmulOperand as O;
         let CheckedMatmul { batch, m, n, k, .. } = *op;
-        let a = Batch::new(operands.take(O::A), op.a, batch, [m, k], O::A)?;
-        let b = Batch::new(operands.take(O::B), op.b, batch, [k, n], O::B)?;
+        let a = Batch::new(operands.take(O::A), op.a, op.a.dtype.bytes(), batch, [m, k], O::A)?;
+        let b = Batch::new(operands.take(O::B), op.b, op.b.dtype.bytes(), batch, [k, n], O::B)?;
+        let mut alpha = op.alpha;
+        for (scaled, operand) in [(op.a_scaled, O::AScale), (op.b_scaled, O::BScale)] {
+            if scaled {
+                let (what, end) = (operand.name(), size_of::<f32>());
+                let bytes = host_bytes(operands.take(operand).ok_or(absent(what, end))?, what)?;
+                let scale =
+                    bytes.first_chunk().ok_or(HalError::OutOfBounds { what, start: 0, end, len: bytes.len() })?;
+                alpha *= f32::from_le_bytes(*scale);
+            }
+        }
         let c = match op.c {
-            Some(c) => Some(Batch::new(operands.take(O::C), c, batch, [m, n], O::C)?),
+            Some(c) => Some(Batch::new(operands.take(O::C), c, c.dtype.bytes(), batch, [m, n], O::C)?),
             None => None,
         };
         let bias = match op.bias {
@@ -116,8 +146,8 @@ impl<'a> Job<'a> {
         };
         let d = operands.take_mut(O::D).ok_or(absent(O::D.name(), 1))?;
         let d = HostMemory::of_device_mut(DeviceId::CPU, d, O::D.name())?;
-        let d = OutputBatch::new(d, dense(&op.d), [m, n], batch, op.d.batch_stride, O::D.name())?;
-        Ok(Self { op, cut, simd, a, b, c, bias, offsets, d })
+        let d = OutputBatch::new(d, dense(&op.d, op.d.dtype), [m, n], batch, op.d.batch_stride, O::D.name())?;
+        Ok(Self { op, cut, simd, a, b, alpha, c, bias, offsets, d })
     }
 
     /// Computes everything.
@@ -188,7 +218,7 @@ impl<'a> Job<'a> {
         if k.is_empty() {
             return;
         }
-        let (a, b) = (Ordered::new(self.a.of(tile.product), None), self.b.of(tile.product));
+        let (a, b) = (self.a.of(tile.product), self.b.of(tile.product));
         let rows = tile.rows.len();
         let chunk = CHUNK.min(k.len().next_multiple_of(STEP));
         arena::with_tile(rows * chunk + BLOCK_ROWS * STEP, |scratch| {
@@ -215,24 +245,23 @@ impl<'a> Job<'a> {
     }
 
     /// Puts `k` of rows of A in order, each padded with zeros to `columns`.
-    fn load_a(&self, a: &Ordered<'_>, rows: Range<usize>, k: Range<usize>, columns: usize, out: &mut [f32]) {
-        let at_once = Ordered::rows_at_once(a.layout());
+    fn load_a(&self, a: &Factor<'_>, rows: Range<usize>, k: Range<usize>, columns: usize, out: &mut [f32]) {
+        let at_once = a.rows_at_once();
         for (i, out) in out.chunks_mut(at_once * columns).enumerate() {
             let first = rows.start + i * at_once;
             let of_rows = first..first + out.len() / columns;
-            a.load(self.simd, of_rows, k.start, out);
+            a.rows(self.simd, of_rows, k.clone(), out);
             // What stands behind K's part belongs to the next one.
             out.chunks_mut(columns).for_each(|row| row[k.len()..].fill(0.0));
         }
     }
 
     /// Puts rows `k` and some columns of B in order: `out[tile][k][lane]`, zeros where there are none.
-    fn load_b(&self, b: &Input<'_>, k: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
+    fn load_b(&self, b: &Factor<'_>, k: Range<usize>, columns: Range<usize>, out: &mut [f32]) {
         if k.len() < STEP || columns.len() < BLOCK_ROWS {
             out.fill(0.0);
         }
-        let by_rows = b.layout().col_stride == 1;
-        if by_rows {
+        if b.is_row_major() {
             let mut row = [0.0; BLOCK_ROWS];
             for (i, k) in k.enumerate() {
                 let row = &mut row[..columns.len()];
@@ -273,7 +302,7 @@ impl<'a> Job<'a> {
     unsafe fn store(&self, tile: &Tile, sums: &mut [f32]) {
         let op = self.op;
         let d = self.d.of(tile.product);
-        let c = self.c.as_ref().map(|c| c.of(tile.product));
+        let c = self.c.as_ref().map(|c| c.input(tile.product, c.layout.dtype));
         for (block, sums) in sums.chunks_mut(tile.rows.len() * BLOCK_ROWS).enumerate() {
             let left = tile.columns.start + block * BLOCK_ROWS;
             if left >= tile.columns.end {
@@ -285,7 +314,7 @@ impl<'a> Job<'a> {
                 self.simd.to_f32(dtype, &bytes[left * dtype.bytes()..], &mut bias[..width]);
             }
             let how = Epilogue {
-                alpha: op.alpha,
+                alpha: self.alpha,
                 beta: op.beta,
                 row_scale: None,
                 bias: self.bias.map(|_| &bias),

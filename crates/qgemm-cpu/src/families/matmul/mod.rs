@@ -5,6 +5,7 @@
 //! one chain over K, or, where K is cut, a chain for each part, which are added up in a tree. Both depend on the shape alone.
 
 mod cut;
+mod factor;
 mod job;
 mod slope;
 

@@ -11,16 +11,17 @@ use bytemuck::{Pod, Zeroable};
 use qgemm_formats::DType;
 use qgemm_hal::abi::{self, MatmulPointers, MatmulShape, MatmulTiles, MatmulTypes, activation_code, dtype_code};
 use qgemm_hal::{
-    CheckedMatmul, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, Math, MatmulConfig,
-    MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec, Unsupported,
-    Variant, XPrecision,
+    CheckedMatmul, Device, DeviceInfo, FactorFormat, Family, Geometry, HalError, KernelId, LaunchSequence, Math,
+    MatmulConfig, MatmulLayout, MatmulOperand, MatmulPlan, MatmulSpec, Name, Operand, Operands, Operation, Spec,
+    Unsupported, Variant, XPrecision,
 };
 
 use crate::families::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use crate::families::launch_params::LaunchParams;
 use crate::families::prelude::{constant_line, macro_line};
 use templates::{
-    BF16X3, BF16X3_SMALL, SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, has_instructions, of_instructions,
+    BF16X3, BF16X3_SMALL, OF_E4M3, SIMT, SIMT_SMALL, TF32, TF32_SMALL, Template, factor_code, has_instructions,
+    of_instructions,
 };
 use tma::MappedMatmul;
 
@@ -39,7 +40,10 @@ const MOST_SPLITS: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Matmul;
 
-fn spec_of(template: &Template, a: DType, b: DType, layout: MatmulLayout) -> MatmulSpec {
+/// Factors in f32.
+const F32: FactorFormat = FactorFormat::Plain(DType::F32);
+
+fn spec_of(template: &Template, a: FactorFormat, b: FactorFormat, layout: MatmulLayout) -> MatmulSpec {
     let layout = if template.math == Math::FmaF32 { MatmulLayout::Any } else { layout };
     let Template { main_loop, m, n, k, .. } = *template;
     MatmulSpec { main_loop: Name::new(main_loop), a, b, layout, m, n, k }
@@ -61,9 +65,10 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
         ("QG_CTAS_PER_SM", template.ctas),
         ("QG_SHARED_BYTES", template.shared_bytes()),
         ("QG_MAY_GROUP_K", template.may_group_k(spec.layout).into()),
+        ("QG_MAY_SCALE", (spec.a.plain().is_none() || spec.b.plain().is_none()).into()),
     ];
     match template.math {
-        Math::FmaF32 => constants.extend([("QG_A_DTYPE", dtype_code(spec.a)), ("QG_B_DTYPE", dtype_code(spec.b))]),
+        Math::FmaF32 => constants.extend([("QG_A_DTYPE", factor_code(spec.a)), ("QG_B_DTYPE", factor_code(spec.b))]),
         _ => constants.extend([
             ("QG_DTYPE", dtype_code(template.multiplied(spec.a))),
             ("QG_A_BYTES", spec.a.bytes() as u32),
@@ -93,21 +98,26 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
 fn kernels(variant: Variant) -> Vec<(Template, MatmulSpec)> {
     let mut all = Vec::new();
     for template in [SIMT, SIMT_SMALL] {
-        let types = DType::ALL.into_iter().flat_map(|a| DType::ALL.map(|b| (a, b)));
+        let types = FactorFormat::ALL.into_iter().flat_map(|a| FactorFormat::ALL.map(|b| (a, b)));
         // Factors of two types are rare: one tile is enough for them.
         for (a, b) in types.filter(|(a, b)| a == b || template == SIMT_SMALL) {
             all.push((template, spec_of(&template, a, b, MatmulLayout::Any)));
         }
     }
     for template in [TF32, TF32_SMALL, BF16X3, BF16X3_SMALL].into_iter().filter(|_| variant >= Variant::Sm80) {
-        let of = |layout| (template.on(variant), spec_of(&template, DType::F32, DType::F32, layout));
+        let of = |layout| (template.on(variant), spec_of(&template, F32, F32, layout));
+        all.extend(MatmulLayout::ALL.map(of));
+    }
+    for template in OF_E4M3.iter().map(|template| template.on(variant)).filter(|_| variant >= Variant::Sm75) {
+        let of = |layout| (template, spec_of(&template, FactorFormat::E4M3, FactorFormat::E4M3, layout));
         all.extend(MatmulLayout::ALL.map(of));
     }
     for dtype in DType::ALL.into_iter().filter(|&dtype| has_instructions(dtype, variant)) {
         let aligned = if variant >= Variant::Sm80 { &[true, false][..] } else { &[true] };
         let templates = aligned.iter().flat_map(|&aligned| of_instructions(variant, aligned));
         for template in templates.map(|template| template.on(variant)) {
-            all.extend(MatmulLayout::ALL.map(|layout| (template, spec_of(&template, dtype, dtype, layout))));
+            let format = dtype.into();
+            all.extend(MatmulLayout::ALL.map(|layout| (template, spec_of(&template, format, format, layout))));
         }
     }
     all
@@ -150,6 +160,8 @@ impl MatmulParams {
             (&mut params.at.d, O::D),
             (&mut params.at.workspace, O::Workspace),
             (&mut params.at.offsets, O::Offsets),
+            (&mut params.at.a_scale, O::AScale),
+            (&mut params.at.b_scale, O::BScale),
         ];
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
@@ -177,6 +189,8 @@ fn params(op: &CheckedMatmul, template: &Template, plan: &MatmulPlan) -> MatmulP
         (abi::FLAG_ACCUMULATES, op.accumulates),
         (abi::FLAG_SLOPE, op.slope),
         (abi::FLAG_K_GROUPED, op.k_grouped),
+        (abi::FLAG_A_SCALE, op.a_scaled),
+        (abi::FLAG_B_SCALE, op.b_scaled),
         (abi::FLAG_D_ALIGNED16, op.d.aligned16),
         (abi::FLAG_C_ALIGNED16, op.c.is_some_and(|c| c.aligned16)),
     ];
@@ -278,10 +292,12 @@ impl Family<CheckedMatmul> for Matmul {
             XPrecision::Bf16x3 => &[BF16X3, BF16X3_SMALL],
             _ => &[],
         };
-        let of_instructions = match a == b && has_instructions(a, variant) {
-            true => of_instructions(variant, aligned),
-            false if a == DType::F32 && b == a && variant >= Variant::Sm80 => of_f32,
-            false => &[],
+        let of_instructions = match a {
+            _ if a != b => &[],
+            F32 if variant >= Variant::Sm80 => of_f32,
+            FactorFormat::Plain(dtype) if has_instructions(dtype, variant) => of_instructions(variant, aligned),
+            FactorFormat::E4M3 if variant >= Variant::Sm75 => OF_E4M3,
+            _ => &[],
         };
         let simt = if a == b { &[SIMT, SIMT_SMALL][..] } else { &[SIMT_SMALL] };
         let templates = of_instructions.iter().chain(simt).map(|template| template.on(variant));

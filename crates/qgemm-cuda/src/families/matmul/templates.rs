@@ -1,7 +1,8 @@
 //! The kernels of `matmul`: main loops with their tiles.
 
 use qgemm_formats::DType;
-use qgemm_hal::{Math, MatmulLayout, Variant};
+use qgemm_hal::abi::dtype_code;
+use qgemm_hal::{FactorFormat, Math, MatmulLayout, Variant};
 
 /// Outputs that a thread stores together (`RUN` in `epilogue/operands.cuh`).
 const RUN: u32 = 8;
@@ -95,6 +96,9 @@ const TWO_STAGE: Template = Template {
 const TWO_STAGE_SMALL: Template =
     Template { m: 64, n: 64, threads: 128, warps: [2, 2], ctas: 4, efficiency: 250, ..TWO_STAGE };
 
+/// Factors in E4M3, which f16 holds exactly.
+pub(super) const OF_E4M3: &[Template] = &[TWO_STAGE, TWO_STAGE_SMALL];
+
 /// Factors in f32, as two bf16 each.
 pub(super) const BF16X3: Template =
     Template { main_loop: "sm80_two_stage_bf16x3", math: Math::TensorBf16x3, efficiency: 600, ..TWO_STAGE };
@@ -125,9 +129,13 @@ impl Template {
         }
     }
 
-    /// The type in which matrix instructions of 16 bits multiply factors stored in `dtype`.
-    pub fn multiplied(&self, dtype: DType) -> DType {
-        if self.math == Math::TensorBf16x3 { DType::BF16 } else { dtype }
+    /// The type in which matrix instructions multiply factors of `format`.
+    pub fn multiplied(&self, format: FactorFormat) -> DType {
+        match format.plain() {
+            Some(_) if self.math == Math::TensorBf16x3 => DType::BF16,
+            Some(dtype) => dtype,
+            None => DType::F16,
+        }
     }
 
     /// Whether CTAs stay and take work items in turn, which TMA brings. Others take one each.
@@ -183,4 +191,9 @@ pub(super) fn of_instructions(variant: Variant, aligned: bool) -> &'static [Temp
         (true, false) => &[TWO_STAGE_SMALL],
         (false, _) => &[TWO_STAGE, TWO_STAGE_SMALL],
     }
+}
+
+/// The number by which kernels know the format of a factor: that of the element type, and `FACTOR_E4M3` in `mainloop/e4m3_factor.cuh`.
+pub(super) fn factor_code(format: FactorFormat) -> u32 {
+    format.plain().map_or(3, dtype_code)
 }

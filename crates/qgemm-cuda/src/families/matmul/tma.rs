@@ -1,7 +1,8 @@
 //! Factors as TMA reads them: `TmaMatmulParams` in `mainloop/sm90/matmul_wgmma.cuh`.
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_hal::{BatchedDense, CheckedMatmul, HalError, Operands};
+use qgemm_formats::DType;
+use qgemm_hal::{BatchedDense, CheckedMatmul, FactorFormat, HalError, Operands};
 
 use super::MatmulParams;
 use super::templates::Template;
@@ -16,7 +17,7 @@ const MOST_STRIDE_BYTES: u64 = (1 << 40) - 16;
 
 /// Whether TMA can read the factors of `op`: its coordinates are of 31 bits, and sizes are not 0.
 pub(super) fn takes(op: &CheckedMatmul) -> bool {
-    let fits = |dense: &BatchedDense| {
+    let fits = |dense: &BatchedDense<FactorFormat>| {
         let strides = [dense.row_stride.max(dense.col_stride), dense.batch_stride];
         dense.aligned16 && strides.iter().all(|stride| stride.saturating_mul(2) <= MOST_STRIDE_BYTES)
     };
@@ -27,7 +28,8 @@ pub(super) fn takes(op: &CheckedMatmul) -> bool {
 /// A factor: its matrices of `outer` by `k`, boxes of `tile` by 64.
 #[derive(Clone, Copy, Debug)]
 struct Factor {
-    dense: BatchedDense,
+    dense: BatchedDense<FactorFormat>,
+    dtype: DType,
     along_k: bool,
     outer: u64,
     k: u64,
@@ -38,8 +40,8 @@ struct Factor {
 impl Factor {
     /// Its map, where it begins at `address`.
     fn map(&self, address: u64) -> TileMap {
-        let Self { dense, along_k, outer, k, batch, tile } = *self;
-        let bytes = |elements: u64| elements * dense.dtype.bytes() as u64;
+        let Self { dense, dtype, along_k, outer, k, batch, tile } = *self;
+        let bytes = |elements: u64| elements * dtype.bytes() as u64;
         let (size, tile) = if along_k { ([k, outer], [BOX, tile]) } else { ([outer, k], [BOX, BOX]) };
         // What lies behind a single row or matrix is never read, whatever the stride says.
         let stride =
@@ -49,7 +51,7 @@ impl Factor {
             true => [batch, bytes(dense.batch_stride)],
             false => [1, stride(1, 0)],
         };
-        let one = TileMap::matrix(address, MapElement::Number(dense.dtype), size, row_bytes, tile);
+        let one = TileMap::matrix(address, MapElement::Number(dtype), size, row_bytes, tile);
         let [columns, rows, ..] = one.size;
         TileMap { dimensions: 3, size: [columns, rows, count, 1, 1], strides: [row_bytes, matrix_bytes, 0, 0], ..one }
     }
@@ -77,15 +79,19 @@ struct TmaMatmulParams {
     matmul: MatmulParams,
     work: [u32; 2],
     per_product: [u32; 2],
-    padding: [u64; 4],
+    padding: [u64; 2],
     maps: [EncodedMap; 2],
 }
 
 impl MappedMatmul {
     pub(super) fn new(matmul: MatmulParams, op: &CheckedMatmul, template: &Template, work: [u32; 2]) -> Self {
         let (k, batch) = (op.k as u64, op.batch as u64);
-        let a = Factor { dense: op.a, along_k: op.a.is_row_major(), outer: op.m as u64, k, batch, tile: template.m };
-        let b = Factor { dense: op.b, along_k: !op.b.is_row_major(), outer: op.n as u64, k, batch, tile: template.n };
+        let factor = |dense: BatchedDense<FactorFormat>, along_k: bool, outer: usize, tile: u32| {
+            let dtype = template.multiplied(dense.dtype);
+            Factor { dense, dtype, along_k, outer: outer as u64, k, batch, tile }
+        };
+        let a = factor(op.a, op.a.is_row_major(), op.m, template.m);
+        let b = factor(op.b, !op.b.is_row_major(), op.n, template.n);
         Self { matmul, work, a, b }
     }
 }
@@ -98,7 +104,7 @@ impl Params for MappedMatmul {
             matmul,
             work: *work,
             per_product: [a.per_product().into(), b.per_product().into()],
-            padding: [0; 4],
+            padding: [0; 2],
             maps: [(at.encode)(&a.map(matmul.at.a))?, (at.encode)(&b.map(matmul.at.b))?],
         }))
     }

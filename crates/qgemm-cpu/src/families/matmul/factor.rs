@@ -1,0 +1,91 @@
+//! A factor of one product, whatever it is stored in, as tasks read it: in f32.
+
+use std::ops::Range;
+
+use qgemm_formats::float8::e4m3_to_f32;
+use qgemm_hal::BatchedDense;
+
+use crate::operand::Input;
+use crate::ordered::Ordered;
+use crate::simd::Simd;
+
+/// A factor of one product.
+pub enum Factor<'a> {
+    Plain(Input<'a>),
+    E4M3(Codes<'a>),
+}
+
+/// A matrix of E4M3 codes, within whose bytes every element was found to lie.
+pub struct Codes<'a> {
+    bytes: &'a [u8],
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> Codes<'a> {
+    /// The matrix that begins with `bytes`.
+    pub fn new<T>(bytes: &'a [u8], layout: &BatchedDense<T>) -> Self {
+        Self { bytes, row_stride: layout.row_stride as usize, col_stride: layout.col_stride as usize }
+    }
+
+    fn value(&self, row: usize, column: usize) -> f32 {
+        e4m3_to_f32(self.bytes[row * self.row_stride + column * self.col_stride])
+    }
+}
+
+impl Factor<'_> {
+    /// Whether elements of a row are neighbours.
+    pub fn is_row_major(&self) -> bool {
+        match self {
+            Factor::Plain(input) => input.layout().col_stride == 1,
+            Factor::E4M3(codes) => codes.col_stride == 1,
+        }
+    }
+
+    /// Rows that are best loaded together.
+    pub fn rows_at_once(&self) -> usize {
+        match self {
+            Factor::Plain(input) => Ordered::rows_at_once(input.layout()),
+            Factor::E4M3(_) if self.is_row_major() => 1,
+            Factor::E4M3(_) => Ordered::MOST_ROWS,
+        }
+    }
+
+    /// `k` of `rows`: rows of `out`, of which the rest means nothing.
+    pub fn rows(&self, simd: &Simd, rows: Range<usize>, k: Range<usize>, out: &mut [f32]) {
+        let columns = out.len() / rows.len();
+        match self {
+            Factor::Plain(input) => Ordered::new(*input, None).load(simd, rows, k.start, out),
+            Factor::E4M3(codes) if self.is_row_major() => {
+                for (row, out) in rows.zip(out.chunks_exact_mut(columns)) {
+                    out.iter_mut().zip(k.clone()).for_each(|(out, k)| *out = codes.value(row, k));
+                }
+            }
+            Factor::E4M3(codes) => {
+                for (i, k) in k.enumerate() {
+                    for (row, out) in rows.clone().zip(out[i..].iter_mut().step_by(columns)) {
+                        *out = codes.value(row, k);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `out.len()` values of `row` from column `first` on.
+    pub fn part(&self, simd: &Simd, row: usize, first: usize, out: &mut [f32]) {
+        match self {
+            Factor::Plain(input) => input.part(simd, row, first, out),
+            Factor::E4M3(codes) => {
+                out.iter_mut().zip(first..).for_each(|(out, column)| *out = codes.value(row, column))
+            }
+        }
+    }
+
+    /// Those of `column` from `row` on.
+    pub fn down(&self, simd: &Simd, row: usize, column: usize, out: &mut [f32]) {
+        match self {
+            Factor::Plain(input) => input.down(simd, row, column, out),
+            Factor::E4M3(codes) => out.iter_mut().zip(row..).for_each(|(out, row)| *out = codes.value(row, column)),
+        }
+    }
+}
