@@ -1,6 +1,6 @@
 //! What a product of two matrices in device memory refuses, and what it says.
 
-use qgemm_api::{Context, DType, Error, Matmul, MatmulArgs};
+use qgemm_api::{Context, DType, Error, FactorFormat, Matmul, MatmulArgs};
 
 const F32: DType = DType::F32;
 
@@ -11,7 +11,7 @@ fn matmul() -> Matmul {
 #[test]
 fn wrong_descriptions_say_what_was_expected() {
     type Check = fn(&Error) -> bool;
-    let cases: [(&str, Matmul, Check); 8] = [
+    let cases: [(&str, Matmul, Check); 9] = [
         ("rows of A overlap", matmul().a_row_stride(4), |e| {
             matches!(e, Error::StrideTooSmall { operand: "A", expected: 5, got: 4 })
         }),
@@ -33,6 +33,9 @@ fn wrong_descriptions_say_what_was_expected() {
             matmul().batch(3).d_batch_stride(4).d_row_stride(11),
             |e| matches!(e, Error::OverlappingMatrices { operand: "D", .. }),
         ),
+        ("plain numbers have a factor for all of them", matmul().b_scaled(), |e| {
+            matches!(e, Error::ScaledPlainFactor { operand: "B", dtype: DType::F32 })
+        }),
         ("the batch overflows", matmul().batch(1 << 30).a_batch_stride(1 << 40), |e| {
             matches!(e, Error::BatchOverflow { operand: "A", .. })
         }),
@@ -64,6 +67,31 @@ fn wrong_operands_are_refused_and_nothing_is_written() {
     // With a factor of 0, C need not come.
     run(&matmul().c(0.0, F32), MatmulArgs::new(&a, &b, &mut d)).expect("runs");
     assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [5.0; 12]);
+}
+
+#[test]
+fn factors_of_all_of_e4m3_come_if_and_only_if_the_product_has_them() {
+    let ctx = Context::open("cpu").expect("always there");
+    let stream = ctx.default_stream();
+    // Ones, at any address.
+    let codes = ctx.upload(&[0x38u8; 16]).expect("memory");
+    let a = codes.slice(1..16).expect("fits");
+    let b = ctx.upload(&F32.encode(&[1.0; 20])).expect("memory");
+    let scale = ctx.upload(&[0.5f32, 3.0]).expect("memory");
+    let of_e4m3 = Matmul::new([3, 4, 5], FactorFormat::E4M3, F32, F32).alignment(1, 16);
+    let mut d = ctx.upload(&F32.encode(&[7.0; 12])).expect("memory");
+    let plain = ctx.plan_matmul(&of_e4m3).expect("valid");
+    let scaled = ctx.plan_matmul(&of_e4m3.a_scaled()).expect("valid");
+    let missing = scaled.run(&stream, MatmulArgs::new(a, &b, &mut d));
+    assert!(matches!(missing, Err(Error::MissingOperand { operand: "A's factor", .. })), "{missing:?}");
+    let unexpected = plain.run(&stream, MatmulArgs::new(a, &b, &mut d).a_scale(&scale));
+    assert!(matches!(unexpected, Err(Error::UnexpectedOperand { operand: "A's factor" })), "{unexpected:?}");
+    assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [7.0; 12]);
+    plain.run(&stream, MatmulArgs::new(a, &b, &mut d)).expect("runs");
+    assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [5.0; 12]);
+    let second = scale.slice(4..8).expect("fits");
+    scaled.run(&stream, MatmulArgs::new(a, &b, &mut d).a_scale(second)).expect("runs");
+    assert_eq!(F32.decode(&ctx.download(&d).expect("fits")), [15.0; 12]);
 }
 
 #[test]
