@@ -1,8 +1,9 @@
-//! What planning and launching cost the host: planning on the CPU and on a device that computes nothing, launching on the latter.
+//! What planning and launching cost the host: planning on the CPU and on a device that computes nothing, launching on the latter, and a
+//! small product on the CPU.
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Args, Context, Conversion, DType, Problem};
+use qgemm_api::{Args, Context, Conversion, DType, Problem, quantize};
 use qgemm_benches::{SIZE, weight};
 
 /// A problem that was never planned, whose kernels are ready, and one that was.
@@ -44,5 +45,23 @@ fn launching(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, planning, launching);
+/// One token and a small layer that stays in the cache, as models of sentences have them: what waking threads would cost shows.
+fn small_product(criterion: &mut Criterion) {
+    const SMALL: usize = 384;
+    let ctx = Context::open("cpu").expect("always there");
+    let values: Vec<f32> = (0..SMALL * SMALL).map(|i| (i % 13) as f32 - 6.0).collect();
+    for format in ["q8_0", "f16"] {
+        let (host, _) = quantize(&values, SMALL, SMALL, format.parse().expect("a format")).expect("K suits");
+        let weight = ctx.load(&host).expect("enough memory");
+        let plan = ctx.plan(&Problem::new(&weight, 1)).expect("a plan");
+        let x = ctx.upload(&[0.5f32; SMALL]).expect("enough memory");
+        let mut d = ctx.allocate(SMALL * DType::F32.bytes()).expect("enough memory");
+        let stream = ctx.default_stream();
+        criterion.bench_function(&format!("run 1x{SMALL}x{SMALL} {format} on cpu"), |b| {
+            b.iter(|| plan.run(&stream, Args::new(&x, &weight, &mut d)).expect("a launch"));
+        });
+    }
+}
+
+criterion_group!(benches, planning, launching, small_product);
 criterion_main!(benches);

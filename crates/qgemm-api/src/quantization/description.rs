@@ -190,3 +190,23 @@ pub(super) fn plane_stride(
         false => Err(Error::ExtentOverflow { operand, rows: rows as u64, row_stride: got }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch-invariant plan of one row is that of its batch, which kernels may refuse for its strides.
+    #[test]
+    fn one_row_has_the_strides_of_its_batch() {
+        let strides = |rows| {
+            let all = Quantization::new(rows, 256, DType::F32, XFormat::Q8_1);
+            let checked = all.codes_row_stride(416).scales_row_stride(72).sums_row_stride(44).check().expect("valid");
+            [checked.codes_row, checked.scales_row, checked.sums_row]
+        };
+        assert_eq!(strides(1), [416, 72, 44]);
+        assert_eq!(strides(1), strides(56));
+        let far =
+            Quantization::new(1, 256, DType::F32, XFormat::Q8_1).codes_row_stride(1 << 62).check().expect("valid");
+        assert_eq!(far.codes_row, 256, "nothing is computed with a stride that overflows");
+    }
+}
