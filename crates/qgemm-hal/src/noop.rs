@@ -250,62 +250,59 @@ impl Family<CheckedExperts> for NoopFamily {
     }
 }
 
-impl Family<CheckedConvert> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
+/// The family `noop` of an operation with one configuration, which says its kernel itself.
+macro_rules! noop_family {
+    ($op:ty: $config:ty, $plan:ty, $operand:ty; config: $one:expr; name: $name:expr;) => {
+        impl Family<$op> for NoopFamily {
+            fn name(&self) -> &'static str {
+                "noop"
+            }
 
-    fn configs(&self, op: &CheckedConvert, _info: &DeviceInfo) -> Result<Vec<ConvertConfig>, Unsupported> {
-        let spec = ConvertSpec::of(op);
-        Ok(vec![ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }])
-    }
+            fn configs(&self, op: &$op, _info: &DeviceInfo) -> Result<Vec<$config>, Unsupported> {
+                let one: fn(&$op) -> $config = $one;
+                Ok(vec![one(op)])
+            }
 
-    fn prepare(&self, device: &dyn Device, _: &CheckedConvert, plan: &ConvertPlan) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<ConvertOperand>(device, "noop".into(), plan.config.kernel)
-    }
+            fn prepare(&self, device: &dyn Device, op: &$op, plan: &$plan) -> Result<LaunchSequence, HalError> {
+                let name: fn(&$op) -> String = $name;
+                Self::sequence::<$operand>(device, name(op), plan.config.kernel)
+            }
 
-    fn source_hash(&self, _: &CheckedConvert, _: &ConvertConfig) -> u64 {
-        0
-    }
+            fn source_hash(&self, _: &$op, _: &$config) -> u64 {
+                0
+            }
+        }
+    };
 }
 
-impl Family<CheckedRouting> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
+noop_family! {
+    CheckedConvert: ConvertConfig, ConvertPlan, ConvertOperand;
+    config: |op| {
+        let spec = ConvertSpec::of(op);
+        ConvertConfig { kernel: KernelId::new("noop", None, Spec::Convert(spec)), efficiency: 1000 }
+    };
+    name: |_| "noop".into();
+}
 
-    fn configs(&self, op: &CheckedRouting, _info: &DeviceInfo) -> Result<Vec<RoutingConfig>, Unsupported> {
+noop_family! {
+    CheckedRouting: RoutingConfig, RoutingLaunches, RoutingOperand;
+    config: |op| {
         let step = if op.logits().is_some() { RoutingStep::TopK } else { RoutingStep::Lists };
         let spec = RoutingSpec { step, experts: op.experts as u32 };
         let kernel = KernelId::new("noop", None, Spec::Routing(spec));
         // Large ones have a workspace, so that layers above can be tested with one.
         let workspace_bytes = if op.tokens > 64 { 1024 } else { 0 };
-        Ok(vec![RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedRouting,
-        plan: &RoutingLaunches,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<RoutingOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedRouting, _: &RoutingConfig) -> u64 {
-        0
-    }
+        RoutingConfig { kernel, launches: 1, workspace_bytes, efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedMatmul> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedMatmul, _info: &DeviceInfo) -> Result<Vec<MatmulConfig>, Unsupported> {
+noop_family! {
+    CheckedMatmul: MatmulConfig, MatmulPlan, MatmulOperand;
+    config: |op| {
         let (a, b, layout) = (op.a.dtype, op.b.dtype, op.layout());
         let spec = MatmulSpec { main_loop: Name::new("noop"), a, b, layout, m: 64, n: 64, k: 64 };
-        Ok(vec![MatmulConfig {
+        MatmulConfig {
             kernel: KernelId::new("noop", None, Spec::Matmul(spec)),
             math: Math::FmaF32,
             tile_m: 64,
@@ -314,94 +311,44 @@ impl Family<CheckedMatmul> for NoopFamily {
             ctas_per_unit: 1,
             max_splits: 4,
             efficiency: 1000,
-        }])
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedMatmul, plan: &MatmulPlan) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<MatmulOperand>(device, op.kernel_name("noop"), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedMatmul, _: &MatmulConfig) -> u64 {
-        0
-    }
+        }
+    };
+    name: |op| op.kernel_name("noop");
 }
 
-impl Family<CheckedUnpack> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedUnpack, _info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
+noop_family! {
+    CheckedUnpack: UnpackConfig, UnpackPlan, UnpackOperand;
+    config: |op| {
         let spec = UnpackSpec { main_loop: Name::new("noop"), w: op.format, n: 64 };
-        Ok(vec![UnpackConfig { kernel: KernelId::new("noop", None, Spec::Unpack(spec)), efficiency: 1000 }])
-    }
-
-    fn prepare(&self, device: &dyn Device, op: &CheckedUnpack, plan: &UnpackPlan) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<UnpackOperand>(device, op.kernel_name("noop"), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedUnpack, _: &UnpackConfig) -> u64 {
-        0
-    }
+        UnpackConfig { kernel: KernelId::new("noop", None, Spec::Unpack(spec)), efficiency: 1000 }
+    };
+    name: |op| op.kernel_name("noop");
 }
 
-impl Family<CheckedQuantize> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedQuantize, _info: &DeviceInfo) -> Result<Vec<QuantizeConfig>, Unsupported> {
+noop_family! {
+    CheckedQuantize: QuantizeConfig, QuantizePlan, QuantizeOperand;
+    config: |op| {
         let kernel = KernelId::new("noop", None, Spec::Quantize(QuantizeSpec::of(op)));
-        Ok(vec![QuantizeConfig { kernel, efficiency: 1000 }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedQuantize,
-        plan: &QuantizePlan,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<QuantizeOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedQuantize, _: &QuantizeConfig) -> u64 {
-        0
-    }
+        QuantizeConfig { kernel, efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedDequantize> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedDequantize, _info: &DeviceInfo) -> Result<Vec<DequantizeConfig>, Unsupported> {
+noop_family! {
+    CheckedDequantize: DequantizeConfig, DequantizePlan, DequantizeOperand;
+    config: |op| {
         let kernel = KernelId::new("noop", None, Spec::Dequantize(DequantizeSpec::of(op)));
-        Ok(vec![DequantizeConfig { kernel, efficiency: 1000 }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedDequantize,
-        plan: &DequantizePlan,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<DequantizeOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedDequantize, _: &DequantizeConfig) -> u64 {
-        0
-    }
+        DequantizeConfig { kernel, efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedAttention> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedAttention, _info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
+noop_family! {
+    CheckedAttention: AttentionConfig, AttentionPlan, AttentionOperand;
+    config: |op| {
         let (qk, v) = (op.qk_dim as u32, op.v_dim as u32);
         let spec = AttentionSpec { step: Name::new("attend"), kv: op.kv, qk, v, rows: 1, keys: 1 };
-        Ok(vec![AttentionConfig {
+        AttentionConfig {
             kernel: KernelId::new("noop", None, Spec::Attention(spec)),
             launches: 1,
             parts: 1,
@@ -411,75 +358,35 @@ impl Family<CheckedAttention> for NoopFamily {
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: (1000, 1000),
-        }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedAttention,
-        plan: &AttentionPlan,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<AttentionOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedAttention, _: &AttentionConfig) -> u64 {
-        0
-    }
+        }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedNorm> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, _: &CheckedNorm, _info: &DeviceInfo) -> Result<Vec<NormConfig>, Unsupported> {
+noop_family! {
+    CheckedNorm: NormConfig, NormLaunch, NormOperand;
+    config: |_| {
         let spec = NormSpec::any(0);
-        Ok(vec![NormConfig { kernel: KernelId::new("noop", None, Spec::Norm(spec)), efficiency: 1000 }])
-    }
-
-    fn prepare(&self, device: &dyn Device, _: &CheckedNorm, plan: &NormLaunch) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<NormOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedNorm, _: &NormConfig) -> u64 {
-        0
-    }
+        NormConfig { kernel: KernelId::new("noop", None, Spec::Norm(spec)), efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedKvAppend> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedKvAppend, _info: &DeviceInfo) -> Result<Vec<KvAppendConfig>, Unsupported> {
+noop_family! {
+    CheckedKvAppend: KvAppendConfig, KvAppendLaunch, KvAppendOperand;
+    config: |op| {
         let spec = KvAppendSpec { step: KvAppendStep::All, x: op.dtype, kv: op.kv };
         let kernel = KernelId::new("noop", None, Spec::KvAppend(spec));
-        Ok(vec![KvAppendConfig { kernel, launches: 1, efficiency: 1000 }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedKvAppend,
-        plan: &KvAppendLaunch,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<KvAppendOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedKvAppend, _: &KvAppendConfig) -> u64 {
-        0
-    }
+        KvAppendConfig { kernel, launches: 1, efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedIndexer> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedIndexer, _info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+noop_family! {
+    CheckedIndexer: IndexerConfig, IndexerLaunch, IndexerOperand;
+    config: |op| {
         let spec = IndexerSpec { step: Name::new("index"), x: op.format, features: op.features as u32, keys: 1 };
-        Ok(vec![IndexerConfig {
+        IndexerConfig {
             kernel: KernelId::new("noop", None, Spec::Indexer(spec)),
             launches: 1,
             part_queries: op.queries,
@@ -487,45 +394,18 @@ impl Family<CheckedIndexer> for NoopFamily {
             math: Math::FmaF32,
             padding: 1.0,
             efficiency: (1000, 1000),
-        }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedIndexer,
-        plan: &IndexerLaunch,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<IndexerOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedIndexer, _: &IndexerConfig) -> u64 {
-        0
-    }
+        }
+    };
+    name: |_| "noop".into();
 }
 
-impl Family<CheckedOptimizer> for NoopFamily {
-    fn name(&self) -> &'static str {
-        "noop"
-    }
-
-    fn configs(&self, op: &CheckedOptimizer, _info: &DeviceInfo) -> Result<Vec<OptimizerConfig>, Unsupported> {
+noop_family! {
+    CheckedOptimizer: OptimizerConfig, OptimizerLaunch, OptimizerOperand;
+    config: |op| {
         let kernel = KernelId::new("noop", None, Spec::Optimizer(OptimizerSpec::new(op.rule.kind())));
-        Ok(vec![OptimizerConfig { kernel, efficiency: 1000 }])
-    }
-
-    fn prepare(
-        &self,
-        device: &dyn Device,
-        _: &CheckedOptimizer,
-        plan: &OptimizerLaunch,
-    ) -> Result<LaunchSequence, HalError> {
-        Self::sequence::<OptimizerOperand>(device, "noop".into(), plan.config.kernel)
-    }
-
-    fn source_hash(&self, _: &CheckedOptimizer, _: &OptimizerConfig) -> u64 {
-        0
-    }
+        OptimizerConfig { kernel, efficiency: 1000 }
+    };
+    name: |_| "noop".into();
 }
 
 #[derive(Debug)]
