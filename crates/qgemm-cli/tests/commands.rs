@@ -126,12 +126,12 @@ fn bench_measures_routings() {
 #[test]
 fn verify_checks_matmuls_too() {
     let shape = ["verify", "--device", "cpu", "--op", "matmul", "--shape", "19x30x41", "--json"];
-    // Three types in four layouts.
+    // Four formats in four layouts.
     let table = json(&shape);
-    assert_eq!(rows(&table).len(), 12);
+    assert_eq!(rows(&table).len(), 16);
     let one = json(&[&shape[..], &["--layout", "tn", "--batch", "3"]].concat());
     assert!(
-        rows(&one).len() == 3 && one[0]["case"].as_str().is_some_and(|case| case.contains("3x 19x30x41 tn")),
+        rows(&one).len() == 4 && one[0]["case"].as_str().is_some_and(|case| case.contains("3x 19x30x41 tn")),
         "{one}"
     );
     for row in rows(&table).iter().chain(rows(&one)) {
@@ -144,10 +144,15 @@ fn verify_checks_matmuls_too() {
 
 #[test]
 fn bench_measures_matmuls() {
-    let table =
-        json(&["bench", "--device", "cpu", "--op", "matmul", "--shape", "32x32x32", "--layout", "nt", "--json"]);
-    assert!(rows(&table).len() == 1 && table[0]["format"] == "nt", "{table}");
-    assert!(table[0]["flops"].as_f64().is_some_and(|flops| flops > 0.0), "{table}");
+    let of = ["bench", "--device", "cpu", "--op", "matmul", "--shape", "32x32x32", "--layout", "nt", "--json"];
+    for (factors, stored) in [(&[][..], "f16"), (&["--factors", "e4m3"], "e4m3")] {
+        let table = json(&[&of[..], factors].concat());
+        assert!(rows(&table).len() == 1 && table[0]["format"] == "nt", "{table}");
+        assert!(
+            table[0]["x_dtype"] == stored && table[0]["flops"].as_f64().is_some_and(|flops| flops > 0.0),
+            "{table}"
+        );
+    }
 }
 
 #[test]
