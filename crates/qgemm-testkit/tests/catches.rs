@@ -267,8 +267,8 @@ fn a_weight_of_zero_is_a_code_that_was_multiplied() {
     x[zero] = 100.0;
     let expected = multiply(&raw, &x, &Added::default());
     let step = f64::from(format.float_scales[0].read(raw.blocks()));
-    assert_eq!((expected.values[0], expected.energy[0]), (0.0, (100.0 * step).powi(2)));
-    // Elsewhere steps are found among the values, and all other weights count as they are.
+    assert_eq!((expected.values[0], expected.energy[0]), (0.0, (100.0 * 2.0 * step).powi(2)));
+    // Elsewhere steps are found among the values, and weights of two steps and more count as they are.
     let q4_0 = one(WeightKind::Raw, "q4_0".parse().expect("a format"));
     let row = q4_0.dequantize_row(0);
     let largest = row.iter().fold(0.0f32, |largest, w| largest.max(w.abs()));
@@ -277,7 +277,18 @@ fn a_weight_of_zero_is_a_code_that_was_multiplied() {
         multiply(&q4_0, &x, &Added::default()).energy[0].sqrt()
     });
     let least = least.fold(f64::INFINITY, f64::min);
-    assert!((f64::from(largest) / least - 8.0).abs() < 1e-6, "{largest} and {least}");
+    assert!((f64::from(largest) / least - 4.0).abs() < 1e-6, "{largest} and {least}");
+}
+
+#[test]
+fn few_elements_are_judged_as_if_others_were_right() {
+    let limit = Tolerance::relative(1e-6);
+    let within = |n: usize, off: f32| {
+        let expected = Expected { m: 1, n, values: vec![1.0; n], energy: vec![1.0; n], floor: vec![0.0; n] };
+        compare(&vec![1.0 + off; n], &expected, limit).within(limit)
+    };
+    assert!(within(1, 1.5e-3) && !within(1, 2.5e-3), "one of four");
+    assert!(within(4, 0.9e-3) && !within(4, 1.5e-3), "four");
 }
 
 #[test]
