@@ -1,5 +1,5 @@
-// Turns queries in place and writes new keys, turned, and values to the cache. A token has one CTA or several; a group of lanes has a head,
-// eight features a lane, and several heads one after the other, whose angles are the same.
+// Turns queries in place and writes new keys, turned, and values to the cache. A token has one CTA or several, which finds each angle
+// once; a group of lanes has a head, eight features a lane, and several heads one after the other, whose angles are the same.
 #include "atoms/bits.cuh"
 #include "atoms/narrow_store.cuh"
 #include "atoms/rounded.cuh"
@@ -12,9 +12,11 @@ struct KvAppendParams {
 };
 
 // Heads of a lane at most: what it has in flight.
-constexpr u32 MOST_HEADS = 4;
+constexpr u32 MOST_HEADS = 6;
 constexpr u32 X_BYTES = QG_X == DTYPE_F32 ? 4 : 2;
 constexpr u32 X_WORDS = X_BYTES * 2;
+// CTAs for whose registers a multiprocessor has room, without a spill.
+constexpr u32 LEAST_CTAS = QG_X == DTYPE_F32 || QG_VARIANT == 70 ? 4 : 5;
 constexpr u32 NO_SEQUENCE = ~0u;
 
 // The last sequence that begins at or before `token`, searched by a warp: offsets ascend.
@@ -52,38 +54,67 @@ QG_DEVICE void cos_sin(u64 turns, float& cosine, float& sine) {
     sine = quarter & 2u ? -swapped_s : swapped_s;
 }
 
-// What a lane's features and their partners are multiplied with.
-struct Angles {
-    float own[8], partner[8];
+// Cosine and sine of each pair, times the amplitude. A head has at most 256 features.
+struct Turns {
+    float cosine[128], sine[128];
 };
+static_assert(sizeof(Turns) == QG_SHARED_BYTES, "the host computes another size");
 
-// The pair that a feature belongs to, and whether it is its second one.
-QG_DEVICE u32 pair_of(const KvAppendPointers& at, u32 feature, bool& is_second) {
-    const u32 half = at.rotary_dim / 2;
-    is_second = at.interleaved ? feature & 1u : feature >= half;
-    return at.interleaved ? feature / 2 : is_second ? feature - half : feature;
-}
-
-QG_DEVICE void load_angles(const KvAppendPointers& at, u32 column, u32 position, Angles& angles) {
-    const u64 row = position * at.table_row;
-#pragma unroll
-    for (u32 i = 0; i < 8; i++) {
-        angles.own[i] = 1.0f, angles.partner[i] = 0.0f;
-        if (column + i >= at.rotary_dim) continue;
-        bool is_second;
-        const u32 pair = pair_of(at, column + i, is_second);
+// By all threads, each its share of the pairs.
+QG_DEVICE void write_turns(const KvAppendPointers& at, u32 position, Turns& turns) {
+    for (u32 pair = thread_index(); pair < at.rotary_dim / 2; pair += QG_THREADS) {
         float cosine, sine;
         if (at.frequencies) {
             const u64 frequency = (u64)index_at(at.frequencies, 2 * pair + 1) << 32 | index_at(at.frequencies, 2 * pair);
             cos_sin(frequency * position, cosine, sine);
         } else {
+            const u64 row = position * at.table_row;
             cosine = bits_to_f32(index_at(at.cos, row + pair));
             sine = bits_to_f32(index_at(at.sin, row + pair));
         }
-        angles.own[i] = cosine * at.amplitude;
-        angles.partner[i] = (is_second ? sine : -sine) * at.amplitude;
+        st_shared(&turns.cosine[pair], cosine * at.amplitude);
+        st_shared(&turns.sine[pair], sine * at.amplitude);
     }
 }
+
+// What a lane's features and their partners are multiplied with.
+struct Angles {
+    float own[8], partner[8];
+
+    // `whole` says that the eight features belong to eight pairs, the first of them at a multiple of eight.
+    QG_DEVICE Angles of(const Turns& turns, const KvAppendPointers& at, u32 column, bool whole) {
+        Angles angles;
+        const u32 half = at.rotary_dim / 2;
+        if (whole && column < at.rotary_dim) {
+            const bool is_second = column >= half;
+            const u32 pair = is_second ? column - half : column;
+#pragma unroll
+            for (u32 i = 0; i < 8; i += 4) {
+                const u32x4 c = ld_shared(reinterpret_cast<const u32x4*>(&turns.cosine[pair + i]));
+                const u32x4 s = ld_shared(reinterpret_cast<const u32x4*>(&turns.sine[pair + i]));
+                const u32 cosines[4] = {c.x, c.y, c.z, c.w}, sines[4] = {s.x, s.y, s.z, s.w};
+#pragma unroll
+                for (u32 j = 0; j < 4; j++) {
+                    angles.own[i + j] = bits_to_f32(cosines[j]);
+                    angles.partner[i + j] = is_second ? bits_to_f32(sines[j]) : -bits_to_f32(sines[j]);
+                }
+            }
+            return angles;
+        }
+#pragma unroll
+        for (u32 i = 0; i < 8; i++) {
+            angles.own[i] = 1.0f, angles.partner[i] = 0.0f;
+            const u32 feature = column + i;
+            if (feature >= at.rotary_dim) continue;
+            const bool is_second = at.interleaved ? feature & 1u : feature >= half;
+            const u32 pair = at.interleaved ? feature / 2 : is_second ? feature - half : feature;
+            const float sine = ld_shared(&turns.sine[pair]);
+            angles.own[i] = ld_shared(&turns.cosine[pair]);
+            angles.partner[i] = is_second ? sine : -sine;
+        }
+        return angles;
+    }
+};
 
 // Numbers of Q, or of new keys or values, as they are stored; what this kernel writes may be among them, so they are read coherently.
 struct Source {
@@ -260,7 +291,8 @@ QG_DEVICE void store_cached(const AttentionParams& p, const Head& head, const Ke
     if constexpr (!has_scales(QG_KV)) store_eight<QG_KV>(to, p.shape.flags & QG_FLAG_KV_ALIGNED, x);
 }
 
-extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_kv_append(const __grid_constant__ KvAppendParams p) {
+extern "C" __global__ void __launch_bounds__(QG_THREADS, LEAST_CTAS) qg_kv_append(const __grid_constant__ KvAppendParams p) {
+    Turns& turns = *reinterpret_cast<Turns*>(dynamic_shared());
     const AttentionParams& attention = p.attention;
     const AttentionShape& shape = attention.shape;
     const u32 token = cta_index().x / p.at.splits, split = cta_index().x % p.at.splits;
@@ -268,6 +300,18 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_kv_append(const _
     const u32 groups = QG_THREADS / p.at.head_lanes, group = thread_index() / p.at.head_lanes;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
+
+    // What is turned depends on no index and comes while the token's sequence and place are looked up.
+    const u32 all = shape.heads + 2 * shape.kv_heads, first = split * p.at.lane_heads * groups + group;
+    Source sources[MOST_HEADS] = {};
+#pragma unroll
+    for (u32 i = 0; i < MOST_HEADS; i++) {
+        const u32 item = first + i * groups;
+        if (i >= p.at.lane_heads || item >= all) continue;
+        const Head head = Head::at(p, token, item);
+        if (column < head.columns) sources[i] = Source::load(head.from + column * X_BYTES, head.aligned);
+    }
+
     const u32 index = sequence_at(attention, token);
     if (index == NO_SEQUENCE || index >= shape.sequences) return;
     const Sequence s = sequence_of(attention, index);
@@ -278,23 +322,14 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_kv_append(const _
     const u32 position = p.at.positions ? index_at(p.at.positions, token) : key;
     if (p.at.cos && position >= p.at.table_positions) return;
     const KeyPlace place = place_of_key(attention, s, key);
-    Angles angles;
-    load_angles(p.at, column, position, angles);
+    write_turns(p.at, position, turns);
+    cta_barrier();
     // Halves of a pair are in other lanes of the head, or not at the same place of another lane's eight.
     const u32 half = p.at.rotary_dim / 2;
     const bool by_lanes = !p.at.interleaved && half % 8 == 0;
     const u32 partner_lane = (thread_index() % 32) + (column < half ? half / 8 : 0u - half / 8);
-    const bool is_turned = column < p.at.rotary_dim;
+    const Angles angles = Angles::of(turns, p.at, column, by_lanes);
 
-    const u32 all = shape.heads + 2 * shape.kv_heads, first = split * p.at.lane_heads * groups + group;
-    Source sources[MOST_HEADS];
-#pragma unroll
-    for (u32 i = 0; i < MOST_HEADS; i++) {
-        const u32 item = first + i * groups;
-        if (i >= p.at.lane_heads || item >= all) continue;
-        const Head head = Head::at(p, token, item);
-        if (column < head.columns) sources[i] = Source::load(head.from + column * X_BYTES, head.aligned);
-    }
 #pragma unroll
     for (u32 i = 0; i < MOST_HEADS; i++) {
         // The same for all lanes of a warp, which exchange features.
@@ -310,11 +345,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1) qg_kv_append(const _
             partner[j] = 0.0f;
         }
         if (by_lanes) {
+            Source other;
 #pragma unroll
-            for (u32 j = 0; j < 8; j++) {
-                const float other = bits_to_f32(shfl_idx_u32(f32_to_bits(x[j]), partner_lane));
-                partner[j] = is_turned ? other : 0.0f;
-            }
+            for (u32 j = 0; j < X_WORDS; j++) other.words[j] = shfl_idx_u32(sources[i].words[j], partner_lane);
+            // Features that are not turned have no partner.
+#pragma unroll
+            for (u32 j = 0; j < 8; j++)
+                if (column < p.at.rotary_dim) partner[j] = Source::number(other, j);
         } else {
 #pragma unroll
             for (u32 j = 0; j < 8; j++) {

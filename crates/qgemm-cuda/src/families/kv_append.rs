@@ -25,7 +25,9 @@ const THREADS: u32 = 128;
 /// Features of a lane.
 const LANE_FEATURES: usize = 8;
 /// Heads that a lane has one after the other at most, as in the kernel.
-const MOST_LANE_HEADS: usize = 4;
+const MOST_LANE_HEADS: usize = 6;
+/// Of cosines and sines of the pairs of a head (`Turns`).
+const SHARED_BYTES: u32 = 1024;
 /// CTAs on a multiprocessor below which heads are rather spread over more of them than given to a lane together.
 const FEW_CTAS: usize = 8;
 /// Share of the bandwidth that the kernel should reach, per mille.
@@ -48,6 +50,7 @@ fn source(spec: KvAppendSpec, variant: Variant) -> KernelSpec {
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", SHARED_BYTES);
     constant_line(&mut prelude, "QG_X", dtype_code(spec.x));
     constant_line(&mut prelude, "QG_KV", kv_code(spec.kv));
     let name = id(spec, variant).to_string();
@@ -205,7 +208,7 @@ pub fn kv_append_sequence(
     let launch = KernelLaunch {
         id: id(spec, variant),
         spec: source(spec, variant),
-        geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: 0 },
+        geometry: Geometry { grid: [ctas, 1, 1], threads: THREADS, shared_bytes: SHARED_BYTES },
         // Kernels of these variants wait where they must (`griddepcontrol_wait` in atoms/sync.cuh).
         starts_early: variant >= Variant::Sm90,
         operands: KvAppendOperand::ALL,
