@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::context::Context;
 use crate::error::Error;
@@ -32,6 +32,15 @@ impl Context {
     /// # Errors
     /// What [`Context::plan`] fails with, of the first problem for which it does. Others may have been planned.
     pub fn prepare(&self, problems: &[Problem]) -> Result<usize, Error> {
+        self.prepare_within(problems, Duration::MAX)
+    }
+
+    /// The same, but begins no problem once `time` is over: those that matter most come first. What was begun is finished, so that
+    /// it takes as much longer as the slowest compilation. Returns how many were planned.
+    ///
+    /// # Errors
+    /// As [`Context::prepare`].
+    pub fn prepare_within(&self, problems: &[Problem], time: Duration) -> Result<usize, Error> {
         let start = Instant::now();
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let threads = cores.min(MOST_THREADS).min(problems.len());
@@ -40,7 +49,7 @@ impl Context {
         let work = || {
             while let Some((place, problem)) = {
                 let place = next.fetch_add(1, Ordering::Relaxed);
-                problems.get(place).map(|problem| (place, problem))
+                problems.get(place).filter(|_| start.elapsed() < time).map(|problem| (place, problem))
             } {
                 match self.plan(problem) {
                     Ok(plan) => {
@@ -60,7 +69,8 @@ impl Context {
         };
         thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
         let done = done.into_inner();
-        tracing::info!(done, threads, seconds = start.elapsed().as_secs_f64(), "all prepared");
+        let (of, seconds) = (problems.len(), start.elapsed().as_secs_f64());
+        tracing::info!(done, of, threads, seconds, "prepared as many as there was time for");
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, error)) => Err(error),
             None => Ok(done),

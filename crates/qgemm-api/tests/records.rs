@@ -152,6 +152,8 @@ fn what_was_prepared_is_planned() {
     let problems: Vec<Problem> = (1..20).map(|m| problem(&w, m)).collect();
     assert_eq!(ctx.prepare(&problems).expect("all are served"), problems.len());
     assert_eq!(ctx.prepare(&[]).expect("nothing to do"), 0);
+    let no_time = ctx.prepare_within(&problems, std::time::Duration::ZERO).expect("nothing was begun");
+    assert_eq!(no_time, 0);
     let wrong = [problem(&w, 1), problem(&w, 2).family("nonesuch"), problem(&w, 3)];
     let error = ctx.prepare(&wrong).expect_err("no such family").to_string();
     assert!(error.contains("nonesuch"), "{error}");

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
@@ -307,6 +308,20 @@ impl FromStr for Shape {
     }
 }
 
+/// A time with its unit.
+///
+/// # Errors
+/// When it is none, nothing, or more than a day.
+pub fn duration(text: &str) -> anyhow::Result<Duration> {
+    const UNITS: [(&str, f64); 3] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
+    let wrong = || format!("`{text}` is no time: expected a number and its unit, such as 2s, 500ms or 3m");
+    let (number, scale) =
+        UNITS.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale))).with_context(wrong)?;
+    let seconds = number.parse::<f64>().with_context(wrong)? * scale;
+    ensure!(seconds > 0.0 && seconds <= 86_400.0, "`{text}`: expected more than 0 and at most a day");
+    Ok(Duration::from_secs_f64(seconds))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -341,5 +356,17 @@ mod tests {
         let one: FormatChoice = "Q4_K".parse().expect("a choice");
         assert_eq!(one.formats().len(), 1);
         assert!("q4_z".parse::<FormatChoice>().is_err());
+    }
+
+    #[test]
+    fn times_have_units() {
+        let millis = |text| duration(text).map(|d| d.as_millis());
+        assert_eq!(
+            (millis("2s").ok(), millis("500ms").ok(), millis("1.5m").ok()),
+            (Some(2000), Some(500), Some(90_000))
+        );
+        for bad in ["2", "s", "-1s", "0s", "nans", "infs", "1e9m"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
     }
 }

@@ -12,6 +12,7 @@ mod inspect;
 mod loading;
 mod out;
 mod plan;
+mod prepare;
 mod progress;
 mod quantize;
 mod report;
@@ -55,6 +56,8 @@ enum Command {
     Explain(explain::Args),
     /// Write the execution and memory plan of a model, or check one.
     Plan(plan::Args),
+    /// Compile and load the kernels of a model's products, for the cache, as at a start.
+    Prepare(prepare::Args),
     /// Measure candidates within a budget, and keep the best in a table that contexts find.
     Tune(tune::Args),
     /// Put what is known of a device on one page (HTML).
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args, cli.json),
         Command::Explain(args) => explain::run(args, cli.json),
         Command::Plan(args) => plan::run(args, cli.json),
+        Command::Prepare(args) => prepare::run(args, cli.json),
         Command::Tune(args) => tune::run(args, cli.json),
         Command::Report(args) => report::run(args, cli.json),
         Command::Support(args) => support::run(args, cli.json),

@@ -11,7 +11,7 @@ use qgemm_api::{
 use serde::Serialize;
 
 use crate::bench::subject::{self, Subject};
-use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
+use crate::choice::{self, FormatChoice, Sizes};
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
@@ -38,7 +38,7 @@ pub struct Args {
     #[arg(long, default_value_t)]
     x_precision: XPrecision,
     /// Time for all of it, such as 2s, 500ms or 3m.
-    #[arg(long, default_value = "10s", value_parser = duration)]
+    #[arg(long, default_value = "10s", value_parser = choice::duration)]
     budget: Duration,
     /// Only candidates that should take at most so many times as long as the best.
     #[arg(long, default_value_t = 3.0)]
@@ -240,41 +240,6 @@ fn said(json: bool, line: &str) -> anyhow::Result<()> {
 
 impl Args {
     fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
-        let shapes = match self.shape[..] {
-            [] => ["1x4096x4096", "8x4096x4096", "512x4096x4096"].map(str::parse::<Shape>).into_iter().collect(),
-            _ => gemm_shapes(&self.shape),
-        }?;
-        match &self.model {
-            Some(path) => subject::from_model(path, &shapes, self.format),
-            None => subject::made_up(&shapes, self.format),
-        }
-    }
-}
-
-/// A time with its unit.
-fn duration(text: &str) -> anyhow::Result<Duration> {
-    const UNITS: [(&str, f64); 3] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0)];
-    let wrong = || format!("`{text}` is no time: expected a number and its unit, such as 2s, 500ms or 3m");
-    let (number, scale) =
-        UNITS.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, scale))).with_context(wrong)?;
-    let seconds = number.parse::<f64>().with_context(wrong)? * scale;
-    ensure!(seconds > 0.0 && seconds <= 86_400.0, "`{text}`: expected more than 0 and at most a day");
-    Ok(Duration::from_secs_f64(seconds))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_have_units() {
-        let millis = |text| duration(text).map(|d| d.as_millis());
-        assert_eq!(
-            (millis("2s").ok(), millis("500ms").ok(), millis("1.5m").ok()),
-            (Some(2000), Some(500), Some(90_000))
-        );
-        for bad in ["2", "s", "-1s", "0s", "nans", "infs", "1e9m"] {
-            assert!(duration(bad).is_err(), "{bad}");
-        }
+        subject::chosen(self.model.as_deref(), &self.shape, self.format)
     }
 }

@@ -157,6 +157,17 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
 }
 
 #[test]
+fn what_is_prepared_is_planned_at_once() {
+    let base = ["prepare", "--device", "cpu", "--shape", "1x64x64", "8x64x64", "--format", "q8_0"];
+    let rows = parsed(&[&base[..], &["--json"]].concat());
+    assert_eq!((rows[1]["shape"].as_str(), rows.as_array().map(Vec::len)), (Some("8x64x64"), Some(2)));
+    assert!(rows[0]["kernel_id"].as_str().expect("text").starts_with("gemm:"), "{rows}");
+    let said = qgemm(&[&base[..], &["--budget", "1m"]].concat());
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(said.status.success() && text.contains("2 of 2 problems in "), "{text}");
+}
+
+#[test]
 fn a_report_is_one_page_with_everything_in_it() {
     let folder = tempfile::tempdir().expect("writable");
     let path = |name: &str| folder.path().join(name);

@@ -8,7 +8,7 @@ use anyhow::ensure;
 use qgemm_api::{Format, HostWeight, Model, TensorKind, open_model, quantize};
 use qgemm_testkit::{WeightKind, weight};
 
-use crate::choice::{FormatChoice, Shape};
+use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
 
 /// Where a weight comes from.
 #[derive(Clone)]
@@ -65,6 +65,21 @@ pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostW
     match few.row_scale() {
         None => Ok(many),
         Some(scales) => Ok(many.with_row_scale(scales.iter().copied().cycle().take(n).collect())?),
+    }
+}
+
+/// The products of a model, or made-up ones; of three shapes when none is given.
+///
+/// # Errors
+/// When a shape is none of `gemm`, or as [`from_model`] and [`made_up`].
+pub fn chosen(model: Option<&Path>, sizes: &[Sizes], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
+    let shapes = match sizes {
+        [] => ["1x4096x4096", "8x4096x4096", "512x4096x4096"].map(str::parse::<Shape>).into_iter().collect(),
+        _ => gemm_shapes(sizes),
+    }?;
+    match model {
+        Some(path) => from_model(path, &shapes, format),
+        None => made_up(&shapes, format),
     }
 }
 
