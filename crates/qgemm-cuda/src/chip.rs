@@ -106,7 +106,7 @@ fn lower(id: DeviceId, natural: Variant, wanted: Option<&str>) -> Result<Variant
 }
 
 /// Share of Hopper's tensor rate that instructions older than `wgmma` reach: 650 TFLOP/s of 989, measured on an H200.
-const HOPPER_MMA_SYNC: f64 = 0.66;
+pub(crate) const HOPPER_MMA_SYNC: f64 = 0.66;
 
 /// Multiply-adds per clock and multiprocessor of a chip that runs kernels of variant `run` ("Arithmetic Instructions" of the CUDA programming guide, and the
 /// tensor-core rates of NVIDIA's architecture papers, with f32 accumulation and without sparsity).
@@ -134,6 +134,7 @@ fn rates(arch: u32, run: Variant, geforce: bool) -> [(Math, f64); 8] {
     let bytes = match (arch, run) {
         (..75, _) | (_, Variant::Sm70) => 0.0,
         (75 | 86..=89 | 120..=121, _) => 1024.0,
+        (90, Variant::Sm90) => 4096.0,
         (90, _) => 4096.0 * HOPPER_MMA_SYNC,
         _ => 2048.0,
     };

@@ -1,11 +1,15 @@
-// D[m, n] from 8-bit floating-point codes of W and of X on Hopper, warp-specialized. Consumer warpgroups multiply codes as
-// they are with `wgmma`, tokens as rows, and add the sums of 128 columns in f32, scaled. A producer warpgroup copies both by
-// TMA.
+// D[m, n] from 8-bit codes of W and of X on Hopper, warp-specialized. Consumer warpgroups multiply codes as they are with
+// `wgmma`, tokens as rows: integers exactly, floating-point numbers with the sums of 128 columns added in f32, scaled. A
+// producer warpgroup copies both by TMA.
 #include "atoms/launch.cuh"
 #include "atoms/sync.cuh"
 #include "epilogue/token_rows_store.cuh"
 #include "mainloop/parked_state.cuh"
+#if QG_INTEGERS
+#include "mainloop/sm90/s8_product.cuh"
+#else
 #include "mainloop/sm90/fp8_product.cuh"
+#endif
 
 struct SharedStorage {
     Pipeline pipeline;

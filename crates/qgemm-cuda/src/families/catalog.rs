@@ -205,7 +205,11 @@ impl Family<CheckedGemm> for Gemm {
         let variant = variant_for(op, info)?;
         if let Some(planes) = &op.x.planes {
             return match planes.parts.code {
-                XCode::Int8 => codes(op, planes, variant, info),
+                // Either loop refuses what the other serves.
+                XCode::Int8 => match (codes(op, planes, variant, info), multiplying_codes(op, variant, info)) {
+                    (Ok(staged), Ok(direct)) => Ok(direct.into_iter().chain(staged).collect()),
+                    (staged, direct) => direct.or(staged),
+                },
                 XCode::E4M3 | XCode::E2M1 => multiplying_codes(op, variant, info),
             };
         }

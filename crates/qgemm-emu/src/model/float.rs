@@ -87,11 +87,13 @@ pub(crate) enum WgmmaOperands {
     Bf16,
     E4M3,
     E4M3AndE5M2,
+    /// Signed and unsigned bytes, sums in 32 bits.
+    S8AndU8,
 }
 
 impl WgmmaOperands {
     pub(crate) fn of(number: u32) -> Option<Self> {
-        [Self::F16, Self::Bf16, Self::E4M3, Self::E4M3AndE5M2].get(number as usize).copied()
+        [Self::F16, Self::Bf16, Self::E4M3, Self::E4M3AndE5M2, Self::S8AndU8].get(number as usize).copied()
     }
 
     /// The 16 rows of a warp times eight columns, words as of the `mma` of that shape.
@@ -101,6 +103,7 @@ impl WgmmaOperands {
             Self::Bf16 => m16n8k16_bf16(inputs, outputs, precision),
             Self::E4M3 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3; 2], &precision.fp8_wgmma),
             Self::E4M3AndE5M2 => mma::<32, 8>(inputs, outputs, M16N8K32, [E4M3, E5M2], &precision.fp8_wgmma),
+            Self::S8AndU8 => super::integer::m16n8k32_u8(inputs, outputs),
         }
     }
 }

@@ -4,13 +4,8 @@
 // The instructions start from zero every 128 columns, and their sums are added in f32, times both scales of these columns.
 #pragma once
 #include "atoms/wgmma_fp8.cuh"
-#include "mainloop/sm90/fp8_pipeline.cuh"
+#include "mainloop/sm90/consumer_place.cuh"
 
-// Features of an instruction, and instructions side by side of a warpgroup.
-constexpr u32 PART_N = QG_PART_N, PARTS = QG_PARTS;
-// Warpgroups side by side along tokens and along features.
-constexpr u32 GROUPS_M = QG_TILE_M / 64, GROUPS_N = QG_CONSUMERS / 128 / GROUPS_M;
-static_assert(GROUPS_N * PARTS * PART_N == QG_TILE_N, "warpgroups share the tile");
 // Runs of rows in a part that share a record of scales.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 
@@ -18,18 +13,6 @@ constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 // of its second.
 struct Accumulators {
     float value[PARTS][PART_N / 2];
-};
-
-// Where a lane stands in its CTA's tile.
-struct LanePlace {
-    u32 group_n;
-    // The lane's first token in the tile; its second is eight further.
-    u32 token;
-
-    QG_DEVICE LanePlace of(u32 warp, u32 lane) {
-        const u32 group = warp / 4;
-        return {group / GROUPS_M, group % GROUPS_M * 64 + warp % 4 * 16 + token_of(lane / 4)};
-    }
 };
 
 // The scales of a stage that a lane holds: of its two tokens, and, of each part, of the run of rows that is its number.

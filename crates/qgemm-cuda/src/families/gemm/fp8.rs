@@ -1,5 +1,6 @@
-//! Kernels of `gemm` that multiply 8-bit floating-point codes of W with those of X as they are: what their main loops have in
-//! common. Tokens are rows of their instructions, and sums of 128 columns are added in f32, times the scales of both.
+//! Kernels of `gemm` that multiply 8-bit codes of W with those of X as they are: what their main loops have in common. Tokens are
+//! rows of their instructions. Sums of 128 columns of floating-point codes are added in f32, times the scales of both; those of
+//! integers are exact.
 
 use std::sync::Arc;
 
@@ -43,8 +44,13 @@ pub(super) struct Fp8Loop {
     pub arch_specific: bool,
     /// The variants that it is for.
     pub variants: &'static [Variant],
-    /// Numbers that codes of W may be.
-    pub takes: fn(&Encoding) -> bool,
+    /// Whether codes of a weight format are such as it multiplies.
+    pub takes: fn(Format) -> bool,
+    /// Codes of X, and the instructions that multiply both.
+    pub x_code: XCode,
+    pub math: Math,
+    /// Most columns, whose sums have room.
+    pub most_k: usize,
     pub tiles: &'static [Fp8Tile],
     /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
     pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
@@ -111,8 +117,8 @@ impl Fp8Loop {
     /// The kernels for weights of `format` and activations of `x`; none where codes of either are not as the loop takes them, or have
     /// scales that span other values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
-        let serves = self.variants.contains(&variant) && (self.takes)(&format.encoding);
-        if !serves || !takes_scales(format) || !takes_activations(x) {
+        let serves = self.variants.contains(&variant) && (self.takes)(format);
+        if !serves || !takes_scales(format) || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
@@ -134,10 +140,10 @@ fn takes_scales(format: Format) -> bool {
     }
 }
 
-fn takes_activations(x: XFormat) -> bool {
+fn takes_activations(x: XFormat, code: XCode) -> bool {
     let spans = |block: Option<usize>| block.is_none_or(|columns| columns == STAGE_K as usize);
     let scaled = |scale: Option<ScaleType>| scale.is_none_or(|scale| scale == ScaleType::F32);
-    x.parts(false, None).is_some_and(|p| p.code == XCode::E4M3 && spans(p.block) && scaled(p.scale))
+    x.parts(false, None).is_some_and(|p| p.code == code && spans(p.block) && scaled(p.scale))
 }
 
 impl Fp8Kernel {
@@ -180,7 +186,10 @@ impl Fp8Kernel {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }
-        Ok(())
+        match self.main_loop.most_k {
+            most if op.stored_k > most => Err(Unsupported::new(format!("adds up {most} columns at most"))),
+            _ => Ok(()),
+        }
     }
 
     pub(in crate::families) fn config(&self) -> TileConfig {
@@ -189,7 +198,7 @@ impl Fp8Kernel {
             family: "gemm",
             main_loop: self.main_loop.name,
             variant: Some(self.variant),
-            math: Math::TensorFp8,
+            math: self.main_loop.math,
             tile_n: features,
             tile_m: tokens,
             tile_k: STAGE_K,
@@ -235,9 +244,12 @@ impl Fp8Kernel {
         let is_e5m2 = self.format.encoding == Encoding::E5M2;
         let scales = self.layout.scales.first();
         let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
+        let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
         // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        for (name, value) in all.into_iter().chain(of_experts.into_iter().filter(|_| self.experts.is_some())) {
+        for (name, value) in
+            all.into_iter().chain(integers).chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
+        {
             macro_line(&mut out, name, &value.to_string());
         }
         let Fp8Tile { tokens, features, shares: [first, second], stages, .. } = self.tile;

@@ -1,13 +1,14 @@
-//! All kernels that multiply 8-bit floating-point codes.
+//! All kernels that multiply 8-bit codes of W and of X as they are.
 
 use qgemm_formats::{Format, XFormat};
 use qgemm_hal::Variant;
 
 use super::fp8::{Fp8Kernel, Fp8Loop};
-use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws};
+use super::{sm89_fp8_cp_async, sm90_fp8_wgmma_ws, sm90_s8_wgmma_ws};
 
 /// Every main loop on such codes.
-static MAIN_LOOPS: [&Fp8Loop; 2] = [&sm89_fp8_cp_async::MAIN_LOOP, &sm90_fp8_wgmma_ws::MAIN_LOOP];
+static MAIN_LOOPS: [&Fp8Loop; 3] =
+    [&sm89_fp8_cp_async::MAIN_LOOP, &sm90_fp8_wgmma_ws::MAIN_LOOP, &sm90_s8_wgmma_ws::MAIN_LOOP];
 
 /// The kernels for weights of `format` and activations of `x`.
 pub(in crate::families) fn fp8_kernels(format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
@@ -20,7 +21,7 @@ mod tests {
     use crate::arch::most_shared;
 
     #[test]
-    fn formats_are_those_of_eight_bit_floating_point_codes() {
+    fn formats_are_those_of_eight_bit_codes() {
         let served = |x: XFormat, variant: Variant| {
             let all = Format::all().filter(move |&format| !fp8_kernels(format, x, variant).is_empty());
             let mut names: Vec<_> = all.map(|format| format.name).collect();
@@ -34,9 +35,8 @@ mod tests {
             assert_eq!([served(x, Variant::Sm89), served(x, Variant::Sm120)], [e4m3, e4m3], "{x}");
             assert!(served(x, Variant::Sm80).is_empty(), "{x}");
         }
-        assert!(
-            served(XFormat::MxFp8, Variant::Sm90).is_empty() && served(XFormat::Int8Token, Variant::Sm90).is_empty()
-        );
+        assert!(served(XFormat::MxFp8, Variant::Sm90).is_empty());
+        assert_eq!(served(XFormat::Int8Token, Variant::Sm90), ["int8_channel"]);
     }
 
     #[test]

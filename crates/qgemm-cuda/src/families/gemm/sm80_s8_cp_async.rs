@@ -8,6 +8,7 @@ use super::common::{self, BARRIER, K_BLOCK, STAGED};
 use super::instance::{FitsRegisters, Instance, MainLoop, Parts, XAccess};
 use super::types::Types;
 use crate::arch::most_shared;
+use crate::chip::HOPPER_MMA_SYNC;
 
 pub(super) static MAIN_LOOP: MainLoop = MainLoop {
     family: "gemm",
@@ -102,6 +103,9 @@ impl Tile {
         let staging = warps * common::warp_staging(rows, staged);
         let rarely = !has_block_scales && (types.format.sub_block >= 64 || types.format.scale_planes.is_empty());
         let math = if rarely { efficiency.0 * RARE_SCALES } else { efficiency.0 };
+        // Hopper's rate is that of `wgmma`.
+        let of_rate = if types.variant == Variant::Sm90 { HOPPER_MMA_SYNC } else { 1.0 };
+        let math = (f64::from(math) * of_rate) as u32;
         Instance {
             stages: x_stages,
             x_format,

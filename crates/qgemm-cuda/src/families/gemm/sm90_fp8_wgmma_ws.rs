@@ -2,9 +2,9 @@
 //! producers that copy both factors by TMA.
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::Encoding;
 use qgemm_formats::prepack::PackedLayout;
-use qgemm_hal::{HalError, Variant};
+use qgemm_formats::{Encoding, XCode};
+use qgemm_hal::{HalError, Math, Variant};
 
 use super::super::kernel_launch::Places;
 use super::super::launch_params::LaunchParams;
@@ -19,7 +19,10 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     symbol: "qg_sm90_gemm_fp8_wgmma_ws",
     arch_specific: true,
     variants: &[Variant::Sm90],
-    takes: |encoding| matches!(encoding, Encoding::E4M3 | Encoding::E5M2),
+    takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
+    x_code: XCode::E4M3,
+    math: Math::TensorFp8,
+    most_k: usize::MAX,
     tiles: &TILES,
     fits_registers: |_, _| true,
     consumers,
@@ -48,7 +51,7 @@ const FAULTS_BYTES: u32 = 32;
 const PARKED_BYTES: u32 = 16;
 
 /// Features of an instruction, and instructions side by side of a warpgroup.
-const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
+pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
     let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
     Fp8Tile { tokens, features, stages, shares, efficiency: (arithmetic, 740) }
 }
@@ -61,12 +64,12 @@ const TILES: [Fp8Tile; 4] = [
     tile(128, 256, (128, 2), 4, 640),
 ];
 
-fn consumers(tile: &Fp8Tile) -> u32 {
+pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
     let [(_, part), (_, parts)] = tile.shares;
     tile.tokens / GROUP_TOKENS * (tile.features / (part * parts)) * 128
 }
 
-fn shared_bytes(tile: &Fp8Tile) -> u32 {
+pub(super) fn shared_bytes(tile: &Fp8Tile) -> u32 {
     (pipeline_bytes(tile) + consumers(tile) / 32 * (WARP_STAGING + PARKED) + FLAG).next_multiple_of(ALIGNMENT)
 }
 
@@ -93,7 +96,7 @@ struct MappedParams {
     maps: [EncodedMap; 3],
 }
 
-fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
+pub(super) fn mapped(launch: &Fp8Launch, fp8: &Fp8Params, places: &Places<'_>) -> Result<LaunchParams, HalError> {
     let GemmParams { shape, at, .. } = &fp8.gemm;
     let tokens = launch.tile.tokens;
     let x = Fp8Matrix { address: at.x, rows: shape.m.into(), columns: shape.k.into(), row_bytes: at.x_row };

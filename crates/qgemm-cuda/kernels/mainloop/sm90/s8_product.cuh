@@ -1,0 +1,84 @@
+// The product of a consumer warpgroup with 8-bit integers: 64 tokens of X, which pass through registers, and PARTS times PART_N
+// features of W, which the instructions read from shared memory as they are packed: unsigned, 128 more than they stand for. The
+// sums of X's codes take that away again.
+#pragma once
+#include "atoms/wgmma_s8.cuh"
+#include "mainloop/sm90/consumer_place.cuh"
+
+static_assert(!HAS_BLOCK_SCALES, "sums are exact, and scaled once");
+
+// What codes of W are stored plus.
+constexpr i32 W_OFFSET = 128;
+
+// The D registers of the instructions, side by side. Of eight features each, a lane holds two of its first token and two
+// of its second. Sums become numbers in the same registers.
+struct Accumulators {
+    float value[PARTS][PART_N / 2];
+};
+struct Sums {
+    i32 value[PARTS][PART_N / 2];
+};
+
+// Four products of signed bytes with 1.
+QG_DEVICE i32 add_bytes(u32 bytes, i32 sum) {
+    return dp4a((i32)bytes, 0x01010101, sum);
+}
+
+// sums += X · Wᵀ over a stage. Waits for the instructions.
+QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const u8* w) {
+    // From a k-block to the next, and from a step to the next within.
+    constexpr u32 BLOCK = QG_TILE_N * PACKED_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
+    wgmma_fence();
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++) {
+        const u64 columns = wgmma_descriptor_64b(w + part * PART_N * PACKED_K_BLOCK);
+        wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[0], columns);
+        wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[1], columns + STEP);
+        wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[2], columns + BLOCK);
+        wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[3], columns + BLOCK + STEP);
+    }
+    wgmma_commit_group();
+    wgmma_wait_group<0>();
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
+}
+
+// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
+QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
+                             u32 first_token, u32 count, const LanePlace& place, u32 lane) {
+    Sums sums = {};
+    // Of the codes of the lane's columns of its two tokens.
+    i32 codes[2] = {0, 0};
+    const u32 tokens = params.gemm.shape.m - first_token;
+#pragma unroll 1
+    for (; count > 0; count--) {
+        mbarrier_wait(&pipeline.full[at.stage], at.parity);
+        XFragments x;
+        XFragments::load(x, pipeline.x[at.stage], place.token, tokens, lane);
+#pragma unroll
+        for (u32 step = 0; step < STEPS; step++) {
+#pragma unroll
+            for (u32 i = 0; i < 4; i++) codes[i % 2] = add_bytes(x.a[step][i], codes[i % 2]);
+            wgmma_fence_operand(x.a[step]);
+        }
+        multiply_stage(sums, x, pipeline.w[at.stage][0] + place.group_n * PARTS * PART_N * PACKED_K_BLOCK);
+        Pipeline::release(pipeline, at.stage, lane);
+        Position::next(at);
+    }
+    float factor[2];
+    load_token_factors(factor, params, first_token + place.token);
+#pragma unroll
+    for (u32 token = 0; token < 2; token++) {
+        // Four lanes have the columns of a token.
+#pragma unroll
+        for (u32 mask = 1; mask < 4; mask *= 2) codes[token] += (i32)shfl_xor_u32((u32)codes[token], mask);
+        codes[token] *= W_OFFSET;
+    }
+#pragma unroll
+    for (u32 part = 0; part < PARTS; part++)
+#pragma unroll
+        for (u32 i = 0; i < PART_N / 2; i++)
+            acc.value[part][i] = (float)(sums.value[part][i] - codes[i / 2 % 2]) * factor[i / 2 % 2];
+}

@@ -1,0 +1,42 @@
+//! The main loop on 8-bit integers on Hopper: the same as that on floating-point codes, but for exact sums, which are scaled once.
+
+use qgemm_formats::{Encoding, Format, XCode};
+use qgemm_hal::{Math, Variant};
+
+use super::common::PRODUCER_WARPS;
+use super::fp8::{Fp8Loop, Fp8Tile};
+use super::sm90_fp8_wgmma_ws::{consumers, mapped, shared_bytes, tile};
+
+pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
+    name: "sm90_s8_wgmma_ws",
+    entry: "entry/sm90_gemm_fp8_wgmma_ws.cu",
+    symbol: "qg_sm90_gemm_fp8_wgmma_ws",
+    arch_specific: true,
+    variants: &[Variant::Sm90],
+    takes,
+    x_code: XCode::Int8,
+    math: Math::TensorS8,
+    // Products of a byte below 256 and one of at most 128 in magnitude fill 31 bits.
+    most_k: 1 << 16,
+    tiles: &TILES,
+    fits_registers: |_, _| true,
+    consumers,
+    producers: PRODUCER_WARPS * 32,
+    shared_bytes,
+    experts: None,
+    params: mapped,
+};
+
+/// Bytes that stand for 128 less, without scales in the rows (`W_OFFSET`).
+fn takes(format: Format) -> bool {
+    let is_byte = format.code_planes == [8] && format.scale_planes.is_empty();
+    is_byte && matches!(format.encoding, Encoding::IntOffset { offset: 128 })
+}
+
+/// Sums of a lane take as many registers as its accumulators, and are what becomes of these.
+const TILES: [Fp8Tile; 4] = [
+    tile(64, 128, (64, 1), 8, 330),
+    tile(64, 256, (128, 1), 5, 430),
+    tile(128, 128, (128, 1), 6, 480),
+    tile(128, 256, (128, 2), 4, 640),
+];
