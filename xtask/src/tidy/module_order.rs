@@ -85,6 +85,7 @@ const ORDERS: &[(&str, &[&str])] = &[
             "fp8",
             "sm89_fp8_cp_async",
             "sm90_fp8_wgmma_ws",
+            "sm90_s8_wgmma_ws",
             "fp8_kernels",
             "sm120_block_scaled",
             "sequence",
