@@ -195,8 +195,8 @@ fn tiles(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves) -
     TILE_LAUNCHES * info.launch_seconds * waves * phase.tiles_a_block / f64::from(config.ctas_per_unit.max(1))
 }
 
-/// Time of writing, meeting at and adding up the partial sums of a split tile. All are added up at the same time, each
-/// by one block, which reads those of the others.
+/// Time of writing, meeting at and adding up the partial sums of a split tile. As many as there are blocks at a time are added up at
+/// the same time, each by one block, which reads those of the others.
 fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
     let peers = partition.peers();
     if peers < 2 {
@@ -210,7 +210,9 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         Schedule::Grid => partition.phases().iter().map(|phase| (phase.blocks / slots).ceil() - 1.0).sum(),
     };
     let meeting = FIXUP_LAUNCHES + RESTART_LAUNCHES * restarts;
-    f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds
+    // Blocks of the phase that is cut follow one another where they are more than fit.
+    let rounds = partition.phases().iter().map(|phase| phase.blocks / slots).fold(1.0, f64::max);
+    rounds * f64::from(peers) * tile_bytes / block_rate + meeting * info.launch_seconds
 }
 
 /// Time of the launch that converts X: X is read, the padded copy written.

@@ -6,6 +6,8 @@
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/consumer_place.cuh"
 
+// Parts whose sums are in registers.
+constexpr u32 AT_ONCE = PARTS > 1 ? 2 : 1;
 // Runs of rows in a part that share a record of scales.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 
@@ -69,8 +71,8 @@ QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w
 #endif
 }
 
-// sums = X · Wᵀ over a stage, for the features from `w` on. Waits for the instructions.
-QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
+// Starts sums = X · Wᵀ over a stage, for the features from `w` on.
+QG_DEVICE void start_part(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
     const u64 columns = wgmma_descriptor_64b(w);
     // From a k-block to the next, and from a step to the next within.
     constexpr u32 BLOCK = QG_TILE_N * PACKED_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
@@ -81,8 +83,6 @@ QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, co
     multiply_step<1>(sums, x.a[2], columns + BLOCK);
     multiply_step<1>(sums, x.a[3], columns + BLOCK + STEP);
     wgmma_commit_group();
-    wgmma_wait_group<0>();
-    wgmma_fence_accumulators(sums);
 }
 // acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
@@ -97,12 +97,21 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
         const LaneScales scales = LaneScales::load(pipeline.scales[at.stage], place, lane);
+        // While the sums of a part are added, the instructions of the next run.
+        const u8* w = pipeline.w[at.stage][0] + place.group_n * PARTS * PART_N * PACKED_K_BLOCK;
+        float sums[AT_ONCE][PART_N / 2];
+        start_part(sums[0], x, w);
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
-            float sums[PART_N / 2];
-            multiply_stage(sums, x, pipeline.w[at.stage][0] + (place.group_n * PARTS + part) * PART_N * PACKED_K_BLOCK);
-            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
-            promote(acc.value[part], sums, scales, part, lane);
+            if (part + 1 < PARTS) {
+                start_part(sums[(part + 1) % AT_ONCE], x, w + (part + 1) * PART_N * PACKED_K_BLOCK);
+                wgmma_wait_group<1>();
+            } else {
+                wgmma_wait_group<0>();
+                Pipeline::release(pipeline, at.stage, lane);
+            }
+            wgmma_fence_accumulators(sums[part % AT_ONCE]);
+            promote(acc.value[part], sums[part % AT_ONCE], scales, part, lane);
         }
         Position::next(at);
     }
