@@ -39,8 +39,9 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         Product product = Product::of_tile(tile_at);
         Position::skip<GROUP>(product.at);
 #if QG_EXPERT_TILES
-        // Experts have few rows more often than not, for which instructions of half as many tokens do.
-        if (work.own.rows <= QG_TILE_M / 2)
+        // Experts have few rows more often than not, for which instructions of half as many tokens do. Beside those of 128 tokens there are
+        // no registers for them.
+        if (QG_TILE_M < 128 && work.own.rows <= QG_TILE_M / 2)
             Product::multiply<GROUP, QG_TILE_M / 2>(product, pipeline, work, warp, lane);
         else
 #endif

@@ -1,7 +1,7 @@
 // The producer warpgroup of products with experts. W is copied by TMA. So is X, a whole tile of rows at once, where the rows of an
 // expert follow one another; rows of the next expert come along, and nothing depends on them. Where a list says which rows are the
-// expert's, which TMA of Hopper cannot follow, every warp copies a quarter of them by `cp.async`, and arrives when these are there:
-// matrix instructions of the asynchronous proxy read them, so that a fence stands between.
+// expert's, which TMA of Hopper cannot follow, every warp copies a quarter of them by `cp.async`, whose completion arrives for each
+// thread. Matrix instructions of the asynchronous proxy read them: consumers fence when they have waited.
 #pragma once
 #include "atoms/cp_async.cuh"
 #include "mainloop/tma_pipeline.cuh"
@@ -12,47 +12,61 @@ constexpr u32 PRODUCER_WARPS = 4;
 // Rows that a warp copies of a stage, of which a lane knows one, and those that an instruction copies.
 constexpr u32 GATHERED_ROWS = QG_TILE_M / PRODUCER_WARPS, ROWS_AT_ONCE = 32 / X_ROW_CHUNKS;
 static_assert(GATHERED_ROWS <= 32 && GATHERED_ROWS % ROWS_AT_ONCE == 0, "a lane knows a row");
-// Stages whose copies are in flight while those of the next are issued.
-constexpr u32 IN_FLIGHT_STAGES = QG_X_STAGES / 2;
-static_assert(IN_FLIGHT_STAGES + 1 <= QG_X_STAGES, "a stage is announced before its place is filled anew");
 
-// Arrivals for a stage: who announces the bytes, and, of rows that are gathered, every warp.
+// Arrivals for a stage: who announces the bytes, and, of rows that are gathered, every thread.
 QG_DEVICE u32 stage_producers(const GemmParams& p) {
-    return p.groups.list != 0 ? 1 + PRODUCER_WARPS : 1;
+    return p.groups.list != 0 ? 1 + PRODUCER_WARPS * 32 : 1;
 }
 
-// The stages that a warp has begun to gather.
-struct GatheredStages {
-    // Stages begun, and the next that has not been announced.
-    u32 begun, announced;
+// The rows that a warp copies: a lane has a chunk of one of ROWS_AT_ONCE at a time.
+struct GatheredRows {
+    static constexpr u32 COUNT = GATHERED_ROWS / ROWS_AT_ONCE;
+    // Where the lane's chunks begin in X, in bytes. Those of rows beyond the tile's last are the first row's: nothing depends on them.
+    u32 from[COUNT];
+    // Where the lane's first two chunks go in a stage. Rows eight further have the same swizzle.
+    u32 to[2];
+    // Whether the warp has any of the tile's rows.
+    bool any;
 
-    // For all lanes of a warp, after all but the last LEFT groups of copies are complete.
-    template <u32 LEFT>
-    QG_DEVICE void announce(GatheredStages& stages, Pipeline& pipeline, u32 lane) {
-        cp_async_wait_group<LEFT>();
-        fence_proxy_async();
-        warp_barrier();
-        if (lane == 0) mbarrier_arrive(&pipeline.full[stages.announced]);
-        if (++stages.announced == QG_X_STAGES) stages.announced = 0;
-        stages.begun--;
+    // Those of a tile of `own`, whose rows are in a list.
+    QG_DEVICE void find(GatheredRows& rows, const GemmParams& own, u32 warp, u32 lane) {
+        const u32 first = warp * GATHERED_ROWS, chunk = lane % X_ROW_CHUNKS;
+        u32 row = 0;
+        if (lane < GATHERED_ROWS) find_x_row(own, first + lane < own.shape.m ? first + lane : first, row);
+        const u32 begin = row * (u32)own.at.x_row * 2;
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++)
+            rows.from[i] = shfl_idx_u32(begin, i * ROWS_AT_ONCE + lane / X_ROW_CHUNKS) + chunk * X_CHUNK_BYTES;
+#pragma unroll
+        for (u32 i = 0; i < 2; i++) {
+            const u32 token = first + i * ROWS_AT_ONCE + lane / X_ROW_CHUNKS;
+            rows.to[i] = token * X_ROW_BYTES + (chunk ^ token % 8) * X_CHUNK_BYTES;
+        }
+        rows.any = first < own.shape.m;
+    }
+
+    // The warp's part of the columns from `column` on, 64 of each row.
+    QG_DEVICE void copy(const GatheredRows& rows, XStage& stage, const GemmParams& p, u32 column, u32 lane) {
+        if (!rows.any) return;
+        const u8* x = reinterpret_cast<const u8*>(p.at.x) + column * 2;
+        const u32 to = shared_address(stage.bytes);
+        const u32 left = p.shape.k - column;
+        if (column < p.shape.k && left >= K_BLOCK) {
+#pragma unroll
+            for (u32 i = 0; i < COUNT; i++) cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES, x + rows.from[i]);
+            return;
+        }
+        // The last columns: what is beyond them is zero.
+        const u32 first = lane % X_ROW_CHUNKS * X_CHUNK_K;
+        const u32 own = column < p.shape.k && first < left ? (left - first) * 2 : 0;
+        const u32 bytes = own < X_CHUNK_BYTES ? own : X_CHUNK_BYTES;
+        if (bytes == 0) x = reinterpret_cast<const u8*>(p.at.x);
+#pragma unroll
+        for (u32 i = 0; i < COUNT; i++)
+            cp_async_16(to + rows.to[i % 2] + i / 2 * 8 * X_ROW_BYTES, x + (bytes == 0 ? 0 : rows.from[i]), bytes);
     }
 };
-
-// The warp's part of the columns from `column` on, 64 of each row. `own_row` is the row of X of each lane's token.
-QG_DEVICE void gather_k_block(XStage& stage, const GemmParams& p, u32 own_row, u32 rows, u32 column, u32 warp, u32 lane) {
-    const u32 chunk = lane % X_ROW_CHUNKS, first_column = column + chunk * X_CHUNK_K;
-    const u32 left = first_column < p.shape.k ? (p.shape.k - first_column) * 2 : 0;
-    const u32 bytes = left < X_CHUNK_BYTES ? left : X_CHUNK_BYTES;
-    const u8* columns = reinterpret_cast<const u8*>(p.at.x) + (left != 0 ? first_column : 0) * 2;
-    // Unrolled as a whole, the loop takes more registers than a producer has.
-#pragma unroll 2
-    for (u32 i = 0; i < GATHERED_ROWS; i += ROWS_AT_ONCE) {
-        const u32 of_warp = i + lane / X_ROW_CHUNKS, token = warp * GATHERED_ROWS + of_warp;
-        const u32 row = shfl_idx_u32(own_row, of_warp);
-        if (token < rows)
-            cp_async_16(shared_address(XStage::at(stage, token, chunk)), columns + row * p.at.x_row * 2, bytes);
-    }
-}
+static_assert(ROWS_AT_ONCE == 4, "every second group of rows has the same swizzle");
 
 template <bool GATHERS>
 QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u32 warp, u32 lane) {
@@ -60,15 +74,12 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u3
     const bool leads = warp == 0 && lane == 0;
     const u32 w_tile = lane * W_PRODUCERS + warp - 1;
     const bool copies_w = warp > 0 && w_tile < CTA_ROW_TILES;
-    GatheredStages stages = {};
     ProducerWalk walk = ProducerWalk::start(p);
     while (ProducerWalk::next_tile(walk, p)) {
         const GemmParams own = problem_of(p, walk.work);
         const u8* w = row_tile(own, walk.work.n_tile * CTA_ROW_TILES + (copies_w ? w_tile : 0), 0);
-        u32 own_row = 0;
-        if constexpr (GATHERS) {
-            if (lane < GATHERED_ROWS) find_x_row(own, warp * GATHERED_ROWS + lane, own_row);
-        }
+        GatheredRows rows;
+        if constexpr (GATHERS) GatheredRows::find(rows, own, warp, lane);
         u32 column = 0;
 #pragma unroll 1
         for (u32 k_tile = 0; k_tile < walk.work.end; k_tile += RUN_K_TILES) {
@@ -87,24 +98,16 @@ QG_DEVICE void produce_tiles(Pipeline& pipeline, const TmaGemmParams& params, u3
                     if (k_block > 0 && k_block >= k_blocks) continue;
                     XStage& stage = pipeline.x[walk.at.x][k_block];
                     if constexpr (GATHERS)
-                        gather_k_block(stage, p, own_row, own.shape.m, column, warp, lane);
+                        GatheredRows::copy(rows, stage, p, column, lane);
                     else if (leads)
                         cp_async_bulk_tensor_2d(stage.bytes, &params.x_map, column, walk.work.own.first, full);
                 }
-                if constexpr (GATHERS) {
-                    cp_async_commit_group();
-                    if (++stages.begun > IN_FLIGHT_STAGES)
-                        GatheredStages::announce<IN_FLIGHT_STAGES>(stages, pipeline, lane);
-                }
+                if constexpr (GATHERS) cp_async_mbarrier_arrive(full);
                 Position::next_stage(walk.at);
             }
             Position::next_run(walk.at);
             w += RUN_K_TILES * QG_K_TILE_BYTES;
         }
-    }
-    if constexpr (GATHERS) {
-        cp_async_wait_group<0>();
-        while (stages.begun > 0) GatheredStages::announce<0>(stages, pipeline, lane);
     }
 }
 

@@ -273,13 +273,18 @@ impl Clocks {
         Knowledge(BTreeMap::from([(self.block, known)]))
     }
 
-    /// `fence.proxy.async`.
+    /// `fence.proxy.async`: of what the thread itself did and of what it knows of others, by whatever it has waited for.
     pub(super) fn fence_proxy(&mut self, thread: usize) {
-        self.proxied[thread] = self.own[thread];
+        let threads = self.own.len();
+        for (other, proxied) in self.proxied.iter_mut().enumerate() {
+            let known = self.known.get(thread * threads + other).copied().unwrap_or(0).max(self.floor);
+            let seen = if other == thread { self.own[thread] } else { known };
+            *proxied = (*proxied).max(seen);
+        }
         self.tick(thread);
     }
 
-    /// Whether TMA and matrix units see an event: the engine's own do, a thread's do once it has fenced.
+    /// Whether TMA and matrix units see an event: the engine's own do, a thread's do once somebody who knows of it has fenced.
     pub(super) fn is_proxied(&self, stamp: Stamp) -> bool {
         stamp.thread == ENGINE || stamp.clock <= self.proxied[usize::from(stamp.thread)]
     }

@@ -61,7 +61,11 @@ struct Product {
 #pragma unroll
         for (u32 i = 0; i < K_TILES * K_BLOCKS; i++) {
             const u32 k_block = i % K_BLOCKS, of_stage = i % STAGE_K_BLOCKS;
-            if (of_stage == 0) mbarrier_wait(&pipeline.full[at.x], at.parity);
+            if (of_stage == 0) {
+                mbarrier_wait(&pipeline.full[at.x], at.parity);
+                // Rows that were gathered come through the generic proxy (`mainloop/expert_producer.cuh`).
+                if constexpr (QG_EXPERT_TILES) fence_proxy_async();
+            }
 #pragma unroll
             for (u32 rt = 0; rt < ROW_TILES; rt++) {
                 const u8* bytes = pipeline.w[at.w].tile[warp * ROW_TILES + rt] + i / K_BLOCKS * QG_K_TILE_BYTES;

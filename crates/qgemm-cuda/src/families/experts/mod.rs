@@ -17,7 +17,8 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
+    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params,
+    spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;
@@ -392,6 +393,9 @@ impl Family<CheckedExperts> for ExpertProducts {
         let in_order = x.aligned16 && !each.k_order;
         let indexed = matches!(op.form, ExpertForm::Indexed { .. });
         let scratch_bytes = if op.lists { None } else { listed_slots(op, info.units).map(|listed| listed.bytes()) };
+        // Producers that gather rows count in 32 bits where they begin (`GatheredRows`).
+        let x_bytes = (op.x_rows() as u64).saturating_mul(x.row_stride).saturating_mul(x.dtype.bytes() as u64);
+        let finds_rows = x_bytes <= u64::from(u32::MAX);
         // Slots by themselves, where kernels have a CTA for each, and slots by experts.
         let alone = |i: &Instance| i.main_loop.schedule == Schedule::Grid && i.tile_m <= MOST_ALONE;
         let ways = |i: &'static Instance| {
@@ -401,7 +405,7 @@ impl Family<CheckedExperts> for ExpertProducts {
             };
             let by_slot = (indexed && alone(i) && fits(false)).then(|| config(false, 0));
             let by_expert = match (indexed && !op.lists, scratch_bytes) {
-                _ if !fits(true) => None,
+                _ if !fits(true) || (indexed && takes_tiles(i) && !finds_rows) => None,
                 (true, None) => None,
                 (true, Some(bytes)) => Some(config(true, bytes)),
                 (false, _) => Some(config(true, 0)),
