@@ -24,6 +24,11 @@ static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes anoth
 static_assert(QG_CONSUMERS == QG_WARPS_N * 32 && QG_CONSUMERS % 128 == 0, "the warps of a group are warpgroups");
 static_assert(FIRST_PRODUCER == QG_CONSUMERS * QG_K_GROUPS, "registers pass between whole warpgroups");
 
+// Experts have few rows more often than not, and few in their last tile, for which instructions of fewer tokens do. Beside those of 128
+// tokens there are no registers for them where a k-tile has 128 columns (40 bytes spilled).
+constexpr u32 FEW_ROWS = 32;
+constexpr bool HAS_FEW_ROWS = QG_TILE_M < 128 || QG_K_TILE != 128;
+
 // The work of the consumers of group GROUP. The group is a template parameter, so that its place in the ring is the
 // same for all threads that execute the code: the compiler then keeps the place and the matrix descriptors in uniform
 // registers.
@@ -39,10 +44,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
         Product product = Product::of_tile(tile_at);
         Position::skip<GROUP>(product.at);
 #if QG_EXPERT_TILES
-        // Experts have few rows more often than not, for which instructions of half as many tokens do. Beside those of 128 tokens there are
-        // no registers for them.
-        if (QG_TILE_M < 128 && work.own.rows <= QG_TILE_M / 2)
-            Product::multiply<GROUP, QG_TILE_M / 2>(product, pipeline, work, warp, lane);
+        if (HAS_FEW_ROWS && work.own.rows <= FEW_ROWS)
+            Product::multiply<GROUP, FEW_ROWS>(product, pipeline, work, warp, lane);
         else
 #endif
             Product::multiply<GROUP, QG_TILE_M>(product, pipeline, work, warp, lane);
@@ -51,7 +54,8 @@ QG_DEVICE void consume(SharedStorage& shared, const GemmParams& p, u32 thread) {
             Exchange::put(shared.exchange, product.acc, is_first, thread);
         } else {
             Exchange::add(shared.exchange, product.acc, thread);
-            if (work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
+            // K of experts is not cut.
+            if (QG_EXPERT_TILES || work.peers == 1 || add_partials(product.acc, p, work, thread, &shared.last))
                 store_tile(product.acc, problem_of(p, work), work, shared.staging[warp], warp, lane);
         }
         is_first = false;

@@ -6,8 +6,6 @@
 #include "atoms/wgmma_fp8.cuh"
 #include "mainloop/sm90/consumer_place.cuh"
 
-// Parts whose sums are in registers.
-constexpr u32 AT_ONCE = PARTS > 1 ? 2 : 1;
 // Runs of rows in a part that share a record of scales.
 constexpr u32 PART_RUNS = PART_N / SCALE_ROWS;
 
@@ -17,22 +15,39 @@ struct Accumulators {
     float value[PARTS][PART_N / 2];
 };
 
-// The scales of a stage that a lane holds: of its two tokens, and, of each part, of the run of rows that is its number.
+// Whether all rows of a part share a scale, or, of a gated pair, runs of rows two in turn.
+constexpr bool PART_SHARES_SCALES = QG_W_SCALE_ROWS >= PART_N;
+
+// The scales of a stage that a lane holds: of its two tokens, and, of each part, of the first two runs of rows, or of the run that is its
+// number.
 struct LaneScales {
     float x[2];
-    float w[PARTS];
+    float w[PARTS][2];
 
     QG_DEVICE LaneScales load(const StageScales& all, const LanePlace& place, u32 lane) {
         LaneScales s = {};
         StageScales::load_x(all, place.token, s.x);
         if constexpr (QG_W_BLOCK_SCALES) {
 #pragma unroll
-            for (u32 part = 0; part < PARTS; part++)
-                s.w[part] = ld_shared(&all.w[(place.group_n * PARTS + part) * PART_RUNS + lane % PART_RUNS]);
+            for (u32 part = 0; part < PARTS; part++) {
+                const float* runs = &all.w[(place.group_n * PARTS + part) * PART_RUNS];
+                if constexpr (PART_SHARES_SCALES)
+                    s.w[part][0] = ld_shared(&runs[0]), s.w[part][1] = ld_shared(&runs[1]);
+                else
+                    s.w[part][0] = ld_shared(&runs[lane % PART_RUNS]);
+            }
         }
         return s;
     }
 };
+
+// acc += sums · scales, where runs of rows have these of W in turn.
+QG_DEVICE void promote_pairs(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const float (&x)[2],
+                             const float (&w)[2]) {
+    const float factor[2][2] = {{x[0] * w[0], x[0] * w[1]}, {x[1] * w[0], x[1] * w[1]}};
+#pragma unroll
+    for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factor[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
+}
 
 // acc += sums · scales, for a part.
 QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2], const LaneScales& scales, u32 part,
@@ -43,15 +58,14 @@ QG_DEVICE void promote(float (&acc)[PART_N / 2], const float (&sums)[PART_N / 2]
             acc[i] = QG_X_BLOCK_SCALES ? fma_f32(scales.x[i / 2 % 2], sums[i], acc[i]) : acc[i] + sums[i];
         return;
     }
-    // Most weights have one scale for all rows of a part, or, of a gated pair, two in turn.
-    const u32 own = f32_to_bits(scales.w[part]);
+    if constexpr (PART_SHARES_SCALES) {
+        promote_pairs(acc, sums, scales.x, scales.w[part]);
+        return;
+    }
+    const u32 own = f32_to_bits(scales.w[part][0]);
     const u32 first = shfl_idx_u32(own, 0), second = shfl_idx_u32(own, 1);
     if (ballot(own != (lane % 2 == 0 ? first : second)) == 0) {
-        const float w[2] = {bits_to_f32(first), bits_to_f32(second)};
-        const float factor[2][2] = {{scales.x[0] * w[0], scales.x[0] * w[1]},
-                                    {scales.x[1] * w[0], scales.x[1] * w[1]}};
-#pragma unroll
-        for (u32 i = 0; i < PART_N / 2; i++) acc[i] = fma_f32(factor[i / 2 % 2][i / 4 % 2], sums[i], acc[i]);
+        promote_pairs(acc, sums, scales.x, {bits_to_f32(first), bits_to_f32(second)});
     } else {
 #pragma unroll
         for (u32 run = 0; run < PART_RUNS; run++) {
@@ -71,8 +85,8 @@ QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w
 #endif
 }
 
-// Starts sums = X · Wᵀ over a stage, for the features from `w` on.
-QG_DEVICE void start_part(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
+// sums = X · Wᵀ over a stage, for the features from `w` on. Waits for the instructions.
+QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
     const u64 columns = wgmma_descriptor_64b(w);
     // From a k-block to the next, and from a step to the next within.
     constexpr u32 BLOCK = QG_TILE_N * PACKED_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
@@ -83,6 +97,8 @@ QG_DEVICE void start_part(float (&sums)[PART_N / 2], const XFragments& x, const 
     multiply_step<1>(sums, x.a[2], columns + BLOCK);
     multiply_step<1>(sums, x.a[3], columns + BLOCK + STEP);
     wgmma_commit_group();
+    wgmma_wait_group<0>();
+    wgmma_fence_accumulators(sums);
 }
 // acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
@@ -97,21 +113,12 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
         const LaneScales scales = LaneScales::load(pipeline.scales[at.stage], place, lane);
-        // While the sums of a part are added, the instructions of the next run.
-        const u8* w = pipeline.w[at.stage][0] + place.group_n * PARTS * PART_N * PACKED_K_BLOCK;
-        float sums[AT_ONCE][PART_N / 2];
-        start_part(sums[0], x, w);
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
-            if (part + 1 < PARTS) {
-                start_part(sums[(part + 1) % AT_ONCE], x, w + (part + 1) * PART_N * PACKED_K_BLOCK);
-                wgmma_wait_group<1>();
-            } else {
-                wgmma_wait_group<0>();
-                Pipeline::release(pipeline, at.stage, lane);
-            }
-            wgmma_fence_accumulators(sums[part % AT_ONCE]);
-            promote(acc.value[part], sums[part % AT_ONCE], scales, part, lane);
+            float sums[PART_N / 2];
+            multiply_stage(sums, x, pipeline.w[at.stage][0] + (place.group_n * PARTS + part) * PART_N * PACKED_K_BLOCK);
+            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
+            promote(acc.value[part], sums, scales, part, lane);
         }
         Position::next(at);
     }

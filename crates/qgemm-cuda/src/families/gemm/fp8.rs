@@ -258,6 +258,7 @@ impl Fp8Kernel {
             ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
             ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
             ("QG_W_BLOCK_SCALES", scales.is_some().into()),
+            ("QG_W_SCALE_ROWS", self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
             ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
             ("QG_TILE_M", tokens),
             ("QG_TILE_N", features),

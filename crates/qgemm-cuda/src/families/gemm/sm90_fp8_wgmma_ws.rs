@@ -56,13 +56,12 @@ pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: 
     Fp8Tile { tokens, features, stages, shares, efficiency: (arithmetic, 740) }
 }
 
-/// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most, and of
-/// these the sums of two parts at a time.
+/// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most.
 const TILES: [Fp8Tile; 4] = [
     tile(64, 128, (64, 1), 8, 330),
     tile(64, 256, (128, 1), 5, 430),
     tile(128, 128, (128, 1), 6, 480),
-    tile(128, 256, (64, 4), 4, 640),
+    tile(128, 256, (128, 2), 4, 640),
 ];
 
 pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
