@@ -17,8 +17,7 @@ use qgemm_hal::{
 };
 
 use super::gemm::{
-    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params,
-    spills_key,
+    Cut, Instance, K_BLOCK, Types, XAccess, fits_registers_as, for_experts, instances_for_experts, params, spills_key,
 };
 use super::kernel_launch::{KernelLaunch, MakeKernel, Params, Places, load};
 use super::launch_params::LaunchParams;

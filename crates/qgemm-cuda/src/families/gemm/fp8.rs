@@ -73,6 +73,8 @@ pub(super) struct Fp8Experts {
     pub symbol: &'static str,
     /// Whether a tile suits the rows of experts.
     pub suits: fn(&Fp8Tile) -> bool,
+    /// Share of the bandwidth that it reaches, per mille.
+    pub bandwidth: u32,
     /// `sizeof(SharedStorage)` of the kernel, which asserts it.
     pub shared_bytes: fn(&Fp8Tile) -> u32,
     /// X and W for TMA in tiles like this: where the codes of X are, and rows, columns and address of W.
@@ -194,6 +196,8 @@ impl Fp8Kernel {
 
     pub(in crate::families) fn config(&self) -> TileConfig {
         let Fp8Tile { tokens, features, stages, efficiency, .. } = self.tile;
+        // The weights of most experts are read once.
+        let bandwidth = self.experts.map_or(efficiency.1, |experts| experts.bandwidth);
         TileConfig {
             family: "gemm",
             main_loop: self.main_loop.name,
@@ -213,7 +217,7 @@ impl Fp8Kernel {
             x_format: self.x,
             x_prologue: None,
             rounded_weights: None,
-            efficiency,
+            efficiency: (efficiency.0, bandwidth),
         }
     }
 
