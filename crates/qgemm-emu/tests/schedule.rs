@@ -34,6 +34,7 @@ fn plan([n_tiles, m_tiles, k_tiles]: [u32; 3], stream_k: StreamK, blocks: u32) -
         tile_k: 64,
         threads: THREADS,
         ctas_per_unit: 1,
+        cluster: 1,
         schedule: Schedule::StreamK,
         max_splits: 16,
         warps_n: 2,

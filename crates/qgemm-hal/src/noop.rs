@@ -203,6 +203,7 @@ impl Family<CheckedGemm> for NoopFamily {
             tile_k: 64,
             threads: 1,
             ctas_per_unit: 1,
+            cluster: 1,
             schedule: Schedule::Grid,
             max_splits: 4,
             warps_n: 1,
@@ -309,6 +310,7 @@ noop_family! {
             tile_n: 64,
             tile_k: 64,
             ctas_per_unit: 1,
+            cluster: 1,
             max_splits: 4,
             efficiency: 1000,
         }

@@ -28,9 +28,12 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     ParkedState& state = shared.state[warp];
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
+#if QG_EXPERIMENT == 2
+    if (QG_CONSUMERS == 256 && warp >= 4) barrier_arrive(4, 256);
+#endif
     while (ParkedState::next(state, p, lane)) {
         Accumulators acc;
-        const u32 stages = ParkedState::k_tiles(state), token = Parked<WorkTile>::load(state.tile).m_tile * QG_TILE_M;
+        const u32 stages = ParkedState::k_tiles(state), token = first_token_of(Parked<WorkTile>::load(state.tile));
         multiply_tile(acc, shared.pipeline, at, params.fp8, token, stages, place, lane);
         const WorkTile work = Parked<WorkTile>::load(state.tile);
         float* const all = reinterpret_cast<float*>(&acc);
@@ -39,19 +42,23 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
         // The tile is loaded again: accumulators leave no registers for it meanwhile.
         const WorkTile tile = Parked<WorkTile>::load(state.tile);
         constexpr u32 FEATURES = PARTS * PART_N;
-        const u32 first_token = tile.m_tile * QG_TILE_M + place.token / 16 * 16;
+        const u32 first_token = first_token_of(tile) + place.token / 16 * 16;
         const u32 first_row = tile.n_tile * QG_TILE_N + place.group_n * FEATURES;
         const bool is_whole = (tile.n_tile + 1) * QG_TILE_N <= p.shape.out_features;
         store_token_rows<FEATURES, ROWS_EXCHANGED>(all, p, first_token, first_row, place.token % 16, is_whole, shared.staging[warp], lane);
     }
 }
 
+#if QG_CLUSTER > 1
+extern "C" __global__ void QG_CLUSTER_OF(QG_CLUSTER) __launch_bounds__(QG_THREADS, 1)
+#else
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+#endif
     qg_sm90_gemm_fp8_wgmma_ws(const __grid_constant__ TmaFp8GemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);
-    cta_barrier();
+    meet_cluster();
     griddepcontrol_launch_dependents();
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
@@ -63,5 +70,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
         if (thread == FIRST_PRODUCER) produce_x(shared.pipeline, params);
         if (thread == FIRST_PRODUCER + 32) produce_w(shared.pipeline, params);
         if (HAS_BLOCK_SCALES && thread / 32 == FIRST_PRODUCER / 32 + 2) produce_scales(shared.pipeline, params.fp8, thread % 32);
+        warp_barrier();
     }
+    if constexpr (QG_CLUSTER > 1) meet_cluster();
 }

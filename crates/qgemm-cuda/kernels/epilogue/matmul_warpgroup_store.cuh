@@ -3,6 +3,7 @@
 #pragma once
 #include "atoms/warp.cuh"
 #include "epilogue/matmul_store.cuh"
+#include "epilogue/whole_rows.cuh"
 
 struct WarpgroupStaging {
     static constexpr u32 COLUMNS = 32, PITCH = COLUMNS + 8;
@@ -29,12 +30,36 @@ QG_DEVICE void put_part(const float (&acc)[COUNT], u32 part, WarpgroupStaging& s
         }
 }
 
+// Outputs that are the accumulator times a factor of all, with rows of D aligned: the path lists what it allows.
+QG_DEVICE bool is_plain(const MatmulParams& p) {
+    constexpr u32 ALLOWED =
+        QG_FLAG_D_ALIGNED16 | QG_FLAG_C_ALIGNED16 | QG_FLAG_K_GROUPED | QG_FLAG_A_SCALE | QG_FLAG_B_SCALE;
+    return !(p.shape.flags & ~ALLOWED) && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.types.activation == QG_ACTIVATION_IDENTITY;
+}
+
 // The 16 rows from `row` on of a warp, COUNT / 2 columns from `column` on.
 template <u32 COUNT>
 QG_DEVICE void store_matmul_rows(const float (&acc)[COUNT], const MatmulParams& p, u32 product, u32 row, u32 column,
                                  WarpgroupStaging& staging, u32 lane) {
     constexpr u32 COLUMNS = WarpgroupStaging::COLUMNS, RUNS = COLUMNS / RUN;
     constexpr u32 PARTS = COUNT * 2 / COLUMNS;
+#ifndef QG_OLD_STORE
+    if (is_plain(p) && column + COUNT * 2 <= p.shape.n) {
+        LineStaging& lines = reinterpret_cast<LineStaging&>(staging);
+        const u64 bytes = p.types.d_dtype == DTYPE_F32 ? 4 : 2, row_bytes = p.at.d_row * bytes;
+        u8* d = reinterpret_cast<u8*>(p.at.d) + (product * p.at.d_batch + row * p.at.d_row + column) * bytes;
+        const u32 rows = row < p.shape.m ? p.shape.m - row : 0, own = lane / 4;
+        const float alpha = matmul_alpha(p);
+        const auto factor = [&](u32, float (&of)[2]) { of[0] = of[1] = alpha; };
+        if (p.types.d_dtype == DTYPE_F32)
+            store_whole_rows_f32<COUNT * 2>(acc, lines, d, row_bytes, rows, own, lane, factor);
+        else if (p.types.d_dtype == DTYPE_F16)
+            store_whole_rows_16<COUNT * 2, false, true>(acc, lines, d, row_bytes, rows, own, lane, factor);
+        else
+            store_whole_rows_16<COUNT * 2, false, false>(acc, lines, d, row_bytes, rows, own, lane, factor);
+        return;
+    }
+#endif
     // Not unrolled, so that what finishes outputs stands in the program once. Accumulators have no addresses: each part's
     // own code puts them in place.
 #pragma unroll 1

@@ -5,6 +5,7 @@
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
 #include "epilogue/store.cuh"
+#include "epilogue/whole_rows.cuh"
 #include "mainloop/fp8_codes.cuh"
 #include "sched/split.cuh"
 
@@ -80,6 +81,25 @@ template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
     constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES;
+#ifndef QG_OLD_STORE
+    if (is_whole && is_plain(p)) {
+        LineStaging& lines = reinterpret_cast<LineStaging&>(staging);
+        u8* d = reinterpret_cast<u8*>(p.at.d) + (first_token * p.at.d_row + first_row) * 2;
+        const u32 tokens = first_token < p.shape.m ? p.shape.m - first_token : 0;
+        const bool scales = p.shape.flags & QG_FLAG_ROW_SCALE;
+        const auto factor = [&](u32 column, float (&of)[2]) {
+            of[0] = of[1] = p.shape.alpha;
+            if (!scales) return;
+            of[0] *= load_dense(DTYPE_F32, p.at.row_scale, first_row + column);
+            of[1] *= load_dense(DTYPE_F32, p.at.row_scale, first_row + column + 1);
+        };
+        if (p.shape.d_dtype == DTYPE_F16)
+            store_whole_rows_16<FEATURES, EXCHANGED, true>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
+        else
+            store_whole_rows_16<FEATURES, EXCHANGED, false>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
+        return;
+    }
+#else
     if (is_whole && is_plain(p)) {
 #pragma unroll
         for (u32 round = 0; round < ROUNDS; round++) {
@@ -88,6 +108,7 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
         }
         return;
     }
+#endif
 #pragma unroll 1
     for (u32 round = 0; round < ROUNDS; round++) {
         WarpStaging::put<EXCHANGED>(staging, acc, token, lane);
@@ -103,7 +124,9 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
 // This thread's part of a peer's partial accumulators, COUNT a thread.
 template <u32 COUNT>
 QG_DEVICE f32x4* token_row_partials(const GemmParams& p, const WorkTile& work, u32 peer, u32 thread) {
-    return reinterpret_cast<f32x4*>(partial_slot(p, work, peer, COUNT * QG_CONSUMERS)) + thread;
+    const u32 rank = QG_CLUSTER > 1 ? cta_index().x % QG_CLUSTER : 0;
+    float* slot = partial_slot(p, work, peer, COUNT * QG_CONSUMERS * QG_CLUSTER) + rank * (COUNT * QG_CONSUMERS);
+    return reinterpret_cast<f32x4*>(slot) + thread;
 }
 
 // Adds the accumulators of all peers, in the order of their K ranges, in the CTA that arrives last. False in the other CTAs,

@@ -10,6 +10,10 @@
 #ifndef QG_EXPERT_TILES
 #define QG_EXPERT_TILES 0
 #endif
+// CTAs along M that share a work tile: more than 1 in the prelude of kernels whose CTAs form clusters.
+#ifndef QG_CLUSTER
+#define QG_CLUSTER 1
+#endif
 
 struct GemmParams {
     CudaGemmShape shape;

@@ -15,6 +15,23 @@ QG_DEVICE void consumer_barrier() {
         barrier_sync(1, QG_CONSUMERS);
 }
 
+// What a CTA adds to the counter of a tile to arrive. CTAs of a cluster each count the CTAs of their rank, in 16 bits.
+static_assert(QG_CLUSTER <= 2, "a counter has room for two");
+QG_DEVICE u32 arrival() {
+    return 1u << (QG_CLUSTER > 1 ? cta_index().x % QG_CLUSTER * 16 : 0);
+}
+// How many have arrived, of what the counter was.
+QG_DEVICE u32 arrived(u32 counter) {
+    return QG_CLUSTER > 1 ? counter >> (cta_index().x % QG_CLUSTER * 16) & 0xffffu : counter;
+}
+// The next launch finds the counter at zero.
+QG_DEVICE void reset_counter(u32* counter, u32 peers) {
+    if constexpr (QG_CLUSTER > 1)
+        atomic_add_relaxed(counter, 0 - peers * arrival());
+    else
+        st_global_relaxed_u32(counter, 0);
+}
+
 // True for the one CTA that must finish the tile: all partial accumulators are then visible to all its threads. `flag`
 // is a word of shared memory.
 QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, u32* flag) {
@@ -22,9 +39,8 @@ QG_DEVICE bool arrive_and_check_last(const GemmParams& p, const WorkTile& work, 
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
-        const bool last = atomic_add_acq_rel(counter, 1) == work.peers - 1;
-        // The next launch finds the counter at zero.
-        if (last) st_global_relaxed_u32(counter, 0);
+        const bool last = arrived(atomic_add_acq_rel(counter, arrival())) == work.peers - 1;
+        if (last) reset_counter(counter, work.peers);
         st_shared(flag, (u32)last);
     }
     consumer_barrier();
@@ -37,8 +53,9 @@ QG_DEVICE bool check_others_arrived(const GemmParams& p, const WorkTile& work, u
     consumer_barrier();
     if (thread_index() == 0) {
         u32* counter = reinterpret_cast<u32*>(p.at.counters) + work.tile;
-        const bool last = atomic_add_acq_rel(counter, 0) == work.peers - 1;
-        if (last) st_global_relaxed_u32(counter, 0);
+        const bool last = arrived(atomic_add_acq_rel(counter, 0)) == work.peers - 1;
+        // This CTA does not arrive.
+        if (last) reset_counter(counter, work.peers - 1);
         st_shared(flag, (u32)last);
     }
     consumer_barrier();

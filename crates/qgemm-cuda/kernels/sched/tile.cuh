@@ -94,7 +94,7 @@ QG_DEVICE const GemmParams& problem_of(const GemmParams& p, const WorkTile&) {
     return p;
 }
 
-// The work of a CTA of a persistent grid: its range of the split tiles, then whole tiles.
+// The work of a CTA of a persistent grid, or of a cluster: its range of the split tiles, then whole tiles.
 struct WorkList {
     // What is left of the range, in split quanta of `cut_k_tiles` k-tiles. Every split tile has `quanta` of them.
     u32 quantum, last_quantum, quanta;
@@ -103,7 +103,7 @@ struct WorkList {
 
     QG_DEVICE WorkList of_cta(const GemmParams& p) {
         const TileSchedule& s = p.tiles;
-        const u32 cta = cta_index().x;
+        const u32 cta = cta_index().x / QG_CLUSTER;
         WorkList list;
         list.quantum = list.last_quantum = list.quanta = 0;
         if (cta < s.cut_ctas) {
@@ -129,7 +129,7 @@ struct WorkList {
         w.end = p.shape.k_tiles;
         w.peers = 1;
         w.index = w.first_slot = 0;
-        list.tile += grid_ctas().x;
+        list.tile += grid_ctas().x / QG_CLUSTER;
         return true;
     }
 
@@ -144,7 +144,7 @@ struct WorkList {
         w.end = end == tile_end ? p.shape.k_tiles : (end - tile_begin) * s.cut_k_tiles;
         const u32 first_cta = owner(s, list.quanta, tile_begin);
         w.peers = owner(s, list.quanta, tile_end - 1) - first_cta + 1;
-        w.index = cta_index().x - first_cta;
+        w.index = cta_index().x / QG_CLUSTER - first_cta;
         // At most as many of the tiles before this one were split.
         w.first_slot = first_cta + (tile < first_cta ? tile : first_cta);
         list.quantum = end;

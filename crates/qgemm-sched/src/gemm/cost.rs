@@ -153,6 +153,11 @@ pub fn cost(op: &CheckedGemm, info: &DeviceInfo, config: &TileConfig, partition:
     Some(cost)
 }
 
+/// Units, or groups of so many units as a cluster takes, which is a block here.
+fn places(info: &DeviceInfo, config: &TileConfig) -> f64 {
+    f64::from((info.units / config.cluster.max(1)).max(1))
+}
+
 /// How blocks fill the device: `full` waves of `slots` blocks, then `rest` blocks.
 struct Waves {
     slots: f64,
@@ -162,7 +167,7 @@ struct Waves {
 
 impl Waves {
     fn new(info: &DeviceInfo, config: &TileConfig, phase: &Phase) -> Self {
-        let slots = f64::from(info.units.max(1)) * f64::from(config.ctas_per_unit.max(1));
+        let slots = places(info, config) * f64::from(config.ctas_per_unit.max(1));
         let full = (phase.blocks / slots).floor();
         Self { slots, full, rest: phase.blocks - full * slots }
     }
@@ -171,7 +176,7 @@ impl Waves {
 /// Time of the multiply-adds, padding included. Blocks that share a unit share its rate; fewer than have room there do not
 /// reach all of it.
 fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Waves, rate: f64) -> f64 {
-    let units = f64::from(info.units.max(1));
+    let units = places(info, config);
     let step_macs = f64::from(config.tile_n) * f64::from(config.tile_m) * f64::from(config.tile_k);
     let room = f64::from(config.ctas_per_unit.max(1));
     let rest = (waves.rest / units).ceil();
@@ -203,7 +208,7 @@ fn fixup(info: &DeviceInfo, config: &TileConfig, partition: &Partition) -> f64 {
         return 0.0;
     }
     let tile_bytes = f64::from(config.tile_n) * f64::from(config.tile_m) * 4.0;
-    let slots = f64::from(info.units.max(1)) * f64::from(config.ctas_per_unit.max(1));
+    let slots = places(info, config) * f64::from(config.ctas_per_unit.max(1));
     let block_rate = CACHE_FACTOR * info.bandwidth / slots;
     let restarts = match config.schedule {
         Schedule::StreamK | Schedule::Threads => 0.0,

@@ -315,9 +315,9 @@ impl<'a> Search<'a> {
         self.prefs.max_workspace.is_none_or(|limit| bytes <= limit).then_some(partition)
     }
 
-    /// Blocks of `config` that the device runs at once.
+    /// Blocks of `config`, or clusters of them, that the device runs at once.
     fn slots(&self, config: &TileConfig) -> u32 {
-        self.info.units.max(1).saturating_mul(config.ctas_per_unit.max(1))
+        (self.info.units / config.cluster.max(1)).max(1).saturating_mul(config.ctas_per_unit.max(1))
     }
 }
 
@@ -391,6 +391,7 @@ pub(crate) mod tests {
             tile_k: 64,
             threads: 128,
             ctas_per_unit: 2,
+            cluster: 1,
             schedule: Schedule::Grid,
             max_splits: 1,
             warps_n: 4,

@@ -71,6 +71,7 @@ fn configs(of: Traits, op: &CheckedGemm, info: &DeviceInfo) -> Vec<TileConfig> {
         tile_k: u32::try_from(op.stored_k).unwrap_or(u32::MAX),
         threads,
         ctas_per_unit: 1,
+        cluster: 1,
         schedule: Schedule::Threads,
         max_splits: 1,
         warps_n: 1,

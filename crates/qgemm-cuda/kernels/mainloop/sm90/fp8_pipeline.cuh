@@ -4,9 +4,11 @@
 #include "atoms/mbarrier.cuh"
 #include "atoms/registers.cuh"
 #include "atoms/sync.cuh"
+#include "atoms/tma_multicast.cuh"
 #include "atoms/tma_tensor5.cuh"
 #include "atoms/warp.cuh"
 #include "mainloop/fp8_codes.cuh"
+#include "mainloop/sm90/cluster.cuh"
 #include "mainloop/tma_params.cuh"
 #include "sched/tile.cuh"
 
@@ -16,7 +18,7 @@ struct TmaFp8GemmParams {
     // no whole one, 128-byte swizzle.
     TensorMap x_map, x_tail_map;
     // The codes of W as they are packed: [k-tile][k-block of it][row tile][8 pairs of rows][128 bytes], boxes of all row
-    // tiles of a CTA and two k-blocks, 128-byte swizzle. Instructions read rows of 64 bytes in the 64-byte swizzle, which
+    // tiles of a share and two k-blocks, 128-byte swizzle. Instructions read rows of 64 bytes in the 64-byte swizzle, which
     // is the same but for bit 6 of an address, the lower row's or the upper row's half: of each second eight rows, 2i and
     // 2i + 1 are exchanged (`ROWS_EXCHANGED`). TMA has half as many rows to copy as with boxes of 64 bytes.
     TensorMap w_map;
@@ -35,27 +37,39 @@ constexpr u32 PRODUCER_REGISTERS = 32;
 constexpr u32 CONSUMER_REGISTERS =
     (65536 / QG_THREADS / 8 * 8 * QG_THREADS - PRODUCER_REGISTERS * 128) / FIRST_PRODUCER / 8 * 8;
 
+// Features that a CTA copies for all of its cluster.
+constexpr u32 SHARE_N = QG_TILE_N / QG_CLUSTER;
+// Bytes from a k-block of a share to the next.
+constexpr u32 SHARE_K_BLOCK = SHARE_N * PACKED_K_BLOCK;
+
+// The first token of this CTA in a work tile, which has those of all CTAs of the cluster.
+QG_DEVICE u32 first_token_of(const WorkTile& work) {
+    const u32 rank = QG_CLUSTER > 1 ? cta_index().x % QG_CLUSTER : 0;
+    return (work.m_tile * QG_CLUSTER + rank) * QG_TILE_M;
+}
+
 struct Pipeline {
     // TMA's swizzles depend on the address: both begin at multiples of 1024 bytes.
     alignas(16) u8 x[QG_STAGES][QG_TILE_M * STAGE_K];
-    u8 w[QG_STAGES][STAGE_K_BLOCKS][QG_TILE_N * PACKED_K_BLOCK];
+    u8 w[QG_STAGES][QG_CLUSTER][STAGE_K_BLOCKS * SHARE_K_BLOCK];
     StageScales scales[QG_STAGES];
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 
-    // For the first thread, before a CTA barrier.
+    // For the first thread, before a barrier of the cluster.
     QG_DEVICE void init(Pipeline& pipeline) {
 #pragma unroll
         for (u32 i = 0; i < QG_STAGES; i++) {
             mbarrier_init(&pipeline.full[i], FILLING);
-            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32);
+            mbarrier_init(&pipeline.empty[i], QG_CONSUMERS / 32 * QG_CLUSTER);
         }
         fence_mbarrier_init();
     }
     // For a warp that has read all of a stage.
-    QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) {
-        warp_barrier();
-        if (lane == 0) mbarrier_arrive(&pipeline.empty[stage]);
+    QG_DEVICE void release(Pipeline& pipeline, u32 stage, u32 lane) { release_stage(&pipeline.empty[stage], lane); }
+    // The first k-block of W's rows from `row` of the tile on.
+    QG_DEVICE const u8* w_rows(const Pipeline& pipeline, u32 stage, u32 row) {
+        return pipeline.w[stage][row / SHARE_N] + row % SHARE_N * PACKED_K_BLOCK;
     }
 };
 
@@ -82,15 +96,16 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     Position at = {};
     griddepcontrol_wait();
     while (WorkList::next(list, p, work)) {
-        const u32 token = work.m_tile * QG_TILE_M;
-        const u32 tokens = p.shape.m - token < QG_TILE_M ? p.shape.m - token : QG_TILE_M;
+        // The second CTA of a cluster may have no tokens left.
+        const u32 token = first_token_of(work), left = token < p.shape.m ? p.shape.m - token : 0;
+        const u32 tokens = left < QG_TILE_M ? left : QG_TILE_M;
         const TensorMap* map = tokens < QG_TILE_M ? &params.x_tail_map : &params.x_map;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
             u64* full = &pipeline.full[at.stage];
             mbarrier_arrive_expect_tx(full, (tokens + QG_TILE_N) * STAGE_K);
-            cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
+            if (tokens > 0) cp_async_bulk_tensor_2d(pipeline.x[at.stage], map, (i32)(k * STAGE_K), (i32)token, full);
             Position::next(at);
         }
     }
@@ -103,13 +118,20 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     WorkTile work;
     Position at = {};
     while (WorkList::next(list, p, work)) {
-        const i32 row_tile = (i32)(work.n_tile * (QG_TILE_N / 16));
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
+            // The consumers of all CTAs that get this share have read what it replaces.
             Position::wait_empty(at, pipeline);
-            const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
-            cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, {0, 0, row_tile, 0, k_tile},
-                                    &pipeline.full[at.stage]);
+            copy_share<QG_CLUSTER>([&](u32 share) {
+                const i32 row_tile = (i32)((work.n_tile * QG_TILE_N + share * SHARE_N) / 16);
+                const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
+                u8* to = pipeline.w[at.stage][share];
+                if constexpr (QG_CLUSTER > 1)
+                    cp_async_bulk_tensor_5d_multicast(to, &params.w_map, {0, 0, row_tile, 0, k_tile},
+                                                      &pipeline.full[at.stage], ALL_CTAS);
+                else
+                    cp_async_bulk_tensor_5d(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, &pipeline.full[at.stage]);
+            });
             Position::next(at);
         }
     }
@@ -125,7 +147,7 @@ QG_DEVICE void produce_scales(Pipeline& pipeline, const Fp8GemmParams& params, u
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
-            StageScales::copy<32>(pipeline.scales[at.stage], params, work.m_tile * QG_TILE_M, work.n_tile * QG_TILE_N, k,
+            StageScales::copy<32>(pipeline.scales[at.stage], params, first_token_of(work), work.n_tile * QG_TILE_N, k,
                                   lane);
             cp_async_mbarrier_arrive(&pipeline.full[at.stage]);
             Position::next(at);

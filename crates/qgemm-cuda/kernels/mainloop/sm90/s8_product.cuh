@@ -25,15 +25,15 @@ QG_DEVICE i32 add_bytes(u32 bytes, i32 sum) {
 }
 
 // sums += X · Wᵀ over a stage. Waits for the instructions.
-QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const u8* w) {
+QG_DEVICE void multiply_stage(Sums& sums, const XFragments& x, const Pipeline& pipeline, u32 stage, u32 first_row) {
     // From a k-block to the next, and from a step to the next within.
-    constexpr u32 BLOCK = QG_TILE_N * PACKED_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
+    constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(sums.value[part]);
     wgmma_fence();
 #pragma unroll
     for (u32 part = 0; part < PARTS; part++) {
-        const u64 columns = wgmma_descriptor_64b(w + part * PART_N * PACKED_K_BLOCK);
+        const u64 columns = wgmma_descriptor_64b(Pipeline::w_rows(pipeline, stage, first_row + part * PART_N));
         wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[0], columns);
         wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[1], columns + STEP);
         wgmma_k32_s8_u8<PART_N, 1>(sums.value[part], x.a[2], columns + BLOCK);
@@ -51,7 +51,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
     Sums sums = {};
     // Of the codes of the lane's columns of its two tokens.
     i32 codes[2] = {0, 0};
-    const u32 tokens = params.gemm.shape.m - first_token;
+    const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
 #pragma unroll 1
     for (; count > 0; count--) {
         mbarrier_wait(&pipeline.full[at.stage], at.parity);
@@ -63,7 +63,7 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
             for (u32 i = 0; i < 4; i++) codes[i % 2] = add_bytes(x.a[step][i], codes[i % 2]);
             wgmma_fence_operand(x.a[step]);
         }
-        multiply_stage(sums, x, pipeline.w[at.stage][0] + place.group_n * PARTS * PART_N * PACKED_K_BLOCK);
+        multiply_stage(sums, x, pipeline, at.stage, place.group_n * PARTS * PART_N);
         Pipeline::release(pipeline, at.stage, lane);
         Position::next(at);
     }

@@ -93,9 +93,12 @@ pub(in crate::families) struct Fp8Matrix {
 /// A tile, and how the warps of a CTA share it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fp8Tile {
+    /// Of a CTA.
     pub tokens: u32,
     pub features: u32,
     pub stages: u32,
+    /// CTAs along M that share a work tile of as many times the tokens, and copy its W for one another.
+    pub cluster: u32,
     /// How it is shared: constants of the main loop.
     pub shares: [(&'static str, u32); 2],
     /// Shares of the tensor rate and of bandwidth, per mille: estimates.
@@ -195,7 +198,7 @@ impl Fp8Kernel {
     }
 
     pub(in crate::families) fn config(&self) -> TileConfig {
-        let Fp8Tile { tokens, features, stages, efficiency, .. } = self.tile;
+        let Fp8Tile { tokens, features, stages, cluster, efficiency, .. } = self.tile;
         // The weights of most experts are read once.
         let bandwidth = self.experts.map_or(efficiency.1, |experts| experts.bandwidth);
         TileConfig {
@@ -204,10 +207,11 @@ impl Fp8Kernel {
             variant: Some(self.variant),
             math: self.main_loop.math,
             tile_n: features,
-            tile_m: tokens,
+            tile_m: tokens * cluster,
             tile_k: STAGE_K,
             threads: self.threads(),
             ctas_per_unit: 1,
+            cluster,
             schedule: Schedule::StreamK,
             max_splits: 16,
             warps_n: self.consumers() / 32,
@@ -251,8 +255,12 @@ impl Fp8Kernel {
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
         // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        for (name, value) in
-            all.into_iter().chain(integers).chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
+        let clusters = [("QG_CLUSTER", self.tile.cluster)].into_iter().filter(|_| self.tile.cluster > 1);
+        for (name, value) in all
+            .into_iter()
+            .chain(integers)
+            .chain(clusters)
+            .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
         {
             macro_line(&mut out, name, &value.to_string());
         }

@@ -169,6 +169,7 @@ impl Instance {
             tile_k: self.types.tile_k(),
             threads: self.threads,
             ctas_per_unit: self.ctas_per_sm,
+            cluster: 1,
             schedule: self.main_loop.schedule,
             max_splits: 16,
             warps_n: self.warps_n,

@@ -107,6 +107,7 @@ impl BlockScaledKernel {
             tile_k: self.layout.k_tile as u32,
             threads: THREADS,
             ctas_per_unit: CTAS_PER_SM,
+            cluster: 1,
             schedule: Schedule::Grid,
             max_splits: 1,
             warps_n: THREADS / 32,

@@ -32,7 +32,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
         entry: "entry/sm90_experts_fp8_wgmma_ws.cu",
         symbol: "qg_sm90_experts_fp8_wgmma_ws",
         bandwidth: FROM_MEMORY,
-        suits: |tile| tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST,
+        suits: |tile| tile.cluster == 1 && (tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST),
         shared_bytes: experts_shared_bytes,
         maps: |layout, tile, x, rows, address| [x_map(x, tile.tokens), w_map(layout, tile, rows, address)],
     }),
@@ -55,20 +55,29 @@ const PARKED_BYTES: u32 = 16;
 const FROM_MEMORY: u32 = 740;
 const FROM_CACHE: u32 = 1500;
 
+/// CTAs of the cluster that shares the largest tile.
+const CLUSTER: u32 = 2;
+
 /// Features of an instruction, and instructions side by side of a warpgroup.
 pub(super) const fn tile(tokens: u32, features: u32, parts: (u32, u32), stages: u32, arithmetic: u32) -> Fp8Tile {
     let shares = [("QG_PART_N", parts.0), ("QG_PARTS", parts.1)];
     // W that is read again for other tokens comes from the last cache: with the largest tile more than all is read again.
     let bandwidth = if tokens * features == LARGEST { FROM_CACHE } else { FROM_MEMORY };
-    Fp8Tile { tokens, features, stages, shares, efficiency: (arithmetic, bandwidth) }
+    Fp8Tile { tokens, features, stages, cluster: 1, shares, efficiency: (arithmetic, bandwidth) }
+}
+
+/// The same in a cluster, whose CTAs each copy a share of W for both: else what the last cache gives bounds the largest tile.
+pub(super) const fn clustered(tile: Fp8Tile, arithmetic: u32) -> Fp8Tile {
+    Fp8Tile { cluster: CLUSTER, efficiency: (arithmetic, tile.efficiency.1), ..tile }
 }
 
 /// Sums of 128 columns stand in registers beside those of all columns, so that a warpgroup has 64 tokens and 256 features at most.
-const TILES: [Fp8Tile; 4] = [
+const TILES: [Fp8Tile; 5] = [
     tile(64, 128, (64, 1), 8, 330),
     tile(64, 256, (128, 1), 5, 430),
     tile(128, 128, (128, 1), 6, 480),
     tile(128, 256, (128, 2), 4, 460),
+    clustered(tile(128, 256, (128, 2), 4, 460), 560),
 ];
 
 pub(super) fn consumers(tile: &Fp8Tile) -> u32 {
@@ -134,7 +143,7 @@ fn w_map(layout: &PackedLayout, tile: &Fp8Tile, [stored_rows, stored_k]: [usize;
         dimensions: 5,
         size: [pair_bytes, pairs.into(), row_tiles, k_blocks.into(), k_tiles],
         strides: [pair_bytes, k_tiles * k_tile_bytes, block_bytes, k_tile_bytes],
-        tile: [2 * K_BLOCK, pairs, tile.features / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
+        tile: [2 * K_BLOCK, pairs, tile.features / tile.cluster / TILE_ROWS, k_blocks, STAGE_K / (k_blocks * K_BLOCK)],
         swizzle: MapSwizzle::Bytes128,
     }
 }

@@ -5,7 +5,7 @@ use qgemm_hal::{Math, Variant};
 
 use super::common::PRODUCER_WARPS;
 use super::fp8::{Fp8Loop, Fp8Tile};
-use super::sm90_fp8_wgmma_ws::{consumers, mapped, shared_bytes, tile};
+use super::sm90_fp8_wgmma_ws::{clustered, consumers, mapped, shared_bytes, tile};
 
 pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     name: "sm90_s8_wgmma_ws",
@@ -34,9 +34,10 @@ fn takes(format: Format) -> bool {
 }
 
 /// Sums of a lane take as many registers as its accumulators, and are what becomes of these.
-const TILES: [Fp8Tile; 4] = [
+const TILES: [Fp8Tile; 5] = [
     tile(64, 128, (64, 1), 8, 330),
     tile(64, 256, (128, 1), 5, 430),
     tile(128, 128, (128, 1), 6, 480),
     tile(128, 256, (128, 2), 4, 640),
+    clustered(tile(128, 256, (128, 2), 4, 640), 700),
 ];

@@ -40,6 +40,8 @@ pub struct TileConfig {
     pub threads: u32,
     /// Blocks that one unit (SM, core) runs at once.
     pub ctas_per_unit: u32,
+    /// Blocks of a cluster, which share a tile and run at once on so many units: the plan counts a cluster as one block.
+    pub cluster: u32,
     /// How blocks share the tiles.
     pub schedule: Schedule,
     /// Most blocks that may share the K dimension of one output tile; 1 = tiles are never cut.

@@ -263,6 +263,7 @@ mod tests {
             tile_k,
             threads: 128,
             ctas_per_unit: 1,
+            cluster: 1,
             schedule: Schedule::Grid,
             max_splits: 1,
             warps_n: 4,

@@ -60,6 +60,7 @@ pub(super) const fn config(tokens: u32, threads: u32, shared_bytes: u32) -> Tile
         tile_k: 64,
         threads,
         ctas_per_unit: 1024 / threads,
+        cluster: 1,
         k_groups: slices(TILE_N, threads),
         shared_bytes,
         efficiency: if threads == WIDE { (220, 480) } else { (220, 500) },

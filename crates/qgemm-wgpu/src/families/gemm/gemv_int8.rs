@@ -54,6 +54,7 @@ const fn config(tile_n: u32, tokens: u32, threads: u32, shared_bytes: u32) -> Ti
         },
         // Eight tokens take so many registers that no more have room.
         ctas_per_unit: if tokens == 8 { 3 } else { 1024 / threads },
+        cluster: 1,
         ..gemv::config(tokens, threads, shared_bytes)
     }
 }

@@ -39,6 +39,7 @@ const fn config(tile_n: u32, threads: u32, ctas_per_unit: u32, efficiency: u32) 
         tile_k: 64,
         threads,
         ctas_per_unit,
+        cluster: 1,
         shared_bytes: TILE_M * CHUNK_UNITS * UNIT_BYTES,
         efficiency: (efficiency, 500),
         ..CONFIG

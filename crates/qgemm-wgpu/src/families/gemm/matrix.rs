@@ -61,6 +61,7 @@ const fn config(
         tile_k,
         threads: subgroups * CooperativeMatrices::MAX_LANES,
         ctas_per_unit,
+        cluster: 1,
         warps_n,
         stages,
         // Each column of W, and each token of X, is padded by eight halves.

@@ -80,6 +80,7 @@ const CONFIG: TileConfig = TileConfig {
     tile_k: 0,
     threads: 0,
     ctas_per_unit: 1,
+    cluster: 1,
     schedule: Schedule::Grid,
     max_splits: 1,
     warps_n: 1,

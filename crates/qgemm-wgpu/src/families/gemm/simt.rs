@@ -41,6 +41,7 @@ const fn config(tile_n: u32, tile_m: u32, thread_m: u32, efficiency: (u32, u32))
         tile_k: TILE_K,
         threads,
         ctas_per_unit: 512 / threads,
+        cluster: 1,
         shared_bytes: TILE_K * (tile_n + tile_m) * 4,
         efficiency,
         ..CONFIG
