@@ -55,6 +55,8 @@ struct EmuRuntime {
                          u32 adds, const char* file, u32 line);
     void (*wgmma_commit)();
     void (*wgmma_wait)(u32 groups, const char* file, u32 line);
+    // `count` registers of the running thread from here on; waits for those that it lacks.
+    void (*set_registers)(u32 count, const char* file, u32 line);
 };
 
 static const EmuRuntime* emu;

@@ -25,6 +25,8 @@ struct Planted {
     /// The results of the repaired kernel.
     expected: fn(&[u32]) -> Vec<u32>,
     variant: u32,
+    /// Whether other chips than the variant's lack its instructions.
+    specific: bool,
     blocks: u32,
     threads: u32,
     shared_bytes: u32,
@@ -45,6 +47,7 @@ impl Planted {
             what,
             expected,
             variant: 80,
+            specific: false,
             blocks: 1,
             threads: 32,
             shared_bytes: 0,
@@ -54,6 +57,11 @@ impl Planted {
 
     fn variant(self, variant: u32) -> Self {
         Self { variant, ..self }
+    }
+
+    /// With instructions that no later chips have.
+    fn chip(self, variant: u32) -> Self {
+        Self { variant, specific: true, ..self }
     }
 
     fn threads(self, threads: u32) -> Self {
@@ -177,6 +185,9 @@ faults! {
         Deadlock, None, "threads 0-31 wait for phase 0 of the mbarrier at offset 0, which wants 1 of 33 threads",
         |x| (0..32).map(|i| x[i ^ 1]).collect(),
     ).variant(90).shared_bytes(8 + 128),
+    registers_never_given_back: Planted::new(
+        Deadlock, None, "wait for 120 registers each: 8 are free of 96 for each of 640", |x| x.to_vec(),
+    ).chip(90).threads(640),
     arrival_before_write: Planted::new(
         Race, 63, "reads shared memory at offset 124, which thread 31 wrote", |x| x[..32].to_vec(),
     ).threads(64).shared_bytes(128),
@@ -241,13 +252,13 @@ impl Kernel {
                 u32::from(repaired),
                 include_str!("faults/params.cuh")
             ),
-            arch_specific: false,
+            arch_specific: self.planted.specific,
         }
     }
 
     /// What it is compiled to for a GPU, which may be newer than its variant.
     fn target(&self) -> Target {
-        Target::Ptx { arch: self.planted.variant, specific: false }
+        Target::Ptx { arch: self.planted.variant, specific: self.planted.specific }
     }
 
     /// `faults/race_write_write.cu:10`: the line that is marked.
@@ -389,7 +400,9 @@ fn repaired_kernels_compute_the_same_on_a_gpu() {
         Err(other) => panic!("{other}"),
     };
     for kernel in kernels() {
-        if device.info().variant.is_none_or(|variant| variant.number() < kernel.planted.variant) {
+        let Planted { variant: least, specific, .. } = kernel.planted;
+        let runs = |number: u32| if specific { number == least } else { number >= least };
+        if !device.info().variant.is_some_and(|variant| runs(variant.number())) {
             qgemm_testkit::skipped(kernel.entry, &format!("the GPU is {}", device.info().arch));
             continue;
         }

@@ -12,6 +12,7 @@ use super::collective::Warp;
 use super::delivery::OnTheirWay;
 use super::launch::Grid;
 use super::mbarrier::Barriers;
+use super::registers::Registers;
 use super::shared::Refused;
 use super::stacks;
 use super::warpgroup::WarpInstructions;
@@ -43,6 +44,8 @@ pub(super) enum Wait {
         /// The phase's parity.
         parity: u32,
     },
+    /// So many registers, of which others must give back what is lacking.
+    Registers(u32),
     /// It has ended.
     Ended,
 }
@@ -80,6 +83,7 @@ pub(super) struct Block<'a> {
     pub traces: Vec<WarpTrace>,
     pub barriers_in_memory: Barriers,
     pub on_their_way: OnTheirWay,
+    pub registers: Registers,
     /// By warp.
     pub instructions: Vec<WarpInstructions>,
     pub fault: Option<Fault>,
@@ -119,6 +123,7 @@ impl<'a> Block<'a> {
             traces: (0..threads.div_ceil(32)).map(|_| WarpTrace::default()).collect(),
             barriers_in_memory: Barriers::default(),
             on_their_way: OnTheirWay::default(),
+            registers: Registers::new(threads),
             instructions: (0..threads.div_ceil(32)).map(|_| WarpInstructions::default()).collect(),
             fault: None,
             current: 0,
@@ -225,6 +230,11 @@ impl<'a> Block<'a> {
         }
     }
 
+    /// Where a thread waits for registers, if one does.
+    fn lacks_registers(&self) -> Option<Site> {
+        self.threads.iter().find(|t| matches!(t.wait, Wait::Registers(_))).map(|t| t.site)
+    }
+
     /// What it means that nobody can run and not everyone has ended.
     fn explain_standstill(&mut self) {
         let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
@@ -237,6 +247,7 @@ impl<'a> Block<'a> {
                     let wants = self.barriers[id].wants;
                     format!("wait at barrier {id} for {wants} threads ({})", thread.site.text())
                 }
+                Wait::Registers(wants) => format!("wait for {} ({})", self.registers.lack(wants), thread.site.text()),
                 Wait::Phase { offset, parity } => {
                     let wants = self.wants_of(offset);
                     let site = thread.site.text();
@@ -248,10 +259,12 @@ impl<'a> Block<'a> {
                 None => groups.push((what, vec![t])),
             }
         }
-        let split_warp = (0..self.warps.len()).find_map(|w| self.warps[w].partial_site());
+        // Lanes that lack registers are why the others of their warps wait.
+        let lacking = self.lacks_registers();
+        let split_warp = (0..self.warps.len()).find_map(|w| self.warps[w].partial_site()).filter(|_| lacking.is_none());
         let kind = if split_warp.is_some() { FaultKind::Divergence } else { FaultKind::Deadlock };
         let first_waiting = self.threads.iter().find(|t| !matches!(t.wait, Wait::Ended | Wait::Nothing));
-        let site = split_warp.or(first_waiting.map(|t| t.site)).unwrap_or(Site::NONE);
+        let site = lacking.or(split_warp).or(first_waiting.map(|t| t.site)).unwrap_or(Site::NONE);
         let describe = |(what, threads): &(String, Vec<usize>)| format!("{} {what}", ranges(threads));
         let detail = groups.iter().map(describe).collect::<Vec<_>>().join("; ");
         self.fault = Some(Fault { kind, detail, site: site.text(), block: self.index, thread: None });
@@ -297,6 +310,7 @@ pub(super) unsafe fn run(block: *mut Block<'_>, start: Start) -> std::io::Result
                 continue;
             }
             if state.fault.is_none()
+                && state.lacks_registers().is_none()
                 && let Err((refused, thread)) = state.check_warpgroups()
             {
                 state.current = thread;

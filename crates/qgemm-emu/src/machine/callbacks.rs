@@ -57,6 +57,7 @@ pub(crate) struct Runtime {
     wgmma_shared: unsafe extern "C" fn(*mut f32, u32, u64, u64, u32, u32, u32, u32, *const c_char, u32),
     wgmma_commit: unsafe extern "C" fn(),
     wgmma_wait: unsafe extern "C" fn(u32, *const c_char, u32),
+    set_registers: unsafe extern "C" fn(u32, *const c_char, u32),
 }
 
 impl Runtime {
@@ -91,6 +92,7 @@ impl Runtime {
         wgmma_shared,
         wgmma_commit,
         wgmma_wait,
+        set_registers,
     };
 }
 
@@ -562,5 +564,16 @@ unsafe extern "C" fn wgmma_wait(pending: u32, file: *const c_char, line: u32) {
     unsafe {
         let waited = current().wait_warpgroup(pending as usize);
         check(waited, Site { file, line });
+    }
+}
+
+/// `setmaxnreg`.
+unsafe extern "C" fn set_registers(count: u32, file: *const c_char, line: u32) {
+    let site = Site { file, line };
+    // SAFETY: called by a kernel; no reference is held across the switch.
+    unsafe {
+        if current().set_registers(count, site) {
+            block::suspend(CURRENT.get());
+        }
     }
 }

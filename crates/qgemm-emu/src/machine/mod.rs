@@ -10,6 +10,7 @@ mod delivery;
 mod global;
 mod launch;
 mod mbarrier;
+mod registers;
 mod shared;
 mod stacks;
 mod tensor_copy;

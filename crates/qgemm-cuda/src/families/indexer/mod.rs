@@ -2,6 +2,7 @@
 
 mod decode;
 mod mma;
+mod wgmma;
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::source;
 use crate::spec::KernelSpec;
 
 /// What CUDA devices offer.
-pub(super) const FAMILIES: IndexerFamilies = &[&decode::IndexerDecode, &mma::IndexerMma];
+pub(super) const FAMILIES: IndexerFamilies = &[&wgmma::IndexerWgmma, &decode::IndexerDecode, &mma::IndexerMma];
 
 /// Threads of a CTA that chooses keys for a query.
 const CHOOSE_THREADS: u32 = 512;
@@ -30,7 +31,7 @@ const NOT_SEEN: [u32; 2] = [0xff80_0000, u32::MAX];
 
 /// Every kernel of the families on devices of `variant`.
 pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
-    decode::specs(variant).chain(mma::specs(variant)).chain([choose_source(variant)])
+    wgmma::specs(variant).chain(decode::specs(variant)).chain(mma::specs(variant)).chain([choose_source(variant)])
 }
 
 fn choose_id(variant: Variant) -> KernelId {
@@ -190,6 +191,7 @@ pub fn indexer_sequence(
         let part = Part { first, queries: (op.queries - first).min(part_queries) };
         if op.most_keys() > 0 {
             let launch = match kernel.family.as_str() {
+                wgmma::NAME => wgmma::launch(op, kernel, part, info),
                 decode::NAME => decode::launch(op, kernel, part, info),
                 _ => mma::launch(op, kernel, part, info, variant),
             };

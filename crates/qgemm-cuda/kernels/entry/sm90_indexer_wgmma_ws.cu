@@ -1,0 +1,230 @@
+// Scores of E4M3 keys for queries of several heads on Hopper, warp-specialized. Consumer warpgroups keep 64 keys each in registers, as rows
+// of `wgmma`; a producer thread copies the heads of one query after another by TMA, as columns in shared memory, and a producer warp what
+// they are weighed with. What a query's products become is added up over the columns while the tensor cores compute the next.
+#include "atoms/mbarrier.cuh"
+#include "atoms/registers.cuh"
+#include "atoms/tma_batch.cuh"
+#include "mainloop/indexer_queries.cuh"
+#include "mainloop/sm90/indexer_wgmma.cuh"
+
+// Tensor maps lie at multiples of 64 bytes.
+struct alignas(64) HeadsMap {
+    u64 word[16];
+};
+
+struct TmaIndexerParams {
+    IndexerParams indexer;
+    // Queries: [query][head][feature], boxes of QG_HEADS heads of a query and 128 features, 128-byte swizzle, zeros outside.
+    HeadsMap q_map;
+};
+
+constexpr u32 GROUP_KEYS = 64, KEYS = QG_CONSUMERS / 128 * GROUP_KEYS;
+// Columns of a stage: of two instructions.
+constexpr u32 STAGE_COLUMNS = 2 * COLUMNS, STAGE_QUERIES = STAGE_COLUMNS / QG_HEADS;
+constexpr u32 HEAD_BYTES = QG_HEADS * FEATURES;
+constexpr u32 MOST_QUERIES = QG_QUERIES;
+// A warpgroup produces, and gives registers to the others: of those that the CTA is launched with, which is what a thread may have at most
+// where one CTA is on an SM, in eights, times the threads. `setmaxnreg.inc` waits until as many are free, and for more than that forever.
+constexpr u32 PRODUCER_REGISTERS = 32, LAUNCHED_REGISTERS = 65536 / QG_THREADS / 8 * 8 * QG_THREADS;
+constexpr u32 CONSUMER_REGISTERS = (LAUNCHED_REGISTERS - PRODUCER_REGISTERS * 128) / QG_CONSUMERS / 8 * 8;
+static_assert(CONSUMER_REGISTERS * QG_CONSUMERS + PRODUCER_REGISTERS * 128 <= LAUNCHED_REGISTERS,
+              "all registers are those that the CTA is launched with");
+static_assert(CONSUMER_REGISTERS * QG_THREADS >= LAUNCHED_REGISTERS, "consumers get more than they begin with");
+static_assert(QG_THREADS == QG_CONSUMERS + 128 && QG_THREADS >= MOST_QUERIES, "a warpgroup produces");
+
+struct SharedStorage {
+    // TMA's swizzle depends on the address: stages begin at multiples of 1024 bytes.
+    alignas(16) u8 heads[QG_STAGES][STAGE_COLUMNS * FEATURES];
+    float weights[QG_STAGES][STAGE_COLUMNS];
+    SeenQueries<MOST_QUERIES> queries;
+    u64 full[QG_STAGES], empty[QG_STAGES];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
+// All roles go through the same stages: ceil(active / STAGE_QUERIES) of them, where `active` is what `note_queries` returned to every thread.
+// - `full` completes a phase when the thread that copies heads has announced all bytes of the stage (1), each lane that copies weights has
+//   stored its own (32), and TMA has brought the bytes: boxes are whole whatever lies outside of the tensor, so they are always as many.
+// - `empty` completes a phase when each consumer warp has arrived once (QG_CONSUMERS / 32). Producers wait for the phase before the first
+//   one, which counts as complete, and then for one that consumers complete of a stage that they have got: neither waits for the other's next.
+// - Where `active` is 0, no role enters its loop. Nobody passes a CTA barrier after the roles part, so that producers may end first; the
+//   copies that they began complete on barriers that consumers wait for before they end.
+constexpr u32 FILLING = 1 + 32, EMPTYING = QG_CONSUMERS / 32;
+
+// A position in the ring of stages.
+struct Position {
+    u32 stage, parity;
+
+    QG_DEVICE void next(Position& at) {
+        if (++at.stage == QG_STAGES) at.stage = 0, at.parity ^= 1;
+    }
+};
+
+// Where a CTA stands.
+struct Place {
+    u32 key, sequence, first_query, count;
+    // The first query among those of the launch.
+    u64 launch_query;
+
+    QG_DEVICE Place of(const IndexerParams& p) {
+        Place at;
+        at.key = cta_index().x % p.key_ctas * KEYS;
+        const u32 query_cta = cta_index().x / p.key_ctas;
+        at.sequence = query_cta / p.query_ctas;
+        at.first_query = query_cta % p.query_ctas * p.cta_queries;
+        at.count = least(p.cta_queries, p.sequence_queries - at.first_query);
+        at.launch_query = (u64)at.sequence * p.sequence_queries + at.first_query;
+        return at;
+    }
+};
+
+// The query at place `item` of those that see keys of the CTA, the last one in the place of those behind it.
+QG_DEVICE u32 query_at(const SharedStorage& shared, u32 item, u32 active) {
+    return ld_shared(&shared.queries.seeing[least(item, active - 1)]);
+}
+
+// The work of the thread that copies heads.
+QG_DEVICE void produce_heads(SharedStorage& shared, const TmaIndexerParams& params, const Place& place, u32 active) {
+    Position at = {};
+    for (u32 item = 0; item < active; item += STAGE_QUERIES) {
+        mbarrier_wait(&shared.empty[at.stage], at.parity ^ 1);
+        mbarrier_arrive_expect_tx(&shared.full[at.stage], STAGE_COLUMNS * FEATURES);
+#pragma unroll
+        for (u32 i = 0; i < STAGE_QUERIES; i++) {
+            const u64 query = params.indexer.first_query + place.launch_query + query_at(shared, item + i, active);
+            cp_async_bulk_tensor_3d(shared.heads[at.stage] + i * HEAD_BYTES, &params.q_map, 0, 0, (i32)query,
+                                    &shared.full[at.stage]);
+        }
+        Position::next(at);
+    }
+}
+
+// What a lane of the warp that copies weights has of a stage: of every 32nd column.
+struct LaneWeights {
+    float value[STAGE_COLUMNS / 32];
+
+    QG_DEVICE LaneWeights load(const SharedStorage& shared, const IndexerParams& p, const Place& place, u32 item, u32 active,
+                               u32 lane) {
+        LaneWeights weights;
+#pragma unroll
+        for (u32 i = 0; i < STAGE_COLUMNS / 32; i++) {
+            const u32 column = i * 32 + lane, head = column % QG_HEADS;
+            const u64 query = p.first_query + place.launch_query + query_at(shared, item + column / QG_HEADS, active);
+            weights.value[i] = 0.0f;
+            if (head >= p.heads) continue;
+            weights.value[i] = bits_to_f32(word_at(p.weights, query * p.weights_row + head));
+            if (p.q_scales) weights.value[i] *= bits_to_f32(word_at(p.q_scales, query * p.heads + head));
+        }
+        return weights;
+    }
+};
+
+// The work of the warp that copies weights.
+QG_DEVICE void produce_weights(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 lane) {
+    Position at = {};
+    LaneWeights next = LaneWeights::load(shared, p, place, 0, active, lane);
+    for (u32 item = 0; item < active; item += STAGE_QUERIES) {
+        const LaneWeights own = next;
+        // In flight while this warp waits.
+        if (item + STAGE_QUERIES < active) next = LaneWeights::load(shared, p, place, item + STAGE_QUERIES, active, lane);
+        mbarrier_wait(&shared.empty[at.stage], at.parity ^ 1);
+#pragma unroll
+        for (u32 i = 0; i < STAGE_COLUMNS / 32; i++) st_shared(&shared.weights[at.stage][i * 32 + lane], own.value[i]);
+        mbarrier_arrive(&shared.full[at.stage]);
+        Position::next(at);
+    }
+}
+
+// A row of a lane's keys: the first or the second one.
+QG_DEVICE void load_row(LaneKeys& keys, const IndexerParams& p, u32 sequence, u32 key, u32 row, u32 lane) {
+    KeyPlace place = {0, 0, false};
+    if (key < p.most_keys) place = place_of_key(p, sequence_index(p, sequence), key);
+    const u8* from = reinterpret_cast<const u8*>(p.k) + place.row;
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            const u32 feature = step * 32 + half * 16 + lane % 4 * 4;
+            keys.a[step][half * 2 + row] = place.is_there && feature < p.features ? ld_global_u32(from + feature) : 0;
+        }
+    }
+}
+
+QG_DEVICE void consume(SharedStorage& shared, const IndexerParams& p, const Place& place, u32 active, u32 thread) {
+    const u32 lane = thread % 32, warp = thread / 32;
+    const u32 first_key = place.key + warp * 16 + lane / 4;
+    LaneKeys keys;
+#pragma unroll
+    for (u32 row = 0; row < 2; row++) load_row(keys, p, place.sequence, first_key + row * 8, row, lane);
+#pragma unroll
+    for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(keys.a[step]);
+    // The key whose scores the lane stores.
+    const u32 key = first_key + lane % 2 * 8;
+    KeyPlace key_place = {0, 0, false};
+    if (key < p.most_keys) key_place = place_of_key(p, sequence_index(p, place.sequence), key);
+    const float scale = key_place.is_there ? bits_to_f32(word_at(p.k_scales, key_place.scale)) : 0.0f;
+    u8* const scores = reinterpret_cast<u8*>(p.scores) + (place.launch_query * p.scores_row + key) * 4;
+
+    Position at = {};
+    for (u32 item = 0; item < active; item += STAGE_QUERIES) {
+        mbarrier_wait(&shared.full[at.stage], at.parity);
+        const u64 columns = wgmma_descriptor_128b(shared.heads[at.stage]);
+        const float* weights = shared.weights[at.stage];
+        float d0[ACCUMULATORS], d1[ACCUMULATORS];
+        wgmma_fence_accumulators(d0);
+        wgmma_fence_accumulators(d1);
+        wgmma_fence();
+        multiply(d0, keys, columns);
+        multiply(d1, keys, columns + (COLUMNS * FEATURES >> 4));
+        wgmma_wait_group<1>();
+        wgmma_fence_accumulators(d0);
+        const Sums low = Sums::of(d0, weights, lane);
+        wgmma_wait_group<0>();
+        wgmma_fence_accumulators(d1);
+        const Sums high = Sums::of(d1, weights + COLUMNS, lane);
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&shared.empty[at.stage]);
+        Position::next(at);
+#pragma unroll
+        for (u32 pair = 0; pair < STAGE_QUERIES / 2; pair++) {
+            const float(&first)[2] = pair == 0 ? low.value[0] : high.value[0];
+            const float(&second)[2] = COLUMN_QUERIES == 1 ? high.value[0] : pair == 0 ? low.value[COLUMN_QUERIES - 1] : high.value[COLUMN_QUERIES - 1];
+            const float score = sum_of_lane(first, second, lane) * scale;
+            const u32 own = item + pair * 2 + lane / 2 % 2;
+            if (own < active && key < p.most_keys) {
+                const u32 query = ld_shared(&shared.queries.seeing[own]);
+                const bool is_seen = key_place.is_there && key >= ld_shared(&shared.queries.first[query]) && key < ld_shared(&shared.queries.end[query]);
+                st_global_u32(scores + query * p.scores_row * 4, is_seen ? score_bits(score) : p.not_seen);
+            }
+        }
+        // The instructions of the next stage are of whole warps.
+        warp_barrier();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+    qg_sm90_indexer_wgmma_ws(const __grid_constant__ TmaIndexerParams params) {
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const IndexerParams& p = params.indexer;
+    const u32 thread = thread_index();
+    if (thread == 0) {
+#pragma unroll
+        for (u32 i = 0; i < QG_STAGES; i++) {
+            mbarrier_init(&shared.full[i], FILLING);
+            mbarrier_init(&shared.empty[i], EMPTYING);
+        }
+        fence_mbarrier_init();
+    }
+    cta_barrier();
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+    const Place place = Place::of(p);
+    const u32 active = note_queries(p, shared.queries, place.sequence, place.first_query, place.count, place.key, KEYS, QG_THREADS);
+    // The shuffle tells the compiler that the role is the same for the whole warp. Registers pass between whole warpgroups.
+    if (shfl_idx_u32(thread / QG_CONSUMERS, 0) == 0) {
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
+        consume(shared, p, place, active, thread);
+    } else {
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
+        if (thread == QG_CONSUMERS) produce_heads(shared, params, place, active);
+        if (thread / 32 == QG_CONSUMERS / 32 + 1 && active > 0) produce_weights(shared, p, place, active, thread % 32);
+    }
+}

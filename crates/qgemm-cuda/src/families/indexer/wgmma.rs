@@ -1,0 +1,218 @@
+//! `indexer_wgmma`: scores of E4M3 keys on Hopper, for many queries.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+use qgemm_hal::abi::IndexerParams;
+use qgemm_hal::{
+    CheckedIndexer, Device, DeviceInfo, Family, Geometry, HalError, IndexerConfig, IndexerLaunch, IndexerOperand,
+    IndexerSpec, KernelId, KvFormat, LaunchSequence, Math, Name, Operand, Operands, Spec, Unsupported, Variant,
+};
+
+use super::super::kernel_launch::{KernelLaunch, Params, Places, load};
+use super::super::launch_params::LaunchParams;
+use super::super::prelude::{constant_line, macro_line};
+use super::{Cut, Part, at_operands, offered, params};
+use crate::source;
+use crate::spec::KernelSpec;
+use crate::tensor_map::{EncodedMap, MapElement, MapSwizzle, TileMap};
+
+/// Name of the family.
+pub(super) const NAME: &str = "indexer_wgmma";
+/// Threads that multiply: a warpgroup for 64 keys.
+const CONSUMERS: u32 = 512;
+/// Those, and a warpgroup that copies heads and weights.
+const THREADS: u32 = CONSUMERS + 128;
+/// Keys of a CTA.
+const KEYS: u32 = CONSUMERS / 128 * 64;
+/// Features of a stage's rows.
+const FEATURES: u32 = 128;
+/// Columns of a stage.
+const STAGE_COLUMNS: u32 = 128;
+/// Stages of shared memory.
+const STAGES: u32 = 4;
+/// Heads that there are kernels for; others take the next larger ones.
+const HEADS: [u32; 2] = [32, 64];
+/// Most queries of a CTA.
+const MOST_QUERIES: u32 = 256;
+/// Queries of a sequence from which on keys that stay in registers pay.
+const LEAST_QUERIES: usize = 16;
+/// CTAs on a multiprocessor, one after another, that are enough to share the work out.
+const CTAS_PER_UNIT: usize = 4;
+/// Most bytes from a head or a query to the next (`cuTensorMapEncodeTiled`).
+const MOST_STRIDE: u64 = 1 << 40;
+/// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
+const EFFICIENCY: (u32, u32) = (700, 550);
+
+/// The family.
+#[derive(Debug)]
+pub(super) struct IndexerWgmma;
+
+fn spec_of(heads: u32) -> IndexerSpec {
+    let step = Name::new(if heads > HEADS[0] { "score_heads64" } else { "score_heads32" });
+    IndexerSpec { step, x: KvFormat::E4M3, features: FEATURES, keys: KEYS }
+}
+
+/// Columns of a query.
+fn columns_of(spec: &IndexerSpec) -> u32 {
+    HEADS[usize::from(*spec == spec_of(HEADS[1]))]
+}
+
+/// `SharedStorage` of `entry/sm90_indexer_wgmma_ws.cu`.
+fn shared_bytes() -> u32 {
+    let bytes = STAGES * STAGE_COLUMNS * (FEATURES + 4) + (3 * MOST_QUERIES + MOST_QUERIES / 32) * 4 + STAGES * 16;
+    bytes.next_multiple_of(16)
+}
+
+fn id(spec: IndexerSpec) -> KernelId {
+    KernelId::new(NAME, Some(Variant::Sm90), Spec::Indexer(spec))
+}
+
+fn source(spec: IndexerSpec) -> KernelSpec {
+    let entry = "entry/sm90_indexer_wgmma_ws.cu";
+    let mut prelude = String::new();
+    macro_line(&mut prelude, "QG_VARIANT", &Variant::Sm90.number().to_string());
+    constant_line(&mut prelude, "QG_THREADS", THREADS);
+    constant_line(&mut prelude, "QG_CONSUMERS", CONSUMERS);
+    constant_line(&mut prelude, "QG_HEADS", columns_of(&spec));
+    constant_line(&mut prelude, "QG_QUERIES", MOST_QUERIES);
+    constant_line(&mut prelude, "QG_STAGES", STAGES);
+    constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes());
+    let (name, symbol) = (id(spec).to_string(), "qg_sm90_indexer_wgmma_ws");
+    KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: true }
+}
+
+/// Every kernel of the family on devices of `variant`.
+pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
+    HEADS.into_iter().filter(move |_| variant == Variant::Sm90).map(|heads| source(spec_of(heads)))
+}
+
+/// Queries and keys of a CTA.
+fn cut(op: &CheckedIndexer, spec: &IndexerSpec, part: Part, info: &DeviceInfo) -> Cut {
+    let (sequences, each) = op.sequences();
+    let wanted = (CTAS_PER_UNIT * info.units as usize).max(1);
+    let key_ctas = (op.most_keys().div_ceil(KEYS as usize) * sequences).max(1);
+    let of_stage = (STAGE_COLUMNS / columns_of(spec)) as usize;
+    let queries = (each.min(part.queries) * key_ctas).div_ceil(wanted).next_multiple_of(of_stage);
+    Cut { keys: KEYS as usize, queries: queries.clamp(1, MOST_QUERIES as usize) }
+}
+
+/// Bytes from a head to the next, and from a query to the next; of what there is one of, as if there were more.
+fn strides(op: &CheckedIndexer) -> [u64; 2] {
+    let head = if op.heads > 1 { op.q.head_stride } else { u64::from(FEATURES) };
+    [head, if op.queries > 1 { op.q.token_stride } else { head * op.heads as u64 }]
+}
+
+impl Family<CheckedIndexer> for IndexerWgmma {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn configs(&self, op: &CheckedIndexer, info: &DeviceInfo) -> Result<Vec<IndexerConfig>, Unsupported> {
+        if info.variant != Some(Variant::Sm90) {
+            return Err(Unsupported::new("runs on Hopper only"));
+        }
+        let has_room = op.features <= FEATURES as usize && op.heads <= HEADS[1] as usize;
+        if op.format != KvFormat::E4M3 || !has_room || op.most_keys() == 0 {
+            let why = format!("multiplies keys in E4M3 of up to {FEATURES} features with up to {} heads", HEADS[1]);
+            return Err(Unsupported::new(why));
+        }
+        let (_, each) = op.sequences();
+        if each < LEAST_QUERIES {
+            return Err(Unsupported::new(format!("is for {LEAST_QUERIES} queries a sequence and more")));
+        }
+        let is_strided =
+            strides(op).into_iter().all(|stride| stride.is_multiple_of(16) && (1..MOST_STRIDE).contains(&stride));
+        if !op.q.aligned || !op.k.aligned || !is_strided {
+            return Err(Unsupported::new("reads queries and keys whose rows begin at multiples of 16 bytes"));
+        }
+        let (needs, has) = (shared_bytes(), info.shared_bytes);
+        if needs > has {
+            return Err(Unsupported::new(format!(
+                "needs {needs} bytes of shared memory, of which the device has {has}"
+            )));
+        }
+        let spec = spec_of(op.heads as u32);
+        let padding = f64::from(columns_of(&spec) * FEATURES) / (op.heads * op.features) as f64;
+        offered(op, info, id(spec), |part| cut(op, &spec, part, info), Math::TensorFp8, padding, EFFICIENCY)
+    }
+
+    fn prepare(
+        &self,
+        device: &dyn Device,
+        op: &CheckedIndexer,
+        plan: &IndexerLaunch,
+    ) -> Result<LaunchSequence, HalError> {
+        super::indexer_sequence(op, plan, device.info(), &mut load(device))
+    }
+
+    fn source_hash(&self, _: &CheckedIndexer, config: &IndexerConfig) -> u64 {
+        match config.kernel.spec {
+            Spec::Indexer(spec) => source(spec).source_hash().short(),
+            _ => 0,
+        }
+    }
+}
+
+/// Bytes behind the parameters up to the next multiple of 64, where the tensor map lies.
+const PADDING: usize = size_of::<IndexerParams>().next_multiple_of(64) - size_of::<IndexerParams>();
+
+/// `TmaIndexerParams` in `entry/sm90_indexer_wgmma_ws.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+struct TmaIndexerParams {
+    indexer: IndexerParams,
+    padding: [u64; PADDING / 8],
+    map: EncodedMap,
+}
+
+/// The parameter but for addresses.
+#[derive(Debug)]
+struct Mapped {
+    indexer: IndexerParams,
+    /// Queries for TMA.
+    map: TileMap,
+}
+
+impl Params for Mapped {
+    fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
+        let indexer = at_operands(&self.indexer, operands, at)?;
+        let map = (at.encode)(&TileMap { address: indexer.q, ..self.map })?;
+        Ok(LaunchParams::of(&TmaIndexerParams { indexer, padding: [0; PADDING / 8], map }))
+    }
+}
+
+/// Queries: a box has all heads of one, and zeros behind them.
+fn q_map(op: &CheckedIndexer, spec: &IndexerSpec) -> TileMap {
+    let [head, query] = strides(op);
+    TileMap {
+        address: 0,
+        element: MapElement::Byte,
+        dimensions: 3,
+        size: [op.features as u64, op.heads as u64, op.queries as u64, 1, 1],
+        strides: [head, query, 0, 0],
+        tile: [FEATURES, columns_of(spec), 1, 1, 1],
+        swizzle: MapSwizzle::Bytes128,
+    }
+}
+
+/// The launch that scores `part`.
+pub(super) fn launch(op: &CheckedIndexer, kernel: KernelId, part: Part, info: &DeviceInfo) -> KernelLaunch {
+    let Spec::Indexer(spec) = kernel.spec else { unreachable!("a configuration is of a kernel of the indexer") };
+    let cut = cut(op, &spec, part, info);
+    let (_, _, ctas) = cut.ctas(op, part);
+    KernelLaunch {
+        id: kernel,
+        spec: source(spec),
+        geometry: Geometry {
+            // `configs` found that they can be counted.
+            grid: [ctas.unwrap_or(0) as u32, 1, 1],
+            threads: THREADS,
+            shared_bytes: shared_bytes(),
+        },
+        starts_early: true,
+        operands: IndexerOperand::ALL,
+        updated: None,
+        params: Arc::new(Mapped { indexer: params(op, part, cut), map: q_map(op, &spec) }),
+    }
+}
