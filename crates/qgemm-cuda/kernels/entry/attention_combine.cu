@@ -1,16 +1,23 @@
-// Adds the results of the parts of the keys up, in their order: a warp a query and head, eight columns a lane.
+// Adds the results of the parts of the keys up, in an order that depends on their number alone: a CTA a query and head, whose warps take
+// parts in turn, eight columns a lane. Parts are loaded a few at a time, because each waits for memory.
 #include "mainloop/attention_keys.cuh"
+
+constexpr u32 WARPS = QG_THREADS / 32, LANE_COLUMNS = 8, AT_ONCE = 4;
+
+struct SharedStorage {
+    float largest[WARPS], total[WARPS];
+    alignas(16) float sums[WARPS][32 * LANE_COLUMNS];
+};
+static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_attention_combine(const __grid_constant__ AttentionParams p) {
-    const u32 lane = thread_index() % 32;
-    const u64 place = (u64)cta_index().x * (QG_THREADS / 32) + thread_index() / 32;
+    SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
+    const u32 lane = thread_index() % 32, warp = thread_index() / 32;
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
-    const u32 head = place % p.shape.heads;
-    const u64 queries = place / p.shape.heads;
+    const u32 head = cta_index().x % p.shape.heads, queries = cta_index().x / p.shape.heads;
     const u32 query = queries % p.shape.most_queries;
-    if (queries / p.shape.most_queries >= p.shape.sequences) return;
     const Sequence s = sequence_of(p, queries / p.shape.most_queries);
     if (query >= s.queries) return;
     const u64 token = s.token + query;
@@ -18,31 +25,65 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     const bool sees = seen.first < seen.end;
     const u32 first = sees ? seen.first / p.at.part_keys : 0;
     const u32 end = sees ? (seen.end - 1) / p.at.part_keys + 1 : 0;
-    float largest = minus_infinity(), total = 0.0f;
-    for (u32 part = first; part < end; part++) {
-        const float other = ld_global_cg_f32(partial_result(p, token, head, part));
-        largest = other > largest ? other : largest;
-    }
-    const float base = largest == minus_infinity() ? 0.0f : largest;
-    float sums[8] = {};
-    const u32 c = lane * 8;
-    for (u32 part = first; part < end; part++) {
-        const float* from = partial_result(p, token, head, part);
-        const f32x4 row = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from));
-        const float weight = ex2_approx(row.x - base);
-        total += weight * row.y;
-        if (c >= p.shape.v_dim) continue;
-        const f32x4 low = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from + 4 + c));
-        const f32x4 high = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from + 8 + c));
-        const float others[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+
+    float largest = minus_infinity();
+    const auto keep_larger = [&](float other) { largest = other > largest ? other : largest; };
+    for (u32 part = first + thread_index(); part < end; part += QG_THREADS)
+        keep_larger(ld_global_cg_f32(partial_result(p, token, head, part)));
 #pragma unroll
-        for (u32 i = 0; i < 8; i++) sums[i] = fma_f32(weight, others[i], sums[i]);
+    for (u32 mask = 16; mask > 0; mask /= 2) keep_larger(shfl_xor(largest, mask));
+    if (lane == 0) st_shared(&shared.largest[warp], largest);
+    cta_barrier();
+#pragma unroll
+    for (u32 w = 0; w < WARPS; w++) keep_larger(ld_shared(&shared.largest[w]));
+    const float base = largest == minus_infinity() ? 0.0f : largest;
+
+    float total = 0.0f, sums[LANE_COLUMNS] = {};
+    const u32 c = lane * LANE_COLUMNS;
+    const bool has_columns = c < p.shape.v_dim;
+    for (u32 part = first + warp; part < end; part += WARPS * AT_ONCE) {
+        f32x4 row[AT_ONCE], low[AT_ONCE], high[AT_ONCE];
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            // Of a part that is not there the last one's, which nothing is done with.
+            const float* from = partial_result(p, token, head, least(part + i * WARPS, end - 1));
+            row[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from));
+            low[i] = high[i] = {};
+            if (!has_columns) continue;
+            low[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from + 4 + c));
+            high[i] = ld_global_cg_f32x4(reinterpret_cast<const f32x4*>(from + 8 + c));
+        }
+#pragma unroll
+        for (u32 i = 0; i < AT_ONCE; i++) {
+            if (part + i * WARPS >= end) continue;
+            const float weight = ex2_approx(row[i].x - base);
+            total += weight * row[i].y;
+            const float others[LANE_COLUMNS] = {low[i].x,  low[i].y,  low[i].z,  low[i].w,
+                                                high[i].x, high[i].y, high[i].z, high[i].w};
+#pragma unroll
+            for (u32 j = 0; j < LANE_COLUMNS; j++) sums[j] = fma_f32(weight, others[j], sums[j]);
+        }
+    }
+    if (lane == 0) st_shared(&shared.total[warp], total);
+    f32x4* own = reinterpret_cast<f32x4*>(&shared.sums[warp][c]);
+    st_shared(own, f32x4{sums[0], sums[1], sums[2], sums[3]});
+    st_shared(own + 1, f32x4{sums[4], sums[5], sums[6], sums[7]});
+    cta_barrier();
+    if (warp != 0) return;
+#pragma unroll
+    for (u32 w = 1; w < WARPS; w++) {
+        total += ld_shared(&shared.total[w]);
+        const f32x4* theirs = reinterpret_cast<const f32x4*>(&shared.sums[w][c]);
+        const f32x4 low = ld_shared(theirs), high = ld_shared(theirs + 1);
+        const float others[LANE_COLUMNS] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (u32 j = 0; j < LANE_COLUMNS; j++) sums[j] += others[j];
     }
     const u32 kv_head = head / (p.shape.heads / p.shape.kv_heads);
     const float scale = total == 0.0f ? 0.0f : value_factor(p, kv_head) / total;
 #pragma unroll
-    for (u32 i = 0; i < 8; i++) sums[i] *= scale;
-    if (c < p.shape.v_dim) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
+    for (u32 i = 0; i < LANE_COLUMNS; i++) sums[i] *= scale;
+    if (has_columns) store_results(p, token * p.at.d_token + head * p.at.d_head + c, sums);
     if (lane == 0 && p.shape.flags & QG_FLAG_LSE)
         st_global_f32(reinterpret_cast<float*>(p.at.lse) + token * p.shape.heads + head, log_sum_exp(largest, total));
 }

@@ -71,8 +71,11 @@ fn attend_spec(kv: KvFormat, lanes: u32, rows: u32) -> AttentionSpec {
 /// Of the kernel that adds parts up, which serves every format and dimension.
 fn combine_spec() -> AttentionSpec {
     let kv = KvFormat::Plain(qgemm_formats::DType::F32);
-    AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: THREADS / 32, keys: 1 }
+    AttentionSpec { step: Name::new("combine"), kv, qk: 256, v: 256, rows: 1, keys: 1 }
 }
+
+/// `SharedStorage` of `entry/attention_combine.cu`: of each warp a largest, a total and the sums of 256 columns.
+const COMBINE_SHARED_BYTES: u32 = THREADS / 32 * (2 + 256) * 4;
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
     KernelId::new(NAME, Some(variant), Spec::Attention(spec))
@@ -103,6 +106,8 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
         if spec.qk == 256 && spec.rows == 4 {
             macro_line(&mut prelude, "QG_CTAS_PER_SM", "2");
         }
+    } else {
+        constant_line(&mut prelude, "QG_SHARED_BYTES", COMBINE_SHARED_BYTES);
     }
     let name = id(spec, variant).to_string();
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
@@ -262,9 +267,9 @@ pub(super) fn in_parts(
     if parts == 1 {
         return Ok(LaunchSequence::new::<O>(name, vec![attend.of_operation().unbind(O::Workspace)]));
     }
-    let combine_ctas = (op.sequences * op.most_queries() * op.heads).div_ceil(THREADS as usize / 32);
+    let combine_ctas = op.sequences * op.most_queries() * op.heads;
     let (combine_id, combine) = (id(combine_spec(), variant), source(combine_spec(), variant));
-    let combine = step(combine_id, combine, combine_ctas, 0)?;
+    let combine = step(combine_id, combine, combine_ctas, COMBINE_SHARED_BYTES)?;
     let attend = attend.of_operation().bind_part(O::Workspace, O::Workspace, workspace.clone());
     let combine = [O::QOffsets, O::KvOffsets, O::KvLengths, O::VFactors, O::D, O::Lse]
         .into_iter()
