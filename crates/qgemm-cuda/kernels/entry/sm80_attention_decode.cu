@@ -1,21 +1,27 @@
-// Attention of few queries by matrix instructions: the heads that share keys are the rows of one m16 tile, so that keys are read once for
+// Attention of few queries by matrix instructions, of keys as they are or in codes: the heads that share keys are the rows of one m16 tile, so that keys are read once for
 // all of them. A CTA has sixteen rows and a part of the keys; each of its warps goes through every fourth sixteen keys by itself, with a
 // softmax of its own and a ring of keys and values in flight, and meets the others only at the end, where results are added up in order.
 #include "atoms/cp_async.cuh"
-#include "atoms/fp8.cuh"
 #include "atoms/ldmatrix.cuh"
-#include "atoms/mma.cuh"
-#include "mainloop/attention_keys.cuh"
+#include "mainloop/attention_codes.cuh"
 
 constexpr u32 ROWS = 16, TILE = 16, WARPS = QG_THREADS / 32;
 constexpr u32 MMA_K = 16, MMA_N = 8;
 constexpr bool IS_E4M3 = QG_KV == KV_E4M3;
-constexpr u32 BYTES = IS_E4M3 ? 1 : 2;
+QG_DEVICE constexpr u32 bytes_of(u32 numbers) {
+    return numbers * KV_BITS / 8;
+}
 // Plain rows have no gap: their sixteen-byte chunks are exchanged by the row's number, so that the eight rows of a matrix lie in different
-// banks. Rows of E4M3 are read by lanes four rows or four chunks apart, which their pitches spread over the banks.
-constexpr u32 K_PITCH = IS_E4M3 ? (QG_QK % 128 == 0 ? QG_QK + 64 : QG_QK) : QG_QK * 2;
-constexpr u32 V_PITCH = IS_E4M3 ? QG_V + 16 : QG_V * 2;
-constexpr u32 STAGE_BYTES = TILE * (K_PITCH + V_PITCH);
+// banks. Rows of codes are read by lanes four rows or four chunks apart, which their pitches spread over the banks.
+constexpr u32 E4M3_PITCH = QG_QK % 128 == 0 ? QG_QK + 64 : QG_QK;
+constexpr u32 K_PITCH = !IS_CODES ? QG_QK * 2 : IS_E4M3 ? E4M3_PITCH : bytes_of(QG_QK) + (KV_BITS == 8 ? 32 : 16);
+constexpr u32 V_PITCH = IS_CODES ? bytes_of(QG_V) + 16 : QG_V * 2;
+// Scales of a key, and behind those of all of them those of values: as many.
+constexpr u32 SCALES = QG_QK / KV_BLOCK, SCALE_BYTES = HAS_SCALES ? SCALES * 2 : 0;
+static_assert(!HAS_SCALES || QG_QK == QG_V, "a lane copies the scales of a key or a value");
+// What scales begin at a multiple of where a lane copies those of a key at once.
+constexpr u32 SCALES_ALIGNED = HAS_SCALES ? SCALE_BYTES : 1;
+constexpr u32 SCALES_AT = TILE * (K_PITCH + V_PITCH), STAGE_BYTES = SCALES_AT + 2 * TILE * SCALE_BYTES;
 constexpr u32 RING_BYTES = QG_STAGES * STAGE_BYTES;
 constexpr u32 V_TILES = QG_V / MMA_N, SUM_PITCH = QG_V + 4;
 static_assert(QG_SHARED_BYTES == WARPS * RING_BYTES, "the host computes another size");
@@ -29,30 +35,7 @@ struct WarpResult {
 };
 static_assert(sizeof(WarpResult) <= RING_BYTES, "results take the place of the ring");
 
-QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    const u32 b[2] = {b0, b1};
-    if constexpr (QG_X == DTYPE_BF16)
-        mma_m16n8k16_bf16(d, a, b);
-    else
-        mma_m16n8k16_f16(d, a, b);
-}
-
-// Two numbers, rounded to the operands' type.
-QG_DEVICE u32 rounded_pair(float low, float high) {
-    return QG_X == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
-}
-
-#if QG_VARIANT >= 89
-// Two E4M3 numbers as operands, exactly.
-QG_DEVICE u32 operand_pair(u32 codes) {
-    const u32 pair = cvt_f16x2_e4m3x2(codes & 0xffffu);
-    if constexpr (QG_X == DTYPE_F16) return pair;
-    return f32_to_bf16x2(f16_to_f32(pair & 0xffffu), f16_to_f32(pair >> 16));
-}
-#endif
-
 QG_DEVICE float stored_number(const u8* at) {
-    if constexpr (IS_E4M3) return Eight<KV_E4M3>::e4m3_to_f32_or_nan(ld_shared(at));
     const u32 half = ld_shared(reinterpret_cast<const u16*>(at));
     return QG_X == DTYPE_BF16 ? bf16_to_f32(half) : f16_to_f32(half);
 }
@@ -60,11 +43,17 @@ QG_DEVICE float stored_number(const u8* at) {
 // Where a chunk of a row of keys or values is.
 template <u32 PITCH>
 QG_DEVICE u32 place_of(u32 row, u32 chunk) {
-    return row * PITCH + (IS_E4M3 ? chunk : chunk ^ (row & 7u)) * 16;
+    return row * PITCH + (IS_CODES ? chunk : chunk ^ (row & 7u)) * 16;
 }
-// A feature of a value.
-QG_DEVICE u32 place_of_value(u32 row, u32 column) {
-    return place_of<V_PITCH>(row, column * BYTES / 16) + column * BYTES % 16;
+// Feature `column` of value `row` of a stage.
+QG_DEVICE float value_of(const u8* v_rows, const u8* v_scales, u32 row, u32 column) {
+    if constexpr (IS_CODES) {
+        float scale = 1.0f;
+        if constexpr (HAS_SCALES)
+            scale = f16_to_f32(ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + column / KV_BLOCK * 2)));
+        return CodeRows::number(v_rows + row * V_PITCH, column, scale);
+    }
+    return stored_number(v_rows + place_of<V_PITCH>(row, column / 8) + column % 8 * 2);
 }
 
 // Copies rows of COLUMNS numbers, of which `columns` are there, of the keys that `there` has; zeros of others. `offset` is the offset of
@@ -72,7 +61,8 @@ QG_DEVICE u32 place_of_value(u32 row, u32 column) {
 template <u32 COLUMNS, u32 PITCH>
 QG_DEVICE void copy_rows(const u8* base, u64 offset, u32 there, u32 columns, bool wide, u8* to) {
     const u32 lane = thread_index() % 32;
-    constexpr u32 CHUNKS = COLUMNS * BYTES / 16;
+    constexpr u32 CHUNKS = bytes_of(COLUMNS) / 16;
+    static_assert(TILE * CHUNKS % 32 == 0, "every lane copies as many chunks");
 #pragma unroll
     for (u32 i = 0; i < TILE * CHUNKS / 32; i++) {
         const u32 row = (i * 32 + lane) / CHUNKS, chunk = (i * 32 + lane) % CHUNKS;
@@ -81,16 +71,36 @@ QG_DEVICE void copy_rows(const u8* base, u64 offset, u32 there, u32 columns, boo
         const u32 place = place_of<PITCH>(row, chunk);
         const bool is_there = there >> row & 1u;
         if (wide) {
-            const bool wanted = is_there && chunk * 16 < columns * BYTES;
+            const bool wanted = is_there && chunk * 16 < bytes_of(columns);
             cp_async_16_or_zeros(wanted, shared_address(to + place), wanted ? from : base);
         } else {
-            // Rows of bytes may begin at multiples of eight.
+            // Rows of bytes may begin at multiples of eight, rows of nibbles at multiples of four.
+            constexpr u32 STEP = KV_BITS == 4 ? 4 : 8;
 #pragma unroll
-            for (u32 half = 0; half < 16; half += 8) {
-                const bool wanted = is_there && chunk * 16 + half < columns * BYTES;
-                cp_async_8(to + place + half, wanted ? from + half : base, wanted ? 8 : 0);
+            for (u32 half = 0; half < 16; half += STEP) {
+                const bool wanted = is_there && chunk * 16 + half < bytes_of(columns);
+                if constexpr (STEP == 4)
+                    cp_async_4(to + place + half, wanted ? from + half : base, wanted ? 4 : 0);
+                else
+                    cp_async_8(to + place + half, wanted ? from + half : base, wanted ? 8 : 0);
             }
         }
+    }
+}
+
+// Copies the scales of the lane's key, or in the upper lanes those of its value: `bytes` bytes from `from` on, and zeros behind them; zeros
+// where the key is not there. Not `wide`: scales begin anywhere, and are there when this returns.
+QG_DEVICE void copy_scales(const u8* base, const u8* from, bool is_there, u32 bytes, bool wide, u8* to) {
+    if (!wide) {
+#pragma unroll
+        for (u32 i = 0; i < SCALE_BYTES; i += 2) {
+            const u32 scale = is_there && i < bytes ? ld_global_u16(from + i) : 0;
+            st_shared(reinterpret_cast<u16*>(to + i), (u16)scale);
+        }
+    } else if constexpr (SCALE_BYTES == 4) {
+        cp_async_4(to, is_there ? from : base, is_there ? bytes : 0);
+    } else {
+        cp_async_8(to, is_there ? from : base, is_there ? bytes : 0);
     }
 }
 
@@ -119,29 +129,41 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     // What all rows see.
     const KeyRange of_all = {keys_seen(p, s, last_row / heads).first, keys_seen(p, s, first_row / heads).end};
 
-    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + kv_head * p.at.k_head * BYTES;
-    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + kv_head * p.at.v_head * BYTES;
+    const u64 k_first = kv_head * p.at.k_head, v_first = kv_head * p.at.v_head;
+    const u8* k_base = reinterpret_cast<const u8*>(p.at.k) + Eight<QG_KV>::offset_of(k_first);
+    const u8* v_base = reinterpret_cast<const u8*>(p.at.v) + Eight<QG_KV>::offset_of(v_first);
     const u64 all_strides = p.at.k_page | p.at.k_token | p.at.k_head | p.at.v_page | p.at.v_token | p.at.v_head;
-    const bool wide = !IS_E4M3 || ((p.at.k | p.at.v | all_strides) % 16 == 0 && (p.shape.qk_dim | p.shape.v_dim) % 16 == 0);
+    // Strides and features of blocks are whole chunks.
+    const bool has_chunks = HAS_SCALES || (all_strides | p.shape.qk_dim | p.shape.v_dim) % 16 == 0;
+    const bool wide = !IS_CODES || ((p.at.k | p.at.v) % 16 == 0 && has_chunks);
+    const bool wide_scales = HAS_SCALES && ((p.at.k_scales | p.at.v_scales) % SCALES_ALIGNED == 0 && all_strides % QG_QK == 0);
     // Which keys of the tiles in flight are there: sixteen bits a stage, the oldest lowest.
     u64 masks = 0;
     const u32 first_tile = keys.first / TILE * TILE + warp * TILE;
     const auto copy_tile = [&](u32 tile, u32 slot, u32 place) {
-        u64 k_offset = 0, v_offset = 0;
+        u64 k_element = 0, v_element = 0;
         const u32 key = tile + lane % TILE;
         bool is_there = key >= keys.first && key < keys.end;
         if (is_there) {
             const KeyPlace at = place_of_key(p, s, key);
             is_there = at.is_there;
-            k_offset = (at.page * p.at.k_page + at.row * p.at.k_token) * BYTES;
-            v_offset = (at.page * p.at.v_page + at.row * p.at.v_token) * BYTES;
+            k_element = at.page * p.at.k_page + at.row * p.at.k_token;
+            v_element = at.page * p.at.v_page + at.row * p.at.v_token;
         }
+        const u64 k_offset = Eight<QG_KV>::offset_of(k_element), v_offset = Eight<QG_KV>::offset_of(v_element);
         const u32 there = ballot(is_there) & 0xffffu;
         masks |= (u64)there << (16 * place);
         if (tile < keys.end) {
             u8* to = ring + slot * STAGE_BYTES;
             copy_rows<QG_QK, K_PITCH>(k_base, k_offset, there, p.shape.qk_dim, wide, to);
             copy_rows<QG_V, V_PITCH>(v_base, v_offset, there, p.shape.v_dim, wide, to + TILE * K_PITCH);
+            if constexpr (HAS_SCALES) {
+                const bool is_value = lane >= TILE;
+                const u8* base = reinterpret_cast<const u8*>(is_value ? p.at.v_scales : p.at.k_scales);
+                const u64 scale = (is_value ? v_first + v_element : k_first + k_element) / KV_BLOCK;
+                const u32 bytes = (is_value ? p.shape.v_dim : p.shape.qk_dim) / KV_BLOCK * 2;
+                copy_scales(base, base + scale * 2, is_there, bytes, wide_scales, to + SCALES_AT + lane * SCALE_BYTES);
+            }
         }
         cp_async_commit_group();
     };
@@ -158,6 +180,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         const u64 token = s.token + row / heads;
         const u32 head = kv_head * heads + row % heads;
         const u8* from = reinterpret_cast<const u8*>(p.at.q) + (token * p.at.q_token + head * p.at.q_head) * 2;
+        if constexpr (HAS_SCALES) {
+#pragma unroll
+            for (u32 block = 0; block < SCALES; block++) {
+                u32 pairs[4];
+                const u32 column = block * KV_BLOCK + t * 8;
+                CodeRows::query_pairs(pairs, column < p.shape.qk_dim ? ld_global_v4(from + column * 2) : u32x4{0, 0, 0, 0});
+#pragma unroll
+                for (u32 pair = 0; pair < 4; pair++) q[block * 2 + pair / 2][pair % 2 * 2 + i] = pairs[pair];
+            }
+            continue;
+        }
 #pragma unroll
         for (u32 k = 0; k < QG_QK / MMA_K; k++) {
 #pragma unroll
@@ -183,11 +216,36 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         masks >>= 16;
         const u8* k_rows = ring + slot * STAGE_BYTES;
         const u8* v_rows = k_rows + TILE * K_PITCH;
+        const u8* k_scales = k_rows + SCALES_AT;
+        const u8* v_scales = k_scales + TILE * SCALE_BYTES;
         slot = slot + 1 == QG_STAGES ? 0 : slot + 1;
 
         float scores[2][4] = {};
-        if constexpr (IS_E4M3) {
-#if QG_VARIANT >= 89
+        if constexpr (HAS_SCALES) {
+#pragma unroll
+            for (u32 n = 0; n < 2; n++) {
+                // Those of two keys, which are neighbours.
+                u32 scales[SCALES];
+#pragma unroll
+                for (u32 i = 0; i < SCALES; i += 2) {
+                    const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(k_scales + (n * 8 + t * 2) * SCALE_BYTES + i * 4));
+                    scales[i] = v.x, scales[i + 1] = v.y;
+                }
+#pragma unroll
+                for (u32 block = 0; block < SCALES; block++) {
+                    u32 pairs[4];
+                    CodeRows::key_pairs(pairs, k_rows + (n * 8 + g) * K_PITCH, block, t);
+                    float products[4] = {};
+                    multiply_add<QG_X>(products, q[block * 2], pairs[0], pairs[1]);
+                    multiply_add<QG_X>(products, q[block * 2 + 1], pairs[2], pairs[3]);
+#pragma unroll
+                    for (u32 i = 0; i < 4; i++) {
+                        const float scale = f16_to_f32(scales[i % 2 * (SCALES / 2) + block / 2] >> (block % 2 * 16) & 0xffffu);
+                        scores[n][i] = fma_f32(products[i], scale, scores[n][i]);
+                    }
+                }
+            }
+        } else if constexpr (IS_E4M3) {
 #pragma unroll
             for (u32 block = 0; block < QG_QK / 64; block++) {
 #pragma unroll
@@ -197,18 +255,17 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                     const u32 words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
                     for (u32 k = 0; k < 4; k++)
-                        multiply_add(scores[n], q[block * 4 + k], operand_pair(words[k]), operand_pair(words[k] >> 16));
+                        multiply_add<QG_X>(scores[n], q[block * 4 + k], e4m3_operand(words[k]), e4m3_operand(words[k] >> 16));
                 }
             }
-#endif
         } else {
             const u32 row = lane / 16 * 8 + lane % 8;
 #pragma unroll
             for (u32 k = 0; k < QG_QK / MMA_K; k++) {
                 u32 b[4];
                 ldmatrix_x4(b, k_rows + place_of<K_PITCH>(row, k * 2 + lane / 8 % 2));
-                multiply_add(scores[0], q[k], b[0], b[1]);
-                multiply_add(scores[1], q[k], b[2], b[3]);
+                multiply_add<QG_X>(scores[0], q[k], b[0], b[1]);
+                multiply_add<QG_X>(scores[1], q[k], b[2], b[3]);
             }
         }
 
@@ -262,8 +319,13 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
             }
         }
 
-        if (is_mixed) {
-            // A value that a row does not see may be no number: each row adds those that it sees.
+        // Scales of values, two a lane.
+        bool is_large = false;
+        if constexpr (HAS_SCALES)
+            is_large = ballot(lane * 4 < TILE * SCALE_BYTES && may_overflow(ld_shared(reinterpret_cast<const u32*>(v_scales + lane * 4)))) != 0;
+        if (is_mixed || is_large) {
+            // A value that a row does not see may be no number, and one with a large scale may be too large for an operand: each row
+            // adds those that it sees.
             for (u32 j = 0; j < TILE; j++) {
                 if (!(there >> j & 1u)) continue;
                 const u32 holder = g * 4 + j % 8 / 2, n = j / 8, odd = j % 2;
@@ -278,10 +340,10 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
                 for (u32 m = 0; m < V_TILES; m++) {
 #pragma unroll
                     for (u32 i = 0; i < 4; i++) {
-                        const u32 own = t * 2 + i % 2, column = IS_E4M3 ? own * V_TILES + m : m * MMA_N + own;
+                        const u32 own = t * 2 + i % 2, column = IS_CODES ? own * V_TILES + m : m * MMA_N + own;
                         const bool is_seen = tile + j >= seen[i / 2].first && tile + j < seen[i / 2].end;
                         if (is_seen)
-                            sums[m][i] = fma_f32(weight[i / 2], stored_number(v_rows + place_of_value(j, column)), sums[m][i]);
+                            sums[m][i] = fma_f32(weight[i / 2], value_of(v_rows, v_scales, j, column), sums[m][i]);
                     }
                 }
             }
@@ -289,43 +351,33 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
         const u32 a[4] = {rounded_pair(scores[0][0], scores[0][1]), rounded_pair(scores[0][2], scores[0][3]),
                           rounded_pair(scores[1][0], scores[1][1]), rounded_pair(scores[1][2], scores[1][3])};
-        if constexpr (IS_E4M3) {
-#if QG_VARIANT >= 89
+        if constexpr (IS_CODES) {
             // Of each of four keys, the features `g · V / 8` and those after it: column g of all tiles.
-            constexpr u32 WORDS = QG_V / 32;
-            u32 codes[4][WORDS];
+            constexpr u32 WORDS = CodeRows::VALUE_WORDS, FEATURES = CodeRows::WORD_FEATURES;
+            u32 codes[4][WORDS], scales[4] = {};
 #pragma unroll
             for (u32 i = 0; i < 4; i++) {
-                const u8* from = v_rows + (t * 2 + i % 2 + i / 2 * 8) * V_PITCH + g * (QG_V / 8);
-                if constexpr (WORDS == 4) {
-                    const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(from));
-                    codes[i][0] = v.x, codes[i][1] = v.y, codes[i][2] = v.z, codes[i][3] = v.w;
-                } else {
-                    const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(from));
-                    codes[i][0] = v.x, codes[i][1] = v.y;
-                }
+                const u32 row = t * 2 + i % 2 + i / 2 * 8;
+                CodeRows::load_value(codes[i], v_rows + row * V_PITCH + bytes_of(g * V_TILES));
+                if constexpr (HAS_SCALES)
+                    scales[i] = ld_shared(reinterpret_cast<const u16*>(v_scales + row * SCALE_BYTES + g * V_TILES / KV_BLOCK * 2));
             }
+            const u32 low_scales = scales[0] | scales[1] << 16, high_scales = scales[2] | scales[3] << 16;
 #pragma unroll
             for (u32 word = 0; word < WORDS; word++) {
+                u32 low[FEATURES], high[FEATURES];
+                CodeRows::value_pairs(low, codes[0][word], codes[1][word], low_scales);
+                CodeRows::value_pairs(high, codes[2][word], codes[3][word], high_scales);
 #pragma unroll
-                for (u32 half = 0; half < 2; half++) {
-                    // Pairs of neighbouring keys, of two features.
-                    const u32 selector = half ? 0x7362 : 0x5140;
-                    const u32 low_keys = prmt(codes[0][word], codes[1][word], selector);
-                    const u32 high_keys = prmt(codes[2][word], codes[3][word], selector);
-                    const u32 n = word * 4 + half * 2;
-                    multiply_add(sums[n], a, operand_pair(low_keys), operand_pair(high_keys));
-                    multiply_add(sums[n + 1], a, operand_pair(low_keys >> 16), operand_pair(high_keys >> 16));
-                }
+                for (u32 i = 0; i < FEATURES; i++) multiply_add<VALUE_TYPE>(sums[word * FEATURES + i], a, low[i], high[i]);
             }
-#endif
         } else {
 #pragma unroll
             for (u32 n = 0; n < V_TILES; n += 2) {
                 u32 b[4];
                 ldmatrix_x4_trans(b, v_rows + place_of<V_PITCH>(lane % 16, n + lane / 16));
-                multiply_add(sums[n], a, b[0], b[1]);
-                multiply_add(sums[n + 1], a, b[2], b[3]);
+                multiply_add<VALUE_TYPE>(sums[n], a, b[0], b[1]);
+                multiply_add<VALUE_TYPE>(sums[n + 1], a, b[2], b[3]);
             }
         }
     }
@@ -345,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
         }
 #pragma unroll
         for (u32 n = 0; n < V_TILES; n++) {
-            if constexpr (IS_E4M3) {
+            if constexpr (IS_CODES) {
                 st_shared(&own.sums[row][t * 2 * V_TILES + n], sums[n][2 * i]);
                 st_shared(&own.sums[row][(t * 2 + 1) * V_TILES + n], sums[n][2 * i + 1]);
             } else {

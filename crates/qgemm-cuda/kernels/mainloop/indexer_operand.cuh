@@ -1,6 +1,7 @@
 // Features of queries and keys as operands of matrix instructions of a warp: sixteen bytes of shared memory or registers at a time. Where
 // those of a chip take no E4M3 (on Hopper wgmma alone does), its numbers become f16, exactly.
 #pragma once
+#include "mainloop/e4m3_pair.cuh"
 #include "mainloop/indexer_keys.cuh"
 
 constexpr bool IS_E4M3 = QG_X == KV_E4M3;
@@ -11,14 +12,6 @@ constexpr u32 CHUNK_FEATURES = IS_E4M3 && !IS_DECODED ? 16 : 8;
 constexpr u32 CHUNK_BYTES = CHUNK_FEATURES * FEATURE_BYTES;
 // Those of a row.
 constexpr u32 CHUNKS = QG_FEATURES / CHUNK_FEATURES;
-
-// Two codes, each the upper byte of a half, as f16 pairs. Their bits are those of an f16 that is 256 times less, and the code of NaN is
-// that of 480, which is no other number's.
-QG_DEVICE u32 decoded_pair(u32 codes) {
-    const u32 pair = mul_f16x2((codes & 0x80008000u) | ((codes & 0x7f007f00u) >> 1), 0x5c005c00u);
-    const u32 nan_low = (pair & 0x7fffu) == 0x5f80u ? 0x7fffu : 0, nan_high = (pair & 0x7fff0000u) == 0x5f800000u ? 0x7fff0000u : 0;
-    return pair | nan_low | nan_high;
-}
 
 QG_DEVICE u32x4 decoded(u32 low, u32 high) {
     return {decoded_pair(prmt(low, 0, 0x1404)), decoded_pair(prmt(low, 0, 0x3424)), decoded_pair(prmt(high, 0, 0x1404)),

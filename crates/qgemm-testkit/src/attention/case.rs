@@ -38,17 +38,20 @@ pub enum AttentionValues {
     MinusInfinity,
     /// Pages that are none among the others.
     BadPages,
+    /// Every third row's scales so large that numbers are beyond f16; of formats with scales.
+    LargeScales,
 }
 
 impl AttentionValues {
     /// Every kind.
-    pub const ALL: [AttentionValues; 6] = [
+    pub const ALL: [AttentionValues; 7] = [
         AttentionValues::Normal,
         AttentionValues::Huge,
         AttentionValues::Equal,
         AttentionValues::NotFinite,
         AttentionValues::MinusInfinity,
         AttentionValues::BadPages,
+        AttentionValues::LargeScales,
     ];
 
     fn name(self) -> &'static str {
@@ -59,6 +62,7 @@ impl AttentionValues {
             AttentionValues::NotFinite => "not-finite",
             AttentionValues::MinusInfinity => "minus-infinity",
             AttentionValues::BadPages => "bad-pages",
+            AttentionValues::LargeScales => "large-scales",
         }
     }
 }
@@ -271,6 +275,10 @@ impl AttentionCase {
                     AttentionValues::MinusInfinity if is_keys && (key % 5 == 2 || sequence % 3 == 2) => {
                         to.iter_mut().step_by(columns).for_each(|value| *value = f32::NEG_INFINITY);
                     }
+                    AttentionValues::LargeScales => (0..self.heads.1).for_each(|head| {
+                        let factor = self.largeness(row * self.heads.1 + head);
+                        to[head * columns..][..columns].iter_mut().for_each(|value| *value *= factor);
+                    }),
                     _ => {}
                 }
             }
@@ -297,7 +305,12 @@ impl AttentionCase {
     /// The scale of a block of a head of a row, which is a number in f16.
     pub(crate) fn block_scale(&self, row: usize, block: usize) -> f32 {
         let step = if self.kv == KvFormat::Q4_0 { 0.5 } else { 1.0 / 32.0 };
-        step * (1.0 + ((row * 5 + block * 3) % 7) as f32 / 8.0)
+        step * (1.0 + ((row * 5 + block * 3) % 7) as f32 / 8.0) * self.largeness(row)
+    }
+
+    /// What the numbers of a head of a row are larger by than ordinary ones.
+    fn largeness(&self, row: usize) -> f32 {
+        if self.values == AttentionValues::LargeScales && row % 3 == 1 { 16384.0 } else { 1.0 }
     }
 
     /// Factors of the heads of keys (`salt` 4) or values (5).

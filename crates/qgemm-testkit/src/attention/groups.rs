@@ -19,6 +19,11 @@ pub(super) const GROUPS: &[Cases<AttentionCase>] = &[
         "caches in codes: every place with masks, soft caps, log-sum-exps and unaligned operands",
         codes,
     ),
+    group(
+        "attention_decode",
+        "caches in codes and few queries: parts, groups of heads of every size, large scales",
+        decode,
+    ),
     group("attention_invariant", "bits of a sequence do not depend on the others", invariant),
 ];
 
@@ -189,6 +194,38 @@ fn codes() -> Vec<AttentionCase> {
     numbered(cases)
 }
 
+fn decode() -> Vec<AttentionCase> {
+    let mut cases = Vec::new();
+    for kv in [KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0] {
+        for dtype in [DType::F16, DType::BF16] {
+            let of = |lengths: &[(usize, usize)], heads, dim| AttentionCase {
+                kv,
+                ..AttentionCase::new(lengths, heads, dim, dtype)
+            };
+            cases.push(of(&[(1, 1100), (1, 70)], (4, 1), 128));
+            cases.push(AttentionCase {
+                places: AttentionPlaces::Paged(16),
+                values: AttentionValues::BadPages,
+                window: Some(40),
+                ..of(&[(4, 150), (4, 4)], (8, 2), 96)
+            });
+            cases.push(AttentionCase {
+                places: AttentionPlaces::Offsets,
+                gap: 32,
+                soft_cap: Some(20.0),
+                ..of(&[(8, 130), (2, 65), (1, 0)], (12, 2), 64)
+            });
+            cases.push(AttentionCase { offset: 8, causal: false, ..of(&[(3, 80), (3, 33)], (6, 2), 128) });
+            // What is beyond f16 is a result in bf16 only.
+            if kv.has_scales() && dtype == DType::BF16 {
+                let values = AttentionValues::LargeScales;
+                cases.push(AttentionCase { values, scale: Some(2e-6), ..of(&[(1, 200), (1, 33)], (6, 2), 64) });
+            }
+        }
+    }
+    numbered(cases)
+}
+
 fn invariant() -> Vec<AttentionCase> {
     let mut cases = Vec::new();
     for (i, lengths) in
@@ -199,14 +236,11 @@ fn invariant() -> Vec<AttentionCase> {
         for places in [AttentionPlaces::Offsets, AttentionPlaces::Paged(16)] {
             let case = AttentionCase::new(lengths, (4, 2), 64, types(i));
             cases.push(AttentionCase { places, ragged: true, batch_invariant: true, ..case.clone() });
-            cases.push(AttentionCase {
-                dtype: DType::F16,
-                kv: KvFormat::Plain(DType::F16),
-                places,
-                ragged: true,
-                batch_invariant: true,
-                ..case
-            });
+            let plain = KvFormat::Plain(DType::F16);
+            for kv in [Some(plain), (i < 2).then_some(KvFormat::Q8_0)].into_iter().flatten() {
+                let case = AttentionCase { dtype: DType::F16, kv, places, ragged: true, ..case.clone() };
+                cases.push(AttentionCase { batch_invariant: true, ..case });
+            }
         }
     }
     numbered(cases)

@@ -50,6 +50,7 @@ pub(super) fn random_case(seed: u64) -> AttentionCase {
         AttentionValues::BadPages if !is_paged => AttentionValues::Normal,
         // E4M3 has no infinities.
         AttentionValues::MinusInfinity | AttentionValues::NotFinite if !kv.is_plain() => AttentionValues::Normal,
+        AttentionValues::LargeScales => AttentionValues::Normal,
         values => values,
     };
     AttentionCase {

@@ -22,13 +22,11 @@ const THREADS: u32 = 128;
 /// Rows of a CTA: queries of the heads that share keys.
 const ROWS: usize = 16;
 /// Rows of a sequence and head of keys beyond which keys are read too often.
-const MOST_ROWS: usize = 32;
+const MOST_ROWS: usize = 128;
 /// Keys that a warp works on together.
 const TILE: u32 = 16;
 /// Features of queries and of values that there are kernels for.
 const DIMS: [u32; 2] = [64, 128];
-/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory.
-const CTAS_A_UNIT: usize = 2;
 /// Keys that parts are a multiple of, and the fewest that are worth one.
 const LEAST_PART: usize = 256;
 /// Shares of the bandwidth and of the rate of matrix instructions that the kernels should reach, per mille.
@@ -47,24 +45,31 @@ fn attend_spec(x: DType, kv: KvFormat, dim: u32) -> AttentionSpec {
 /// Types of Q, and formats of keys that kernels of `variant` multiply with it.
 fn formats(variant: Variant) -> impl Iterator<Item = (DType, KvFormat)> {
     let halves = [DType::F16, DType::BF16].into_iter().filter(move |_| variant >= Variant::Sm80);
-    halves.flat_map(move |x| {
-        let has_e4m3 = variant >= Variant::Sm89;
-        std::iter::once((x, KvFormat::Plain(x))).chain(has_e4m3.then_some((x, KvFormat::E4M3)))
-    })
+    halves.flat_map(|x| [KvFormat::Plain(x), KvFormat::E4M3, KvFormat::Q8_0, KvFormat::Q4_0].map(|kv| (x, kv)))
 }
 
-/// Stages of a warp's ring: two CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
+/// CTAs that share a multiprocessor: what their rings have in flight saturates its share of memory. Of blocks with scales, which take more
+/// instructions a byte, there are more on chips with room for their rings.
+fn ctas_a_unit(spec: &AttentionSpec, variant: Variant) -> usize {
+    if spec.kv.has_scales() && matches!(variant, Variant::Sm80 | Variant::Sm90) { 3 } else { 2 }
+}
+
+/// Stages of a warp's ring: the CTAs of a multiprocessor of Hopper, and one of every other, have room for them.
 fn stages(spec: &AttentionSpec) -> u32 {
-    if spec.kv.bits() > 8 && spec.qk > 64 { 3 } else { 4 }
+    let is_wide = spec.kv.bits() > 8 && spec.qk > 64;
+    if is_wide || spec.kv == KvFormat::Q8_0 { 3 } else { 4 }
 }
 
 /// Bytes of the rings of `entry/sm80_attention_decode.cu`.
 fn shared_bytes(spec: &AttentionSpec) -> u32 {
-    let (k_pitch, v_pitch) = match spec.kv.bits() {
-        8 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
-        _ => (spec.qk * 2, spec.v * 2),
+    let bytes = |numbers: u32| spec.kv.bytes_of(numbers as usize) as u32;
+    let scales = spec.kv.scale_bytes_of((spec.qk + spec.v) as usize) as u32;
+    let (k_pitch, v_pitch) = match spec.kv {
+        KvFormat::Plain(_) => (bytes(spec.qk), bytes(spec.v)),
+        KvFormat::E4M3 => (if spec.qk.is_multiple_of(128) { spec.qk + 64 } else { spec.qk }, spec.v + 16),
+        _ => (bytes(spec.qk) + if spec.kv.bits() == 8 { 32 } else { 16 }, bytes(spec.v) + 16),
     };
-    THREADS / 32 * stages(spec) * TILE * (k_pitch + v_pitch)
+    THREADS / 32 * stages(spec) * TILE * (k_pitch + v_pitch + scales)
 }
 
 fn id(spec: AttentionSpec, variant: Variant) -> KernelId {
@@ -83,7 +88,7 @@ fn source(spec: AttentionSpec, variant: Variant) -> KernelSpec {
     constant_line(&mut prelude, "QG_V", spec.v);
     constant_line(&mut prelude, "QG_STAGES", stages(&spec));
     constant_line(&mut prelude, "QG_SHARED_BYTES", shared_bytes(&spec));
-    macro_line(&mut prelude, "QG_CTAS_PER_SM", &CTAS_A_UNIT.to_string());
+    macro_line(&mut prelude, "QG_CTAS_PER_SM", &ctas_a_unit(&spec, variant).to_string());
     let (name, symbol) = (id(spec, variant).to_string(), "qg_attention_decode");
     KernelSpec { name, entry, text: source::entry(entry), symbol, prelude, arch_specific: false }
 }
@@ -95,14 +100,11 @@ pub(super) fn specs(variant: Variant) -> impl Iterator<Item = KernelSpec> {
 }
 
 /// The kernel for `op`, or why there is none.
-fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
+pub(super) fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, Variant), Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
     if !formats(variant).any(|(x, kv)| (x, kv) == (op.dtype, op.kv)) {
-        let why = "multiplies Q of f16 or bf16 with keys of its type from Ampere on, and of E4M3 from Ada on";
+        let why = "multiplies Q of f16 or bf16 with keys of its type or in codes, from Ampere on";
         return Err(Unsupported::new(why));
-    }
-    if op.batch_invariant {
-        return Err(Unsupported::new("leaves bits that may not depend on the batch to other kernels"));
     }
     if !op.q.aligned || !op.k.rows.aligned || !op.v.rows.aligned {
         return Err(Unsupported::new("reads Q, K and V whose rows begin at multiples of what it loads at once"));
@@ -122,10 +124,13 @@ fn spec_of(op: &CheckedAttention, info: &DeviceInfo) -> Result<(AttentionSpec, V
 }
 
 /// How the keys of a sequence are cut: into as many parts as make a wave of CTAs.
-fn cut(op: &CheckedAttention, units: u32) -> Cut {
+fn cut(op: &CheckedAttention, ctas_a_unit: usize, units: u32) -> Cut {
     let row_ctas = (op.most_queries() * op.group()).div_ceil(ROWS);
+    if op.batch_invariant {
+        return Cut::of(op, row_ctas, simt::INVARIANT_PART);
+    }
     let ctas = op.sequences * op.kv_heads * row_ctas;
-    let wanted = ((CTAS_A_UNIT * units.max(1) as usize + ctas / 2) / ctas).max(1);
+    let wanted = ((ctas_a_unit * units.max(1) as usize + ctas / 2) / ctas).max(1);
     let part_keys = op.most_keys.div_ceil(wanted).max(LEAST_PART).next_multiple_of(LEAST_PART);
     Cut::of(op, row_ctas, part_keys)
 }
@@ -137,7 +142,8 @@ impl Family<CheckedAttention> for AttentionDecode {
 
     fn configs(&self, op: &CheckedAttention, info: &DeviceInfo) -> Result<Vec<AttentionConfig>, Unsupported> {
         let (spec, variant) = spec_of(op, info)?;
-        let cut = cut(op, info.units);
+        super::check_invariant(NAME, op, info)?;
+        let cut = cut(op, ctas_a_unit(&spec, variant), info.units);
         ctas(&[op.sequences, op.kv_heads, cut.row_ctas, cut.parts])?;
         ctas(&[op.sequences, op.most_queries(), op.heads])?;
         let rows = op.most_queries() * op.group();

@@ -98,6 +98,7 @@ fn check_invariant(family: &str, op: &CheckedAttention, info: &DeviceInfo) -> Re
         return Ok(());
     }
     let chosen = match op.most_queries() >= LEAST_QUERIES {
+        false if decode::spec_of(op, info).is_ok() => decode::NAME,
         true if wgmma::spec_of(op, info).is_ok() => wgmma::NAME,
         true if cp_async::spec_of(op, info).is_ok() => cp_async::NAME,
         true if mma::spec_of(op, info).is_ok() => mma::NAME,

@@ -28,7 +28,7 @@ const CTAS_A_UNIT: usize = 4;
 /// Fewest keys that are worth a part.
 const LEAST_PART: usize = 256;
 /// Keys of a part whose bits may not depend on how many sequences there are.
-const INVARIANT_PART: usize = 512;
+pub(super) const INVARIANT_PART: usize = 512;
 /// Most queries whose keys are cut so.
 const INVARIANT_QUERIES: usize = 16;
 /// Most bytes of partial results.
@@ -148,14 +148,15 @@ impl Cut {
         Self::of(op, row_ctas, part_keys)
     }
 
-    /// Parts of `part_keys`, unless there is one, or their results are too large to keep.
+    /// Parts of `part_keys`, unless there is one, or their results are too large to keep: where bits may not depend on the batch, that does
+    /// not either.
     pub fn of(op: &CheckedAttention, row_ctas: usize, part_keys: usize) -> Self {
         let parts = op.most_keys.div_ceil(part_keys);
         let is_small = parts
             .checked_mul(op.tokens * op.heads)
             .is_some_and(|rows| rows.checked_mul((op.v_dim + 4) * 4).is_some_and(|bytes| bytes <= MOST_PARTIAL_BYTES));
         let whole = Self { row_ctas, parts: 1, part_keys: op.most_keys };
-        if parts > 1 && is_small { Self { row_ctas, parts, part_keys } } else { whole }
+        if parts > 1 && (is_small || op.batch_invariant) { Self { row_ctas, parts, part_keys } } else { whole }
     }
 }
 

@@ -1,0 +1,140 @@
+// Keys and values in codes as operands of matrix instructions. Codes of keys are exact in f16 and bf16, and their scales act on what a block
+// of 32 features adds up to; values are multiplied with their scales in f16, where weights and the products stay whatever type Q has.
+#pragma once
+#include "atoms/fp8.cuh"
+#include "atoms/mma.cuh"
+#include "mainloop/attention_keys.cuh"
+#include "mainloop/e4m3_pair.cuh"
+
+constexpr bool IS_CODES = QG_KV >= KV_E4M3, HAS_SCALES = has_scales(QG_KV);
+constexpr u32 KV_BITS = Eight<QG_KV>::BITS;
+// The type of weights and values as operands.
+constexpr u32 VALUE_TYPE = HAS_SCALES ? DTYPE_F16 : QG_X;
+
+template <u32 TYPE>
+QG_DEVICE void multiply_add(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    const u32 b[2] = {b0, b1};
+    if constexpr (TYPE == DTYPE_BF16)
+        mma_m16n8k16_bf16(d, a, b);
+    else
+        mma_m16n8k16_f16(d, a, b);
+}
+
+// Two numbers, rounded to the type of values.
+QG_DEVICE u32 rounded_pair(float low, float high) {
+    return VALUE_TYPE == DTYPE_BF16 ? f32_to_bf16x2(low, high) : f32_to_f16x2(low, high);
+}
+
+// An f16 pair in the type of Q, of numbers that are exact in it.
+QG_DEVICE u32 query_pair(u32 pair) {
+    if constexpr (QG_X == DTYPE_F16) return pair;
+    return f32_to_bf16x2(f16_to_f32(pair & 0xffffu), f16_to_f32(pair >> 16));
+}
+
+// Two E4M3 numbers as operands, exactly.
+QG_DEVICE u32 e4m3_operand(u32 codes) {
+#if QG_VARIANT >= 89
+    return query_pair(cvt_f16x2_e4m3x2(codes & 0xffffu));
+#else
+    return query_pair(decoded_pair(prmt(codes, 0, 0x1404)));
+#endif
+}
+
+// Two signed bytes, given as bytes FIRST and FIRST + 1 of a word whose signs are turned round: 1024 + 128 + code is exact in f16.
+template <u32 FIRST>
+QG_DEVICE u32 signed_bytes_f16(u32 turned) {
+    return sub_f16x2(prmt(turned, 0x64646464u, FIRST == 0 ? 0x4140 : 0x4342), 0x64806480u);
+}
+
+// Four pairs less 8: of the nibbles of the lower half of a word, and those of the upper half. The upper nibble of a byte stays in place, worth
+// 16 times as much, and is scaled back where 64 + 8 is subtracted.
+QG_DEVICE void nibbles_f16(u32 (&pairs)[4], u32 word) {
+#pragma unroll
+    for (u32 byte = 0; byte < 2; byte++) {
+        const u32 low = byte == 0 ? word : word >> 8;
+        pairs[2 * byte] = sub_f16x2(and_or(low, 0x000f000fu, 0x64006400u), 0x64086408u);
+        pairs[2 * byte + 1] = fma_f16x2(and_or(low, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u);
+    }
+}
+
+// Rows of codes and of scales in shared memory. Lanes read keys four rows apart and values eight, which the pitches spread over the banks.
+struct CodeRows {
+    // Features of a lane in a block of keys, and of a value.
+    static constexpr u32 KEY_FEATURES = 8, VALUE_FEATURES = QG_V / 8;
+    static constexpr u32 VALUE_WORDS = VALUE_FEATURES * KV_BITS / 32;
+
+    // Of a lane's features of block `block` of a key: four pairs in the type of Q. Their order is that of `query_pairs`.
+    QG_DEVICE void key_pairs(u32 (&pairs)[4], const u8* row, u32 block, u32 t) {
+        if constexpr (QG_KV == KV_Q8_0) {
+            const u32x2 codes = ld_shared(reinterpret_cast<const u32x2*>(row + block * KV_BLOCK + t * 8));
+            const u32 low = codes.x ^ 0x80808080u, high = codes.y ^ 0x80808080u;
+            pairs[0] = signed_bytes_f16<0>(low), pairs[1] = signed_bytes_f16<2>(low);
+            pairs[2] = signed_bytes_f16<0>(high), pairs[3] = signed_bytes_f16<2>(high);
+        } else {
+            nibbles_f16(pairs, ld_shared(reinterpret_cast<const u32*>(row + block * (KV_BLOCK / 2) + t * 4)));
+        }
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) pairs[i] = query_pair(pairs[i]);
+    }
+
+    // The same features of a query, eight neighbours as they are stored.
+    QG_DEVICE void query_pairs(u32 (&pairs)[4], u32x4 eight) {
+        const u32 words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+        for (u32 i = 0; i < 4; i++)
+            pairs[i] = QG_KV == KV_Q8_0 ? words[i] : prmt(words[i / 2], words[2 + i / 2], i % 2 ? 0x7632 : 0x5410);
+    }
+
+    // Words of a lane's features of a value.
+    QG_DEVICE void load_value(u32 (&words)[VALUE_WORDS], const u8* at) {
+        if constexpr (VALUE_WORDS == 4) {
+            const u32x4 v = ld_shared(reinterpret_cast<const u32x4*>(at));
+            words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+        } else if constexpr (VALUE_WORDS == 2) {
+            const u32x2 v = ld_shared(reinterpret_cast<const u32x2*>(at));
+            words[0] = v.x, words[1] = v.y;
+        } else {
+            words[0] = ld_shared(reinterpret_cast<const u32*>(at));
+        }
+    }
+
+    // Pairs of two keys' values from a word of each: one for every feature that the word has.
+    static constexpr u32 WORD_FEATURES = 32 / KV_BITS;
+    QG_DEVICE void value_pairs(u32 (&pairs)[WORD_FEATURES], u32 even, u32 odd, u32 scales) {
+        if constexpr (QG_KV == KV_Q4_0) {
+            u32 of_half[4];
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                nibbles_f16(of_half, prmt(even, odd, half ? 0x7632 : 0x5410));
+#pragma unroll
+                for (u32 i = 0; i < 4; i++) pairs[half * 4 + i] = mul_f16x2(of_half[i], scales);
+            }
+        } else {
+#pragma unroll
+            for (u32 half = 0; half < 2; half++) {
+                const u32 bytes = prmt(even, odd, half ? 0x7362 : 0x5140);
+                if constexpr (QG_KV == KV_Q8_0) {
+                    const u32 turned = bytes ^ 0x80808080u;
+                    pairs[half * 2] = mul_f16x2(signed_bytes_f16<0>(turned), scales);
+                    pairs[half * 2 + 1] = mul_f16x2(signed_bytes_f16<2>(turned), scales);
+                } else {
+                    pairs[half * 2] = e4m3_operand(bytes);
+                    pairs[half * 2 + 1] = e4m3_operand(bytes >> 16);
+                }
+            }
+        }
+    }
+
+    // Feature `column` of a value of scale `scale`.
+    QG_DEVICE float number(const u8* row, u32 column, float scale) {
+        const u32 byte = ld_shared(row + column * KV_BITS / 8);
+        if constexpr (QG_KV == KV_E4M3) return Eight<KV_E4M3>::e4m3_to_f32_or_nan(byte);
+        if constexpr (QG_KV == KV_Q8_0) return (float)((i32)(byte << 24) >> 24) * scale;
+        return ((float)(i32)(byte >> (column % 2 * 4) & 15u) - 8.0f) * scale;
+    }
+};
+
+// Whether either of two scales times a code may be more than f16 has: 511 and more, or no number.
+QG_DEVICE bool may_overflow(u32 scales) {
+    return (((scales & 0x7fff7fffu) + 0x20042004u) & 0x80008000u) != 0;
+}
