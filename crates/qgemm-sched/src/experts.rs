@@ -113,7 +113,7 @@ fn cost(op: &CheckedExperts, info: &DeviceInfo, config: &ExpertsConfig) -> Cost 
     let mut all = tiles * n_tiles;
     if tile.schedule == Schedule::StreamK {
         // Tiles are whole: the last of them leave units idle.
-        let at_once = f64::from(info.units.max(1) * tile.ctas_per_unit.max(1));
+        let at_once = f64::from((info.units / tile.cluster.max(1)).max(1) * tile.ctas_per_unit.max(1));
         all = (all / at_once).ceil() * at_once;
     }
     let macs = all * (tile_m * tile.tile_n.max(1) as usize) as f64 * op.each.k as f64;

@@ -53,12 +53,16 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     }
 }
 
+#if QG_CLUSTER > 1
+extern "C" __global__ void QG_CLUSTER_OF(QG_CLUSTER) __launch_bounds__(QG_THREADS, 1)
+#else
 extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
+#endif
     qg_sm90_experts_fp8_wgmma_ws(const __grid_constant__ TmaFp8GemmParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) Pipeline::init(shared.pipeline);
-    cta_barrier();
+    meet_cluster();
     griddepcontrol_launch_dependents();
     // The shuffle tells the compiler that the role is the same for the whole warp.
     if (shfl_idx_u32(thread / FIRST_PRODUCER, 0) == 0) {
@@ -68,5 +72,7 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, 1)
     } else {
         setmaxnreg_dec<EXPERT_PRODUCER_REGISTERS>();
         produce_experts(shared.pipeline, params, thread - FIRST_PRODUCER, shared.faults);
+        warp_barrier();
     }
+    if constexpr (QG_CLUSTER > 1) meet_cluster();
 }

@@ -55,7 +55,10 @@ struct PassedExperts {
     u32 experts, tiles;
 };
 
-// Rows of one expert, QG_TILE_M at most.
+// Rows of a tile, which the CTAs of a cluster share.
+constexpr u32 TILE_ROWS = QG_TILE_M * QG_CLUSTER;
+
+// Rows of one expert, TILE_ROWS at most.
 struct OwnRows {
     u32 expert, first, rows;
 
@@ -85,8 +88,8 @@ struct OwnRows {
                 for (u32 i = 0; i < LANE_EXPERTS; i++) {
                     const u32 of_expert = tiles_of(of_lane.count[i]);
                     if (place >= before && place - before < of_expert) {
-                        const u32 skipped = (place - before) * QG_TILE_M, left = of_lane.count[i] - skipped;
-                        own = {expert + i, of_lane.first[i] + skipped, left < QG_TILE_M ? left : QG_TILE_M};
+                        const u32 skipped = (place - before) * TILE_ROWS, left = of_lane.count[i] - skipped;
+                        own = {expert + i, of_lane.first[i] + skipped, left < TILE_ROWS ? left : TILE_ROWS};
                     }
                     before += of_expert;
                 }
@@ -98,7 +101,13 @@ struct OwnRows {
     }
 
     QG_DEVICE u32 tiles_of(u32 rows) {
-        return (rows + QG_TILE_M - 1) / QG_TILE_M;
+        return (rows + TILE_ROWS - 1) / TILE_ROWS;
+    }
+
+    // Those of this CTA among its cluster's; the second may have none.
+    QG_DEVICE OwnRows of_rank(const OwnRows& all) {
+        const u32 before = cta_index().x % QG_CLUSTER * QG_TILE_M, left = all.rows > before ? all.rows - before : 0;
+        return {all.expert, all.first + before, left < QG_TILE_M ? left : QG_TILE_M};
     }
 
     // Those of the CTA at this place: a slot where rows are neither sorted nor listed.

@@ -65,7 +65,7 @@ struct WorkList {
     u32 tile, unused;
     PassedExperts passed;
 
-    QG_DEVICE WorkList of_cta(const GemmParams&) { return {cta_index().x, 0, {}}; }
+    QG_DEVICE WorkList of_cta(const GemmParams&) { return {cta_index().x / QG_CLUSTER, 0, {}}; }
 
     // The next work tile, for all lanes of a warp; false when there is none. Words come from lane 0, so that the compiler knows that
     // they are uniform.
@@ -74,11 +74,12 @@ struct WorkList {
         const OwnRows own = OwnRows::find(p.groups, list.tile / n_tiles, list.passed);
         w.own = {shfl_idx_u32(own.expert, 0), shfl_idx_u32(own.first, 0), shfl_idx_u32(own.rows, 0)};
         if (w.own.rows == 0) return false;
+        if constexpr (QG_CLUSTER > 1) w.own = OwnRows::of_rank(w.own);
         w.n_tile = list.tile % n_tiles;
         w.m_tile = w.begin = w.index = w.tile = w.first_slot = w.unused = 0;
         w.end = p.shape.k_tiles;
         w.peers = 1;
-        list.tile += grid_ctas().x;
+        list.tile += grid_ctas().x / QG_CLUSTER;
         return true;
     }
 };

@@ -44,14 +44,11 @@ QG_DEVICE void produce_expert_w(Pipeline& pipeline, const TmaFp8GemmParams& para
     WorkTile work;
     Position at = {};
     while (WorkList::next(list, p, work)) {
-        const i32 row_tile = (i32)(work.own.expert * (p.groups.row_pitch / 16) + work.n_tile * (QG_TILE_N / 16));
+        const u32 first_row = work.own.expert * p.groups.row_pitch + work.n_tile * QG_TILE_N;
 #pragma unroll 1
         for (u32 k = work.begin; k < work.end; k++) {
             Position::wait_empty(at, pipeline);
-            const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
-            if (lane == 0)
-                cp_async_bulk_tensor_5d(pipeline.w[at.stage][0], &params.w_map, {0, 0, row_tile, 0, k_tile},
-                                        &pipeline.full[at.stage]);
+            if (lane == 0) copy_w(pipeline, at, params, first_row, k);
             Position::next(at);
         }
     }

@@ -111,6 +111,20 @@ QG_DEVICE void produce_x(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     }
 }
 
+// Copies this CTA's share of W's rows from `first_row` on, of stage `k`, to all CTAs of the cluster. For one thread.
+QG_DEVICE void copy_w(Pipeline& pipeline, const Position& at, const TmaFp8GemmParams& params, u32 first_row, u32 k) {
+    copy_share<QG_CLUSTER>([&](u32 share) {
+        const i32 row_tile = (i32)((first_row + share * SHARE_N) / 16);
+        const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
+        u8* to = pipeline.w[at.stage][share];
+        u64* full = &pipeline.full[at.stage];
+        if constexpr (QG_CLUSTER > 1)
+            cp_async_bulk_tensor_5d_multicast(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, full, ALL_CTAS);
+        else
+            cp_async_bulk_tensor_5d(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, full);
+    });
+}
+
 // The work of the thread that copies W, which does not depend on the kernel before this one.
 QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
     const GemmParams& p = params.fp8.gemm;
@@ -122,16 +136,7 @@ QG_DEVICE void produce_w(Pipeline& pipeline, const TmaFp8GemmParams& params) {
         for (u32 k = work.begin; k < work.end; k++) {
             // The consumers of all CTAs that get this share have read what it replaces.
             Position::wait_empty(at, pipeline);
-            copy_share<QG_CLUSTER>([&](u32 share) {
-                const i32 row_tile = (i32)((work.n_tile * QG_TILE_N + share * SHARE_N) / 16);
-                const i32 k_tile = (i32)(k * (STAGE_K_BLOCKS / K_TILE_K_BLOCKS));
-                u8* to = pipeline.w[at.stage][share];
-                if constexpr (QG_CLUSTER > 1)
-                    cp_async_bulk_tensor_5d_multicast(to, &params.w_map, {0, 0, row_tile, 0, k_tile},
-                                                      &pipeline.full[at.stage], ALL_CTAS);
-                else
-                    cp_async_bulk_tensor_5d(to, &params.w_map, {0, 0, row_tile, 0, k_tile}, &pipeline.full[at.stage]);
-            });
+            copy_w(pipeline, at, params, work.n_tile * QG_TILE_N, k);
             Position::next(at);
         }
     }

@@ -89,7 +89,7 @@ pub(super) fn launch(
     let tiles = TileSchedule { n_tiles, m_tiles: 1, swizzle_group: 1, cut_tiles: 0, cut_ctas: 0, cut_k_tiles: 1 };
     let k_tiles = each.stored_k.div_ceil(tile.tile_k as usize) as u32;
     let cut = Cut { k_tiles, splits: 1, has_factors: false, tiles };
-    let ctas = (info.units as usize).saturating_mul(tile.ctas_per_unit as usize);
+    let clusters = ((info.units / tile.cluster) as usize).saturating_mul(tile.ctas_per_unit as usize);
     let most = places(op, tile.tile_m as usize, true).saturating_mul(n_tiles as usize);
     // The kernel reads no element type of X.
     let x = Dense { dtype: DType::F16, row_stride: planes.codes_row, col_stride: 1, aligned16: true };
@@ -97,7 +97,7 @@ pub(super) fn launch(
         id: kernel.id(),
         spec: kernel.spec(),
         geometry: Geometry {
-            grid: [ctas.min(most).max(1) as u32, 1, 1],
+            grid: [clusters.min(most).max(1) as u32 * tile.cluster, 1, 1],
             threads: tile.threads,
             shared_bytes: tile.shared_bytes,
         },

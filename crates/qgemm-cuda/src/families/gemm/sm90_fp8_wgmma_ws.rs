@@ -32,7 +32,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
         entry: "entry/sm90_experts_fp8_wgmma_ws.cu",
         symbol: "qg_sm90_experts_fp8_wgmma_ws",
         bandwidth: FROM_MEMORY,
-        suits: |tile| tile.cluster == 1 && (tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST),
+        suits: |tile| tile.tokens == GROUP_TOKENS || tile.tokens * tile.features == LARGEST,
         shared_bytes: experts_shared_bytes,
         maps: |layout, tile, x, rows, address| [x_map(x, tile.tokens), w_map(layout, tile, rows, address)],
     }),
