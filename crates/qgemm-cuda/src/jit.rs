@@ -33,14 +33,7 @@ pub(crate) fn compile(nvrtc: &Nvrtc, spec: &KernelSpec, target: Target) -> Resul
         options,
         log,
     };
-    let text = format!(
-        "{}#define QG_EXPERIMENT {}\n{}\n#line 1 \"{}\"\n{}",
-        if std::env::var("QG_OLD_STORE").is_ok() { "#define QG_OLD_STORE 1\n" } else { "" },
-        std::env::var("QG_EXPERIMENT").unwrap_or("0".into()),
-        spec.prelude,
-        spec.entry,
-        spec.text
-    );
+    let text = format!("{}\n#line 1 \"{}\"\n{}", spec.prelude, spec.entry, spec.text);
     let headers = source::included(&spec.prelude, spec.text);
     let compiled = nvrtc.compile(&spec.name, &text, &headers, &options, target).map_err(|e| match e {
         NvrtcError::Compile { options, log } => fail(options, log),

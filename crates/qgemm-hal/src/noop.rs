@@ -310,7 +310,6 @@ noop_family! {
             tile_n: 64,
             tile_k: 64,
             ctas_per_unit: 1,
-            cluster: 1,
             max_splits: 4,
             efficiency: 1000,
         }

@@ -44,8 +44,7 @@ pub fn candidates<'f>(
 /// Tiles of D, of all products.
 fn tiles(op: &CheckedMatmul, config: &MatmulConfig) -> u64 {
     let along = |len: usize, tile: u32| len.div_ceil(tile.max(1) as usize) as u64;
-    let along_m = along(op.m, config.tile_m).next_multiple_of(u64::from(config.cluster.max(1)));
-    (op.batch as u64).saturating_mul(along_m).saturating_mul(along(op.n, config.tile_n))
+    (op.batch as u64).saturating_mul(along(op.m, config.tile_m)).saturating_mul(along(op.n, config.tile_n))
 }
 
 /// Every number of parts worth considering. Parts are powers of two, so that few kernels differ in their bits.
@@ -114,7 +113,6 @@ mod tests {
                 tile_n: edge,
                 tile_k: 32,
                 ctas_per_unit: 1,
-                cluster: 1,
                 max_splits: 32,
                 efficiency,
             }])

@@ -12,15 +12,17 @@
 QG_DEVICE void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// mbarrier.arrive at the barrier that stands in the place of `barrier` in the shared memory of the CTA of rank `rank`.
+// mbarrier.arrive at the barrier that stands in the place of `barrier` in the shared memory of the CTA of rank `rank`, for a thread that
+// has read what others write then. It releases no writes to that CTA: with `.release.cluster` the compiler has all memory of the GPU
+// wait, and an H200 took 247 us for a bf16 product of 4096 cubed and not 197 us.
 QG_DEVICE void mbarrier_arrive_at(u64* barrier, u32 rank) {
     asm volatile("{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-                 "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),
+                 "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(shared_address(barrier)),
                  "r"(rank)
                  : "memory");
 }
 // Calls `copy(share)` for the share of a CTA in what all CTAs of its cluster get, one share a rank. The copies go to all of them
-// (`cp_async_bulk_tensor_3d_multicast`).
+// (`cp_async_bulk_tensor_5d_multicast`).
 template <u32 CTAS, class Copy>
 QG_DEVICE void copy_share(const Copy& copy) {
     copy(cta_index().x % CTAS);

@@ -4,14 +4,7 @@
 #include "atoms/tma.cuh"
 
 #if QG_VARIANT == 90
-// cp.async.bulk.tensor…multicast::cluster, otherwise as `cp_async_bulk_tensor_3d`.
-QG_DEVICE void cp_async_bulk_tensor_3d_multicast(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, u32 ctas) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
-                 "l"(map), "r"(x), "r"(y), "r"(matrix), "r"(shared_address(barrier)), "h"((unsigned short)ctas)
-                 : "memory");
-}
-// The same of five dimensions, as `cp_async_bulk_tensor_5d`.
+// cp.async.bulk.tensor…multicast::cluster, otherwise as `cp_async_bulk_tensor_5d`.
 QG_DEVICE void cp_async_bulk_tensor_5d_multicast(u8* shared, const void* map, const i32 (&at)[5], u64* barrier, u32 ctas) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(shared)),

@@ -28,9 +28,6 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaFp8GemmParams& params, u3
     ParkedState& state = shared.state[warp];
     Parked<WorkList>::store(state.list, WorkList::of_cta(p), lane);
     Position at = {};
-#if QG_EXPERIMENT == 2
-    if (QG_CONSUMERS == 256 && warp >= 4) barrier_arrive(4, 256);
-#endif
     while (ParkedState::next(state, p, lane)) {
         Accumulators acc;
         const u32 stages = ParkedState::k_tiles(state), token = first_token_of(Parked<WorkTile>::load(state.tile));

@@ -29,16 +29,12 @@ QG_DEVICE void consume(SharedStorage& shared, const TmaMatmulParams& params, u32
     }
 }
 
-#if QG_CLUSTER > 1
-extern "C" __global__ void QG_CLUSTER_OF(QG_CLUSTER) __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-#else
 extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
-#endif
     qg_sm90_matmul_wgmma_ws(const __grid_constant__ TmaMatmulParams params) {
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     const u32 thread = thread_index();
     if (thread == 0) MatmulRing::init(shared.ring);
-    meet_cluster();
+    cta_barrier();
     griddepcontrol_launch_dependents();
     griddepcontrol_wait();
     // The shuffle tells the compiler that the role is the same for the whole warp.
@@ -48,7 +44,5 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS, QG_CTAS_PER_SM)
     } else {
         if constexpr (PASS_REGISTERS) setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (thread == CONSUMERS) produce(shared.ring, params);
-        warp_barrier();
     }
-    if constexpr (QG_CLUSTER > 1) meet_cluster();
 }

@@ -1,6 +1,6 @@
 // From a warp's accumulators to rows of D, where rows of the matrix instructions are tokens. Lanes hold two features of two
 // tokens. They pass through a little shared memory of the warp, 32 features at a time, so that neighbouring lanes store
-// neighbouring features.
+// neighbouring features; where outputs are products alone, as epilogue/whole_rows.cuh has it.
 #pragma once
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
@@ -51,29 +51,6 @@ QG_DEVICE bool is_plain(const GemmParams& p) {
     return alone && (p.shape.flags & QG_FLAG_D_ALIGNED16) && p.shape.d_dtype != DTYPE_F32;
 }
 
-QG_DEVICE void store_plain(const WarpStaging& staging, const GemmParams& p, u32 first_token, u32 first_row, u32 lane) {
-    const u32 run = lane % (ROUND_FEATURES / RUN), row = first_row + run * RUN;
-    float factor[RUN];
-#pragma unroll
-    for (u32 i = 0; i < RUN; i++) factor[i] = 1.0f;
-    if (p.shape.flags & QG_FLAG_ROW_SCALE) load_dense_run(factor, DTYPE_F32, p.at.row_scale, row, true, RUN);
-#pragma unroll
-    for (u32 i = 0; i < WARP_TOKENS; i += 32 / (ROUND_FEATURES / RUN)) {
-        const u32 token = i + lane / (ROUND_FEATURES / RUN);
-        float v[RUN];
-        WarpStaging::take(staging, token, run, v);
-        u32 words[RUN / 2];
-#pragma unroll
-        for (u32 j = 0; j < RUN; j += 2) {
-            const float low = p.shape.alpha * factor[j] * v[j], high = p.shape.alpha * factor[j + 1] * v[j + 1];
-            words[j / 2] = p.shape.d_dtype == DTYPE_F16 ? f32_to_f16x2(low, high) : f32_to_bf16x2(low, high);
-        }
-        if (first_token + token < p.shape.m)
-            st_global_v4(reinterpret_cast<u8*>(p.at.d) + ((first_token + token) * p.at.d_row + row) * 2,
-                         u32x4{words[0], words[1], words[2], words[3]});
-    }
-}
-
 // Stores 16 tokens and FEATURES features. A lane's accumulators are, for eight features after the other, two of its first
 // token, which is `token` of the 16, and two of its second, eight further. `is_whole` says that the CTA's tile has no feature
 // outside D. EXCHANGED: in every second eight features, those of a pair are exchanged.
@@ -81,8 +58,8 @@ template <u32 FEATURES, bool EXCHANGED>
 QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token, u32 first_row, u32 token, bool is_whole,
                                 WarpStaging& staging, u32 lane) {
     constexpr u32 ROUNDS = FEATURES / ROUND_FEATURES;
-#ifndef QG_OLD_STORE
     if (is_whole && is_plain(p)) {
+        static_assert(sizeof(LineStaging) <= sizeof(WarpStaging), "lines pass through the same memory");
         LineStaging& lines = reinterpret_cast<LineStaging&>(staging);
         u8* d = reinterpret_cast<u8*>(p.at.d) + (first_token * p.at.d_row + first_row) * 2;
         const u32 tokens = first_token < p.shape.m ? p.shape.m - first_token : 0;
@@ -99,16 +76,6 @@ QG_DEVICE void store_token_rows(float* acc, const GemmParams& p, u32 first_token
             store_whole_rows_16<FEATURES, EXCHANGED, false>(acc, lines, d, p.at.d_row * 2, tokens, token, lane, factor);
         return;
     }
-#else
-    if (is_whole && is_plain(p)) {
-#pragma unroll
-        for (u32 round = 0; round < ROUNDS; round++) {
-            WarpStaging::put<EXCHANGED>(staging, acc + round * ROUND_ACCUMULATORS, token, lane);
-            store_plain(staging, p, first_token, first_row + round * ROUND_FEATURES, lane);
-        }
-        return;
-    }
-#endif
 #pragma unroll 1
     for (u32 round = 0; round < ROUNDS; round++) {
         WarpStaging::put<EXCHANGED>(staging, acc, token, lane);

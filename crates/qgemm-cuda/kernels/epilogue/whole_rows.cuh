@@ -1,30 +1,34 @@
 // From a warp's accumulators to 16 rows of D, where an output is its accumulator times a factor alone. Outputs get the type of D in
-// registers, and pass through shared memory 128 bytes of each row at a time, so that eight lanes store a line of the cache together.
+// registers, and pass through shared memory a line of the cache of each row at a time, so that eight lanes store it together.
 #pragma once
 #include "atoms/memory.cuh"
 #include "atoms/numeric.cuh"
 #include "atoms/warp.cuh"
 
-constexpr u32 LINE_BYTES = 128, LINE_CHUNKS = LINE_BYTES / 16, LINE_ROWS = 16;
+constexpr u32 LINE_ROWS = 16, LINE_BYTES = 128;
 
+// A line of each row, or half of one: CHUNKS of 16 bytes, which are exchanged so that eight rows write to all banks.
 struct LineStaging {
-    // A line of each row. Chunk c of row r stands at c ^ (r % 8): eight rows then write to all banks.
     alignas(16) u32 word[LINE_ROWS * LINE_BYTES / 4];
 
+    template <u32 CHUNKS>
     QG_DEVICE u32* chunk(LineStaging& staging, u32 row, u32 index) {
-        return &staging.word[(row * LINE_CHUNKS + (index ^ row % LINE_CHUNKS)) * 4];
+        static_assert(CHUNKS == 8 || CHUNKS == 4, "eight rows have four or eight exchanges");
+        const u32 exchange = CHUNKS == 8 ? row % 8 : row / 2 % 4;
+        return &staging.word[(row * CHUNKS + (index ^ exchange)) * 4];
     }
     // Stores what all lanes have put there, as far as there are rows. `d` is the first row's place for it.
+    template <u32 CHUNKS>
     QG_DEVICE void store(LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 lane) {
-        constexpr u32 AT_ONCE = 32 / LINE_CHUNKS;
+        constexpr u32 AT_ONCE = 32 / CHUNKS;
         u32x4 v[LINE_ROWS / AT_ONCE];
 #pragma unroll
         for (u32 i = 0; i < LINE_ROWS / AT_ONCE; i++)
-            v[i] = ld_shared(reinterpret_cast<const u32x4*>(chunk(staging, i * AT_ONCE + lane / LINE_CHUNKS, lane % LINE_CHUNKS)));
+            v[i] = ld_shared(reinterpret_cast<const u32x4*>(chunk<CHUNKS>(staging, i * AT_ONCE + lane / CHUNKS, lane % CHUNKS)));
 #pragma unroll
         for (u32 i = 0; i < LINE_ROWS / AT_ONCE; i++) {
-            const u32 row = i * AT_ONCE + lane / LINE_CHUNKS;
-            if (row < rows) st_global_v4(d + row * row_bytes + lane % LINE_CHUNKS * 16, v[i]);
+            const u32 row = i * AT_ONCE + lane / CHUNKS;
+            if (row < rows) st_global_v4(d + row * row_bytes + lane % CHUNKS * 16, v[i]);
         }
     }
 };
@@ -41,7 +45,8 @@ QG_DEVICE u32 pack_pair(float low, float high) {
 template <u32 COLUMNS, bool EXCHANGED, bool F16, class Factor>
 QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 row, u32 lane,
                                    const Factor& factor) {
-    constexpr u32 OF_LINE = LINE_BYTES / 2;
+    constexpr u32 OF_LINE = COLUMNS < LINE_BYTES / 2 ? COLUMNS : LINE_BYTES / 2, CHUNKS = OF_LINE / 8;
+    static_assert(COLUMNS % OF_LINE == 0, "lines are whole");
 #pragma unroll
     for (u32 first = 0; first < COLUMNS; first += OF_LINE) {
         warp_barrier();
@@ -53,12 +58,12 @@ QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const float* pair = &acc[first / 2 + j * 4 + half * 2];
-                st_shared(LineStaging::chunk(staging, row + half * 8, j) + lane % 4,
+                st_shared(LineStaging::chunk<CHUNKS>(staging, row + half * 8, j) + lane % 4,
                           pack_pair<F16>(of[0] * pair[exchanged], of[1] * pair[!exchanged]));
             }
         }
         warp_barrier();
-        LineStaging::store(staging, d + first * 2, row_bytes, rows, lane);
+        LineStaging::store<CHUNKS>(staging, d + first * 2, row_bytes, rows, lane);
     }
 }
 
@@ -66,7 +71,8 @@ QG_DEVICE void store_whole_rows_16(const float* acc, LineStaging& staging, u8* d
 template <u32 COLUMNS, class Factor>
 QG_DEVICE void store_whole_rows_f32(const float* acc, LineStaging& staging, u8* d, u64 row_bytes, u32 rows, u32 row, u32 lane,
                                     const Factor& factor) {
-    constexpr u32 OF_LINE = LINE_BYTES / 4;
+    constexpr u32 OF_LINE = LINE_BYTES / 4, CHUNKS = OF_LINE / 4;
+    static_assert(COLUMNS % OF_LINE == 0, "lines are whole");
 #pragma unroll
     for (u32 first = 0; first < COLUMNS; first += OF_LINE) {
         warp_barrier();
@@ -77,11 +83,11 @@ QG_DEVICE void store_whole_rows_f32(const float* acc, LineStaging& staging, u8* 
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
                 const float* pair = &acc[first / 2 + j * 4 + half * 2];
-                u32* at = LineStaging::chunk(staging, row + half * 8, j * 2 + lane % 4 / 2) + lane % 2 * 2;
+                u32* at = LineStaging::chunk<CHUNKS>(staging, row + half * 8, j * 2 + lane % 4 / 2) + lane % 2 * 2;
                 st_shared(reinterpret_cast<f32x2*>(at), f32x2{of[0] * pair[0], of[1] * pair[1]});
             }
         }
         warp_barrier();
-        LineStaging::store(staging, d + first * 4, row_bytes, rows, lane);
+        LineStaging::store<CHUNKS>(staging, d + first * 4, row_bytes, rows, lane);
     }
 }

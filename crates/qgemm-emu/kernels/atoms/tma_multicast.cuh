@@ -3,10 +3,6 @@
 #include "atoms/tma.cuh"
 
 #if QG_VARIANT == 90
-QG_DEVICE void cp_async_bulk_tensor_3d_multicast(u8* shared, const void* map, i32 x, i32 y, i32 matrix, u64* barrier, u32, QG_AT) {
-    const i32 at[3] = {x, y, matrix};
-    emu->tensor_copy(shared, map, at, 3, barrier, file, line);
-}
 QG_DEVICE void cp_async_bulk_tensor_5d_multicast(u8* shared, const void* map, const i32 (&at)[5], u64* barrier, u32, QG_AT) {
     emu->tensor_copy(shared, map, at, 5, barrier, file, line);
 }

@@ -307,8 +307,6 @@ pub struct MatmulConfig {
     pub tile_k: u32,
     /// CTAs that one unit runs at once.
     pub ctas_per_unit: u32,
-    /// Tiles beside each other along M that run at once and share their part of B: rows of tiles are a multiple of it.
-    pub cluster: u32,
     /// Most parts that a tile's K may be cut into; 1 where the kernel does not add parts up.
     pub max_splits: u32,
     /// Share of the arithmetic rate that it reaches, per mille.

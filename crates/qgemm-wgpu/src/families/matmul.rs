@@ -95,7 +95,6 @@ impl Family<CheckedMatmul> for Matmul {
             tile_n: TILE,
             tile_k: TILE_K,
             ctas_per_unit: 1,
-            cluster: 1,
             max_splits: 1,
             // There is no other family to rank it against.
             efficiency: 300,

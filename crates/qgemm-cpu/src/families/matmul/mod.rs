@@ -50,7 +50,6 @@ impl Family<CheckedMatmul> for MatmulFamily {
             tile_n: n,
             tile_k: k,
             ctas_per_unit: 1,
-            cluster: 1,
             // Parts of K are added up within the launch.
             max_splits: 1,
             efficiency: 600,

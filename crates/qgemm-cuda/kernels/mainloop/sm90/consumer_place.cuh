@@ -3,15 +3,7 @@
 #include "mainloop/sm90/fp8_pipeline.cuh"
 
 // Features of an instruction, and instructions side by side of a warpgroup.
-#if !defined(QG_EXPERIMENT)
-#define QG_EXPERIMENT 0
-#endif
-#define QG_SPLIT_PARTS (QG_EXPERIMENT == 1 || QG_EXPERIMENT == 3)
-#if QG_SPLIT_PARTS
-constexpr u32 PART_N = 64, PARTS = QG_PARTS * QG_PART_N / 64;
-#else
 constexpr u32 PART_N = QG_PART_N, PARTS = QG_PARTS;
-#endif
 // Warpgroups side by side along tokens and along features.
 constexpr u32 GROUPS_M = QG_TILE_M / 64, GROUPS_N = QG_CONSUMERS / 128 / GROUPS_M;
 static_assert(GROUPS_N * PARTS * PART_N == QG_TILE_N, "warpgroups share the tile");

@@ -85,37 +85,26 @@ QG_DEVICE void multiply_step(float (&sums)[PART_N / 2], const u32 (&a)[4], u64 w
 #endif
 }
 
-// Begins sums = X · Wᵀ over a stage, for the features from `w` on.
-QG_DEVICE void begin_part(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
+// sums = X · Wᵀ over a stage, for the features from `w` on. Waits for the instructions.
+QG_DEVICE void multiply_stage(float (&sums)[PART_N / 2], const XFragments& x, const u8* w) {
     const u64 columns = wgmma_descriptor_64b(w);
     // From a k-block to the next, and from a step to the next within.
     constexpr u32 BLOCK = SHARE_K_BLOCK >> 4, STEP = INSTRUCTION_K >> 4;
     wgmma_fence_accumulators(sums);
     wgmma_fence();
-#if QG_EXPERIMENT == 4 || QG_EXPERIMENT == 5
-    multiply_step<1>(sums, x.a[0], columns);
-#else
     multiply_step<0>(sums, x.a[0], columns);
-#endif
     multiply_step<1>(sums, x.a[1], columns + STEP);
     multiply_step<1>(sums, x.a[2], columns + BLOCK);
     multiply_step<1>(sums, x.a[3], columns + BLOCK + STEP);
     wgmma_commit_group();
+    wgmma_wait_group<0>();
+    wgmma_fence_accumulators(sums);
 }
-
-QG_DEVICE void load_w_scales(float (&w)[2], const StageScales& all, const LanePlace& place, u32 part) {
-    const float* runs = &all.w[(place.group_n * PARTS + part) * PART_RUNS];
-    w[0] = ld_shared(&runs[0]), w[1] = ld_shared(&runs[1]);
-}
-
-// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on.
+// acc = X · Wᵀ over `count` stages, of tokens from `first_token` on, which may be behind the last.
 QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at, const Fp8GemmParams& params,
                              u32 first_token, u32 count, const LanePlace& place, u32 lane) {
     acc = {};
     const u32 m = params.gemm.shape.m, tokens = first_token < m ? m - first_token : 0;
-#if QG_EXPERIMENT == 2
-    const u32 group = place.token / 64, total = GROUPS_M * GROUPS_N;
-#endif
 #pragma unroll 1
     for (; count > 0; count--) {
         mbarrier_wait(&pipeline.full[at.stage], at.parity);
@@ -123,54 +112,14 @@ QG_DEVICE void multiply_tile(Accumulators& acc, Pipeline& pipeline, Position& at
         XFragments::load(x, pipeline.x[at.stage], place.token, tokens, lane);
 #pragma unroll
         for (u32 step = 0; step < STEPS; step++) wgmma_fence_operand(x.a[step]);
-        const u8* rows[PARTS];
-#pragma unroll
-        for (u32 part = 0; part < PARTS; part++)
-            rows[part] = Pipeline::w_rows(pipeline, at.stage, (place.group_n * PARTS + part) * PART_N);
-#if QG_EXPERIMENT == 4
-#pragma unroll
-        for (u32 part = 0; part < PARTS; part++) begin_part(acc.value[part], x, rows[part]);
-        wgmma_wait_group<0>();
-#pragma unroll
-        for (u32 part = 0; part < PARTS; part++) wgmma_fence_accumulators(acc.value[part]);
-        Pipeline::release(pipeline, at.stage, lane);
-#elif QG_SPLIT_PARTS
-        float x_scales[2];
-        StageScales::load_x(pipeline.scales[at.stage], place.token, x_scales);
-        float sums[2][PART_N / 2];
-        begin_part(sums[0], x, rows[0]);
-#pragma unroll
-        for (u32 part = 0; part < PARTS; part++) {
-            float w[2] = {1.0f, 1.0f};
-            if constexpr (QG_W_BLOCK_SCALES) load_w_scales(w, pipeline.scales[at.stage], place, part);
-            if (part + 1 < PARTS) {
-                begin_part(sums[(part + 1) % 2], x, rows[(part + 1) % PARTS]);
-                wgmma_wait_group<1>();
-            } else {
-                wgmma_wait_group<0>();
-            }
-            wgmma_fence_accumulators(sums[part % 2]);
-            if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
-            promote_pairs(acc.value[part], sums[part % 2], x_scales, w);
-        }
-#else
         const LaneScales scales = LaneScales::load(pipeline.scales[at.stage], place, lane);
 #pragma unroll
         for (u32 part = 0; part < PARTS; part++) {
             float sums[PART_N / 2];
-#if QG_EXPERIMENT == 2
-            if (total == 2) barrier_sync(4 + place.token / 64 + place.group_n, 256);
-#endif
-            begin_part(sums, x, rows[part]);
-#if QG_EXPERIMENT == 2
-            if (total == 2) barrier_arrive(5 - place.token / 64 - place.group_n, 256);
-#endif
-            wgmma_wait_group<0>();
-            wgmma_fence_accumulators(sums);
+            multiply_stage(sums, x, Pipeline::w_rows(pipeline, at.stage, (place.group_n * PARTS + part) * PART_N));
             if (part == PARTS - 1) Pipeline::release(pipeline, at.stage, lane);
             promote(acc.value[part], sums, scales, part, lane);
         }
-#endif
         Position::next(at);
     }
     if constexpr (!QG_X_BLOCK_SCALES) {

@@ -4,16 +4,11 @@
 // A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
 // swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of
 // the outer index. Either way 64 of the outer index are BOX_BYTES.
-//
-// CTAs of a cluster have tiles beside each other along M, and the same k-tiles of B: each copies a share of these for all. Without
-// that, what the last cache gives bounds tiles of 128 by 256 (4096 cubed in bf16 on an H200: 197 us).
 #pragma once
 #include "atoms/mbarrier.cuh"
 #include "atoms/tma_batch.cuh"
-#include "atoms/tma_multicast.cuh"
 #include "atoms/warp.cuh"
 #include "atoms/wgmma_shared.cuh"
-#include "mainloop/sm90/cluster.cuh"
 #include "sched/matmul_tile.cuh"
 
 constexpr u32 BOX = 64, BOX_BYTES = BOX * BOX * 2;
@@ -21,9 +16,6 @@ constexpr u32 K_STEPS = QG_TILE_K / 16;
 constexpr u32 WARPGROUPS = QG_TILE_M / BOX;
 constexpr u32 CONSUMERS = WARPGROUPS * 128;
 constexpr u32 ACCUMULATORS = QG_TILE_N / 2;
-// Columns of B that a CTA copies for all of its cluster.
-constexpr u32 SHARE_N = QG_TILE_N / QG_CLUSTER;
-static_assert(SHARE_N % BOX == 0, "shares are whole boxes");
 static_assert(QG_TILE_K == BOX, "a row of a box is the swizzle's 128 bytes");
 static_assert(QG_THREADS == CONSUMERS + 128, "a warpgroup of producers");
 
@@ -51,17 +43,20 @@ struct MatmulRing {
     u64 full[QG_STAGES];
     u64 empty[QG_STAGES];
 
-    // For the first thread, before a barrier of the cluster.
+    // For the first thread, before a CTA barrier.
     QG_DEVICE void init(MatmulRing& ring) {
 #pragma unroll
         for (u32 i = 0; i < QG_STAGES; i++) {
             mbarrier_init(&ring.full[i], 1);
-            mbarrier_init(&ring.empty[i], CONSUMERS / 32 * QG_CLUSTER);
+            mbarrier_init(&ring.empty[i], CONSUMERS / 32);
         }
         fence_mbarrier_init();
     }
     // For a warp whose instructions on a stage are complete.
-    QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) { release_stage(&ring.empty[stage], lane); }
+    QG_DEVICE void release(MatmulRing& ring, u32 stage, u32 lane) {
+        warp_barrier();
+        if (lane == 0) mbarrier_arrive(&ring.empty[stage]);
+    }
 };
 
 // A position in the ring; the parity says how often it has wrapped, modulo 2.
@@ -73,21 +68,16 @@ struct RingPosition {
     }
 };
 
-// Copies the k-tile from `first_k` on of a factor, OUTER of its outer index from `outer` on; with SHARED to all CTAs of the cluster.
-template <u32 OUTER, bool ALONG_K, bool SHARED>
+// Copies the k-tile from `first_k` on of a factor, whose tile has OUTER of its outer index from `outer` on.
+template <u32 OUTER, bool ALONG_K>
 QG_DEVICE void copy_k_tile(u8* shared, const BatchMap& map, u32 outer, u32 first_k, u32 matrix, u64* full) {
     const i32 k = (i32)first_k;
-    const auto copy = [&](u8* to, i32 x, i32 y) {
-        if constexpr (SHARED)
-            cp_async_bulk_tensor_3d_multicast(to, &map, x, y, (i32)matrix, full, ALL_CTAS);
-        else
-            cp_async_bulk_tensor_3d(to, &map, x, y, (i32)matrix, full);
-    };
     if constexpr (ALONG_K) {
-        copy(shared, k, (i32)outer);
+        cp_async_bulk_tensor_3d(shared, &map, k, (i32)outer, (i32)matrix, full);
     } else {
 #pragma unroll
-        for (u32 i = 0; i < OUTER / BOX; i++) copy(shared + i * BOX_BYTES, (i32)(outer + i * BOX), k);
+        for (u32 i = 0; i < OUTER / BOX; i++)
+            cp_async_bulk_tensor_3d(shared + i * BOX_BYTES, &map, (i32)(outer + i * BOX), k, (i32)matrix, full);
     }
 }
 
@@ -100,18 +90,14 @@ QG_DEVICE void produce(MatmulRing& ring, const TmaMatmulParams& p) {
         const u32 a_matrix = tile.product * p.a_per_product, b_matrix = tile.product * p.b_per_product;
 #pragma unroll 1
         for (u32 k_tile = tile.begin; k_tile < tile.end; k_tile++) {
-            // For a stage that has never been filled, the phase before the first counts as complete. The other CTAs' consumers are
-            // waited for, too.
+            // For a stage that has never been filled, the phase before the first counts as complete.
             mbarrier_wait(&ring.empty[at.stage], at.parity ^ 1);
             MatmulStage& stage = ring.stage[at.stage];
             u64* full = &ring.full[at.stage];
             mbarrier_arrive_expect_tx(full, sizeof(MatmulStage));
             const u32 k = tile.k_first + k_tile * QG_TILE_K;
-            copy_k_tile<QG_TILE_M, QG_A_ALONG_K, false>(stage.a, p.a_map, tile.row, k, a_matrix, full);
-            copy_share<QG_CLUSTER>([&](u32 share) {
-                copy_k_tile<SHARE_N, QG_B_ALONG_K, (QG_CLUSTER > 1)>(
-                    stage.b + share * (SHARE_N / BOX * BOX_BYTES), p.b_map, tile.column + share * SHARE_N, k, b_matrix, full);
-            });
+            copy_k_tile<QG_TILE_M, QG_A_ALONG_K>(stage.a, p.a_map, tile.row, k, a_matrix, full);
+            copy_k_tile<QG_TILE_N, QG_B_ALONG_K>(stage.b, p.b_map, tile.column, k, b_matrix, full);
             RingPosition::next(at);
         }
     }

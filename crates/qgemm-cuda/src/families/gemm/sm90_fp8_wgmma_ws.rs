@@ -77,7 +77,7 @@ const TILES: [Fp8Tile; 5] = [
     tile(64, 256, (128, 1), 5, 430),
     tile(128, 128, (128, 1), 6, 480),
     tile(128, 256, (128, 2), 4, 460),
-    clustered(tile(128, 256, (128, 2), 4, 460), 560),
+    clustered(tile(128, 256, (128, 2), 4, 460), 500),
 ];
 
 pub(super) fn consumers(tile: &Fp8Tile) -> u32 {

@@ -57,7 +57,6 @@ fn source(template: &Template, spec: MatmulSpec, variant: Variant) -> KernelSpec
     let mut prelude = String::new();
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     macro_line(&mut prelude, "QG_ELEMENT_BYTES", &spec.a.bytes().to_string());
-    macro_line(&mut prelude, "QG_CLUSTER", &template.cluster.to_string());
     let mut constants = vec![
         ("QG_TILE_M", template.m),
         ("QG_TILE_N", template.n),
@@ -179,8 +178,7 @@ impl Params for MatmulParams {
 
 /// Tiles along M and N, and of all products.
 fn tiles(op: &CheckedMatmul, template: &Template) -> (u32, u32, u64) {
-    let along_m = (op.m as u32).div_ceil(template.m).next_multiple_of(template.cluster);
-    let along_n = (op.n as u32).div_ceil(template.n);
+    let (along_m, along_n) = ((op.m as u32).div_ceil(template.m), (op.n as u32).div_ceil(template.n));
     (along_m, along_n, (op.batch as u64).saturating_mul(u64::from(along_m) * u64::from(along_n)))
 }
 
@@ -252,8 +250,7 @@ pub fn matmul_sequence(
     let (_, _, all_tiles) = tiles(op, &template);
     let work = all_tiles as u32 * plan.splits;
     let grid = if template.stays() {
-        // Clusters are whole, as work is.
-        [work.min(info.units * template.ctas / template.cluster * template.cluster), 1, 1]
+        [work.min(info.units * template.ctas), 1, 1]
     } else {
         [all_tiles as u32, plan.splits, 1]
     };
@@ -315,7 +312,6 @@ impl Family<CheckedMatmul> for Matmul {
             tile_n: template.n,
             tile_k: template.k,
             ctas_per_unit: template.ctas,
-            cluster: template.cluster,
             max_splits: MOST_SPLITS,
             efficiency: template.efficiency,
         };

@@ -22,8 +22,6 @@ pub(super) struct Template {
     pub warps: [u32; 2],
     pub stages: u32,
     pub ctas: u32,
-    /// CTAs along M that share their k-tiles of B: a cluster where there are several.
-    pub cluster: u32,
     /// Share of the arithmetic rate that it should reach, per mille.
     pub efficiency: u32,
 }
@@ -40,7 +38,6 @@ pub(super) const SIMT: Template = Template {
     warps: [0, 0],
     stages: 2,
     ctas: 2,
-    cluster: 1,
     efficiency: 750,
 };
 pub(super) const SIMT_SMALL: Template = Template { m: 64, n: 64, threads: 128, ctas: 4, efficiency: 500, ..SIMT };
@@ -57,7 +54,6 @@ const CP_ASYNC: Template = Template {
     warps: [2, 4],
     stages: 4,
     ctas: 2,
-    cluster: 1,
     efficiency: 650,
 };
 const CP_ASYNC_SMALL: Template =
@@ -82,11 +78,10 @@ const WGMMA: Template = Template {
     warps: [0, 0],
     stages: 4,
     ctas: 1,
-    cluster: 2,
     efficiency: 800,
 };
-const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, cluster: 1, efficiency: 700, ..WGMMA };
-const WGMMA_SMALL: Template = Template { m: 64, threads: 256, stages: 8, efficiency: 500, ..WGMMA_MIDDLE };
+const WGMMA_MIDDLE: Template = Template { n: 128, stages: 6, efficiency: 700, ..WGMMA };
+const WGMMA_SMALL: Template = Template { m: 64, n: 128, threads: 256, stages: 8, efficiency: 500, ..WGMMA };
 
 const TWO_STAGE: Template = Template {
     main_loop: "sm75_two_stage",

@@ -91,7 +91,7 @@ impl MappedMatmul {
             Factor { dense, dtype, along_k, outer: outer as u64, k, batch, tile }
         };
         let a = factor(op.a, op.a.is_row_major(), op.m, template.m);
-        let b = factor(op.b, !op.b.is_row_major(), op.n, template.n / template.cluster);
+        let b = factor(op.b, !op.b.is_row_major(), op.n, template.n);
         Self { matmul, work, a, b }
     }
 }
