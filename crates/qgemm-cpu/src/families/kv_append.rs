@@ -1,8 +1,10 @@
-//! Families of `kv_append`: one, which serves all of it. A task is a head of keys with the heads of queries that share it, for all tokens:
-//! so no two tasks write the same element, whatever pages a table names.
+//! Families of `kv_append`: one, which serves all of it. A task is a head of keys with the heads of queries that share it, for all tokens;
+//! or, of many tokens, all heads of those whose keys go to certain rows of the cache. So no two tasks write the same element, whatever pages a
+//! table names.
 
 use std::f32::consts::TAU;
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use qgemm_formats::DType;
@@ -16,7 +18,7 @@ use qgemm_hal::{
 };
 use rayon::prelude::*;
 
-use super::attention::keys::Index;
+use super::attention::keys::{Index, Sequence};
 use super::attention::read;
 use crate::convert;
 use crate::device::CpuDevice;
@@ -27,6 +29,8 @@ use crate::source_hash::SOURCE_HASH;
 
 /// Elements below which the calling thread works alone: waking others takes longer.
 const SERIAL_ELEMENTS: usize = 1 << 15;
+/// Tokens that are worth a task.
+const TASK_TOKENS: usize = 8;
 /// Most pairs of a head.
 const MOST_PAIRS: usize = MOST_HEAD_DIM / 2;
 
@@ -98,6 +102,19 @@ enum Angles<'a> {
     Nothing,
     Frequencies(&'a [u32]),
     Tables { cos: &'a [f32], sin: &'a [f32], positions: usize, row_stride: usize },
+}
+
+/// Every `of`-th row of the cache from row `number` on; of tokens whose keys go nowhere, as many.
+#[derive(Clone, Copy)]
+struct Share {
+    number: usize,
+    of: usize,
+}
+
+impl Share {
+    fn has(self, row: usize) -> bool {
+        row % self.of == self.number
+    }
 }
 
 /// An operation with its operands.
@@ -177,26 +194,40 @@ impl<'a> Job<'a> {
     fn run(&self) {
         let op = self.op;
         let elements = op.addressing.tokens * (op.heads * op.qk_dim + op.kv_heads * (op.qk_dim + op.v_dim));
+        let sequences: Vec<Sequence> =
+            (0..op.addressing.sequences).map(|sequence| self.index.sequence(&op.addressing, sequence)).collect();
+        let of_head = |head: usize| self.task(&sequences, head..head + 1, Share { number: 0, of: 1 });
         if elements < SERIAL_ELEMENTS {
-            (0..op.kv_heads).for_each(|head| self.task(head));
-        } else {
-            (0..op.kv_heads).into_par_iter().for_each(|head| self.task(head));
+            return (0..op.kv_heads).for_each(of_head);
+        }
+        // Angles of a token are computed once for all of its heads.
+        let shares = (op.addressing.tokens / TASK_TOKENS).min(2 * rayon::current_num_threads());
+        match shares > op.kv_heads {
+            true => (0..shares)
+                .into_par_iter()
+                .with_max_len(1)
+                .for_each(|number| self.task(&sequences, 0..op.kv_heads, Share { number, of: shares })),
+            false => (0..op.kv_heads).into_par_iter().with_max_len(1).for_each(of_head),
         }
     }
 
-    /// All tokens of a head of keys, and of its share of the heads of queries.
-    fn task(&self, kv_head: usize) {
+    /// A share of the tokens, of some heads of keys and of the heads of queries that share them.
+    fn task(&self, sequences: &[Sequence], kv_heads: Range<usize>, share: Share) {
         let op = self.op;
-        let heads = kv_head * op.heads / op.kv_heads..(kv_head + 1) * op.heads / op.kv_heads;
+        let paging = op.addressing.paging();
+        let heads = kv_heads.start * op.heads / op.kv_heads..kv_heads.end * op.heads / op.kv_heads;
         let (mut cos, mut sin) = ([0.0; MOST_PAIRS], [0.0; MOST_PAIRS]);
         let mut values = [0.0; MOST_HEAD_DIM];
         let width = op.dtype.bytes();
-        for sequence in 0..op.addressing.sequences {
-            let sequence = self.index.sequence(&op.addressing, sequence);
+        for sequence in sequences {
             for i in 0..sequence.queries {
                 // A token before the first key has none.
                 let Some(key) = (sequence.keys + i).checked_sub(sequence.queries) else { continue };
                 let token = sequence.token + i;
+                let place = self.index.place(paging, sequence, key);
+                if !share.has(place.map_or(token, |(page, row)| page * paging.page_size + row)) {
+                    continue;
+                }
                 let position = self.positions.map_or(key as u32, |positions| positions[token]);
                 if !self.angles_of(position, &mut cos, &mut sin) {
                     continue;
@@ -205,26 +236,29 @@ impl<'a> Job<'a> {
                     for head in heads.clone() {
                         let element = element(&op.q, token, head);
                         let values = &mut values[..op.qk_dim];
-                        // SAFETY: heads of queries are of one task each, and do not overlap.
+                        // SAFETY: heads of a token's queries are of one task each, and do not overlap: no token is of two sequences
+                        // (`Index::sequence`).
                         unsafe { q.load(self.simd, op.dtype, element, values) };
                         turn(rotary, &cos, &sin, values);
                         // SAFETY: as above.
                         unsafe { q.store(op.dtype, element, values) };
                     }
                 }
-                let Some((page, row)) = self.index.place(op.addressing.paging(), &sequence, key) else { continue };
-                let keys = &mut values[..op.qk_dim];
-                self.simd.to_f32(op.dtype, &self.new_k[element(&op.new_k, token, kv_head) * width..], keys);
-                if let Some(rotary) = &op.rotary {
-                    turn(rotary, &cos, &sin, keys);
+                let Some((page, row)) = place else { continue };
+                for kv_head in kv_heads.clone() {
+                    let keys = &mut values[..op.qk_dim];
+                    self.simd.to_f32(op.dtype, &self.new_k[element(&op.new_k, token, kv_head) * width..], keys);
+                    if let Some(rotary) = &op.rotary {
+                        turn(rotary, &cos, &sin, keys);
+                    }
+                    let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
+                    // SAFETY: a head of a row of the cache is of one task, and heads do not overlap.
+                    unsafe { self.k.store(at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
+                    let of_value = &mut values[..op.v_dim];
+                    self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
+                    // SAFETY: as above.
+                    unsafe { self.v.store(at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
                 }
-                let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[kv_head]);
-                // SAFETY: a head of keys is of one task, and heads do not overlap.
-                unsafe { self.k.store(at(&op.k, page, row, kv_head), keys, factor(self.k_factors)) };
-                let of_value = &mut values[..op.v_dim];
-                self.simd.to_f32(op.dtype, &self.new_v[element(&op.new_v, token, kv_head) * width..], of_value);
-                // SAFETY: as above.
-                unsafe { self.v.store(at(&op.v, page, row, kv_head), of_value, factor(self.v_factors)) };
             }
         }
     }

@@ -37,7 +37,7 @@ fn types(i: usize) -> DType {
 }
 
 fn lengths() -> Vec<AttentionCase> {
-    let all: [&[(usize, usize)]; 14] = [
+    let all: [&[(usize, usize)]; 15] = [
         &[(1, 1)],
         &[(1, 0)],
         &[(1, 63), (1, 64), (1, 65)],
@@ -52,6 +52,7 @@ fn lengths() -> Vec<AttentionCase> {
         &[(128, 200)],
         &[(70, 129), (1, 128), (20, 31)],
         &[(1, 1300), (1, 5)],
+        &[(3, 2049), (3, 1024), (3, 2)],
     ];
     let cases = all.into_iter().enumerate().flat_map(|(i, lengths)| {
         let of = |dtype| AttentionCase { lse: i % 2 == 0, ..AttentionCase::new(lengths, (4, 2), 64, dtype) };

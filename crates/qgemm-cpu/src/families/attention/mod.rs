@@ -1,9 +1,11 @@
-//! Families of `attention`: one, which serves all of it. A task is a block of queries of the heads that share keys.
+//! Families of `attention`: one, which serves all of it. A task is a block of queries of the heads that share keys, and of few queries with a
+//! part of the keys, whose results are added up in order.
 
 pub(super) mod keys;
 mod rows;
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::AnyBitPattern;
@@ -23,11 +25,33 @@ use crate::operand::{absent, host_bytes};
 use crate::pool::Pool;
 use crate::simd::Simd;
 use crate::source_hash::SOURCE_HASH;
-use keys::{Index, Rows, Source, TILE_KEYS};
-use rows::{Block, MOST_ROWS, scratch_len};
+use keys::{Index, Rows, Sequence, Source, TILE_KEYS};
+use rows::{Block, MOST_ROWS, Weights, scratch_len};
 
 /// Multiply-adds below which the calling thread works alone: waking others takes longer.
 const SERIAL: f64 = 65536.0;
+
+/// Keys that are worth a part: whole tiles.
+const PART_KEYS: usize = 1024;
+/// Most parts of a sequence.
+const MOST_PARTS: usize = 64;
+/// Tasks that are enough for any number of threads.
+const ENOUGH_TASKS: usize = 256;
+
+const _: () = assert!(PART_KEYS.is_multiple_of(TILE_KEYS));
+
+/// Keys of a part, and parts of a sequence at most, of operations whose queries are one block. Bits depend on them: so they do not depend on
+/// how many threads there are, nor on how many sequences where those must not matter.
+fn parts(op: &CheckedAttention) -> (usize, usize) {
+    let tasks = if op.batch_invariant { op.kv_heads } else { op.sequences * op.kv_heads };
+    let most = ENOUGH_TASKS.div_ceil(tasks).min(MOST_PARTS);
+    let rows = op.most_queries() * op.group();
+    if rows == 0 || rows > MOST_ROWS || most == 1 || op.most_keys <= PART_KEYS {
+        return (op.most_keys, 1);
+    }
+    let keys = op.most_keys.div_ceil(most).next_multiple_of(TILE_KEYS).max(PART_KEYS);
+    (keys, op.most_keys.div_ceil(keys))
+}
 
 /// What the CPU offers.
 pub static FAMILIES: AttentionFamilies = &[&ATTENTION];
@@ -53,11 +77,12 @@ impl Family<CheckedAttention> for AttentionFamily {
             rows: MOST_ROWS as u32,
             keys: TILE_KEYS as u32,
         };
+        let (part_keys, parts) = parts(op);
         Ok(vec![AttentionConfig {
             kernel: KernelId::new(self.name(), None, Spec::Attention(spec)),
             launches: 1,
-            parts: 1,
-            part_keys: op.most_keys as u32,
+            parts: parts as u32,
+            part_keys: part_keys as u32,
             workspace_bytes: 0,
             math: Math::FmaF32,
             padding: 1.0,
@@ -73,7 +98,7 @@ impl Family<CheckedAttention> for AttentionFamily {
     ) -> Result<LaunchSequence, HalError> {
         let cpu = CpuDevice::of(device)?;
         let kernel = CpuAttention { op: op.clone(), simd: cpu.simd(), pool: cpu.pool().clone() };
-        let tasks = u32::try_from(kernel.tasks()).unwrap_or(u32::MAX);
+        let tasks = u32::try_from(kernel.tasks() * parts(op).1).unwrap_or(u32::MAX);
         let geometry = Geometry { grid: [tasks, 1, 1], threads: 1, shared_bytes: 0 };
         let step = LaunchStep::new::<AttentionOperand>(plan.config.kernel, geometry, Arc::new(kernel)).of_operation();
         Ok(LaunchSequence::new::<AttentionOperand>("attention", vec![step]))
@@ -186,56 +211,134 @@ impl<'a> Job<'a> {
     fn run(&self) {
         let attention = self.attention;
         let op = &attention.op;
-        let blocks = attention.blocks();
+        let (blocks, (part_keys, parts)) = (attention.blocks(), parts(op));
+        let is_serial = op.macs() < SERIAL;
+        if parts > 1 {
+            // A row of results: the largest score, the total, the sums.
+            let row = op.v_dim + 2;
+            let of_task = op.most_queries() * op.group() * row;
+            let heads = op.sequences * op.kv_heads;
+            return arena::with_sums(heads * parts * of_task, |all| {
+                let attend = |(task, results): (usize, &mut [f32])| {
+                    let (head, part) = (task / parts, task % parts);
+                    let keys = part * part_keys..(part + 1) * part_keys;
+                    self.attend([head / op.kv_heads, head % op.kv_heads, 0], keys, |i, _, sums, weights| {
+                        let result = &mut results[i * row..][..row];
+                        result[..2].copy_from_slice(&[weights.largest, weights.total]);
+                        result[2..].copy_from_slice(sums);
+                    });
+                };
+                match is_serial {
+                    true => all.chunks_mut(of_task).enumerate().for_each(attend),
+                    false => all.par_chunks_mut(of_task).enumerate().with_max_len(1).for_each(attend),
+                }
+                let add_up = |(head, results): (usize, &[f32])| self.add_up(head, results.chunks(of_task), row);
+                all.chunks(parts * of_task).enumerate().for_each(add_up);
+            });
+        }
         let tasks = 0..attention.tasks();
         // The last blocks of a causal sequence see the most keys: those begin first.
         let work = |task: usize| {
-            self.task(task / blocks / op.kv_heads, task / blocks % op.kv_heads, blocks - 1 - task % blocks)
+            let head = task / blocks;
+            let place = [head / op.kv_heads, head % op.kv_heads, blocks - 1 - task % blocks];
+            self.attend(place, 0..op.most_keys, |_, row, sums, weights| {
+                let log_sum = weights.finish(sums, self.v_factor(row.kv_head));
+                self.store(row, sums, log_sum);
+            });
         };
-        if op.macs() < SERIAL {
+        if is_serial {
             tasks.for_each(work);
         } else {
             tasks.into_par_iter().with_max_len(1).for_each(work);
         }
     }
 
-    /// Block `block` of the queries of a sequence and a head of keys.
-    fn task(&self, sequence: usize, head: usize, block: usize) {
+    fn v_factor(&self, kv_head: usize) -> f32 {
+        self.v_factors.map_or(1.0, |factors| factors[kv_head])
+    }
+
+    /// Attends with a block of the queries of a sequence and a head of keys, to `keys`: `done` gets each row's number in the block, its
+    /// place, the sums of its weighed values and what they are weighed with.
+    fn attend(
+        &self,
+        [sequence, head, block]: [usize; 3],
+        keys: Range<usize>,
+        mut done: impl FnMut(usize, Row, &mut [f32], Weights),
+    ) {
         let CpuAttention { op, simd, .. } = self.attention;
         let sequence = self.index.sequence(&op.addressing(), sequence);
-        let group = op.group();
-        let (first, all) = (block * MOST_ROWS, sequence.queries * group);
+        let (first, all) = (block * MOST_ROWS, sequence.queries * op.group());
         if first >= all {
             return;
         }
-        let factor = |factors: Option<&[f32]>| factors.map_or(1.0, |factors| factors[head]);
         let block = Block {
             source: Source { simd, index: &self.index, op, sequence, head },
             k: &self.k,
             v: &self.v,
             rows: first..all.min(first + MOST_ROWS),
-            scale: op.scale * factor(self.k_factors),
-            v_factor: factor(self.v_factors),
+            keys,
+            scale: op.scale * self.k_factors.map_or(1.0, |factors| factors[head]),
         };
-        let place = |row: usize| (sequence.token + row / group, head * group + row % group);
         let width = op.dtype.bytes();
         let load = |row: usize, out: &mut [f32]| {
-            let (token, head) = place(row);
+            let Row { token, head, .. } = Row::of(op, sequence, head, row);
             let element = token * op.q.token_stride as usize + head * op.q.head_stride as usize;
             simd.to_f32(op.dtype, &self.q[element * width..], out);
         };
         arena::with_tile(scratch_len(op), |scratch| {
-            block.attend(scratch, load, |row, values, log_sum| {
-                let (token, head) = place(row);
-                let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
-                // SAFETY: tasks share no row: no token is of two sequences (`Index::sequence`), and rows of D do not overlap.
-                unsafe { self.d.store(op.dtype, element, values) };
-                if let Some(lse) = &self.lse {
-                    // SAFETY: as above.
-                    unsafe { lse.store(DType::F32, token * op.heads + head, &[log_sum]) };
-                }
+            block.attend(scratch, load, |row, sums, weights| {
+                done(row - first, Row::of(op, sequence, head, row), sums, weights);
             });
         });
+    }
+
+    /// Adds up the results of the parts of the keys of a head, in order.
+    fn add_up<'p>(&self, head: usize, parts: impl Iterator<Item = &'p [f32]> + Clone, row: usize) {
+        let op = &self.attention.op;
+        let sequence = self.index.sequence(&op.addressing(), head / op.kv_heads);
+        let kv_head = head % op.kv_heads;
+        let mut sums = [0.0; MOST_HEAD_DIM];
+        for i in 0..sequence.queries * op.group() {
+            let sums = &mut sums[..op.v_dim];
+            sums.fill(0.0);
+            let mut all = Weights::NONE;
+            for results in parts.clone() {
+                let (&[largest, total], values) =
+                    results[i * row..][..row].split_first_chunk().unwrap_or((&[0.0; 2], &[]));
+                all.add(sums, Weights { largest, total }, values);
+            }
+            let log_sum = all.finish(sums, self.v_factor(kv_head));
+            self.store(Row::of(op, sequence, kv_head, i), sums, log_sum);
+        }
+    }
+
+    /// Writes a row's results, which no other task does.
+    fn store(&self, row: Row, values: &[f32], log_sum: f32) {
+        let op = &self.attention.op;
+        let Row { token, head, .. } = row;
+        let element = token * op.d.token_stride as usize + head * op.d.head_stride as usize;
+        // SAFETY: tasks share no row: no token is of two sequences (`Index::sequence`), and rows of D do not overlap.
+        unsafe { self.d.store(op.dtype, element, values) };
+        if let Some(lse) = &self.lse {
+            // SAFETY: as above.
+            unsafe { lse.store(DType::F32, token * op.heads + head, &[log_sum]) };
+        }
+    }
+}
+
+/// A query of a head.
+#[derive(Clone, Copy)]
+struct Row {
+    token: usize,
+    head: usize,
+    kv_head: usize,
+}
+
+impl Row {
+    /// Row `row` of a sequence and a head of keys.
+    fn of(op: &CheckedAttention, sequence: Sequence, kv_head: usize, row: usize) -> Self {
+        let group = op.group();
+        Self { token: sequence.token + row / group, head: kv_head * group + row % group, kv_head }
     }
 }
 

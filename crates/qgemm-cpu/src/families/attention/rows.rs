@@ -16,10 +16,46 @@ pub(super) struct Block<'a> {
     pub v: &'a Rows<'a>,
     /// Rows of the sequence.
     pub rows: Range<usize>,
+    /// Keys that are gone through: from a multiple of a tile on, and to the end or another.
+    pub keys: Range<usize>,
     /// What products are multiplied with, the factor of the head of keys among it.
     pub scale: f32,
-    /// What results are multiplied with.
-    pub v_factor: f32,
+}
+
+/// What is known of the exponentials of a row's scores.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Weights {
+    /// The largest score.
+    pub largest: f32,
+    /// What the exponentials, less that one's, add up to.
+    pub total: f32,
+}
+
+impl Weights {
+    /// Of no key.
+    pub const NONE: Self = Self { largest: f32::NEG_INFINITY, total: 0.0 };
+
+    /// Adds those of further keys, and their values to the sums so far. What is added has a finite score or something that is no number.
+    pub fn add(&mut self, sums: &mut [f32], other: Weights, values: &[f32]) {
+        if other.total == 0.0 {
+            return;
+        }
+        let most = self.largest.max(other.largest);
+        let kept = if self.total == 0.0 { 0.0 } else { (self.largest - most).exp() };
+        let added = (other.largest - most).exp();
+        *self = Self { largest: most, total: self.total * kept + other.total * added };
+        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum * kept + value * added);
+    }
+
+    /// Makes results of sums, which are multiplied with `factor`, and returns the log-sum-exp. Of no key: zeros, and the logarithm of nothing.
+    pub fn finish(self, sums: &mut [f32], factor: f32) -> f32 {
+        if self.total == 0.0 {
+            return f32::NEG_INFINITY;
+        }
+        let factor = factor / self.total;
+        sums.iter_mut().for_each(|sum| *sum *= factor);
+        self.largest + self.total.ln()
+    }
 }
 
 /// Floats of the memory that a block works in.
@@ -40,12 +76,12 @@ impl Block<'_> {
         first.min(last)..last
     }
 
-    /// Attends: `load` fills a row of queries in f32, `store` gets each row's result and log-sum-exp.
+    /// Attends: `load` fills a row of queries in f32, `store` gets the sums of each row's weighed values and what they are weighed with.
     pub fn attend(
         &self,
         scratch: &mut [f32],
         load: impl Fn(usize, &mut [f32]),
-        mut store: impl FnMut(usize, &mut [f32], f32),
+        mut store: impl FnMut(usize, &mut [f32], Weights),
     ) {
         let (op, simd) = (self.source.op, self.source.simd);
         let (qk, v_width, rows) = (whole(op.qk_dim), whole(op.v_dim), self.rows.len());
@@ -67,6 +103,7 @@ impl Block<'_> {
         let seen = self.rows.clone().map(|row| self.seen(row));
         let all = seen.filter(|seen| !seen.is_empty()).reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
         let all = all.unwrap_or(0..0);
+        let all = all.start.max(self.keys.start)..all.end.min(self.keys.end);
         // Tiles begin at multiples of their length, so that sums do not depend on which rows are together.
         for first in (all.start / TILE_KEYS * TILE_KEYS..all.end).step_by(TILE_KEYS) {
             let there = self.k.load(&self.source, first, qk, k_tile);
@@ -108,14 +145,8 @@ impl Block<'_> {
             }
         }
         for (i, row) in self.rows.clone().enumerate() {
-            let sums = &mut sums[i * v_width..][..op.v_dim];
-            let (total, most) = (totals[i], largest[i]);
-            // No key: zeros, and the logarithm of nothing.
-            if total != 0.0 {
-                let factor = self.v_factor / total;
-                sums.iter_mut().for_each(|sum| *sum *= factor);
-            }
-            store(row, sums, if total == 0.0 { f32::NEG_INFINITY } else { most + total.ln() });
+            let weights = Weights { largest: largest[i], total: totals[i] };
+            store(row, &mut sums[i * v_width..][..op.v_dim], weights);
         }
     }
 
@@ -142,6 +173,27 @@ fn mask_of(seen: Range<usize>, first: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn weights_of_parts_add_up_to_those_of_all() {
+        let parts = [
+            (Weights { largest: 2.0, total: 1.5 }, [3.0]),
+            (Weights::NONE, [0.0]),
+            (Weights { largest: 90.0, total: 2.0 }, [4.0]),
+            (Weights { largest: 89.0, total: 1.0 }, [-1.0]),
+        ];
+        let (mut all, mut sums) = (Weights::NONE, [0.0]);
+        parts.iter().for_each(|(weights, values)| all.add(&mut sums, *weights, values));
+        let e = (-1f32).exp();
+        assert_eq!(all, Weights { largest: 90.0, total: 2.0 + e });
+        let lse = all.finish(&mut sums, 2.0);
+        assert!((lse - (90.0 + (2.0 + e).ln())).abs() < 1e-5 && (sums[0] - 2.0 * (4.0 - e) / (2.0 + e)).abs() < 1e-6);
+        let mut zeros = [0.0];
+        assert_eq!((Weights::NONE.finish(&mut zeros, 1.0), zeros), (f32::NEG_INFINITY, [0.0]));
+        // What is no number stays none, whatever the part's largest score.
+        all.add(&mut sums, Weights { largest: f32::NEG_INFINITY, total: f32::NAN }, &[f32::NAN]);
+        assert!(all.finish(&mut sums, 1.0).is_nan() && sums[0].is_nan());
+    }
 
     #[test]
     fn masks_have_a_bit_for_every_key_that_is_seen() {
