@@ -184,7 +184,7 @@ impl Weight {
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
-    /// The weight as it lies on `device`, in host memory.
+    /// The weight as it is stored on `device`, in host memory.
     pub(crate) fn to_packed(&self, device: &dyn Device, stream: &Stream) -> Result<PackedWeight, Error> {
         let download = |buffer: &Buffer| -> Result<SharedBytes, Error> {
             let mut bytes = vec![0; buffer.len()];

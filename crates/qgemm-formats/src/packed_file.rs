@@ -341,16 +341,20 @@ fn fingerprint(format: Format, class: PackClass) -> u64 {
     checksum(format.block_bytes as u64, &packed)
 }
 
-/// Checks that every column is fed by one input feature at most, and that there are no others.
+/// Checks that every column takes one input feature at most, each once, and that there are no others.
 fn check_order(order: &[u8], k: usize, stored_k: usize) -> Result<(), FormatError> {
-    let mut fed = vec![false; k];
+    let mut taken = vec![false; k];
     for (i, column) in order.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).enumerate() {
         if column == NO_COLUMN {
             continue;
         }
-        match fed.get_mut(column as usize) {
-            Some(fed) if !*fed && i < stored_k => *fed = true,
-            _ => return Err(damaged(format!("column {i} is fed by feature {column} of {k}, or not the first to be"))),
+        match taken.get_mut(column as usize) {
+            Some(taken) if !*taken && i < stored_k => *taken = true,
+            _ => {
+                return Err(damaged(format!(
+                    "column {i} takes feature {column} of {k}, or is not the first to take it"
+                )));
+            }
         }
     }
     Ok(())

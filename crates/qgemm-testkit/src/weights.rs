@@ -422,15 +422,15 @@ mod tests {
     }
 
     #[test]
-    fn act_order_feeds_every_column_once() {
+    fn act_order_takes_every_feature_once() {
         let format: Format = "int4_g32".parse().expect("a format");
         for order in [ActOrder::Full, ActOrder::Padded] {
             let weight = weight(WeightKind::Raw, format, 3, 77, Some(order), 2).expect("valid");
-            let mut fed: Vec<u32> =
+            let mut features: Vec<u32> =
                 weight.k_order().expect("permuted").iter().copied().filter(|&c| c != NO_COLUMN).collect();
-            assert_ne!(fed, (0..77).collect::<Vec<_>>());
-            fed.sort_unstable();
-            assert_eq!(fed, (0..77).collect::<Vec<_>>());
+            assert_ne!(features, (0..77).collect::<Vec<_>>());
+            features.sort_unstable();
+            assert_eq!(features, (0..77).collect::<Vec<_>>());
         }
     }
 

@@ -27,7 +27,7 @@ pub struct Preferences {
     /// Only configurations of this arithmetic.
     pub math: Option<Math>,
     /// Most bytes of workspace; no limit when absent. A limit rules out what takes more: splitting K, and copies of
-    /// activations that matrix instructions can read (kernels then read them as they lie, more slowly).
+    /// activations that matrix instructions can read (kernels then read them in place, more slowly).
     pub max_workspace: Option<usize>,
 }
 

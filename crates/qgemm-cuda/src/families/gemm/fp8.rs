@@ -81,7 +81,7 @@ pub(super) struct Fp8Experts {
     pub maps: fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2],
 }
 
-/// Codes of X as they lie.
+/// Codes of X in place.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::families) struct Fp8Matrix {
     pub address: u64,

@@ -134,7 +134,7 @@ impl Types {
         self.is_scaled_integers() && !short && self.format.code_bits() <= operand.integer_bits()
     }
 
-    /// Columns of a chunk of X (`CHUNK_K`): eight quads a lane.
+    /// Columns of X that a lane's eight quads meet (`CHUNK_K`).
     pub(crate) fn chunk_k(&self) -> u32 {
         1024 / self.tile_rows()
     }

@@ -126,7 +126,7 @@ impl From<Dense> for XOperand {
     }
 }
 
-/// X as it lies in memory where it is normalized before it is multiplied.
+/// X as it is stored where it is normalized before it is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormedX {
     /// What becomes of a row.
