@@ -361,7 +361,7 @@ mod tests {
     fn locate_inverts_position() {
         for class in [FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16] {
             for format in Format::all() {
-                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                let layout = PackedLayout::new(format, class).expect("a fragment layout");
                 for lane in 0..lanes(class) {
                     for quad in 0..layout.quads() {
                         for i in 0..QUAD {
@@ -378,7 +378,7 @@ mod tests {
     fn packing_keeps_every_code_and_scale() {
         for class in [FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16] {
             for format in Format::all() {
-                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                let layout = PackedLayout::new(format, class).expect("a fragment layout");
                 let (n, k) = (layout.tile_rows + 3, format.block_len * 3);
                 let mut state = 1u32;
                 let bytes: Vec<u8> = (0..format.row_offset(n, k))
