@@ -1,8 +1,12 @@
-//! Quantizing a weight, and loading it onto the CPU device.
+//! Quantizing a weight, loading it onto the CPU device, and reading kernels from the bundles that `QGEMM_KERNELS` names.
+
+use std::cell::Cell;
+use std::path::Path;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use qgemm_api::{Context, Format, quantize};
 use qgemm_benches::{FORMATS, SIZE, values, weight};
+use qgemm_cuda::{BUNDLES_VARIABLE, Bundle, KernelSpec, manifest};
 
 fn quantizing(criterion: &mut Criterion) {
     let values = values();
@@ -25,5 +29,34 @@ fn loading(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, quantizing, loading);
+/// One kernel of an open bundle, each in turn: the file is opened, one frame read, checked and unpacked.
+fn reading_kernels(criterion: &mut Criterion) {
+    let files = std::env::var_os(BUNDLES_VARIABLE).unwrap_or_default();
+    let mut files = std::env::split_paths(&files).filter(|path| path.is_file()).peekable();
+    if files.peek().is_none() {
+        println!("skipped: no bundle to read kernels from, {BUNDLES_VARIABLE} names no file");
+    }
+    for path in files {
+        let (bundle, specs, chip) = open(&path);
+        let next = Cell::new(0);
+        let mut read = || {
+            let at = next.replace(next.get() + 1);
+            bundle.read(&specs[at % specs.len()], chip).expect("a bundle without damage").expect("listed")
+        };
+        criterion.bench_function(&format!("read one of {} kernels of {}", specs.len(), bundle.target()), |b| {
+            b.iter(&mut read);
+        });
+    }
+}
+
+/// A bundle, the kernels in it, and a chip that it is for.
+fn open(path: &Path) -> (Bundle, Vec<KernelSpec>, u32) {
+    let bundle = Bundle::open(path).expect("a bundle of these sources");
+    let chip = bundle.target().arch();
+    let mut specs = manifest(bundle.target().variant().expect("a chip with kernels"));
+    specs.retain(|spec| matches!(bundle.read(spec, chip), Ok(Some(_))));
+    (bundle, specs, chip)
+}
+
+criterion_group!(benches, quantizing, loading, reading_kernels);
 criterion_main!(benches);

@@ -1,16 +1,32 @@
-//! Random cases for every day: `qgemm verify --stress` from seeds that the date draws, on the CPU and on one emulated GPU.
+//! Random cases for every day: `qgemm verify --stress` from seeds that the date draws, on the CPU and on one emulated GPU, of products and
+//! of two other operations.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds that each device gets.
-const SECONDS: &str = "60";
+/// Seconds of products, on each device, and of each other operation: two minutes together.
+const SECONDS_OF_GEMM: u64 = 30;
+const SECONDS_OF_OTHERS: u64 = 15;
 /// Seeds of a day: more than any machine gets through.
 const SEEDS_OF_A_DAY: u64 = 1_000_000;
 /// The emulated variants, each of which has its turn.
 const VARIANTS: [&str; 6] = ["emu:sm70", "emu:sm75", "emu:sm80", "emu:sm89", "emu:sm90", "emu:sm120"];
+/// The other operations, two of which have their turn. As many as share no factor with the variants, so that each meets all of them.
+const OTHERS: [&str; 11] = [
+    "convert",
+    "experts",
+    "routing",
+    "matmul",
+    "quantize",
+    "attention",
+    "norm",
+    "kv_append",
+    "indexer",
+    "gradient",
+    "optimizer",
+];
 
 /// The arguments for cargo of today's runs.
-pub fn runs_of_today() -> [Vec<String>; 2] {
+pub fn runs_of_today() -> Vec<Vec<String>> {
     runs(today())
 }
 
@@ -19,30 +35,43 @@ pub fn today() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() / (24 * 60 * 60))
 }
 
-fn runs(day: u64) -> [Vec<String>; 2] {
+fn runs(day: u64) -> Vec<Vec<String>> {
     let seed = (day * SEEDS_OF_A_DAY).to_string();
     let variant = VARIANTS[(day % VARIANTS.len() as u64) as usize];
-    ["cpu", variant].map(|device| {
+    let other = |number: u64| OTHERS[((2 * day + number) % OTHERS.len() as u64) as usize];
+    let ops = [("gemm", SECONDS_OF_GEMM), (other(0), SECONDS_OF_OTHERS), (other(1), SECONDS_OF_OTHERS)];
+    let run = |(op, seconds): (&str, u64), device| {
         // Unoptimized, the oracle would take most of the time.
         let cargo = ["run", "--release", "--quiet", "--package", "qgemm-cli", "--"];
-        let verify = ["verify", "--failures", "--stress", SECONDS, "--seed", &seed, "--device", device];
+        let seconds = seconds.to_string();
+        let verify = ["verify", "--failures", "--op", op, "--stress", &seconds, "--seed", &seed, "--device", device];
         cargo.into_iter().chain(verify).map(str::to_owned).collect()
-    })
+    };
+    ops.into_iter().flat_map(|op| ["cpu", variant].map(|device| run(op, device))).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
+    fn after<'a>(run: &'a [String], option: &str) -> &'a str {
+        run.iter().skip_while(|argument| *argument != option).nth(1).expect("a value")
+    }
+
     #[test]
-    fn days_draw_other_seeds_and_variants_by_turns() {
-        let device = |day: u64| runs(day)[1].last().cloned().expect("arguments");
-        let mut six: Vec<String> = (20_780..20_786).map(device).collect();
-        assert_eq!(device(20_786), six[0]);
-        six.sort();
-        six.dedup();
-        assert_eq!(six.len(), VARIANTS.len());
-        let seed = |day: u64| runs(day)[0].iter().find_map(|argument| argument.parse::<u64>().ok().filter(|&n| n > 60));
-        assert_eq!(seed(20_781), seed(20_780).map(|seed| seed + SEEDS_OF_A_DAY));
+    fn days_draw_other_seeds_variants_and_operations_by_turns() {
+        let seed = |day: u64| after(&runs(day)[0], "--seed").parse::<u64>().expect("a number");
+        assert_eq!(seed(20_781), seed(20_780) + SEEDS_OF_A_DAY);
+        let period = (VARIANTS.len() * OTHERS.len()) as u64;
+        let mut met = BTreeSet::new();
+        for day in 20_780..20_780 + period {
+            let runs = runs(day);
+            let seconds = runs.iter().map(|run| after(run, "--stress").parse::<u64>().expect("a number"));
+            assert_eq!(seconds.sum::<u64>(), 120);
+            met.extend(runs.iter().map(|run| (after(run, "--op").to_owned(), after(run, "--device").to_owned())));
+        }
+        assert_eq!(met.len(), (1 + OTHERS.len()) * (1 + VARIANTS.len()));
     }
 }

@@ -8,6 +8,7 @@ use crate::error::Error;
 
 /// What [`devices`] found of one device, or why a backend has none.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum DeviceListing {
     /// A device that [`Context::open`](crate::Context::open) opens by its `id`.
     Found(DeviceInfo),

@@ -48,7 +48,7 @@ impl Context {
         }
         format.check_k(k)?;
         let device = self.device();
-        let (class, DeviceInfo { id, .. }) = (device.pack_class(format), device.info());
+        let (class, DeviceInfo { id, .. }) = (device.fragment_layout(format), device.info());
         let shape = WeightShape {
             device: *id,
             format,

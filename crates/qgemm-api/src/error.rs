@@ -1,6 +1,6 @@
 //! The error type of the crate.
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format, FormatError, XFormat};
 use qgemm_hal::{DeviceId, DeviceKind, ExpertFault, HalError, KvFormat};
 use qgemm_sched::{SchedError, TunedError};
@@ -475,9 +475,9 @@ pub enum Error {
         /// The device.
         device: DeviceId,
         /// The layout that it reads.
-        expected: PackClass,
+        expected: FragmentLayout,
         /// The layout that came.
-        got: PackClass,
+        got: FragmentLayout,
     },
     /// A weight of another shape, format or layout than the plan was made for.
     #[error("weight: expected {expected}, got {got}")]

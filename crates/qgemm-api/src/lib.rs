@@ -137,7 +137,7 @@ pub use qgemm_formats::model::{
     DenseTensor, GptqZeros, Model, ModelOptions, NumberTensor, NumberType, TensorInfo, TensorKind, gguf, printable,
 };
 pub use qgemm_formats::packed_file::{PackedParts, PackedWeight};
-pub use qgemm_formats::prepack::PackClass;
+pub use qgemm_formats::prepack::FragmentLayout;
 pub use qgemm_formats::{
     DType, Element, Format, FormatError, HostExperts, HostWeight, NO_COLUMN, Quantized, SharedBytes, XCode, XFactor,
     XFormat, XParts, format_for_k, half, quantize_matrix,

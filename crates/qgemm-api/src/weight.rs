@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use qgemm_formats::packed_file::{PackedParts, PackedWeight, k_step, padded_k_order};
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Format, FormatError, HostWeight, SharedBytes};
 use qgemm_hal::{Buffer, Device, DeviceId, GemmOperand, Operands, Stream, UnpackOperand};
 
@@ -27,7 +27,7 @@ pub enum WeightOrder {
 pub(crate) struct WeightShape {
     pub device: DeviceId,
     pub format: Format,
-    pub class: PackClass,
+    pub class: FragmentLayout,
     /// Stored rows, of both weights of a gated pair.
     pub rows: usize,
     /// Output features: of a gated pair the rows of each weight.
@@ -110,7 +110,7 @@ impl Weight {
         let _span = tracing::info_span!("load", %format, n = host.n(), k = host.k()).entered();
         check_dimension("N", host.n())?;
         check_dimension("K", host.stored_k())?;
-        let class = device.pack_class(format);
+        let class = device.fragment_layout(format);
         let layout = PackedLayout::new(format, class);
         let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
         let data = device.pack(stream, host)?;
@@ -156,7 +156,7 @@ impl Weight {
             ..
         } = &**packed;
         let _span = tracing::info_span!("load packed", %format, n, k).entered();
-        let class = device.pack_class(format);
+        let class = device.fragment_layout(format);
         if got != class {
             return Err(Error::WrongLayout { format, device: device.info().id, expected: class, got });
         }
@@ -184,7 +184,7 @@ impl Weight {
         Ok(Self { shape, memory: Arc::new(Memory { data, row_scale, k_order }) })
     }
 
-    /// The weight as it lies on `device`, in host memory.
+    /// The weight as it is stored on `device`, in host memory.
     pub(crate) fn to_packed(&self, device: &dyn Device, stream: &Stream) -> Result<PackedWeight, Error> {
         let download = |buffer: &Buffer| -> Result<SharedBytes, Error> {
             let mut bytes = vec![0; buffer.len()];
@@ -262,7 +262,7 @@ impl Weight {
     }
 
     /// The layout on the device.
-    pub fn class(&self) -> PackClass {
+    pub fn class(&self) -> FragmentLayout {
         self.shape.class
     }
 

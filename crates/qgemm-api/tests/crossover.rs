@@ -2,7 +2,7 @@
 //! H200: no call is slower than one with more tokens, and one token more costs at most a tile of them.
 #![cfg(feature = "cuda")]
 
-use qgemm_api::{Context, DType, Format, PackClass, Problem, quantize};
+use qgemm_api::{Context, DType, Format, FragmentLayout, Problem, quantize};
 use qgemm_hal::{CheckedGemm, Dense, DeviceId, DeviceInfo, DeviceKind, LaunchPlan, Math, Variant, XOperand};
 use qgemm_sched::gemm::choose;
 use qgemm_sched::{Preferences, TunedTable};
@@ -48,7 +48,17 @@ fn small(format: &str) -> CheckedGemm {
 fn op(small: &CheckedGemm, m: usize, n: usize, k: usize) -> CheckedGemm {
     let x = XOperand { row_stride: k as u64, ..small.x };
     let d = Dense { row_stride: n as u64, ..small.d };
-    CheckedGemm { m, stored_rows: n, out_features: n, k, stored_k: k, class: PackClass::MmaM16, x, d, ..small.clone() }
+    CheckedGemm {
+        m,
+        stored_rows: n,
+        out_features: n,
+        k,
+        stored_k: k,
+        class: FragmentLayout::MmaM16,
+        x,
+        d,
+        ..small.clone()
+    }
 }
 
 /// The plans for 1 to `MOST` tokens.

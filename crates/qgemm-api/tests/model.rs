@@ -4,9 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use qgemm_api::gguf::GgufHeader;
+use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Context, Error, Format, FormatError, HalError, ModelOptions, TensorKind, XPrecision, model_files, open_model,
-    quantize, read_model,
+    Context, Error, Format, FormatError, HalError, Model, ModelOptions, TensorKind, XPrecision, model_files,
+    open_model, open_packed, quantize, read_model,
 };
 
 const N: usize = 3;
@@ -35,6 +36,46 @@ fn write_safetensors(path: &Path, name: &str) {
     bytes.extend(header.as_bytes());
     bytes.extend(data);
     fs::write(path, bytes).expect("writable");
+}
+
+/// What each error of a chain says by itself.
+fn chain(error: &dyn std::error::Error) -> Vec<String> {
+    std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
+}
+
+#[test]
+fn no_error_says_what_its_source_says() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let path = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).expect("writable");
+        path
+    };
+    let ctx = Context::open("cpu").expect("always there");
+    let no_json = TunedTable::from_json("{").expect_err("no table");
+    let errors: Vec<Error> = vec![
+        open_model("no-such-file.gguf").expect_err("is not there"),
+        open_model(path("cut.gguf", b"GGUF")).expect_err("too short"),
+        open_model(path("cut.safetensors", b"{")).expect_err("too short"),
+        open_packed(path("weight.packed", b"no weight")).expect_err("none"),
+        Context::open("cuda:99").expect_err("is not there"),
+        "q4_9".parse::<Format>().map_err(Error::from).expect_err("no format"),
+        no_json.into(),
+        ctx.load_plan("{", &model_of(folder.path())).expect_err("no plan"),
+    ];
+    for error in errors {
+        let texts = chain(&error);
+        for (outer, inner) in texts.iter().zip(&texts[1..]) {
+            assert!(!outer.contains(inner.as_str()), "{texts:?}");
+        }
+    }
+}
+
+/// A model in `folder`.
+fn model_of(folder: &Path) -> Model {
+    let path = folder.join("model.gguf");
+    write_gguf(&path, "q8_0");
+    open_model(&path).expect("a model")
 }
 
 #[test]

@@ -258,10 +258,10 @@ fn act_order_weights_multiply_their_own_columns() {
     let weight = ctx.load(&host).expect("memory");
     assert_eq!((weight.k(), weight.stored_k()), (40, 64));
     let x = values(12, m * k);
-    // Independent of `dequantize_row`: the stored columns are fed with permuted activations.
-    let fed: Vec<f32> =
+    // Independent of `dequantize_row`: the stored columns are multiplied with permuted activations.
+    let permuted: Vec<f32> =
         x.chunks_exact(k).flat_map(|x| order.iter().map(|&c| x.get(c as usize).copied().unwrap_or(0.0))).collect();
-    let expected = product(&fed, &dequantized(&stored), 64);
+    let expected = product(&permuted, &dequantized(&stored), 64);
     assert_close(&ctx.linear(&weight, &x, m, XPrecision::Auto).expect("valid"), &expected, QUANTIZED);
 }
 

@@ -1,8 +1,8 @@
 //! Weights that are packed once, written out and loaded again give the same bits.
 
 use qgemm_api::{
-    Activation, Context, DType, Error, Format, HostWeight, NO_COLUMN, PackClass, PackedWeight, Problem, SharedBytes,
-    XPrecision, open_packed,
+    Activation, Context, DType, Error, Format, FragmentLayout, HostWeight, NO_COLUMN, PackedWeight, Problem,
+    SharedBytes, XPrecision, open_packed,
 };
 
 const N: usize = 37;
@@ -54,7 +54,7 @@ fn what_the_processor_packed_serves_wgpu() {
     // Two planes and super-blocks; and a column order with row scales.
     let [q6_k, permuted] = [all.iter().find(|w| w.format().name == "q6_k"), all.last()].map(|w| w.expect("there"));
     for host in [q6_k, permuted] {
-        let packed = written_and_read(&PackedWeight::pack(host, PackClass::Simd16).expect("fits"));
+        let packed = written_and_read(&PackedWeight::pack(host, FragmentLayout::Simd16).expect("fits"));
         // The processor quantizes them without loss: every block has 127.
         let value = |i: usize| if (i % host.k()).is_multiple_of(32) { 127.0 } else { (i % 11) as f32 - 5.0 };
         let x: Vec<f32> = (0..3 * host.k()).map(value).collect();
@@ -99,10 +99,10 @@ fn the_host_packs_what_a_device_would_hold() {
 #[test]
 fn a_layout_that_the_device_does_not_read_is_refused() {
     let ctx = Context::open("cpu").expect("always there");
-    let packed = PackedWeight::pack(&weights()[0], PackClass::MmaM8N8K4).expect("small");
+    let packed = PackedWeight::pack(&weights()[0], FragmentLayout::MmaM8N8K4).expect("small");
     let error = ctx.load_packed(&packed).expect_err("another layout");
     assert!(
-        matches!(error, Error::WrongLayout { expected: PackClass::Simd16, got: PackClass::MmaM8N8K4, .. }),
+        matches!(error, Error::WrongLayout { expected: FragmentLayout::Simd16, got: FragmentLayout::MmaM8N8K4, .. }),
         "{error}"
     );
 }

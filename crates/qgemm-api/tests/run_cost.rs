@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use qgemm_api::cpu::open_with_pool;
 use qgemm_api::cpu::rayon::{self, ThreadPoolBuilder};
 use qgemm_api::tuning::TunedTable;
-use qgemm_api::{Args, Buffer, Context, Conversion, ConversionArgs, DType, Problem, Weight, Workspace, quantize};
+use qgemm_api::{
+    Args, Buffer, Context, Conversion, ConversionArgs, DType, Problem, Weight, Workspace, XPrecision, quantize,
+};
 
 fn weight(ctx: &Context, n: usize, k: usize) -> Weight {
     let values: Vec<f32> = (0..n * k).map(|i| (i % 17) as f32 - 8.0).collect();
@@ -157,23 +159,37 @@ fn least(mut time: impl FnMut() -> Duration) -> Duration {
     (0..300).map(|_| time()).min().unwrap_or_default()
 }
 
+/// What planning a product of `m` tokens and a conversion costs: the first time, where kernels are ready, and the next. `None` where the
+/// device is not there.
+fn planning(device: &str, m: usize, permission: XPrecision) -> Option<[Duration; 2]> {
+    let ctx = Context::open(device).ok()?;
+    let weight = weight(&ctx, 1024, 1024);
+    let problem = Problem::new(&weight, m).x_dtype(DType::F16).x_precision(permission);
+    let conversion = Conversion::new(m, 1024, DType::F32, DType::F16);
+    let timed = |ctx: &Context| {
+        let start = Instant::now();
+        ctx.plan(&problem).expect("served");
+        ctx.plan_conversion(&conversion).expect("served");
+        start.elapsed()
+    };
+    // A context with another table knows no plans; kernels that need compiling are ready after the first.
+    let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
+    Some([unseen, least(|| timed(&ctx))])
+}
+
+/// Emulated GPUs have the kernels of CUDA: tens of ways for each product, and with a permission to quantize X twice as many.
 #[test]
 fn planning_costs_little_and_less_when_the_problem_is_known() {
-    for device in ["noop", "cpu"] {
-        let ctx = Context::open(device).expect("always there");
-        let weight = weight(&ctx, 1024, 1024);
-        let problem = Problem::new(&weight, 8).x_dtype(DType::F16);
-        let conversion = Conversion::new(8, 1024, DType::F32, DType::F16);
-        let timed = |ctx: &Context| {
-            let start = Instant::now();
-            ctx.plan(&problem).expect("served");
-            ctx.plan_conversion(&conversion).expect("served");
-            start.elapsed()
+    use XPrecision::{Auto, Int8};
+    let cases =
+        [("noop", 8, Auto), ("cpu", 8, Auto), ("emu:sm90", 8, Auto), ("emu:sm90", 512, Auto), ("emu:sm90", 512, Int8)];
+    for (device, m, permission) in cases {
+        let Some([unseen, seen]) = planning(device, m, permission) else {
+            println!("skipped: {device} is not there");
+            continue;
         };
-        // A context with another table knows no plans; kernels that need compiling are ready after the first.
-        let unseen = least(|| timed(&ctx.clone().with_tuned(TunedTable::new())));
-        let seen = least(|| timed(&ctx));
-        assert!(unseen < Duration::from_micros(100), "{device}: {unseen:?}");
-        assert!(seen < Duration::from_micros(10), "{device}: {seen:?}");
+        println!("{device}, M={m}, {permission:?}: unseen {unseen:?}, seen {seen:?}");
+        assert!(unseen < Duration::from_micros(100), "{device}, M={m}, {permission:?}: {unseen:?}");
+        assert!(seen < Duration::from_micros(10), "{device}, M={m}, {permission:?}: {seen:?}");
     }
 }

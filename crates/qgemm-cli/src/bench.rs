@@ -29,6 +29,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Holds;
 use crate::choice::{self, FormatChoice, Op, Sizes};
+use crate::opening::Opening;
 use crate::out;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
@@ -41,6 +42,8 @@ use tokens::Tokens;
 pub struct Args {
     /// Benchmark the weights of this model instead of made-up ones.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    opening: Opening,
     /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -233,7 +236,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
                 _ => choice::gemm_shapes(&args.shape)?,
             };
             let subjects = match &args.model {
-                Some(path) => subject::from_model(path, &shapes, args.format)?,
+                Some(path) => subject::from_model(path, args.opening, &shapes, args.format)?,
                 None => subject::made_up(&shapes, args.format)?,
             };
             if let Some(Tokens(tokens)) = &args.sweep_m {

@@ -40,6 +40,8 @@ impl From<DeviceListing> for DeviceRow {
             DeviceListing::Absent { kind, why } => {
                 DeviceRow { device: kind.name().to_owned(), found: None, absent: Some(why) }
             }
+            // What a later library may tell of a device is shown as it is.
+            other => DeviceRow { device: "-".to_owned(), found: None, absent: Some(format!("{other:?}")) },
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use qgemm_api::{TensorInfo, TensorKind, open_model};
+use qgemm_api::{TensorInfo, TensorKind};
 use serde::Serialize;
 
 use crate::Holds;
+use crate::opening::Opening;
 use crate::out;
 use crate::table::{self, Column, Row, numbers, words};
 
@@ -14,6 +15,8 @@ use crate::table::{self, Column, Row, numbers, words};
 pub struct Args {
     /// A GGUF or safetensors file, an index of shards, or a folder with one model.
     file: PathBuf,
+    #[command(flatten)]
+    opening: Opening,
 }
 
 #[derive(Serialize)]
@@ -68,7 +71,7 @@ impl Row for TensorRow {
 /// # Errors
 /// When the file is no model.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    let model = open_model(&args.file)?;
+    let model = args.opening.open(&args.file)?;
     table::print(model.tensors().iter().map(TensorRow::from).collect(), json)?;
     if !json {
         let total: u64 = model.tensors().iter().map(|t| t.bytes as u64).sum();

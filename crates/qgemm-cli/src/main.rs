@@ -10,6 +10,7 @@ mod devices;
 mod explain;
 mod inspect;
 mod loading;
+mod opening;
 mod out;
 mod plan;
 mod prepare;
@@ -46,7 +47,7 @@ enum Command {
     Devices,
     /// List the tensors of a model: names, formats, shapes, bytes.
     Inspect(inspect::Args),
-    /// Quantize the weights of a safetensors file into a GGUF file.
+    /// Quantize the weights of a model, safetensors or GGUF, into a GGUF file.
     Quantize(quantize::Args),
     /// Check kernels against the f64 oracle; fails when a case misses its limit.
     Verify(verify::Args),

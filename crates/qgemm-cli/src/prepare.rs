@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::bench::subject;
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::opening::Opening;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::{Holds, out};
@@ -17,6 +18,8 @@ use crate::{Holds, out};
 pub struct Args {
     /// Prepare the products of this model.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    opening: Opening,
     /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -61,7 +64,7 @@ impl Row for PrepareRow {
 /// # Errors
 /// When the device or the model fails, or a problem has no plan.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    let subjects = subject::chosen(args.model.as_deref(), &args.shape, args.format)?;
+    let subjects = subject::chosen(args.model.as_deref(), args.opening, &args.shape, args.format)?;
     let start = Instant::now();
     let ctx = Context::open(&args.device)?;
     let opened = start.elapsed();

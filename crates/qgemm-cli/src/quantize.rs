@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use qgemm_api::gguf::{GgufHeader, GgufValue, file_type};
-use qgemm_api::{
-    Format, Model, NumberType, TensorInfo, TensorKind, format_for_k, model_files, open_model, quantize_matrix,
-};
+use qgemm_api::{Format, Model, NumberType, TensorInfo, TensorKind, format_for_k, model_files, quantize_matrix};
 use serde::Serialize;
 
 use crate::Holds;
+use crate::opening::Opening;
 use crate::progress::Progress;
 use crate::table::{Column, Row, Table, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
@@ -22,7 +21,7 @@ use choice::{Fate, Patterns};
 /// Options of the command.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The model to read: unquantized safetensors, or GGUF, whose metadata is kept.
+    /// The model to read: safetensors (a file, an index of shards, or a folder), or a GGUF file, whose metadata is kept.
     input: PathBuf,
     /// The GGUF file to write. It appears when it is complete.
     output: PathBuf,
@@ -33,6 +32,8 @@ pub struct Args {
     /// Replace the output where it is there already.
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    opening: Opening,
     #[command(flatten)]
     patterns: Patterns,
 }
@@ -81,7 +82,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     // Before the work, which an output that cannot be written would waste.
     let existing = if args.force { Existing::Replace } else { Existing::Refuse };
     let output = WholeFile::create(&args.output, existing)?;
-    let model = open_model(&args.input)?;
+    let model = args.opening.open(&args.input)?;
     args.patterns.check(model.tensors().iter().map(|info| info.name.as_str()))?;
     let mut header = GgufHeader::new();
     metadata(&mut header, &model, args)?;

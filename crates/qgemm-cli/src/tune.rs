@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::bench::subject::{self, Subject};
 use crate::choice::{self, FormatChoice, Sizes};
+use crate::opening::Opening;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
 use crate::whole_file::{Existing, WholeFile};
@@ -22,6 +23,8 @@ use crate::{Holds, out};
 pub struct Args {
     /// Tune the products of this model.
     model: Option<PathBuf>,
+    #[command(flatten)]
+    opening: Opening,
     /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -240,6 +243,6 @@ fn said(json: bool, line: &str) -> anyhow::Result<()> {
 
 impl Args {
     fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
-        subject::chosen(self.model.as_deref(), &self.shape, self.format)
+        subject::chosen(self.model.as_deref(), self.opening, &self.shape, self.format)
     }
 }

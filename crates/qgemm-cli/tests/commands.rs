@@ -325,6 +325,45 @@ fn a_sweep_times_every_number_of_tokens() {
 }
 
 #[test]
+fn a_model_is_read_in_place_of_mapped() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let [mapped, read] = ["mapped.gguf", "read.gguf"].map(|name| folder.path().join(name));
+    json(&["quantize", SAMPLE, text(&mapped), "--format", "q8_0", "--json"]);
+    json(&["quantize", SAMPLE, text(&read), "--format", "q8_0", "--read", "--json"]);
+    assert_eq!(std::fs::read(&mapped).expect("written"), std::fs::read(&read).expect("written"));
+    assert_eq!(json(&["inspect", text(&mapped), "--json"]), json(&["inspect", text(&read), "--read", "--json"]));
+}
+
+#[test]
+fn errors_say_each_cause_once() {
+    let folder = tempfile::tempdir().expect("a writable folder");
+    let path = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).expect("writable");
+        text(&path).to_owned()
+    };
+    let (no_json, no_model) = (path("table.json", b"{"), path("model.gguf", b"GGUF but cut off"));
+    let cases: [Vec<&str>; 6] = [
+        vec!["inspect", "no-such-file.gguf"],
+        vec!["inspect", &no_model],
+        vec!["quantize", SAMPLE, "no-such-folder/out.gguf", "--format", "q8_0"],
+        vec!["bench", "--device", "cpu", "--shape", "1x32x32", "--tuned", &no_json],
+        vec!["bench", "--device", "cpu", "--shape", "1x32x32", "--baseline", &no_json],
+        vec!["plan", SAMPLE, "--batch", "1", "--device", "cpu", "--check", &no_json],
+    ];
+    for arguments in cases {
+        let result = qgemm(&arguments);
+        let errors = String::from_utf8_lossy(&result.stderr);
+        assert!(!result.status.success(), "{arguments:?}");
+        let line = errors.lines().last().expect("an error").trim_start_matches("error: ");
+        let causes: Vec<&str> = line.split(": ").filter(|cause| cause.len() > 3).collect();
+        for (i, cause) in causes.iter().enumerate() {
+            assert!(!causes[..i].contains(cause), "{arguments:?} says `{cause}` twice: {line}");
+        }
+    }
+}
+
+#[test]
 fn wrong_arguments_say_what_was_expected() {
     let cases: [(&[&str], &str); 16] = [
         (&["verify", "--device", "cpu", "--shape", "3x3"], "MxNxK"),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qgemm_formats::Format;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, Host, HostEvent, HostMemory,
     HostStream, Math, SimdLevel, Stream,
@@ -195,8 +195,8 @@ impl Device for CpuDevice {
         HostEvent::elapsed(ID, start, end)
     }
 
-    fn pack_class(&self, _format: Format) -> PackClass {
-        PackClass::Simd16
+    fn fragment_layout(&self, _format: Format) -> FragmentLayout {
+        FragmentLayout::Simd16
     }
 
     fn catalog(&self) -> Catalog {

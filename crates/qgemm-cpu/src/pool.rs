@@ -42,7 +42,7 @@ impl Pool {
         }
     }
 
-    /// Reserves memory for launches from this thread; if they are `shared`, has the pool's threads do so, too. Nobody waits for them: one
+    /// Reserves memory for launches from this thread; if they are `shared`, has the pool's threads do so, too. No launch waits for them: one
     /// that is busy until a launch needs the memory reserves it then.
     pub fn reserve(&self, shared: bool, scratch: Scratch) {
         let Scratch { caller, activations, sums, tile } = scratch;

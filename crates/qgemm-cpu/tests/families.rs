@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use qgemm_cpu::{CpuDevice, GEMM, GEMM_INT8};
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{
     DType, Encoding, Format, HostWeight, NO_COLUMN, QuantizedActivations, ScaleSpan, XFormat, quantize_matrix,
 };
@@ -58,7 +58,7 @@ impl Problem {
             k,
             stored_k: weight.stored_k(),
             format: weight.format(),
-            class: PackClass::Simd16,
+            class: FragmentLayout::Simd16,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),

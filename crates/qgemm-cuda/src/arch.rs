@@ -1,6 +1,6 @@
 //! What follows from a compute capability alone: the variant of kernels, and what kernels of a variant can count on.
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::Variant;
 
 /// The kernel variant of compute capability `arch`. Chips without a variant of their own use the newest one
@@ -18,8 +18,8 @@ pub(crate) fn variant(arch: u32) -> Result<Variant, String> {
 }
 
 /// The layout class that kernels of `variant` read.
-pub fn pack_class(variant: Variant) -> PackClass {
-    if variant == Variant::Sm70 { PackClass::MmaM8N8K4 } else { PackClass::MmaM16 }
+pub fn fragment_layout(variant: Variant) -> FragmentLayout {
+    if variant == Variant::Sm70 { FragmentLayout::MmaM8N8K4 } else { FragmentLayout::MmaM16 }
 }
 
 /// Most dynamic shared memory of a CTA (CUDA C Programming Guide, "Technical Specifications per Compute Capability").

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use cudarc::driver::result;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, Geometry, HalError, Stream,
@@ -124,8 +124,8 @@ impl Device for CudaDevice {
         stream::elapsed(self.gpu.context(), start, end)
     }
 
-    fn pack_class(&self, _format: Format) -> PackClass {
-        arch::pack_class(self.gpu.chip().variant)
+    fn fragment_layout(&self, _format: Format) -> FragmentLayout {
+        arch::fragment_layout(self.gpu.chip().variant)
     }
 
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {

@@ -245,7 +245,7 @@ fn weights_are_packed_as_on_the_host() {
         for (n, k) in [(1, block), (19, ragged), (33, 1088usize.next_multiple_of(block)), (1030, 4096 + 2 * block)] {
             let weight = qgemm_testkit::weight(qgemm_testkit::WeightKind::Raw, format, n, k, None, 1).unwrap();
             let packed = contents(&*device, &device.pack(&stream, &weight).unwrap());
-            let layout = qgemm_formats::prepack::PackedLayout::new(format, device.pack_class(format)).unwrap();
+            let layout = qgemm_formats::prepack::PackedLayout::new(format, device.fragment_layout(format)).unwrap();
             assert!(packed == layout.pack(&weight), "{format} of {n} x {k}");
         }
     }

@@ -43,7 +43,7 @@ use std::sync::Arc;
 use qgemm_hal::{Buffer, Device, DeviceInfo, HalError, Stream};
 
 pub use address_space::AddressSpace;
-pub use arch::pack_class;
+pub use arch::fragment_layout;
 pub use artifact::{Artifact, Resources};
 pub use bundle::{BUNDLES_VARIABLE, Bundle, BundleError, EMBED_VARIABLE, EXTENSION as BUNDLE_EXTENSION};
 pub use cache::{CACHE_VARIABLE, cache_folder};

@@ -1,6 +1,6 @@
 //! A plan in a CUDA graph: captured once, it computes from what X holds when the graph is replayed.
 
-use qgemm_api::{Args, Context, DType, Error, HalError, Problem, cuda, quantize};
+use qgemm_api::{Args, BufferMut, Context, DType, Error, HalError, Problem, XPrecision, cuda, quantize};
 
 /// Shapes and weights whose plans differ: without a workspace, and with counters that every replay must leave at zero.
 const CASES: [(usize, usize, usize, &str); 3] =
@@ -10,17 +10,87 @@ fn values(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(|i| ((i * 7919 + seed * 104_729) % 1999) as f32 / 999.5 - 1.0).collect()
 }
 
-#[test]
-fn a_captured_plan_computes_from_what_x_holds_now() {
-    let ctx = match Context::open("cuda:0") {
-        Ok(ctx) => ctx,
+fn device(test: &str) -> Option<Context> {
+    match Context::open("cuda:0") {
+        Ok(ctx) => Some(ctx),
         Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
-            return qgemm_testkit::skipped("a_captured_plan_computes_from_what_x_holds_now", &why.to_string());
+            qgemm_testkit::skipped(test, &why.to_string());
+            None
         }
         Err(other) => panic!("{other}"),
-    };
+    }
+}
+
+#[test]
+fn a_captured_plan_computes_from_what_x_holds_now() {
+    let Some(ctx) = device("a_captured_plan_computes_from_what_x_holds_now") else { return };
     let with_workspace = CASES.map(|case| replay(&ctx, case)).into_iter().filter(|&bytes| bytes > 0).count();
     assert!(with_workspace > 0, "no plan has counters");
+}
+
+/// `capture_with`: the graph owns what changes between replays.
+#[test]
+fn a_graph_lends_its_buffers_between_replays() {
+    let Some(ctx) = device("a_graph_lends_its_buffers_between_replays") else { return };
+    let (m, n, k) = (3, 64, 256);
+    let (host, _) = quantize(&values(1, n * k), n, k, "q8_0".parse().unwrap()).unwrap();
+    let weight = ctx.load(&host).unwrap();
+    let plan = ctx.plan(&Problem::new(&weight, m).x_dtype(DType::F32).x_precision(XPrecision::Exact)).unwrap();
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).unwrap();
+    let stream = ctx.new_stream().unwrap();
+    let mut buffers = [ctx.allocate(m * k * 4).unwrap(), ctx.allocate(m * n * 4).unwrap()];
+    // The first launch of a kernel may load it, which a capture refuses.
+    let [x, d] = &mut buffers;
+    plan.run(&stream, Args::new(&*x, &weight, d).workspace(&mut workspace)).unwrap();
+    ctx.synchronize(&stream).unwrap();
+    let mut graph = cuda::capture_with(&**ctx.device(), &stream, buffers, |[x, d]| {
+        plan.run(&stream, Args::new(x.view(), &weight, d).workspace(&mut workspace))
+    })
+    .unwrap();
+    for seed in [2, 3] {
+        let activations = values(seed, m * k);
+        let [x, _] = graph.buffers_mut();
+        ctx.upload_on(&stream, &activations, x).unwrap();
+        graph.replay(&stream).unwrap();
+        let [_, d] = graph.buffers();
+        let got: Vec<f32> = ctx.download_on(&stream, d).unwrap();
+        let expected = ctx.linear(&weight, &activations, m, XPrecision::Exact).unwrap();
+        assert_eq!(got, expected, "X number {seed}");
+    }
+}
+
+/// Operands by address alone, as an engine has them whose tensors are pointers of its own.
+#[test]
+fn a_plan_runs_on_addresses() {
+    let Some(ctx) = device("a_plan_runs_on_addresses") else { return };
+    let (m, n, k) = (5, 64, 256);
+    let (host, _) = quantize(&values(1, n * k), n, k, "q8_0".parse().unwrap()).unwrap();
+    let weight = ctx.load(&host).unwrap();
+    let plan = ctx.plan(&Problem::new(&weight, m).x_precision(XPrecision::Exact)).unwrap();
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).unwrap();
+    let activations = values(2, m * k);
+    // X and D are parts of one arena, D behind X.
+    let arena = ctx.upload(&[&activations[..], &vec![f32::NAN; m * n]].concat()).unwrap();
+    let device = &**ctx.device();
+    let address = cuda::device_address(device, arena.view()).unwrap();
+    let space = cuda::AddressSpace::new(device).unwrap();
+    // SAFETY: both are parts of the arena, which outlives the run, and nothing else uses it meanwhile.
+    let (x, d) = unsafe { (space.view(address, m * k * 4), space.view_mut(address + (m * k * 4) as u64, m * n * 4)) };
+    plan.run(&ctx.default_stream(), Args::new(x, &weight, d).workspace(&mut workspace)).unwrap();
+    let got: Vec<f32> = ctx.download(&arena).unwrap();
+    assert_eq!(got[..m * k], activations, "X stays as it is");
+    assert_eq!(got[m * k..], ctx.linear(&weight, &activations, m, XPrecision::Exact).unwrap());
+}
+
+/// Neither is for other devices.
+#[test]
+fn only_cuda_devices_have_addresses_and_graphs() {
+    let ctx = Context::open("cpu").unwrap();
+    let device = &**ctx.device();
+    assert!(matches!(cuda::AddressSpace::new(device), Err(HalError::WrongDevice { .. })));
+    let nothing = |_: [BufferMut<'_>; 0]| Ok::<(), HalError>(());
+    let captured = cuda::capture_with(device, &ctx.default_stream(), [], nothing);
+    assert!(matches!(captured, Err(HalError::WrongDevice { .. })));
 }
 
 /// Captures and replays one plan, and returns the bytes of its workspace.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use once_cell::sync::OnceCell;
 use qgemm_cuda::{KernelSpec, Repack, Sha256Hash};
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::{
     Buffer, BufferMut, BufferRef, Catalog, Device, DeviceId, DeviceInfo, Event, HalError, HostEvent, HostMemory,
@@ -218,8 +218,8 @@ impl Device for EmuDevice {
         HostEvent::elapsed(self.id(), start, end)
     }
 
-    fn pack_class(&self, _format: Format) -> PackClass {
-        qgemm_cuda::pack_class(self.variant)
+    fn fragment_layout(&self, _format: Format) -> FragmentLayout {
+        qgemm_cuda::fragment_layout(self.variant)
     }
 
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {

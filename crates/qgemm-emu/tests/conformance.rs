@@ -30,7 +30,7 @@ mod sm89 {
     }
 }
 mod sm90 {
-    // What only Hopper has are tiles for many tokens: the rest is sm120's, fed by the same TMA.
+    // What only Hopper has are tiles for many tokens: the rest is sm120's, copied by the same TMA.
     #[test]
     fn configurations() {
         qgemm_testkit::check_group("emu:sm90", "configurations");

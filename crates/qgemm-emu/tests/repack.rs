@@ -44,7 +44,7 @@ fn packs_as_the_host_does(variant: Variant) {
         Err(why) => return qgemm_testkit::skipped(test, &why.to_string()),
     };
     for format in Format::all() {
-        let layout = PackedLayout::new(format, device.pack_class(format)).expect("a fragment class");
+        let layout = PackedLayout::new(format, device.fragment_layout(format)).expect("a fragment layout");
         for (n, k) in shapes(format) {
             let weight = weight(format, n, k);
             assert_eq!(packed(&*device, &weight), layout.pack(&weight), "{format} of {n} x {k} for {variant}");

@@ -10,7 +10,7 @@ use qgemm_hal::{Buffer, Device, HalError, LaunchPlan, Math, Schedule, StreamK, T
 
 const THREADS: u32 = 64;
 const ORDERS: u64 = 20;
-/// Words that a piece of work is listed with; the first is 1.
+/// Words that a work tile is listed with; the first is 1.
 const FIELDS: usize = 9;
 
 /// `GemmParams` in `sched/params.cuh`.
@@ -202,7 +202,7 @@ impl<'a> Launch<'a> {
     fn listed(&self) -> Vec<Vec<WorkTile>> {
         let words = self.words(&self.list);
         let of_block = words.chunks(words.len() / self.plan.grid[0] as usize);
-        let piece = |f: &[u32]| WorkTile {
+        let work_tile = |f: &[u32]| WorkTile {
             tile: f[1],
             n_tile: f[2],
             m_tile: f[3],
@@ -211,20 +211,20 @@ impl<'a> Launch<'a> {
             index: f[7],
             slot: f[8],
         };
-        of_block.map(|words| words.chunks(FIELDS).take_while(|f| f[0] == 1).map(piece).collect()).collect()
+        of_block.map(|words| words.chunks(FIELDS).take_while(|f| f[0] == 1).map(work_tile).collect()).collect()
     }
 
-    /// The sums of a tile's elements: each piece's k-tiles, then the pieces, one after another.
+    /// The sums of a tile's elements: each work tile's k-tiles, then the work tiles, one after another.
     fn expected_sums(&self) -> Vec<u32> {
         let plan = &self.plan;
         let weights = k_tile_weights(plan.k_tiles);
-        let mut pieces: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.work_tiles([block, 0, 0])).collect();
-        pieces.sort_by_key(|p| (p.tile, p.index));
+        let mut work_tiles: Vec<_> = (0..plan.grid[0]).flat_map(|block| plan.work_tiles([block, 0, 0])).collect();
+        work_tiles.sort_by_key(|w| (w.tile, w.index));
         let mut sums = vec![0f32; (plan.n_tiles * plan.m_tiles * THREADS) as usize];
-        for piece in pieces {
+        for work_tile in work_tiles {
             for thread in 0..THREADS {
-                let k_tiles = piece.k_tiles.clone().map(|k_tile| weights[k_tile as usize] + thread as f32);
-                sums[(piece.tile * THREADS + thread) as usize] += k_tiles.fold(0.0, |sum, v| sum + v);
+                let k_tiles = work_tile.k_tiles.clone().map(|k_tile| weights[k_tile as usize] + thread as f32);
+                sums[(work_tile.tile * THREADS + thread) as usize] += k_tiles.fold(0.0, |sum, v| sum + v);
             }
         }
         sums.into_iter().map(f32::to_bits).collect()

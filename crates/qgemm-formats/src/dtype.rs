@@ -3,6 +3,9 @@
 use std::fmt;
 
 /// Element type of a dense tensor: activations `X`, outputs `D`, `C`, and bias.
+///
+/// Exhaustive on purpose: every backend reads and writes all of them in every operation, and the compiler names the places that do not
+/// know a new one. What has codes and scales is an [`XFormat`](crate::XFormat).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE 754 binary32.

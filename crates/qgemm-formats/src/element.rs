@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 
-/// A type of numbers as they lie in memory: [`f32`], [`half::f16`], [`half::bf16`], the `u32` of a column order, or bytes.
+/// A type of numbers as they are stored in memory: [`f32`], [`half::f16`], [`half::bf16`], the `u32` of a column order, or bytes.
 ///
 /// Memory of devices is little-endian, so that where the host's is not, only bytes are elements ([`DType::encode`] makes them).
 pub trait Element: bytemuck::Pod + sealed::Sealed {

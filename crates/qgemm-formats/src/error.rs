@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::model::printable;
-use crate::prepack::PackClass;
+use crate::prepack::FragmentLayout;
 
 /// What can be wrong with a format's name, a weight's bytes, or a model file.
 #[derive(Debug, Error, Clone, PartialEq)]
@@ -215,7 +215,7 @@ pub enum FormatError {
         /// Name of the format.
         format: &'static str,
         /// The layout.
-        class: PackClass,
+        class: FragmentLayout,
         /// Fingerprint of the layout as it is now.
         expected: u64,
         /// The fingerprint that came.

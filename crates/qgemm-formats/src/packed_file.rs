@@ -16,7 +16,7 @@ use rayon::prelude::*;
 use crate::desc::Format;
 use crate::error::FormatError;
 use crate::gated::pair_rows;
-use crate::prepack::{PackClass, PackedLayout};
+use crate::prepack::{FragmentLayout, PackedLayout};
 use crate::weight::{HostWeight, NO_COLUMN, SharedBytes};
 
 const MAGIC: [u8; 8] = *b"qgemm-pw";
@@ -44,7 +44,7 @@ pub struct PackedParts {
     /// The format of its values.
     pub format: Format,
     /// Its layout.
-    pub class: PackClass,
+    pub class: FragmentLayout,
     /// Rows; of a gated pair those that [`HostWeight::gated_pair`] makes of both weights.
     pub n: usize,
     /// Output features: `n`, or, of a gated pair, the rows of each weight.
@@ -59,7 +59,7 @@ pub struct PackedParts {
     pub fits_f16: bool,
     /// What [`HostWeight::fits_f16_scaled`] said of it.
     pub fits_f16_scaled: bool,
-    /// K-tiles of the layout, or rows of blocks for [`PackClass::Canonical`].
+    /// K-tiles of the layout, or rows of blocks for [`FragmentLayout::Canonical`].
     pub data: SharedBytes,
     /// The factor of every row, f32.
     pub row_scale: Option<SharedBytes>,
@@ -106,7 +106,7 @@ impl PackedWeight {
     ///
     /// # Errors
     /// [`FormatError::Overflow`] when a dimension has more than 32 bits.
-    pub fn pack(weight: &HostWeight, class: PackClass) -> Result<Self, FormatError> {
+    pub fn pack(weight: &HostWeight, class: FragmentLayout) -> Result<Self, FormatError> {
         let format = weight.format();
         let layout = PackedLayout::new(format, class);
         let step = k_step(format, layout.as_ref());
@@ -131,7 +131,7 @@ impl PackedWeight {
     ///
     /// # Errors
     /// As [`HostWeight::gated_pair`] and [`PackedWeight::pack`].
-    pub fn pack_gated(gate: &HostWeight, up: &HostWeight, class: PackClass) -> Result<Self, FormatError> {
+    pub fn pack_gated(gate: &HostWeight, up: &HostWeight, class: FragmentLayout) -> Result<Self, FormatError> {
         let pair = Self::pack(&HostWeight::gated_pair(gate, up)?, class)?;
         Self::new(PackedParts { features: gate.n(), gated: true, ..pair.0 })
     }
@@ -249,7 +249,7 @@ struct Lengths {
 }
 
 impl Lengths {
-    fn of(format: Format, class: PackClass, n: usize, stored_k: usize) -> Self {
+    fn of(format: Format, class: FragmentLayout, n: usize, stored_k: usize) -> Self {
         let layout = PackedLayout::new(format, class);
         let data = match &layout {
             Some(l) => [l.n_tiles(n), l.k_tiles(stored_k), l.k_tile_bytes],
@@ -304,17 +304,18 @@ pub fn k_step(format: Format, layout: Option<&PackedLayout>) -> usize {
     layout.map_or(format.block_len, |l| l.k_tile)
 }
 
-fn class_code(class: PackClass) -> u8 {
+fn class_code(class: FragmentLayout) -> u8 {
     match class {
-        PackClass::Canonical => 0,
-        PackClass::MmaM16 => 1,
-        PackClass::MmaM8N8K4 => 2,
-        PackClass::Simd16 => 3,
+        FragmentLayout::Canonical => 0,
+        FragmentLayout::MmaM16 => 1,
+        FragmentLayout::MmaM8N8K4 => 2,
+        FragmentLayout::Simd16 => 3,
     }
 }
 
-fn class_of(code: u8) -> Result<PackClass, FormatError> {
-    let classes = [PackClass::Canonical, PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16];
+fn class_of(code: u8) -> Result<FragmentLayout, FormatError> {
+    let classes =
+        [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16];
     classes.get(usize::from(code)).copied().ok_or_else(|| damaged(format!("layout {code} is not known")))
 }
 
@@ -323,7 +324,7 @@ fn damaged(what: String) -> FormatError {
 }
 
 /// A number that changes with the place of any bit: of what a sample is packed into.
-fn fingerprint(format: Format, class: PackClass) -> u64 {
+fn fingerprint(format: Format, class: FragmentLayout) -> u64 {
     let (rows, columns) = match PackedLayout::new(format, class) {
         Some(layout) => (layout.tile_rows + 1, layout.k_tile + format.block_len),
         None => (2, 2 * format.block_len),
@@ -341,16 +342,20 @@ fn fingerprint(format: Format, class: PackClass) -> u64 {
     checksum(format.block_bytes as u64, &packed)
 }
 
-/// Checks that every column is fed by one input feature at most, and that there are no others.
+/// Checks that every column takes one input feature at most, each once, and that there are no others.
 fn check_order(order: &[u8], k: usize, stored_k: usize) -> Result<(), FormatError> {
-    let mut fed = vec![false; k];
+    let mut taken = vec![false; k];
     for (i, column) in order.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).enumerate() {
         if column == NO_COLUMN {
             continue;
         }
-        match fed.get_mut(column as usize) {
-            Some(fed) if !*fed && i < stored_k => *fed = true,
-            _ => return Err(damaged(format!("column {i} is fed by feature {column} of {k}, or not the first to be"))),
+        match taken.get_mut(column as usize) {
+            Some(taken) if !*taken && i < stored_k => *taken = true,
+            _ => {
+                return Err(damaged(format!(
+                    "column {i} takes feature {column} of {k}, or is not the first to take it"
+                )));
+            }
         }
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Fragment-order layouts: weights rearranged once so that a lane's codes are consecutive words.
 //!
-//! A weight is cut into *tiles* of 16 (classes T and R) or 32 (`MmaM8N8K4`) rows, a tile into *k-tiles* along K, of a block or, where
+//! A weight is cut into *tiles* of 16 (`MmaM16`, `Simd16`) or 32 (`MmaM8N8K4`) rows, a tile into *k-tiles* along K, of a block or, where
 //! that is less, of 64 columns. K-tiles of a tile follow one another, so that a warp streams through contiguous
 //! memory. A k-tile holds its code planes and then its scale records:
 //!
@@ -34,7 +34,7 @@ use crate::weight::HostWeight;
 /// Which instructions a layout serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
-pub enum PackClass {
+pub enum FragmentLayout {
     /// Rows of blocks as in the file.
     Canonical,
     /// Every 16-row matrix instruction (Turing and newer).
@@ -54,10 +54,10 @@ pub(crate) const QUAD: usize = 4;
 const QUAD_BYTE: [usize; QUAD] = [0, 2, 1, 3];
 
 /// Lanes that a k-tile's words are dealt to.
-const fn lanes(class: PackClass) -> usize {
+const fn lanes(class: FragmentLayout) -> usize {
     match class {
-        PackClass::Simd16 => 16,
-        PackClass::MmaM16 | PackClass::MmaM8N8K4 | PackClass::Canonical => 32,
+        FragmentLayout::Simd16 => 16,
+        FragmentLayout::MmaM16 | FragmentLayout::MmaM8N8K4 | FragmentLayout::Canonical => 32,
     }
 }
 
@@ -101,8 +101,8 @@ pub struct ScalePlaneLayout {
 /// The geometry of a prepacked weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackedLayout {
-    /// Which instructions it serves; never [`PackClass::Canonical`].
-    pub class: PackClass,
+    /// Which instructions it serves; never [`FragmentLayout::Canonical`].
+    pub class: FragmentLayout,
     /// Rows in a tile.
     pub tile_rows: usize,
     /// Columns in a k-tile.
@@ -117,12 +117,12 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// The layout of `format` in `class`, or `None` for [`PackClass::Canonical`], which has no k-tiles.
-    pub fn new(format: Format, class: PackClass) -> Option<Self> {
+    /// The layout of `format` in `class`, or `None` for [`FragmentLayout::Canonical`], which has no k-tiles.
+    pub fn new(format: Format, class: FragmentLayout) -> Option<Self> {
         let tile_rows = match class {
-            PackClass::Canonical => return None,
-            PackClass::MmaM16 | PackClass::Simd16 => 16,
-            PackClass::MmaM8N8K4 => 32,
+            FragmentLayout::Canonical => return None,
+            FragmentLayout::MmaM16 | FragmentLayout::Simd16 => 16,
+            FragmentLayout::MmaM8N8K4 => 32,
         };
         let lanes = lanes(class);
         // A cache line of f16 activations a token.
@@ -132,7 +132,7 @@ impl PackedLayout {
         for &bits in format.code_planes {
             let bits = usize::from(bits);
             let lane_bytes = tile_rows * k_tile / lanes * bits / 8;
-            let word_bytes = if class == PackClass::Simd16 { 4 } else { lane_bytes.min(16) };
+            let word_bytes = if class == FragmentLayout::Simd16 { 4 } else { lane_bytes.min(16) };
             codes.push(CodePlaneLayout { bits, offset, word_bytes, words: lane_bytes / word_bytes });
             offset += lane_bytes * lanes;
         }
@@ -170,8 +170,8 @@ impl PackedLayout {
     /// Row of the tile, and column of the k-tile, that value `i` of quad `quad` of `lane` stands for.
     pub fn position(&self, lane: usize, quad: usize, i: usize) -> (usize, usize) {
         match self.class {
-            PackClass::MmaM8N8K4 | PackClass::Simd16 => (lane, quad * QUAD + i),
-            PackClass::MmaM16 | PackClass::Canonical => {
+            FragmentLayout::MmaM8N8K4 | FragmentLayout::Simd16 => (lane, quad * QUAD + i),
+            FragmentLayout::MmaM16 | FragmentLayout::Canonical => {
                 let (g, t) = (lane / 4, lane % 4);
                 let (chunk, half, step) = (quad / 8, quad / 4 % 2, quad % 4);
                 (g + 8 * half, chunk * 64 + step * 16 + 2 * t + [0, 1, 8, 9][i])
@@ -186,7 +186,7 @@ impl PackedLayout {
 
     /// Whether a plane holds its records by words, as `Simd16` does where they are whole words of single rows.
     pub fn records_by_words(&self, plane: &ScalePlaneLayout) -> bool {
-        self.class == PackClass::Simd16 && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
+        self.class == FragmentLayout::Simd16 && plane.rows == 1 && plane.row_bytes.is_multiple_of(4)
     }
 
     /// Byte of the k-tile that holds byte `i` of the records of row `row` of the tile.
@@ -196,7 +196,7 @@ impl PackedLayout {
         }
         let record = match self.class {
             _ if plane.rows > 1 => row / plane.rows,
-            PackClass::MmaM16 => (row % 8) * 2 + row / 8,
+            FragmentLayout::MmaM16 => (row % 8) * 2 + row / 8,
             _ => row,
         };
         plane.offset + record * plane.row_bytes + i
@@ -214,7 +214,7 @@ impl PackedLayout {
     /// Packs one k-tile from the codes `[tile_rows][k_tile]` and scale records `[row][plane bytes…]` of its rows.
     fn pack_k_tile(&self, codes: &[u32], scales: &[Vec<u8>], k_tile: &mut [u8]) {
         match self.class {
-            PackClass::Simd16 => self.pack_words_of_rows(codes, k_tile),
+            FragmentLayout::Simd16 => self.pack_words_of_rows(codes, k_tile),
             _ => self.pack_words(codes, k_tile),
         }
         let rows = scales.len() / self.scales.len().max(1);
@@ -342,8 +342,8 @@ impl PackedLayout {
     /// Lane, quad and index within the quad that hold (`row`, `column`): the inverse of [`Self::position`].
     fn locate(&self, row: usize, column: usize) -> (usize, usize, usize) {
         match self.class {
-            PackClass::MmaM8N8K4 | PackClass::Simd16 => (row, column / QUAD, column % QUAD),
-            PackClass::MmaM16 | PackClass::Canonical => {
+            FragmentLayout::MmaM8N8K4 | FragmentLayout::Simd16 => (row, column / QUAD, column % QUAD),
+            FragmentLayout::MmaM16 | FragmentLayout::Canonical => {
                 let in_step = column % 16;
                 let lane = row % 8 * 4 + in_step % 8 / 2;
                 let quad = column / 64 * 8 + row / 8 * 4 + column % 64 / 16;
@@ -359,9 +359,9 @@ mod tests {
 
     #[test]
     fn locate_inverts_position() {
-        for class in [PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16] {
+        for class in [FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16] {
             for format in Format::all() {
-                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                let layout = PackedLayout::new(format, class).expect("a fragment layout");
                 for lane in 0..lanes(class) {
                     for quad in 0..layout.quads() {
                         for i in 0..QUAD {
@@ -376,9 +376,9 @@ mod tests {
 
     #[test]
     fn packing_keeps_every_code_and_scale() {
-        for class in [PackClass::MmaM16, PackClass::MmaM8N8K4, PackClass::Simd16] {
+        for class in [FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4, FragmentLayout::Simd16] {
             for format in Format::all() {
-                let layout = PackedLayout::new(format, class).expect("a fragment class");
+                let layout = PackedLayout::new(format, class).expect("a fragment layout");
                 let (n, k) = (layout.tile_rows + 3, format.block_len * 3);
                 let mut state = 1u32;
                 let bytes: Vec<u8> = (0..format.row_offset(n, k))

@@ -5,7 +5,7 @@
 //! [`FormatDesc::unpack_block`](crate::FormatDesc::unpack_block) for one bit after the other.
 
 use crate::desc::Format;
-use crate::prepack::{CodePlaneLayout, PackClass, PackedLayout, QUAD};
+use crate::prepack::{CodePlaneLayout, FragmentLayout, PackedLayout, QUAD};
 
 /// 32 consecutive bits of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ fn position(
 
 /// By how many bits a lane's codes lie further than those of the lane before it in its row, everywhere the same.
 fn lane_bits(layout: &PackedLayout, source: &BlockSource, bit: usize) -> Option<usize> {
-    if layout.class == PackClass::MmaM8N8K4 {
+    if layout.class == FragmentLayout::MmaM8N8K4 {
         return Some(0);
     }
     let at = |lane, quad, i| position(layout, source, (lane, quad, i), bit).1;
@@ -211,7 +211,9 @@ mod tests {
 
     #[test]
     fn moved_words_are_those_of_the_packer() {
-        for (format, class) in Format::all().flat_map(|f| [PackClass::MmaM16, PackClass::MmaM8N8K4].map(|c| (f, c))) {
+        for (format, class) in
+            Format::all().flat_map(|f| [FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4].map(|c| (f, c)))
+        {
             let layout = PackedLayout::new(format, class).expect("a fragment class");
             let repacking = Repacking::new(&layout).unwrap_or_else(|| panic!("{format} {class:?}"));
             let (n, k) = (layout.tile_rows, 2 * layout.k_tile);
@@ -226,7 +228,7 @@ mod tests {
             let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
             for (k_tile, lane) in (0..2).flat_map(|s| (0..32).map(move |l| (s, l))) {
                 let (rows, within) = match class {
-                    PackClass::MmaM8N8K4 => ([lane, lane], 0),
+                    FragmentLayout::MmaM8N8K4 => ([lane, lane], 0),
                     _ => ([lane / 4, lane / 4 + 8], lane % 4),
                 };
                 for (plane, words) in layout.codes.iter().zip(&repacking.words) {
@@ -253,7 +255,7 @@ mod tests {
     #[test]
     fn codes_are_flipped_in_whole_bytes_alone() {
         for format in Format::all() {
-            let layout = PackedLayout::new(format, PackClass::MmaM16).expect("a fragment class");
+            let layout = PackedLayout::new(format, FragmentLayout::MmaM16).expect("a fragment class");
             let repacking = Repacking::new(&layout).expect("bits are moved");
             let bytes_of_a_block = format.code_planes == [8] && format.block_len >= 16;
             assert!(repacking.zero_code == 0 || bytes_of_a_block, "{format}");
@@ -263,7 +265,7 @@ mod tests {
     #[test]
     fn words_take_few_windows() {
         let layout =
-            |name: &str| PackedLayout::new(name.parse().expect("a format"), PackClass::MmaM16).expect("a class");
+            |name: &str| PackedLayout::new(name.parse().expect("a format"), FragmentLayout::MmaM16).expect("a class");
         let of = |name| Repacking::new(&layout(name)).expect("bits are moved");
         // Both nibbles of a byte are of one row.
         let q4_k = of("q4_k");

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use qgemm_formats::packed_file::{PackedParts, PackedWeight};
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, FormatError, HostWeight, NO_COLUMN, SharedBytes};
 
-const CLASSES: [PackClass; 3] = [PackClass::Canonical, PackClass::MmaM16, PackClass::MmaM8N8K4];
+const CLASSES: [FragmentLayout; 3] = [FragmentLayout::Canonical, FragmentLayout::MmaM16, FragmentLayout::MmaM8N8K4];
 
 fn weight(format: Format, n: usize, k: usize) -> HostWeight {
     let blocks: Vec<u8> = (0..format.row_offset(n, k)).map(|i| (i * 131 % 251) as u8).collect();
@@ -28,7 +28,7 @@ fn act_order() -> PackedWeight {
     let order: Vec<u32> = (0..67).rev().chain([NO_COLUMN; 3]).collect();
     let blocks = vec![0x35; format.row_offset(5, 70)];
     let weight = HostWeight::with_k_order(format, 5, 67, blocks.into(), order).expect("valid");
-    PackedWeight::pack(&weight.with_row_scale(vec![0.5; 5]).expect("finite"), PackClass::MmaM16).expect("small")
+    PackedWeight::pack(&weight.with_row_scale(vec![0.5; 5]).expect("finite"), FragmentLayout::MmaM16).expect("small")
 }
 
 #[test]
@@ -51,10 +51,10 @@ fn what_is_written_is_read() {
 fn gated_pairs_are_kept() {
     let format: Format = "q4_k".parse().expect("a format");
     let (gate, up) = (weight(format, 19, 256), weight(format, 19, 256));
-    let written = PackedWeight::pack_gated(&gate, &up, PackClass::MmaM16).expect("small");
+    let written = PackedWeight::pack_gated(&gate, &up, FragmentLayout::MmaM16).expect("small");
     let got = read(file(&written)).expect("valid");
     assert_eq!((got.n, got.features, got.gated), (48, 19, true));
-    let single = PackedWeight::pack(&gate, PackClass::MmaM16).expect("small");
+    let single = PackedWeight::pack(&gate, FragmentLayout::MmaM16).expect("small");
     assert_eq!((single.n, single.features, single.gated), (19, 19, false));
     for features in [0, 16, 25] {
         let parts = PackedParts { features, ..(*written).clone() };
@@ -75,7 +75,7 @@ fn foreign_and_old_files_are_told_apart() {
     assert_eq!(changed(8, &[2]), FormatError::PackedVersion { expected: 1, got: 2 });
     assert!(matches!(changed(12, &[7]), FormatError::BadFile { .. }));
     // Another layout has another fingerprint.
-    assert!(matches!(changed(12, &[2]), FormatError::PackedLayout { class: PackClass::MmaM8N8K4, .. }));
+    assert!(matches!(changed(12, &[2]), FormatError::PackedLayout { class: FragmentLayout::MmaM8N8K4, .. }));
     assert!(matches!(changed(40, &[0xab; 8]), FormatError::PackedLayout { got: 0xabab_abab_abab_abab, .. }));
     assert!(matches!(changed(56, b"int9"), FormatError::UnknownFormat { .. }));
     assert!(matches!(changed(16, &[0; 8]), FormatError::ZeroDimension { name: "N" }));
@@ -135,7 +135,7 @@ fn parts_that_do_not_belong_together_are_refused() {
         (|p| p.n = 17, |e| matches!(e, FormatError::WrongLength { .. })),
         (|p| p.k = 71, |e| matches!(e, FormatError::BadFile { .. })),
         (|p| p.stored_k = 700, |e| matches!(e, FormatError::WrongLength { .. })),
-        (|p| p.class = PackClass::Canonical, |e| matches!(e, FormatError::WrongLength { .. })),
+        (|p| p.class = FragmentLayout::Canonical, |e| matches!(e, FormatError::WrongLength { .. })),
         (|p| p.k_order = None, |e| matches!(e, FormatError::BadFile { .. })),
         (
             |p| p.row_scale = Some(vec![0; 19].into()),

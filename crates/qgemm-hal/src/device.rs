@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{Format, HostWeight};
 
 use crate::buffer::{Buffer, BufferMut, BufferRef};
@@ -77,15 +77,15 @@ pub trait Device: Any + Send + Sync + fmt::Debug {
     fn elapsed(&self, start: &Event, end: &Event) -> Result<Duration, HalError>;
 
     /// The layout in which this device's kernels read weights of `format`.
-    fn pack_class(&self, format: Format) -> PackClass;
+    fn fragment_layout(&self, format: Format) -> FragmentLayout;
 
-    /// New memory that holds the blocks of `weight` in the layout of [`Device::pack_class`]; ready for `stream` when this
+    /// New memory that holds the blocks of `weight` in the layout of [`Device::fragment_layout`]; ready for `stream` when this
     /// returns. Packs on the host where the device does not do it itself.
     ///
     /// # Errors
     /// [`HalError::OutOfMemory`], what kernels can fail with, or a driver error.
     fn pack(&self, stream: &Stream, weight: &HostWeight) -> Result<Buffer, HalError> {
-        let packed = PackedLayout::new(weight.format(), self.pack_class(weight.format())).map(|l| l.pack(weight));
+        let packed = PackedLayout::new(weight.format(), self.fragment_layout(weight.format())).map(|l| l.pack(weight));
         let bytes = packed.as_deref().unwrap_or(weight.blocks());
         let mut buffer = self.allocate(bytes.len(), "a weight")?;
         self.upload(stream, bytes, (&mut buffer).into())?;

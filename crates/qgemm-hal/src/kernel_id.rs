@@ -1,8 +1,8 @@
 //! [`KernelId`]: what a kernel is, in a form that programs compare and people read.
 //!
 //! An identity names operation, family, variant and the operation's own keys. It stands behind preludes, the kernel cache,
-//! `kernels.lock`, tuned tables and emulated objects. Its text is `gemm:gemv:sm80:loop=gemv,w=q4_0,x=f16,…`; families that
-//! have no variants have `-` in its place.
+//! `kernels.lock`, tuned tables and emulated objects. Its text is
+//! `gemm:gemv:sm80:main_loop=gemv,w=q4_0,x=f16,…`; families that have no variants have `-` in its place.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use qgemm_formats::Format;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 
 use crate::buffer::{Buffer, BufferMut, BufferRef};
 use crate::caps::{DeviceId, DeviceInfo, DeviceKind, Math};
@@ -141,8 +141,8 @@ impl Device for NoopDevice {
         HostEvent::elapsed(ID, start, end)
     }
 
-    fn pack_class(&self, _format: Format) -> PackClass {
-        PackClass::Canonical
+    fn fragment_layout(&self, _format: Format) -> FragmentLayout {
+        FragmentLayout::Canonical
     }
 
     fn catalog(&self) -> Catalog {

@@ -36,7 +36,7 @@ pub enum SchedError {
 #[non_exhaustive]
 pub enum TunedError {
     /// It is no table, or holds a number that JSON has not.
-    #[error("no table of tuned configurations: {0}")]
+    #[error("no table of tuned configurations")]
     Json(#[from] serde_json::Error),
     /// Another version wrote it.
     #[error(

@@ -152,7 +152,7 @@ const LIST_LAUNCHES: f64 = 1.0;
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::prepack::FragmentLayout;
     use qgemm_formats::{DType, Format};
     use qgemm_hal::{Activation, Combine, Dense, ExpertForm, XPrecision, noop};
 
@@ -168,7 +168,7 @@ mod tests {
             k: 32,
             stored_k: 32,
             format,
-            class: PackClass::Canonical,
+            class: FragmentLayout::Canonical,
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,

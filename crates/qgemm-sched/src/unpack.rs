@@ -34,7 +34,7 @@ pub fn choose<'f>(
 #[cfg(test)]
 mod tests {
     use qgemm_formats::DType;
-    use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::prepack::FragmentLayout;
     use qgemm_hal::Dense;
 
     use super::*;
@@ -49,7 +49,7 @@ mod tests {
             first: 0,
             features: 64,
             format: "q4_0".parse().expect("exists"),
-            class: PackClass::Canonical,
+            class: FragmentLayout::Canonical,
             row_scale: false,
             k_order: false,
             d: Dense::rows_of(DType::F16, 8),

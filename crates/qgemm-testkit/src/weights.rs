@@ -140,7 +140,7 @@ pub fn gated_weights(
 ) -> Result<[HostWeight; 2], TestWeightError> {
     let gate = weight(kind, format, n, k, act_order, seed)?;
     let up = weight(kind, format, n, k, act_order, seed ^ 0x00b0_7000)?;
-    // Columns that nothing feeds are at the same places in every order.
+    // Columns that take no feature are at the same places in every order.
     let Some(order) = gate.k_order() else { return Ok([gate, up]) };
     let ordered = HostWeight::with_k_order(format, n, k, up.blocks().to_vec().into(), order.to_vec())?;
     let up = match up.row_scale() {
@@ -162,7 +162,7 @@ pub fn with_channel_scale(weight: HostWeight, seed: u64) -> Result<HostWeight, T
     Ok(weight.with_row_scale(scales)?)
 }
 
-/// Normal values, 0 in columns that no input feature feeds.
+/// Normal values, 0 in columns that take no input feature.
 fn values(n: usize, stored_k: usize, order: Option<&[u32]>, rng: &mut StdRng) -> Vec<f32> {
     let mut values: Vec<f32> = (0..n * stored_k).map(|_| normal(rng)).collect();
     if let Some(order) = order {
@@ -422,15 +422,15 @@ mod tests {
     }
 
     #[test]
-    fn act_order_feeds_every_column_once() {
+    fn act_order_takes_every_feature_once() {
         let format: Format = "int4_g32".parse().expect("a format");
         for order in [ActOrder::Full, ActOrder::Padded] {
             let weight = weight(WeightKind::Raw, format, 3, 77, Some(order), 2).expect("valid");
-            let mut fed: Vec<u32> =
+            let mut features: Vec<u32> =
                 weight.k_order().expect("permuted").iter().copied().filter(|&c| c != NO_COLUMN).collect();
-            assert_ne!(fed, (0..77).collect::<Vec<_>>());
-            fed.sort_unstable();
-            assert_eq!(fed, (0..77).collect::<Vec<_>>());
+            assert_ne!(features, (0..77).collect::<Vec<_>>());
+            features.sort_unstable();
+            assert_eq!(features, (0..77).collect::<Vec<_>>());
         }
     }
 

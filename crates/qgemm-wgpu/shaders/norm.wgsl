@@ -7,7 +7,7 @@ var<workgroup> kept: array<f32, KEPT>;
 var<workgroup> sums: array<vec2<f32>, THREADS>;
 var<workgroup> largest: array<u32, THREADS>;
 
-// X's row `row`, column `column`, as it lies.
+// X's row `row`, column `column`, as it is stored.
 fn x_at(row: u32, column: u32) -> f32 {
     let dtype = type_of(TYPE_X);
     if (has(FLAG_X_IN_D)) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use qgemm_formats::Format;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_hal::{Buffer, BufferMut, BufferRef, Catalog, Device, DeviceInfo, Event, HalError, Stream};
 
 use crate::event::{self, WgpuStream};
@@ -80,7 +80,7 @@ impl Device for WgpuDevice {
         event::elapsed(&self.shared, start, end)
     }
 
-    fn pack_class(&self, _format: Format) -> PackClass {
+    fn fragment_layout(&self, _format: Format) -> FragmentLayout {
         CLASS
     }
 

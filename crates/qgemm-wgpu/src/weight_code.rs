@@ -2,11 +2,11 @@
 
 use std::fmt::Write;
 
-use qgemm_formats::prepack::{CodePlaneLayout, PackClass, PackedLayout};
+use qgemm_formats::prepack::{CodePlaneLayout, FragmentLayout, PackedLayout};
 use qgemm_formats::{Encoding, Format};
 
 /// The layout that the shaders read.
-pub(crate) const CLASS: PackClass = PackClass::Simd16;
+pub(crate) const CLASS: FragmentLayout = FragmentLayout::Simd16;
 
 /// Values in a quad.
 const QUAD: usize = 4;

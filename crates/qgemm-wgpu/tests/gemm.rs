@@ -7,7 +7,7 @@ mod common;
 
 use case::{Case, Options, POISON, plan};
 use common::{adapter, download, upload};
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format, HostWeight, QuantizedActivations, XFormat};
 use qgemm_hal::{CheckedGemm, Dense, GemmOperand, HalError, Operands, XOperand};
 use rand::rngs::StdRng;
@@ -218,7 +218,7 @@ fn what_cannot_be_served_is_refused() {
     let error = gemm.prepare(&*device, &large, &plan(&large, config)).expect_err("too large a row of D");
     assert!(matches!(error, HalError::Unsupported { .. }), "{error}");
 
-    let packed = CheckedGemm { class: PackClass::MmaM16, ..case.op.clone() };
+    let packed = CheckedGemm { class: FragmentLayout::MmaM16, ..case.op.clone() };
     assert!(gemm.configs(&packed, device.info()).is_err());
 
     let quantized = XOperand { format: XFormat::Q8 { block: 32 }, ..case.op.x };

@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("qgemm-api", &["qgemm-formats", "qgemm-hal", "qgemm-sched", "qgemm-cpu", "qgemm-cuda", "qgemm-wgpu", "qgemm-emu"]),
     ("qgemm-testkit", &["qgemm-api", "qgemm-formats", "qgemm-hal"]),
     ("qgemm-cli", &["qgemm-api", "qgemm-testkit"]),
-    ("qgemm-benches", &["qgemm-api", "qgemm-testkit"]),
+    ("qgemm-benches", &["qgemm-api", "qgemm-cuda", "qgemm-testkit"]),
     ("xtask", &["qgemm-formats", "qgemm-hal", "qgemm-cuda"]),
 ];
 

@@ -1,15 +1,16 @@
-//! A sentence encoder of BERT's kind: its linear layers are qgemm's, what lies between them is plain Rust.
+//! A sentence encoder of BERT's kind: linear layers, attention and norms are qgemm's, and rows stay on the device from the first norm to
+//! the last.
 //!
-//! Sentences are not padded: the tokens of all of them are the rows of one matrix, so that each linear layer is one product.
+//! Sentences are not padded: the tokens of all of them are the rows of one matrix, so that each linear layer is one product, and offsets
+//! tell attention where a sentence begins.
 
 use std::error::Error;
 use std::fs;
-use std::ops::Range;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use qgemm_api::{
-    Activation, Args, Buffer, Context, DType, Format, Model, Problem, Weight, XPrecision, open_model, quantize,
+    Activation, Args, Attention, AttentionArgs, Buffer, Context, DType, Format, Keys, KvStrides, Model, Norm, NormArgs,
+    NormFunction, Problem, Queries, Weight, XPrecision, open_model, quantize,
 };
 use serde::Deserialize;
 
@@ -60,19 +61,18 @@ pub struct Encoder {
     words: Vec<f32>,
     positions: Vec<f32>,
     segment: Vec<f32>,
-    norm: Norm,
+    norm: LayerNorm,
     layers: Vec<Layer>,
-    linear_time: Duration,
 }
 
 struct Layer {
     /// Query, key and value: one weight, because they read the same X.
     qkv: Linear,
     attention: Linear,
-    attention_norm: Norm,
+    attention_norm: LayerNorm,
     up: Linear,
     down: Linear,
-    norm: Norm,
+    norm: LayerNorm,
 }
 
 impl Encoder {
@@ -91,10 +91,10 @@ impl Encoder {
             Ok::<_, Box<dyn Error>>(Layer {
                 qkv: load.linear(&qkv, Activation::Identity)?,
                 attention: load.linear(&[format!("{attention}.output.dense")], Activation::Identity)?,
-                attention_norm: Norm::open(&model, &format!("{attention}.output.LayerNorm"), &settings)?,
+                attention_norm: load.norm(&format!("{attention}.output.LayerNorm"), &settings)?,
                 up: load.linear(&[format!("{layer}.intermediate.dense")], Activation::GeluErf)?,
                 down: load.linear(&[format!("{layer}.output.dense")], Activation::Identity)?,
-                norm: Norm::open(&model, &format!("{layer}.output.LayerNorm"), &settings)?,
+                norm: load.norm(&format!("{layer}.output.LayerNorm"), &settings)?,
             })
         };
         Ok(Self {
@@ -102,17 +102,11 @@ impl Encoder {
             words: dense("embeddings.word_embeddings.weight")?,
             positions: dense("embeddings.position_embeddings.weight")?,
             segment: dense("embeddings.token_type_embeddings.weight")?,
-            norm: Norm::open(&model, "embeddings.LayerNorm", &settings)?,
+            norm: load.norm("embeddings.LayerNorm", &settings)?,
             layers: (0..settings.num_hidden_layers).map(layer).collect::<Result<_>>()?,
             ctx: ctx.clone(),
             settings,
-            linear_time: Duration::ZERO,
         })
-    }
-
-    /// How long linear layers took since the encoder was opened, copies to the device and back included.
-    pub fn linear_time(&self) -> Duration {
-        self.linear_time
     }
 
     /// The tokens of a text.
@@ -124,11 +118,10 @@ impl Encoder {
     ///
     /// # Errors
     /// When the device fails.
-    pub fn embed(&mut self, sentences: &[&str]) -> Result<Vec<Vec<f32>>> {
-        let size = self.settings.hidden_size;
-        let (mut x, mut rows) = (Vec::new(), Vec::new());
+    pub fn embed(&self, sentences: &[&str]) -> Result<Vec<Vec<f32>>> {
+        let (ctx, size) = (&self.ctx, self.settings.hidden_size);
+        let (mut x, mut ends) = (Vec::new(), vec![0]);
         for sentence in sentences {
-            let start = x.len() / size;
             for (position, id) in self.tokens(sentence).into_iter().enumerate() {
                 let row = |table: &[f32], i: usize| table[i * size..][..size].to_vec();
                 let (word, place) = (row(&self.words, id), row(&self.positions, position));
@@ -136,27 +129,65 @@ impl Encoder {
                     word.iter().zip(&place).zip(&self.segment).map(|((word, place), segment)| word + place + segment),
                 );
             }
-            rows.push(start..x.len() / size);
+            ends.push(x.len() / size);
         }
-        self.norm.apply(&mut x);
-        let mut time = Duration::ZERO;
+        let offsets = Offsets::upload(ctx, &ends)?;
+        let mut x = ctx.upload(&x)?;
+        self.norm.apply(ctx, &mut x)?;
         for layer in &self.layers {
-            let mut linear = |linear: &Linear, x: &[f32], residual: Option<&[f32]>| {
-                let start = Instant::now();
-                let y = linear.run(&self.ctx, x, residual);
-                time += start.elapsed();
-                y
-            };
-            let qkv = linear(&layer.qkv, &x, None)?;
-            let heads = attention(&qkv, &rows, size, self.settings.num_attention_heads);
-            x = linear(&layer.attention, &heads, Some(&x))?;
-            layer.attention_norm.apply(&mut x);
-            let up = linear(&layer.up, &x, None)?;
-            x = linear(&layer.down, &up, Some(&x))?;
-            layer.norm.apply(&mut x);
+            let qkv = layer.qkv.run(ctx, &x, None)?;
+            let heads = self.attention(&qkv, &offsets)?;
+            x = layer.attention.run(ctx, &heads, Some(&x))?;
+            layer.attention_norm.apply(ctx, &mut x)?;
+            let up = layer.up.run(ctx, &x, None)?;
+            x = layer.down.run(ctx, &up, Some(&x))?;
+            layer.norm.apply(ctx, &mut x)?;
         }
-        self.linear_time += time;
-        Ok(rows.into_iter().map(|rows| pooled(&x[rows.start * size..rows.end * size], size)).collect())
+        let x: Vec<f32> = ctx.download(&x)?;
+        Ok(ends.windows(2).map(|ends| pooled(&x[ends[0] * size..ends[1] * size], size)).collect())
+    }
+
+    /// Every token looks at all tokens of its sentence. Rows of `qkv` hold query, key and value side by side.
+    fn attention(&self, qkv: &Buffer, offsets: &Offsets) -> Result<Buffer> {
+        let Settings { hidden_size: size, num_attention_heads: heads, .. } = self.settings;
+        let &Offsets { sentences, tokens, longest, ref on_device } = offsets;
+        let (queries, keys) = (Queries::offsets(sentences, tokens, longest), Keys::offsets(tokens, longest));
+        let (row, head) = (3 * size as u64, (size / heads) as u64);
+        let strides = KvStrides { page: 0, token: row, head };
+        let attention = Attention::new(DType::F32, heads, heads, size / heads, queries, keys)
+            .q_strides(row, head)
+            .k_strides(strides)
+            .v_strides(strides);
+        let plan = self.ctx.plan_attention(&attention)?;
+        let mut d = self.ctx.allocate(tokens * size * DType::F32.bytes())?;
+        let mut workspace = self.ctx.workspace(plan.workspace_bytes())?;
+        let part = |part: usize| qkv.slice(part * size * DType::F32.bytes()..qkv.len());
+        let mut args = AttentionArgs::new(part(0)?, part(1)?, part(2)?, &mut d);
+        (args.q_offsets, args.kv_offsets) = (Some(on_device.view()), Some(on_device.view()));
+        args.workspace = Some(&mut workspace);
+        plan.run(&self.ctx.default_stream(), args)?;
+        Ok(d)
+    }
+}
+
+/// Where the tokens of each sentence are.
+struct Offsets {
+    sentences: usize,
+    tokens: usize,
+    longest: usize,
+    on_device: Buffer,
+}
+
+impl Offsets {
+    /// Of sentences that end there; the first end is 0.
+    fn upload(ctx: &Context, ends: &[usize]) -> Result<Self> {
+        let words = ends.iter().map(|&end| u32::try_from(end)).collect::<std::result::Result<Vec<u32>, _>>()?;
+        Ok(Self {
+            sentences: ends.len() - 1,
+            tokens: ends[ends.len() - 1],
+            longest: ends.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(0),
+            on_device: ctx.upload(&words)?,
+        })
     }
 }
 
@@ -185,6 +216,13 @@ impl Loader<'_> {
         let bias = self.ctx.upload(&bias)?;
         Ok(Linear { weight: self.ctx.load(&host)?, bias, activation, x_precision: self.choice.x_precision })
     }
+
+    fn norm(&self, name: &str, settings: &Settings) -> Result<LayerNorm> {
+        let values = |part: &str| Ok::<_, Box<dyn Error>>(self.model.dense(&format!("{name}.{part}"))?.to_f32());
+        let upload = |part: &str| Ok::<_, Box<dyn Error>>(self.ctx.upload(&values(part)?)?);
+        let function = NormFunction::layer(settings.layer_norm_eps).gamma(DType::F32).beta(DType::F32);
+        Ok(LayerNorm { columns: settings.hidden_size, function, gamma: upload("weight")?, beta: upload("bias")? })
+    }
 }
 
 /// `activation(X·Wᵀ + bias) + residual`.
@@ -196,75 +234,40 @@ struct Linear {
 }
 
 impl Linear {
-    fn run(&self, ctx: &Context, x: &[f32], residual: Option<&[f32]>) -> Result<Vec<f32>> {
-        let m = x.len() / self.weight.k();
+    fn run(&self, ctx: &Context, x: &Buffer, residual: Option<&Buffer>) -> Result<Buffer> {
+        let m = x.len() / (self.weight.k() * DType::F32.bytes());
         let mut problem =
             Problem::new(&self.weight, m).x_precision(self.x_precision).bias(DType::F32).activation(self.activation);
         if residual.is_some() {
             problem = problem.residual(DType::F32);
         }
-        // Known from the second time on. An engine with attention of its own on the device keeps the buffers, too.
+        // Known from the second time on. An engine keeps the buffers, too; these are freed after the work that uses them.
         let plan = ctx.plan(&problem)?;
-        let x = ctx.upload(x)?;
-        let residual = residual.map(|residual| ctx.upload(residual)).transpose()?;
         let mut d = ctx.allocate(m * self.weight.n() * DType::F32.bytes())?;
         let mut workspace = ctx.workspace(plan.workspace_bytes())?;
-        let mut args = Args::new(&x, &self.weight, &mut d).bias(&self.bias).workspace(&mut workspace);
-        args.residual = residual.as_ref().map(Into::into);
+        let mut args = Args::new(x, &self.weight, &mut d).bias(&self.bias).workspace(&mut workspace);
+        args.residual = residual.map(Into::into);
         plan.run(&ctx.default_stream(), args)?;
-        Ok(ctx.download(&d)?)
+        Ok(d)
     }
 }
 
-/// LayerNorm.
-struct Norm {
-    gamma: Vec<f32>,
-    beta: Vec<f32>,
-    epsilon: f32,
+/// A norm of rows of so many columns.
+struct LayerNorm {
+    columns: usize,
+    function: NormFunction,
+    gamma: Buffer,
+    beta: Buffer,
 }
 
-impl Norm {
-    fn open(model: &Model, name: &str, settings: &Settings) -> Result<Self> {
-        let values = |part: &str| Ok::<_, Box<dyn Error>>(model.dense(&format!("{name}.{part}"))?.to_f32());
-        Ok(Self { gamma: values("weight")?, beta: values("bias")?, epsilon: settings.layer_norm_eps })
+impl LayerNorm {
+    /// Normalizes rows in place.
+    fn apply(&self, ctx: &Context, x: &mut Buffer) -> Result<()> {
+        let rows = x.len() / (self.columns * DType::F32.bytes());
+        let norm = Norm::new(rows, self.columns, DType::F32, self.function).d_in_place();
+        let args = NormArgs::in_place(x).gamma(&self.gamma).beta(&self.beta);
+        Ok(ctx.plan_norm(&norm)?.run(&ctx.default_stream(), args)?)
     }
-
-    fn apply(&self, x: &mut [f32]) {
-        for row in x.chunks_exact_mut(self.gamma.len()) {
-            let count = row.len() as f32;
-            let mean = row.iter().sum::<f32>() / count;
-            let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f32>() / count;
-            let scale = 1.0 / (variance + self.epsilon).sqrt();
-            for ((v, gamma), beta) in row.iter_mut().zip(&self.gamma).zip(&self.beta) {
-                *v = (*v - mean) * scale * gamma + beta;
-            }
-        }
-    }
-}
-
-/// Every token looks at all tokens of its sentence. Rows of `qkv` hold query, key and value, each of `size` numbers.
-fn attention(qkv: &[f32], sentences: &[Range<usize>], size: usize, heads: usize) -> Vec<f32> {
-    let width = size / heads;
-    let scale = 1.0 / (width as f32).sqrt();
-    let part = |token: usize, part: usize, head: usize| &qkv[(token * 3 + part) * size + head * width..][..width];
-    let mut out = vec![0.0; qkv.len() / 3];
-    for sentence in sentences {
-        for token in sentence.clone() {
-            for head in 0..heads {
-                let query = part(token, 0, head);
-                let score = |other| query.iter().zip(part(other, 1, head)).map(|(q, k)| q * k).sum::<f32>() * scale;
-                let scores: Vec<f32> = sentence.clone().map(score).collect();
-                let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let weights: Vec<f32> = scores.iter().map(|score| (score - largest).exp()).collect();
-                let sum: f32 = weights.iter().sum();
-                let row = &mut out[token * size + head * width..][..width];
-                for (other, weight) in sentence.clone().zip(&weights) {
-                    row.iter_mut().zip(part(other, 2, head)).for_each(|(d, v)| *d += weight / sum * v);
-                }
-            }
-        }
-    }
-    out
 }
 
 /// The mean of a sentence's rows, scaled to length 1.

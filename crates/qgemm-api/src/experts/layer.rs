@@ -195,6 +195,7 @@ pub struct MoeArgs<'a> {
 
 /// Where the experts of tokens come from.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum MoeSource<'a> {
     /// `[tokens, E]`, of a layer that is [routed](Moe::routed).
     Logits(BufferRef<'a>),

@@ -51,7 +51,7 @@ impl Experts {
             .entered();
         check_dimension("N of all experts", stacked.n())?;
         check_dimension("K", host.stored_k())?;
-        let class = device.pack_class(format);
+        let class = device.fragment_layout(format);
         let layout = PackedLayout::new(format, class);
         let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
         // Memory for all of them is asked for before anything is uploaded.

@@ -459,7 +459,7 @@ fn planes_of(made: &CheckedQuantize) -> XPlanes {
     XPlanes { parts, codes_row, scales_row, sums_row }
 }
 
-/// X as it lies in memory, where it is plain.
+/// X as it is stored, where it is plain.
 pub(crate) fn stored_x(op: &CheckedGemm) -> Option<Dense> {
     op.norm.map_or_else(|| op.x.dense(), |norm| Some(norm.x))
 }

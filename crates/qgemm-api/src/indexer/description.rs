@@ -148,19 +148,16 @@ impl Indexer {
             let name = "features of a query";
             return Err(Error::HeadDim { name, step: FEATURE_STEP, most: MOST_FEATURES, got: features });
         }
-        let most_keys = match keys {
-            IndexerKeys::Rows { rows, .. } => rows,
-            IndexerKeys::Pages { sequences, each, pages, page_size, width } => {
-                if sequences.checked_mul(each) != Some(queries) {
-                    return Err(Error::QueriesNotShared { queries, sequences });
-                }
-                check_count("pages", pages, 0, MOST)?;
-                check_count("rows of a page", page_size, 1, MOST)?;
-                check_count("pages of a sequence", width, 0, MOST)?;
-                check_count("entries of the block table", sequences.saturating_mul(width), 0, MOST)?;
-                width.saturating_mul(page_size)
+        if let IndexerKeys::Pages { sequences, each, pages, page_size, width } = keys {
+            if sequences.checked_mul(each) != Some(queries) {
+                return Err(Error::QueriesNotShared { queries, sequences });
             }
-        };
+            check_count("pages", pages, 0, MOST)?;
+            check_count("rows of a page", page_size, 1, MOST)?;
+            check_count("pages of a sequence", width, 0, MOST)?;
+            check_count("entries of the block table", sequences.saturating_mul(width), 0, MOST)?;
+        }
+        let most_keys = keys.most();
         check_count("keys", most_keys, 0, MOST)?;
         let stride = |operand, given: Option<u64>, columns: usize| {
             let (got, expected) = (given.unwrap_or(columns as u64), columns as u64);
@@ -199,10 +196,7 @@ impl Indexer {
     }
 
     fn k_rows(&self, keys: IndexerKeys) -> Result<IndexerRows, Error> {
-        let Paging { pages, page_size, .. } = match keys {
-            IndexerKeys::Rows { rows, .. } => Paging { pages: 1, page_size: rows, width: 0 },
-            IndexerKeys::Pages { pages, page_size, width, .. } => Paging { pages, page_size, width },
-        };
+        let Paging { pages, page_size, .. } = keys.paging();
         let row = self.k_row.unwrap_or(self.features as u64);
         let page = self.k_page.unwrap_or(row.saturating_mul(page_size as u64));
         let KvRows { page_stride, rows } =

@@ -113,7 +113,7 @@ impl Optimizer {
     }
 }
 
-/// The numbers of `step` as they lie in device memory, after checks.
+/// The numbers of `step` as they are stored in device memory, after checks.
 pub(super) fn step_factors(rule: &UpdateRule, step: &OptimizerStep) -> Result<[f32; 4], Error> {
     let &OptimizerStep { number, rate, weight_decay, gradient_scale } = step;
     if number == 0 {

@@ -52,10 +52,8 @@ impl Subject {
     }
 
     fn norm(&self) -> Norm {
-        let function = match self.kind {
-            NormKind::Rms => NormFunction::rms(1e-6).gamma(self.from),
-            NormKind::Layer => NormFunction::layer(1e-6).gamma(self.from).beta(self.from),
-        };
+        let function = NormFunction::new(self.kind, 1e-6).gamma(self.from);
+        let function = if self.kind == NormKind::Layer { function.beta(self.from) } else { function };
         let norm = Norm::new(self.rows, self.columns, self.from, function).d_format(self.to);
         if self.adds { norm.residual(self.from).sum_in_place() } else { norm }
     }

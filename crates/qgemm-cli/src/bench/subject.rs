@@ -5,10 +5,11 @@ use std::fmt;
 use std::path::Path;
 
 use anyhow::ensure;
-use qgemm_api::{Format, HostWeight, Model, TensorKind, open_model, quantize};
+use qgemm_api::{Format, HostWeight, Model, TensorKind, quantize};
 use qgemm_testkit::{WeightKind, weight};
 
 use crate::choice::{FormatChoice, Shape, Sizes, gemm_shapes};
+use crate::opening::Opening;
 
 /// Where a weight comes from.
 #[derive(Clone)]
@@ -72,13 +73,18 @@ pub fn repeated_rows(format: Format, n: usize, k: usize) -> anyhow::Result<HostW
 ///
 /// # Errors
 /// When a shape is none of `gemm`, or as [`from_model`] and [`made_up`].
-pub fn chosen(model: Option<&Path>, sizes: &[Sizes], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
+pub fn chosen(
+    model: Option<&Path>,
+    opening: Opening,
+    sizes: &[Sizes],
+    format: Option<FormatChoice>,
+) -> anyhow::Result<Vec<Subject>> {
     let shapes = match sizes {
         [] => ["1x4096x4096", "8x4096x4096", "512x4096x4096"].map(str::parse::<Shape>).into_iter().collect(),
         _ => gemm_shapes(sizes),
     }?;
     match model {
-        Some(path) => from_model(path, &shapes, format),
+        Some(path) => from_model(path, opening, &shapes, format),
         None => made_up(&shapes, format),
     }
 }
@@ -109,14 +115,19 @@ pub fn made_up(shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result
 ///
 /// # Errors
 /// When the file is no model, or holds no weight.
-pub fn from_model(path: &Path, shapes: &[Shape], format: Option<FormatChoice>) -> anyhow::Result<Vec<Subject>> {
+pub fn from_model(
+    path: &Path,
+    opening: Opening,
+    shapes: &[Shape],
+    format: Option<FormatChoice>,
+) -> anyhow::Result<Vec<Subject>> {
     let tokens: BTreeSet<usize> = shapes.iter().map(|s| s.m).collect();
     let wanted = match format {
         Some(FormatChoice::One(format)) => Some(format),
         Some(FormatChoice::All) => anyhow::bail!("a model is benchmarked in one format: name it"),
         None => None,
     };
-    let model = open_model(path)?;
+    let model = opening.open(path)?;
     let mut seen = BTreeSet::new();
     let mut subjects = Vec::new();
     for info in model.tensors() {

@@ -1,7 +1,7 @@
 //! `qgemm bench --sweep-m`: one weight at every number of tokens, and where one token more costs too much.
 
 use qgemm_api::tuning::{Candidate, LaunchPlan, TunedTable};
-use qgemm_api::{Context, NormFunction, NormKind, Plan, Problem, Weight};
+use qgemm_api::{Context, NormFunction, Plan, Problem, Weight};
 use serde::Serialize;
 
 use super::Args;
@@ -230,8 +230,7 @@ impl Args {
         let problem = Problem::new(weight, m).x_format(self.x_format.unwrap_or(self.x_dtype.into()));
         let problem = problem.d_dtype(self.x_dtype).x_precision(self.x_precision);
         let problem = match self.norm {
-            Some(NormKind::Rms) => problem.norm(NormFunction::rms(1e-5).gamma(self.x_dtype)),
-            Some(NormKind::Layer) => problem.norm(NormFunction::layer(1e-5).gamma(self.x_dtype)),
+            Some(kind) => problem.norm(NormFunction::new(kind, 1e-5).gamma(self.x_dtype)),
             None => problem,
         };
         match &self.family {

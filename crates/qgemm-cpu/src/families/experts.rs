@@ -236,6 +236,11 @@ impl<'a> Job<'a> {
                 index::count_fault(index, op.experts, capacity)
             }
             ExpertForm::Indexed { top_k, x_per_slot } => self.run_indexed(if x_per_slot { 1 } else { top_k })?,
+            form => {
+                let (what, why) =
+                    (format!("experts with rows given as {form:?}"), "it has no code for them".to_owned());
+                return Err(HalError::Unsupported { device: DeviceId::CPU, what, why });
+            }
         };
         if op.checks_index {
             index::report(fault, &mut *self.status);

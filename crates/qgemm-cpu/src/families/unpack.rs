@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use qgemm_formats::DType;
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::{
     CheckedUnpack, Device, DeviceId, DeviceInfo, Family, Geometry, HalError, HostMemory, HostStream, Kernel, KernelId,
     LaunchSequence, LaunchStep, Name, Operand, Operands, Operation, Spec, Stream, UnpackConfig, UnpackFamilies,
@@ -78,7 +78,7 @@ fn kernel_id(op: &CheckedUnpack) -> KernelId {
 
 /// How the weight lies.
 fn layout(op: &CheckedUnpack) -> Result<PackedLayout, Unsupported> {
-    let expected = PackClass::Simd16;
+    let expected = FragmentLayout::Simd16;
     let found = PackedLayout::new(op.format, op.class).filter(|_| op.class == expected);
     found.ok_or_else(|| {
         Unsupported::new(format!("reads weights packed as {expected:?}, and these are packed as {:?}", op.class))

@@ -1,7 +1,7 @@
 //! Safe calls of a level's kernels: what each may touch is checked before.
 
 use qgemm_formats::DType;
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::SimdLevel;
 
 use super::codes::UNIT;
@@ -253,7 +253,7 @@ impl Simd {
 fn check_k_tiles(how: &Quantization, layout: &PackedLayout, bytes: usize, k_tile_bytes: usize) -> usize {
     let Quantization { block, span, sub_block, .. } = *how;
     assert!(how.format() == layout.format(), "tokens are quantized for the layout's format");
-    assert!(layout.class == PackClass::Simd16 && bytes.is_multiple_of(k_tile_bytes), "k-tiles are whole");
+    assert!(layout.class == FragmentLayout::Simd16 && bytes.is_multiple_of(k_tile_bytes), "k-tiles are whole");
     assert!(block.is_multiple_of(UNIT) && UNIT.is_multiple_of(span), "a block is whole units, a unit whole spans");
     assert!(block.is_power_of_two() && layout.k_tile.is_multiple_of(block), "a k-tile is whole blocks");
     assert!(sub_block.is_power_of_two() && sub_block >= LEAST_SUB_BLOCK, "sub-blocks are found by shifts");

@@ -1,6 +1,6 @@
 //! Scales and minima of a k-tile's sub-blocks as f32, from its records, sixteen rows at a time.
 
-use qgemm_formats::prepack::{PackClass, PackedLayout, SHARED_ROWS};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout, SHARED_ROWS};
 use qgemm_formats::{BitField, FloatScale, Format, Minimum, ScaleType, SubCodes};
 
 use super::vector::{LANES, Vector};
@@ -108,7 +108,7 @@ impl Scales {
 
     /// Whether they were made for `layout`: of `Simd16`, a format has one.
     pub fn is_of(&self, layout: &PackedLayout) -> bool {
-        layout.class == PackClass::Simd16 && layout.format() == self.format
+        layout.class == FragmentLayout::Simd16 && layout.format() == self.format
     }
 
     /// Sub-blocks of a k-tile.

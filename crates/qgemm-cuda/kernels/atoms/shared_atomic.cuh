@@ -2,7 +2,7 @@
 #pragma once
 #include "atoms/shared_address.cuh"
 
-// red.shared.add.u32, relaxed: orders nothing, and nobody waits for what was there before.
+// red.shared.add.u32, relaxed: orders nothing and returns nothing.
 QG_DEVICE void reduce_add_shared(u32* address, u32 value) {
     asm volatile("red.shared.add.u32 [%0], %1;" ::"r"(shared_address(address)), "r"(value) : "memory");
 }

@@ -20,7 +20,7 @@ struct SharedStorage {
 static_assert(sizeof(SharedStorage) == QG_SHARED_BYTES, "the host computes another size");
 static_assert(QG_STAGES == 2, "one stage is in flight while the other is multiplied");
 
-// Chunks on their way through a thread's registers, as they are stored.
+// Chunks that pass through a thread's registers, as they are stored.
 template <class Source>
 struct Chunks {
     static constexpr u32 BYTES = Source::ELEMENT_BYTES, ELEMENTS = Source::CHUNK, WORDS = ELEMENTS * BYTES / 4;

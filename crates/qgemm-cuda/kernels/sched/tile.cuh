@@ -45,7 +45,7 @@ struct WorkTile {
         return split * whole + split * rest / p.shape.splits;
     }
 
-    // Tile number `tile` in rasterization order: swizzle groups of `swizzle_group` tiles along N, and within a group all
+    // Tile number `tile` in swizzled order: swizzle groups of `swizzle_group` tiles along N, and within a group all
     // tiles along M, each with the group's tiles along N.
     QG_DEVICE void place(WorkTile& w, const TileSchedule& s, u32 tile) {
         const u32 group = tile / (s.swizzle_group * s.m_tiles);
@@ -99,7 +99,7 @@ QG_DEVICE const GemmParams& problem_of(const GemmParams& p, const WorkTile&) {
 struct WorkList {
     // What is left of the range, in split quanta of `cut_k_tiles` k-tiles. Every split tile has `quanta` of them.
     u32 quantum, last_quantum, quanta;
-    // The next whole tile, in rasterization order.
+    // The next whole tile, in swizzled order.
     u32 tile;
 
     QG_DEVICE WorkList of_cta(const GemmParams& p) {

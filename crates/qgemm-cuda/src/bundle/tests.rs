@@ -121,6 +121,37 @@ fn what_kernels_share_is_stored_once_and_each_is_read_alone() {
 }
 
 #[test]
+fn reading_a_kernel_reads_its_frame_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let kernels = relatives("sm_90");
+    let path = write(folder.path(), "sm_90", &kernels);
+    let bundle = Bundle::open(&path).unwrap();
+    let span = |frame: &Frame| frame.offset as usize..(frame.offset + frame.stored) as usize;
+    // Of an open bundle nothing is left but the dictionary and one frame, with which the file ends.
+    let wanted = 41;
+    let bytes = std::fs::read(&path).unwrap();
+    let own = span(&bundle.entries[wanted].frame);
+    let mut left = vec![0; own.end];
+    for kept in [span(&bundle.dictionary), own] {
+        left[kept.clone()].copy_from_slice(&bytes[kept]);
+    }
+    std::fs::write(&path, left).unwrap();
+    let (spec, artifact) = &kernels[wanted];
+    assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
+    // The dictionary is read for the first kernel alone.
+    assert!(bundle.stored(&bundle.dictionary, Part::Dictionary).is_ok());
+    let mut file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    io::Seek::seek(&mut file, SeekFrom::Start(bundle.dictionary.offset)).unwrap();
+    io::Write::write_all(&mut file, &[0; 16]).unwrap();
+    assert!(bundle.stored(&bundle.dictionary, Part::Dictionary).is_err());
+    assert_eq!(bundle.read(spec, 90).unwrap().as_ref(), Some(artifact));
+    let others = (0..kernels.len()).filter(|&i| i != wanted);
+    for (spec, _) in others.map(|i| &kernels[i]) {
+        assert!(bundle.read(spec, 90).is_err());
+    }
+}
+
+#[test]
 fn a_damaged_kernel_is_refused_and_the_others_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let kernels = relatives("sm_90");

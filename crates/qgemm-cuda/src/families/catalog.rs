@@ -63,7 +63,7 @@ fn of_family(
 /// The variant of the device that `info` describes, whose kernels must read weights as that of `op` lies.
 fn variant_for(op: &CheckedGemm, info: &DeviceInfo) -> Result<Variant, Unsupported> {
     let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-    let expected = arch::pack_class(variant);
+    let expected = arch::fragment_layout(variant);
     if op.class != expected {
         return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
     }

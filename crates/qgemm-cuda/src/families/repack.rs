@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::repack::{Move, Repacking, Window};
 use qgemm_formats::{Format, HostWeight};
 use qgemm_hal::abi::RepackParams;
@@ -66,7 +66,7 @@ impl Repack {
     /// The kernel that packs weights of `format` for kernels of `variant`; `None` for formats whose packed bits are not
     /// bits of their blocks (no format at present).
     pub fn new(format: Format, variant: Variant) -> Option<Self> {
-        let layout = PackedLayout::new(format, arch::pack_class(variant))?;
+        let layout = PackedLayout::new(format, arch::fragment_layout(variant))?;
         let repacking = Repacking::new(&layout)?;
         let k_tile_row = layout.k_tile / format.block_len * format.block_bytes;
         let fitting = (STRIP_BYTES / layout.tile_rows / k_tile_row).max(1);
@@ -164,7 +164,7 @@ impl Repack {
 
 /// What the kernel is.
 fn id(layout: &PackedLayout, variant: Variant) -> KernelId {
-    let fragments = Name::new(if layout.class == PackClass::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
+    let fragments = Name::new(if layout.class == FragmentLayout::MmaM8N8K4 { "mma_m8n8k4" } else { "mma_m16" });
     KernelId::new("repack", Some(variant), Spec::Pack(PackSpec { w: layout.format(), fragments }))
 }
 
@@ -205,7 +205,7 @@ fn prelude(
     let mut out = String::new();
     for (name, value) in [
         ("QG_VARIANT", variant.number()),
-        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
         ("QG_SCALE_PLANES", layout.scales.len() as u32),
     ] {
@@ -223,7 +223,7 @@ fn prelude(
         ("QG_ROW_CHUNKS", row_chunks as u32),
         ("QG_THREADS", THREADS),
         // A tile of 32 rows takes as much more shared memory, and for some formats more than 64 registers.
-        ("QG_CTAS_PER_SM", if layout.class == PackClass::MmaM8N8K4 { 6 } else { 8 }),
+        ("QG_CTAS_PER_SM", if layout.class == FragmentLayout::MmaM8N8K4 { 6 } else { 8 }),
         ("QG_SHARED_BYTES", shared_bytes),
     ] {
         prelude::constant_line(&mut out, name, value);
@@ -273,7 +273,7 @@ mod tests {
             // What a launch gets on every chip without asking for more.
             assert!(repack.shared_bytes <= 48 * 1024, "{format} {variant}: {} bytes", repack.shared_bytes);
             // `MmaM8N8K4` has twice the rows and half the columns in a strip: for wide k-tiles two of its warps store records only.
-            let codes_for = if repack.layout.class == PackClass::MmaM8N8K4 { THREADS / 2 } else { THREADS };
+            let codes_for = if repack.layout.class == FragmentLayout::MmaM8N8K4 { THREADS / 2 } else { THREADS };
             assert!(repack.strip_k_tiles * 32 >= codes_for as usize, "{format} {variant}: warps without a k_tile");
         }
     }

@@ -4,7 +4,7 @@ use std::mem::size_of;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{Encoding, Format};
 use qgemm_hal::abi::{self, UnpackPointers, UnpackShape, dtype_code};
 use qgemm_hal::{
@@ -63,7 +63,7 @@ fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec
     };
     for (name, value) in [
         ("QG_VARIANT", variant.number()),
-        ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
+        ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
         ("QG_INTEGER_OPERANDS", 0),
         ("QG_PLAIN_DTYPE", plain),
         ("QG_CODE_PLANES", layout.codes.len() as u32),
@@ -97,7 +97,7 @@ fn source(format: Format, layout: &PackedLayout, variant: Variant) -> KernelSpec
 
 /// How weights of `format` lie on devices of `variant`.
 fn layout(format: Format, variant: Variant) -> Option<PackedLayout> {
-    PackedLayout::new(format, arch::pack_class(variant))
+    PackedLayout::new(format, arch::fragment_layout(variant))
 }
 
 /// Every kernel of the family on devices of `variant`.
@@ -186,7 +186,7 @@ impl Family<CheckedUnpack> for Unpack {
 
     fn configs(&self, op: &CheckedUnpack, info: &DeviceInfo) -> Result<Vec<UnpackConfig>, Unsupported> {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-        let expected = arch::pack_class(variant);
+        let expected = arch::fragment_layout(variant);
         if op.class != expected {
             return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", op.class)));
         }

@@ -37,7 +37,7 @@ impl Meeting {
     }
 }
 
-/// A warp whose lanes are on their way to a collective.
+/// A warp some of whose lanes have reached a collective.
 pub(super) struct Warp {
     lanes: usize,
     arrived: u32,

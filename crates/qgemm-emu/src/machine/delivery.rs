@@ -12,7 +12,7 @@ use crate::fault::{FaultKind, Site};
 /// Alignment of addresses and sizes of `cp.async.bulk`.
 const BULK_ALIGNMENT: usize = 16;
 
-/// Something on its way.
+/// A copy in flight.
 #[derive(Debug)]
 pub(super) enum Delivery {
     /// `cp.async.bulk.tensor`.

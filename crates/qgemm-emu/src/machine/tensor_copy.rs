@@ -95,7 +95,7 @@ impl TensorMap {
     }
 }
 
-/// A tile on its way.
+/// A tile in flight.
 #[derive(Debug)]
 pub(super) struct TensorCopy {
     map: TensorMap,

@@ -27,7 +27,7 @@ pub enum Rounding {
 /// The order in which a group takes the K dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As it lies.
+    /// In the order of K.
     Natural,
     /// The first two of each four, then the last two: FP8 on Hopper, where the lower halves of all registers are unpacked
     /// for one f16 instruction and the upper halves for a second.
@@ -101,7 +101,7 @@ pub struct Precision {
     pub block_scaled: ScaledSum,
 }
 
-/// A sum cut to all of f32's bits, the accumulator with the first products, K as it lies.
+/// A sum cut to all of f32's bits, the accumulator with the first products, K in order.
 const fn aligned(group_k: usize, fraction_bits: u32, least_exponent: i32) -> Aligned {
     Aligned {
         group_k,

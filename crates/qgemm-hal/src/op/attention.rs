@@ -176,6 +176,7 @@ pub enum QueryLengths {
 
 /// Which keys each sequence has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum KvPlaces {
     /// Rows from one offset to the next, of so many rows.
     Offsets {

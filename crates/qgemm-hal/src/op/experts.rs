@@ -70,6 +70,7 @@ spec! {
 
 /// How rows are given to experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ExpertForm {
     /// Rows are sorted by expert. The index has an offset, `u32`, for each expert and one more: expert `e` has rows
     /// `offsets[e]..offsets[e + 1]`. Offsets ascend; those beyond the rows count as their number.

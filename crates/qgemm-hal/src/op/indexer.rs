@@ -24,6 +24,7 @@ const MOST_PARTS: usize = 64;
 
 /// Which keys each query sees, and where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum IndexerKeys {
     /// Rows that all queries share.
     Rows {
@@ -46,6 +47,24 @@ pub enum IndexerKeys {
         /// Pages of a row of the table, which is a sequence.
         width: usize,
     },
+}
+
+impl IndexerKeys {
+    /// Most keys that a query sees.
+    pub const fn most(self) -> usize {
+        match self {
+            IndexerKeys::Rows { rows, .. } => rows,
+            IndexerKeys::Pages { page_size, width, .. } => page_size.saturating_mul(width),
+        }
+    }
+
+    /// Pages and rows of each that the keys lie in, and pages of a row of the table; rows without pages are one.
+    pub const fn paging(self) -> Paging {
+        match self {
+            IndexerKeys::Rows { rows, .. } => Paging { pages: 1, page_size: rows, width: 0 },
+            IndexerKeys::Pages { pages, page_size, width, .. } => Paging { pages, page_size, width },
+        }
+    }
 }
 
 /// Where keys lie: feature `i` of row `r` of page `p` is element `p · page_stride + r · row_stride + i`, its scale element
@@ -182,10 +201,7 @@ pub struct IndexerLaunch {
 impl CheckedIndexer {
     /// Keys that a query sees at most: columns of its scores.
     pub fn most_keys(&self) -> usize {
-        match self.keys {
-            IndexerKeys::Rows { rows, .. } => rows,
-            IndexerKeys::Pages { page_size, width, .. } => page_size * width,
-        }
+        self.keys.most()
     }
 
     /// Sequences, and queries of each.
@@ -198,10 +214,7 @@ impl CheckedIndexer {
 
     /// Pages and rows of each that the keys lie in, and pages of a row of the table; rows without pages are one.
     pub fn paging(&self) -> Paging {
-        match self.keys {
-            IndexerKeys::Rows { rows, .. } => Paging { pages: 1, page_size: rows, width: 0 },
-            IndexerKeys::Pages { pages, page_size, width, .. } => Paging { pages, page_size, width },
-        }
+        self.keys.paging()
     }
 
     /// Whether queries and keys have scales: keys always then.

@@ -40,6 +40,7 @@ impl fmt::Display for RotaryPairs {
 
 /// Where the angles of a position come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum RotaryAngles {
     /// Of each pair, the part of a turn that it makes from one position to the next, as a u64 in units of 2⁻⁶⁴.
     Frequencies,

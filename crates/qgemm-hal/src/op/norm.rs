@@ -13,6 +13,7 @@ use crate::kernel_id::{KernelId, Name, spec};
 
 /// What a row is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum NormKind {
     /// RMSNorm: `y = x / sqrt(mean(x²) + eps)`.
     Rms,
@@ -71,14 +72,19 @@ pub struct NormFunction {
 }
 
 impl NormFunction {
+    /// A norm of this kind without gamma and beta.
+    pub const fn new(kind: NormKind, eps: f32) -> Self {
+        Self { kind, eps, gamma: None, beta: None }
+    }
+
     /// RMSNorm without gamma and beta.
     pub const fn rms(eps: f32) -> Self {
-        Self { kind: NormKind::Rms, eps, gamma: None, beta: None }
+        Self::new(NormKind::Rms, eps)
     }
 
     /// LayerNorm without gamma and beta.
     pub const fn layer(eps: f32) -> Self {
-        Self { kind: NormKind::Layer, eps, gamma: None, beta: None }
+        Self::new(NormKind::Layer, eps)
     }
 
     /// With a gamma of this type.

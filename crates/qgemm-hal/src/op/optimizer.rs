@@ -148,7 +148,7 @@ impl StepFactors {
         }
     }
 
-    /// As they lie in device memory.
+    /// As they are stored in device memory.
     pub fn to_array(self) -> [f32; 4] {
         [self.size, self.inverse_root_bias, self.decay, self.gradient_scale]
     }

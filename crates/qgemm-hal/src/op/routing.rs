@@ -42,6 +42,7 @@ pub enum RoutingSource {
 
 /// What a logit becomes before it is compared and weighed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Scoring {
     /// Its share of the token's exponentials, over the logits that are numbers.
     #[default]

@@ -1,6 +1,6 @@
 //! `unpack`: input features of a packed weight as rows of a plain matrix, for products that add up over the output features.
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format};
 
 use super::dense::Dense;
@@ -23,7 +23,7 @@ pub struct CheckedUnpack {
     /// Format of W.
     pub format: Format,
     /// Layout of W.
-    pub class: PackClass,
+    pub class: FragmentLayout,
     /// Whether W has a factor per row.
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
@@ -127,7 +127,7 @@ mod tests {
             first: 64,
             features: 32,
             format: "q8_0".parse().expect("exists"),
-            class: PackClass::Simd16,
+            class: FragmentLayout::Simd16,
             row_scale: false,
             k_order: false,
             d: Dense::rows_of(DType::F16, 10),

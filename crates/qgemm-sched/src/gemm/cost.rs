@@ -182,8 +182,8 @@ fn arithmetic(info: &DeviceInfo, config: &TileConfig, phase: &Phase, waves: &Wav
     let rest = (waves.rest / units).ceil();
     let few = config.tile_m <= FEW_TOKENS && config.math == Math::TensorF16 && config.schedule == Schedule::Grid;
     let underfill = if few { FEW_TOKENS_UNDERFILL } else { UNDERFILL };
-    let blocks_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(underfill) } else { 0.0 };
-    blocks_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
+    let ctas_of_a_unit = waves.full * room + if rest > 0.0 { rest * (room / rest).powf(underfill) } else { 0.0 };
+    ctas_of_a_unit * step_macs * phase.steps_a_block * units / (rate * efficiency(config.efficiency.0))
 }
 
 /// Time of the operands' traffic: full waves at full bandwidth, the rest at what so few blocks can draw.

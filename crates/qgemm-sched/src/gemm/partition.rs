@@ -257,7 +257,7 @@ mod tests {
         prop_oneof![Just(Schedule::Grid), Just(Schedule::StreamK)]
     }
 
-    /// Every piece of every block.
+    /// Every work tile of every CTA.
     fn all_work_tiles(partition: &Partition) -> Vec<WorkTile> {
         let [gx, gy, gz] = partition.grid();
         let places = (0..gz).flat_map(|z| (0..gy).flat_map(move |y| (0..gx).map(move |x| [x, y, z])));
@@ -271,12 +271,12 @@ mod tests {
         start..end.min(start + len as usize)
     }
 
-    /// Place along N and along M of every tile, in raster order.
-    fn raster(partition: &Partition) -> Vec<(u32, u32)> {
-        let mut pieces = all_work_tiles(partition);
-        pieces.sort_by_key(|p| p.tile);
-        pieces.dedup_by_key(|p| p.tile);
-        pieces.into_iter().map(|p| (p.n_tile, p.m_tile)).collect()
+    /// Place along N and along M of every tile, in the order in which CTAs take them.
+    fn tile_order(partition: &Partition) -> Vec<(u32, u32)> {
+        let mut work_tiles = all_work_tiles(partition);
+        work_tiles.sort_by_key(|p| p.tile);
+        work_tiles.dedup_by_key(|p| p.tile);
+        work_tiles.into_iter().map(|p| (p.n_tile, p.m_tile)).collect()
     }
 
     proptest! {
@@ -291,11 +291,11 @@ mod tests {
             let Some(partition) = Partition::new(&op, &config, cut, slots) else { return Ok(()) };
             let steps = partition.k_tiles() as usize;
             let mut visits = vec![0u8; m * n * steps];
-            for piece in all_work_tiles(&partition) {
-                prop_assert!(!piece.k_tiles.is_empty(), "no piece is empty");
-                for i in outputs(piece.m_tile, tile_m, m) {
-                    for j in outputs(piece.n_tile, tile_n, n) {
-                        for s in piece.k_tiles.clone() {
+            for work_tile in all_work_tiles(&partition) {
+                prop_assert!(!work_tile.k_tiles.is_empty(), "no work tile is empty");
+                for i in outputs(work_tile.m_tile, tile_m, m) {
+                    for j in outputs(work_tile.n_tile, tile_n, n) {
+                        for s in work_tile.k_tiles.clone() {
                             visits[(i * n + j) * steps + s as usize] += 1;
                         }
                     }
@@ -320,21 +320,21 @@ mod tests {
             let slots_there = layout.partial_bytes / (16 * 64 * 4);
             let mut taken = vec![false; slots_there];
             let mut tiles: HashMap<u32, Vec<WorkTile>> = HashMap::new();
-            for piece in all_work_tiles(&partition) {
-                if piece.peers > 1 {
-                    prop_assert!(u64::from(piece.tile) < plan.shared_tiles());
-                    prop_assert!(layout.counters + piece.tile as usize * 4 + 4 <= layout.partials);
-                    prop_assert!(!std::mem::replace(&mut taken[piece.slot as usize], true), "one piece a slot");
+            for work_tile in all_work_tiles(&partition) {
+                if work_tile.peers > 1 {
+                    prop_assert!(u64::from(work_tile.tile) < plan.shared_tiles());
+                    prop_assert!(layout.counters + work_tile.tile as usize * 4 + 4 <= layout.partials);
+                    prop_assert!(!std::mem::replace(&mut taken[work_tile.slot as usize], true), "one work tile a slot");
                 }
-                tiles.entry(piece.tile).or_default().push(piece);
+                tiles.entry(work_tile.tile).or_default().push(work_tile);
             }
-            for pieces in tiles.values_mut() {
-                pieces.sort_by_key(|p| p.k_tiles.start);
-                prop_assert!(pieces.len() <= config.max_splits as usize);
-                for (index, piece) in pieces.iter().enumerate() {
-                    prop_assert_eq!((piece.index as usize, piece.peers as usize), (index, pieces.len()));
-                    prop_assert_eq!((piece.n_tile, piece.m_tile), (pieces[0].n_tile, pieces[0].m_tile));
-                    prop_assert_eq!(piece.slot, pieces[0].slot + piece.index);
+            for work_tiles in tiles.values_mut() {
+                work_tiles.sort_by_key(|p| p.k_tiles.start);
+                prop_assert!(work_tiles.len() <= config.max_splits as usize);
+                for (index, work_tile) in work_tiles.iter().enumerate() {
+                    prop_assert_eq!((work_tile.index as usize, work_tile.peers as usize), (index, work_tiles.len()));
+                    prop_assert_eq!((work_tile.n_tile, work_tile.m_tile), (work_tiles[0].n_tile, work_tiles[0].m_tile));
+                    prop_assert_eq!(work_tile.slot, work_tiles[0].slot + work_tile.index);
                 }
             }
         }
@@ -356,11 +356,11 @@ mod tests {
         }
 
         #[test]
-        fn rasters_visit_every_tile_once(n_tiles in 1usize..40, m_tiles in 1usize..40, slots in 1u32..200) {
+        fn tile_orders_visit_every_tile_once(n_tiles in 1usize..40, m_tiles in 1usize..40, slots in 1u32..200) {
             let config = TileConfig { tile_m: 128, tile_n: 128, schedule: Schedule::StreamK, ..config("gemm") };
             let op = op(m_tiles * 128, n_tiles * 128, 4096);
             let partition = Partition::new(&op, &config, Cut::NONE, slots).expect("small");
-            let mut places = raster(&partition);
+            let mut places = tile_order(&partition);
             prop_assert_eq!(places.len(), n_tiles * m_tiles);
             places.sort_unstable();
             places.dedup();
@@ -387,7 +387,7 @@ mod tests {
     fn blocks_at_work_share_weights_and_activations() {
         let config = TileConfig { tile_m: 128, tile_n: 256, schedule: Schedule::StreamK, ..config("gemm") };
         let partition = Partition::new(&op(4096, 14336, 4096), &config, Cut::NONE, 132).expect("small");
-        let (n, m): (HashSet<_>, HashSet<_>) = raster(&partition).into_iter().take(132).unzip();
+        let (n, m): (HashSet<_>, HashSet<_>) = tile_order(&partition).into_iter().take(132).unzip();
         assert!((12..20).contains(&n.len()) && (7..12).contains(&m.len()), "{n:?} {m:?}");
     }
 

@@ -27,7 +27,7 @@ pub struct Preferences {
     /// Only configurations of this arithmetic.
     pub math: Option<Math>,
     /// Most bytes of workspace; no limit when absent. A limit rules out what takes more: splitting K, and copies of
-    /// activations that matrix instructions can read (kernels then read them as they lie, more slowly).
+    /// activations that matrix instructions can read (kernels then read them in place, more slowly).
     pub max_workspace: Option<usize>,
 }
 
@@ -323,7 +323,7 @@ impl<'a> Search<'a> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::prepack::FragmentLayout;
     use qgemm_formats::{DType, XFormat};
     use qgemm_hal::{Activation, Dense, Device, DeviceId, HalError, LaunchSequence, Schedule, XPrecision, XPrologue};
 
@@ -340,7 +340,7 @@ pub(crate) mod tests {
             k,
             stored_k: k,
             format: "q4_0".parse().expect("a format"),
-            class: PackClass::MmaM16,
+            class: FragmentLayout::MmaM16,
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,

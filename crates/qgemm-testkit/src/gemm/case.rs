@@ -166,10 +166,11 @@ impl Case {
     /// What becomes of rows of X before the product.
     pub fn norm_function(&self) -> Option<NormFunction> {
         let dtype = |salt: u64| DType::ALL[((self.seed ^ salt) % 3) as usize];
-        self.norm.map(|kind| match kind {
-            NormKind::Rms if self.seed % 5 == 4 => NormFunction::rms(1e-6),
-            NormKind::Rms => NormFunction::rms(1e-5).gamma(dtype(0)),
-            NormKind::Layer => NormFunction::layer(1e-5).gamma(dtype(0)).beta(dtype(1)),
+        let is_layer = self.norm == Some(NormKind::Layer);
+        self.norm.map(|kind| match NormFunction::new(kind, 1e-5).gamma(dtype(0)) {
+            layer if is_layer => layer.beta(dtype(1)),
+            _ if self.seed % 5 == 4 => NormFunction::new(kind, 1e-6),
+            function => function,
         })
     }
 

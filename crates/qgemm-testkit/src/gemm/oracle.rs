@@ -222,7 +222,7 @@ fn code_steps(weight: &HostWeight, row: usize, w: &[f64]) -> Vec<f64> {
     };
     let mut of_columns = vec![0.0; w.len()];
     for (&column, step) in order.iter().zip(steps) {
-        // A stored column that nothing feeds has no column.
+        // A stored column that takes no feature has no column.
         if let Some(of_column) = of_columns.get_mut(column as usize) {
             *of_column = step;
         }

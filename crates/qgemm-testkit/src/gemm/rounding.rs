@@ -98,7 +98,7 @@ fn quantized_row(row: &[f32], block: usize, order: Option<&[u32]>) -> Vec<f64> {
     match order {
         None => values.take(row.len()).collect(),
         Some(order) => {
-            // A column that feeds no weight keeps its value: it is multiplied with 0.
+            // A feature that no stored column takes keeps its value: it is multiplied with 0.
             let mut out: Vec<f64> = row.iter().copied().map(f64::from).collect();
             for (&column, value) in order.iter().zip(values).filter(|(column, _)| **column != NO_COLUMN) {
                 out[column as usize] = value;

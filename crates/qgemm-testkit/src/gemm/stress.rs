@@ -32,7 +32,7 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     let weights = pick(rng, &WeightKind::ALL);
     let activations = pick(rng, &ActivationKind::ALL);
     let k = if weights == WeightKind::Exact { k.min(MAX_EXACT_DEPTH) } else { k };
-    // Extreme values would leave the range of a narrow output, which is no kernel's fault.
+    // Narrow outputs of extreme values are drawn below.
     let tame = matches!(weights, WeightKind::Quantized | WeightKind::Raw) && activations != ActivationKind::Denormals;
     let d_dtype = if tame { pick(rng, &DType::ALL) } else { DType::F32 };
     let grouped = format.encoding == Encoding::IntZero;
@@ -87,9 +87,19 @@ pub fn random_case(formats: &[Format], seed: u64) -> Case {
     // Transposed weights are loaded from bare values.
     let w_transposed = case.layout.w_transposed && !case.epilogue.channel_scale;
     let case = Case { layout: Layout { w_transposed, ..case.layout }, ..case };
-    // Formats of codes and scales follow those of plain numbers. No norm reads them.
-    match case.norm.is_none() && rng.random_ratio(1, 5) {
-        true => case.with_x_format(pick(rng, &XFormat::ALL[DType::ALL.len()..])),
+    // Formats of codes and scales follow those of plain numbers. No norm reads them, and some write them.
+    let codes = &XFormat::ALL[DType::ALL.len()..];
+    let case = match case.norm.is_none() && rng.random_ratio(1, 5) {
+        true => case.with_x_format(pick(rng, codes)),
+        false => case,
+    };
+    let case = match case.norm.is_some() && rng.random_ratio(1, 3) {
+        true => Case { normed_dtype: None, normed_format: Some(pick(rng, codes)), ..case },
+        false => case,
+    };
+    // What leaves the range of a narrow output is an infinity there, and what lies near its end either that or a number.
+    match !tame && rng.random_ratio(1, 3) {
+        true => Case { d_dtype: pick(rng, &[DType::F16, DType::BF16]), ..case },
         false => case,
     }
 }
@@ -107,6 +117,16 @@ mod tests {
             case.format.check_k(case.k).unwrap_or_else(|e| panic!("{case}: {e}"));
         }
         assert_ne!(random_case(&formats, 1), random_case(&formats, 2));
+    }
+
+    #[test]
+    fn norms_that_write_codes_and_narrow_outputs_of_extreme_weights_are_drawn() {
+        let formats: Vec<Format> = Format::all().collect();
+        let cases: Vec<Case> = (0..2000).map(|seed| random_case(&formats, seed)).collect();
+        assert!(cases.iter().filter(|case| case.normed_format.is_some()).count() > 20);
+        for kind in [WeightKind::Exact, WeightKind::TinyScales, WeightKind::HugeScales] {
+            assert!(cases.iter().any(|case| case.weights == kind && case.d_dtype == DType::F16), "{}", kind.name());
+        }
     }
 
     #[test]

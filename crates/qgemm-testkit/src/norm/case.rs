@@ -112,10 +112,8 @@ pub struct NormCase {
 impl NormCase {
     /// Normal values, without a residual, row-major, without gaps, with a gamma in f32; LayerNorm with a beta, too.
     pub fn new(rows: usize, columns: usize, kind: NormKind, x: DType, d: DType) -> Self {
-        let function = match kind {
-            NormKind::Rms => NormFunction::rms(1e-5).gamma(DType::F32),
-            NormKind::Layer => NormFunction::layer(1e-5).gamma(DType::F32).beta(DType::F32),
-        };
+        let function = NormFunction::new(kind, 1e-5).gamma(DType::F32);
+        let function = if kind == NormKind::Layer { function.beta(DType::F32) } else { function };
         Self {
             rows,
             columns,

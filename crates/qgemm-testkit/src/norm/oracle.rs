@@ -12,10 +12,7 @@ const CENTERING: f64 = 1.0 / (1u64 << 40) as f64;
 fn normalized(function: &NormFunction, row: &[f32]) -> (Vec<f64>, f64) {
     let count = row.len() as f64;
     let values = || row.iter().map(|&value| f64::from(value));
-    let mean = match function.kind {
-        NormKind::Rms => 0.0,
-        NormKind::Layer => values().sum::<f64>() / count,
-    };
+    let mean = if function.kind == NormKind::Layer { values().sum::<f64>() / count } else { 0.0 };
     let squares: f64 = values().map(|value| (value - mean) * (value - mean)).sum();
     let inverse = 1.0 / (squares / count + f64::from(function.eps)).sqrt();
     let largest = values().map(f64::abs).filter(|value| value.is_finite()).fold(0.0, f64::max);

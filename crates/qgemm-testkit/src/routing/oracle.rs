@@ -188,10 +188,10 @@ fn scores(scoring: Scoring, logits: &[f32]) -> Vec<Near> {
     let largest = numbers().fold(f32::NEG_INFINITY, f32::max);
     let below = |logit: f32| if logit == largest { 0.0 } else { f64::from(logit) - f64::from(largest) };
     let sum: f64 = numbers().map(|logit| below(logit).exp()).sum();
-    let score = |&logit: &f32| match (logit.is_nan(), scoring) {
+    let score = |&logit: &f32| match (logit.is_nan(), scoring == Scoring::Sigmoid) {
         (true, _) => Near { value: 0.0, error: 0.0 },
-        (false, Scoring::Softmax) => near(below(logit).exp() / sum, below(logit)),
-        (false, Scoring::Sigmoid) => near(1.0 / (1.0 + (-f64::from(logit)).exp()), 0.0),
+        (false, false) => near(below(logit).exp() / sum, below(logit)),
+        (false, true) => near(1.0 / (1.0 + (-f64::from(logit)).exp()), 0.0),
     };
     logits.iter().map(score).collect()
 }

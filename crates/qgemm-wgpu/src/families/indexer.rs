@@ -112,8 +112,9 @@ impl Sizes {
             q_scales: if op.q_scales { op.queries * op.heads * WORD } else { 0 },
             k_scales: if has_rows && op.has_scales() { scales * WORD } else { 0 },
             index: match op.keys {
-                IndexerKeys::Rows { ranges, .. } => [if ranges { op.queries * WORD } else { 0 }; 2],
                 IndexerKeys::Pages { .. } => [sequences * WORD, sequences * width * WORD],
+                IndexerKeys::Rows { ranges: true, .. } => [op.queries * WORD; 2],
+                _ => [0; 2],
             },
         }
     }
@@ -160,6 +161,9 @@ fn part_queries(op: &CheckedIndexer, limit: u64) -> usize {
 
 /// Whether the kernels serve `op`.
 fn check(op: &CheckedIndexer, limit: u64) -> Result<(), Unsupported> {
+    if !matches!(op.keys, IndexerKeys::Rows { .. } | IndexerKeys::Pages { .. }) {
+        return Err(Unsupported::new(format!("reads keys in rows or pages, and these are {:?}", op.keys)));
+    }
     let Sizes { q, k, weights, q_scales, k_scales, index: [starts, ends] } = Sizes::of(op);
     let queries = if op.chosen() > 0 { part_queries(op, limit) } else { op.queries };
     let sizes = [

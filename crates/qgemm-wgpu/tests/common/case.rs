@@ -1,6 +1,6 @@
 //! A random problem, and what its result must be.
 
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, HostWeight, NO_COLUMN, ScaleType};
 use qgemm_hal::{
     Activation, Buffer, CheckedGemm, Dense, Device, GemmOperand, LaunchPlan, Operands, TileConfig, WorkspaceLayout,
@@ -128,7 +128,7 @@ impl Case {
             k,
             stored_k: weight.stored_k(),
             format,
-            class: PackClass::Simd16,
+            class: FragmentLayout::Simd16,
             row_scale: weight.row_scale().is_some(),
             k_order: weight.k_order().is_some(),
             weight_fits_f16: weight.fits_f16(),

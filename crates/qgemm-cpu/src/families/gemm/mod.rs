@@ -7,7 +7,7 @@ mod share;
 use std::sync::Arc;
 
 use qgemm_formats::XFormat;
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_hal::{
     CheckedGemm, Dense, Device, DeviceId, DeviceInfo, GemmFamilies, GemmOperand, Geometry, HalError, HostStream,
     Kernel, LaunchPlan, LaunchSequence, LaunchStep, Math, Operands, Schedule, Stream, TileConfig, Unsupported,
@@ -33,12 +33,12 @@ pub static FAMILIES: GemmFamilies = &[&GEMM, &GEMM_INT8];
 /// # Errors
 /// The reason why the operation is not served.
 fn check_supported(op: &CheckedGemm) -> Result<Dense, Unsupported> {
-    if op.class == PackClass::Simd16 {
+    if op.class == FragmentLayout::Simd16 {
         return op.plain_x();
     }
     Err(Unsupported::new(format!(
         "reads weights packed as {:?}, and these are packed as {:?}",
-        PackClass::Simd16,
+        FragmentLayout::Simd16,
         op.class
     )))
 }

@@ -263,7 +263,7 @@ fn add(sums: &mut [f32], others: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use qgemm_formats::prepack::PackClass;
+    use qgemm_formats::prepack::FragmentLayout;
     use qgemm_formats::{DType, Format};
     use qgemm_hal::{Activation, Dense, XPrecision};
 
@@ -278,7 +278,7 @@ mod tests {
             k,
             stored_k: k,
             format: "q8_0".parse().expect("a format"),
-            class: PackClass::Simd16,
+            class: FragmentLayout::Simd16,
             row_scale: false,
             k_order: false,
             weight_fits_f16: true,

@@ -1,6 +1,6 @@
 //! From packed and from dense values to numbers.
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{Format, SubScale};
 
 use super::*;
@@ -8,7 +8,7 @@ use super::*;
 #[test]
 fn every_level_decodes_every_format_as_its_description_says() {
     for format in Format::all() {
-        let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
+        let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");
         let mut word = words(7);
         let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(|_| word() as u8).collect();
         let subs = scaled_sub_blocks(&layout);
@@ -56,7 +56,7 @@ fn every_level_reads_dense_values_at_any_address() {
 #[test]
 fn every_level_reads_the_scales_that_a_format_describes() {
     for format in Format::all().filter(|format| !matches!(format.encoding, Encoding::Plain(_))) {
-        let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
+        let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");
         let mut word = words(5);
         // Bytes below 0x70 make no infinities and no NaN of any type.
         let bytes: Vec<u8> = (0..layout.k_tile_bytes).map(|_| word() as u8 % 0x70).collect();

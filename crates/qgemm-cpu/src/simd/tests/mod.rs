@@ -5,7 +5,7 @@ mod epilogue;
 mod products;
 
 use qgemm_formats::Format;
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 
 use super::*;
 
@@ -26,7 +26,7 @@ pub fn words(seed: u32) -> impl FnMut() -> u32 {
 /// Formats whose codes are integers of eight bits.
 pub fn integer_formats() -> impl Iterator<Item = (PackedLayout, Quantization)> {
     Format::all().filter_map(|format| {
-        let layout = PackedLayout::new(format, PackClass::Simd16).expect("a layout");
+        let layout = PackedLayout::new(format, FragmentLayout::Simd16).expect("a layout");
         Quantization::new(format, format.activation_block()).map(|how| (layout, how))
     })
 }

@@ -9,11 +9,11 @@
 #include "mainloop/w_ring.cuh"
 #include "sched/split.cuh"
 
-// K-blocks on their way while one is multiplied. Of the two other stages, one holds that k-block, and
+// K-blocks in flight while one is multiplied. Of the two other stages, one holds that k-block, and
 // one holds the k-block before it, which the slowest warp may still be reading.
 constexpr u32 BYTE_PREFETCH = QG_X_STAGES - 2;
 static_assert(BYTE_PREFETCH >= 2, "a k-block is put in order before a warp waits for it");
-static_assert(QG_W_STAGES == 1 + (BYTE_PREFETCH + K_BLOCKS - 1) / K_BLOCKS, "k-tiles for all k-blocks on their way");
+static_assert(QG_W_STAGES == 1 + (BYTE_PREFETCH + K_BLOCKS - 1) / K_BLOCKS, "k-tiles for all k-blocks in flight");
 constexpr u32 K_TILE_CHUNKS = QG_K_TILE_BYTES / 16;
 static_assert(ROW_TILES <= 2, "a warp has a first and a second row tile");
 

@@ -1,5 +1,5 @@
 // The main loop of `matmul` on Hopper: a producer thread copies k-tiles of A and B with TMA to a ring of stages, which the
-// warpgroups of consumers multiply with `wgmma` as they lie, 64 rows of A a warpgroup.
+// warpgroups of consumers multiply with `wgmma` in place, 64 rows of A a warpgroup.
 //
 // A factor is stored along k (K-major) or along its outer index (MN-major), and lies in shared memory in the 128-byte
 // swizzle: K-major as one box of 64 values of k for each row of the tile, MN-major as boxes of 64 by 64, one for each 64 of

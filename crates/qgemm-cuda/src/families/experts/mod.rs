@@ -380,7 +380,7 @@ impl Family<CheckedExperts> for ExpertProducts {
     fn configs(&self, op: &CheckedExperts, info: &DeviceInfo) -> Result<Vec<ExpertsConfig>, Unsupported> {
         let each = &op.each;
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
-        let expected = arch::pack_class(variant);
+        let expected = arch::fragment_layout(variant);
         if each.class != expected {
             return Err(Unsupported::new(format!("reads weights in layout {expected:?}, not {:?}", each.class)));
         }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
@@ -81,7 +81,7 @@ pub(super) struct Fp8Experts {
     pub maps: fn(&PackedLayout, &Fp8Tile, &Fp8Matrix, [usize; 2], u64) -> [TileMap; 2],
 }
 
-/// Codes of X as they lie.
+/// Codes of X in place.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::families) struct Fp8Matrix {
     pub address: u64,
@@ -126,7 +126,7 @@ impl Fp8Loop {
         if !serves || !takes_scales(format) || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
-        let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
+        let Some(layout) = PackedLayout::new(format, FragmentLayout::MmaM16) else { return Vec::new() };
         let kernel =
             |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
         self.tiles.iter().filter(|tile| (self.fits_registers)(tile, variant)).map(kernel).collect()

@@ -1,7 +1,7 @@
 //! [`MainLoop`], the plan of a kernel, and [`Instance`], one kernel with everything that its source prelude, its launch and its
 //! place in the ranking follow from.
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Encoding, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{CheckedGemm, KernelId, Math, Schedule, TileConfig};
@@ -219,7 +219,7 @@ impl Instance {
         // Macros where a preprocessor condition or an #include needs the value; constants otherwise.
         for (name, value) in [
             ("QG_VARIANT", variant.number()),
-            ("QG_MMA_M8N8K4", u32::from(layout.class == PackClass::MmaM8N8K4)),
+            ("QG_MMA_M8N8K4", u32::from(layout.class == FragmentLayout::MmaM8N8K4)),
             ("QG_USE_MMA", u32::from(engine.is_mma())),
             ("QG_INTEGER_OPERANDS", u32::from(self.integer_operands)),
             ("QG_PARKS_STATE", u32::from(self.parks_state)),

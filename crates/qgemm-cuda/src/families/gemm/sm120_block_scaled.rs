@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::float8::E2M1_DOUBLED;
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{Encoding, Format, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::FLAG_X_FACTOR;
 use qgemm_hal::{
@@ -52,7 +52,7 @@ pub(in crate::families) fn block_scaled_kernel(
     if variant != Variant::Sm120 || !are_operands(format, x) {
         return None;
     }
-    Some(BlockScaledKernel { format, x, layout: PackedLayout::new(format, PackClass::MmaM16)? })
+    Some(BlockScaledKernel { format, x, layout: PackedLayout::new(format, FragmentLayout::MmaM16)? })
 }
 
 /// Whether an instruction takes values of both: E2M1 with scales of one type for as many columns, or X in E4M3 and W in either, both with

@@ -94,7 +94,7 @@ impl Tile {
         let Tile { tile_m, warps, row_tiles, x_stages, staged, efficiency } = *self;
         let rows = row_tiles * types.tile_rows();
         let has_block_scales = x_format != XFormat::Int8Token;
-        // The k-tile in use, and those of all k-blocks on their way. Threads that copy leave a stage to the slowest of them.
+        // The k-tile in use, and those of all k-blocks in flight. Threads that copy leave a stage to the slowest of them.
         let w_stages = 1 + (x_stages - 2).div_ceil(types.tile_k() / K_BLOCK);
         let scales = if has_block_scales { tile_m * 2 * 4 } else { common::ALIGNMENT };
         let sums = if has_sums(types) { tile_m * K_BLOCK / CHUNK * 4 } else { common::ALIGNMENT };

@@ -1,6 +1,6 @@
 //! [`Types`]: what a kernel is made for, and what its main loop multiplies with.
 
-use qgemm_formats::prepack::{PackClass, PackedLayout};
+use qgemm_formats::prepack::{FragmentLayout, PackedLayout};
 use qgemm_formats::{DType, Encoding, Format};
 use qgemm_hal::{Math, Variant};
 
@@ -87,7 +87,7 @@ pub(crate) struct Types {
 
 impl Types {
     pub(crate) fn new(format: Format, x: DType, variant: Variant) -> Option<Self> {
-        let layout = PackedLayout::new(format, arch::pack_class(variant))?;
+        let layout = PackedLayout::new(format, arch::fragment_layout(variant))?;
         Some(Self { format, x, variant, engine: Engine::of(format, x, variant), layout })
     }
 
@@ -134,13 +134,13 @@ impl Types {
         self.is_scaled_integers() && !short && self.format.code_bits() <= operand.integer_bits()
     }
 
-    /// Columns of a chunk of X (`CHUNK_K`): eight quads a lane.
+    /// Columns of X that a lane's eight quads meet (`CHUNK_K`).
     pub(crate) fn chunk_k(&self) -> u32 {
         1024 / self.tile_rows()
     }
 
     /// Elements between the chunks of a token (`XTile::CHUNK_PITCH`).
     pub(crate) fn chunk_padding(&self) -> u32 {
-        if self.layout.class == PackClass::MmaM8N8K4 { 0 } else { 16 }
+        if self.layout.class == FragmentLayout::MmaM8N8K4 { 0 } else { 16 }
     }
 }

@@ -63,7 +63,7 @@ fn stage_heads(spec: &IndexerSpec, variant: Variant) -> u32 {
     if spec.features * operand_bytes(spec.x, variant) > 256 { 32 } else { 64 }
 }
 
-/// Stages of shared memory: what is copied in the background is two ahead.
+/// Stages of shared memory; with `cp.async` the prefetch distance is two.
 fn stages(variant: Variant) -> u32 {
     if variant >= Variant::Sm80 { 3 } else { 2 }
 }

@@ -133,6 +133,14 @@ impl Template {
         KernelId::new(NAME, Some(variant), Spec::Norm(self.spec()))
     }
 
+    /// [`Template::least_ctas`] on `variant`. Two groups of any type need up to 96 registers for consumer Blackwell, where six CTAs leave 80.
+    fn least_ctas(&self, variant: Variant) -> u32 {
+        match (variant, self.x, self.groups) {
+            (Variant::Sm120, None, 2) => self.least_ctas - 1,
+            _ => self.least_ctas,
+        }
+    }
+
     fn source(&self, variant: Variant) -> KernelSpec {
         let (entry, symbol) = match (self.x, self.groups) {
             (Some(_), _) => ("entry/norm_aligned_rows.cu", "qg_norm_aligned_rows"),
@@ -145,7 +153,7 @@ impl Template {
         constant_line(&mut prelude, "QG_SHARED_BYTES", STORAGE_BYTES);
         if self.groups > 0 {
             constant_line(&mut prelude, "QG_GROUPS", self.groups);
-            constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas);
+            constant_line(&mut prelude, "QG_LEAST_CTAS", self.least_ctas(variant));
         }
         if let Some(x) = self.x {
             constant_line(&mut prelude, "QG_X_DTYPE", dtype_code(x));

@@ -9,7 +9,7 @@ mod x_precision;
 
 use std::hash::{Hash, Hasher};
 
-use qgemm_formats::prepack::PackClass;
+use qgemm_formats::prepack::FragmentLayout;
 use qgemm_formats::{DType, Format, ScaleSpan, XFactor, XFormat};
 
 pub use activation::Activation;
@@ -126,7 +126,7 @@ impl From<Dense> for XOperand {
     }
 }
 
-/// X as it lies in memory where it is normalized before it is multiplied.
+/// X as it is stored where it is normalized before it is multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormedX {
     /// What becomes of a row.
@@ -155,7 +155,7 @@ pub struct CheckedGemm {
     /// Format of W.
     pub format: Format,
     /// Layout of W.
-    pub class: PackClass,
+    pub class: FragmentLayout,
     /// Whether W has a factor per row.
     pub row_scale: bool,
     /// Whether W's columns are permuted (act-order).
