@@ -170,8 +170,9 @@ pub mod tuning {
 /// What a plan file holds ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
-        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
-        RegionKind, Runtime, RuntimeMode,
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedHeads, PlannedNorm,
+        PlannedOp, PlannedOptimizer, PlannedRotary, PlannedScaling, PlannedWeight, Region, RegionKind, Runtime,
+        RuntimeMode,
     };
 }
 

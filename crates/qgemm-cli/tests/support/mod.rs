@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use qgemm_api::gguf::GgufHeader;
+use qgemm_api::gguf::{GgufHeader, GgufScalar};
 use qgemm_api::quantize;
 
 pub fn qgemm(arguments: &[&str]) -> Output {
@@ -38,13 +38,23 @@ pub fn model(folder: &Path) -> PathBuf {
     let format = "q8_0".parse().expect("a format");
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", "llama".into()).expect("a new key");
+    header.metadata("llama.attention.head_count", 4u32.into()).expect("a new key");
+    header.metadata("llama.attention.head_count_kv", 2u32.into()).expect("a new key");
+    header.metadata("llama.attention.layer_norm_rms_epsilon", GgufScalar::F32(1e-5).into()).expect("a new key");
     for (name, n, k) in shapes {
         header.tensor(&format!("{name}.weight"), &[n, k], format).expect("it fits");
+    }
+    let (norms, plain) = (["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"], "f32".parse().expect("a format"));
+    for name in norms {
+        header.tensor(&format!("{name}.weight"), &[hidden], plain).expect("it fits");
     }
     let mut writer = header.write(fs::File::create(&path).expect("writable")).expect("writable");
     for (_, n, k) in shapes {
         let (weight, _) = quantize(&vec![0.5; n * k], n, k, format).expect("K suits");
         writer.tensor(weight.blocks()).expect("the right size");
+    }
+    for _ in norms {
+        writer.tensor(&1.0f32.to_le_bytes().repeat(hidden)).expect("the right size");
     }
     writer.finish().expect("complete");
     path
