@@ -124,12 +124,13 @@ pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};
 pub use optimizer::{Optimizer, OptimizerArgs, OptimizerPlan, OptimizerStep};
+pub use prepare::PrepareLimits;
 pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
-pub use tune::{Budget, TuneOutcome, TuneProblem, Tuning, read_tuned, tuned_table_path};
+pub use tune::{Budget, TuneOutcome, TuneProblem, Tuned, Tuning, read_tuned, tuned_table_path};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use qgemm_api::exec::{ExecPlan, RegionKind};
-use qgemm_api::{Context, DType, PlanOptions, XPrecision, open_model};
+use qgemm_api::{Context, DType, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
@@ -50,7 +50,7 @@ pub struct Args {
 /// # Errors
 /// When the model, the device or a file fails, or a plan does not fit.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    let ctx = Context::open(&args.device)?.with_found_tuned();
+    let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
     let plan = match &args.check {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;

@@ -36,6 +36,10 @@ fn explain_says_what_would_run_and_why() {
     }
     let experts = ["explain", "--device", "cpu", "--json", "--op", "experts", "--shape", "16x64x64", "--gated"];
     assert!(parsed(&experts)[0]["problem"].as_str().expect("text").contains("32 experts"));
+    let gradient =
+        ["explain", "--device", "cpu", "--op", "gradient", "--shape", "8x4096x2048", "--format", "q4_k", "--json"];
+    let record = &parsed(&gradient)[0];
+    assert_eq!((&record["operation"], &record["shape"]["n"]), (&json!("gradient"), &json!(2048)));
     let unknown = qgemm(&["explain", "--device", "cpu", "--shape", "8x64x64", "--family", "nonesuch"]);
     let told = String::from_utf8_lossy(&unknown.stderr);
     assert!(!unknown.status.success() && told.contains("nonesuch") && told.contains("gemm"), "{told}");
@@ -108,6 +112,15 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     assert!(qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success());
     assert_eq!(chosen(), first);
     assert!(!qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success(), "it is not avoided");
+    // Experts and matmul, too, whose measurements are explained.
+    for (op, shape) in [("experts", "8x64x64"), ("matmul", "64x64x64")] {
+        let tune = ["tune", "--device", "cpu", "--op", op, "--shape", shape, "--budget", "2s", "--table", text(&table)];
+        let row = &parsed(&[&tune[..], &["--x-dtype", "f32", "--json"]].concat())[0];
+        let explain = ["explain", "--device", "cpu", "--op", op, "--shape", shape, "--x-dtype", "f32"];
+        let explained = &parsed(&[&explain[..], &["--tuned", text(&table), "--json"]].concat())[0];
+        assert_eq!(explained["kernel_id"], row["kernel_id"]);
+        assert!(explained["why"].as_str().is_some_and(|why| why.starts_with("measured")), "{}", explained["why"]);
+    }
     let wrong = qgemm(&["tune", "--budget", "2 parsecs"]);
     assert!(!wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("2s, 500ms or 3m"));
 }
@@ -118,7 +131,17 @@ fn what_is_prepared_is_planned_at_once() {
     let rows = parsed(&[&base[..], &["--json"]].concat());
     assert_eq!((rows[1]["shape"].as_str(), rows.as_array().map(Vec::len)), (Some("8x64x64"), Some(2)));
     assert!(rows[0]["kernel_id"].as_str().expect("text").starts_with("gemm:"), "{rows}");
-    let said = qgemm(&[&base[..], &["--budget", "1m"]].concat());
+    let said = qgemm(&[&base[..], &["--budget", "1m", "--memory", "600"]].concat());
     let text = String::from_utf8_lossy(&said.stdout);
     assert!(said.status.success() && text.contains("2 of 2 problems in "), "{text}");
+}
+
+#[test]
+fn a_grid_says_how_good_the_choice_is() {
+    let output = qgemm(&["bench", "--device", "cpu", "--grid", "2", "--budget", "2s", "--largest", "1", "--json"]);
+    let grid: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    let rows = grid["rows"].as_array().expect("rows");
+    assert!(!rows.is_empty() && rows.len() <= 2 && grid["problems"] == json!(2), "{grid}");
+    assert!(rows.iter().all(|row| row["behind_best"].as_f64().is_none_or(|behind| behind >= 0.0)));
+    assert!((0.0..=1.0).contains(&grid["share_within"].as_f64().expect("a share")));
 }

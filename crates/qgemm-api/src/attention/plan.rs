@@ -109,7 +109,11 @@ impl AttentionPlan {
             let CheckedAttention { sequences, tokens, most_keys, .. } = op;
             let _span = tracing::info_span!("plan", sequences, tokens, most_keys).entered();
             let (family, plan) = choose(&op, device.info(), device.catalog().attention)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
+            Ok::<_, Error>(Ready {
+                family,
+                plan,
+                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
+            })
         };
         let has_queries = op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0;
         let ready = if has_queries { Some(caches.attention.get_or_make(&op, make)?) } else { None };
