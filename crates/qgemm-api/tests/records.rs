@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Attention, Budget, Context, Conversion, DType, Error, ExpertProblem, Experts, HostExperts, Keys, Matmul, Norm,
-    NormFunction, PlanRecord, PrepareLimits, Problem, Quantization, Queries, Routing, TuneProblem, Weight, quantize,
-    read_tuned,
+    Args, Attention, Budget, Context, Conversion, ConversionArgs, DType, Error, ExpertProblem, Experts, HostExperts,
+    Keys, Matmul, Norm, NormFunction, PlanRecord, PrepareLimits, Problem, Quantization, Queries, Routing, TuneProblem,
+    Weight, quantize, read_tuned,
 };
 
 const N: usize = 64;
@@ -156,6 +156,32 @@ fn experts_and_matmul_are_tuned_and_explained() {
     let none: &[Experts] = &[];
     let refused = tuned.tune(&[TuneProblem::experts(of_experts(), none)], Budget::new(Duration::from_secs(1)), |_| ());
     assert!(matches!(refused, Err(Error::MissingOperand { operand: "weight", .. })));
+}
+
+#[test]
+fn profiles_have_both_shares() {
+    let ctx = Context::open("cpu").expect("always there");
+    let weight = weight(&ctx);
+    let plan = ctx.plan(&problem(&weight, 8)).expect("served");
+    let convert = ctx.plan_conversion(&Conversion::new(8, K, DType::F32, DType::F16)).expect("served");
+    let x = ctx.upload(&vec![1.0f32; 8 * K]).expect("memory");
+    let (mut x16, mut d) = (ctx.allocate(8 * K * 2).expect("memory"), ctx.allocate(8 * N * 4).expect("memory"));
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+    let stream = ctx.default_stream();
+    let (_, profile) = ctx
+        .profile(|| {
+            convert.run(&stream, ConversionArgs::new(&x, &mut x16)).expect("all given");
+            plan.run(&stream, Args::new(&x16, &weight, &mut d).workspace(&mut workspace)).expect("all given");
+        })
+        .expect("it runs");
+    let [moved, multiplied] = &profile.runs[..] else { panic!("{profile}") };
+    assert!(moved.math.is_none() && moved.arithmetic_share.is_none() && moved.bandwidth_share >= 0.0);
+    let math = plan.launch().expect("not empty").config.math;
+    assert_eq!(multiplied.math.as_deref(), Some(math.name()));
+    let rate = ctx.info().rate(math).expect("it is known");
+    let expected = multiplied.operations_per_second / (2.0 * rate);
+    assert!((multiplied.arithmetic_share.expect("known") - expected).abs() <= 1e-9 * expected.max(1.0));
+    assert!(profile.to_string().contains("of math") && profile.chrome_trace().contains("arithmetic_share"));
 }
 
 #[test]

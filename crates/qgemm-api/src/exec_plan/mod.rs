@@ -4,6 +4,7 @@ mod architecture;
 mod arena;
 mod backward;
 mod build;
+mod feed_forward;
 mod file;
 mod layers;
 mod layout;
