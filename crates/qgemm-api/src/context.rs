@@ -25,6 +25,7 @@ use crate::optimizer::{Optimizer, OptimizerPlan};
 use crate::plan_cache::PlanCaches;
 use crate::quantization::{Quantization, QuantizationPlan, QuantizedX};
 use crate::routing::{Routing, RoutingPlan};
+use crate::tune::Tuned;
 use crate::weight::{self, Weight, WeightOrder};
 use crate::workspace::Workspace;
 
@@ -54,9 +55,17 @@ impl Context {
         Self { device, tuned: Arc::default(), plans: Arc::default() }
     }
 
-    /// The context with measured configurations: plans take them where they know the shape, and what the cost model
-    /// expects to be fastest elsewhere.
-    pub fn with_tuned(self, table: TunedTable) -> Self {
+    /// The context with measured configurations, of a table or, with [`Tuned::Auto`], of the one in the user's cache folder, where there is
+    /// one: plans take them where they know the shape, and what the cost model expects to be fastest elsewhere.
+    ///
+    /// ```
+    /// use qgemm_api::{Context, Tuned};
+    ///
+    /// let ctx = Context::open("cpu")?.with_tuned(Tuned::Auto);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
+    pub fn with_tuned(self, tuned: impl Into<Tuned>) -> Self {
+        let Some(table) = tuned.into().table() else { return self };
         // Other clones keep their table, and what they planned by it.
         Self { tuned: Arc::new(table), plans: Arc::default(), ..self }
     }
@@ -274,7 +283,7 @@ impl Context {
     /// ready.
     pub fn plan_experts(&self, problem: &ExpertProblem) -> Result<ExpertPlan, Error> {
         self.check_weight(problem.shape().each.device)?;
-        ExpertPlan::new(&*self.device, &self.plans, problem)
+        ExpertPlan::new(&*self.device, self.tuned(), &self.plans, problem)
     }
 
     /// A plan for each way to run `problem` that [`Context::plan_experts`] has the choice of, the fastest by the cost model first; none
@@ -284,7 +293,7 @@ impl Context {
     /// As [`Context::plan_experts`].
     pub fn plan_experts_every_way(&self, problem: &ExpertProblem) -> Result<Vec<ExpertPlan>, Error> {
         self.check_weight(problem.shape().each.device)?;
-        ExpertPlan::every_way(&*self.device, problem)
+        ExpertPlan::every_way(&*self.device, self.tuned(), problem)
     }
 
     /// A feed-forward layer of experts for any number of tokens, each given to `top_k` experts: `up`, a pair of gate and up or one weight
@@ -349,7 +358,7 @@ impl Context {
     /// # Errors
     /// When the product is not valid, no family serves it, or the kernel cannot be made ready.
     pub fn plan_matmul(&self, matmul: &Matmul) -> Result<MatmulPlan, Error> {
-        MatmulPlan::new(&*self.device, &self.plans, matmul)
+        MatmulPlan::new(&*self.device, self.tuned(), &self.plans, matmul)
     }
 
     /// Chooses kernels for the gradient of a layer with `weight` by its input, and makes them ready. What was planned before is
@@ -359,7 +368,7 @@ impl Context {
     /// [`Error::GatedGradient`] for a gated pair; when the gradient is not valid, no family serves it, or a kernel cannot be made
     /// ready.
     pub fn plan_gradient(&self, weight: &Weight, gradient: &Gradient) -> Result<GradientPlan, Error> {
-        GradientPlan::new(&*self.device, &self.plans, weight.shape(), gradient)
+        GradientPlan::new(&*self.device, self.tuned(), &self.plans, weight.shape(), gradient)
     }
 
     /// Chooses a kernel for `quantization` and makes it ready. What was planned before is known, as with [`Context::plan`].

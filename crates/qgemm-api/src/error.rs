@@ -53,6 +53,14 @@ pub enum Error {
         /// The largest possible.
         limit: usize,
     },
+    /// Tokens of a step that are no equal parts of sequences.
+    #[error("{batch} tokens of {sequences} sequences: expected the same number of tokens of each")]
+    UnevenSequences {
+        /// Tokens.
+        batch: usize,
+        /// Sequences.
+        sequences: usize,
+    },
     /// A size is not among those that an operation serves.
     #[error("{name} = {got}: expected {least} to {most}")]
     OutOfRange {

@@ -5,6 +5,7 @@ use qgemm_sched::{attention, convert, experts, indexer, kv_append, matmul, norm,
 use crate::attention::Attention;
 use crate::context::Context;
 use crate::convert::Conversion;
+use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::experts::ExpertProblem;
 use crate::gemm::Problem;
@@ -45,7 +46,8 @@ impl Context {
     pub fn explain_experts(&self, problem: &ExpertProblem) -> Result<PlanRecord, Error> {
         self.check_weight(problem.shape().each.device)?;
         let (op, device) = (problem.check()?, self.device());
-        let all = experts::candidates(&op, device.info(), device.catalog().experts, problem.preferences());
+        let all =
+            experts::candidates(&op, device.info(), device.catalog().experts, problem.preferences(), self.tuned());
         Ok(record(&op, device.info(), &all))
     }
 
@@ -73,7 +75,7 @@ impl Context {
     /// When the product is not valid.
     pub fn explain_matmul(&self, product: &Matmul) -> Result<PlanRecord, Error> {
         let (op, device) = (product.check()?, self.device());
-        Ok(record(&op, device.info(), &matmul::candidates(&op, device.info(), device.catalog().matmul)))
+        Ok(record(&op, device.info(), &matmul::candidates(&op, device.info(), device.catalog().matmul, self.tuned())))
     }
 
     /// What [`Context::plan_gradient`] would choose: see [`Context::explain`]. The record is of the product with the first part of the
@@ -85,10 +87,18 @@ impl Context {
         self.explain_gradient_by(weight.shape(), gradient)
     }
 
+    /// The same of a weight that need not be there ([`Context::describe_weight`]).
+    ///
+    /// # Errors
+    /// As [`Context::explain_gradient`].
+    pub fn explain_gradient_of(&self, weight: &DescribedWeight, gradient: &Gradient) -> Result<PlanRecord, Error> {
+        self.explain_gradient_by(weight.shape(), gradient)
+    }
+
     pub(crate) fn explain_gradient_by(&self, weight: &WeightShape, gradient: &Gradient) -> Result<PlanRecord, Error> {
         self.check_weight(weight.device)?;
         let device = self.device();
-        gradient.explain(weight, device.info(), &device.catalog())
+        gradient.explain(weight, device.info(), &device.catalog(), self.tuned())
     }
 
     /// What [`Context::plan_attention`] would choose: see [`Context::explain`].

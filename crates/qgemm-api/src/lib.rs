@@ -124,12 +124,13 @@ pub use matmul::{Matmul, MatmulArgs, MatmulPlan};
 pub use model::{model_files, open_model, open_model_with, open_packed, read_model};
 pub use norm::{Norm, NormArgs, NormPlan};
 pub use optimizer::{Optimizer, OptimizerArgs, OptimizerPlan, OptimizerStep};
+pub use prepare::PrepareLimits;
 pub use profile::{Profile, ProfiledRun, ProfiledStep};
 pub use quantization::{Quantization, QuantizationArgs, QuantizationPlan, QuantizedX, QuantizedXParts};
 pub use quantize::quantize;
 pub use record::PlanRecord;
 pub use routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
-pub use tune::{Budget, TuneOutcome, TuneProblem, Tuning, read_tuned, tuned_table_path};
+pub use tune::{Budget, TuneOutcome, TuneProblem, Tuned, Tuning, read_tuned, tuned_table_path};
 pub use weight::{Weight, WeightOrder};
 pub use workspace::Workspace;
 
@@ -170,8 +171,9 @@ pub mod tuning {
 /// What a plan file holds ([`ExecPlan`]).
 pub mod exec {
     pub use crate::exec_plan::{
-        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, Region,
-        RegionKind, Runtime, RuntimeMode,
+        Barrier, BarrierKind, ExecPlan, MemoryPlan, ModelRecord, Phase, PhaseRange, PlannedHeads, PlannedNorm,
+        PlannedOp, PlannedOptimizer, PlannedRotary, PlannedScaling, PlannedWeight, Region, RegionKind, Runtime,
+        RuntimeMode,
     };
 }
 

@@ -10,8 +10,40 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::Problem;
 
-/// Most threads that compile at the same time: each compilation takes some hundred megabytes.
+/// Most threads that compile at the same time.
 const MOST_THREADS: usize = 16;
+/// Bytes of the host that a compilation takes while it runs: what the largest CUDA kernels need, rounded up.
+const COMPILATION_BYTES: usize = 512 << 20;
+
+/// Bounds of [`Context::prepare_within`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PrepareLimits {
+    /// No problem is begun once so much time is over.
+    pub time: Duration,
+    /// Bytes of the host's memory for compilations that run at the same time, which are taken to need 512 MiB each. One runs however little
+    /// there is.
+    pub memory: usize,
+}
+
+impl Default for PrepareLimits {
+    /// No bounds.
+    fn default() -> Self {
+        Self { time: Duration::MAX, memory: usize::MAX }
+    }
+}
+
+impl PrepareLimits {
+    /// With this time.
+    pub fn time(self, time: Duration) -> Self {
+        Self { time, ..self }
+    }
+
+    /// With so many bytes of memory.
+    pub fn memory(self, bytes: usize) -> Self {
+        Self { memory: bytes, ..self }
+    }
+}
 
 impl Context {
     /// Plans `problems` side by side, on as many threads as the host has cores and 16 at most, so that their kernels are compiled and
@@ -32,18 +64,36 @@ impl Context {
     /// # Errors
     /// What [`Context::plan`] fails with, of the first problem for which it does. Others may have been planned.
     pub fn prepare(&self, problems: &[Problem]) -> Result<usize, Error> {
-        self.prepare_within(problems, Duration::MAX)
+        self.prepare_within(problems, PrepareLimits::default(), |_| ())
     }
 
-    /// The same, but begins no problem once `time` is over: those that matter most come first. What was begun is finished, so that
-    /// it takes as much longer as the slowest compilation. Returns how many were planned.
+    /// The same within bounds: those that matter most come first. What was begun is finished, so that it takes as much longer as the
+    /// slowest compilation. `progress` is told after each problem how many are planned, one call at a time. Returns how many were planned.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use qgemm_api::{Context, PrepareLimits};
+    /// let ctx = Context::open("cpu")?;
+    /// let weight = ctx.describe_weight("q4_0".parse()?, 512, 512)?;
+    /// let limits = PrepareLimits::default().time(Duration::from_secs(5)).memory(2 << 30);
+    /// let planned = ctx.prepare_within(&[weight.problem(1)], limits, |done| println!("{done}"))?;
+    /// assert_eq!(planned, 1);
+    /// # Ok::<(), qgemm_api::Error>(())
+    /// ```
     ///
     /// # Errors
     /// As [`Context::prepare`].
-    pub fn prepare_within(&self, problems: &[Problem], time: Duration) -> Result<usize, Error> {
+    pub fn prepare_within(
+        &self,
+        problems: &[Problem],
+        limits: PrepareLimits,
+        progress: impl FnMut(usize) + Send,
+    ) -> Result<usize, Error> {
         let start = Instant::now();
+        let PrepareLimits { time, memory } = limits;
+        let progress = Mutex::new(progress);
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = cores.min(MOST_THREADS).min(problems.len());
+        let threads = cores.min(MOST_THREADS).min(problems.len()).min((memory / COMPILATION_BYTES).max(1));
         let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
         let work = || {
@@ -53,7 +103,9 @@ impl Context {
             } {
                 match self.plan(problem) {
                     Ok(plan) => {
+                        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
                         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                        progress(done);
                         tracing::info!(done, of = problems.len(), kernel = plan.kernel_name(), "prepared");
                     }
                     Err(error) => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use qgemm_hal::{LaunchTimes, record_launches};
+use qgemm_hal::{DeviceInfo, LaunchTimes, record_launches};
 use serde::Serialize;
 
 use crate::context::Context;
@@ -38,6 +38,12 @@ pub struct ProfiledRun {
     pub operations_per_second: f64,
     /// The bytes' share of the device's read bandwidth.
     pub bandwidth_share: f64,
+    /// What it multiplies with: `f16_tensor`; absent of operations that multiply nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub math: Option<String>,
+    /// The additions' and multiplications' share of what the device can with that arithmetic, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arithmetic_share: Option<f64>,
     /// Its kernels.
     pub steps: Vec<ProfiledStep>,
 }
@@ -82,14 +88,14 @@ impl Context {
     pub fn profile<R>(&self, work: impl FnOnce() -> R) -> Result<(R, Profile), Error> {
         let _span = tracing::debug_span!("profile", device = %self.info().id).entered();
         let (result, launches) = record_launches(self.device(), work)?;
-        let bandwidth = self.info().bandwidth;
-        let runs = launches.into_iter().map(|launch| ProfiledRun::new(launch, bandwidth)).collect();
-        Ok((result, Profile { device: self.info().name.clone(), bandwidth, runs }))
+        let info = self.info();
+        let runs = launches.into_iter().map(|launch| ProfiledRun::new(launch, info)).collect();
+        Ok((result, Profile { device: info.name.clone(), bandwidth: info.bandwidth, runs }))
     }
 }
 
 impl ProfiledRun {
-    fn new(launch: LaunchTimes, bandwidth: f64) -> Self {
+    fn new(launch: LaunchTimes, info: &DeviceInfo) -> Self {
         let seconds = launch.steps.iter().map(|step| step.time).sum::<Duration>().as_secs_f64();
         // A clock that saw no time pass says nothing of rates.
         let rate = |amount: f64| if seconds > 0.0 { amount / seconds } else { 0.0 };
@@ -105,7 +111,9 @@ impl ProfiledRun {
             seconds,
             bytes_per_second: rate(launch.bytes),
             operations_per_second: rate(2.0 * launch.macs),
-            bandwidth_share: rate(launch.bytes) / bandwidth,
+            bandwidth_share: rate(launch.bytes) / info.bandwidth,
+            math: launch.math.map(|math| math.name().to_owned()),
+            arithmetic_share: launch.math.and_then(|math| info.rate(math)).map(|most| rate(launch.macs) / most),
             steps: steps.collect(),
         }
     }
@@ -139,6 +147,8 @@ impl Profile {
                 "operation": run.operation,
                 "bytes_per_second": run.bytes_per_second,
                 "operations_per_second": run.operations_per_second,
+                "bandwidth_share": run.bandwidth_share,
+                "arithmetic_share": run.arithmetic_share,
             });
             events.push(event(&run.kernel, 0, first.start, last.start + last.seconds - first.start, rates));
             for step in &run.steps {
@@ -159,15 +169,16 @@ impl Profile {
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}, reads {:.1} GB/s", self.device, self.bandwidth / 1e9)?;
-        writeln!(f, "{:>10} {:>9} {:>9} {:>7}  kernel", "time us", "GB/s", "TFLOP/s", "of read")?;
+        writeln!(f, "{:>10} {:>9} {:>9} {:>7} {:>7}  kernel", "time us", "GB/s", "TFLOP/s", "of read", "of math")?;
         for run in &self.runs {
             let (bytes, operations) = (run.bytes_per_second / 1e9, run.operations_per_second / 1e12);
             let share = run.bandwidth_share * 100.0;
             let micro = run.seconds * 1e6;
-            writeln!(f, "{micro:>10.2} {bytes:>9.1} {operations:>9.3} {share:>6.1}%  {}", run.kernel)?;
+            let of_math = run.arithmetic_share.map_or_else(|| "-".into(), |share| format!("{:.1}%", share * 100.0));
+            writeln!(f, "{micro:>10.2} {bytes:>9.1} {operations:>9.3} {share:>6.1}% {of_math:>7}  {}", run.kernel)?;
             for step in &run.steps {
                 let [x, y, z] = step.grid;
-                writeln!(f, "{:>10.2} {:>27}   {} <<<({x}, {y}, {z})>>>", step.seconds * 1e6, "", step.kernel_id)?;
+                writeln!(f, "{:>10.2} {:>35}   {} <<<({x}, {y}, {z})>>>", step.seconds * 1e6, "", step.kernel_id)?;
             }
         }
         Ok(())

@@ -5,15 +5,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use qgemm_api::exec::{ExecPlan, Phase, PlannedOp, Region, RegionKind};
-use qgemm_api::gguf::GgufHeader;
+use qgemm_api::gguf::{GgufHeader, GgufScalar};
 use qgemm_api::{
     Args, Context, DType, Error, Format, Gradient, GradientArgs, HostExperts, HostWeight, LoadedPlan, Model, MoeArgs,
-    PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
+    Optimizer, OptimizerStep, PlanArena, PlanOptions, Problem, half::f16, open_model, quantize,
 };
 use serde_json::{Value, json};
 
 const HIDDEN: usize = 64;
 const KV: usize = 32;
+const HEADS: usize = 4;
+const KV_HEADS: usize = 2;
+const HEAD_DIM: usize = HIDDEN / HEADS;
+const CONTEXT: usize = 48;
 const INNER: usize = 96;
 const VOCABULARY: usize = 80;
 const EXPERTS: usize = 4;
@@ -26,10 +30,22 @@ fn values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| (((i + seed) * 37 % 101) as f32 - 50.0) / 50.0).collect()
 }
 
-fn write(path: &Path, architecture: &str, tensors: &[Tensor]) {
+fn write(path: &Path, architecture: &str, tensors: &[Tensor], kv_heads: usize) {
     let mut header = GgufHeader::new();
     header.metadata("general.architecture", architecture.into()).expect("a new key");
-    header.metadata(&format!("{architecture}.expert_used_count"), 2u32.into()).expect("a new key");
+    let counts = [
+        ("expert_used_count", 2),
+        ("attention.head_count", HEADS),
+        ("attention.head_count_kv", kv_heads),
+        ("context_length", CONTEXT),
+    ];
+    for (name, count) in counts {
+        header.metadata(&format!("{architecture}.{name}"), (count as u32).into()).expect("a new key");
+    }
+    for name in ["layer_norm_rms_epsilon", "layer_norm_epsilon"] {
+        let eps = GgufScalar::F32(1e-5).into();
+        header.metadata(&format!("{architecture}.attention.{name}"), eps).expect("a new key");
+    }
     let parsed = |format: &str| -> Format { format.parse().expect("a format") };
     for (name, shape, format) in tensors {
         header.tensor(name, shape, parsed(format)).expect("it fits");
@@ -43,6 +59,17 @@ fn write(path: &Path, architecture: &str, tensors: &[Tensor]) {
     writer.finish().expect("complete");
 }
 
+/// The tensor of a norm.
+fn norm(name: &str, columns: usize) -> Tensor {
+    (format!("{name}.weight"), vec![columns], "f32")
+}
+
+/// Norms of the heads, which qwen3 has.
+fn head_norms(layers: usize) -> Vec<Tensor> {
+    let of_layer = |layer| ["q", "k"].map(|role| norm(&format!("blk.{layer}.attn_{role}_norm"), HEAD_DIM));
+    (0..layers).flat_map(of_layer).collect()
+}
+
 fn attention(layer: usize) -> Vec<Tensor> {
     let parts =
         [("attn_q", HIDDEN, HIDDEN), ("attn_k", KV, HIDDEN), ("attn_v", KV, HIDDEN), ("attn_output", HIDDEN, HIDDEN)];
@@ -51,8 +78,10 @@ fn attention(layer: usize) -> Vec<Tensor> {
 
 fn dense(layers: usize) -> Vec<Tensor> {
     let mut tensors = vec![("token_embd.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    tensors.push(norm("output_norm", HIDDEN));
     for layer in 0..layers {
         tensors.extend(attention(layer));
+        tensors.extend(["attn_norm", "ffn_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
         for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
             tensors.push((format!("blk.{layer}.{role}.weight"), vec![n, k], "q4_0"));
         }
@@ -62,8 +91,11 @@ fn dense(layers: usize) -> Vec<Tensor> {
 
 fn of_experts(layers: usize) -> Vec<Tensor> {
     let mut tensors = vec![("output.weight".to_owned(), vec![VOCABULARY, HIDDEN], "q8_0")];
+    tensors.push(norm("output_norm", HIDDEN));
+    tensors.extend(head_norms(layers));
     for layer in 0..layers {
         tensors.extend(attention(layer));
+        tensors.extend(["attn_norm", "ffn_norm"].map(|role| norm(&format!("blk.{layer}.{role}"), HIDDEN)));
         tensors.push((format!("blk.{layer}.ffn_gate_inp.weight"), vec![EXPERTS, HIDDEN], "f32"));
         for (role, n, k) in [("ffn_gate", INNER, HIDDEN), ("ffn_up", INNER, HIDDEN), ("ffn_down", HIDDEN, INNER)] {
             tensors.push((format!("blk.{layer}.{role}_exps.weight"), vec![EXPERTS, n, k], "q4_0"));
@@ -80,8 +112,12 @@ impl Folder {
     }
 
     fn model(&self, architecture: &str, tensors: &[Tensor]) -> PathBuf {
+        self.file(architecture, tensors, KV_HEADS)
+    }
+
+    fn file(&self, architecture: &str, tensors: &[Tensor], kv_heads: usize) -> PathBuf {
         let path = self.0.path().join(format!("{architecture}.gguf"));
-        write(&path, architecture, tensors);
+        write(&path, architecture, tensors, kv_heads);
         path
     }
 }
@@ -210,29 +246,60 @@ fn check_memory(plan: &ExecPlan) {
 }
 
 #[test]
-fn a_plan_has_every_product_of_every_layer() {
+fn a_plan_has_every_operation_of_every_layer() {
     let folder = Folder::new();
     let ctx = Context::open("cpu").expect("always there");
     for architecture in ["llama", "qwen3"] {
-        let path = folder.model(architecture, &dense(2));
+        let mut tensors = dense(2);
+        let qwen = architecture == "qwen3";
+        tensors.extend(head_norms(if qwen { 2 } else { 0 }));
+        let path = folder.model(architecture, &tensors);
         let plan = plan(&ctx, &path);
-        let roles = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate_up", "ffn_down"];
-        let mut expected: Vec<String> =
-            (0..2).flat_map(|layer| roles.map(|role| format!("blk.{layer}.{role}"))).collect();
-        expected.push("output".into());
-        assert_eq!(plan.ops.iter().map(|op| op.op_id.clone()).collect::<Vec<_>>(), expected);
-        assert!(plan.ops.iter().all(|op| op.operation == "gemm" && op.dispatch.is_some() && op.reduction.is_some()));
+        let of_heads: &[(&str, &str)] = if qwen { &[("attn_q_norm", "norm"), ("attn_k_norm", "norm")] } else { &[] };
+        let roles = [
+            &[("attn_norm", "norm"), ("attn_q", "gemm"), ("attn_k", "gemm"), ("attn_v", "gemm")][..],
+            of_heads,
+            &[("kv_append", "kv_append"), ("attn", "attention"), ("attn_output", "gemm"), ("ffn_norm", "norm")],
+            &[("ffn_gate_up", "gemm"), ("ffn_down", "gemm")],
+        ]
+        .concat();
+        let of_layer = |layer: usize| roles.iter().map(move |(role, kind)| (format!("blk.{layer}.{role}"), *kind));
+        let mut expected: Vec<(String, &str)> = (0..2).flat_map(of_layer).collect();
+        expected.extend([("output_norm".to_owned(), "norm"), ("output".to_owned(), "gemm")]);
+        let got: Vec<_> = plan.ops.iter().map(|op| (op.op_id.clone(), op.operation.as_str())).collect();
+        assert_eq!(got, expected);
+        let products = plan.ops.iter().filter(|op| op.operation == "gemm");
+        assert!(products.clone().all(|op| op.dispatch.is_some() && op.reduction.is_some()));
         check_schemas(&plan);
         check_memory(&plan);
         // Exact sizes, and memory that layers share.
         assert_eq!(region(&plan, "blk.1.ffn").bytes, BATCH * INNER * 2);
         assert_eq!(region(&plan, "logits").bytes, BATCH * VOCABULARY * 4);
-        assert_eq!(region(&plan, "blk.0.ffn").offset, region(&plan, "blk.1.ffn").offset);
+        let later = region(&plan, "blk.1.ffn");
+        let shares = |r: &&Region| r.offset < later.offset + later.reserved && later.offset < r.offset + r.reserved;
+        assert!(plan.memory.regions.iter().filter(|r| r.name.starts_with("blk.0.")).any(|r| shares(&r)));
         assert!(plan.memory.arena_bytes < plan.memory.bytes_without_reuse);
-        // What is not ours stands between, with what it reads.
-        let step = |op: &str| plan.barriers.iter().find(|b| b.before == op && b.step.is_some()).expect("one").clone();
-        assert_eq!(step("blk.1.attn_output").reads, ["blk.1.q", "blk.1.k", "blk.1.v"]);
-        assert_eq!(step("blk.1.attn_output").after, ["blk.1.attn_q", "blk.1.attn_k", "blk.1.attn_v"]);
+        // A cache of every layer, for ever, which a layer's keys go to and its attention reads.
+        let (op, last) = (|id: &str| plan.ops.iter().find(|op| op.op_id == id).expect("above"), plan.ops.len() - 1);
+        for layer in 0..2 {
+            let cache = region(&plan, &format!("blk.{layer}.k_cache"));
+            assert_eq!((cache.kind, cache.bytes), (RegionKind::KvCache, BATCH * CONTEXT * KV * 2));
+            assert_eq!((cache.first_op, cache.last_op), (0, last));
+        }
+        let append = op("blk.1.kv_append").heads.as_ref().expect("it has some");
+        let pairs = if qwen { "neox" } else { "interleaved" };
+        assert_eq!(append.rotary.as_ref().map(|r| (r.dim, r.pairs.as_str())), Some((HEAD_DIM, pairs)));
+        assert_eq!((append.sequences, append.heads, append.kv_heads), (BATCH, HEADS, KV_HEADS));
+        let barrier = |op: &str| plan.barriers.iter().find(|b| b.before == op && !b.after.is_empty()).expect("one");
+        assert_eq!(barrier("blk.1.attn").after, ["blk.1.kv_append"]);
+        // What the library has no operation for is the caller's, at the beginning and at the end, with the reason.
+        let of_caller: Vec<_> = plan.barriers.iter().filter(|b| b.step.is_some()).collect();
+        assert_eq!(of_caller.iter().map(|b| b.before.as_str()).collect::<Vec<_>>(), ["blk.0.attn_norm", "end"]);
+        assert_eq!(
+            (&of_caller[0].writes, &of_caller[1].reads),
+            (&vec!["hidden.0".into(), "kv_lengths".into()], &vec!["logits".into()])
+        );
+        assert!(of_caller.iter().all(|b| b.reason.as_ref().is_some_and(|why| !why.is_empty())));
         let text = serde_json::to_string(&plan).expect("JSON");
         let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
         let again = loaded.exec_plan();
@@ -253,6 +320,7 @@ fn experts_are_routed_and_multiplied() {
     let names: Vec<_> = of_layer.iter().map(|op| (op.op_id.as_str(), op.operation.as_str())).collect();
     let expected = [
         ("blk.0.routing", "routing"),
+        ("blk.1.ffn_norm", "norm"),
         ("blk.1.ffn_router", "gemm"),
         ("blk.1.routing", "routing"),
         ("blk.1.ffn_gate_up", "experts"),
@@ -310,13 +378,23 @@ fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
 fn an_encoder_has_biases_and_no_logits() {
     let folder = Folder::new();
     let mut tensors = attention(0);
+    for name in ["token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"] {
+        tensors.extend([norm(name, HIDDEN), (format!("{name}.bias"), vec![HIDDEN], "f32")]);
+    }
+    for tensor in tensors.iter_mut().filter(|(name, ..)| name.contains("attn_k.") || name.contains("attn_v.")) {
+        tensor.1 = vec![HIDDEN, HIDDEN];
+    }
     tensors.push(("blk.0.ffn_up.weight".into(), vec![INNER, HIDDEN], "q8_0"));
     tensors.push(("blk.0.ffn_down.weight".into(), vec![HIDDEN, INNER], "q8_0"));
-    let path = folder.model("bert", &tensors);
+    let path = folder.file("bert", &tensors, HEADS);
     let ctx = Context::open("cpu").expect("always there");
     let plan = plan(&ctx, &path);
     let activations: Vec<_> = plan.ops.iter().map(|op| (op.op_id.as_str(), op.activation.as_str())).collect();
-    assert!(activations.contains(&("blk.0.ffn_up", "gelu_erf")) && plan.ops.len() == 6, "{activations:?}");
+    assert!(activations.contains(&("blk.0.ffn_up", "gelu_erf")) && plan.ops.len() == 10, "{activations:?}");
+    let (kinds, norms): (Vec<_>, Vec<_>) = plan.ops.iter().map(|op| (op.operation.as_str(), op.norm.as_ref())).unzip();
+    assert!(kinds.contains(&"attention") && !kinds.contains(&"kv_append"), "{kinds:?}");
+    let norms: Vec<_> = norms.into_iter().flatten().collect();
+    assert!(norms.len() == 3 && norms.iter().all(|norm| norm.function == "layer" && norm.beta.is_some()), "{norms:?}");
     assert!(plan.memory.regions.iter().all(|r| r.name != "logits"));
     check_schemas(&plan);
     check_memory(&plan);
@@ -333,9 +411,12 @@ fn safetensors_are_planned_by_their_config() {
     }
     tensors.push(("model.embed_tokens.weight".into(), [VOCABULARY, HIDDEN]));
     tensors.push(("model.layers.0.self_attn.q_proj.bias".into(), [1, HIDDEN]));
+    for name in ["model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm"] {
+        tensors.push((format!("{name}.weight"), [1, HIDDEN]));
+    }
     let (mut header, mut end) = (serde_json::Map::new(), 0);
     for (name, [n, k]) in &tensors {
-        let shape = if name.ends_with("bias") { vec![*k] } else { vec![*n, *k] };
+        let shape = if *n == 1 { vec![*k] } else { vec![*n, *k] };
         header.insert(name.clone(), json!({"dtype": "BF16", "shape": shape, "data_offsets": [end, end + n * k * 2]}));
         end += n * k * 2;
     }
@@ -347,11 +428,36 @@ fn safetensors_are_planned_by_their_config() {
     let config = |text: &str| fs::write(folder.0.path().join("config.json"), text).expect("writable");
     let ctx = Context::open("cpu").expect("always there");
 
-    config(r#"{"model_type": "llama"}"#);
+    let scaling = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                         "original_max_position_embeddings": 8192});
+    let llama = json!({"model_type": "llama", "num_attention_heads": HEADS, "rms_norm_eps": 1e-6, "rope_theta": 5e5,
+                       "max_position_embeddings": 131072, "rope_scaling": scaling});
+    config(&llama.to_string());
     let plan = plan(&ctx, folder.0.path());
-    assert_eq!(plan.ops.len(), 7);
-    assert_eq!(plan.ops[0].bias.as_deref(), Some("model.layers.0.self_attn.q_proj.bias"));
+    assert_eq!(plan.ops.len(), 12);
+    let rotary = plan.ops[4].heads.as_ref().and_then(|heads| heads.rotary.as_ref()).expect("queries are turned");
+    let scaling = rotary.scaling.as_ref().expect("it is stated");
+    assert_eq!((rotary.pairs.as_str(), rotary.base, scaling.kind.as_str()), ("neox", 5e5, "llama3"));
+    assert_eq!(plan.model.context, 4096);
+    assert_eq!(plan.ops[1].bias.as_deref(), Some("model.layers.0.self_attn.q_proj.bias"));
     check_schemas(&plan);
+
+    // A scaling that the library does not have is the caller's; a number that is missing is named.
+    let mut other = llama.clone();
+    other["rope_scaling"] = json!({"rope_type": "longrope"});
+    config(&other.to_string());
+    let plan = ctx.plan_model(folder.0.path(), &PlanOptions::new(BATCH)).expect("served");
+    let step = plan.barriers.iter().find(|b| b.before == "blk.0.kv_append" && b.step.is_some()).expect("the caller's");
+    assert!(step.reason.as_ref().is_some_and(|why| why.contains("longrope")) && step.reads == step.writes, "{step:?}");
+    other.as_object_mut().expect("an object").remove("num_attention_heads");
+    config(&other.to_string());
+    let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(BATCH)).expect_err("no heads").to_string();
+    assert!(error.contains("num_attention_heads"), "{error}");
+    let mut uneven = PlanOptions::new(BATCH);
+    uneven.sequences = Some(2);
+    config(&llama.to_string());
+    let refused = ctx.plan_model(folder.0.path(), &uneven);
+    assert!(matches!(refused, Err(Error::UnevenSequences { batch: BATCH, sequences: 2 })), "{refused:?}");
 
     config(r#"{"model_type": "mamba"}"#);
     let error = ctx.plan_model(folder.0.path(), &PlanOptions::new(1)).expect_err("another architecture");
@@ -374,11 +480,17 @@ fn training_goes_back_over_every_product() {
         plan.ops.iter().filter(|op| op.phase == Phase::Forward).map(|op| op.op_id.as_str()).collect();
     let backward: Vec<&str> =
         plan.ops.iter().filter(|op| op.phase == Phase::Backward).map(|op| op.op_id.as_str()).collect();
-    let expected: Vec<String> = forward.iter().rev().flat_map(|id| [format!("{id}.dx"), format!("{id}.dw")]).collect();
+    let of_products = plan.ops.iter().filter(|op| op.phase == Phase::Forward && op.operation == "gemm");
+    let products: Vec<&str> = of_products.map(|op| op.op_id.as_str()).collect();
+    let mut expected: Vec<String> =
+        products.iter().rev().flat_map(|id| [format!("{id}.dx"), format!("{id}.dw")]).collect();
+    let tensor = |id: &&str| if *id == "output" { "token_embd".to_owned() } else { (*id).to_owned() };
+    expected.extend(products.iter().rev().map(|id| format!("{}.weight.optimizer", tensor(id))));
     assert_eq!(backward, expected);
+    assert!(forward.contains(&"blk.1.kv_append") && forward.contains(&"blk.1.attn"));
     assert_eq!(
         plan.phases.iter().map(|p| (p.phase, p.last.as_str())).collect::<Vec<_>>(),
-        [(Phase::Forward, "output"), (Phase::Backward, "blk.0.attn_q.dw")]
+        [(Phase::Forward, "output"), (Phase::Backward, "blk.0.attn_q.weight.optimizer")]
     );
     let op = |id: &str| plan.ops.iter().find(|op| op.op_id == id).unwrap_or_else(|| panic!("no {id}"));
     // Three products read the same X: the first of them writes its gradient, the others add to it.
@@ -396,8 +508,20 @@ fn training_goes_back_over_every_product() {
     // What an activation is computed from lives until its gradient is.
     let upped = region(&plan, "blk.0.ffn_upped");
     assert!(plan.ops[upped.last_op].phase == Phase::Backward, "it ends in {}", plan.ops[upped.last_op].op_id);
-    let optimizer = plan.barriers.iter().filter(|b| b.step.as_ref().is_some_and(|step| step.starts_with("optimizer")));
-    assert_eq!(optimizer.filter(|b| b.before == "end").count(), forward.len());
+    let caches = region(&plan, "blk.0.k_cache");
+    assert!(caches.kind == RegionKind::Activation && plan.ops[caches.last_op].phase == Phase::Backward);
+    let step = |prefix: &str| {
+        plan.barriers
+            .iter()
+            .filter(|b| b.step.as_ref().is_some_and(|step| step.starts_with(prefix)))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((step("store: ").len(), step("attention backward: ").len()), (products.len(), 2));
+    let of_attention = step("attention backward: blk.0")[0];
+    assert!(
+        of_attention.reads.contains(&"blk.0.k_cache".into()) && of_attention.writes.contains(&"blk.0.k.grad".into())
+    );
+    assert_eq!(step("loss")[0].writes, ["logits.grad", "optimizer_step"]);
 
     let text = serde_json::to_string(&plan).expect("JSON");
     let loaded = ctx.load_plan(&text, &open_model(&path).expect("a model")).expect("it fits");
@@ -447,6 +571,19 @@ fn gradients_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, gate: &Planned
         assert!((dw[n * HIDDEN + k] - expected).abs() < 1e-4, "{} is not {expected}", dw[n * HIDDEN + k]);
     }
     assert!(matches!(loaded.run_matmul(&stream, &gate.op_id, &mut arena), Err(Error::NotInPlan { .. })));
+
+    let optimizer = ctx.plan_optimizer(&Optimizer::adamw(INNER * HIDDEN)).expect("served");
+    let step = optimizer.step(&OptimizerStep::new(1, 0.01)).expect("finite");
+    put(&mut arena, "optimizer_step", &DType::F32.encode(&step));
+    for part in ["master", "moment1", "moment2"] {
+        put(&mut arena, &format!("blk.0.ffn_gate.weight.{part}"), &vec![0; INNER * HIDDEN * 4]);
+    }
+    loaded.run_optimizer(&stream, "blk.0.ffn_gate.weight.optimizer", &mut arena).expect("planned");
+    let moved: Vec<f32> =
+        ctx.download(arena.region("blk.0.ffn_gate.weight.master").expect("planned")).expect("readable");
+    // The first step of AdamW is as long as its rate, against the gradient.
+    let is_right = |(w, g): (&f32, &f32)| if *g == 0.0 { *w == 0.0 } else { (w + 0.01 * g.signum()).abs() < 1e-4 };
+    assert!(moved.iter().zip(&dw).all(is_right));
 }
 
 /// A changed plan is refused, and the first mismatch named.
@@ -471,14 +608,19 @@ fn what_does_not_fit_is_named() {
         ("/runtime/device/driver".into(), json!("999.1"), "runtime.device.driver"),
         ("/runtime/device/units".into(), json!(4096), "runtime.device.units"),
         ("/model/tensors".into(), json!("0".repeat(64)), "model.tensors"),
-        ("/ops/0/weight/row_bytes".into(), json!(row_bytes), "ops[0] (blk.0.attn_q).weight.row_bytes"),
-        ("/ops/1/weight/bytes".into(), json!(7), "ops[1] (blk.0.attn_k).weight.bytes"),
-        ("/ops/1/source_hash".into(), json!("0123456789abcdef"), "ops[1] (blk.0.attn_k).source_hash"),
-        ("/ops/0/kernel_id".into(), json!("gemm:none:-:x"), "ops[0] (blk.0.attn_q).kernel_id"),
-        ("/ops/0/dispatch/grid".into(), json!([9, 9, 9]), "ops[0] (blk.0.attn_q).dispatch"),
-        ("/ops/0/x".into(), json!("nowhere"), "ops[0] (blk.0.attn_q).x"),
+        ("/ops/1/weight/row_bytes".into(), json!(row_bytes), "ops[1] (blk.0.attn_q).weight.row_bytes"),
+        ("/ops/2/weight/bytes".into(), json!(7), "ops[2] (blk.0.attn_k).weight.bytes"),
+        ("/ops/2/source_hash".into(), json!("0123456789abcdef"), "ops[2] (blk.0.attn_k).source_hash"),
+        ("/ops/1/kernel_id".into(), json!("gemm:none:-:x"), "ops[1] (blk.0.attn_q).kernel_id"),
+        ("/ops/1/dispatch/grid".into(), json!([9, 9, 9]), "ops[1] (blk.0.attn_q).dispatch"),
+        ("/ops/1/x".into(), json!("nowhere"), "ops[1] (blk.0.attn_q).x"),
+        ("/ops/0/norm/function".into(), json!("batch"), "norm.function"),
+        ("/ops/0/norm/gamma".into(), json!("nowhere"), "ops[0] (blk.0.attn_norm).norm.gamma"),
+        ("/ops/4/heads/capacity".into(), json!(CONTEXT + 1), "memory.regions (blk.0.k_cache).bytes"),
+        ("/ops/4/heads/rotary/pairs".into(), json!("all"), "heads.rotary.pairs"),
+        ("/ops/5/kernel_id".into(), json!("attention:none:-:x"), "ops[5] (blk.0.attn).kernel_id"),
         ("/memory/arena_bytes".into(), json!(1u64 << 50), "memory.arena_bytes"),
-        ("/ops/0/reduction/order".into(), json!("last-arriver-in-order"), "ops[0] (blk.0.attn_q).reduction"),
+        ("/ops/1/reduction/order".into(), json!("last-arriver-in-order"), "ops[1] (blk.0.attn_q).reduction"),
         (of_shared("bytes"), json!(1), "memory.regions (blk.0.k).bytes"),
         (of_shared("offset"), q["offset"].clone(), "memory.regions ("),
         (of_shared("offset"), json!(1), "memory.regions (blk.0.k).offset"),
@@ -495,7 +637,7 @@ fn what_does_not_fit_is_named() {
         }
     }
     assert!(matches!(ctx.load_plan("[", &model), Err(Error::BadPlanFile(_))));
-    let other = open_model(folder.model("qwen3", &dense(2))).expect("a model");
+    let other = open_model(folder.model("llama", &dense(2))).expect("a model");
     let error = ctx.load_plan(&good.to_string(), &other).expect_err("another model").to_string();
     assert!(error.contains("model.tensors"), "{error}");
 }
@@ -549,6 +691,63 @@ fn products_run_in_the_arena_and_canaries_are_watched() {
     assert!(regions.iter().any(|r| r.kind == RegionKind::Weight && r.name == "blk.0.attn_q.weight"));
 }
 
+/// Norm, KV append and attention run where the plan says, and give what they give on buffers of their own.
+#[test]
+fn what_stands_between_products_runs_in_the_arena() {
+    let folder = Folder::new();
+    let mut tensors = dense(1);
+    tensors.extend(head_norms(1));
+    let path = folder.model("qwen3", &tensors);
+    let model = open_model(&path).expect("a model");
+    let ctx = Context::open("cpu").expect("always there");
+    let loaded = ctx.load_plan(&serde_json::to_string(&plan(&ctx, &path)).expect("JSON"), &model).expect("it fits");
+    let (stream, mut arena) = (ctx.default_stream(), loaded.arena().expect("memory").check_canaries(true));
+    let put = |arena: &mut PlanArena, name: &str, bytes: &[u8]| {
+        ctx.upload_into(bytes, arena.region_mut(name).expect("planned")).expect("it has room");
+    };
+    let read = |arena: &PlanArena, name: &str| -> Vec<f32> {
+        DType::F16.decode(&ctx.download::<u8>(arena.region(name).expect("planned")).expect("readable"))
+    };
+    let gamma = |name: &str| ctx.upload(&model.dense(name).expect("there").to_f32()).expect("memory");
+    let hidden = values(BATCH * HIDDEN, 9);
+    put(&mut arena, "hidden.0", &DType::F16.encode(&hidden));
+    loaded.run_norm(&stream, "blk.0.attn_norm", &mut arena, &gamma("blk.0.attn_norm"), None).expect("planned");
+    let normed = read(&arena, "blk.0.attn_norm");
+    let of_gamma = model.dense("blk.0.attn_norm").expect("there").to_f32();
+    for (row, got) in hidden.chunks(HIDDEN).zip(normed.chunks(HIDDEN)) {
+        let root = (row.iter().map(|x| x * x).sum::<f32>() / HIDDEN as f32 + 1e-5).sqrt();
+        let is_near = |((x, gamma), got): ((&f32, &f32), &f32)| (x / root * gamma - got).abs() < 4e-3;
+        assert!(row.iter().zip(&of_gamma).zip(got).all(is_near));
+    }
+    // One key of each sequence, its own: attention gives its value, whatever queries and keys are.
+    let v = values(BATCH * KV, 11);
+    for (name, columns) in [("q", HIDDEN), ("k", KV)] {
+        put(&mut arena, &format!("blk.0.{name}"), &DType::F16.encode(&values(BATCH * columns, 12)));
+    }
+    put(&mut arena, "blk.0.v", &DType::F16.encode(&v));
+    put(&mut arena, "kv_lengths", &[1u32.to_le_bytes(); BATCH].concat());
+    for role in ["q", "k"] {
+        let norm = format!("blk.0.attn_{role}_norm");
+        loaded.run_norm(&stream, &norm, &mut arena, &gamma(&norm), None).expect("in place");
+    }
+    let q = read(&arena, "blk.0.q");
+    loaded.run_kv_append(&stream, "blk.0.kv_append", &mut arena).expect("planned");
+    assert_eq!(read(&arena, "blk.0.q"), q, "position 0 turns nothing");
+    loaded.run_attention(&stream, "blk.0.attn", &mut arena).expect("planned");
+    let attended = read(&arena, "blk.0.attn");
+    let (v, cache) = (DType::F16.decode(&DType::F16.encode(&v)), read(&arena, "blk.0.v_cache"));
+    for token in 0..BATCH {
+        assert_eq!(cache[token * CONTEXT * KV..][..KV], v[token * KV..][..KV]);
+        for head in 0..HEADS {
+            let of_v = token * KV + head / (HEADS / KV_HEADS) * HEAD_DIM;
+            let got = &attended[token * HIDDEN + head * HEAD_DIM..][..HEAD_DIM];
+            assert!(got.iter().zip(&v[of_v..]).all(|(got, v)| (got - v).abs() < 1e-3), "{got:?}");
+        }
+    }
+    let wrong = loaded.run_attention(&stream, "blk.0.kv_append", &mut arena);
+    assert!(matches!(wrong, Err(Error::NotInPlan { .. })), "{wrong:?}");
+}
+
 #[test]
 fn wgpu_runs_products_in_the_arena_and_outside() {
     let folder = Folder::new();
@@ -588,4 +787,11 @@ fn chips_that_are_not_here_can_be_planned_for() {
     ctx.load_plan(&text, &model).expect("it fits");
     let other = Context::open("emu:sm80").expect("there as well").load_plan(&text, &model);
     assert!(matches!(other, Err(Error::PlanMismatch { at, .. }) if at == "runtime.device.arch"));
+
+    // Layers are alike: 64 of them take no second.
+    let path = folder.model("qwen3moe", &of_experts(64));
+    let start = std::time::Instant::now();
+    let text = serde_json::to_string_pretty(&self::plan(&ctx, &path)).expect("JSON");
+    let elapsed = start.elapsed();
+    assert!(elapsed.as_secs_f64() < 2.0 && text.contains("blk.63.ffn_down"), "{elapsed:?}");
 }

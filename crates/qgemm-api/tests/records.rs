@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Attention, Budget, Context, Conversion, DType, Error, Keys, Matmul, Norm, NormFunction, PlanRecord, Problem,
-    Quantization, Queries, Routing, TuneProblem, Weight, quantize, read_tuned,
+    Args, Attention, Budget, Context, Conversion, ConversionArgs, DType, Error, ExpertProblem, Experts, HostExperts,
+    Keys, Matmul, Norm, NormFunction, PlanRecord, PrepareLimits, Problem, Quantization, Queries, Routing, TuneProblem,
+    Weight, quantize, read_tuned,
 };
 
 const N: usize = 64;
@@ -111,7 +112,7 @@ fn descriptions_that_cannot_be_are_refused() {
 fn tuning_stops_with_its_budget_and_is_followed() {
     let ctx = Context::open("cpu").expect("always there");
     let weights = [weight(&ctx)];
-    let problems = || [TuneProblem { problem: problem(&weights[0], 8), weights: &weights }];
+    let problems = || [TuneProblem::new(problem(&weights[0], 8), &weights)];
     let none = ctx.tune(&problems(), Budget::new(Duration::ZERO), |_| ()).expect("nothing fails");
     assert!(none.tunings.is_empty() && none.table.is_empty());
 
@@ -128,9 +129,59 @@ fn tuning_stops_with_its_budget_and_is_followed() {
     let measured = record.chosen().and_then(|chosen| chosen.measured_seconds).expect("it was");
     assert!((measured - tuning.seconds).abs() < 1e-12 && record.why.starts_with("measured"));
 
-    let no_weight = [TuneProblem { problem: problem(&weights[0], 8), weights: &[] }];
+    let no_weight = [TuneProblem::new(problem(&weights[0], 8), &[])];
     let refused = ctx.tune(&no_weight, Budget::new(Duration::from_secs(1)), |_| ());
     assert!(matches!(refused, Err(Error::MissingOperand { operand: "weight", .. })));
+}
+
+/// Experts and matmul are tuned as gemm is, and what was measured is followed and explained.
+#[test]
+fn experts_and_matmul_are_tuned_and_explained() {
+    let ctx = Context::open("cpu").expect("always there");
+    let (host, _) = quantize(&vec![0.5; 64 * 64], 64, 64, "q8_0".parse().expect("a format")).expect("K suits");
+    let experts = [ctx.load_experts(&HostExperts::new(&vec![host; 4]).expect("alike")).expect("memory")];
+    let of_experts = || ExpertProblem::indexed(&experts[0], 8, 2).each(|each| each.x_dtype(DType::F32));
+    let matmul = Matmul::new([64, 64, 64], DType::F32, DType::F32, DType::F32);
+    let problems = [TuneProblem::experts(of_experts(), &experts), TuneProblem::Matmul(matmul.clone())];
+    let outcome = ctx.tune(&problems, Budget::new(Duration::from_secs(5)), |_| ()).expect("it runs");
+    assert!(outcome.tunings.len() == 2 && outcome.table.len() >= 2, "{outcome:?}");
+    let text = outcome.table.to_json().expect("finite");
+    let tuned = ctx.with_tuned(TunedTable::from_json(&text).expect("as written"));
+    let records = [tuned.explain_experts(&of_experts()).expect("valid"), tuned.explain_matmul(&matmul).expect("valid")];
+    for (record, tuning) in records.iter().zip(&outcome.tunings) {
+        assert_eq!(record.kernel_id.as_ref(), Some(&tuning.kernel_id));
+        let measured = record.chosen().and_then(|chosen| chosen.measured_seconds).expect("it was");
+        assert!((measured - tuning.seconds).abs() < 1e-12 && record.why.starts_with("measured"), "{}", record.why);
+    }
+    let none: &[Experts] = &[];
+    let refused = tuned.tune(&[TuneProblem::experts(of_experts(), none)], Budget::new(Duration::from_secs(1)), |_| ());
+    assert!(matches!(refused, Err(Error::MissingOperand { operand: "weight", .. })));
+}
+
+#[test]
+fn profiles_have_both_shares() {
+    let ctx = Context::open("cpu").expect("always there");
+    let weight = weight(&ctx);
+    let plan = ctx.plan(&problem(&weight, 8)).expect("served");
+    let convert = ctx.plan_conversion(&Conversion::new(8, K, DType::F32, DType::F16)).expect("served");
+    let x = ctx.upload(&vec![1.0f32; 8 * K]).expect("memory");
+    let (mut x16, mut d) = (ctx.allocate(8 * K * 2).expect("memory"), ctx.allocate(8 * N * 4).expect("memory"));
+    let mut workspace = ctx.workspace(plan.workspace_bytes()).expect("memory");
+    let stream = ctx.default_stream();
+    let (_, profile) = ctx
+        .profile(|| {
+            convert.run(&stream, ConversionArgs::new(&x, &mut x16)).expect("all given");
+            plan.run(&stream, Args::new(&x16, &weight, &mut d).workspace(&mut workspace)).expect("all given");
+        })
+        .expect("it runs");
+    let [moved, multiplied] = &profile.runs[..] else { panic!("{profile}") };
+    assert!(moved.math.is_none() && moved.arithmetic_share.is_none() && moved.bandwidth_share >= 0.0);
+    let math = plan.launch().expect("not empty").config.math;
+    assert_eq!(multiplied.math.as_deref(), Some(math.name()));
+    let rate = ctx.info().rate(math).expect("it is known");
+    let expected = multiplied.operations_per_second / (2.0 * rate);
+    assert!((multiplied.arithmetic_share.expect("known") - expected).abs() <= 1e-9 * expected.max(1.0));
+    assert!(profile.to_string().contains("of math") && profile.chrome_trace().contains("arithmetic_share"));
 }
 
 #[test]
@@ -152,7 +203,14 @@ fn what_was_prepared_is_planned() {
     let problems: Vec<Problem> = (1..20).map(|m| problem(&w, m)).collect();
     assert_eq!(ctx.prepare(&problems).expect("all are served"), problems.len());
     assert_eq!(ctx.prepare(&[]).expect("nothing to do"), 0);
-    let no_time = ctx.prepare_within(&problems, std::time::Duration::ZERO).expect("nothing was begun");
+    let no_time = {
+        let limits = PrepareLimits::default().time(Duration::ZERO);
+        ctx.prepare_within(&problems, limits, |_| panic!("nothing is begun")).expect("nothing fails")
+    };
+    let mut told = Vec::new();
+    let one_by_one = PrepareLimits::default().memory(1);
+    let all = ctx.prepare_within(&problems, one_by_one, |done| told.push(done)).expect("served");
+    assert!(all == problems.len() && told == (1..=all).collect::<Vec<_>>(), "{told:?}");
     assert_eq!(no_time, 0);
     let wrong = [problem(&w, 1), problem(&w, 2).family("nonesuch"), problem(&w, 3)];
     let error = ctx.prepare(&wrong).expect_err("no such family").to_string();

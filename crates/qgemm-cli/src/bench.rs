@@ -7,6 +7,7 @@ mod convert;
 mod experts;
 mod gemm;
 mod gradient;
+mod grid;
 mod indexer;
 mod kv_append;
 mod matmul;
@@ -19,11 +20,9 @@ mod sweep;
 mod timing;
 mod tokens;
 
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use qgemm_api::tuning::TunedTable;
 use qgemm_api::{Context, DType, DeviceKind, FactorFormat, MatmulLayout, NormKind, Profile, XFormat, XPrecision};
 use serde::{Deserialize, Serialize};
 
@@ -124,7 +123,17 @@ pub struct Args {
     /// In a sweep, measure all configurations that should take at most so many times as long as the best.
     #[arg(long, value_name = "TIMES", requires = "sweep_m", num_args = 0..=1, default_missing_value = "3")]
     all_configs: Option<f64>,
-    /// Take the configurations measured in this file where they are known.
+    /// Draw so many problems, dense and with experts, always the same, measure all ways to run each, and say where what a plan takes is more
+    /// than 10 % behind the best. Fails where that is more than one in ten.
+    #[arg(long, value_name = "PROBLEMS", conflicts_with_all = ["model", "shape", "sweep_m", "baseline", "save"])]
+    grid: Option<usize>,
+    /// Of a grid: time for all of it, weights not counted, such as 500s or 9m.
+    #[arg(long, default_value = "5m", requires = "grid", value_parser = choice::duration)]
+    budget: std::time::Duration,
+    /// Of a grid: megabytes of the largest weights.
+    #[arg(long, default_value_t = 1024, value_name = "MB", requires = "grid")]
+    largest: usize,
+    /// Take the configurations measured in this file where they are known; `auto` is the file that `qgemm tune` keeps.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
     /// In a sweep over all configurations, save the best to this file, for `--tuned` and `Context::with_tuned`.
@@ -219,8 +228,10 @@ impl Row for BenchRow {
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        ctx = ctx.with_tuned(TunedTable::from_json(&text).with_context(|| path.display().to_string())?);
+        ctx = ctx.with_tuned(choice::tuned(path)?);
+    }
+    if let Some(problems) = args.grid {
+        return grid::run(&ctx, problems, args.budget, args.largest << 20, json);
     }
     args.check()?;
     let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;

@@ -1,12 +1,13 @@
 //! Values of options: operations, formats, shapes, and how far activations may be rounded.
 
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use qgemm_api::{Format, NormKind, XFormat};
+use qgemm_api::{Format, NormKind, Tuned, XFormat, read_tuned};
 use qgemm_testkit::Suite;
 
 /// An operation.
@@ -320,6 +321,20 @@ pub fn duration(text: &str) -> anyhow::Result<Duration> {
     let seconds = number.parse::<f64>().with_context(wrong)? * scale;
     ensure!(seconds > 0.0 && seconds <= 86_400.0, "`{text}`: expected more than 0 and at most a day");
     Ok(Duration::from_secs_f64(seconds))
+}
+
+/// What `--tuned` names: a file of measurements, or `auto`.
+///
+/// # Errors
+/// When there is no such file, or it holds something else.
+pub fn tuned(path: &Path) -> anyhow::Result<Tuned> {
+    if path == Path::new("auto") {
+        return Ok(Tuned::Auto);
+    }
+    match read_tuned(path).with_context(|| path.display().to_string())? {
+        Some(table) => Ok(table.into()),
+        None => bail!("{}: there is no such file", path.display()),
+    }
 }
 
 #[cfg(test)]

@@ -1,16 +1,13 @@
 //! `qgemm explain`: what would run for a shape, what else there is, and why.
 
-use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
-use qgemm_api::tuning::TunedTable;
 use qgemm_api::{
-    Activation, Attention, Context, Conversion, DType, Format, Indexer, Keys, KvAppend, KvFormat, Matmul, Norm,
-    NormFunction, Optimizer, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
+    Activation, Attention, Context, Conversion, DType, Format, Gradient, Indexer, Keys, KvAppend, KvFormat, Matmul,
+    Norm, NormFunction, Optimizer, PlanRecord, Quantization, Queries, Rotary, Routing, XFormat, XPrecision,
 };
 
-use crate::choice::{IndexerShape, Op, Sizes};
+use crate::choice::{self, IndexerShape, Op, Sizes};
 use crate::{Holds, out};
 
 /// Options of the command.
@@ -23,7 +20,7 @@ pub struct Args {
     /// The operation.
     #[arg(long, value_enum, default_value_t = Op::Gemm)]
     op: Op,
-    /// Shapes: MxNxK (tokens x output features x input features; of experts, those of each), of convert, norm and quantize RxC, of
+    /// Shapes: MxNxK (tokens x output features x input features, of the forward product in gradient, too; of experts, those of each), of convert, norm and quantize RxC, of
     /// routing TxExK, of attention BxQxSxHxGxD.
     #[arg(long, value_name = "SIZES", num_args = 1.., required = true)]
     shape: Vec<Sizes>,
@@ -57,7 +54,7 @@ pub struct Args {
     /// Of experts: how many of them each token is given to.
     #[arg(long, default_value_t = 4)]
     top_k: usize,
-    /// Take the configurations measured in this file where they are known.
+    /// Take the configurations measured in this file where they are known; `auto` is the file that `qgemm tune` keeps.
     #[arg(long, value_name = "FILE")]
     tuned: Option<PathBuf>,
 }
@@ -69,8 +66,7 @@ pub struct Args {
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     let mut ctx = Context::open(&args.device)?;
     if let Some(path) = &args.tuned {
-        let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        ctx = ctx.with_tuned(TunedTable::from_json(&text).with_context(|| path.display().to_string())?);
+        ctx = ctx.with_tuned(choice::tuned(path)?);
     }
     let records = args.shape.iter().map(|sizes| args.record(&ctx, sizes)).collect::<anyhow::Result<Vec<_>>>()?;
     if json {
@@ -126,9 +122,11 @@ impl Args {
                 let (queries, keys) = (Queries::each(sequences, queries), Keys::each(keys));
                 ctx.explain_attention(&Attention::new(self.x_dtype, heads, kv_heads, dim, queries, keys).causal())?
             }
-            Op::Gradient => bail!(
-                "a gradient has the choices of its product: explain `--op matmul --shape TxKxN`, tokens, input features, output features"
-            ),
+            Op::Gradient => {
+                let shape = sizes.gemm()?;
+                let gradient = Gradient::new(shape.m, self.x_dtype, self.x_dtype);
+                ctx.explain_gradient_of(&weight(shape.n, shape.k)?, &gradient)?
+            }
             Op::Norm => {
                 let [rows, columns] = sizes.norm()?;
                 let function = NormFunction::rms(1e-6).gamma(self.x_dtype);

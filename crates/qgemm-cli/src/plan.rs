@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use qgemm_api::exec::{ExecPlan, RegionKind};
-use qgemm_api::{Context, DType, PlanOptions, XPrecision, open_model};
+use qgemm_api::{Context, DType, PlanOptions, Tuned, XPrecision, open_model};
 
 use crate::table::bytes;
 use crate::whole_file::{Existing, WholeFile};
@@ -18,6 +18,13 @@ pub struct Args {
     /// Tokens of a step.
     #[arg(long)]
     batch: usize,
+    /// Sequences that these are of, in equal parts: each token of its own unless stated (a step of decoding), 1 for a prompt. Of encoders and
+    /// with --train all are of one.
+    #[arg(long)]
+    sequences: Option<usize>,
+    /// Keys that the KV cache has room for, of each sequence: as many as the model is made for unless stated, at most 4096.
+    #[arg(long)]
+    context: Option<usize>,
     /// Device: cpu, cuda:0, wgpu:0, auto for the best there is, or a chip that need not be here, such as emu:sm90.
     #[arg(long, default_value = "auto")]
     device: String,
@@ -43,7 +50,7 @@ pub struct Args {
 /// # Errors
 /// When the model, the device or a file fails, or a plan does not fit.
 pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
-    let ctx = Context::open(&args.device)?.with_found_tuned();
+    let ctx = Context::open(&args.device)?.with_tuned(Tuned::Auto);
     let plan = match &args.check {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
@@ -52,6 +59,7 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         }
         None => {
             let mut options = PlanOptions::new(args.batch);
+            (options.sequences, options.context) = (args.sequences, args.context);
             (options.x_dtype, options.x_precision, options.train) = (args.x_dtype, args.x_precision, args.train);
             // Before the work, which an output that cannot be written would waste.
             let file = args.output.as_ref().map(|path| WholeFile::create(path, Existing::Replace)).transpose()?;
@@ -79,11 +87,12 @@ fn summary(plan: &ExecPlan) -> String {
     let changes = (memory.arena_bytes - memory.weights_end) as u64;
     let apart = (memory.bytes_without_reuse - memory.weights_end) as u64;
     format!(
-        "{}, {} layers, {} tokens, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
-         all that changes {} ({} without reuse)",
+        "{}, {} layers, {} tokens of {} sequences, on {} ({})\n{} operations, {:.1} us expected\narena {}: weights {}, workspace {}, \
+         KV cache {}, all that changes {} ({} without reuse)",
         model.architecture,
         model.layers,
         model.batch,
+        model.sequences,
         device.name,
         device.id,
         plan.ops.len(),
@@ -91,6 +100,7 @@ fn summary(plan: &ExecPlan) -> String {
         bytes(memory.arena_bytes as u64),
         bytes(of(RegionKind::Weight)),
         bytes(of(RegionKind::Workspace)),
+        bytes(of(RegionKind::KvCache)),
         bytes(changes),
         bytes(apart),
     )

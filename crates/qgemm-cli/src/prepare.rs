@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use qgemm_api::{Context, DType, Problem, XPrecision};
+use qgemm_api::{Context, DType, PrepareLimits, Problem, XPrecision};
 use serde::Serialize;
 
 use crate::bench::subject;
@@ -38,6 +38,9 @@ pub struct Args {
     /// Begin no kernel once so much time is over, such as 2s, 500ms or 3m.
     #[arg(long, value_parser = choice::duration)]
     budget: Option<Duration>,
+    /// Megabytes of the host's memory for kernels that are compiled at the same time.
+    #[arg(long, value_name = "MB")]
+    memory: Option<usize>,
 }
 
 #[derive(Serialize)]
@@ -74,9 +77,10 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
     };
     let problems = subjects.iter().map(problem).collect::<anyhow::Result<Vec<_>>>()?;
     let progress = Progress::new(problems.len() as u64, "preparing");
-    progress.say(format!("{} problems", problems.len()));
     let start = Instant::now();
-    let prepared = ctx.prepare_within(&problems, args.budget.unwrap_or(Duration::MAX))?;
+    let limits = args.budget.iter().fold(PrepareLimits::default(), |limits, &time| limits.time(time));
+    let limits = args.memory.iter().fold(limits, |limits, mb| limits.memory(mb.saturating_mul(1 << 20)));
+    let prepared = ctx.prepare_within(&problems, limits, |_| progress.step(1))?;
     let seconds = start.elapsed().as_secs_f64();
     drop(progress);
     let mut rows = Vec::new();

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use qgemm_api::tuning::{AvoidedKernel, KernelId, TunedTable};
 use qgemm_api::{
-    Budget, Context, DType, Problem, TuneProblem, Tuning, Weight, XPrecision, read_tuned, tuned_table_path,
+    Activation, Budget, Context, DType, ExpertProblem, Experts, HostExperts, Matmul, Problem, TuneProblem, Tuning,
+    Weight, XPrecision, read_tuned, tuned_table_path,
 };
 use serde::Serialize;
 
 use crate::bench::subject::{self, Subject};
-use crate::choice::{self, FormatChoice, Sizes};
+use crate::choice::{self, FormatChoice, Op, Shape, Sizes};
 use crate::opening::Opening;
 use crate::progress::Progress;
 use crate::table::{self, Column, Row, numbers, words};
@@ -28,6 +29,18 @@ pub struct Args {
     /// Device: cpu, cuda:0, wgpu:0, or auto for the best there is.
     #[arg(long, default_value = "auto")]
     device: String,
+    /// What is tuned: gemm, experts or matmul.
+    #[arg(long, value_enum, default_value_t = Op::Gemm)]
+    op: Op,
+    /// Of experts: how many there are.
+    #[arg(long, default_value_t = 32)]
+    experts: usize,
+    /// Of experts: how many of them each token is given to.
+    #[arg(long, default_value_t = 4)]
+    top_k: usize,
+    /// Of experts: gated pairs (SwiGLU), of which N are the output features.
+    #[arg(long)]
+    gated: bool,
     /// Weight format, or `all`. For a model's unquantized weights: the format to quantize them to.
     #[arg(long)]
     format: Option<FormatChoice>,
@@ -46,7 +59,7 @@ pub struct Args {
     /// Only candidates that should take at most so many times as long as the best.
     #[arg(long, default_value_t = 3.0)]
     within: f64,
-    /// The table to add to, in place of the one in the cache folder, which `with_found_tuned` finds.
+    /// The table to add to, in place of the one in the cache folder, which `Tuned::Auto` finds.
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
     /// Take over the measurements of another table, and measure nothing.
@@ -80,6 +93,7 @@ struct TuneRow {
     gain: Option<f64>,
     measured: usize,
     dropped: usize,
+    left_out: usize,
     /// Whether the budget sufficed.
     complete: bool,
 }
@@ -92,6 +106,7 @@ impl Row for TuneRow {
         numbers("gain", 7),
         numbers("measured", 8),
         numbers("dropped", 7),
+        numbers("left out", 8),
         words("", 11),
         words("kernel", 0),
     ];
@@ -104,6 +119,7 @@ impl Row for TuneRow {
             self.gain.map_or_else(|| "-".into(), |gain| format!("{:.1}%", gain * 100.0)),
             self.measured.to_string(),
             self.dropped.to_string(),
+            self.left_out.to_string(),
             if self.complete { String::new() } else { "out of time".into() },
             self.kernel_id.clone(),
         ]
@@ -145,13 +161,35 @@ pub fn run(args: &Args, json: bool) -> anyhow::Result<Holds> {
         progress.say(subject.to_string());
         let rest = (subjects.len() - place) as u32;
         let share = args.budget.saturating_sub(start.elapsed()) / rest;
-        let weights = load(&ctx, subject, Instant::now() + share / 2)?;
+        let until = Instant::now() + share / 2;
+        let (mut weights, mut experts) = (Vec::new(), Vec::new());
+        match args.op {
+            Op::Experts => {
+                experts =
+                    copies(&ctx, subject, &args.host_experts(subject)?, until, Context::load_experts, Experts::bytes)?
+            }
+            Op::Matmul => {}
+            _ => weights = copies(&ctx, subject, &subject.weight()?, until, Context::load, Weight::bytes)?,
+        }
         // One candidate is measured however long that took.
         let left = (args.budget.saturating_sub(start.elapsed()) / rest).max(LEAST);
         let mut budget = Budget::new(left);
         budget.within = args.within;
-        let problem = Problem::new(&weights[0], subject.shape.m).x_dtype(args.x_dtype).x_precision(args.x_precision);
-        let outcome = ctx.tune(&[TuneProblem { problem, weights: &weights }], budget, |_| ())?;
+        let state = |problem: Problem| problem.x_dtype(args.x_dtype).x_precision(args.x_precision);
+        let Shape { m, n, k } = subject.shape;
+        let problem = match (args.op, weights.first(), experts.first()) {
+            (Op::Experts, _, Some(first)) => {
+                let of_each =
+                    |problem: Problem| state(if args.gated { problem.activation(Activation::Silu) } else { problem });
+                TuneProblem::experts(ExpertProblem::indexed(first, m, args.top_k).each(of_each), &experts)
+            }
+            (_, Some(first), _) => TuneProblem::new(state(Problem::new(first, m)), &weights),
+            _ => {
+                let product = Matmul::new([m, n, k], args.x_dtype, args.x_dtype, args.x_dtype);
+                TuneProblem::Matmul(product.operand_precision(args.x_precision))
+            }
+        };
+        let outcome = ctx.tune(&[problem], budget, |_| ())?;
         rows.extend(outcome.tunings.iter().map(|tuning| row(subject, tuning)));
         table = outcome.table;
         ctx = ctx.with_tuned(table.clone());
@@ -183,6 +221,7 @@ fn row(subject: &Subject, tuning: &Tuning) -> TuneRow {
         gain: Some(tuning.first_seconds / tuning.seconds - 1.0).filter(|gain| gain.is_finite()),
         measured: tuning.measured,
         dropped: tuning.dropped,
+        left_out: tuning.left_out,
         complete: tuning.complete,
     }
 }
@@ -220,13 +259,19 @@ fn begin(path: &Path) -> anyhow::Result<WholeFile> {
 }
 
 /// A weight in as many copies as no cache holds, or as can be loaded until then.
-fn load(ctx: &Context, subject: &Subject, until: Instant) -> anyhow::Result<Vec<Weight>> {
-    let host = subject.weight()?;
-    let first = ctx.load(&host)?;
-    let copies = ctx.copies_beyond_cache(first.bytes());
+fn copies<H, W>(
+    ctx: &Context,
+    subject: &Subject,
+    host: &H,
+    until: Instant,
+    load: impl Fn(&Context, &H) -> Result<W, qgemm_api::Error>,
+    bytes: impl Fn(&W) -> usize,
+) -> anyhow::Result<Vec<W>> {
+    let first = load(ctx, host)?;
+    let copies = ctx.copies_beyond_cache(bytes(&first));
     let mut weights = vec![first];
     while weights.len() < copies && Instant::now() < until {
-        weights.push(ctx.load(&host)?);
+        weights.push(load(ctx, host)?);
     }
     if weights.len() < copies {
         eprintln!("{subject}: {} of {copies} copies were loaded in its time; caches may help it", weights.len());
@@ -242,7 +287,22 @@ fn said(json: bool, line: &str) -> anyhow::Result<()> {
 }
 
 impl Args {
+    /// Experts that are all like a subject's weight.
+    fn host_experts(&self, subject: &Subject) -> anyhow::Result<HostExperts> {
+        let weight = subject.weight()?;
+        Ok(match self.gated {
+            true => HostExperts::gated(&vec![(weight.clone(), weight); self.experts])?,
+            false => HostExperts::new(&vec![weight; self.experts])?,
+        })
+    }
+
     fn subjects(&self) -> anyhow::Result<Vec<Subject>> {
+        ensure!(
+            matches!(self.op, Op::Gemm | Op::Experts | Op::Matmul),
+            "gemm, experts and matmul are tuned; {} is not",
+            self.op.name()
+        );
+        ensure!(self.op == Op::Gemm || self.model.is_none(), "only the products of a model are tuned from its file");
         subject::chosen(self.model.as_deref(), self.opening, &self.shape, self.format)
     }
 }

@@ -1,58 +1,14 @@
-//! Plans, tables and reports as a user of the command gets them.
+//! Plans and tables as a user of the command gets them.
+
+mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
-use qgemm_api::gguf::GgufHeader;
-use qgemm_api::quantize;
 use serde_json::{Value, json};
-
-fn qgemm(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_qgemm")).args(arguments).output().expect("the command starts")
-}
-
-fn succeeds(arguments: &[&str]) -> String {
-    let output = qgemm(arguments);
-    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("text")
-}
+use support::{model, qgemm, succeeds, text};
 
 fn parsed(arguments: &[&str]) -> Value {
     serde_json::from_str(&succeeds(arguments)).unwrap_or_else(|e| panic!("{arguments:?} prints no JSON: {e}"))
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path in UTF-8")
-}
-
-/// A llama of one layer.
-fn model(folder: &Path) -> PathBuf {
-    let (hidden, inner) = (64, 96);
-    let shapes = [
-        ("token_embd", 80, hidden),
-        ("blk.0.attn_q", hidden, hidden),
-        ("blk.0.attn_k", 32, hidden),
-        ("blk.0.attn_v", 32, hidden),
-        ("blk.0.attn_output", hidden, hidden),
-        ("blk.0.ffn_gate", inner, hidden),
-        ("blk.0.ffn_up", inner, hidden),
-        ("blk.0.ffn_down", hidden, inner),
-    ];
-    let path = folder.join("model.gguf");
-    let format = "q8_0".parse().expect("a format");
-    let mut header = GgufHeader::new();
-    header.metadata("general.architecture", "llama".into()).expect("a new key");
-    for (name, n, k) in shapes {
-        header.tensor(&format!("{name}.weight"), &[n, k], format).expect("it fits");
-    }
-    let mut writer = header.write(fs::File::create(&path).expect("writable")).expect("writable");
-    for (_, n, k) in shapes {
-        let (weight, _) = quantize(&vec![0.5; n * k], n, k, format).expect("K suits");
-        writer.tensor(weight.blocks()).expect("the right size");
-    }
-    writer.finish().expect("complete");
-    path
 }
 
 #[test]
@@ -80,6 +36,10 @@ fn explain_says_what_would_run_and_why() {
     }
     let experts = ["explain", "--device", "cpu", "--json", "--op", "experts", "--shape", "16x64x64", "--gated"];
     assert!(parsed(&experts)[0]["problem"].as_str().expect("text").contains("32 experts"));
+    let gradient =
+        ["explain", "--device", "cpu", "--op", "gradient", "--shape", "8x4096x2048", "--format", "q4_k", "--json"];
+    let record = &parsed(&gradient)[0];
+    assert_eq!((&record["operation"], &record["shape"]["n"]), (&json!("gradient"), &json!(2048)));
     let unknown = qgemm(&["explain", "--device", "cpu", "--shape", "8x64x64", "--family", "nonesuch"]);
     let told = String::from_utf8_lossy(&unknown.stderr);
     assert!(!unknown.status.success() && told.contains("nonesuch") && told.contains("gemm"), "{told}");
@@ -95,7 +55,7 @@ fn plan_writes_what_it_checks() {
     succeeds(&[&base[..], &["--check", text(&output)]].concat());
     let good = fs::read_to_string(&output).expect("written");
     let mut plan: Value = serde_json::from_str(&good).expect("JSON");
-    plan["ops"][0]["weight"]["row_bytes"] = json!((64 / 32 + 1) * 34);
+    plan["ops"][1]["weight"]["row_bytes"] = json!((64 / 32 + 1) * 34);
     fs::write(&output, plan.to_string()).expect("writable");
     let refused = qgemm(&[&base[..], &["--check", text(&output)]].concat());
     let errors = String::from_utf8_lossy(&refused.stderr);
@@ -105,7 +65,7 @@ fn plan_writes_what_it_checks() {
     let plan: Value = serde_json::from_slice(&fs::read(&output).expect("written")).expect("JSON");
     assert_eq!(
         (plan["phases"][1]["phase"].as_str(), plan["ops"].as_array().map(Vec::len)),
-        (Some("backward"), Some(8 * 3))
+        (Some("backward"), Some(13 + 8 * 3))
     );
 }
 
@@ -152,6 +112,15 @@ fn tune_keeps_within_its_budget_and_its_table_is_followed() {
     assert!(qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success());
     assert_eq!(chosen(), first);
     assert!(!qgemm(&["tune", "--table", text(&table), "--allow", &first]).status.success(), "it is not avoided");
+    // Experts and matmul, too, whose measurements are explained.
+    for (op, shape) in [("experts", "8x64x64"), ("matmul", "64x64x64")] {
+        let tune = ["tune", "--device", "cpu", "--op", op, "--shape", shape, "--budget", "2s", "--table", text(&table)];
+        let row = &parsed(&[&tune[..], &["--x-dtype", "f32", "--json"]].concat())[0];
+        let explain = ["explain", "--device", "cpu", "--op", op, "--shape", shape, "--x-dtype", "f32"];
+        let explained = &parsed(&[&explain[..], &["--tuned", text(&table), "--json"]].concat())[0];
+        assert_eq!(explained["kernel_id"], row["kernel_id"]);
+        assert!(explained["why"].as_str().is_some_and(|why| why.starts_with("measured")), "{}", explained["why"]);
+    }
     let wrong = qgemm(&["tune", "--budget", "2 parsecs"]);
     assert!(!wrong.status.success() && String::from_utf8_lossy(&wrong.stderr).contains("2s, 500ms or 3m"));
 }
@@ -162,92 +131,17 @@ fn what_is_prepared_is_planned_at_once() {
     let rows = parsed(&[&base[..], &["--json"]].concat());
     assert_eq!((rows[1]["shape"].as_str(), rows.as_array().map(Vec::len)), (Some("8x64x64"), Some(2)));
     assert!(rows[0]["kernel_id"].as_str().expect("text").starts_with("gemm:"), "{rows}");
-    let said = qgemm(&[&base[..], &["--budget", "1m"]].concat());
+    let said = qgemm(&[&base[..], &["--budget", "1m", "--memory", "600"]].concat());
     let text = String::from_utf8_lossy(&said.stdout);
     assert!(said.status.success() && text.contains("2 of 2 problems in "), "{text}");
 }
 
 #[test]
-fn a_report_is_one_page_with_everything_in_it() {
-    let folder = tempfile::tempdir().expect("writable");
-    let path = |name: &str| folder.path().join(name);
-    let write = |name: &str, value: Value| fs::write(path(name), value.to_string()).expect("writable");
-    let cases: Vec<Value> = (0..1000)
-        .map(|i| {
-            let (verdict, detail) = match i {
-                7 => ("FAIL", json!("row <3> is off")),
-                8..20 => ("skip", json!("not served")),
-                _ => ("pass", Value::Null),
-            };
-            json!({"case": format!("case {i}"), "nmse": 1e-10, "limit": 1e-9, "verdict": verdict, "detail": detail})
-        })
-        .collect();
-    write("verify.json", json!(cases));
-    let bench = |factor: f64| -> Vec<Value> {
-        (0..1000)
-            .map(|i| {
-                let slower = if i == 5 { factor } else { 1.0 };
-                json!({"device": "d", "shape": format!("{i}x64x64"), "format": "q4_0", "x_dtype": "f16", "kernel": "k",
-                       "microseconds": 10.0 * slower, "noise": 0.01, "bytes_per_second": 1e9, "flops": 1e9,
-                       "bandwidth_share": 0.5, "copies": 2, "graph": false})
-            })
-            .collect()
-    };
-    write("now.json", json!(bench(1.5)));
-    write("before.json", json!(bench(1.0)));
-    let sweep = |i: usize| {
-        json!({"format": "q4_0", "m": i + 1, "n": 64, "k": 64, "family": "gemm", "microseconds": 10.0 + i as f64,
-               "estimated_microseconds": 11.0 + i as f64, "planned": true})
-    };
-    write("sweep.json", json!((0..1000).map(sweep).collect::<Vec<_>>()));
-    let model = model(folder.path());
-    succeeds(&["plan", text(&model), "--batch", "4", "--device", "cpu", "-o", text(&path("plan.json"))]);
-    let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/results/h200.json");
-    let output = path("report.html");
-    let files = [
-        ("--verify", path("verify.json")),
-        ("--bench", path("now.json")),
-        ("--baseline", path("before.json")),
-        ("--sweep", path("sweep.json")),
-        ("--plan", path("plan.json")),
-        ("--results", results.into()),
-        ("-o", output.clone()),
-    ];
-    let mut arguments = vec!["report", "--device", "cpu"];
-    files.iter().for_each(|(option, path)| arguments.extend([*option, text(path)]));
-    succeeds(&arguments);
-    let html = fs::read_to_string(&output).expect("written");
-    assert!(html.len() < 2 << 20, "{} bytes", html.len());
-    for section in [
-        "Conformance",
-        "Roofline of a model",
-        "Time against tokens",
-        "Predicted against measured",
-        "Against the baseline",
-    ] {
-        assert!(html.contains(section), "{section} is missing");
-    }
-    for content in [
-        "<b>987</b>",
-        "<b>1</b><span>failed",
-        "<b>12</b><span>skipped",
-        "row &lt;3&gt; is off",
-        "Marlin int4 g128",
-        "roof: ",
-        "<b>1</b><span>regressions beyond the noise",
-        "<span class=\"bad\">+50.0 %</span>",
-        "prefers-color-scheme:dark",
-        "width=device-width",
-        "attn_output",
-    ] {
-        assert!(html.contains(content), "{content} is missing");
-    }
-    assert_eq!(html.matches("<svg").count(), 4, "roofline, two shapes, predicted");
-    assert_eq!(html.matches("<circle").count(), html.matches("fill=\"var(--s").count());
-    // Nothing is loaded from anywhere.
-    let without_names = html.replace("http://www.w3.org/2000/svg", "");
-    assert!(["http:", "https:", "src=", "href=", "url("].iter().all(|word| !without_names.contains(word)));
-    let broken = qgemm(&["report", "--device", "cpu", "--plan", text(&path("verify.json")), "-o", text(&output)]);
-    assert!(!broken.status.success() && String::from_utf8_lossy(&broken.stderr).contains("something else"));
-    assert_eq!(fs::read_to_string(&output).expect("there"), html, "a failure leaves what was there");
+fn a_grid_says_how_good_the_choice_is() {
+    let output = qgemm(&["bench", "--device", "cpu", "--grid", "2", "--budget", "2s", "--largest", "1", "--json"]);
+    let grid: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    let rows = grid["rows"].as_array().expect("rows");
+    assert!(!rows.is_empty() && rows.len() <= 2 && grid["problems"] == json!(2), "{grid}");
+    assert!(rows.iter().all(|row| row["behind_best"].as_f64().is_none_or(|behind| behind >= 0.0)));
+    assert!((0.0..=1.0).contains(&grid["share_within"].as_f64().expect("a share")));
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use crate::caps::Math;
 use crate::device::{Device, Event, Stream};
 use crate::error::HalError;
 use crate::kernel_id::KernelId;
@@ -26,6 +27,8 @@ pub struct LaunchTimes {
     pub bytes: f64,
     /// Its multiply-adds.
     pub macs: f64,
+    /// What it multiplies with, where the sequence says so.
+    pub math: Option<Math>,
     /// Its kernels.
     pub steps: Vec<StepTimes>,
 }
@@ -63,6 +66,7 @@ struct Recorded {
     kernel: String,
     bytes: f64,
     macs: f64,
+    math: Option<Math>,
     steps: Vec<(KernelId, Geometry, [Event; 2])>,
 }
 
@@ -109,13 +113,13 @@ pub fn record_launches<R>(
 impl Recorded {
     /// With times, since `first`.
     fn times(self, device: &dyn Device, first: &Event) -> Result<LaunchTimes, HalError> {
-        let Self { operation, kernel, bytes, macs, steps } = self;
+        let Self { operation, kernel, bytes, macs, math, steps } = self;
         let times = |(kernel_id, geometry, [start, end]): (KernelId, Geometry, [Event; 2])| {
             let time = device.elapsed(&start, &end)?;
             Ok(StepTimes { kernel_id, geometry, start: device.elapsed(first, &start)?, time })
         };
         let steps = steps.into_iter().map(times).collect::<Result<_, HalError>>()?;
-        Ok(LaunchTimes { operation, kernel, bytes, macs, steps })
+        Ok(LaunchTimes { operation, kernel, bytes, macs, math, steps })
     }
 }
 
@@ -142,7 +146,8 @@ pub(crate) fn run<O: Operation>(
         steps.push((*step.kernel_id(), step.geometry(), [start, device.record(stream)?]));
     }
     let kernel = sequence.name().to_owned();
-    let recorded = Recorded { operation: O::NAME, kernel, bytes: op.traffic(), macs: op.macs(), steps };
+    let (bytes, macs, math) = (op.traffic(), op.macs(), sequence.math());
+    let recorded = Recorded { operation: O::NAME, kernel, bytes, macs, math, steps };
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(recorder) = recorder {
             recorder.launches.push(recorded);

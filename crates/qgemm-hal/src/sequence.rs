@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use crate::caps::Math;
 use crate::device::Stream;
 use crate::error::HalError;
 use crate::kernel_id::KernelId;
@@ -144,6 +145,8 @@ pub struct LaunchSequence {
     name: String,
     operands: &'static [OperandDesc],
     steps: Vec<LaunchStep>,
+    /// What it multiplies with, where it says so.
+    math: Option<Math>,
 }
 
 impl LaunchSequence {
@@ -153,7 +156,17 @@ impl LaunchSequence {
     /// When a step would write bytes that it also sees under another name: a bug of the backend.
     pub fn new<O: Operand>(name: impl Into<String>, steps: Vec<LaunchStep>) -> Self {
         assert!(steps.iter().all(LaunchStep::is_exclusive), "a step writes what it reads under another name");
-        Self { name: name.into(), operands: O::ALL, steps }
+        Self { name: name.into(), operands: O::ALL, steps, math: None }
+    }
+
+    /// With the arithmetic that it multiplies with, for profiles.
+    pub fn with_math(self, math: Math) -> Self {
+        Self { math: Some(math), ..self }
+    }
+
+    /// The arithmetic that it multiplies with, where it says so.
+    pub fn math(&self) -> Option<Math> {
+        self.math
     }
 
     /// Name in tables and messages.
@@ -238,7 +251,7 @@ impl LaunchSequence {
         };
         let mut steps = placed(first.steps, places_of_first);
         steps.extend(placed(self.steps, places));
-        Self::new::<O>(self.name, steps)
+        Self { math: self.math, ..Self::new::<O>(self.name, steps) }
     }
 
     /// The sequence as text, for a run that is given these operands: a line a step with identity and geometry, and below it a

@@ -3,7 +3,8 @@
 use qgemm_hal::{DeviceInfo, Family, Operation, Unsupported};
 
 use crate::error::Refusal;
-use crate::gemm::Cost;
+use crate::gemm::{Cost, TunedTable};
+use crate::measured::Measured;
 
 /// One way to run an operation.
 #[derive(Clone, Debug)]
@@ -14,9 +15,12 @@ pub struct Offered<'f, O: Operation> {
     pub plan: O::Plan,
     /// What the cost model expects.
     pub cost: Cost,
+    /// What was measured, where that is known.
+    pub measured: Option<f64>,
 }
 
-/// Every way to run an operation, the fastest by the cost model first; among equals, earlier families and configurations.
+/// Every way to run an operation, the fastest first: by measurements where there are some, else by the cost model; among equals, earlier
+/// families and configurations.
 #[derive(Debug)]
 pub struct Candidates<'f, O: Operation> {
     /// The ways.
@@ -38,7 +42,7 @@ impl<'f, O: Operation> Candidates<'f, O> {
                 Err(reason) => refusals.push(Refusal { family: family.name(), reason }),
                 Ok(configs) => {
                     let plans = configs.into_iter().flat_map(&plans);
-                    offered.extend(plans.map(|(plan, cost)| Offered { family, plan, cost }));
+                    offered.extend(plans.map(|(plan, cost)| Offered { family, plan, cost, measured: None }));
                 }
             }
         }
@@ -54,6 +58,39 @@ impl<'f, O: Operation> Candidates<'f, O> {
 
     fn sorted(mut self) -> Self {
         self.offered.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
+        self
+    }
+}
+
+impl<O: Measured> Candidates<'_, O> {
+    /// These as far as they are not to be avoided, with what was measured of them: that comes first, as it is believed before
+    /// estimates.
+    pub(crate) fn measured(mut self, op: &O, info: &DeviceInfo, tuned: &TunedTable) -> Self {
+        if !tuned.avoided().is_empty() {
+            let mut avoided = Vec::new();
+            self.offered.retain(|offer| {
+                let why = tuned.why_avoided(info, &op.kernel(&offer.plan));
+                avoided.extend(why.map(|why| (offer.family.name(), why.to_owned())));
+                why.is_none()
+            });
+            for (family, why) in avoided {
+                let is_left = self.offered.iter().any(|offer| offer.family.name() == family);
+                if !is_left && !self.refusals.iter().any(|refusal| refusal.family == family) {
+                    let reason = Unsupported::new(format!("what it has is to be avoided: {why}"));
+                    self.refusals.push(Refusal { family, reason });
+                }
+            }
+        }
+        let found = tuned.find_others(info, op);
+        for offer in self.offered.iter_mut().filter(|_| !found.is_empty()) {
+            let (kernel, parts) = (op.kernel(&offer.plan), O::parts(&offer.plan));
+            let known = found.iter().find(|known| known.kernel == kernel && known.parts == parts);
+            let is_current = |hash: u64| offer.family.source_hash(op, O::config(&offer.plan)) == hash;
+            offer.measured = known.filter(|known| is_current(known.source_hash)).map(|known| known.seconds);
+        }
+        // Sorting is stable: without a measurement, all stays as it is.
+        let rank = |offer: &Offered<'_, O>| offer.measured.unwrap_or(f64::INFINITY);
+        self.offered.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
         self
     }
 }

@@ -7,10 +7,10 @@ use qgemm_hal::{
 
 use crate::candidates::Candidates;
 use crate::error::SchedError;
-use crate::gemm::{Cost, INVARIANT_M, Preferences, processor};
+use crate::gemm::{Cost, INVARIANT_M, Preferences, TunedTable, processor};
 
-/// Chooses how to run `op` on the device of `info`: the configuration that is expected to take the least time when every expert
-/// has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
+/// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the operation, else the configuration
+/// that is expected to take the least time when every expert has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
 /// ones win.
 ///
 /// # Errors
@@ -20,6 +20,7 @@ pub fn choose<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedExperts>],
     preferences: &Preferences,
+    tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedExperts>, ExpertsPlan), SchedError> {
     if let Some(wanted) = &preferences.family
         && !families.iter().any(|family| family.name() == wanted)
@@ -27,7 +28,7 @@ pub fn choose<'f>(
         let known = families.iter().map(|family| family.name()).collect();
         return Err(SchedError::UnknownFamily { device: info.name.clone(), family: wanted.clone(), known });
     }
-    let Candidates { offered, refusals } = candidates(op, info, families, preferences);
+    let Candidates { offered, refusals } = candidates(op, info, families, preferences, tuned);
     let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let (each, form) = (&op.each, op.form.name());
@@ -45,12 +46,14 @@ pub fn candidates<'f>(
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedExperts>],
     preferences: &Preferences,
+    tuned: &TunedTable,
 ) -> Candidates<'f, CheckedExperts> {
     let all = of_x(op, None, info, families, preferences);
-    match op.dequantized() {
+    let all = match op.dequantized() {
         None => all,
         Some((plain, step)) => all.and(of_x(&plain, Some(&step), info, families, preferences)),
-    }
+    };
+    all.measured(op, info, tuned)
 }
 
 /// Every way to run `op` behind the step that makes X plain, where there is one.
@@ -195,11 +198,13 @@ mod tests {
         let (info, families) = (device.info(), device.catalog().experts);
         let form = ExpertForm::Indexed { top_k: 2, x_per_slot: false };
         let plain = op(form, 6);
-        let (_, plan) = choose(&plain, info, families, &Preferences::default()).expect("it serves all");
+        let (_, plan) =
+            choose(&plain, info, families, &Preferences::default(), &TunedTable::new()).expect("it serves all");
         assert_eq!((plan.product_bytes, plan.workspace_bytes), (0, 0));
         let combined =
             CheckedExperts { combine: Some(Combine { d: Dense::rows_of(DType::F16, 64), residual: None }), ..plain };
-        let (_, plan) = choose(&combined, info, families, &Preferences::default()).expect("it serves all");
+        let (_, plan) =
+            choose(&combined, info, families, &Preferences::default(), &TunedTable::new()).expect("it serves all");
         let bytes = 6 * 64 * 4;
         assert_eq!((plan.product_bytes, plan.scratch - plan.products), (bytes, bytes));
         // Counters of other plans stay zero.
@@ -225,9 +230,16 @@ mod tests {
     fn what_is_not_served_says_why() {
         let device = noop::open("noop".parse().expect("a name")).expect("always there");
         let unknown = Preferences { family: Some("none".into()), ..Preferences::default() };
-        let error = choose(&op(ExpertForm::Contiguous, 6), device.info(), device.catalog().experts, &unknown);
+        let error = choose(
+            &op(ExpertForm::Contiguous, 6),
+            device.info(),
+            device.catalog().experts,
+            &unknown,
+            &TunedTable::new(),
+        );
         assert!(matches!(error, Err(SchedError::UnknownFamily { .. })), "{error:?}");
-        let error = choose(&op(ExpertForm::Contiguous, 6), device.info(), &[], &Preferences::default());
+        let error =
+            choose(&op(ExpertForm::Contiguous, 6), device.info(), &[], &Preferences::default(), &TunedTable::new());
         let text = error.expect_err("nobody").to_string();
         assert!(text.contains("contiguous products of 6 rows with 8 experts of 64 x 32 in f32"), "{text}");
     }

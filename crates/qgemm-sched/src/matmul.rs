@@ -4,7 +4,7 @@ use qgemm_hal::{CheckedMatmul, DeviceInfo, Family, MatmulConfig, MatmulPlan, Ope
 
 use crate::candidates::Candidates;
 use crate::error::SchedError;
-use crate::gemm::Cost;
+use crate::gemm::{Cost, TunedTable};
 
 /// Values along K of a part, at least: fewer do not pay for writing its partial accumulators and reading them again.
 const LEAST_PART: usize = 256;
@@ -14,7 +14,7 @@ const PARTIAL_BYTES: f64 = 8.0;
 const UNKNOWN_RATE: f64 = 1e10;
 
 /// Chooses how to run `op` on the device of `info`: the family, configuration and number of parts of K that take the least time by the
-/// model. Among equals, earlier ones win.
+/// tuned table where it knows the operation, else by the model. Among equals, earlier ones win.
 ///
 /// # Errors
 /// [`SchedError::NoFamily`] with the reason of every family.
@@ -22,8 +22,9 @@ pub fn choose<'f>(
     op: &CheckedMatmul,
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedMatmul>],
+    tuned: &TunedTable,
 ) -> Result<(&'f dyn Family<CheckedMatmul>, MatmulPlan), SchedError> {
-    let Candidates { offered, refusals } = candidates(op, info, families);
+    let Candidates { offered, refusals } = candidates(op, info, families, tuned);
     let best = offered.into_iter().next().map(|best| (best.family, best.plan));
     best.ok_or_else(|| {
         let CheckedMatmul { batch, m, n, k, a, b, .. } = op;
@@ -37,8 +38,10 @@ pub fn candidates<'f>(
     op: &CheckedMatmul,
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedMatmul>],
+    tuned: &TunedTable,
 ) -> Candidates<'f, CheckedMatmul> {
-    Candidates::ask(families, |family| family.configs(op, info), |config| plans(op, info, config))
+    let all = Candidates::ask(families, |family| family.configs(op, info), |config| plans(op, info, config));
+    all.measured(op, info, tuned)
 }
 
 /// Tiles of D, of all products.
@@ -156,10 +159,41 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_overrules_the_model_until_its_sources_change() {
+        let (small, large) = (TestFamily("small", Some((32, 500))), TestFamily("large", Some((128, 900))));
+        let families: [&dyn Family<CheckedMatmul>; 2] = [&small, &large];
+        let (op, info) = (op(8192, 8192, 512), info());
+        let all = candidates(&op, &info, &families, &TunedTable::new()).offered;
+        assert_eq!(all[0].family.name(), "large");
+        let slow = all.iter().rfind(|offer| offer.family.name() == "small").expect("it serves it");
+        let hash = slow.family.source_hash(&op, &slow.plan.config);
+        let mut table = TunedTable::new();
+        assert!(table.record_other(&info, &op, &slow.plan, hash, 1e-9) && table.len() == 1);
+        assert!(!table.record_other(&info, &op, &slow.plan, hash, 2e-9), "a faster one is known");
+        let table = TunedTable::from_json(&table.to_json().expect("finite")).expect("as written");
+        let first = &candidates(&op, &info, &families, &table).offered[0];
+        assert_eq!((first.plan.splits, first.measured), (slow.plan.splits, Some(1e-9)));
+        assert_eq!(choose(&op, &info, &families, &table).expect("served").0.name(), "small");
+        let other = CheckedMatmul { m: 8191, ..op.clone() };
+        assert_eq!(choose(&other, &info, &families, &table).expect("served").0.name(), "large");
+        let mut outdated = TunedTable::new();
+        outdated.record_other(&info, &op, &slow.plan, hash ^ 1, 1e-9);
+        assert_eq!(choose(&op, &info, &families, &outdated).expect("served").0.name(), "large");
+        assert_eq!((outdated.merge(table), outdated.len()), (1, 1));
+        let mut avoid = TunedTable::new();
+        avoid.avoid(crate::AvoidedKernel::new(all[0].plan.config.kernel, "a test says so"));
+        let left = candidates(&op, &info, &families, &avoid);
+        assert!(left.offered.iter().all(|offer| offer.family.name() == "small"));
+        assert!(left.refusals[0].to_string().contains("a test says so"), "{:?}", left.refusals);
+    }
+
+    #[test]
     fn large_products_want_large_tiles_and_small_ones_are_cut() {
         let (small, large, never) =
             (TestFamily("small", Some((32, 500))), TestFamily("large", Some((128, 900))), TestFamily("never", None));
-        let chosen = |op: &CheckedMatmul| choose(op, &info(), &[&never, &small, &large]).expect("two serve it");
+        let chosen = |op: &CheckedMatmul| {
+            choose(op, &info(), &[&never, &small, &large], &TunedTable::new()).expect("two serve it")
+        };
         let (family, plan) = chosen(&op(8192, 8192, 512));
         assert_eq!((family.name(), plan.splits, plan.workspace.bytes), ("large", 1, 0));
         let (family, plan) = chosen(&op(32, 32, 65536));
@@ -167,7 +201,8 @@ mod tests {
         assert!(plan.splits > 1 && plan.workspace.bytes > WorkspaceLayout::RESERVED, "{plan:?}");
         // Nothing to add up is not cut.
         assert_eq!(chosen(&op(32, 32, 0)).1.splits, 1);
-        let error = choose(&op(7, 8, 9), &info(), &[&never]).expect_err("serves nothing").to_string();
+        let error =
+            choose(&op(7, 8, 9), &info(), &[&never], &TunedTable::new()).expect_err("serves nothing").to_string();
         assert!(error.contains("matmul of 1 x 7x8x9, nn f32 by f32: never serves nothing"), "{error}");
     }
 }

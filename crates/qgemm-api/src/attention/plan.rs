@@ -109,7 +109,11 @@ impl AttentionPlan {
             let CheckedAttention { sequences, tokens, most_keys, .. } = op;
             let _span = tracing::info_span!("plan", sequences, tokens, most_keys).entered();
             let (family, plan) = choose(&op, device.info(), device.catalog().attention)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
+            Ok::<_, Error>(Ready {
+                family,
+                plan,
+                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
+            })
         };
         let has_queries = op.sequences > 0 && op.tokens > 0 && op.most_queries() > 0;
         let ready = if has_queries { Some(caches.attention.get_or_make(&op, make)?) } else { None };
@@ -167,7 +171,18 @@ impl AttentionPlan {
     /// # Errors
     /// When an operand is missing, too short, misaligned, on another device or not part of the attention, or a device error.
     /// Nothing has been written then.
-    pub fn run(&self, stream: &Stream, args: AttentionArgs<'_>) -> Result<(), Error> {
+    pub fn run(&self, stream: &Stream, mut args: AttentionArgs<'_>) -> Result<(), Error> {
+        let workspace = args.workspace.take().map(Workspace::view);
+        self.run_within(stream, args, workspace)
+    }
+
+    /// [`AttentionPlan::run`] with a workspace that may be part of another buffer, in place of that of `args`.
+    pub(crate) fn run_within(
+        &self,
+        stream: &Stream,
+        args: AttentionArgs<'_>,
+        workspace: Option<BufferMut<'_>>,
+    ) -> Result<(), Error> {
         use AttentionOperand as O;
         let AttentionArgs { q, k, v, d, k_factors, v_factors, q_offsets, kv_offsets, kv_lengths, block_table, .. } =
             args;
@@ -210,7 +225,7 @@ impl AttentionPlan {
             operands.write(O::Lse, lse);
         }
         let why = "the plan keeps results of parts of the keys";
-        if let Some(workspace) = checks.workspace(args.workspace.map(Workspace::view), self.workspace_bytes(), why)? {
+        if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let Some(ready) = &self.ready else { return Ok(()) };

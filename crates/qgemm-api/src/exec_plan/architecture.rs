@@ -1,22 +1,17 @@
-//! Architectures: which products a layer has, of which tensors, and what stands between them.
+//! Architectures: which products and norms a layer has, of which tensors.
 
 use qgemm_formats::model::{Model, TensorInfo, TensorKind};
 use qgemm_formats::{DType, Format};
 use qgemm_hal::Activation;
-use serde::Deserialize;
+use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use super::numbers::{Heads, Numbers};
+use super::operands::PlannedRotary;
 use crate::error::Error;
 
 /// Architectures that plans are made for.
 pub(super) const SERVED: &[&str] = &["llama", "qwen3", "qwen3moe", "bert"];
-
-/// What a `config.json` says.
-#[derive(Default, Deserialize)]
-struct Config {
-    model_type: Option<String>,
-    num_experts_per_tok: Option<usize>,
-}
 
 /// How the tensors of a layer are called.
 struct Names {
@@ -36,6 +31,12 @@ struct Names {
     downs: &'static str,
     /// The last product, else the embedding that it is tied to.
     heads: &'static [&'static str],
+    /// Norms of a layer: before or behind attention, and before or behind the feed-forward part.
+    norms: [&'static str; 2],
+    /// Norms of the heads of queries and keys.
+    head_norms: [&'static str; 2],
+    /// The last norm of a decoder, or the first of an encoder.
+    outer_norms: &'static [&'static str],
 }
 
 const GGUF: Names = Names {
@@ -52,7 +53,13 @@ const GGUF: Names = Names {
     ups: "ffn_up_exps",
     downs: "ffn_down_exps",
     heads: &["output", "token_embd"],
+    norms: ["attn_norm", "ffn_norm"],
+    head_norms: ["attn_q_norm", "attn_k_norm"],
+    outer_norms: &["output_norm"],
 };
+
+const GGUF_ENCODER: Names =
+    Names { norms: ["attn_output_norm", "layer_output_norm"], outer_norms: &["token_embd_norm"], ..GGUF };
 
 const DECODER: Names = Names {
     prefixes: &["model.layers."],
@@ -68,6 +75,9 @@ const DECODER: Names = Names {
     ups: "mlp.experts.{e}.up_proj",
     downs: "mlp.experts.{e}.down_proj",
     heads: &["lm_head", "model.embed_tokens"],
+    norms: ["input_layernorm", "post_attention_layernorm"],
+    head_norms: ["self_attn.q_norm", "self_attn.k_norm"],
+    outer_norms: &["model.norm"],
 };
 
 const ENCODER: Names = Names {
@@ -79,6 +89,8 @@ const ENCODER: Names = Names {
     gate: "",
     up: "intermediate.dense",
     down: "output.dense",
+    norms: ["attention.output.LayerNorm", "output.LayerNorm"],
+    outer_norms: &["embeddings.LayerNorm", "bert.embeddings.LayerNorm"],
     ..DECODER
 };
 
@@ -92,6 +104,22 @@ pub(super) struct Network {
     pub pre_norm: bool,
     /// The function of the feed-forward part.
     pub activation: Activation,
+    pub heads: Heads,
+    /// How queries and keys are turned; none in encoders, and the reason where that is the caller's.
+    pub rotary: Option<Result<PlannedRotary, String>>,
+    /// What norms add below the root.
+    pub eps: f32,
+    /// The norm before the head, or behind the embeddings of an encoder.
+    pub outer_norm: NormTensors,
+    /// Tokens that the model is made for, where it says so.
+    pub context: Option<usize>,
+}
+
+/// The tensors of a norm.
+#[derive(Clone)]
+pub(super) struct NormTensors {
+    pub gamma: (String, DType),
+    pub beta: Option<(String, DType)>,
 }
 
 /// The products of a layer.
@@ -100,6 +128,10 @@ pub(super) struct LayerTensors {
     pub k: Matrix,
     pub v: Matrix,
     pub o: Matrix,
+    /// Norms before or behind attention, and before or behind the feed-forward part.
+    pub norms: [NormTensors; 2],
+    /// Norms of the heads of queries and keys.
+    pub head_norms: Option<[NormTensors; 2]>,
     pub feed_forward: FeedForward,
 }
 
@@ -130,30 +162,32 @@ pub(super) struct Matrix {
 /// [`Error::UnknownArchitecture`], [`Error::IncompleteModel`], or a tensor that is missing or cannot be read.
 pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Error> {
     let is_gguf = !model.metadata().is_empty();
-    let config: Config = match config {
+    let config: Value = match config {
         Some(text) if !is_gguf => {
             serde_json::from_str(text).map_err(|error| incomplete(format!("config.json: {error}")))?
         }
-        _ => Config::default(),
+        _ => Value::Null,
     };
     let value = |key: &str| model.metadata().iter().find(|(name, _)| name == key).map(|(_, value)| value);
     let stated = match is_gguf {
         true => value("general.architecture").and_then(|v| v.as_str()).unwrap_or_default().to_owned(),
-        false => config.model_type.unwrap_or_default().replace('_', ""),
+        false => config["model_type"].as_str().unwrap_or_default().replace('_', ""),
     };
     let Some(&architecture) = SERVED.iter().find(|name| **name == stated) else {
         return Err(Error::UnknownArchitecture { architecture: stated, served: SERVED });
     };
     let is_encoder = architecture == "bert";
     let names = match (is_gguf, is_encoder) {
-        (true, _) => &GGUF,
+        (true, true) => &GGUF_ENCODER,
+        (true, false) => &GGUF,
         (false, true) => &ENCODER,
         (false, false) => &DECODER,
     };
-    let top_k = match is_gguf {
-        true => value(&format!("{architecture}.expert_used_count")).and_then(|v| v.as_u64()).map(|k| k as usize),
-        false => config.num_experts_per_tok,
+    let numbers = match is_gguf {
+        true => Numbers::Gguf { model, architecture },
+        false => Numbers::Config(config),
     };
+    let top_k = numbers.top_k();
     let mut reader = Reader { model, is_gguf, names, prefix: "", known: Vec::new() };
     let prefix = names.prefixes.iter().find(|prefix| model.info(&format!("{prefix}0.{}", names.q)).is_ok());
     reader.prefix = prefix.ok_or_else(|| {
@@ -172,8 +206,34 @@ pub(super) fn network(model: &Model, config: Option<&str>) -> Result<Network, Er
             Some(reader.matrix((*name).to_owned(), "head")?.0)
         }
     };
+    let outer = names.outer_norms.iter().find(|name| model.info(name).is_ok()).unwrap_or(&names.outer_norms[0]);
+    let (outer_norm, eps) = (reader.norm(outer)?, numbers.eps(is_encoder)?);
+    let heads = numbers.heads(layers.first().map_or(0, |layer| layer.q.n))?;
+    let rotary = (!is_encoder).then(|| numbers.rotary(heads.head_dim));
+    check_heads(&heads, &layers)?;
+    if architecture.starts_with("qwen3") && layers.iter().any(|layer| layer.head_norms.is_none()) {
+        return Err(incomplete(format!("expected the tensors {}", names.head_norms.join(", "))));
+    }
     let activation = if is_encoder { Activation::GeluErf } else { Activation::Silu };
-    Ok(Network { architecture, layers, head, pre_norm: !is_encoder, activation })
+    let (pre_norm, context) = (!is_encoder, numbers.context());
+    Ok(Network { architecture, layers, head, pre_norm, activation, heads, rotary, eps, outer_norm, context })
+}
+
+/// That the products of all layers have the features of the heads.
+fn check_heads(heads: &Heads, layers: &[LayerTensors]) -> Result<(), Error> {
+    let Heads { heads, kv_heads, head_dim } = *heads;
+    for layer in layers {
+        let of = [(&layer.q, heads), (&layer.k, kv_heads), (&layer.v, kv_heads)];
+        for (name, got, heads) in
+            of.map(|(m, heads)| (&m.tensor, m.n, heads)).into_iter().chain([(&layer.o.tensor, layer.o.k, heads)])
+        {
+            if heads.checked_mul(head_dim) != Some(got) {
+                let what = format!("{name} has {got} features: expected {heads} heads of {head_dim}");
+                return Err(incomplete(what));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A hash of the names, kinds, shapes and sizes of all tensors.
@@ -246,13 +306,35 @@ impl Reader<'_> {
                 FeedForward::Experts { gate, up, down, experts: router.n, top_k, router }
             }
         };
+        let [before, behind] = names.norms.map(|role| self.norm(&self.name(layer, role)));
+        let head_norms = match self.has(layer, names.head_norms[0]) {
+            false => None,
+            true => {
+                let [q, k] = names.head_norms.map(|role| self.norm(&self.name(layer, role)));
+                Some([q?, k?])
+            }
+        };
         Ok(LayerTensors {
+            norms: [before?, behind?],
+            head_norms,
             q: of_layer(self, names.q)?,
             k: of_layer(self, names.k)?,
             v: of_layer(self, names.v)?,
             o: of_layer(self, names.o)?,
             feed_forward,
         })
+    }
+
+    /// The tensors of a norm.
+    fn norm(&self, name: &str) -> Result<NormTensors, Error> {
+        let dense = |name: &str| match self.model.info(name) {
+            Ok(TensorInfo { name, kind: TensorKind::Dense(dtype), .. }) => Some((name.clone(), *dtype)),
+            _ => None,
+        };
+        let stem = name.strip_suffix(".weight").unwrap_or(name);
+        let gamma =
+            dense(name).ok_or_else(|| incomplete(format!("expected a tensor `{stem}.weight` of plain numbers")))?;
+        Ok(NormTensors { gamma, beta: dense(&format!("{stem}.bias")) })
     }
 
     /// A weight and, of a stack, how many there are.

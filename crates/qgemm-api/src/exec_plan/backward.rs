@@ -24,8 +24,15 @@ pub(super) enum Taped {
         d: Buffer,
         residual: Option<Buffer>,
     },
-    /// Work of the caller's.
-    Caller { what: String, step: String, reads: Vec<Buffer>, made: Buffer },
+    /// What has its backward pass with the caller.
+    Caller {
+        what: String,
+        step: String,
+        reads: Vec<Buffer>,
+        /// What the backward pass reads beside it.
+        kept: Vec<Buffer>,
+        made: Buffer,
+    },
 }
 
 /// What an optimizer with two moments keeps of a tensor: the values that it trains, and both moments.
@@ -47,13 +54,13 @@ impl Builder<'_> {
         let Some(out) = tape.last().map(Taped::made).cloned() else { return Ok(()) };
         let mut has_gradient = HashSet::from([out.name.clone()]);
         let of_out = self.gradient_of(&out);
-        self.step("loss", &out.name, std::slice::from_ref(&out), &[of_out])?;
+        self.step("loss", &out.name, std::slice::from_ref(&out), &[of_out, Self::step_numbers()])?;
         let mut trained = Vec::new();
         for taped in tape.iter().rev() {
             match taped {
-                Taped::Caller { what, step, reads, made } => {
+                Taped::Caller { what, step, reads, kept, made } => {
                     let mut read = vec![self.gradient_of(made)];
-                    read.extend(reads.iter().cloned());
+                    read.extend(reads.iter().chain(kept).cloned());
                     let written: Vec<Buffer> = reads.iter().map(|buffer| self.gradient_of(buffer)).collect();
                     // Where a gradient is there already, the caller adds to it.
                     read.extend(
@@ -88,9 +95,9 @@ impl Builder<'_> {
         for tensor in &trained {
             let state = OPTIMIZER_STATE.map(|part| tensor.part(part, RegionKind::OptimizerState));
             let gradient = tensor.part("grad", RegionKind::Gradient);
-            let read: Vec<Buffer> = [gradient].into_iter().chain(state.iter().cloned()).collect();
-            self.step("optimizer", &tensor.name, &read, &state)?;
-            // Rounding or quantizing the trained values to what the next step reads is part of it.
+            self.optimizer(format!("{}.optimizer", tensor.name), &gradient, &state)?;
+            // Rounding or quantizing the trained values to what the next step reads.
+            self.step("store", &tensor.name, &state[..1], &[])?;
             self.writes_too(&tensor.region);
         }
         Ok(())

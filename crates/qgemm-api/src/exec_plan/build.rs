@@ -6,20 +6,20 @@ use std::path::Path;
 use qgemm_formats::{DType, FormatError};
 use qgemm_hal::{Activation, DeviceKind, XPrecision};
 
-use super::architecture::{FeedForward, LayerTensors, Matrix, Network, fingerprint, network};
+use super::architecture::{LayerTensors, Matrix, Network, NormTensors, fingerprint, network};
 use super::backward::Taped;
 use super::file::{
     Barrier, BarrierKind, EXEC_SCHEMA, ExecPlan, ModelRecord, Phase, PhaseRange, PlannedOp, PlannedWeight, RegionKind,
     Runtime, RuntimeMode,
 };
 use super::layout::{Wanted, place};
+use super::operands::WORD;
 use crate::context::Context;
 use crate::described::DescribedWeight;
 use crate::error::Error;
 use crate::model::{config_of, open_model};
 use crate::operand::check_dimension;
 use crate::record::{DeviceRecord, PlanRecord, Sizes};
-use crate::routing::Routing;
 
 /// What [`Context::plan_model`] plans for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,11 @@ use crate::routing::Routing;
 pub struct PlanOptions {
     /// Tokens of a step.
     pub batch: usize,
+    /// Sequences that these are of, in equal parts. Unless stated, each token is of a sequence of its own, and of encoders and in training
+    /// all are of one.
+    pub sequences: Option<usize>,
+    /// Keys that the KV cache has room for, of each sequence. Unless stated, as many as the model is made for, at most 4096.
+    pub context: Option<usize>,
     /// Type of the activations; logits are f32.
     pub x_dtype: DType,
     /// How far activations may be rounded.
@@ -38,21 +43,20 @@ pub struct PlanOptions {
 impl PlanOptions {
     /// A step of `batch` tokens, with activations in f16.
     pub fn new(batch: usize) -> Self {
-        Self { batch, x_dtype: DType::F16, x_precision: XPrecision::default(), train: false }
+        let (sequences, context, x_precision) = (None, None, XPrecision::default());
+        Self { batch, sequences, context, x_dtype: DType::F16, x_precision, train: false }
     }
 }
 
+/// Keys of a sequence that there is room for, at most, unless more are asked for.
+const MOST_CONTEXT: usize = 4096;
 /// What the caller's last step comes before.
 const END: &str = "end";
-/// Bytes that a routing's status has.
-const ROUTING_STATUS_BYTES: usize = 16;
 /// Bytes that the status of products with experts has.
 const EXPERTS_STATUS_BYTES: usize = 8;
-/// Bytes of an id and of a router weight.
-const WORD: usize = 4;
 
 impl Context {
-    /// Plans one step of the model at `path`: every product of every layer, and where everything lies. Needs the file's table of
+    /// Plans one step of the model at `path`: every operation of every layer, and where everything lies. Needs the file's table of
     /// contents and this context's device or a description of one; loads no weight and compiles nothing.
     ///
     /// Architectures: llama, qwen3, qwen3moe and bert, from GGUF or safetensors.
@@ -71,9 +75,12 @@ impl Context {
         let network = network(&model, config.as_ref().map(|file| file.contents.as_str()))?;
         let info = self.info();
         let _span = tracing::info_span!("plan model", layers = network.layers.len(), batch = options.batch).entered();
+        let (sequences, context) = sequences(options, &network)?;
         let mut builder = Builder {
             ctx: self,
             options,
+            sequences,
+            context,
             network: &network,
             planned: HashMap::new(),
             out: Steps::default(),
@@ -98,6 +105,8 @@ impl Context {
                 architecture: network.architecture.to_owned(),
                 layers: network.layers.len(),
                 batch: options.batch,
+                sequences,
+                context,
                 tensors: fingerprint(&model),
             },
             ops,
@@ -108,7 +117,28 @@ impl Context {
     }
 }
 
-fn too_large() -> Error {
+/// Sequences of a step, and how many keys each has room for.
+fn sequences(options: &PlanOptions, network: &Network) -> Result<(usize, usize), Error> {
+    let PlanOptions { batch, train, .. } = *options;
+    let decodes = network.pre_norm && !train;
+    let sequences = options.sequences.unwrap_or(if decodes { batch } else { 1 });
+    if sequences == 0 || !batch.is_multiple_of(sequences) {
+        return Err(Error::UnevenSequences { batch, sequences });
+    }
+    let each = batch / sequences;
+    if !decodes {
+        return Ok((sequences, each));
+    }
+    let context =
+        options.context.unwrap_or_else(|| network.context.map_or(MOST_CONTEXT, |n| n.min(MOST_CONTEXT)).max(each));
+    check_dimension("context", context)?;
+    match context < each {
+        true => Err(Error::OutOfRange { name: "context", least: each, most: u32::MAX as usize, got: context }),
+        false => Ok((sequences, context)),
+    }
+}
+
+pub(super) fn too_large() -> Error {
     FormatError::Overflow { what: "an arena".into(), dims: Vec::new() }.into()
 }
 
@@ -119,7 +149,7 @@ pub(super) struct Steps {
     barriers: Vec<Barrier>,
     wanted: BTreeMap<String, Wanted>,
     /// The operation that wrote a region last.
-    writers: HashMap<String, String>,
+    pub writers: HashMap<String, String>,
 }
 
 impl Steps {
@@ -141,7 +171,10 @@ impl Steps {
 pub(super) struct Builder<'a> {
     pub ctx: &'a Context,
     pub options: &'a PlanOptions,
-    network: &'a Network,
+    pub network: &'a Network,
+    /// Sequences of a step, and keys that each has room for.
+    pub sequences: usize,
+    pub context: usize,
     /// Records by what decides them: layers are alike.
     pub planned: HashMap<String, PlanRecord>,
     pub out: Steps,
@@ -150,25 +183,25 @@ pub(super) struct Builder<'a> {
 }
 
 /// One product to plan.
-struct Product<'p> {
-    op_id: String,
-    matrix: &'p Matrix,
+pub(super) struct Product<'p> {
+    pub op_id: String,
+    pub matrix: &'p Matrix,
     /// The up of a gated pair, whose gate is the matrix.
-    up: Option<&'p Matrix>,
-    x: Buffer,
-    d: Buffer,
-    residual: Option<Buffer>,
-    activation: Activation,
-    routed: Option<Routed<'p>>,
+    pub up: Option<&'p Matrix>,
+    pub x: Buffer,
+    pub d: Buffer,
+    pub residual: Option<Buffer>,
+    pub activation: Activation,
+    pub routed: Option<Routed<'p>>,
 }
 
 /// How rows are given to experts.
-struct Routed<'p> {
-    experts: usize,
-    top_k: usize,
-    ids: &'p str,
+pub(super) struct Routed<'p> {
+    pub experts: usize,
+    pub top_k: usize,
+    pub ids: &'p str,
     /// Where a token's slots are added up.
-    weights: Option<&'p str>,
+    pub weights: Option<&'p str>,
 }
 
 /// A matrix that is read or written: a region of `rows` rows.
@@ -193,13 +226,26 @@ impl Builder<'_> {
         let network = self.network;
         let Some(first) = network.layers.first() else { return Ok(()) };
         let mut hidden = self.activation("hidden.0", first.q.k);
+        let mut made = self.inputs();
+        if network.pre_norm {
+            made.insert(0, hidden.clone());
+            self.step("embedding lookup", &hidden.name, &[], &made)?;
+        } else {
+            let embedded = self.activation("embeddings", first.q.k);
+            self.step("embedding lookup", &embedded.name, &[], std::slice::from_ref(&embedded))?;
+            hidden = self.norm("embedding_norm".into(), &network.outer_norm, &embedded, hidden)?;
+        }
         for (i, layer) in network.layers.iter().enumerate() {
             hidden = self.layer(i, layer, hidden)?;
         }
         if let Some(head) = &network.head {
-            let x = self.caller("output_norm", "norm", &[hidden], |b| b.activation("output_norm", head.k))?;
+            let normed = self.activation("output_norm", head.k);
+            let x = self.norm("output_norm".into(), &network.outer_norm, &hidden, normed)?;
             let d = Buffer { dtype: DType::F32, ..self.activation("logits", head.n) };
-            self.product(Product::new("output", head, x, d))?;
+            self.product(Product::new("output", head, x, d.clone()))?;
+            if !self.options.train {
+                self.step("sampling", &d.name, std::slice::from_ref(&d), &[])?;
+            }
         }
         if self.options.train {
             self.backward()?;
@@ -207,7 +253,10 @@ impl Builder<'_> {
         let last = self.out.ops.len().saturating_sub(1);
         for wanted in self.out.wanted.values_mut() {
             // These live from the first operation to the last, whichever use them.
-            if matches!(wanted.kind, RegionKind::Weight | RegionKind::Workspace | RegionKind::OptimizerState) {
+            if matches!(
+                wanted.kind,
+                RegionKind::Weight | RegionKind::Workspace | RegionKind::KvCache | RegionKind::OptimizerState
+            ) {
                 (wanted.first_op, wanted.last_op) = (0, last);
             }
             // What the caller does at the end still belongs to the last one.
@@ -223,139 +272,53 @@ impl Builder<'_> {
     fn layer(&mut self, i: usize, layer: &LayerTensors, hidden: Buffer) -> Result<Buffer, Error> {
         let id = |role: &str| format!("blk.{i}.{role}");
         let pre_norm = self.network.pre_norm;
-        let normed = |builder: &mut Self, name: &str, of: Buffer| match pre_norm {
+        let [before, behind] = &layer.norms;
+        let normed = |builder: &mut Self, name: &str, of: &NormTensors, x: Buffer| match pre_norm {
             true => {
-                builder.caller(&id(name), "norm", std::slice::from_ref(&of), |b| b.activation(&id(name), of.columns))
+                let d = builder.activation(&id(name), x.columns);
+                builder.norm(id(name), of, &x, d)
             }
-            false => Ok(of),
+            false => Ok(x),
         };
-        let x = normed(self, "attn_norm", hidden.clone())?;
-        let mut qkv = Vec::new();
-        for (role, matrix) in [("attn_q", &layer.q), ("attn_k", &layer.k), ("attn_v", &layer.v)] {
-            let d = self.activation(&id(&role.replace("attn_", "")), matrix.n);
+        let x = normed(self, "attn_norm", before, hidden.clone())?;
+        let qkv = [("q", &layer.q), ("k", &layer.k), ("v", &layer.v)].map(|(role, m)| self.activation(&id(role), m.n));
+        for ((role, matrix), d) in
+            [("attn_q", &layer.q), ("attn_k", &layer.k), ("attn_v", &layer.v)].into_iter().zip(&qkv)
+        {
             self.product(Product::new(id(role), matrix, x.clone(), d.clone()))?;
-            qkv.push(d);
         }
-        let attended = self.caller(&id("attn"), "attention", &qkv, |b| b.activation(&id("attn"), layer.o.k))?;
+        let attended = self.attention(i, layer, qkv)?;
         let d = self.activation(&id("attn_residual"), layer.o.n);
         let product = Product::new(id("attn_output"), &layer.o, attended, d.clone());
         self.product(Product { residual: Some(hidden), ..product })?;
         let residual = match pre_norm {
             true => d,
             // The norm that follows makes what the feed-forward part and its residual begin with.
-            false => self.caller(&id("attn_norm"), "norm", std::slice::from_ref(&d), |b| {
-                b.activation(&id("attn_norm"), d.columns)
-            })?,
+            false => {
+                let normed = self.activation(&id("attn_norm"), d.columns);
+                self.norm(id("attn_norm"), before, &d, normed)?
+            }
         };
-        let x = normed(self, "ffn_norm", residual.clone())?;
+        let x = normed(self, "ffn_norm", behind, residual.clone())?;
         let out = self.feed_forward(i, &layer.feed_forward, x, residual)?;
         match pre_norm {
             true => Ok(out),
             false => {
                 let name = format!("hidden.{}", i + 1);
-                self.caller(&name, "norm", std::slice::from_ref(&out), |b| b.activation(&name, out.columns))
+                let normed = self.activation(&name, out.columns);
+                self.norm(id("ffn_norm"), behind, &out, normed)
             }
         }
-    }
-
-    fn feed_forward(&mut self, i: usize, part: &FeedForward, x: Buffer, residual: Buffer) -> Result<Buffer, Error> {
-        let id = |role: &str| format!("blk.{i}.{role}");
-        let activation = self.network.activation;
-        let out = |builder: &Self, columns| match builder.network.pre_norm {
-            true => builder.activation(&format!("hidden.{}", i + 1), columns),
-            false => builder.activation(&id("ffn_residual"), columns),
-        };
-        match part {
-            FeedForward::Dense { gate, up, down } => {
-                let inner = self.inner(i, gate.as_ref(), up, x, activation, None)?;
-                let d = out(self, down.n);
-                let product = Product::new(id("ffn_down"), down, inner, d.clone());
-                self.product(Product { residual: Some(residual), ..product })?;
-                Ok(d)
-            }
-            FeedForward::Experts { .. } if self.options.train => {
-                Err(Error::NoTrainingPlan { why: "there are no gradients through the choice of experts" })
-            }
-            FeedForward::Experts { router, gate, up, down, experts, top_k } => {
-                let (experts, top_k) = (*experts, *top_k);
-                let logits = Buffer {
-                    dtype: DType::F32,
-                    kind: RegionKind::Temporary,
-                    ..self.activation(&id("router_logits"), router.n)
-                };
-                self.product(Product::new(id("ffn_router"), router, x.clone(), logits.clone()))?;
-                let (ids, weights) = (id("router_ids"), id("router_weights"));
-                self.routing(i, logits, experts, top_k, [&ids, &weights])?;
-                let routed = |weights| Routed { experts, top_k, ids: &ids, weights };
-                let inner = self.inner(i, Some(gate), up, x, activation, Some(&|| routed(None)))?;
-                let d = out(self, down.n);
-                let product = Product::new(id("ffn_down"), down, inner, d.clone());
-                let routed = Some(routed(Some(&weights)));
-                self.product(Product { residual: Some(residual), routed, ..product })?;
-                Ok(d)
-            }
-        }
-    }
-
-    /// What the feed-forward part has between its products.
-    fn inner<'p>(
-        &mut self,
-        i: usize,
-        gate: Option<&'p Matrix>,
-        up: &'p Matrix,
-        x: Buffer,
-        activation: Activation,
-        routed: Option<&dyn Fn() -> Routed<'p>>,
-    ) -> Result<Buffer, Error> {
-        let id = |role: &str| format!("blk.{i}.{role}");
-        let routed = || routed.map(|routed| routed());
-        let slots = routed().map_or(1, |routed| routed.top_k);
-        let rows = self.options.batch.checked_mul(slots).ok_or_else(too_large)?;
-        let train = self.options.train;
-        let temporary = |builder: &Self, role: &str| Buffer {
-            kind: if train { RegionKind::Activation } else { RegionKind::Temporary },
-            rows,
-            ..builder.activation(&id(role), up.n)
-        };
-        let d = temporary(self, "ffn");
-        // The backward phase wants what the activation was computed from.
-        let fused = if train { Activation::Identity } else { activation };
-        match gate {
-            None if train => {
-                let upped = temporary(self, "ffn_upped");
-                self.product(Product::new(id("ffn_up"), up, x, upped.clone()))?;
-                return self.caller(&id("ffn"), activation.name(), &[upped], |_| d);
-            }
-            None => {
-                let product = Product::new(id("ffn_up"), up, x, d.clone());
-                self.product(Product { activation, routed: routed(), ..product })?;
-            }
-            Some(gate) if gate.is_like(up) && !train => {
-                let product = Product::new(id("ffn_gate_up"), gate, x, d.clone());
-                self.product(Product { activation, up: Some(up), routed: routed(), ..product })?;
-            }
-            // Weights of two formats are no pair, and no gradient goes through one: two products, which the caller multiplies.
-            Some(gate) => {
-                let (gated, upped) = (temporary(self, "ffn_gated"), temporary(self, "ffn_upped"));
-                let product = Product::new(id("ffn_gate"), gate, x.clone(), gated.clone());
-                self.product(Product { activation: fused, routed: routed(), ..product })?;
-                let product = Product::new(id("ffn_up"), up, x, upped.clone());
-                self.product(Product { routed: routed(), ..product })?;
-                let step = if train { format!("{} and multiply", activation.name()) } else { "multiply".into() };
-                return self.caller(&id("ffn"), &step, &[gated, upped], |_| d);
-            }
-        }
-        Ok(d)
     }
 
     /// An activation of the batch.
-    fn activation(&self, name: &str, columns: usize) -> Buffer {
+    pub fn activation(&self, name: &str, columns: usize) -> Buffer {
         let PlanOptions { batch, x_dtype, .. } = *self.options;
         Buffer { name: name.to_owned(), kind: RegionKind::Activation, rows: batch, columns, dtype: x_dtype }
     }
 
     /// Work of the caller's before the next operation, which makes one buffer of others.
-    fn caller(
+    pub fn caller(
         &mut self,
         what: &str,
         step: &str,
@@ -366,13 +329,26 @@ impl Builder<'_> {
         self.step(step, what, reads, std::slice::from_ref(&made))?;
         if self.options.train {
             let (what, step, reads) = (what.to_owned(), step.to_owned(), reads.to_vec());
-            self.tape.push(Taped::Caller { what, step, reads, made: made.clone() });
+            let kept = Vec::new();
+            self.tape.push(Taped::Caller { what, step, reads, kept, made: made.clone() });
         }
         Ok(made)
     }
 
     /// Work of the caller's before the next operation.
     pub fn step(&mut self, step: &str, what: &str, reads: &[Buffer], writes: &[Buffer]) -> Result<(), Error> {
+        self.step_because(step, what, reads, writes, reason(step))
+    }
+
+    /// The same, for this reason.
+    pub fn step_because(
+        &mut self,
+        step: &str,
+        what: &str,
+        reads: &[Buffer],
+        writes: &[Buffer],
+        reason: &str,
+    ) -> Result<(), Error> {
         for buffer in reads.iter().chain(writes) {
             self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
         }
@@ -385,6 +361,7 @@ impl Builder<'_> {
             after,
             kind: BarrierKind::Caller,
             step: Some(format!("{step}: {what}")),
+            reason: Some(reason.to_owned()),
             reads: reads.iter().map(|buffer| buffer.name.clone()).collect(),
             writes: writes.iter().map(|buffer| buffer.name.clone()).collect(),
         });
@@ -398,7 +375,7 @@ impl Builder<'_> {
         }
     }
 
-    fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
+    pub fn product(&mut self, product: Product<'_>) -> Result<(), Error> {
         let Product { op_id, matrix, up, x, d, residual, activation, routed } = product;
         let described = describe(self.ctx, matrix, up.is_some())?;
         let bias = match (&matrix.bias, up, &routed) {
@@ -479,41 +456,6 @@ impl Builder<'_> {
         self.push(op, &d, &reads)
     }
 
-    fn routing(
-        &mut self,
-        i: usize,
-        logits: Buffer,
-        experts: usize,
-        top_k: usize,
-        [ids, weights]: [&str; 2],
-    ) -> Result<(), Error> {
-        let batch = self.options.batch;
-        let routing = Routing::from_logits(batch, experts, top_k, DType::F32).renormalized();
-        let record = self.ctx.explain_routing(&routing)?;
-        self.out.uses(&logits.name, logits.kind, logits.bytes()?);
-        let d = Buffer {
-            name: ids.to_owned(),
-            kind: RegionKind::Temporary,
-            rows: batch,
-            columns: top_k,
-            dtype: DType::F32,
-        };
-        self.out.uses(weights, RegionKind::Temporary, d.bytes()?);
-        let status = format!("blk.{i}.router_status");
-        self.out.uses(&status, RegionKind::Temporary, ROUTING_STATUS_BYTES);
-        let op = PlannedOp {
-            shape: Sizes { m: batch, n: experts, k: top_k },
-            d_dtype: "i32".into(),
-            ids: Some(ids.to_owned()),
-            router_weights: Some(weights.to_owned()),
-            status: Some(status),
-            top_k: Some(top_k),
-            ..op(format!("blk.{i}.routing"), [&logits, &d], (Activation::Identity, XPrecision::Exact), &record)?
-        };
-        self.out.writers.insert(weights.to_owned(), op.op_id.clone());
-        self.push(op, &d, &[logits.name])
-    }
-
     /// Adds an operation that reads some regions and writes `d`.
     pub fn push(&mut self, op: PlannedOp, d: &Buffer, reads: &[String]) -> Result<(), Error> {
         self.out.uses(&d.name, d.kind, d.bytes()?);
@@ -532,6 +474,7 @@ impl Builder<'_> {
                 after,
                 kind: BarrierKind::Stream,
                 step: None,
+                reason: None,
                 reads: Vec::new(),
                 writes: Vec::new(),
             });
@@ -542,8 +485,22 @@ impl Builder<'_> {
     }
 }
 
+/// Why a step is the caller's.
+fn reason(step: &str) -> &'static str {
+    match step {
+        "embedding lookup" => "the library has no lookup of rows by tokens, and lengths are the caller's to say",
+        "sampling" => "the library has no softmax over a vocabulary, and which token follows is the caller's choice",
+        "loss" => "what is trained for is the caller's choice",
+        "add" => "the library adds only behind a product or before a norm",
+        "sum of rows" => "the library has no sum over tokens",
+        "store" => "the library makes weights of plain numbers on the host",
+        step if step.ends_with("backward") => "the library has no backward pass of it",
+        _ => "the library applies functions and multiplies pairs only behind a product",
+    }
+}
+
 impl<'p> Product<'p> {
-    fn new(op_id: impl Into<String>, matrix: &'p Matrix, x: Buffer, d: Buffer) -> Self {
+    pub fn new(op_id: impl Into<String>, matrix: &'p Matrix, x: Buffer, d: Buffer) -> Self {
         let (activation, op_id) = (Activation::Identity, op_id.into());
         Self { op_id, matrix, up: None, x, d, residual: None, activation, routed: None }
     }
@@ -551,7 +508,7 @@ impl<'p> Product<'p> {
 
 impl Matrix {
     /// Whether two weights make a pair.
-    fn is_like(&self, other: &Self) -> bool {
+    pub(super) fn is_like(&self, other: &Self) -> bool {
         let shape = |m: &Self| (m.format, m.n, m.k, m.k_order, m.bias.is_some());
         shape(self) == shape(other) && !self.k_order
     }
@@ -616,6 +573,9 @@ pub(super) fn op(
         router_weights: None,
         status: None,
         activation: activation.name().to_owned(),
+        norm: None,
+        heads: None,
+        optimizer: None,
         top_k: None,
         dispatch: record.dispatch.clone(),
         reduction: record.reduction.clone(),

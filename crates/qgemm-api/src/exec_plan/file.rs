@@ -3,6 +3,7 @@
 use qgemm_sched::Bound;
 use serde::{Deserialize, Serialize};
 
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer};
 use crate::record::{DeviceRecord, Dispatch, PrologueRecord, Reduction, RefusalRecord, Sizes, WorkspaceRegion};
 
 /// Schema of an execution plan.
@@ -13,8 +14,8 @@ pub(super) const MEMORY_SCHEMA: &str = "qgemm.memory.v1";
 /// Every operation of qgemm in one step of a model, in order, with the memory that they work in. Made by
 /// [`Context::plan_model`](crate::Context::plan_model), read by [`Context::load_plan`](crate::Context::load_plan).
 ///
-/// What stands between the operations (norms, rotary embedding, attention, sampling; of training the loss and the optimizer) is the
-/// caller's: barriers say where, and what it reads and writes.
+/// What the library has no operation for (looking up embeddings, drawing tokens; of training the loss and the backward passes of norms and
+/// attention) is the caller's: barriers say where, why, and what it reads and writes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ExecPlan {
@@ -67,6 +68,10 @@ pub struct ModelRecord {
     pub layers: usize,
     /// Tokens of a step.
     pub batch: usize,
+    /// Sequences that these are of, in equal parts.
+    pub sequences: usize,
+    /// Keys that each sequence has room for.
+    pub context: usize,
     /// SHA-256 of the names, kinds, shapes and sizes of all tensors, in hexadecimal digits.
     pub tensors: String,
 }
@@ -112,14 +117,16 @@ pub struct PlannedOp {
     pub op_id: String,
     /// Its phase.
     pub phase: Phase,
-    /// `gemm`, `experts` or `routing`; of the backward phase `gradient`, dX of a weight, or `matmul`, dW.
+    /// `gemm`, `experts`, `routing`, `norm`, `kv_append` or `attention`; of the backward phase `gradient`, dX of a weight, `matmul`, dW, or
+    /// `optimizer`.
     pub operation: String,
     /// Identity of the kernel.
     pub kernel_id: String,
     /// Hash of the kernel's sources, in hexadecimal digits.
     pub source_hash: String,
     /// Tokens (of experts, slots), output and input features, which change places in `gradient`; of routing tokens, experts and experts of
-    /// a token; of `matmul` output and input features, and tokens.
+    /// a token; of `matmul` output and input features, and tokens; of norms rows and columns; of attention and the KV cache tokens, features
+    /// of the result (of a key), and features of queries; of the optimizer rows and columns.
     pub shape: Sizes,
     /// The weight, where there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -158,6 +165,15 @@ pub struct PlannedOp {
     /// Region of the status.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub status: Option<String>,
+    /// Of `norm`: what becomes of a row.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub norm: Option<PlannedNorm>,
+    /// Of `kv_append` and `attention`: sequences and heads.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub heads: Option<PlannedHeads>,
+    /// Of `optimizer`: its numbers.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub optimizer: Option<PlannedOptimizer>,
     /// Function in the epilogue: `silu`.
     pub activation: String,
     /// Experts of a token.
@@ -226,6 +242,9 @@ pub struct Barrier {
     /// Of the caller's work: what it is.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub step: Option<String>,
+    /// Of the caller's work: why it is that.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
     /// Regions that the caller's work reads.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub reads: Vec<String>,
@@ -301,6 +320,10 @@ pub enum RegionKind {
     Activation,
     /// What is used within a layer by qgemm alone.
     Temporary,
+    /// What the caller says of a step: lengths of sequences, numbers of an optimizer.
+    Input,
+    /// Keys and values of earlier steps, which stay from step to step.
+    KvCache,
     /// Partial sums, counters and converted activations, zeroed before the first operation.
     Workspace,
     /// Of training: gradients of weights.

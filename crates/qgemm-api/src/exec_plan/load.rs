@@ -26,7 +26,7 @@ use crate::weight::Weight;
 /// A plan from a file that fits this device, its kernels and a model. Products of it run by their `op_id`.
 #[derive(Debug)]
 pub struct LoadedPlan {
-    ctx: Context,
+    pub(super) ctx: Context,
     plan: ExecPlan,
     /// A way to run it for each product of the plan, and its plan once it is made.
     products: Vec<Option<Arc<Product>>>,
@@ -229,7 +229,7 @@ impl LoadedPlan {
         arena.check(device, stream, op_id)
     }
 
-    fn operation(&self, op_id: &str, operation: &'static str) -> Result<(usize, &PlannedOp), Error> {
+    pub(super) fn operation(&self, op_id: &str, operation: &'static str) -> Result<(usize, &PlannedOp), Error> {
         let place = self.place(op_id)?;
         let op = &self.plan.ops[place];
         let fits = op.operation == operation;
@@ -338,6 +338,7 @@ fn is_alike(a: &PlannedOp, b: &PlannedOp) -> bool {
         && (a.top_k, &a.dispatch, &a.reduction) == (b.top_k, &b.dispatch, &b.reduction)
         && a.workspace_bytes == b.workspace_bytes
         && weight(&a.weight) == weight(&b.weight)
+        && a.numbers_between() == b.numbers_between()
 }
 
 /// The description of a `gradient`.
@@ -400,8 +401,25 @@ impl OpChecks<'_> {
                 self.record(&self.ctx.explain_matmul(&matmul(op)?)?)?;
                 None
             }
+            ("norm", None) => {
+                self.record(&self.ctx.explain_norm(&op.as_norm()?)?)?;
+                None
+            }
+            ("kv_append", None) => {
+                self.record(&self.ctx.explain_kv_append(&op.as_kv_append()?)?)?;
+                None
+            }
+            ("attention", None) => {
+                self.record(&self.ctx.explain_attention(&op.as_attention()?)?)?;
+                None
+            }
+            ("optimizer", None) => {
+                self.record(&self.ctx.explain_optimizer(&op.as_optimizer()?)?)?;
+                None
+            }
             (operation, _) => {
-                self.expect("operation", "gemm, experts or gradient with a weight, matmul, or routing", operation)?;
+                const KNOWN: &str = "gemm, experts or gradient with a weight, matmul, routing, norm, kv_append, attention, or optimizer";
+                self.expect("operation", KNOWN, operation)?;
                 None
             }
         };
@@ -540,6 +558,7 @@ impl OpChecks<'_> {
             check("bias", bias, matrix(1, n, dtype))?;
         }
         op.weight.iter().try_for_each(|weight| check("weight.region", &weight.region, Some(weight.bytes)))?;
+        op.other_regions()?.into_iter().try_for_each(|(field, name, least)| check(field, name, least))?;
         match op.workspace_bytes {
             0 => Ok(()),
             bytes => check("workspace", WORKSPACE, Some(bytes)),

@@ -1,12 +1,17 @@
-//! Execution plans of whole models, as files: every product of every layer, and one arena for what they read and write.
+//! Execution plans of whole models, as files: every operation of every layer, and one arena for what they read and write.
 
 mod architecture;
 mod arena;
 mod backward;
 mod build;
+mod feed_forward;
 mod file;
+mod layers;
 mod layout;
 mod load;
+mod numbers;
+mod operands;
+mod run;
 
 pub use arena::PlanArena;
 pub use build::PlanOptions;
@@ -15,3 +20,4 @@ pub use file::{
     RegionKind, Runtime, RuntimeMode,
 };
 pub use load::LoadedPlan;
+pub use operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, PlannedRotary, PlannedScaling};

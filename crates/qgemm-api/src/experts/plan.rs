@@ -9,8 +9,8 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedExperts, Dense, Device, DeviceId, ExpertFault, ExpertForm, ExpertOperand, ExpertsPlan,
     Family, KernelId, LaunchSequence, Operands, Operation, Stream,
 };
-use qgemm_sched::Offered;
 use qgemm_sched::experts::{candidates, choose};
+use qgemm_sched::{Offered, TunedTable};
 
 use super::problem::ExpertProblem;
 use super::weights::{Experts, ExpertsShape};
@@ -223,7 +223,12 @@ impl<'a> ExpertArgs<'a> {
 }
 
 impl ExpertPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, problem: &ExpertProblem) -> Result<Self, Error> {
+    pub(crate) fn new(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        caches: &PlanCaches,
+        problem: &ExpertProblem,
+    ) -> Result<Self, Error> {
         let op = problem.check()?;
         let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
         let key = (op, preferences);
@@ -233,25 +238,47 @@ impl ExpertPlan {
             let (rows, format) = (each.m, each.format);
             let _span =
                 tracing::info_span!("plan experts", experts, rows, n = each.stored_rows, k = each.k, %format).entered();
-            let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences)?;
+            let (family, plan) = choose(op, device.info(), device.catalog().experts, preferences, tuned)?;
             Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
         };
         let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
         Self::of(problem, key.0, ready)
     }
 
-    pub(crate) fn every_way(device: &dyn Device, problem: &ExpertProblem) -> Result<Vec<Self>, Error> {
+    pub(crate) fn every_way(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        problem: &ExpertProblem,
+    ) -> Result<Vec<Self>, Error> {
+        let (op, ways) = Self::ways(device, tuned, problem)?;
+        ways.iter().map(|way| Self::of_way(device, problem, &op, way)).collect()
+    }
+
+    /// The ways to run a problem, the fastest first; none where there are no rows.
+    pub(crate) fn ways(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        problem: &ExpertProblem,
+    ) -> Result<(CheckedExperts, Vec<Offered<'static, CheckedExperts>>), Error> {
         let op = problem.check()?;
         if op.each.m == 0 {
-            return Ok(Vec::new());
+            return Ok((op, Vec::new()));
         }
-        let all = candidates(&op, device.info(), device.catalog().experts, problem.preferences());
-        let ready = |way: Offered<'static, CheckedExperts>| {
-            let Offered { family, plan, .. } = way;
-            let sequence = sequence(device, &op, family, &plan)?;
-            Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence })))
-        };
-        all.offered.into_iter().map(ready).collect()
+        let preferences = preferences_beside(op.each.normed_regions(op.x_rows(), 0), problem.preferences())?;
+        let all = candidates(&op, device.info(), device.catalog().experts, &preferences, tuned);
+        Ok((op, all.offered))
+    }
+
+    /// The plan of one of them.
+    pub(crate) fn of_way(
+        device: &dyn Device,
+        problem: &ExpertProblem,
+        op: &CheckedExperts,
+        way: &Offered<'static, CheckedExperts>,
+    ) -> Result<Self, Error> {
+        let Offered { family, plan, .. } = *way;
+        let sequence = sequence(device, op, family, &plan)?;
+        Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence })))
     }
 
     fn of(
@@ -456,7 +483,7 @@ fn sequence(
     plan: &ExpertsPlan,
 ) -> Result<LaunchSequence, Error> {
     use ExpertOperand as O;
-    let products = family.prepare(device, &op.product(plan), plan)?;
+    let products = family.prepare(device, &op.product(plan), plan)?.with_math(plan.config.tile.math);
     if let (Some(region), Some((_, step))) = (&plan.dequantized, op.dequantized()) {
         let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
         return behind_dequantize(device, &step, region, products, of);

@@ -2,7 +2,7 @@
 
 use qgemm_hal::{CheckedGemm, Device, DeviceId, Family, KernelId, LaunchPlan};
 use qgemm_sched::TunedTable;
-use qgemm_sched::gemm::candidates;
+use qgemm_sched::gemm::{candidates, choose};
 
 use super::problem::Problem;
 use crate::error::Error;
@@ -44,6 +44,16 @@ impl Candidate {
     /// A number that changes with the sources of the kernel.
     pub fn source_hash(&self) -> u64 {
         self.family.source_hash(&self.op.product(&self.launch), &self.launch.config)
+    }
+
+    /// What a plan takes without measurements.
+    pub(crate) fn planned(&self, device: &dyn Device) -> Result<LaunchPlan, Error> {
+        let preferences = preferences_beside(self.op.normed_regions(self.op.m, 0), self.problem.preferences())?;
+        Ok(choose(&self.op, device.info(), device.catalog().gemm, &preferences, &TunedTable::new())?.1)
+    }
+
+    pub(crate) fn op(&self) -> &CheckedGemm {
+        &self.op
     }
 
     pub(crate) fn device(&self) -> DeviceId {

@@ -165,7 +165,11 @@ impl Plan {
             let _span = tracing::info_span!("plan", m, n = stored_rows, k, %format).entered();
             let device = ctx.device();
             let (family, plan) = choose(op, device.info(), device.catalog().gemm, preferences, ctx.tuned())?;
-            Ok::<_, Error>(Ready { family, plan, sequence: prepare(&**device, op, family, &plan)? })
+            Ok::<_, Error>(Ready {
+                family,
+                plan,
+                sequence: prepare(&**device, op, family, &plan)?.with_math(plan.config.math),
+            })
         };
         let ready = if op.m == 0 { None } else { Some(caches.gemm.get_or_make(&key, make)?) };
         Self::of(ctx, problem, key.0, ready)
@@ -173,7 +177,11 @@ impl Plan {
 
     pub(crate) fn of_candidate(ctx: &Context, candidate: &Candidate) -> Result<Self, Error> {
         let &Candidate { ref problem, ref op, family, launch } = candidate;
-        let ready = Ready { family, plan: launch, sequence: prepare(&**ctx.device(), op, family, &launch)? };
+        let ready = Ready {
+            family,
+            plan: launch,
+            sequence: prepare(&**ctx.device(), op, family, &launch)?.with_math(launch.config.math),
+        };
         Self::of(ctx, problem, op.clone(), Some(Arc::new(ready)))
     }
 

@@ -1,7 +1,7 @@
 //! What a plan of a gradient would be, without making anything ready.
 
 use qgemm_hal::{Catalog, DeviceInfo};
-use qgemm_sched::{Candidates, matmul, unpack};
+use qgemm_sched::{Candidates, TunedTable, matmul, unpack};
 
 use super::description::Gradient;
 use super::plan::{decoded_bytes, scratch};
@@ -16,6 +16,7 @@ impl Gradient {
         shape: &WeightShape,
         info: &DeviceInfo,
         catalog: &Catalog,
+        tuned: &TunedTable,
     ) -> Result<PlanRecord, Error> {
         let parts = self.check(shape)?;
         let (mut seconds, mut decoding, mut products, mut decoded) = (0.0, 0.0, 0, 0);
@@ -25,9 +26,9 @@ impl Gradient {
                 decoding += unpack::choose(op, info, catalog.unpack)?.1.estimate;
                 decoded = decoded.max(decoded_bytes(op));
             }
-            let candidates = matmul::candidates(&part.matmul, info, catalog.matmul);
+            let candidates = matmul::candidates(&part.matmul, info, catalog.matmul, tuned);
             if let Some(best) = candidates.offered.first() {
-                seconds += best.cost.seconds;
+                seconds += best.measured.unwrap_or(best.cost.seconds);
                 products = products.max(best.plan.workspace.bytes);
             }
             first.get_or_insert_with(|| record(&part.matmul, info, &candidates));

@@ -8,7 +8,7 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, CheckedUnpack, Device, DeviceId, KernelId, MatmulOperand,
     MatmulPlan as MatmulLaunch, Operands, Operation, Stream, UnpackOperand, WorkspaceLayout,
 };
-use qgemm_sched::{matmul, unpack};
+use qgemm_sched::{TunedTable, matmul, unpack};
 
 use super::description::{Gradient, Part};
 use crate::error::Error;
@@ -95,6 +95,7 @@ impl<'a> GradientArgs<'a> {
 impl GradientPlan {
     pub(crate) fn new(
         device: &dyn Device,
+        tuned: &TunedTable,
         caches: &PlanCaches,
         weight: &WeightShape,
         gradient: &Gradient,
@@ -105,7 +106,7 @@ impl GradientPlan {
         let whole = parts.first().map(|part| &part.matmul);
         let none = Extent::of_bytes(0, 1);
         let ready: Vec<ReadyPart> =
-            parts.iter().map(|part| ReadyPart::new(device, caches, part)).collect::<Result<_, Error>>()?;
+            parts.iter().map(|part| ReadyPart::new(device, tuned, caches, part)).collect::<Result<_, Error>>()?;
         let products = ready.iter().map(|part| part.matmul.plan.workspace.bytes).max().unwrap_or(0);
         let decoded = ready.iter().map(|part| part.decoded_bytes).max().unwrap_or(0);
         let traffic = |part: &Part| part.matmul.traffic() + part.unpack.as_ref().map_or(0.0, Operation::traffic);
@@ -210,7 +211,7 @@ impl GradientPlan {
 }
 
 impl ReadyPart {
-    fn new(device: &dyn Device, caches: &PlanCaches, part: &Part) -> Result<Self, Error> {
+    fn new(device: &dyn Device, tuned: &TunedTable, caches: &PlanCaches, part: &Part) -> Result<Self, Error> {
         let (info, catalog) = (device.info(), device.catalog());
         let make_unpack = |op: &CheckedUnpack| {
             let make = || {
@@ -221,8 +222,12 @@ impl ReadyPart {
         };
         let op = &part.matmul;
         let make_matmul = || {
-            let (family, plan) = matmul::choose(op, info, catalog.matmul)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, op, &plan)? })
+            let (family, plan) = matmul::choose(op, info, catalog.matmul, tuned)?;
+            Ok::<_, Error>(Ready {
+                family,
+                plan,
+                sequence: family.prepare(device, op, &plan)?.with_math(plan.config.math),
+            })
         };
         Ok(Self {
             of: part.clone(),

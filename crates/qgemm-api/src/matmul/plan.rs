@@ -7,7 +7,8 @@ use qgemm_hal::{
     BufferMut, BufferRef, CheckedMatmul, Device, DeviceId, KernelId, LaunchSequence, MatmulOperand,
     MatmulPlan as Launch, Operands, Operation, Stream,
 };
-use qgemm_sched::matmul::choose;
+use qgemm_sched::matmul::{candidates, choose};
+use qgemm_sched::{Offered, TunedTable};
 
 use super::description::Matmul;
 use crate::error::Error;
@@ -110,17 +111,50 @@ impl<'a> MatmulArgs<'a> {
 }
 
 impl MatmulPlan {
-    pub(crate) fn new(device: &dyn Device, caches: &PlanCaches, matmul: &Matmul) -> Result<Self, Error> {
+    pub(crate) fn new(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        caches: &PlanCaches,
+        matmul: &Matmul,
+    ) -> Result<Self, Error> {
         let op = matmul.check()?;
         let make = || {
             let CheckedMatmul { batch, m, n, k, .. } = op;
             let _span = tracing::info_span!("plan", batch, m, n, k).entered();
-            let (family, plan) = choose(&op, device.info(), device.catalog().matmul)?;
-            Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
+            let (family, plan) = choose(&op, device.info(), device.catalog().matmul, tuned)?;
+            Ok::<_, Error>(Ready {
+                family,
+                plan,
+                sequence: family.prepare(device, &op, &plan)?.with_math(plan.config.math),
+            })
         };
         let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
         let ready = if nothing { None } else { Some(caches.matmul.get_or_make(&op, make)?) };
         Ok(Self { device: device.info().id, ready, op })
+    }
+
+    /// The ways to run a product, the fastest first; none where there is nothing to write.
+    pub(crate) fn ways(
+        device: &dyn Device,
+        tuned: &TunedTable,
+        matmul: &Matmul,
+    ) -> Result<(CheckedMatmul, Vec<Offered<'static, CheckedMatmul>>), Error> {
+        let op = matmul.check()?;
+        let nothing = op.batch == 0 || op.m == 0 || op.n == 0;
+        let all = || candidates(&op, device.info(), device.catalog().matmul, tuned).offered;
+        let ways = if nothing { Vec::new() } else { all() };
+        Ok((op, ways))
+    }
+
+    /// The plan of one of them.
+    pub(crate) fn of_way(
+        device: &dyn Device,
+        op: &CheckedMatmul,
+        way: &Offered<'static, CheckedMatmul>,
+    ) -> Result<Self, Error> {
+        let Offered { family, plan, .. } = *way;
+        let sequence = family.prepare(device, op, &plan)?.with_math(plan.config.math);
+        Ok(Self { device: device.info().id, ready: Some(Arc::new(Ready { family, plan, sequence })), op: op.clone() })
     }
 
     /// Bytes of workspace that [`MatmulPlan::run`] needs; 0 where K is not shared out.

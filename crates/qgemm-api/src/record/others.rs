@@ -53,12 +53,16 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         seconds: offer.cost.seconds,
         cost: offer.cost,
         bound: offer.cost.bound(),
-        measured_seconds: None,
+        measured_seconds: offer.measured,
         workspace_bytes: O::workspace(&offer.plan).0,
         chosen: place == 0,
     };
     let why = match all.offered.as_slice() {
         [] => "no family serves it".to_owned(),
+        [Offered { measured: Some(seconds), cost, .. }, ..] => {
+            let (us, bound) = (seconds * 1e6, cost.bound().name());
+            format!("measured: {us:.2} us, which overrules the cost model; bound by {bound}")
+        }
         [only] => format!("the only way there is; bound by {}", only.cost.bound().name()),
         [best, next, ..] => {
             let difference = (next.cost.seconds / best.cost.seconds - 1.0) * 100.0;
@@ -80,7 +84,13 @@ pub(crate) fn record<O: Recorded>(op: &O, info: &DeviceInfo, all: &Candidates<'_
         prologue: None,
         workspace_bytes,
         workspace,
-        roof: Roof::new(info, op.traffic(), op.macs(), rate, first.map(|best| best.cost.seconds)),
+        roof: Roof::new(
+            info,
+            op.traffic(),
+            op.macs(),
+            rate,
+            first.map(|best| best.measured.unwrap_or(best.cost.seconds)),
+        ),
         candidates: all.offered.iter().enumerate().map(candidate).collect(),
         refused: all.refusals.iter().map(RefusalRecord::from).collect(),
         launches: Vec::new(),

@@ -25,9 +25,9 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// Width and height of a chart.
-const SIZE: (u32, u32) = (720, 420);
-/// Points a unit of text.
+/// Width and height of a chart: not much wider than a phone, so that words can be read there.
+const SIZE: (u32, u32) = (480, 330);
+/// Height of words.
 const TEXT: u32 = 16;
 /// Grid lines and axes: replaced by the page's.
 const GRID: RGBColor = RGBColor(0x80, 0x80, 0x80);
@@ -48,18 +48,18 @@ pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<Str
     {
         let root = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
-            .margin(8)
-            .margin_right(20)
-            .x_label_area_size(48)
-            .y_label_area_size(76)
+            .margin(4)
+            .margin_right(16)
+            .x_label_area_size(44)
+            .y_label_area_size(60)
             .build_cartesian_2d(range(|p| p.0).log_scale(), range(|p| p.1).log_scale())?;
         let text = ("sans-serif", TEXT).into_font();
         chart
             .configure_mesh()
             .x_desc(x_name)
             .y_desc(y_name)
-            .x_labels(8)
-            .y_labels(8)
+            .x_labels(6)
+            .y_labels(6)
             .label_style(text.clone())
             .axis_desc_style(text)
             .axis_style(GRID)
@@ -77,8 +77,7 @@ pub fn draw(series: &[Series], x_name: &str, y_name: &str) -> anyhow::Result<Str
                 chart.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(width)))?;
             }
             if *mark != Mark::Guide {
-                let size = if *mark == Mark::Dots { 3 } else { 4 };
-                chart.draw_series(points.iter().map(|&point| Circle::new(point, size, colour.filled())))?;
+                chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
             }
         }
         root.present()?;

@@ -41,10 +41,11 @@ table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nu
 th,td{padding:.3rem .75rem .3rem 0;text-align:left;border-bottom:1px solid var(--line);vertical-align:top}
 th{font-weight:600;white-space:nowrap}
 td.n,th.n{text-align:right;white-space:nowrap}
+th.n:first-child{width:1%}
 figure{margin:.75rem 0}
-.chart{overflow-x:auto}
-svg{display:block;width:100%;min-width:34rem;max-width:50rem;height:auto;color:var(--ink)}
+svg{display:block;width:100%;max-width:48rem;height:auto;color:var(--ink)}
 svg text{fill:var(--soft);font-family:inherit}
+@media(min-width:40rem){svg text{font-size:9.5px}}
 figcaption ul{list-style:none;display:flex;flex-wrap:wrap;gap:.25rem 1rem;margin:.5rem 0 0;padding:0;font-size:.85rem}
 figcaption i{display:inline-block;width:.8em;height:.8em;border-radius:50%;margin-right:.4em}
 .good{color:var(--good)}.bad{color:var(--bad);font-weight:600}
@@ -85,10 +86,7 @@ impl Page {
             format!("<li><i style=\"background:var(--s{})\"></i>{}</li>", colour % SERIES.len(), escape(name))
         });
         let (svg, named) = (themed(svg), named.collect::<String>());
-        let _ = writeln!(
-            self.body,
-            "<figure><div class=\"chart\">{svg}</div><figcaption><ul>{named}</ul></figcaption></figure>"
-        );
+        let _ = writeln!(self.body, "<figure>{svg}<figcaption><ul>{named}</ul></figcaption></figure>");
     }
 
     /// Adds a table. Columns whose title begins with `#` are numbers; cells that begin with `!` are bad news.

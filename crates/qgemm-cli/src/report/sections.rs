@@ -79,7 +79,7 @@ pub fn roofline(page: &mut Page, plan: &ExecPlan, info: &DeviceInfo) -> anyhow::
         (model.architecture.clone(), "architecture"),
         (model.layers.to_string(), "layers"),
         (model.batch.to_string(), "tokens of a step"),
-        (format!("{:.3} ms", seconds * 1e3), "expected, products alone"),
+        (format!("{:.3} ms", seconds * 1e3), "expected"),
         (bytes(plan.memory.arena_bytes as u64), "arena"),
         (bytes((plan.memory.bytes_without_reuse - plan.memory.weights_end) as u64), "activations without reuse"),
         (bytes((plan.memory.arena_bytes - plan.memory.weights_end) as u64), "with reuse"),

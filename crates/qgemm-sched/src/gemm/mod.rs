@@ -6,7 +6,7 @@ mod explain;
 mod partition;
 pub(crate) mod processor;
 mod select;
-mod tuned;
+pub(crate) mod tuned;
 
 pub use avoided::AvoidedKernel;
 pub use cost::{Bound, Cost, estimate};

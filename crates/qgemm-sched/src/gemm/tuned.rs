@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::avoided::AvoidedKernel;
 use super::partition::Cut;
 use crate::error::TunedError;
+use crate::measured::{Measured, MeasuredKernel, MeasuredRecord, ProblemKey};
 
 /// The best configuration measured for each device (name and driver), problem and family.
 ///
@@ -18,6 +19,8 @@ use crate::error::TunedError;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TunedTable {
     best: BTreeMap<(Key, String), Tuned>,
+    /// Of operations other than `gemm`.
+    others: BTreeMap<(ProblemKey, String), MeasuredKernel>,
     avoided: Vec<AvoidedKernel>,
 }
 
@@ -50,7 +53,7 @@ impl Key {
 }
 
 /// The last of the numbers of tokens that are measured as one.
-fn last_of_range(m: usize) -> usize {
+pub(crate) fn last_of_range(m: usize) -> usize {
     match m {
         0..=8 => m.next_power_of_two(),
         9..=64 => m.next_multiple_of(8),
@@ -74,7 +77,7 @@ pub(crate) struct Tuned {
 }
 
 /// Identities as JSON strings.
-pub(super) mod as_text {
+pub(crate) mod as_text {
     use qgemm_hal::KernelId;
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -102,6 +105,8 @@ struct File {
     version: u32,
     tuned: Vec<Record>,
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    others: Vec<MeasuredRecord>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
     avoided: Vec<AvoidedKernel>,
 }
 
@@ -109,6 +114,8 @@ struct File {
 #[derive(Deserialize)]
 struct Entries {
     tuned: Vec<serde_json::Value>,
+    #[serde(default)]
+    others: Vec<serde_json::Value>,
     #[serde(default)]
     avoided: Vec<serde_json::Value>,
 }
@@ -150,10 +157,39 @@ impl TunedTable {
         true
     }
 
+    /// The same of an operation other than `gemm`: what ran was `plan`, with all that stands before it.
+    pub fn record_other<O: Measured>(
+        &mut self,
+        info: &DeviceInfo,
+        op: &O,
+        plan: &O::Plan,
+        source_hash: u64,
+        seconds: f64,
+    ) -> bool {
+        let kernel = op.kernel(plan);
+        let Some(key) = ProblemKey::of(info, op).filter(|_| op.stands_for_its_range()) else { return false };
+        let key = (key, kernel.family.to_string());
+        let is_faster = |known: &MeasuredKernel| known.source_hash == source_hash && known.seconds <= seconds;
+        if self.others.get(&key).is_some_and(is_faster) {
+            return false;
+        }
+        self.others.insert(key, MeasuredKernel { kernel, source_hash, parts: O::parts(plan), seconds });
+        true
+    }
+
+    /// The measurements for `op`, of every family that has one.
+    pub(crate) fn find_others<O: Measured>(&self, info: &DeviceInfo, op: &O) -> Vec<&MeasuredKernel> {
+        // Most tables have none.
+        let key = if self.others.is_empty() { None } else { ProblemKey::of(info, op) };
+        let Some(key) = key else { return Vec::new() };
+        let first = (key.clone(), String::new());
+        self.others.range(first..).take_while(|((found, _), _)| *found == key).map(|(_, found)| found).collect()
+    }
+
     /// The best measurement of a family for `op`, if there is one.
     pub(crate) fn find(&self, info: &DeviceInfo, op: &CheckedGemm, family: &str) -> Option<&Tuned> {
         // Most tables are empty.
-        if self.is_empty() {
+        if self.best.is_empty() {
             return None;
         }
         self.best.get(&(Key::of(info, op), family.to_owned()))
@@ -187,12 +223,12 @@ impl TunedTable {
 
     /// Measurements in the table.
     pub fn len(&self) -> usize {
-        self.best.len()
+        self.best.len() + self.others.len()
     }
 
     /// Whether there are no measurements.
     pub fn is_empty(&self) -> bool {
-        self.best.is_empty()
+        self.best.is_empty() && self.others.is_empty()
     }
 
     /// The table as JSON.
@@ -201,8 +237,16 @@ impl TunedTable {
     /// [`TunedError::Json`] when a time is not finite.
     pub fn to_json(&self) -> Result<String, TunedError> {
         let record = |((key, _), tuned): (&(Key, String), &Tuned)| Record { key: key.clone(), tuned: *tuned };
-        let file =
-            File { version: VERSION, tuned: self.best.iter().map(record).collect(), avoided: self.avoided.clone() };
+        let other = |((key, _), found): (&(ProblemKey, String), &MeasuredKernel)| MeasuredRecord {
+            key: key.clone(),
+            found: *found,
+        };
+        let file = File {
+            version: VERSION,
+            tuned: self.best.iter().map(record).collect(),
+            others: self.others.iter().map(other).collect(),
+            avoided: self.avoided.clone(),
+        };
         Ok(serde_json::to_string_pretty(&file)?)
     }
 
@@ -220,6 +264,14 @@ impl TunedTable {
                 taken += 1;
             }
         }
+        for (key, found) in other.others {
+            let is_better =
+                |known: &MeasuredKernel| known.source_hash != found.source_hash || found.seconds < known.seconds;
+            if self.others.get(&key).is_none_or(is_better) {
+                self.others.insert(key, found);
+                taken += 1;
+            }
+        }
         taken
     }
 
@@ -234,7 +286,7 @@ impl TunedTable {
         if version != VERSION {
             return Err(TunedError::Version { expected: VERSION, got: version });
         }
-        let Entries { tuned, avoided } = serde_json::from_str(text)?;
+        let Entries { tuned, others, avoided } = serde_json::from_str(text)?;
         let mut table = Self::new();
         for (place, entry) in tuned.into_iter().enumerate() {
             match serde_json::from_value::<Record>(entry) {
@@ -243,6 +295,17 @@ impl TunedTable {
                 }
                 Ok(Record { tuned, .. }) => {
                     tracing::warn!(place, seconds = tuned.seconds, "entry of a tuned table left out: no time");
+                }
+                Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
+            }
+        }
+        for (place, entry) in others.into_iter().enumerate() {
+            match serde_json::from_value::<MeasuredRecord>(entry) {
+                Ok(MeasuredRecord { key, found }) if found.seconds.is_finite() && found.seconds > 0.0 => {
+                    table.others.insert((key, found.kernel.family.to_string()), found);
+                }
+                Ok(MeasuredRecord { found, .. }) => {
+                    tracing::warn!(place, seconds = found.seconds, "entry of a tuned table left out: no time");
                 }
                 Err(error) => tracing::warn!(place, %error, "entry of a tuned table left out"),
             }

@@ -1,0 +1,208 @@
+//! What stands between the products of a layer: norms, the KV cache, attention, and the optimizer behind all of them.
+
+use qgemm_formats::DType;
+use qgemm_hal::{Activation, XPrecision};
+
+use super::architecture::{LayerTensors, NormTensors};
+use super::backward::Taped;
+use super::build::{Buffer, Builder, known, op};
+use super::file::{Phase, PlannedOp, RegionKind};
+use super::operands::{PlannedHeads, PlannedNorm, PlannedOptimizer, STEP_BYTES, WORD};
+use crate::error::Error;
+use crate::record::Sizes;
+
+/// Region of the number of keys that each sequence has.
+const LENGTHS: &str = "kv_lengths";
+/// Region of the numbers of an optimizer's step.
+const STEP: &str = "optimizer_step";
+/// What none of these operations has.
+const PLAIN: (Activation, XPrecision) = (Activation::Identity, XPrecision::Exact);
+
+impl Builder<'_> {
+    /// A norm of the rows of `x` into `d`, which may be the same region.
+    pub(super) fn norm(&mut self, op_id: String, of: &NormTensors, x: &Buffer, d: Buffer) -> Result<Buffer, Error> {
+        let NormTensors { gamma: (gamma, gamma_dtype), beta } = of.clone();
+        let bytes = |dtype: DType| x.columns * dtype.bytes();
+        self.reads(x)?;
+        self.out.uses(&gamma, RegionKind::Weight, bytes(gamma_dtype));
+        beta.iter().for_each(|(name, dtype)| self.out.uses(name, RegionKind::Weight, bytes(*dtype)));
+        let norm = PlannedNorm {
+            function: if self.network.pre_norm { "rms".into() } else { "layer".into() },
+            eps: self.network.eps,
+            gamma,
+            gamma_dtype: gamma_dtype.name().to_owned(),
+            beta_dtype: beta.as_ref().map(|(_, dtype)| dtype.name().to_owned()),
+            beta: beta.map(|(name, _)| name),
+        };
+        let own = (x.name != d.name).then_some(d.dtype);
+        let described = norm.describe([x.rows, x.columns], x.dtype, own)?;
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_norm(&described))?;
+        let op = PlannedOp { norm: Some(norm), ..op(op_id, [x, &d], PLAIN, &record)? };
+        self.push(op, &d, std::slice::from_ref(&x.name))?;
+        self.tape("norm", std::slice::from_ref(x), &[], &d);
+        Ok(d)
+    }
+
+    /// Attention of a layer's tokens: heads are normalized where the model does that, queries and keys turned, keys and values kept.
+    pub(super) fn attention(&mut self, i: usize, layer: &LayerTensors, qkv: [Buffer; 3]) -> Result<Buffer, Error> {
+        let id = |role: &str| format!("blk.{i}.{role}");
+        let [q, k, v] = qkv;
+        let (q, k) = match &layer.head_norms {
+            None => (q, k),
+            Some([of_q, of_k]) => {
+                (self.head_norm(id("attn_q_norm"), of_q, q)?, self.head_norm(id("attn_k_norm"), of_k, k)?)
+            }
+        };
+        let heads = self.network.heads;
+        let mut planned = PlannedHeads {
+            sequences: self.sequences,
+            heads: heads.heads,
+            kv_heads: heads.kv_heads,
+            head_dim: heads.head_dim,
+            capacity: self.context,
+            causal: self.network.pre_norm,
+            k: k.name.clone(),
+            v: v.name.clone(),
+            lengths: None,
+            new_k: None,
+            new_v: None,
+            rotary: None,
+        };
+        let read = match self.network.pre_norm {
+            // Encoders see the keys of their own step alone.
+            false => [k.clone(), v.clone()],
+            true => self.append(i, &mut planned, &q, [&k, &v])?,
+        };
+        let d = self.activation(&id("attn"), layer.o.k);
+        let described = planned.attention(q.rows, q.dtype);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_attention(&described))?;
+        [&q, &read[0], &read[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
+        self.uses_lengths(&planned);
+        let (reads, lengths) = ([q.name.clone(), read[0].name.clone(), read[1].name.clone()], planned.lengths.clone());
+        let shape = Sizes { m: q.rows, n: d.columns, k: q.columns };
+        let op = PlannedOp { shape, heads: Some(planned), ..op(id("attn"), [&q, &d], PLAIN, &record)? };
+        self.push(op, &d, &reads.into_iter().chain(lengths).collect::<Vec<_>>())?;
+        let kept: Vec<Buffer> = if self.network.pre_norm { read.to_vec() } else { Vec::new() };
+        self.tape("attention", &[q, k, v], &kept, &d);
+        Ok(d)
+    }
+
+    /// A norm of each head: in place, unless the backward phase wants what was there before.
+    fn head_norm(&mut self, op_id: String, of: &NormTensors, x: Buffer) -> Result<Buffer, Error> {
+        let columns = self.network.heads.head_dim;
+        let by_head = Buffer { rows: x.rows * x.columns / columns.max(1), columns, ..x.clone() };
+        let name = if self.options.train { format!("{}_normed", x.name) } else { x.name.clone() };
+        self.norm(op_id, of, &by_head, Buffer { name: name.clone(), ..by_head.clone() })?;
+        Ok(Buffer { name, ..x })
+    }
+
+    /// Turns queries and keys, and puts keys and values to those of earlier steps; returns where all of them are.
+    fn append(
+        &mut self,
+        i: usize,
+        planned: &mut PlannedHeads,
+        q: &Buffer,
+        [k, v]: [&Buffer; 2],
+    ) -> Result<[Buffer; 2], Error> {
+        match &self.network.rotary {
+            None => {}
+            Some(Ok(rotary)) => planned.rotary = Some(rotary.clone()),
+            Some(Err(why)) => {
+                let both = [q.clone(), k.clone()];
+                self.step_because("rotary embedding", &q.name, &both, &both, why)?;
+            }
+        }
+        let rows = self.sequences.checked_mul(self.context).ok_or_else(super::build::too_large)?;
+        let kind = if self.options.train { RegionKind::Activation } else { RegionKind::KvCache };
+        let cache =
+            |role: &str, of: &Buffer| Buffer { name: format!("blk.{i}.{role}_cache"), kind, rows, ..of.clone() };
+        let caches = [cache("k", k), cache("v", v)];
+        planned.lengths = (!self.options.train).then(|| LENGTHS.to_owned());
+        let [of_k, of_v] = caches.each_ref().map(|cache| cache.name.clone());
+        let append = PlannedHeads {
+            k: of_k.clone(),
+            v: of_v.clone(),
+            new_k: Some(k.name.clone()),
+            new_v: Some(v.name.clone()),
+            ..planned.clone()
+        };
+        let described = append.append(q.rows, q.dtype)?;
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_kv_append(&described))?;
+        [q, k, v, &caches[1]].into_iter().try_for_each(|buffer| self.reads(buffer))?;
+        self.uses_lengths(&append);
+        let reads: Vec<String> = [q, k, v].map(|b| b.name.clone()).into_iter().chain(append.lengths.clone()).collect();
+        let op_id = format!("blk.{i}.kv_append");
+        let shape = Sizes { m: q.rows, n: k.columns, k: q.columns };
+        let op = PlannedOp { shape, heads: Some(append), ..op(op_id.clone(), [q, &caches[0]], PLAIN, &record)? };
+        self.push(op, &caches[0], &reads)?;
+        for written in [&q.name, &of_v] {
+            self.out.writers.insert(written.clone(), op_id.clone());
+        }
+        (planned.k, planned.v, planned.rotary) = (of_k, of_v, None);
+        Ok(caches)
+    }
+
+    fn uses_lengths(&mut self, heads: &PlannedHeads) {
+        heads.lengths.iter().for_each(|name| self.out.uses(name, RegionKind::Input, heads.sequences * WORD));
+    }
+
+    /// What the caller says of a step before it begins.
+    pub(super) fn inputs(&self) -> Vec<Buffer> {
+        let lengths = Buffer {
+            name: LENGTHS.into(),
+            kind: RegionKind::Input,
+            rows: self.sequences,
+            columns: 1,
+            dtype: DType::F32,
+        };
+        if self.network.pre_norm && !self.options.train { vec![lengths] } else { Vec::new() }
+    }
+
+    /// The numbers of an optimizer's step.
+    pub(super) fn step_numbers() -> Buffer {
+        let columns = STEP_BYTES / DType::F32.bytes();
+        Buffer { name: STEP.into(), kind: RegionKind::Input, rows: 1, columns, dtype: DType::F32 }
+    }
+
+    /// AdamW of a tensor's values, with both moments.
+    pub(super) fn optimizer(
+        &mut self,
+        op_id: String,
+        gradient: &Buffer,
+        [master, moment1, moment2]: &[Buffer; 3],
+    ) -> Result<(), Error> {
+        let planned = PlannedOptimizer {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            moment1: moment1.name.clone(),
+            moment2: moment2.name.clone(),
+            step: STEP.into(),
+        };
+        let described = planned.describe(master.rows * master.columns, gradient.dtype);
+        let ctx = self.ctx;
+        let record = known(&mut self.planned, format!("{described:?}"), || ctx.explain_optimizer(&described))?;
+        let numbers = Self::step_numbers();
+        [gradient, moment1, moment2, &numbers].into_iter().try_for_each(|buffer| self.reads(buffer))?;
+        let phase = Phase::Backward;
+        let op = PlannedOp { phase, optimizer: Some(planned), ..op(op_id, [gradient, master], PLAIN, &record)? };
+        self.push(op, master, &[gradient.name.clone(), numbers.name])
+    }
+
+    /// That the next operation reads a buffer.
+    fn reads(&mut self, buffer: &Buffer) -> Result<(), Error> {
+        self.out.uses(&buffer.name, buffer.kind, buffer.bytes()?);
+        Ok(())
+    }
+
+    /// Of training: work whose backward pass is the caller's.
+    fn tape(&mut self, step: &str, reads: &[Buffer], kept: &[Buffer], made: &Buffer) {
+        if self.options.train {
+            let (what, step, reads, kept) = (made.name.clone(), step.to_owned(), reads.to_vec(), kept.to_vec());
+            self.tape.push(Taped::Caller { what, step, reads, kept, made: made.clone() });
+        }
+    }
+}

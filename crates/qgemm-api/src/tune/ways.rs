@@ -1,0 +1,242 @@
+//! Ways to run a problem on a device, with buffers to run it on.
+
+use std::time::Instant;
+
+use qgemm_formats::DType;
+use qgemm_hal::{
+    BatchedDense, Buffer, BufferRef, CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, FactorFormat, LaunchPlan,
+    Stream,
+};
+use qgemm_sched::{Measured, Offered, TunedTable};
+
+use super::TuneProblem;
+use super::search::Timed;
+use crate::context::Context;
+use crate::error::Error;
+use crate::experts::{ExpertArgs, ExpertPlan, ExpertProblem, Experts};
+use crate::gemm::{Args, Candidate, Plan, Problem, stored_x};
+use crate::matmul::{MatmulArgs, MatmulPlan};
+use crate::operand::Extent;
+use crate::weight::Weight;
+
+/// Bytes of the status of products with experts.
+const STATUS_BYTES: usize = 8;
+
+/// The ways of one problem, from the one that the cost model would take on.
+pub(super) struct Ways<'a> {
+    ctx: &'a Context,
+    start: Instant,
+    stream: Stream,
+    of: Of<'a>,
+    /// What launches take next of what they take in turn.
+    turn: usize,
+}
+
+/// What differs by the operation.
+enum Of<'a> {
+    Gemm {
+        ways: Vec<Candidate>,
+        weights: &'a [Weight],
+        x: Buffer,
+        d: Buffer,
+        ready: Option<Plan>,
+    },
+    Experts {
+        problem: &'a ExpertProblem,
+        op: Box<CheckedExperts>,
+        ways: Vec<Offered<'static, CheckedExperts>>,
+        experts: &'a [Experts],
+        x: Buffer,
+        index: Buffer,
+        weights: Option<Buffer>,
+        status: Buffer,
+        d: Buffer,
+        ready: Option<ExpertPlan>,
+    },
+    Matmul {
+        op: Box<CheckedMatmul>,
+        ways: Vec<Offered<'static, CheckedMatmul>>,
+        /// A and B, in as many copies as no cache holds.
+        factors: Vec<[Buffer; 2]>,
+        d: Buffer,
+        ready: Option<MatmulPlan>,
+    },
+}
+
+impl<'a> Ways<'a> {
+    /// `None` where there is nothing to launch.
+    pub fn new(ctx: &'a Context, problem: &'a TuneProblem<'_>, start: Instant) -> Result<Option<Self>, Error> {
+        let no_weight = Error::MissingOperand { operand: "weight", why: "a problem is measured with its weight" };
+        let of = match problem {
+            TuneProblem::Gemm { weights: [], .. } | TuneProblem::Experts { experts: [], .. } => return Err(no_weight),
+            TuneProblem::Gemm { problem, weights } => Of::gemm(ctx, problem, weights)?,
+            TuneProblem::Experts { problem, experts } => Of::experts(ctx, problem, experts)?,
+            TuneProblem::Matmul(matmul) => {
+                let (op, mut ways) = MatmulPlan::ways(&**ctx.device(), ctx.tuned(), matmul)?;
+                by_cost(&mut ways);
+                let factor = |dense: &BatchedDense<FactorFormat>, rows, columns| {
+                    Extent::of_batch(dense, dense.dtype.bytes(), op.batch, rows, columns).bytes()
+                };
+                let (a, b) = (factor(&op.a, op.m, op.k), factor(&op.b, op.k, op.n));
+                let d = Extent::of_batch(&op.d, op.d.dtype.bytes(), op.batch, op.m, op.n).bytes();
+                let copies = if ways.is_empty() { 0 } else { ctx.copies_beyond_cache(a + b) };
+                let factors = (0..copies).map(|_| Ok([ctx.allocate(a)?, ctx.allocate(b)?]));
+                let factors = factors.collect::<Result<_, Error>>()?;
+                Of::Matmul { op: Box::new(op), ways, factors, d: ctx.allocate(d)?, ready: None }
+            }
+        };
+        let nothing = match &of {
+            Of::Gemm { ways, .. } => ways.is_empty(),
+            Of::Experts { ways, .. } => ways.is_empty(),
+            Of::Matmul { ways, .. } => ways.is_empty(),
+        };
+        Ok(if nothing { None } else { Some(Self { ctx, start, stream: ctx.new_stream()?, of, turn: 0 }) })
+    }
+
+    /// Identity of a way's kernel.
+    pub fn kernel_id(&self, way: usize) -> String {
+        match &self.of {
+            Of::Gemm { ways, .. } => ways[way].kernel_id().to_string(),
+            Of::Experts { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
+            Of::Matmul { op, ways, .. } => op.kernel(&ways[way].plan).to_string(),
+        }
+    }
+
+    /// Keeps what a way took.
+    pub fn record(&self, way: usize, seconds: f64, table: &mut TunedTable) {
+        let info = self.ctx.info();
+        match &self.of {
+            Of::Gemm { ways, .. } => {
+                let way = &ways[way];
+                table.record(info, way.op(), way.launch(), way.source_hash(), seconds);
+            }
+            Of::Experts { op, ways, .. } => record(&**op, &ways[way], seconds, info, table),
+            Of::Matmul { op, ways, .. } => record(&**op, &ways[way], seconds, info, table),
+        }
+    }
+}
+
+/// Whether two launches are of one kernel, and cut alike.
+fn is_same(a: &LaunchPlan, b: &LaunchPlan) -> bool {
+    (a.config, a.splits, a.stream_k) == (b.config, b.splits, b.stream_k)
+}
+
+fn record<O: Measured>(op: &O, way: &Offered<'static, O>, seconds: f64, info: &DeviceInfo, table: &mut TunedTable) {
+    table.record_other(info, op, &way.plan, way.family.source_hash(op, O::config(&way.plan)), seconds);
+}
+
+/// What the cost model expects to be fastest first, whatever was measured.
+fn by_cost<O: Measured>(ways: &mut [Offered<'static, O>]) {
+    ways.sort_by(|a, b| a.cost.seconds.total_cmp(&b.cost.seconds));
+}
+
+impl<'a> Of<'a> {
+    fn gemm(ctx: &Context, problem: &Problem, weights: &'a [Weight]) -> Result<Self, Error> {
+        let (x, d) = problem.bytes_of_x_and_d()?;
+        let mut ways = ctx.candidates(problem)?;
+        // What a plan takes need not be what is expected to be fastest: it gives up a little for exact weights.
+        let planned = ways.first().map(|first| first.planned(&**ctx.device())).transpose()?;
+        if let Some(place) = planned.and_then(|planned| ways.iter().position(|way| is_same(way.launch(), &planned))) {
+            let planned = ways.remove(place);
+            ways.insert(0, planned);
+        }
+        Ok(Self::Gemm { ways, weights, x: ctx.allocate(x)?, d: ctx.allocate(d)?, ready: None })
+    }
+
+    fn experts(ctx: &Context, problem: &'a ExpertProblem, experts: &'a [Experts]) -> Result<Self, Error> {
+        let (op, mut ways) = ExpertPlan::ways(&**ctx.device(), ctx.tuned(), problem)?;
+        by_cost(&mut ways);
+        let each = &op.each;
+        let x = stored_x(each)
+            .ok_or(Error::MissingOperand { operand: "X", why: "problems are measured with plain activations" })?;
+        let (rows, all) = (each.m, op.experts.max(1));
+        // Rows of all experts alike; of ids, neighbours are not of one expert.
+        let index: Vec<u32> = match op.form {
+            ExpertForm::Contiguous => (0..=op.experts).map(|expert| (rows * expert / all) as u32).collect(),
+            ExpertForm::Masked { capacity } => vec![capacity as u32; op.experts],
+            ExpertForm::Indexed { .. } => (0..rows).map(|slot| (slot % all) as u32).collect(),
+        };
+        let (weights, d) = match &op.combine {
+            None => (None, Extent::of(&each.d, rows, each.out_features)),
+            Some(combine) => {
+                let ones = DType::F32.encode(&vec![1.0; rows]);
+                (Some(ctx.upload(&ones)?), Extent::of(&combine.d, op.tokens(), each.out_features))
+            }
+        };
+        Ok(Self::Experts {
+            problem,
+            ways,
+            experts,
+            x: ctx.allocate(Extent::of(&x, op.x_rows(), each.k).bytes())?,
+            index: ctx.upload(&index)?,
+            weights,
+            status: ctx.allocate(STATUS_BYTES)?,
+            d: ctx.allocate(d.bytes())?,
+            ready: None,
+            op: Box::new(op),
+        })
+    }
+}
+
+impl Timed for Ways<'_> {
+    fn estimates(&self) -> Vec<f64> {
+        match &self.of {
+            Of::Gemm { ways, .. } => ways.iter().map(|way| way.launch().estimate).collect(),
+            Of::Experts { ways, .. } => ways.iter().map(|way| way.cost.seconds).collect(),
+            Of::Matmul { ways, .. } => ways.iter().map(|way| way.cost.seconds).collect(),
+        }
+    }
+
+    fn ready(&mut self, way: usize) -> Result<(), Error> {
+        let (ctx, device) = (self.ctx, &**self.ctx.device());
+        match &mut self.of {
+            Of::Gemm { ways, ready, .. } => *ready = Some(ctx.plan_candidate(&ways[way])?),
+            Of::Experts { problem, op, ways, ready, .. } => {
+                *ready = Some(ExpertPlan::of_way(device, problem, op, &ways[way])?);
+            }
+            Of::Matmul { op, ways, ready, .. } => *ready = Some(MatmulPlan::of_way(device, op, &ways[way])?),
+        }
+        Ok(())
+    }
+
+    fn round(&mut self, launches: usize) -> Result<f64, Error> {
+        let (device, stream) = (self.ctx.device(), &self.stream);
+        let bytes = match &self.of {
+            Of::Gemm { ready, .. } => ready.as_ref().map(Plan::workspace_bytes),
+            Of::Experts { ready, .. } => ready.as_ref().map(ExpertPlan::workspace_bytes),
+            Of::Matmul { ready, .. } => ready.as_ref().map(MatmulPlan::workspace_bytes),
+        };
+        let mut workspace = self.ctx.workspace(bytes.unwrap_or(0))?;
+        let before = device.record(stream)?;
+        for _ in 0..launches {
+            let turn = self.turn;
+            self.turn += 1;
+            match &mut self.of {
+                Of::Gemm { weights, x, d, ready: Some(plan), .. } => {
+                    let weight = &weights[turn % weights.len()];
+                    plan.run(stream, Args::new(&*x, weight, &mut *d).workspace(&mut workspace))?;
+                }
+                Of::Experts { op, experts, x, index, weights, status, d, ready: Some(plan), .. } => {
+                    let experts = &experts[turn % experts.len()];
+                    let mut args = ExpertArgs::new(&*x, experts, &*index, &mut *d).workspace(&mut workspace);
+                    args.status = op.checks_index.then(|| (&mut *status).into());
+                    args.router_weights = weights.as_ref().map(BufferRef::from);
+                    plan.run(stream, args)?;
+                }
+                Of::Matmul { factors, d, ready: Some(plan), .. } => {
+                    let [a, b] = &factors[turn % factors.len()];
+                    plan.run(stream, MatmulArgs::new(a, b, &mut *d).workspace(&mut workspace))?;
+                }
+                _ => {}
+            }
+        }
+        let after = device.record(stream)?;
+        let elapsed = device.elapsed(&before, &after)?;
+        device.synchronize(stream)?;
+        Ok(elapsed.as_secs_f64())
+    }
+
+    fn now(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+}

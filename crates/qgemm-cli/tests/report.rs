@@ -1,0 +1,237 @@
+//! Reports as a user sees them: what the page says, and what a browser makes of it.
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::{model, qgemm, succeeds, text};
+
+/// Writes a page with every section into `folder`, from 1000 results each.
+fn report(folder: &Path) -> PathBuf {
+    let path = |name: &str| folder.join(name);
+    let write = |name: &str, value: Value| fs::write(path(name), value.to_string()).expect("writable");
+    let cases: Vec<Value> = (0..1000)
+        .map(|i| {
+            let (verdict, detail) = match i {
+                7 => ("FAIL", json!("row <3> is off")),
+                8..20 => ("skip", json!("not served")),
+                _ => ("pass", Value::Null),
+            };
+            json!({"case": format!("case {i}"), "nmse": 1e-10, "limit": 1e-9, "verdict": verdict, "detail": detail})
+        })
+        .collect();
+    write("verify.json", json!(cases));
+    let bench = |factor: f64| -> Vec<Value> {
+        (0..1000)
+            .map(|i| {
+                let slower = if i == 5 { factor } else { 1.0 };
+                json!({"device": "d", "shape": format!("{i}x64x64"), "format": "q4_0", "x_dtype": "f16", "kernel": "k",
+                       "microseconds": 10.0 * slower, "noise": 0.01, "bytes_per_second": 1e9, "flops": 1e9,
+                       "bandwidth_share": 0.5, "copies": 2, "graph": false})
+            })
+            .collect()
+    };
+    write("now.json", json!(bench(1.5)));
+    write("before.json", json!(bench(1.0)));
+    let sweep = |i: usize| {
+        json!({"format": "q4_0", "m": i + 1, "n": 64, "k": 64, "family": "gemm", "microseconds": 10.0 + i as f64,
+               "estimated_microseconds": 11.0 + i as f64, "planned": true})
+    };
+    write("sweep.json", json!((0..1000).map(sweep).collect::<Vec<_>>()));
+    let model = model(folder);
+    succeeds(&["plan", text(&model), "--batch", "4", "--device", "cpu", "-o", text(&path("plan.json"))]);
+    let results = concat!(env!("CARGO_MANIFEST_DIR"), "/../../benches/results/h200.json");
+    let output = path("report.html");
+    let files = [
+        ("--verify", path("verify.json")),
+        ("--bench", path("now.json")),
+        ("--baseline", path("before.json")),
+        ("--sweep", path("sweep.json")),
+        ("--plan", path("plan.json")),
+        ("--results", results.into()),
+        ("-o", output.clone()),
+    ];
+    let mut arguments = vec!["report", "--device", "cpu"];
+    files.iter().for_each(|(option, path)| arguments.extend([*option, text(path)]));
+    succeeds(&arguments);
+    output
+}
+
+#[test]
+fn a_report_is_one_page_with_everything_in_it() {
+    let folder = tempfile::tempdir().expect("writable");
+    let output = report(folder.path());
+    let html = fs::read_to_string(&output).expect("written");
+    assert!(html.len() < 2 << 20, "{} bytes", html.len());
+    for section in [
+        "Conformance",
+        "Roofline of a model",
+        "Time against tokens",
+        "Predicted against measured",
+        "Against the baseline",
+    ] {
+        assert!(html.contains(section), "{section} is missing");
+    }
+    for content in [
+        "<b>987</b>",
+        "<b>1</b><span>failed",
+        "<b>12</b><span>skipped",
+        "row &lt;3&gt; is off",
+        "Marlin int4 g128",
+        "roof: ",
+        "<b>1</b><span>regressions beyond the noise",
+        "<span class=\"bad\">+50.0 %</span>",
+        "prefers-color-scheme:dark",
+        "width=device-width",
+        "attn_output",
+    ] {
+        assert!(html.contains(content), "{content} is missing");
+    }
+    assert_eq!(html.matches("<svg").count(), 4, "roofline, two shapes, predicted");
+    assert_eq!(html.matches("<circle").count(), html.matches("fill=\"var(--s").count());
+    // Nothing is loaded from anywhere.
+    let without_names = html.replace("http://www.w3.org/2000/svg", "");
+    assert!(["http:", "https:", "src=", "href=", "url("].iter().all(|word| !without_names.contains(word)));
+    let broken =
+        qgemm(&["report", "--device", "cpu", "--plan", text(&folder.path().join("verify.json")), "-o", text(&output)]);
+    assert!(!broken.status.success() && String::from_utf8_lossy(&broken.stderr).contains("something else"));
+    assert_eq!(fs::read_to_string(&output).expect("there"), html, "a failure leaves what was there");
+}
+
+/// A browser without a window, in a profile of its own.
+struct Browser {
+    program: PathBuf,
+    profile: tempfile::TempDir,
+}
+
+impl Browser {
+    /// The first that is on the path.
+    fn find() -> Option<Self> {
+        const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
+        let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+        let program = NAMES.iter().flat_map(|name| folders.iter().map(move |f| f.join(name))).find(|p| p.is_file())?;
+        Some(Self { program, profile: tempfile::tempdir().expect("writable") })
+    }
+
+    /// What it prints when it has opened `page`.
+    fn open(&self, page: &Path, options: &[&str]) -> String {
+        let output = self.profile.path().join("output");
+        let mut browser = Command::new(&self.program)
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+                "--hide-scrollbars",
+            ])
+            .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+            .arg(format!("--user-data-dir={}", self.profile.path().join("profile").display()))
+            .args(options)
+            .arg(format!("file://{}", page.display()))
+            .stdout(fs::File::create(&output).expect("writable"))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the browser starts");
+        let end = Instant::now() + Duration::from_secs(120);
+        let status = loop {
+            match browser.try_wait().expect("it is a child") {
+                Some(status) => break status,
+                None if Instant::now() < end => std::thread::sleep(Duration::from_millis(20)),
+                None => {
+                    browser.kill().expect("it is a child");
+                    panic!("the browser did not end in two minutes");
+                }
+            }
+        };
+        assert!(status.success(), "{options:?}: {status}");
+        fs::read_to_string(output).expect("text")
+    }
+
+    /// Opens a page, of these sizes, and keeps a picture of it.
+    fn picture(&self, page: &Path, [width, height]: [u32; 2], options: &[&str], to: &Path) -> Picture {
+        let size = format!("--window-size={width},{height}");
+        let file = format!("--screenshot={}", to.display());
+        self.open(page, &[options, &[size.as_str(), file.as_str()]].concat());
+        let decoder = png::Decoder::new(std::io::BufReader::new(fs::File::open(to).expect("a picture was taken")));
+        let mut reader = decoder.read_info().expect("a PNG");
+        let mut bytes = vec![0; reader.output_buffer_size().expect("it fits into memory")];
+        let info = reader.next_frame(&mut bytes).expect("a whole PNG");
+        assert_eq!([info.width, info.height], [width, height], "{}", to.display());
+        let pixels = bytes.chunks_exact(info.color_type.samples()).map(|p| [p[0], p[1], p[2]]).collect();
+        Picture { pixels }
+    }
+}
+
+struct Picture {
+    pixels: Vec<[u8; 3]>,
+}
+
+impl Picture {
+    /// That there is something on this background, and in colours of series.
+    fn shows(&self, background: [u8; 3], series: [[u8; 3]; 2]) {
+        let share = |colour| {
+            let same = self.pixels.iter().filter(|pixel| **pixel == colour).count();
+            same as f64 / self.pixels.len() as f64
+        };
+        let background = share(background);
+        assert!((0.5..0.99).contains(&background), "{background} of the picture is background");
+        series.iter().for_each(|colour| assert!(share(*colour) > 1e-4, "{colour:?} is hardly there"));
+    }
+}
+
+/// The page in a frame as narrow as a phone, for browsers have no window as narrow. The frame's sizes become an attribute of the body.
+fn on_a_phone(html: &str, [width, height]: [u32; 2]) -> String {
+    let inner = html.replace('&', "&amp;").replace('"', "&quot;");
+    format!(
+        "<!doctype html><meta name=\"color-scheme\" content=\"light dark\">\
+         <style>body{{margin:0}}iframe{{display:block;border:0}}</style>\
+         <iframe width=\"{width}\" height=\"{height}\" srcdoc=\"{inner}\"></iframe>\
+         <script>onload=()=>{{const d=document.querySelector('iframe').contentDocument;\
+         const wide=[...d.querySelectorAll('h1,h2,h3,p,svg,.numbers,ul')].filter(e=>e.getBoundingClientRect().right>{width});\
+         const small=[...d.querySelectorAll('svg text')].map(e=>[e,e.getScreenCTM()])\
+         .map(([e,m])=>parseFloat(getComputedStyle(e).fontSize)*Math.hypot(m.a,m.b));\
+         document.body.dataset.seen=[d.documentElement.scrollWidth,wide.length,Math.min(...small)].join(' ')}}</script>"
+    )
+}
+
+#[test]
+fn a_browser_shows_a_report_on_a_desk_and_on_a_phone() {
+    let Some(browser) = Browser::find() else {
+        qgemm_testkit::skipped(
+            "reports in a browser",
+            "chromium, chromium-browser and google-chrome are not on the path",
+        );
+        return;
+    };
+    // Pictures stay, to be looked at.
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("report");
+    fs::create_dir_all(&kept).expect("writable");
+    let page = report(&kept);
+
+    let dom = browser.open(&page, &["--dump-dom"]);
+    let sections = dom.matches("<h2>").count();
+    assert_eq!((sections, dom.matches("<svg").count()), (5, 4), "sections and charts");
+    assert!(dom.matches("<circle").count() > 1000 && dom.contains("Marlin int4 g128"));
+
+    let light = browser.picture(&page, [1200, 3600], &[], &kept.join("desk.png"));
+    light.shows([0xFF; 3], [[0x0B, 0x63, 0xCE], [0xC4, 0x49, 0x0A]]);
+    let dark = ["--blink-settings=preferredColorScheme=0"];
+    let on_dark = browser.picture(&page, [1200, 3600], &dark, &kept.join("desk-dark.png"));
+    on_dark.shows([0x14, 0x17, 0x1A], [[0x6C, 0xB2, 0xFF], [0xFF, 0x9A, 0x5C]]);
+
+    let size = [390, 4800];
+    let phone = kept.join("phone.html");
+    fs::write(&phone, on_a_phone(&fs::read_to_string(&page).expect("text"), size)).expect("writable");
+    let dom = browser.open(&phone, &["--dump-dom"]);
+    let seen = dom.rsplit_once("data-seen=\"").and_then(|(_, rest)| rest.split_once('"')).expect("it was measured").0;
+    let seen: Vec<f64> = seen.split(' ').map(|number| number.parse().expect("a number")).collect();
+    assert!(seen[0] <= 390.0 && seen[1] == 0.0, "it scrolls sideways: {seen:?}");
+    assert!(seen[2] >= 9.0, "words of a chart are {} pixels high", seen[2]);
+    let on_phone = browser.picture(&phone, size, &dark, &kept.join("phone-dark.png"));
+    on_phone.shows([0x14, 0x17, 0x1A], [[0x6C, 0xB2, 0xFF], [0xFF, 0x9A, 0x5C]]);
+}

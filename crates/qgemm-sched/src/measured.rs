@@ -1,0 +1,121 @@
+//! Measurements of operations whose problems are found by a text: experts and matmul.
+
+use qgemm_hal::{CheckedExperts, CheckedMatmul, DeviceInfo, ExpertForm, ExpertsPlan, KernelId, MatmulPlan, Operation};
+use serde::{Deserialize, Serialize};
+
+use crate::gemm::tuned::{as_text, last_of_range};
+
+/// An operation whose configurations are measured, and found in a [`TunedTable`](crate::TunedTable).
+pub trait Measured: Operation {
+    /// What decides how long it takes, numbers of tokens as the last of their range; none where a measurement may not choose.
+    fn problem(&self) -> Option<String>;
+    /// Whether its tokens are the last of the range that a measurement stands for.
+    fn stands_for_its_range(&self) -> bool;
+    /// Identity of a plan's kernel.
+    fn kernel(&self, plan: &Self::Plan) -> KernelId;
+    /// Configuration of a plan.
+    fn config(plan: &Self::Plan) -> &Self::Config;
+    /// Parts that the work of a tile is cut into.
+    fn parts(plan: &Self::Plan) -> u32;
+}
+
+impl Measured for CheckedExperts {
+    fn problem(&self) -> Option<String> {
+        let each = &self.each;
+        if each.batch_invariant {
+            return None;
+        }
+        let form = match self.form {
+            ExpertForm::Indexed { top_k, x_per_slot } => {
+                let x = if x_per_slot { "slot" } else { "token" };
+                let lists = if self.lists { ", lists" } else { "" };
+                format!("{top_k} of a token, X of a {x}{lists}")
+            }
+            ExpertForm::Masked { capacity } => format!("{capacity} rows of each"),
+            ExpertForm::Contiguous => "sorted".to_owned(),
+        };
+        let sums = if self.combine.is_some() { ", summed" } else { "" };
+        let (tokens, experts) = (last_of_range(self.tokens()), self.experts);
+        let (n, k, w, x) = (each.stored_rows, each.k, each.format, each.x.format);
+        Some(format!("{tokens} tokens, {experts} experts of {n} x {k} in {w}, X in {x}, {form}{sums}"))
+    }
+
+    fn stands_for_its_range(&self) -> bool {
+        last_of_range(self.tokens()) == self.tokens()
+    }
+
+    fn kernel(&self, plan: &ExpertsPlan) -> KernelId {
+        plan.config.kernel_id(self)
+    }
+
+    fn config(plan: &ExpertsPlan) -> &Self::Config {
+        &plan.config
+    }
+
+    fn parts(_: &ExpertsPlan) -> u32 {
+        1
+    }
+}
+
+impl Measured for CheckedMatmul {
+    fn problem(&self) -> Option<String> {
+        let Self { batch, m, n, k, a, b, d, .. } = self;
+        let groups = if self.k_grouped { ", of parts of K" } else { "" };
+        Some(format!("{batch} x {m} x {n} x {k}, {}, {} by {} to {}{groups}", self.layout(), a.dtype, b.dtype, d.dtype))
+    }
+
+    fn stands_for_its_range(&self) -> bool {
+        true
+    }
+
+    fn kernel(&self, plan: &MatmulPlan) -> KernelId {
+        plan.config.kernel
+    }
+
+    fn config(plan: &MatmulPlan) -> &Self::Config {
+        &plan.config
+    }
+
+    fn parts(plan: &MatmulPlan) -> u32 {
+        plan.splits
+    }
+}
+
+/// What a measurement stands for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct ProblemKey {
+    device: String,
+    driver: String,
+    operation: String,
+    problem: String,
+}
+
+impl ProblemKey {
+    pub fn of<O: Measured>(info: &DeviceInfo, op: &O) -> Option<Self> {
+        let (device, driver, operation) = (info.name.clone(), info.driver.clone(), O::NAME.to_owned());
+        Some(Self { device, driver, operation, problem: op.problem()? })
+    }
+}
+
+/// A measured configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MeasuredKernel {
+    /// The kernel.
+    #[serde(with = "as_text")]
+    pub kernel: KernelId,
+    /// Of its sources.
+    pub source_hash: u64,
+    /// Parts of the work of a tile.
+    pub parts: u32,
+    /// The time measured.
+    pub seconds: f64,
+}
+
+/// A line of the file.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct MeasuredRecord {
+    #[serde(flatten)]
+    pub key: ProblemKey,
+    #[serde(flatten)]
+    pub found: MeasuredKernel,
+}
