@@ -111,7 +111,7 @@ fn a_layer_from_logits_is_the_sum_of_its_experts() -> Result<(), Error> {
     let host = Layer::new(EXPERTS);
     for ctx in devices("a_layer_from_logits_is_the_sum_of_its_experts") {
         let (id, layer) = (ctx.info().id, simple(&ctx, &host));
-        let mut workspace = layer.workspace(TOKENS)?;
+        let mut workspace = layer.workspace(*TOKENS.iter().max().expect("some"))?;
         for tokens in TOKENS {
             let (x, logits) = (values(1, tokens * HIDDEN), values(2, tokens * EXPERTS));
             let wanted = expected(&host, &x, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
@@ -136,7 +136,7 @@ fn given_ids_may_change_and_wrong_ones_are_named() -> Result<(), Error> {
     for ctx in devices("given_ids_may_change_and_wrong_ones_are_named") {
         let (up, down) = host.load(&ctx);
         let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| moe.x_precision(XPrecision::Exact))?;
-        let mut workspace = layer.workspace([3])?;
+        let mut workspace = layer.workspace(3)?;
         let x = values(3, 3 * HIDDEN);
         let (x_buffer, mut d) = (ctx.upload(&x)?, ctx.allocate(3 * HIDDEN * 4)?);
         let weights = [0.5f32, 0.25, 1.0, -0.5, 2.0, 0.0];
@@ -181,7 +181,7 @@ fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Erro
                 .down_bias(DType::F32)
         })?;
         let tokens = 4;
-        let mut workspace = layer.workspace([tokens])?;
+        let mut workspace = layer.workspace(tokens)?;
         let (x, logits, residual) =
             (values(5, tokens * HIDDEN), values(6, tokens * EXPERTS), values(7, tokens * HIDDEN));
         let bias = values(8, EXPERTS * HIDDEN);
@@ -236,7 +236,7 @@ fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
             let meant: Vec<f32> = (0..tokens).flat_map(row).collect();
             let wanted = expected(&host, &meant, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
             let logits = ctx.upload(&logits)?;
-            let (mut d, mut workspace) = (ctx.allocate(tokens * HIDDEN * 4)?, layer.workspace([tokens])?);
+            let (mut d, mut workspace) = (ctx.allocate(tokens * HIDDEN * 4)?, layer.workspace(tokens)?);
             let stream = ctx.default_stream();
             layer.run(&stream, tokens, MoeArgs::from_logits(&quantized, &logits, &mut d), &mut workspace)?;
             layer.check_status(&workspace)?;

@@ -186,7 +186,13 @@ impl Params for RoutingParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
+        // Chunks stay as they are; those behind the last token are empty.
+        params.shape.tokens = operands.rows(self.shape.tokens as usize) as u32;
         Ok(LaunchParams::of(&params))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

@@ -10,6 +10,7 @@ use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlanes, XRegion};
 use super::norm::CheckedNorm;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
+use crate::operands::Portion;
 
 /// What parts of a workspace are aligned to.
 const ALIGNMENT: usize = 256;
@@ -164,6 +165,15 @@ impl CheckedExperts {
             ExpertForm::Indexed { top_k, .. } => self.each.m / top_k,
             _ => self.each.m,
         }
+    }
+
+    /// The operation for a portion of its tokens; of [`ExpertForm::Masked`], whose counts say how many there are, it stays as it is.
+    pub fn of_portion(&self, portion: Option<Portion>) -> Self {
+        let m = match (portion, self.form) {
+            (None, _) | (_, ExpertForm::Masked { .. }) => self.each.m,
+            (Some(portion), _) => portion.rows(self.each.m),
+        };
+        Self { each: CheckedGemm { m, ..self.each.clone() }, ..self.clone() }
     }
 
     /// The norm before the products; `None` where there is none.

@@ -8,6 +8,7 @@ use super::dense::Dense;
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
+use crate::operands::Portion;
 
 /// Most tokens of a routing: what kernels count with leaves room for every slot.
 pub const MOST_TOKENS: usize = 1 << 20;
@@ -213,6 +214,11 @@ pub struct RoutingLaunches {
 }
 
 impl CheckedRouting {
+    /// The operation for a portion of its tokens.
+    pub fn of_portion(&self, portion: Option<Portion>) -> Self {
+        Self { tokens: portion.map_or(self.tokens, |portion| portion.rows(self.tokens)), ..self.clone() }
+    }
+
     /// Places for experts: `top_k` a token.
     pub fn slots(&self) -> usize {
         self.tokens * self.top_k

@@ -226,6 +226,16 @@ impl Cut {
         Ok(Self { chunk_tokens, chunks, parts })
     }
 
+    /// The same of the first `tokens` tokens: chunks are as long, for what they leave behind has its place by their number.
+    fn of_first(&self, tokens: usize) -> Self {
+        let parts = self.parts.iter().filter(|part| part.start < tokens);
+        Self {
+            chunk_tokens: self.chunk_tokens,
+            chunks: tokens.div_ceil(self.chunk_tokens),
+            parts: parts.map(|part| part.start..part.end.min(tokens)).collect(),
+        }
+    }
+
     /// Of the first dispatch.
     fn grid(&self, step: RoutingStep) -> [u32; 3] {
         match step {
@@ -252,7 +262,14 @@ struct RoutingKernel {
     kind: RoutingStep,
 }
 
-impl RoutingKernel {
+/// A launch of one, for all of its tokens or a portion of them.
+struct Run<'k> {
+    kernel: &'k RoutingKernel,
+    op: CheckedRouting,
+    cut: Cut,
+}
+
+impl Run<'_> {
     /// The parameters of `tokens` tokens, but for where operands begin.
     fn params(&self, tokens: usize) -> Params {
         let op = &self.op;
@@ -287,7 +304,7 @@ impl RoutingKernel {
     /// Chooses for the tokens of a part.
     fn choose<'a>(&'a self, part: &Range<usize>, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
-        let (op, shared, mut p) = (&self.op, &self.shared, self.params(part.len()));
+        let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(part.len()));
         let bytes = op.logits().map_or(0..0, |logits| {
             let width = logits.dtype.bytes();
             let row = |token: usize| token * logits.row_stride as usize;
@@ -308,7 +325,7 @@ impl RoutingKernel {
     /// Counts, adds up or lists.
     fn list<'a>(&'a self, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
-        let (op, shared, mut p) = (&self.op, &self.shared, self.params(self.op.tokens));
+        let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(self.op.tokens));
         let counts_end = workspace_bytes(self.cut.chunks, op.experts, true) - WorkspaceLayout::RESERVED;
         let written = |operand: O, words: usize| -> Result<Bound<'a>, HalError> {
             self.touched(operands, operand, 0..words).bind_written(shared)
@@ -322,20 +339,26 @@ impl RoutingKernel {
         (rows, p.rows_base) = written(O::Rows, listed(op.slots()))?;
         (status, p.status_base) = written(O::Status, STATUS_WORDS)?;
         let bindings = vec![ids, workspace, offsets, counts, rows, status];
-        Ok(Dispatch { params: p, bindings, grid: self.cut.grid(self.kind) })
+        Ok(Dispatch { params: p, bindings, grid: self.cut.grid(self.kernel.kind) })
     }
 }
 
 impl Kernel for RoutingKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
+        let op = self.op.of_portion(operands.portion());
+        let run = Run { kernel: self, cut: self.cut.of_first(op.tokens), op };
         let dispatches = match self.kind {
             RoutingStep::TopK => {
-                self.cut.parts.iter().map(|part| self.choose(part, &operands)).collect::<Result<Vec<_>, _>>()?
+                run.cut.parts.iter().map(|part| run.choose(part, &operands)).collect::<Result<Vec<_>, _>>()?
             }
-            _ => vec![self.list(&operands)?],
+            _ => vec![run.list(&operands)?],
         };
         submit(&self.shared, interface(self.kind), &self.compiled, &dispatches)
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

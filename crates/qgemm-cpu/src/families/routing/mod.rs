@@ -90,19 +90,25 @@ impl std::fmt::Debug for CpuRouting {
 impl Kernel for CpuRouting {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(self, operands)?;
-        if self.chunk_tokens < self.op.tokens {
+        let op = self.op.of_portion(operands.portion());
+        let job = Job::new(self, &op, operands)?;
+        if self.chunk_tokens < op.tokens {
             self.pool.enter(|| job.run());
         } else {
             job.run();
         }
         Ok(())
     }
+
+    fn takes_portions(&self) -> bool {
+        true
+    }
 }
 
 /// An operation with its operands.
 struct Job<'a> {
-    routing: &'a CpuRouting,
+    op: &'a CheckedRouting,
+    chunk_tokens: usize,
     source: Source<'a>,
     lists: Option<Lists<'a>>,
     status: &'a mut [u32],
@@ -115,9 +121,8 @@ enum Source<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(routing: &'a CpuRouting, mut operands: Operands<'a>) -> Result<Self, HalError> {
+    fn new(routing: &CpuRouting, op: &'a CheckedRouting, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use RoutingOperand as O;
-        let op = &routing.op;
         let slots = op.slots();
         let source = match op.logits() {
             Some(layout) => {
@@ -140,11 +145,11 @@ impl<'a> Job<'a> {
             false => None,
         };
         let status = written(&mut operands, O::Status, STATUS_WORDS)?;
-        Ok(Self { routing, source, lists, status })
+        Ok(Self { op, chunk_tokens: routing.chunk_tokens, source, lists, status })
     }
 
     fn run(self) {
-        let Self { routing: CpuRouting { op, chunk_tokens, .. }, source, lists, status } = self;
+        let Self { op, chunk_tokens, source, lists, status } = self;
         let chunk = chunk_tokens * op.top_k;
         let ids: &[i32] = match source {
             Source::Logits { top_k, ids, weights } => {
