@@ -47,8 +47,8 @@ fn step_of(tokens: usize) -> usize {
 /// expert for all tokens and a residual add. Made by [`Context::moe_layer`].
 ///
 /// [`MoeLayer::workspace`] plans for a maximum of tokens; runs of any number up to it plan nothing. A run launches a routing (of given ids
-/// where kernels take lists of them), and on CUDA devices at most three kernels more, five with an expert for all tokens
-/// ([`MoePlan::launches`] counts them). It reads nothing back: in a captured CUDA graph, replays follow the ids of the moment.
+/// where kernels take lists of them), and on CUDA devices at most three kernels more: products with gate and up, with down, and the sum. An
+/// expert for all tokens is among those ([`Moe::last_is_shared`]), or, of another size, takes two more. [`MoePlan::launches`] counts. It reads nothing back: in a captured CUDA graph, replays follow the ids of the moment.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, HostExperts, MoeArgs, quantize};
@@ -218,7 +218,12 @@ impl MoeLayer {
         if down.is_gated() {
             return Err(wrong("experts that are no gated pairs".to_owned(), down));
         }
-        let moe = describe(Moe::new(up.experts(), top_k));
+        let mut moe = describe(Moe::new(up.experts(), top_k));
+        if moe.last_is_shared {
+            let why = "give its id to every token, among the others";
+            let unrouted = Error::NotForExperts { what: "an expert for all tokens of given ids", why };
+            moe.routing = Some(moe.routing.take().ok_or(unrouted)?.sharing_last());
+        }
         let shared = match &moe.shared {
             None => None,
             Some((shared_up, shared_down)) => {
@@ -276,7 +281,7 @@ impl MoeLayer {
             None => p,
         };
         // What is wrong with ids, the second products look for.
-        let first = ExpertProblem::indexed(up, tokens, moe.top_k)
+        let first = ExpertProblem::indexed(up, tokens, moe.slots())
             .each(|p| {
                 biased(
                     moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation),
@@ -300,7 +305,7 @@ impl MoeLayer {
             }
         };
         let added = if self.shared.is_some() { Some(DType::F32) } else { moe.residual };
-        let second = ExpertProblem::indexed(down, tokens, moe.top_k).x_per_slot().combined().each(|p| {
+        let second = ExpertProblem::indexed(down, tokens, moe.slots()).x_per_slot().combined().each(|p| {
             let p = biased(p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(moe.d_dtype), moe.biases[1]);
             match added {
                 Some(dtype) => p.residual(dtype),
@@ -329,7 +334,7 @@ impl MoeLayer {
     pub fn workspace(&self, most: usize) -> Result<MoeWorkspace, Error> {
         let bytes = self.prepare(most)?;
         let (ctx, width) = (&self.ctx, self.moe.x_dtype.bytes());
-        let slots = most.saturating_mul(self.moe.top_k);
+        let slots = most.saturating_mul(self.moe.slots());
         let lists = expert_lists(self.moe.experts, slots).map_or(usize::MAX, |[_, slots]| slots.end);
         let allocate = |count: usize, width: usize| ctx.allocate(count.saturating_mul(width));
         let routed = if self.moe.routing.is_some() { slots } else { 0 };

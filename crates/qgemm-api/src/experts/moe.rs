@@ -19,6 +19,7 @@ pub struct Moe {
     pub(super) activation: Activation,
     pub(super) routing: Option<Routing>,
     pub(super) shared: Option<(Weight, Weight)>,
+    pub(super) last_is_shared: bool,
     pub(super) residual: Option<DType>,
     pub(super) biases: [Option<DType>; 2],
     pub(super) x_precision: XPrecision,
@@ -35,6 +36,7 @@ impl Moe {
             activation: Activation::Silu,
             routing: None,
             shared: None,
+            last_is_shared: false,
             residual: None,
             biases: [None; 2],
             x_precision: XPrecision::default(),
@@ -85,7 +87,21 @@ impl Moe {
         self
     }
 
-    /// Adds the products of an expert that every token goes to: a pair of gate and up or one weight, and a down.
+    /// The last expert is one that every token goes to, beside the `top_k` that are chosen of the others, with weight 1. It is multiplied
+    /// in the launches of the others, and must be like them; one of another size, [`Moe::shared`] adds. Only of a layer that is
+    /// [routed](Moe::routed), with logits for the others alone; with given ids, give its own among them.
+    pub fn last_is_shared(mut self) -> Self {
+        self.last_is_shared = true;
+        self
+    }
+
+    /// Slots of a token.
+    pub(super) fn slots(&self) -> usize {
+        self.top_k.saturating_add(self.last_is_shared.into())
+    }
+
+    /// Adds the products of an expert that every token goes to: a pair of gate and up or one weight, and a down, each of which takes a
+    /// launch of its own. [`Moe::last_is_shared`] takes none.
     pub fn shared(mut self, up: &Weight, down: &Weight) -> Self {
         self.shared = Some((up.clone(), down.clone()));
         self

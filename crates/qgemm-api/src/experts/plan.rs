@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
 use crate::operand::{Checks, Extent, portion_of};
-use crate::plain_x::{XOperands, behind_dequantize};
+use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
@@ -442,7 +442,7 @@ impl ExpertPlan {
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
+        let why = "the plan keeps lists, gathered, normalized, plain or quantized rows, or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
@@ -472,7 +472,7 @@ impl ExpertPlan {
     }
 }
 
-/// What a run launches: the norm of X, or what makes X plain, where there is such a step, and what `family` has for `plan`.
+/// What a run launches: the norm of X, or what makes X plain or quantizes it, where there is such a step, and what `family` has for `plan`.
 fn sequence(
     device: &dyn Device,
     op: &CheckedExperts,
@@ -481,8 +481,11 @@ fn sequence(
 ) -> Result<LaunchSequence, Error> {
     use ExpertOperand as O;
     let products = family.prepare(device, &op.product(plan), plan)?;
+    let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
+    if let Some((step, regions)) = op.quantize_step(plan) {
+        return behind_quantize(device, &step, regions, products, of, O::XSums);
+    }
     if let (Some(region), Some((_, step))) = (&plan.dequantized, op.dequantized()) {
-        let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
         return behind_dequantize(device, &step, region, products, of);
     }
     let regions = op.each.normed_regions(op.x_rows(), plan.workspace_bytes);

@@ -194,12 +194,13 @@ impl RoutingPlan {
         checks.device("stream", stream.device())?;
         let words = |count: usize| Extent::of_values(count, WORD);
         let slots = |is_used: bool| is_used.then(|| words(op.slots()));
-        let extent = op.logits().map(|logits| Extent::of(logits, op.tokens, op.experts));
+        let extent = op.logits().map(|logits| Extent::of(logits, op.tokens, op.logit_experts()));
         let from_logits = extent.is_some();
         let chosen = "the routing chooses experts from logits";
         let logits = checks.optional("logits", logits, extent, chosen)?;
         let given_ids = checks.optional("given ids", given_ids, slots(!from_logits), "the routing is of given ids")?;
-        let bias = checks.optional("bias", bias, op.bias.then(|| words(op.experts)), "the routing adds a bias")?;
+        let bias =
+            checks.optional("bias", bias, op.bias.then(|| words(op.logit_experts())), "the routing adds a bias")?;
         let ids = checks.optional("ids", ids, slots(from_logits), chosen)?;
         let weights = checks.optional("weights", weights, slots(from_logits), chosen)?;
         let (offsets, counts, rows) = match lists {
@@ -252,7 +253,7 @@ impl RoutingPlan {
         match code {
             STATUS_FINE => Ok(()),
             STATUS_BAD_ID => Err(Error::UnknownExpert { token, slot, id: id.cast_signed(), experts }),
-            _ => Err(Error::TooFewExperts { token, expected: self.op.top_k, got: slot }),
+            _ => Err(Error::TooFewExperts { token, expected: self.op.chosen(), got: slot }),
         }
     }
 }

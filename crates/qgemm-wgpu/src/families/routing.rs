@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{FLAG_BIAS, FLAG_GIVEN_IDS, FLAG_LISTS, FLAG_RENORMALIZE, FLAG_SIGMOID, RoutingShape, dtype_code};
-use qgemm_hal::op::routing::{STATUS_WORDS, workspace_bytes};
+use qgemm_hal::op::routing::{FLAG_SHARED, STATUS_WORDS, workspace_bytes};
 use qgemm_hal::{
     CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
     Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep,
@@ -219,7 +219,7 @@ impl Cut {
             return Err(too_large("the counts", counts, limit));
         }
         let each = match op.logits() {
-            Some(logits) => rows_that_fit("the logits", logits, op.experts, limit)?.min(op.tokens),
+            Some(logits) => rows_that_fit("the logits", logits, op.logit_experts(), limit)?.min(op.tokens),
             None => op.tokens,
         };
         let parts = (0..op.tokens).step_by(each).map(|first| first..(first + each).min(op.tokens)).collect();
@@ -279,6 +279,7 @@ impl Run<'_> {
             (FLAG_RENORMALIZE, op.renormalize),
             (FLAG_LISTS, op.lists),
             (FLAG_GIVEN_IDS, op.logits().is_none()),
+            (FLAG_SHARED, op.shared),
         ];
         let shape = RoutingShape {
             tokens: tokens as u32,
@@ -308,12 +309,12 @@ impl Run<'_> {
         let bytes = op.logits().map_or(0..0, |logits| {
             let width = logits.dtype.bytes();
             let row = |token: usize| token * logits.row_stride as usize;
-            row(part.start) * width..(row(part.end - 1) + op.experts) * width
+            row(part.start) * width..(row(part.end - 1) + op.logit_experts()) * width
         });
         let width = op.logits().map_or(WORD, |logits| logits.dtype.bytes());
         let of_logits = Touched { what: O::Logits.name(), view: operands.get(O::Logits), bytes, width };
         let slots = part.start * op.top_k..part.end * op.top_k;
-        let bias_words = if op.bias { 0..op.experts } else { 0..0 };
+        let bias_words = if op.bias { 0..op.logit_experts() } else { 0..0 };
         let (logits, bias, ids, weights);
         (logits, p.logits_base) = of_logits.bind(shared)?;
         (bias, p.bias_base) = self.touched(operands, O::Bias, bias_words).bind(shared)?;
@@ -381,6 +382,7 @@ mod tests {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
         }
     }
 

@@ -128,8 +128,8 @@ impl<'a> Job<'a> {
             Some(layout) => {
                 let view = operands.take(O::Logits).ok_or(absent(O::Logits.name(), 1))?;
                 let bytes = host_bytes(view, O::Logits.name())?;
-                let logits = Input::new(bytes, *layout, [op.tokens, op.experts], O::Logits.name())?;
-                let bias = if op.bias { Some(read(&mut operands, O::Bias, op.experts)?) } else { None };
+                let logits = Input::new(bytes, *layout, [op.tokens, op.logit_experts()], O::Logits.name())?;
+                let bias = if op.bias { Some(read(&mut operands, O::Bias, op.logit_experts())?) } else { None };
                 let (ids, weights) =
                     (written(&mut operands, O::Ids, slots)?, written(&mut operands, O::Weights, slots)?);
                 Source::Logits { top_k: TopK::new(op, logits, bias, routing.simd), ids, weights }
