@@ -166,6 +166,32 @@ fn fp8_in_blocks() {
 }
 
 #[test]
+fn experts_that_are_layers_of_fp8() {
+    const NAME: &str = "model.layers.0.mlp.experts.{}.up_proj";
+    let (n, k, count) = (130usize, 300usize, 3);
+    let (rows, columns) = (n.div_ceil(128), k.div_ceil(128));
+    let codes: Vec<Vec<u8>> = (0..count).map(|seed| fp8_bytes(n * k, 20 + seed)).collect();
+    let scale = scales(rows * columns);
+    let config = r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#;
+    let checkpoint = codes.iter().enumerate().fold(Checkpoint::default(), |all, (expert, codes)| {
+        let layer = Checkpoint::default().add("layer.weight", Dtype::F8_E4M3, &[n, k], codes.clone()).add_f32(
+            "layer.weight_scale_inv",
+            &[rows, columns],
+            &scale,
+        );
+        all.with_layer(&NAME.replace("{}", &expert.to_string()), layer)
+    });
+    let experts = checkpoint.open(Some(config)).experts(NAME).expect("three layers");
+    assert_eq!((experts.experts(), experts.n(), experts.k()), (3, n, k));
+    let all = values(experts.stacked());
+    for (expert, codes) in codes.iter().enumerate() {
+        let expected: Vec<f32> =
+            (0..n * k).map(|i| e4m3_to_f32(codes[i]) * scale[i / k / 128 * columns + i % k / 128]).collect();
+        assert_eq!(all[expert * experts.row_pitch() * k..][..n * k], expected, "expert {expert}");
+    }
+}
+
+#[test]
 fn fp8_in_blocks_whose_scales_are_powers_of_two() {
     let e8m0 = |byte: u8| 2f32.powi(i32::from(byte) - 127);
     for (n, k) in [(64usize, 96usize), (130, 300), (33, 40)] {
