@@ -1,7 +1,7 @@
 //! Operands as plans see them: how a matrix must lie when it is planned, and what a run's buffers must hold.
 
 use qgemm_formats::DType;
-use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, DeviceId};
+use qgemm_hal::{BatchedDense, BufferMut, BufferRef, Dense, DeviceId, Portion};
 
 use crate::error::Error;
 
@@ -117,6 +117,21 @@ impl Extent {
     /// Of `count` contiguous values of `width` bytes.
     pub fn of_values(count: usize, width: usize) -> Self {
         Self { bytes: count * width, alignment: width }
+    }
+}
+
+/// The portion that `tokens` of `planned` tokens are; `None` where that is all of them.
+///
+/// # Errors
+/// [`Error::OutOfRange`] where there are not so many, or none is left.
+pub(crate) fn portion_of(tokens: Option<usize>, planned: usize) -> Result<Option<Portion>, Error> {
+    match tokens {
+        None => Ok(None),
+        Some(tokens) if tokens == planned => Ok(None),
+        Some(got) => match Portion::new(got, planned) {
+            Some(portion) => Ok(Some(portion)),
+            None => Err(Error::OutOfRange { name: "tokens of a run", least: 1, most: planned, got }),
+        },
     }
 }
 

@@ -1,7 +1,10 @@
-//! A quantized X made plain before a product that multiplies no codes of its format.
+//! The step before a product that makes a quantized X plain, for kernels that multiply no codes of its format, or quantizes a plain one.
 
-use qgemm_hal::{CheckedDequantize, DequantizeOperand, Device, LaunchSequence, Operand, Operation, Placed, XRegion};
-use qgemm_sched::dequantize::choose;
+use qgemm_hal::{
+    CheckedDequantize, CheckedQuantize, DequantizeOperand, Device, LaunchSequence, Operand, Operation, Placed,
+    QuantizeOperand, XPlaneRegions, XRegion,
+};
+use qgemm_sched::{dequantize, quantize};
 
 use crate::error::Error;
 
@@ -23,7 +26,7 @@ pub(crate) fn behind_dequantize<O: Operand>(
     of: XOperands<O>,
 ) -> Result<LaunchSequence, Error> {
     use DequantizeOperand as D;
-    let (family, plan) = choose(step, device.info(), device.catalog().dequantize)?;
+    let (family, plan) = dequantize::choose(step, device.info(), device.catalog().dequantize)?;
     let sequence = family.prepare(device, step, &plan)?;
     let numbers = region.x_of(step.rows);
     let place = |operand: D| match operand {
@@ -37,6 +40,34 @@ pub(crate) fn behind_dequantize<O: Operand>(
         Placed::part(of.x, of.workspace, numbers.clone()),
         // Its own part of the workspace ends where that of the first step begins.
         Placed::part(of.workspace, of.workspace, 0..region.x),
+    ];
+    Ok(product.behind::<O>(sequence, &places, &of_product))
+}
+
+/// `product` behind the launch of `step`, which writes the codes that it multiplies, and what belongs to them, into `regions` of the
+/// workspace.
+pub(crate) fn behind_quantize<O: Operand>(
+    device: &dyn Device,
+    step: &CheckedQuantize,
+    regions: XPlaneRegions,
+    product: LaunchSequence,
+    of: XOperands<O>,
+    sums: O,
+) -> Result<LaunchSequence, Error> {
+    use QuantizeOperand as Q;
+    let (family, plan) = quantize::choose(step, device.info(), device.catalog().quantize)?;
+    let sequence = family.prepare(device, step, &plan)?;
+    let part = |of_step: Q, plane| Placed::part(of_step, of.workspace, regions.range(plane));
+    let places =
+        [Placed::at(Q::X, of.x), part(Q::Codes, 0), part(Q::Scales, 1), part(Q::TokenFactors, 2), part(Q::Sums, 3)];
+    let part = |of_product: O, plane| Placed::part(of_product, of.workspace, regions.range(plane));
+    let of_product = [
+        part(of.x, 0),
+        part(of.scales, 1),
+        part(of.factors, 2),
+        part(sums, 3),
+        // Its own part of the workspace ends where that of the first step begins.
+        Placed::part(of.workspace, of.workspace, 0..regions.range(0).start),
     ];
     Ok(product.behind::<O>(sequence, &places, &of_product))
 }

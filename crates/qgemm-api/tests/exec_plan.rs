@@ -362,7 +362,7 @@ fn experts_run_in_the_arena(ctx: &Context, loaded: &LoadedPlan, model: &Model) {
 
     let layer = ctx.moe_layer(&up, &down, 2, |moe| moe.routed(DType::F32, |routing| routing.renormalized()));
     let layer = layer.expect("served");
-    let mut workspace = layer.workspace([BATCH]).expect("small");
+    let mut workspace = layer.workspace(BATCH).expect("small");
     let (x, logits) = (ctx.upload(&DType::F16.decode(&x)).expect("small"), ctx.upload(&logits).expect("small"));
     let mut d = ctx.allocate(BATCH * HIDDEN * 4).expect("small");
     layer.run(&stream, BATCH, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace).expect("all given");

@@ -1,16 +1,17 @@
 //! Layers of experts against a plain computation in f64, on every backend that is there.
 
 use qgemm_api::{
-    BufferRef, Context, DType, DeviceKind, Error, ExpertProblem, Experts, HalError, HostExperts, HostWeight, MoeArgs,
-    MoeLayer, Quantization, XFormat, XPrecision, quantize,
+    BufferRef, Context, DType, DeviceKind, Error, ExpertArgs, ExpertProblem, Experts, HalError, HostExperts,
+    HostWeight, MoeArgs, MoeLayer, Quantization, XFormat, XPrecision, quantize,
 };
 
-const DEVICES: [&str; 6] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm120"];
+const DEVICES: [&str; 7] = ["cpu", "wgpu:0", "cuda:0", "emu:sm70", "emu:sm80", "emu:sm90", "emu:sm120"];
 const EXPERTS: usize = 5;
 const TOP_K: usize = 2;
 const HIDDEN: usize = 96;
 const INNER: usize = 64;
-const TOKENS: [usize; 3] = [1, 4, 21];
+/// Not in order, and most of them fewer than what plans are for.
+const TOKENS: [usize; 6] = [1, 21, 4, 5, 17, 7];
 
 /// Every device that is there; the others are reported as skipped.
 fn devices(test: &str) -> impl Iterator<Item = Context> {
@@ -111,21 +112,105 @@ fn a_layer_from_logits_is_the_sum_of_its_experts() -> Result<(), Error> {
     let host = Layer::new(EXPERTS);
     for ctx in devices("a_layer_from_logits_is_the_sum_of_its_experts") {
         let (id, layer) = (ctx.info().id, simple(&ctx, &host));
-        let mut workspace = layer.workspace(TOKENS)?;
+        let mut workspace = layer.workspace(*TOKENS.iter().max().expect("some"))?;
         for tokens in TOKENS {
             let (x, logits) = (values(1, tokens * HIDDEN), values(2, tokens * EXPERTS));
             let wanted = expected(&host, &x, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
             let (x, logits) = (ctx.upload(&x)?, ctx.upload(&logits)?);
             let mut d = ctx.upload(&vec![f32::NAN; tokens * HIDDEN])?;
-            layer.run(&ctx.default_stream(), tokens, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace)?;
+            let stream = ctx.default_stream();
+            let run = || layer.run(&stream, tokens, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace);
+            let (done, profile) = ctx.profile(run)?;
+            done?;
             layer.check_status(&workspace)?;
             let got: Vec<f32> = ctx.download(&d)?;
             let error = nmse(&got, &wanted);
             assert!(error < LIMIT, "{id}, {tokens} tokens: {error:e}");
             let plan = layer.plan(tokens)?;
+            let launched: usize = profile.runs.iter().map(|run| run.steps.len()).sum();
+            assert_eq!(plan.launches(), launched, "{id}");
+            let routing = plan.routing().map_or(0, |routing| routing.sequence().steps().len());
+            assert!(launched - routing <= 4, "{id}: {launched} launches");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_not_prepared_is_refused_and_not_planned() -> Result<(), Error> {
+    let ctx = Context::open("noop")?;
+    let (layer, other) = (simple(&ctx, &Layer::new(EXPERTS)), simple(&ctx, &Layer::new(EXPERTS)));
+    let mut workspace = layer.workspace(7)?;
+    assert_eq!((layer.plan(5)?.tokens(), layer.plan(7)?.tokens()), (6, 8));
+    let (x, logits) = (ctx.allocate(8 * HIDDEN * 4)?, ctx.allocate(8 * EXPERTS * 4)?);
+    let mut d = ctx.allocate(8 * HIDDEN * 4)?;
+    let stream = ctx.default_stream();
+    let mut run = |layer: &MoeLayer, tokens| {
+        layer.run(&stream, tokens, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace)
+    };
+    assert!(run(&layer, 7).is_ok() && run(&layer, 0).is_ok());
+    assert!(matches!(run(&layer, 8), Err(Error::OutOfRange { most: 7, got: 8, .. })));
+    // Its plan for one token was made with it.
+    assert!(matches!(run(&other, 7), Err(Error::OutOfRange { most: 1, got: 7, .. })));
+    other.prepare(7)?;
+    assert!(run(&other, 7).is_ok());
+    Ok(())
+}
+
+#[test]
+fn plans_of_products_and_routings_serve_fewer_tokens_than_they_are_for() -> Result<(), Error> {
+    let ctx = Context::open("noop")?;
+    let (_, down) = Layer::new(EXPERTS).load(&ctx);
+    let plan = ctx.plan_experts(&ExpertProblem::contiguous(&down, 8).unchecked())?;
+    let (x, index) = (ctx.allocate(5 * INNER * 4)?, ctx.allocate((EXPERTS + 1) * 4)?);
+    let mut d = ctx.allocate(5 * HIDDEN * 4)?;
+    let stream = ctx.default_stream();
+    assert!(plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(5)).is_ok());
+    let all = plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d));
+    assert!(matches!(all, Err(Error::BufferTooShort { .. })), "{all:?}");
+    for tokens in [0, 9] {
+        let wrong = plan.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(tokens));
+        assert!(matches!(wrong, Err(Error::OutOfRange { least: 1, most: 8, .. })), "{wrong:?}");
+    }
+    let masked = ctx.plan_experts(&ExpertProblem::masked(&down, 8).unchecked())?;
+    let wrong = masked.run(&stream, ExpertArgs::new(&x, &down, &index, &mut d).tokens(5));
+    assert!(matches!(wrong, Err(Error::NotForExperts { .. })), "{wrong:?}");
+    Ok(())
+}
+
+#[test]
+fn an_expert_for_all_tokens_may_be_one_of_the_stack() -> Result<(), Error> {
+    let host = Layer::new(EXPERTS + 1);
+    for ctx in devices("an_expert_for_all_tokens_may_be_one_of_the_stack") {
+        let id = ctx.info().id;
+        let (up, down) = host.load(&ctx);
+        let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| {
+            let moe = moe.x_precision(XPrecision::Exact).last_is_shared().residual(DType::F32);
+            moe.routed(DType::F32, |routing| routing.renormalized().scale(2.0))
+        })?;
+        let mut workspace = layer.workspace(19)?;
+        for tokens in [19, 2] {
+            let (x, logits) = (values(5, tokens * HIDDEN), values(6, tokens * EXPERTS));
+            let residual = values(7, tokens * HIDDEN);
+            let of_token = |t: usize| {
+                let chosen = routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]).into_iter().map(|(e, w)| (e, 2.0 * w));
+                chosen.chain([(EXPERTS, 1.0)]).collect()
+            };
+            let mut wanted = expected(&host, &x, of_token);
+            wanted.iter_mut().zip(&residual).for_each(|(wanted, residual)| *wanted += f64::from(*residual));
+            let (x, logits, residual) = (ctx.upload(&x)?, ctx.upload(&logits)?, ctx.upload(&residual)?);
+            let mut d = ctx.allocate(tokens * HIDDEN * 4)?;
+            let args = MoeArgs::from_logits(&x, &logits, &mut d).residual(&residual);
+            layer.run(&ctx.default_stream(), tokens, args, &mut workspace)?;
+            layer.check_status(&workspace)?;
+            let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
+            assert!(error < LIMIT, "{id}, {tokens} tokens: {error:e}");
+            let plan = layer.plan(tokens)?;
             let routing = plan.routing().map_or(0, |routing| routing.sequence().steps().len());
             assert!(plan.launches() - routing <= 4, "{id}: {} launches", plan.launches());
         }
+        let unrouted = ctx.moe_layer(&up, &down, TOP_K, qgemm_api::Moe::last_is_shared);
+        assert!(matches!(unrouted, Err(Error::NotForExperts { .. })), "{unrouted:?}");
     }
     Ok(())
 }
@@ -136,7 +221,7 @@ fn given_ids_may_change_and_wrong_ones_are_named() -> Result<(), Error> {
     for ctx in devices("given_ids_may_change_and_wrong_ones_are_named") {
         let (up, down) = host.load(&ctx);
         let layer = ctx.moe_layer(&up, &down, TOP_K, |moe| moe.x_precision(XPrecision::Exact))?;
-        let mut workspace = layer.workspace([3])?;
+        let mut workspace = layer.workspace(3)?;
         let x = values(3, 3 * HIDDEN);
         let (x_buffer, mut d) = (ctx.upload(&x)?, ctx.allocate(3 * HIDDEN * 4)?);
         let weights = [0.5f32, 0.25, 1.0, -0.5, 2.0, 0.0];
@@ -180,8 +265,8 @@ fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Erro
                 .residual(DType::F32)
                 .down_bias(DType::F32)
         })?;
-        let tokens = 4;
-        let mut workspace = layer.workspace([tokens])?;
+        let tokens = 5;
+        let mut workspace = layer.workspace(tokens)?;
         let (x, logits, residual) =
             (values(5, tokens * HIDDEN), values(6, tokens * EXPERTS), values(7, tokens * HIDDEN));
         let bias = values(8, EXPERTS * HIDDEN);
@@ -197,7 +282,11 @@ fn an_expert_for_all_tokens_biases_and_a_residual_are_added() -> Result<(), Erro
         let (x, logits, residual) = (ctx.upload(&x)?, ctx.upload(&logits)?, ctx.upload(&residual)?);
         let (bias, mut d) = (ctx.upload(&bias)?, ctx.allocate(tokens * HIDDEN * 4)?);
         let args = MoeArgs::from_logits(&x, &logits, &mut d).residual(&residual).down_bias(&bias);
-        layer.run(&ctx.default_stream(), tokens, args, &mut workspace)?;
+        let stream = ctx.default_stream();
+        let (done, profile) = ctx.profile(|| layer.run(&stream, tokens, args, &mut workspace))?;
+        done?;
+        let launched: usize = profile.runs.iter().map(|run| run.steps.len()).sum();
+        assert_eq!(layer.plan(tokens)?.launches(), launched, "{}", ctx.info().id);
         layer.check_status(&workspace)?;
         let error = nmse(&ctx.download::<f32>(&d)?, &wanted);
         assert!(error < LIMIT, "{}: {error:e}", ctx.info().id);
@@ -236,7 +325,7 @@ fn a_layer_takes_activations_in_codes_and_scales() -> Result<(), Error> {
             let meant: Vec<f32> = (0..tokens).flat_map(row).collect();
             let wanted = expected(&host, &meant, |t| routed(&logits[t * EXPERTS..(t + 1) * EXPERTS]));
             let logits = ctx.upload(&logits)?;
-            let (mut d, mut workspace) = (ctx.allocate(tokens * HIDDEN * 4)?, layer.workspace([tokens])?);
+            let (mut d, mut workspace) = (ctx.allocate(tokens * HIDDEN * 4)?, layer.workspace(tokens)?);
             let stream = ctx.default_stream();
             layer.run(&stream, tokens, MoeArgs::from_logits(&quantized, &logits, &mut d), &mut workspace)?;
             layer.check_status(&workspace)?;

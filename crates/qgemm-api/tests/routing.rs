@@ -106,6 +106,7 @@ impl Operands {
                 rows: rows.into(),
             }),
             status: (&mut self.status).into(),
+            tokens: None,
             workspace: self.workspace.as_mut(),
         };
         plan.run(&ctx.default_stream(), args)

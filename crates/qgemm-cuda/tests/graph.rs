@@ -1,6 +1,8 @@
 //! A plan in a CUDA graph: captured once, it computes from what X holds when the graph is replayed.
 
-use qgemm_api::{Args, BufferMut, Context, DType, Error, HalError, Problem, XPrecision, cuda, quantize};
+use qgemm_api::{
+    Args, Buffer, BufferMut, Context, DType, Error, HalError, HostExperts, MoeArgs, Problem, XPrecision, cuda, quantize,
+};
 
 /// Shapes and weights whose plans differ: without a workspace, and with counters that every replay must leave at zero.
 const CASES: [(usize, usize, usize, &str); 3] =
@@ -140,4 +142,74 @@ fn replay(ctx: &Context, (m, n, k, format): (usize, usize, usize, &str)) -> usiz
         assert!(error < 2e-5 * size, "{format} {m}x{n}x{k}, X number {seed}: NMSE {:e}", error / size);
     }
     plan.workspace_bytes()
+}
+
+/// A view of a buffer, which stays writable while a graph has the view.
+///
+/// # Safety
+/// As of `cuda::wrap_device_ptr`.
+unsafe fn wrapped(ctx: &Context, buffer: &Buffer) -> Buffer {
+    let address = qgemm_cuda::device_address(&**ctx.device(), buffer.into()).unwrap();
+    // SAFETY: the caller's promise.
+    unsafe { cuda::wrap_device_ptr(&**ctx.device(), address, buffer.len()).unwrap() }
+}
+
+/// Ids that are given, and those that logits choose, are read by the kernels of each replay: the host has no part in where tokens go.
+#[test]
+fn a_captured_layer_of_experts_follows_the_ids_of_the_moment() {
+    const EXPERTS: usize = 6;
+    const TOP_K: usize = 2;
+    const SIZE: usize = 256;
+    let ctx = match Context::open("cuda:0") {
+        Ok(ctx) => ctx,
+        Err(Error::Hal(why @ HalError::NoDevice { .. })) => {
+            let test = "a_captured_layer_of_experts_follows_the_ids_of_the_moment";
+            return qgemm_testkit::skipped(test, &why.to_string());
+        }
+        Err(other) => panic!("{other}"),
+    };
+    let one = |seed| quantize(&values(seed, SIZE * SIZE), SIZE, SIZE, "int4_g128".parse().unwrap()).unwrap().0;
+    let all = |first: usize| (0..EXPERTS).map(|e| one(first + e)).collect::<Vec<_>>();
+    let (up, down) = (
+        ctx.load_experts(&HostExperts::new(&all(1)).unwrap()).unwrap(),
+        ctx.load_experts(&HostExperts::new(&all(20)).unwrap()).unwrap(),
+    );
+    let layer = ctx
+        .moe_layer(&up, &down, TOP_K, |moe| {
+            let moe = moe.x_dtype(DType::F16).x_precision(XPrecision::F16);
+            moe.routed(DType::F32, |routing| routing.renormalized())
+        })
+        .unwrap();
+    let stream = ctx.new_stream().unwrap();
+    for tokens in [3, 40] {
+        let mut workspace = layer.workspace(64).unwrap();
+        let x = ctx.upload(&DType::F16.encode(&values(2, tokens * SIZE))).unwrap();
+        let mut logits = ctx.upload(&values(3, tokens * EXPERTS)).unwrap();
+        let mut d = ctx.allocate(tokens * SIZE * 4).unwrap();
+        // SAFETY: the views are of buffers that outlive the graph, which is replayed only between the copies to the logits and from
+        // `d`, each of which has ended when the next begins.
+        let (logits_view, mut d_view) = unsafe { (wrapped(&ctx, &logits), wrapped(&ctx, &d)) };
+        let mut launch =
+            || layer.run(&stream, tokens, MoeArgs::from_logits(&x, &logits_view, &mut d_view), &mut workspace);
+        launch().unwrap();
+        ctx.synchronize(&stream).unwrap();
+        let graph = cuda::capture(&**ctx.device(), &stream, launch).unwrap();
+        let mut results = Vec::new();
+        for seed in [4, 5, 6] {
+            let now = values(seed, tokens * EXPERTS);
+            ctx.upload_into(&now, &mut logits).unwrap();
+            ctx.upload_into(&vec![f32::NAN; tokens * SIZE], &mut d).unwrap();
+            graph.replay(&stream).unwrap();
+            ctx.synchronize(&stream).unwrap();
+            let replayed: Vec<f32> = ctx.download(&d).unwrap();
+            // Launched one by one with the same logits.
+            let mut workspace = layer.workspace(64).unwrap();
+            let (fresh, mut other) = (ctx.upload(&now).unwrap(), ctx.allocate(tokens * SIZE * 4).unwrap());
+            layer.run(&stream, tokens, MoeArgs::from_logits(&x, &fresh, &mut other), &mut workspace).unwrap();
+            ctx.synchronize(&stream).unwrap();
+            assert_eq!(replayed, ctx.download::<f32>(&other).unwrap(), "{tokens} tokens, logits number {seed}");
+            results.push(replayed);
+        }
+        assert!(results[0] != results[1] && results[1] != results[2], "other logits go elsewhere");
+    }
 }

@@ -397,6 +397,10 @@ impl EmuKernel {
 }
 
 impl Kernel for EmuKernel {
+    fn takes_portions(&self) -> bool {
+        self.launch.takes_portions()
+    }
+
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         let id = self.device.id();
         HostStream::check(id, stream)?;

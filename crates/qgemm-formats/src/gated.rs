@@ -59,6 +59,34 @@ impl HostWeight {
     }
 }
 
+impl HostWeight {
+    /// The gate and the up of a weight whose rows alternate between the two, the gate's first, as gpt-oss has them.
+    ///
+    /// # Errors
+    /// [`FormatError::PairMismatch`] for an odd number of rows.
+    pub fn interleaved_pair(&self) -> Result<[Self; 2], FormatError> {
+        let (format, rows, k) = (self.format(), self.n(), self.k());
+        if !rows.is_multiple_of(2) {
+            let (gate, up) = (rows.div_ceil(2).to_string(), (rows / 2).to_string());
+            return Err(FormatError::PairMismatch { what: "number of alternate rows", gate, up });
+        }
+        let row_bytes = format.row_bytes(self.stored_k());
+        let one = |first: usize| {
+            let rows_of = self.blocks().chunks_exact(row_bytes).skip(first).step_by(2);
+            let blocks: Vec<u8> = rows_of.flatten().copied().collect();
+            let weight = match self.k_order() {
+                None => Self::new(format, rows / 2, k, blocks.into())?,
+                Some(order) => Self::with_k_order(format, rows / 2, k, blocks.into(), order.to_vec())?,
+            };
+            match self.row_scale() {
+                None => Ok(weight),
+                Some(scales) => weight.with_row_scale(scales.iter().skip(first).step_by(2).copied().collect()),
+            }
+        };
+        Ok([one(0)?, one(1)?])
+    }
+}
+
 fn check_alike(gate: &HostWeight, up: &HostWeight) -> Result<(), FormatError> {
     if gate.format() == up.format() && gate.n() != up.n() {
         return Err(FormatError::PairMismatch { what: "N", gate: gate.n().to_string(), up: up.n().to_string() });

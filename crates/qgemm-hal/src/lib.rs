@@ -78,7 +78,7 @@ pub use op::{
     CheckedKvAppend, CheckedMatmul, CheckedNorm, CheckedOptimizer, CheckedQuantize, CheckedRouting, CheckedUnpack,
     Dense, Operand, OperandDesc, Operation,
 };
-pub use operands::{MAX_OPERANDS, Operands};
+pub use operands::{MAX_OPERANDS, Operands, Portion};
 pub use pack_spec::{PackSpec, ProbeSpec};
 pub use pool::{BufferPool, PoolStats, PooledBuffer};
 pub use profile::{LaunchTimes, StepTimes, record_launches};

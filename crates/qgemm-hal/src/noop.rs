@@ -424,6 +424,10 @@ impl Kernel for NoopKernel {
         self.launches.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
+
+    fn takes_portions(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

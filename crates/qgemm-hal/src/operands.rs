@@ -1,10 +1,39 @@
-//! [`Operands`]: the memory that a launch reads and writes, by the names that its operation gives.
+//! [`Operands`]: the memory that a launch reads and writes, by the names that its operation gives, and how much of what was planned
+//! it is for.
 
 use crate::buffer::{BufferMut, BufferRef};
 use crate::op::Operand;
 
 /// Most operands of an operation.
 pub const MAX_OPERANDS: usize = 24;
+
+/// The first tokens of those that were planned: a plan for many serves fewer, too, with what it launches for all.
+///
+/// ```
+/// use qgemm_hal::Portion;
+///
+/// let portion = Portion::new(3, 8).expect("fewer");
+/// // Four slots a token.
+/// assert_eq!(portion.rows(32), 12);
+/// assert!(Portion::new(9, 8).is_none() && Portion::new(0, 8).is_none());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Portion {
+    taken: usize,
+    of: usize,
+}
+
+impl Portion {
+    /// The first `taken` of `of` tokens; `None` where there are not so many, or none is taken.
+    pub fn new(taken: usize, of: usize) -> Option<Self> {
+        (1..=of).contains(&taken).then_some(Self { taken, of })
+    }
+
+    /// How many of `planned` rows it takes, of which each token has equally many.
+    pub fn rows(self, planned: usize) -> usize {
+        planned / self.of * self.taken
+    }
+}
 
 /// Views of memory for the operands of one operation. Those that are not given are absent.
 ///
@@ -21,6 +50,7 @@ pub const MAX_OPERANDS: usize = 24;
 #[derive(Debug, Default)]
 pub struct Operands<'a> {
     views: [Option<View<'a>>; MAX_OPERANDS],
+    portion: Option<Portion>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +64,21 @@ impl<'a> Operands<'a> {
     /// No operand is given.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Makes the launch one for a part of the tokens that were planned, whose rows alone operands have.
+    pub fn take_portion(&mut self, portion: Option<Portion>) {
+        self.portion = portion;
+    }
+
+    /// The part of the tokens that the launch is for; all where there is none.
+    pub fn portion(&self) -> Option<Portion> {
+        self.portion
+    }
+
+    /// How many of `planned` rows the launch is for.
+    pub fn rows(&self, planned: usize) -> usize {
+        self.portion.map_or(planned, |portion| portion.rows(planned))
     }
 
     /// Gives an operand that is read.

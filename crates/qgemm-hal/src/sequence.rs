@@ -24,6 +24,11 @@ pub trait Kernel: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`HalError::WrongDevice`] or a driver error.
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError>;
+
+    /// Whether a launch may be for a [portion](Operands::take_portion) of the tokens that it was made for.
+    fn takes_portions(&self) -> bool {
+        false
+    }
 }
 
 /// How many threads a launch has, and the shared memory of each CTA.
@@ -126,6 +131,7 @@ impl LaunchStep {
     /// The step's operands among those of the operation.
     fn operands<'s>(&self, of_operation: &'s mut Operands<'_>) -> Result<Operands<'s>, HalError> {
         let mut own = Operands::new();
+        own.take_portion(of_operation.portion());
         for Binding { slot, operand, range } in &self.bindings {
             let Some((view, writable)) = of_operation.view_at(*operand) else { continue };
             let view = match range {
@@ -179,11 +185,27 @@ impl LaunchSequence {
         &self.steps
     }
 
+    /// Whether a run may be for a [portion](Operands::take_portion) of the tokens that were planned.
+    pub fn takes_portions(&self) -> bool {
+        self.steps.iter().all(|step| step.kernel.takes_portions())
+    }
+
+    /// Refuses a portion that a kernel would not see.
+    fn check_portion(&self, stream: &Stream, operands: &Operands<'_>) -> Result<(), HalError> {
+        if operands.portion().is_none() || self.takes_portions() {
+            return Ok(());
+        }
+        let why = "it is launched for as many tokens as were planned".to_owned();
+        Err(HalError::Unsupported { device: stream.device(), what: self.name.clone(), why })
+    }
+
     /// Submits every step to `stream`. Does nothing that costs but what its kernels do.
     ///
     /// # Errors
-    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, or a driver error.
+    /// [`HalError::WrongDevice`], [`HalError::OutOfBounds`] when an operand is too short for a step, [`HalError::Unsupported`] for a
+    /// portion that a kernel does not take, or a driver error.
     pub fn run(&self, stream: &Stream, mut operands: Operands<'_>) -> Result<(), HalError> {
+        self.check_portion(stream, &operands)?;
         self.steps.iter().try_for_each(|step| step.launch(stream, &mut operands))
     }
 
@@ -194,6 +216,7 @@ impl LaunchSequence {
     /// As [`LaunchSequence::run`].
     pub fn run_for<O: Operation>(&self, op: &O, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         if profile::is_recording() {
+            self.check_portion(stream, &operands)?;
             return profile::run(self, op, stream, operands);
         }
         self.run(stream, operands)
@@ -307,6 +330,7 @@ mod tests {
     use crate::noop;
     use crate::op::convert::{ConvertOperand, ConvertSpec};
     use crate::op::gemm::GemmOperand;
+    use crate::operands::Portion;
 
     /// Notes which operands it saw, and their lengths.
     #[derive(Debug, Default)]
@@ -353,6 +377,17 @@ mod tests {
         assert!(text.contains("the column order"), "{text}");
         let given = sequence.display_with(&[GemmOperand::X, GemmOperand::Workspace]).to_string();
         assert!(given.contains("read x\n") && !given.contains("the column order"), "{given}");
+    }
+
+    #[test]
+    fn a_portion_is_refused_where_a_kernel_does_not_take_it() {
+        let device = noop::open("noop".parse().expect("a name")).expect("always there");
+        let sequence = LaunchSequence::new::<GemmOperand>("x", vec![step(&Arc::default())]);
+        let stream = device.default_stream();
+        let mut operands = Operands::new();
+        operands.take_portion(Portion::new(1, 2));
+        assert!(matches!(sequence.run(&stream, operands), Err(HalError::Unsupported { .. })));
+        assert!(sequence.run(&stream, Operands::new()).is_ok() && !sequence.takes_portions());
     }
 
     #[test]

@@ -1,13 +1,12 @@
 //! `experts`: which kernel, and where its workspace lies.
 
 use qgemm_hal::{
-    CheckedDequantize, CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family,
-    Operation, Schedule,
+    CheckedExperts, CheckedGemm, DeviceInfo, ExpertForm, ExpertsConfig, ExpertsPlan, Family, Operation, Schedule,
 };
 
 use crate::candidates::Candidates;
 use crate::error::SchedError;
-use crate::gemm::{Cost, INVARIANT_M, Preferences, TunedTable, processor};
+use crate::gemm::{Cost, First, INVARIANT_M, Preferences, TunedTable, processor};
 
 /// Chooses how to run `op` on the device of `info`: the fastest by the tuned table where it knows the operation, else the configuration
 /// that is expected to take the least time when every expert has as many rows. What the index says is not known here, nor needed: a plan serves every index. Among equals, earlier
@@ -40,7 +39,8 @@ pub fn choose<'f>(
     })
 }
 
-/// Every way to run `op` that [`choose`] has the choice of: with X as it is, and, where it is quantized, with X made plain first.
+/// Every way to run `op` that [`choose`] has the choice of: with X as it is; where it is quantized, with X made plain first; and where it
+/// may be, with X quantized first.
 pub fn candidates<'f>(
     op: &CheckedExperts,
     info: &DeviceInfo,
@@ -48,18 +48,20 @@ pub fn candidates<'f>(
     preferences: &Preferences,
     tuned: &TunedTable,
 ) -> Candidates<'f, CheckedExperts> {
-    let all = of_x(op, None, info, families, preferences);
-    let all = match op.dequantized() {
-        None => all,
-        Some((plain, step)) => all.and(of_x(&plain, Some(&step), info, families, preferences)),
-    };
-    all.measured(op, info, tuned)
+    let plain = op.dequantized().map(|(plain, step)| (plain, First::Dequantize(step)));
+    let quantized = op.quantized().map(|(quantized, step)| (quantized, First::Quantize(step)));
+    let as_it_is = of_x(op, None, info, families, preferences);
+    plain
+        .into_iter()
+        .chain(quantized)
+        .fold(as_it_is, |all, (product, first)| all.and(of_x(&product, Some(&first), info, families, preferences)))
+        .measured(op, info, tuned)
 }
 
-/// Every way to run `op` behind the step that makes X plain, where there is one.
+/// Every way to run `op` behind the step that makes X plain or quantizes it, where there is one.
 fn of_x<'f>(
     op: &CheckedExperts,
-    before: Option<&CheckedDequantize>,
+    before: Option<&First>,
     info: &DeviceInfo,
     families: &[&'f dyn Family<CheckedExperts>],
     preferences: &Preferences,
@@ -85,10 +87,14 @@ fn of_x<'f>(
     };
     Candidates::ask(&families, configs, |config| {
         let mut cost = cost(&typical, info, &config);
-        let seconds = before.map_or(0.0, |step| info.launch_seconds + step.traffic() / info.bandwidth);
+        let seconds = before.map_or(0.0, |step| info.launch_seconds + step.traffic(op.x_rows()) / info.bandwidth);
         (cost.prologue, cost.seconds) = (cost.prologue + seconds, cost.seconds + seconds);
         let plan = ExpertsPlan::new(op, config, cost.seconds)?;
-        let plan = before.map_or(Some(plan), |step| plan.with_dequantized(step))?;
+        let plan = match before {
+            None => plan,
+            Some(First::Dequantize(step)) => plan.with_dequantized(step)?,
+            Some(First::Quantize(step)) => plan.with_quantized(step)?,
+        };
         preferences.max_workspace.is_none_or(|most| plan.workspace_bytes <= most).then_some((plan, cost))
     })
 }

@@ -90,6 +90,7 @@ mod tests {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
         }
     }
 

@@ -21,6 +21,19 @@ var<workgroup> sums: array<f32, THREADS>;
 var<workgroup> chosen: array<u32, MOST_TOP_K>;
 var<workgroup> chosen_scores: array<f32, MOST_TOP_K>;
 
+// The last expert may be every token's: it has no logit, and the last slot.
+fn shared_experts() -> u32 {
+    return select(0u, 1u, has(FLAG_SHARED));
+}
+
+fn logit_experts() -> u32 {
+    return p.shape.experts - shared_experts();
+}
+
+fn chosen_slots() -> u32 {
+    return p.shape.top_k - shared_experts();
+}
+
 // Bits in the order of the numbers, the same for both zeros; 0 for NaN.
 fn ordered(bits: u32) -> u32 {
     let magnitude = bits & 0x7fffffffu;
@@ -90,7 +103,7 @@ fn share(key: u32, largest: u32) -> f32 {
 fn find_best(thread: u32) {
     var key = 0u;
     var at = 0u;
-    for (var e = thread; e < p.shape.experts; e += THREADS) {
+    for (var e = thread; e < logit_experts(); e += THREADS) {
         if (keys[e] > key) {
             key = keys[e];
             at = e;
@@ -127,7 +140,7 @@ fn add_up(thread: u32, value: f32) -> f32 {
 // Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums.
 fn keep_best_groups(thread: u32) {
     let groups = p.shape.groups;
-    let size = p.shape.experts / groups;
+    let size = logit_experts() / groups;
     for (var g = thread; g < groups; g += THREADS) {
         var first = 0u;
         var second = 0u;
@@ -166,7 +179,7 @@ fn main(
         return;
     }
     let row = p.logits_base + token * p.logits_row;
-    for (var e = thread; e < p.shape.experts; e += THREADS) {
+    for (var e = thread; e < logit_experts(); e += THREADS) {
         let index = row + e;
         let word = logits[word_of(index, p.shape.dtype)];
         // A number keeps its bits where it needs no conversion.
@@ -175,25 +188,25 @@ fn main(
     // Keys of another invocation are read from here on.
     workgroupBarrier();
     if (has(FLAG_SIGMOID)) {
-        for (var e = thread; e < p.shape.experts; e += THREADS) {
+        for (var e = thread; e < logit_experts(); e += THREADS) {
             scores[e] = select(sigmoid(keys[e]), 0.0, keys[e] == 0u);
         }
     } else {
         find_best(thread);
         let largest = best[0];
         var own = 0.0;
-        for (var e = thread; e < p.shape.experts; e += THREADS) {
+        for (var e = thread; e < logit_experts(); e += THREADS) {
             scores[e] = select(share(keys[e], largest), 0.0, keys[e] == 0u);
             own += scores[e];
         }
         let sum = add_up(thread, own);
-        for (var e = thread; e < p.shape.experts; e += THREADS) {
+        for (var e = thread; e < logit_experts(); e += THREADS) {
             scores[e] = select(scores[e] / sum, 0.0, largest == 0u);
         }
     }
     let is_biased = has(FLAG_BIAS);
     if (is_biased || p.shape.groups != 0u) {
-        for (var e = thread; e < p.shape.experts; e += THREADS) {
+        for (var e = thread; e < logit_experts(); e += THREADS) {
             var bias = 0u;
             if (is_biased) {
                 bias = biases[p.bias_base + e];
@@ -206,7 +219,7 @@ fn main(
     if (p.shape.groups != 0u) {
         keep_best_groups(thread);
     }
-    for (var place = 0u; place < p.shape.top_k; place++) {
+    for (var place = 0u; place < chosen_slots(); place++) {
         find_best(thread);
         if (thread == 0u) {
             let is_there = best[0] != 0u;
@@ -220,13 +233,14 @@ fn main(
         var divisor = 1.0;
         if (has(FLAG_RENORMALIZE)) {
             var sum = 0.0;
-            for (var place = 0u; place < p.shape.top_k; place++) {
+            for (var place = 0u; place < chosen_slots(); place++) {
                 sum += chosen_scores[place];
             }
             divisor = max(sum, 0x1p-126f);
         }
         let slot = token * p.shape.top_k + thread;
-        ids[p.ids_base + slot] = chosen[thread];
-        weights[p.weights_base + slot] = chosen_scores[thread] / divisor * p.shape.scale;
+        let is_chosen = thread < chosen_slots();
+        ids[p.ids_base + slot] = select(logit_experts(), chosen[thread], is_chosen);
+        weights[p.weights_base + slot] = select(1.0, chosen_scores[thread] / divisor * p.shape.scale, is_chosen);
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use qgemm_formats::{Encoding, Format, ScaleType, XParts};
 use qgemm_hal::RoutingStep;
+use qgemm_hal::op::routing::FLAG_SHARED;
 
 use crate::families::kv_cache::KvNumbers;
 use crate::families::{dequantize, modes};
@@ -323,7 +324,7 @@ pub(crate) fn compose_matmul(constants: &[(&'static str, u32)]) -> Shader {
 /// The shader of a step of a routing, with `threads` invocations. One workgroup is enough for all lists, so that no kernel is of
 /// [`RoutingStep::Lists`]: counting, adding up and writing follow one another.
 pub(crate) fn compose_routing(step: RoutingStep, threads: u32) -> Shader {
-    let prelude = prelude(&[("THREADS", threads)]);
+    let prelude = prelude(&[("THREADS", threads), ("FLAG_SHARED", FLAG_SHARED)]);
     let mut parts = vec![prelude.as_str(), ABI, ROUTING_PARAMS, NUMBERS];
     match step {
         RoutingStep::TopK => parts.push(ROUTING_TOP_K),

@@ -1,22 +1,20 @@
 //! [`MoeLayer`]: a feed-forward layer of experts, from routing to the sum of a token's experts.
 
 use std::fmt;
-use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use qgemm_formats::DType;
-use qgemm_hal::{Activation, Buffer, BufferMut, BufferRef, Stream, XPrecision};
+use qgemm_hal::op::routing::MOST_TOKENS;
+use qgemm_hal::{Buffer, BufferMut, BufferRef, Stream};
 
+use super::moe::Moe;
 use super::plan::{ExpertArgs, ExpertPlan, expert_lists};
 use super::problem::ExpertProblem;
 use super::weights::Experts;
 use crate::context::Context;
 use crate::error::Error;
-use crate::gemm::{Linear, Problem, XRef};
-use crate::plans_by_tokens::{Found, PlansByTokens};
-use crate::quantization::Quantization;
+use crate::gemm::{Problem, XRef};
 use crate::routing::{Routing, RoutingArgs, RoutingLists, RoutingPlan};
-use crate::weight::Weight;
 use crate::workspace::Workspace;
 
 /// Bytes of an id and of a router weight.
@@ -24,116 +22,33 @@ const WORD: usize = 4;
 /// Bytes that a routing and a product with experts say in what was wrong.
 const ROUTING_STATUS: usize = 16;
 const EXPERTS_STATUS: usize = 8;
+/// The offsets of one expert that has all rows: what is beyond the rows counts as their number.
+const ALL_ROWS: [u32; 2] = [0, u32::MAX];
 
-/// What a [`MoeLayer`] computes beside its products with the experts; stated in [`Context::moe_layer`].
-#[derive(Clone, Debug)]
-pub struct Moe {
-    experts: usize,
-    top_k: usize,
-    x_dtype: DType,
-    x_quantization: Option<Quantization>,
-    d_dtype: DType,
-    activation: Activation,
-    routing: Option<Routing>,
-    shared: Option<(Weight, Weight)>,
-    residual: Option<DType>,
-    biases: [Option<DType>; 2],
-    x_precision: XPrecision,
+/// Steps of tokens that a layer has plans for: 1, 2, 3, 4, 6, 8, 12, … A plan serves all numbers down to the step before, for which
+/// as many tiles would be chosen.
+const STEPS: usize = 2 * MOST_TOKENS.ilog2() as usize;
+
+/// The tokens of a step.
+fn step_tokens(step: usize) -> usize {
+    match step {
+        0 => 1,
+        _ => (2 + (step - 1) % 2) << ((step - 1) / 2),
+    }
 }
 
-impl Moe {
-    fn new(experts: usize, top_k: usize) -> Self {
-        Self {
-            experts,
-            top_k,
-            x_dtype: DType::F32,
-            x_quantization: None,
-            d_dtype: DType::F32,
-            activation: Activation::Silu,
-            routing: None,
-            shared: None,
-            residual: None,
-            biases: [None; 2],
-            x_precision: XPrecision::default(),
-        }
-    }
-
-    /// The type of X, and of what the first products pass on to the second. f32 when not given.
-    pub fn x_dtype(mut self, dtype: DType) -> Self {
-        self.x_dtype = dtype;
-        self
-    }
-
-    /// X is what this quantization writes, of `K` columns and any number of rows, and [`Moe::x_dtype`] the type of what the first products pass on alone.
-    pub fn x_quantization(mut self, quantization: &Quantization) -> Self {
-        self.x_quantization = Some(quantization.clone());
-        self
-    }
-
-    /// `p`, of X as the layer has it.
-    fn of_x(&self, p: Problem) -> Problem {
-        match &self.x_quantization {
-            Some(quantization) => p.x_quantization(quantization),
-            None => p.x_dtype(self.x_dtype),
-        }
-    }
-
-    /// What activations of all products may be rounded to, as [`Problem::x_precision`](crate::Problem::x_precision) says.
-    pub fn x_precision(mut self, precision: XPrecision) -> Self {
-        self.x_precision = precision;
-        self
-    }
-
-    /// The type of D. f32 when not given.
-    pub fn d_dtype(mut self, dtype: DType) -> Self {
-        self.d_dtype = dtype;
-        self
-    }
-
-    /// What the first products go through: SiLU when not given. Of gated pairs, the gate does.
-    pub fn activation(mut self, activation: Activation) -> Self {
-        self.activation = activation;
-        self
-    }
-
-    /// Chooses experts from logits of type `dtype`, as `describe` says of a [`Routing`]. Else ids and weights are given.
-    pub fn routed(mut self, dtype: DType, describe: impl FnOnce(Routing) -> Routing) -> Self {
-        self.routing = Some(describe(Routing::from_logits(1, self.experts, self.top_k, dtype)));
-        self
-    }
-
-    /// Adds the products of an expert that every token goes to: a pair of gate and up or one weight, and a down.
-    pub fn shared(mut self, up: &Weight, down: &Weight) -> Self {
-        self.shared = Some((up.clone(), down.clone()));
-        self
-    }
-
-    /// Adds biases of this type to the products of the experts' up, those of all experts one after the other, as
-    /// [`Problem::bias`](crate::Problem::bias) has them.
-    pub fn up_bias(mut self, dtype: DType) -> Self {
-        self.biases[0] = Some(dtype);
-        self
-    }
-
-    /// The same of down.
-    pub fn down_bias(mut self, dtype: DType) -> Self {
-        self.biases[1] = Some(dtype);
-        self
-    }
-
-    /// Adds a residual of this type to the sum.
-    pub fn residual(mut self, dtype: DType) -> Self {
-        self.residual = Some(dtype);
-        self
-    }
+/// The step that serves so many tokens, at least one; `STEPS` for more than any does.
+fn step_of(tokens: usize) -> usize {
+    (0..STEPS).find(|&step| step_tokens(step) >= tokens).unwrap_or(STEPS)
 }
 
 /// A feed-forward layer of experts for any number of tokens:
 /// `D[t] = Σj weights[t, j] · down(e) · activation(up(e) · X[t])` with `e = ids[t, j]`, in the order of the slots and in f32, and what an
 /// expert for all tokens and a residual add. Made by [`Context::moe_layer`].
 ///
-/// A run launches a routing (of given ids where kernels take lists of them), and on GPUs at most four kernels more, six with an expert for all tokens. It reads
-/// nothing back: in a captured CUDA graph, replays follow the ids of the moment.
+/// [`MoeLayer::workspace`] plans for a maximum of tokens; runs of any number up to it plan nothing. A run launches a routing (of given ids
+/// where kernels take lists of them), and on CUDA devices at most three kernels more: products with gate and up, with down, and the sum. An
+/// expert for all tokens is among those ([`Moe::last_is_shared`]), or, of another size, takes two more. [`MoePlan::launches`] counts. It reads nothing back: in a captured CUDA graph, replays follow the ids of the moment.
 ///
 /// ```
 /// use qgemm_api::{Context, DType, HostExperts, MoeArgs, quantize};
@@ -144,8 +59,8 @@ impl Moe {
 /// let down = ctx.load_experts(&HostExperts::new(&[one(32, 64, 0.25), one(32, 64, 1.0)])?)?;
 /// let layer = ctx.moe_layer(&up, &down, 1, |moe| moe.routed(DType::F32, |routing| routing.renormalized()))?;
 ///
-/// // Before the first request: plans are made for one to four tokens, and one workspace serves them.
-/// let mut workspace = layer.workspace(1..=4)?;
+/// // Before the first request: plans for up to four tokens are made, and one workspace serves them.
+/// let mut workspace = layer.workspace(4)?;
 /// let (x, logits) = (ctx.upload(&[0.5f32; 2 * 32])?, ctx.upload(&[9.0f32, 0.0, 0.0, 9.0])?);
 /// let mut d = ctx.allocate(2 * 32 * 4)?;
 /// layer.run(&ctx.default_stream(), 2, MoeArgs::from_logits(&x, &logits, &mut d), &mut workspace)?;
@@ -161,13 +76,17 @@ pub struct MoeLayer {
     up: Experts,
     down: Experts,
     moe: Moe,
-    shared: Option<(Linear, Linear)>,
-    plans: Arc<PlansByTokens<MoePlan>>,
+    /// That every token goes to, as the only one of its kind.
+    shared: Option<[Experts; 2]>,
+    /// One for each step of tokens.
+    plans: Arc<[OnceLock<MoePlan>; STEPS]>,
 }
 
-/// The plans of a layer for one number of tokens.
+/// The plans of a layer for some number of tokens and less.
 #[derive(Debug)]
 pub struct MoePlan {
+    tokens: usize,
+    shared: Option<[ExpertPlan; 2]>,
     routing: Option<RoutingPlan>,
     up: ExpertPlan,
     down: ExpertPlan,
@@ -262,16 +181,27 @@ impl<'a> MoeArgs<'a> {
 /// What the kernels of a run leave for one another. Runs that share one must not be at work at the same time: keep one a stream.
 #[derive(Debug)]
 pub struct MoeWorkspace {
+    /// Of the last run.
     tokens: usize,
+    /// That there is room for.
+    most: usize,
     of_plans: Workspace,
     ids: Buffer,
     weights: Buffer,
     lists: Buffer,
     counts: Buffer,
     hidden: Buffer,
-    shared: Option<[Buffer; 2]>,
+    shared: Option<Shared>,
     routing_status: Buffer,
     status: Buffer,
+}
+
+/// What the products of an expert for all tokens leave, and their index.
+#[derive(Debug)]
+struct Shared {
+    index: Buffer,
+    hidden: Buffer,
+    out: Buffer,
 }
 
 impl MoeLayer {
@@ -289,60 +219,60 @@ impl MoeLayer {
         if down.is_gated() {
             return Err(wrong("experts that are no gated pairs".to_owned(), down));
         }
-        let moe = describe(Moe::new(up.experts(), top_k));
+        let mut moe = describe(Moe::new(up.experts(), top_k));
+        if moe.last_is_shared {
+            let why = "give its id to every token, among the others";
+            let unrouted = Error::NotForExperts { what: "an expert for all tokens of given ids", why };
+            moe.routing = Some(moe.routing.take().ok_or(unrouted)?.sharing_last());
+        }
         let shared = match &moe.shared {
             None => None,
-            Some((shared_up, shared_down)) => Some(Self::shared_layers(ctx, &moe, shared_up, shared_down, up, down)?),
+            Some((shared_up, shared_down)) => {
+                let fits = shared_up.k() == up.k() && shared_down.k() == shared_up.n() && shared_down.n() == down.n();
+                if !fits || shared_down.is_gated() {
+                    let expected = format!("an up of I x {} and a down of {} x I for all tokens", up.k(), down.n());
+                    let got = format!("{} and {}", shared_up.shape(), shared_down.shape());
+                    return Err(Error::WrongWeight { expected, got });
+                }
+                Some([shared_up.shared_by(1)?, shared_down.shared_by(1)?])
+            }
         };
-        let layer = Self {
-            ctx: ctx.clone(),
-            up: up.clone(),
-            down: down.clone(),
-            moe,
-            shared,
-            plans: Arc::new(PlansByTokens::new()),
-        };
+        let plans = Arc::new(std::array::from_fn(|_| OnceLock::new()));
+        let layer = Self { ctx: ctx.clone(), up: up.clone(), down: down.clone(), moe, shared, plans };
         // Most of what can be wrong is so for every number of tokens.
         layer.plan(1)?;
         Ok(layer)
     }
 
-    fn shared_layers(
-        ctx: &Context,
-        moe: &Moe,
-        shared_up: &Weight,
-        shared_down: &Weight,
-        up: &Experts,
-        down: &Experts,
-    ) -> Result<(Linear, Linear), Error> {
-        let fits = shared_up.k() == up.k() && shared_down.k() == shared_up.n() && shared_down.n() == down.n();
-        if !fits || shared_down.is_gated() {
-            let expected = format!("an up of I x {} and a down of {} x I for all tokens", up.k(), down.n());
-            let got = format!("{} and {}", shared_up.shape(), shared_down.shape());
-            return Err(Error::WrongWeight { expected, got });
-        }
-        let first = ctx.layer(shared_up, |p| {
-            moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation)
-        })?;
-        let second = ctx.layer(shared_down, |p| {
-            let p = p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(DType::F32);
-            match moe.residual {
-                Some(residual) => p.residual(residual),
-                None => p,
-            }
-        })?;
-        Ok((first, second))
-    }
-
-    /// The plans for `tokens` tokens; made now where they have not been before.
+    /// The plan that serves `tokens` tokens; made now where it has not been before.
     ///
     /// # Errors
     /// As [`Context::plan_experts`] and [`Context::plan_routing`].
-    pub fn plan(&self, tokens: usize) -> Result<impl Deref<Target = MoePlan> + '_, Error> {
-        match self.plans.get(tokens) {
-            Some(plan) => Ok(Found::Kept(plan)),
-            None => Ok(self.plans.keep(tokens, self.make_plan(tokens)?)),
+    pub fn plan(&self, tokens: usize) -> Result<&MoePlan, Error> {
+        let step = step_of(tokens);
+        let Some(place) = self.plans.get(step) else {
+            return Err(Error::OutOfRange { name: "tokens", least: 0, most: MOST_TOKENS, got: tokens });
+        };
+        match place.get() {
+            Some(plan) => Ok(plan),
+            None => {
+                let plan = self.make_plan(step_tokens(step))?;
+                Ok(place.get_or_init(|| plan))
+            }
         }
+    }
+
+    /// Plans for every number of tokens up to `most`, and makes the kernels ready, which may compile them. Returns the bytes of
+    /// workspace that plans want.
+    ///
+    /// # Errors
+    /// As [`MoeLayer::plan`].
+    pub fn prepare(&self, most: usize) -> Result<usize, Error> {
+        let mut bytes = 0;
+        for step in 0..=step_of(most) {
+            bytes = bytes.max(self.plan(if step < STEPS { step_tokens(step) } else { most })?.workspace_bytes());
+        }
+        Ok(bytes)
     }
 
     fn make_plan(&self, tokens: usize) -> Result<MoePlan, Error> {
@@ -352,7 +282,7 @@ impl MoeLayer {
             None => p,
         };
         // What is wrong with ids, the second products look for.
-        let first = ExpertProblem::indexed(up, tokens, moe.top_k)
+        let first = ExpertProblem::indexed(up, tokens, moe.slots())
             .each(|p| {
                 biased(
                     moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation),
@@ -360,23 +290,33 @@ impl MoeLayer {
                 )
             })
             .unchecked();
+        let shared = match &self.shared {
+            None => None,
+            Some([up, down]) => {
+                let up = ExpertProblem::contiguous(up, tokens)
+                    .each(|p| moe.of_x(p).x_precision(moe.x_precision).d_dtype(moe.x_dtype).activation(moe.activation));
+                let down = ExpertProblem::contiguous(down, tokens).each(|p| {
+                    let p = p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(DType::F32);
+                    match moe.residual {
+                        Some(residual) => p.residual(residual),
+                        None => p,
+                    }
+                });
+                Some([ctx.plan_experts(&up.unchecked())?, ctx.plan_experts(&down.unchecked())?])
+            }
+        };
         let added = if self.shared.is_some() { Some(DType::F32) } else { moe.residual };
-        let second = ExpertProblem::indexed(down, tokens, moe.top_k).x_per_slot().combined().each(|p| {
+        let second = ExpertProblem::indexed(down, tokens, moe.slots()).x_per_slot().combined().each(|p| {
             let p = biased(p.x_dtype(moe.x_dtype).x_precision(moe.x_precision).d_dtype(moe.d_dtype), moe.biases[1]);
             match added {
                 Some(dtype) => p.residual(dtype),
                 None => p,
             }
         });
-        if let Some((first, second)) = &self.shared {
-            first.prepare([tokens])?;
-            second.prepare([tokens])?;
-        }
         let listed = [ctx.plan_experts(&first.clone().listed())?, ctx.plan_experts(&second.clone().listed())?];
         let lists = listed.iter().any(ExpertPlan::reads_lists);
         let [up, down] = if lists { listed } else { [ctx.plan_experts(&first)?, ctx.plan_experts(&second)?] };
         let routing = match &moe.routing {
-            _ if tokens == 0 => None,
             Some(routing) => {
                 let routing = routing.clone().of_tokens(tokens);
                 Some(ctx.plan_routing(&if lists { routing.lists() } else { routing })?)
@@ -385,40 +325,31 @@ impl MoeLayer {
             None if lists => Some(ctx.plan_routing(&Routing::from_ids(tokens, moe.experts, moe.top_k))?),
             None => None,
         };
-        Ok(MoePlan { routing, up, down })
+        Ok(MoePlan { tokens, shared, routing, up, down })
     }
 
-    /// Plans for each of these numbers of tokens, makes the kernels ready (which may compile them), and allocates a workspace that serves
-    /// all of them.
+    /// Does what [`MoeLayer::prepare`] does, and allocates a workspace that serves runs of up to `most` tokens.
     ///
     /// # Errors
     /// As [`MoeLayer::plan`], or exhausted memory.
-    pub fn workspace(&self, tokens: impl IntoIterator<Item = usize>) -> Result<MoeWorkspace, Error> {
-        let (mut most, mut bytes) = (0, 0);
-        for tokens in tokens {
-            let plan = self.plan(tokens)?;
-            let routing = plan.routing.as_ref().map_or(0, RoutingPlan::workspace_bytes);
-            bytes =
-                [bytes, routing, plan.up.workspace_bytes(), plan.down.workspace_bytes()].into_iter().max().unwrap_or(0);
-            if let Some((first, second)) = &self.shared {
-                bytes = bytes.max(first.prepare([tokens])?).max(second.prepare([tokens])?);
-            }
-            most = most.max(tokens);
-        }
+    pub fn workspace(&self, most: usize) -> Result<MoeWorkspace, Error> {
+        let bytes = self.prepare(most)?;
         let (ctx, width) = (&self.ctx, self.moe.x_dtype.bytes());
-        let slots = most.saturating_mul(self.moe.top_k);
+        let slots = most.saturating_mul(self.moe.slots());
         let lists = expert_lists(self.moe.experts, slots).map_or(usize::MAX, |[_, slots]| slots.end);
         let allocate = |count: usize, width: usize| ctx.allocate(count.saturating_mul(width));
         let routed = if self.moe.routing.is_some() { slots } else { 0 };
         let shared = match &self.shared {
             None => None,
-            Some((first, second)) => Some([
-                allocate(most.saturating_mul(first.weight().n()), width)?,
-                allocate(most.saturating_mul(second.weight().n()), DType::F32.bytes())?,
-            ]),
+            Some([up, down]) => Some(Shared {
+                index: ctx.upload(&ALL_ROWS)?,
+                hidden: allocate(most.saturating_mul(up.n()), width)?,
+                out: allocate(most.saturating_mul(down.n()), DType::F32.bytes())?,
+            }),
         };
         Ok(MoeWorkspace {
             tokens: 0,
+            most,
             of_plans: ctx.workspace(bytes)?,
             ids: allocate(routed, WORD)?,
             weights: allocate(routed, WORD)?,
@@ -431,11 +362,12 @@ impl MoeLayer {
         })
     }
 
-    /// Submits the layer for `tokens` tokens to `stream`. After a [`MoeLayer::workspace`] for this number it does what
-    /// [`ExpertPlan::run`] does and no more, and may be captured in a CUDA graph; a number that is new is planned first.
+    /// Submits the layer for `tokens` tokens to `stream`. It plans nothing, and does what [`ExpertPlan::run`] does and no more, so it may be
+    /// captured in a CUDA graph.
     ///
     /// # Errors
-    /// As [`MoeLayer::plan`], and when an operand is missing, too short, misaligned, on another device or not part of the layer.
+    /// [`Error::OutOfRange`] for more tokens than the workspace has room for, or than the layer is [prepared](MoeLayer::prepare) for;
+    /// when an operand is missing, too short, misaligned, on another device or not part of the layer.
     pub fn run(
         &self,
         stream: &Stream,
@@ -446,7 +378,14 @@ impl MoeLayer {
         if tokens == 0 {
             return Ok(());
         }
-        let plan = self.plan(tokens)?;
+        let out_of_range = |name, most| Error::OutOfRange { name, least: 0, most, got: tokens };
+        if tokens > workspace.most {
+            return Err(out_of_range("tokens of a run in this workspace", workspace.most));
+        }
+        let Some(plan) = self.plans.get(step_of(tokens)).and_then(OnceLock::get) else {
+            let prepared = self.plans.iter().take_while(|plan| plan.get().is_some()).count();
+            return Err(out_of_range("tokens that the layer is prepared for", step_tokens(prepared.saturating_sub(1))));
+        };
         let MoeArgs { x, x_factor, d, source, bias, biases, residual } = args;
         let MoeWorkspace { of_plans, ids, weights, lists, counts, hidden, shared, routing_status, status, .. } =
             workspace;
@@ -464,13 +403,15 @@ impl MoeLayer {
                 let (status, made) = (routing_status.view_mut(), (ids.view_mut(), weights.view_mut()));
                 let mut args = RoutingArgs::of_logits(logits, made.0, made.1, status);
                 (args.bias, args.lists, args.workspace) = (bias, made_lists, Some(&mut *of_plans));
+                args.tokens = Some(tokens);
                 routing.run(stream, args)?;
                 (ids.view(), weights.view())
             }
             (routing, MoeSource::Given { ids, weights }) if self.moe.routing.is_none() => {
                 if let Some((routing, made_lists)) = routing.as_ref().zip(made_lists) {
                     let args = RoutingArgs::of_ids(ids, made_lists, routing_status.view_mut());
-                    routing.run(stream, RoutingArgs { workspace: Some(&mut *of_plans), ..args })?;
+                    let workspace = Some(&mut *of_plans);
+                    routing.run(stream, RoutingArgs { tokens: Some(tokens), workspace, ..args })?;
                 }
                 (ids, weights)
             }
@@ -478,22 +419,21 @@ impl MoeLayer {
             (_, MoeSource::Logits(_)) => return Err(Error::UnexpectedOperand { operand: "logits" }),
         };
         let lists = is_listed.then(|| lists.view());
-        let mut first = ExpertArgs::new(x, &self.up, ids, hidden.view_mut()).workspace(of_plans);
+        let mut first = ExpertArgs::new(x, &self.up, ids, hidden.view_mut()).tokens(tokens).workspace(of_plans);
         (first.x_factor, first.bias, first.lists) = (x_factor, biases[0], lists);
         plan.up.run(stream, first)?;
-        let added = match (&self.shared, shared) {
-            (Some((first, second)), Some([hidden, out])) => {
-                let mut args = first.args(x, hidden.view_mut()).workspace(of_plans);
+        let added = match (plan.shared.as_ref().zip(self.shared.as_ref()), shared) {
+            (Some(([first, second], [up, down])), Some(Shared { index, hidden, out })) => {
+                let mut args = ExpertArgs::new(x, up, &*index, hidden.view_mut()).tokens(tokens).workspace(of_plans);
                 args.x_factor = x_factor;
-                first.run(stream, tokens, args)?;
-                let mut args = second.args(hidden.view(), out.view_mut()).workspace(of_plans);
-                args.residual = residual;
-                second.run(stream, tokens, args)?;
+                first.run(stream, args)?;
+                let args = ExpertArgs::new(hidden.view(), down, &*index, out.view_mut()).tokens(tokens);
+                second.run(stream, ExpertArgs { residual, ..args.workspace(of_plans) })?;
                 Some(out.view())
             }
             _ => residual,
         };
-        let mut second = ExpertArgs::new(hidden.view(), &self.down, ids, d).router_weights(weights);
+        let mut second = ExpertArgs::new(hidden.view(), &self.down, ids, d).router_weights(weights).tokens(tokens);
         (second.bias, second.residual, second.lists) = (biases[1], added, lists);
         plan.down.run(stream, second.status(status.view_mut()).workspace(of_plans))?;
         workspace.tokens = tokens;
@@ -525,14 +465,30 @@ impl fmt::Debug for MoeLayer {
 }
 
 impl MoePlan {
-    /// Launches of a run, an expert for all tokens aside.
-    pub fn launches(&self) -> usize {
-        let steps = |plan: &ExpertPlan| plan.sequence().map_or(0, |sequence| sequence.steps().len());
-        let routing = self.routing.as_ref().map_or(0, |plan| plan.sequence().steps().len());
-        routing + steps(&self.up) + steps(&self.down)
+    /// The most tokens that it serves.
+    pub fn tokens(&self) -> usize {
+        self.tokens
     }
 
-    /// The routing; `None` where ids are given or there are no tokens.
+    /// All products, in the order of a run.
+    fn products(&self) -> impl Iterator<Item = &ExpertPlan> {
+        std::iter::once(&self.up).chain(self.shared.iter().flatten()).chain(std::iter::once(&self.down))
+    }
+
+    /// Launches of a run.
+    pub fn launches(&self) -> usize {
+        let routing = self.routing.as_ref().map_or(0, |plan| plan.sequence().steps().len());
+        let steps = |plan: &ExpertPlan| plan.sequence().map_or(0, |sequence| sequence.steps().len());
+        routing + self.products().map(steps).sum::<usize>()
+    }
+
+    /// Bytes of workspace that all launches want, one after the other.
+    fn workspace_bytes(&self) -> usize {
+        let routing = self.routing.as_ref().map_or(0, RoutingPlan::workspace_bytes);
+        self.products().map(ExpertPlan::workspace_bytes).fold(routing, usize::max)
+    }
+
+    /// The routing; `None` where ids are given and products take no lists.
     pub fn routing(&self) -> Option<&RoutingPlan> {
         self.routing.as_ref()
     }
@@ -554,6 +510,23 @@ impl fmt::Display for MoePlan {
         if let Some(routing) = &self.routing {
             writeln!(f, "{routing}")?;
         }
-        write!(f, "{}\n{}", self.up, self.down)
+        let mut products = self.products();
+        products.try_for_each(|product| writeln!(f, "{product}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_tokens_has_a_step() {
+        assert_eq!([0, 1, 2, 3, 4, 5, 6].map(step_tokens), [1, 2, 3, 4, 6, 8, 12]);
+        for tokens in [1, 2, 3, 4, 5, 7, 100, 4096, 4097, MOST_TOKENS] {
+            let step = step_of(tokens);
+            let before = step.checked_sub(1).map_or(0, step_tokens);
+            assert!(step_tokens(step) >= tokens && before < tokens, "{tokens}");
+        }
+        assert_eq!((step_tokens(STEPS - 1), step_of(MOST_TOKENS + 1)), (MOST_TOKENS, STEPS));
     }
 }

@@ -1,11 +1,13 @@
 //! Layers of experts: their weights, products of rows with the experts that they are given to, plans of those, and whole layers.
 
 mod layer;
+mod moe;
 mod plan;
 mod problem;
 mod weights;
 
-pub use layer::{Moe, MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace};
+pub use layer::{MoeArgs, MoeLayer, MoePlan, MoeSource, MoeWorkspace};
+pub use moe::Moe;
 pub use plan::{ExpertArgs, ExpertPlan, expert_lists};
 pub use problem::ExpertProblem;
 pub use weights::Experts;

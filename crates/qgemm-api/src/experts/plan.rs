@@ -18,8 +18,8 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::gemm::{XOf, XRef, stored_x};
 use crate::normed::{Shared, behind_norm, preferences_beside};
-use crate::operand::{Checks, Extent};
-use crate::plain_x::{XOperands, behind_dequantize};
+use crate::operand::{Checks, Extent, portion_of};
+use crate::plain_x::{XOperands, behind_dequantize, behind_quantize};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
@@ -36,6 +36,14 @@ const STATUS_BYTES: usize = 2 * size_of::<u32>();
 pub struct ExpertPlan {
     op: CheckedExperts,
     shape: ExpertsShape,
+    extents: Extents,
+    /// `None` where there are no rows.
+    ready: Option<Arc<Ready<CheckedExperts>>>,
+}
+
+/// Bytes that a run wants of each operand.
+#[derive(Clone, Copy, Debug)]
+struct Extents {
     /// Of plain numbers; a quantized X is checked by its description.
     x: Option<Extent>,
     d: Extent,
@@ -48,8 +56,37 @@ pub struct ExpertPlan {
     index: Extent,
     router_weights: Option<Extent>,
     lists: Option<Extent>,
-    /// `None` where there are no rows.
-    ready: Option<Arc<Ready<CheckedExperts>>>,
+}
+
+impl Extents {
+    fn of(op: &CheckedExperts) -> Self {
+        let each = &op.each;
+        let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
+        let of_columns = |dtype: DType| Extent::of_values(each.k, dtype.bytes());
+        let (d, residual) = match &op.combine {
+            None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
+            Some(combine) => {
+                let tokens = op.tokens();
+                (output(&combine.d, tokens), combine.residual.map(|dense| output(&dense, tokens)))
+            }
+        };
+        Self {
+            x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
+            d,
+            c: each.c.map(|dense| output(&dense, each.m)),
+            bias: each.bias.map(|dtype| Extent::of_values(op.weights() * each.bias_len(), dtype.bytes())),
+            token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
+            residual,
+            gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),
+            beta: each.norm.and_then(|norm| norm.function.beta).map(of_columns),
+            index: Extent::of_values(op.index_len(), size_of::<u32>()),
+            router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
+            lists: op
+                .list_parts()
+                .filter(|_| op.lists)
+                .map(|[_, slots]| Extent::of_values(slots.end / 4, size_of::<u32>())),
+        }
+    }
 }
 
 /// What one run of an [`ExpertPlan`] reads and writes.
@@ -107,6 +144,8 @@ pub struct ExpertArgs<'a> {
     pub router_weights: Option<BufferRef<'a>>,
     /// The slots of each expert, when the problem is [listed](ExpertProblem::listed).
     pub lists: Option<BufferRef<'a>>,
+    /// Tokens of this run, or rows that are sorted by expert, where they are fewer than those planned.
+    pub tokens: Option<usize>,
     /// Eight bytes that the run writes for [`ExpertPlan::check_status`], unless the index is [unchecked](ExpertProblem::unchecked).
     pub status: Option<BufferMut<'a>>,
     /// At least [`ExpertPlan::workspace_bytes`], when that is not 0.
@@ -146,6 +185,7 @@ impl<'a> ExpertArgs<'a> {
             beta: None,
             router_weights: None,
             lists: None,
+            tokens: None,
             status: None,
             workspace: None,
         }
@@ -215,6 +255,13 @@ impl<'a> ExpertArgs<'a> {
         self
     }
 
+    /// For the first `tokens` tokens of those that were planned, or so many rows that are sorted by expert: operands need no more than
+    /// these. Not with a [capacity](ExpertProblem::masked), whose counts say how many rows there are, nor with a norm.
+    pub fn tokens(mut self, tokens: usize) -> Self {
+        self.tokens = Some(tokens);
+        self
+    }
+
     /// With a workspace of at least [`ExpertPlan::workspace_bytes`].
     pub fn workspace(mut self, workspace: &'a mut Workspace) -> Self {
         self.workspace = Some(workspace);
@@ -242,7 +289,7 @@ impl ExpertPlan {
             Ok::<_, Error>(Ready { family, plan, sequence: sequence(device, op, family, &plan)? })
         };
         let ready = if op.each.m == 0 { None } else { Some(caches.experts.get_or_make(&key, make)?) };
-        Self::of(problem, key.0, ready)
+        Ok(Self::of(problem, key.0, ready))
     }
 
     pub(crate) fn every_way(
@@ -278,43 +325,11 @@ impl ExpertPlan {
     ) -> Result<Self, Error> {
         let Offered { family, plan, .. } = *way;
         let sequence = sequence(device, op, family, &plan)?;
-        Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence })))
+        Ok(Self::of(problem, op.clone(), Some(Arc::new(Ready { family, plan, sequence }))))
     }
 
-    fn of(
-        problem: &ExpertProblem,
-        op: CheckedExperts,
-        ready: Option<Arc<Ready<CheckedExperts>>>,
-    ) -> Result<Self, Error> {
-        let each = &op.each;
-        let output = |dense: &Dense, rows: usize| Extent::of(dense, rows, each.out_features);
-        let of_columns = |dtype: DType| Extent::of_values(each.k, dtype.bytes());
-        let (d, residual) = match &op.combine {
-            None => (output(&each.d, each.m), each.residual.map(|dense| output(&dense, each.m))),
-            Some(combine) => {
-                let tokens = op.tokens();
-                (output(&combine.d, tokens), combine.residual.map(|dense| output(&dense, tokens)))
-            }
-        };
-        Ok(Self {
-            x: stored_x(each).map(|x| Extent::of(&x, op.x_rows(), each.k)),
-            d,
-            c: each.c.map(|dense| output(&dense, each.m)),
-            bias: each.bias.map(|dtype| Extent::of_values(op.weights() * each.bias_len(), dtype.bytes())),
-            token_scale: each.token_scale.then(|| Extent::of_values(each.m, F32_BYTES)),
-            residual,
-            gamma: each.norm.and_then(|norm| norm.function.gamma).map(of_columns),
-            beta: each.norm.and_then(|norm| norm.function.beta).map(of_columns),
-            index: Extent::of_values(op.index_len(), size_of::<u32>()),
-            router_weights: op.combine.map(|_| Extent::of_values(each.m, F32_BYTES)),
-            lists: op
-                .list_parts()
-                .filter(|_| op.lists)
-                .map(|[_, slots]| Extent::of_values(slots.end / 4, size_of::<u32>())),
-            shape: *problem.shape(),
-            op,
-            ready,
-        })
+    fn of(problem: &ExpertProblem, op: CheckedExperts, ready: Option<Arc<Ready<CheckedExperts>>>) -> Self {
+        Self { extents: Extents::of(&op), shape: *problem.shape(), op, ready }
     }
 
     /// Bytes of workspace that [`ExpertPlan::run`] needs.
@@ -405,6 +420,7 @@ impl ExpertPlan {
             beta,
             router_weights,
             lists,
+            tokens,
             workspace: _,
         } = args;
         if !self.shape.serves(w.shape()) {
@@ -412,24 +428,32 @@ impl ExpertPlan {
         }
         let checks = Checks(self.device());
         checks.device("stream", stream.device())?;
+        let portion = portion_of(tokens, self.op.tokens())?;
+        if portion.is_some() && matches!(self.op.form, ExpertForm::Masked { .. }) {
+            let why = "counts say how many rows there are";
+            return Err(Error::NotForExperts { what: "fewer tokens than were planned", why });
+        }
+        let op = &self.op.of_portion(portion);
+        let of = if portion.is_some() { Extents::of(op) } else { self.extents };
         use ExpertOperand as O;
         let mut operands = Operands::new();
+        operands.take_portion(portion);
         let names = [O::X, O::XScales, O::XPlaneFactors, O::XSums];
-        let read = XOf { op: &self.op.each, rows: self.op.x_rows(), plain: self.x };
+        let read = XOf { op: &op.each, rows: op.x_rows(), plain: of.x };
         read.give(x, x_factor, checks, names, &mut operands)?;
-        checks.view("D", d.view(), self.d)?;
-        checks.view("index", index, self.index)?;
+        checks.view("D", d.view(), of.d)?;
+        checks.view("index", index, of.index)?;
         let two_words = self.op.checks_index.then(|| Extent::of_values(2, size_of::<u32>()));
         let status = checks.optional("status", status, two_words, "the problem has its index checked")?;
-        let c = checks.optional("C", c, self.c, "the problem adds beta · C")?;
-        let bias = checks.optional("bias", bias, self.bias, "the problem adds a bias")?;
-        let token_scale = checks.optional("row factors", token_scale, self.token_scale, "the problem scales rows")?;
-        let residual = checks.optional("residual", residual, self.residual, "the problem adds a residual")?;
+        let c = checks.optional("C", c, of.c, "the problem adds beta · C")?;
+        let bias = checks.optional("bias", bias, of.bias, "the problem adds a bias")?;
+        let token_scale = checks.optional("row factors", token_scale, of.token_scale, "the problem scales rows")?;
+        let residual = checks.optional("residual", residual, of.residual, "the problem adds a residual")?;
         let router_weights =
-            checks.optional("router weights", router_weights, self.router_weights, "the problem combines slots")?;
-        let lists = checks.optional("lists", lists, self.lists, "the problem is listed")?;
-        let gamma = checks.optional("gamma", gamma, self.gamma, "the problem normalizes X with a gamma")?;
-        let beta = checks.optional("beta", beta, self.beta, "the problem normalizes X with a beta")?;
+            checks.optional("router weights", router_weights, of.router_weights, "the problem combines slots")?;
+        let lists = checks.optional("lists", lists, of.lists, "the problem is listed")?;
+        let gamma = checks.optional("gamma", gamma, of.gamma, "the problem normalizes X with a gamma")?;
+        let beta = checks.optional("beta", beta, of.beta, "the problem normalizes X with a beta")?;
         let Some(ready) = &self.ready else { return Ok(()) };
         w.give(&mut operands);
         operands.read(O::Index, index);
@@ -445,12 +469,12 @@ impl ExpertPlan {
         if let Some(status) = status {
             operands.write(O::Status, status);
         }
-        let why = "the plan keeps lists, gathered, normalized or plain rows, or the slots' products";
+        let why = "the plan keeps lists, gathered, normalized, plain or quantized rows, or the slots' products";
         if let Some(workspace) = checks.workspace(workspace, self.workspace_bytes(), why)? {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(ready.sequence.run_for(&self.op, stream, operands)?)
+        Ok(ready.sequence.run_for(op, stream, operands)?)
     }
 
     /// Waits for the default stream and says whether the index of the run that wrote `status` was right.
@@ -475,7 +499,7 @@ impl ExpertPlan {
     }
 }
 
-/// What a run launches: the norm of X, or what makes X plain, where there is such a step, and what `family` has for `plan`.
+/// What a run launches: the norm of X, or what makes X plain or quantizes it, where there is such a step, and what `family` has for `plan`.
 fn sequence(
     device: &dyn Device,
     op: &CheckedExperts,
@@ -484,8 +508,11 @@ fn sequence(
 ) -> Result<LaunchSequence, Error> {
     use ExpertOperand as O;
     let products = family.prepare(device, &op.product(plan), plan)?.with_math(plan.config.tile.math);
+    let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
+    if let Some((step, regions)) = op.quantize_step(plan) {
+        return behind_quantize(device, &step, regions, products, of, O::XSums);
+    }
     if let (Some(region), Some((_, step))) = (&plan.dequantized, op.dequantized()) {
-        let of = XOperands { x: O::X, scales: O::XScales, factors: O::XPlaneFactors, workspace: O::Workspace };
         return behind_dequantize(device, &step, region, products, of);
     }
     let regions = op.each.normed_regions(op.x_rows(), plan.workspace_bytes);

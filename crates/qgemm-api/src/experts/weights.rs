@@ -9,7 +9,7 @@ use qgemm_hal::{Buffer, Device, DeviceId, ExpertOperand, Operands, Stream};
 
 use crate::error::Error;
 use crate::operand::check_dimension;
-use crate::weight::{Memory, WeightShape, upload};
+use crate::weight::{Memory, WeightShape};
 
 /// The weights of a layer of experts on a device, packed once for every form of product
 /// ([`ExpertProblem`](crate::ExpertProblem)). Made by [`Context::load_experts`](crate::Context::load_experts).
@@ -53,21 +53,23 @@ impl Experts {
         check_dimension("K", host.stored_k())?;
         let class = device.fragment_layout(format);
         let layout = PackedLayout::new(format, class);
-        let upload = |bytes: &[u8], what| upload(device, stream, bytes, what);
-        // Memory for all of them is asked for before anything is uploaded.
-        let data = device.pack(stream, stacked)?;
-        let row_scale = match stacked.row_scale() {
-            None => None,
-            Some(scales) => Some(upload(&DType::F32.encode(scales), "row scales of experts")?),
-        };
         let k_step = k_step(format, layout.as_ref());
-        let k_order = match host.k_orders() {
-            None => None,
-            Some(orders) => {
-                let all: Vec<u8> = orders.iter().flat_map(|order| padded_k_order(order, k_step)).collect();
-                Some(upload(&all, "column orders of experts")?)
-            }
+        let orders = |orders: &[Vec<u32>]| orders.iter().flat_map(|order| padded_k_order(order, k_step)).collect();
+        let scales: Option<Vec<u8>> = stacked.row_scale().map(|scales| DType::F32.encode(scales));
+        let orders: Option<Vec<u8>> = host.k_orders().map(orders);
+        let room = |bytes: &Option<Vec<u8>>, what| match bytes {
+            None => Ok(None),
+            Some(bytes) => device.allocate(bytes.len(), what).map(Some),
         };
+        // Memory for all of them is there before anything is uploaded: packing asks for its own first.
+        let mut row_scale = room(&scales, "row scales of experts")?;
+        let mut k_order = room(&orders, "column orders of experts")?;
+        let data = device.pack(stream, stacked)?;
+        for (bytes, buffer) in [(&scales, &mut row_scale), (&orders, &mut k_order)] {
+            if let (Some(bytes), Some(buffer)) = (bytes, buffer) {
+                device.upload(stream, bytes, buffer.into())?;
+            }
+        }
         device.synchronize(stream)?;
         let each = WeightShape {
             device: device.info().id,

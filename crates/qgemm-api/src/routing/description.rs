@@ -30,6 +30,7 @@ pub struct Routing {
     bias: bool,
     groups: Option<ExpertGroups>,
     lists: bool,
+    shared: bool,
 }
 
 impl Routing {
@@ -48,6 +49,7 @@ impl Routing {
             bias: false,
             groups: None,
             lists: false,
+            shared: false,
         }
     }
 
@@ -106,6 +108,18 @@ impl Routing {
         self
     }
 
+    /// Gives every token one more expert, whose id is the number of the others, in one more slot, its last, with weight 1: an expert that
+    /// is not chosen, and has no logit. Lists have it like the others. Only of logits.
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// The last of the experts is the one that every token has.
+    pub(crate) fn sharing_last(self) -> Self {
+        Self { experts: self.experts.saturating_sub(1), shared: true, ..self }
+    }
+
     /// The same of another number of tokens.
     pub(crate) fn of_tokens(self, tokens: usize) -> Self {
         Self { tokens, ..self }
@@ -113,11 +127,12 @@ impl Routing {
 
     /// Validates everything that does not depend on the buffers of a run.
     pub(crate) fn check(&self) -> Result<CheckedRouting, Error> {
-        let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, .. } = self;
+        let &Self { tokens, experts, top_k, scoring, renormalize, scale, bias, groups, lists, shared, .. } = self;
+        let more = usize::from(shared);
         let sizes = [
             ("tokens", tokens, MOST_TOKENS),
-            ("experts", experts, MOST_EXPERTS),
-            ("experts of a token", top_k, MOST_TOP_K.min(experts)),
+            ("experts", experts, MOST_EXPERTS - more),
+            ("experts of a token", top_k, (MOST_TOP_K - more).min(experts)),
         ];
         for (name, got, most) in sizes {
             if !(1..=most).contains(&got) {
@@ -146,6 +161,7 @@ impl Routing {
                     (scale != 1.0, "a scale"),
                     (bias, "a bias"),
                     (groups.is_some(), "groups"),
+                    (shared, "an expert that every token has"),
                     (self.row_stride.is_some(), "a row stride of logits"),
                 ];
                 if let Some((_, what)) = of_logits.into_iter().find(|(is_stated, _)| *is_stated) {
@@ -154,6 +170,7 @@ impl Routing {
                 RoutingSource::Ids
             }
         };
-        Ok(CheckedRouting { tokens, experts, top_k, from, scoring, renormalize, scale, bias, groups, lists })
+        let (experts, top_k) = (experts + more, top_k + more);
+        Ok(CheckedRouting { tokens, experts, top_k, from, scoring, renormalize, scale, bias, groups, lists, shared })
     }
 }

@@ -13,7 +13,7 @@ use qgemm_sched::routing::choose;
 use super::description::Routing;
 use crate::context::Context;
 use crate::error::Error;
-use crate::operand::{Checks, Extent};
+use crate::operand::{Checks, Extent, portion_of};
 use crate::plan_cache::{PlanCaches, Ready};
 use crate::workspace::Workspace;
 
@@ -25,7 +25,6 @@ const WORD: usize = 4;
 pub struct RoutingPlan {
     op: CheckedRouting,
     device: DeviceId,
-    logits: Option<Extent>,
     ready: Arc<Ready<CheckedRouting>>,
 }
 
@@ -79,6 +78,8 @@ pub struct RoutingArgs<'a> {
     pub lists: Option<RoutingLists<'a>>,
     /// Written: 16 bytes that [`RoutingPlan::check_status`] reads.
     pub status: BufferMut<'a>,
+    /// Tokens of this run, where they are fewer than those planned.
+    pub tokens: Option<usize>,
     /// At least [`RoutingPlan::workspace_bytes`], when that is not 0.
     pub workspace: Option<&'a mut Workspace>,
 }
@@ -94,6 +95,7 @@ impl<'a> RoutingArgs<'a> {
             weights: Some(weights),
             lists: None,
             status,
+            tokens: None,
             workspace: None,
         }
     }
@@ -108,6 +110,7 @@ impl<'a> RoutingArgs<'a> {
             weights: None,
             lists: Some(lists),
             status,
+            tokens: None,
             workspace: None,
         }
     }
@@ -122,12 +125,7 @@ impl RoutingPlan {
             let (family, plan) = choose(&op, device.info(), device.catalog().routing)?;
             Ok::<_, Error>(Ready { family, plan, sequence: family.prepare(device, &op, &plan)? })
         };
-        Ok(Self {
-            device: device.info().id,
-            logits: op.logits().map(|logits| Extent::of(logits, op.tokens, op.experts)),
-            ready: caches.routing.get_or_make(&op, make)?,
-            op,
-        })
+        Ok(Self { device: device.info().id, ready: caches.routing.get_or_make(&op, make)?, op })
     }
 
     /// Bytes of workspace that [`RoutingPlan::run`] needs; 0 for few tokens.
@@ -189,17 +187,20 @@ impl RoutingPlan {
         workspace: Option<BufferMut<'_>>,
     ) -> Result<(), Error> {
         use RoutingOperand as O;
-        let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, workspace: _ } = args;
-        let op = &self.op;
+        let RoutingArgs { logits, given_ids, bias, ids, weights, lists, status, tokens, workspace: _ } = args;
+        let portion = portion_of(tokens, self.op.tokens)?;
+        let op = &self.op.of_portion(portion);
         let checks = Checks(self.device);
         checks.device("stream", stream.device())?;
         let words = |count: usize| Extent::of_values(count, WORD);
         let slots = |is_used: bool| is_used.then(|| words(op.slots()));
-        let from_logits = self.logits.is_some();
+        let extent = op.logits().map(|logits| Extent::of(logits, op.tokens, op.logit_experts()));
+        let from_logits = extent.is_some();
         let chosen = "the routing chooses experts from logits";
-        let logits = checks.optional("logits", logits, self.logits, chosen)?;
+        let logits = checks.optional("logits", logits, extent, chosen)?;
         let given_ids = checks.optional("given ids", given_ids, slots(!from_logits), "the routing is of given ids")?;
-        let bias = checks.optional("bias", bias, op.bias.then(|| words(op.experts)), "the routing adds a bias")?;
+        let bias =
+            checks.optional("bias", bias, op.bias.then(|| words(op.logit_experts())), "the routing adds a bias")?;
         let ids = checks.optional("ids", ids, slots(from_logits), chosen)?;
         let weights = checks.optional("weights", weights, slots(from_logits), chosen)?;
         let (offsets, counts, rows) = match lists {
@@ -213,6 +214,7 @@ impl RoutingPlan {
         let rows = checks.optional("rows", rows, slots(op.lists), listed)?;
         checks.view("status", status.view(), words(STATUS_WORDS))?;
         let mut operands = Operands::new();
+        operands.take_portion(portion);
         operands.read_if_any(O::Logits, logits);
         operands.read_if_any(O::GivenIds, given_ids);
         operands.read_if_any(O::Bias, bias);
@@ -228,7 +230,7 @@ impl RoutingPlan {
             operands.write(O::Workspace, workspace);
         }
         let _span = tracing::trace_span!("launch", kernel = self.kernel_name()).entered();
-        Ok(self.ready.sequence.run_for(&self.op, stream, operands)?)
+        Ok(self.ready.sequence.run_for(op, stream, operands)?)
     }
 
     /// Waits for the default stream and reads the status of a run: whether every slot has an expert. A run on another stream is to be
@@ -251,7 +253,7 @@ impl RoutingPlan {
         match code {
             STATUS_FINE => Ok(()),
             STATUS_BAD_ID => Err(Error::UnknownExpert { token, slot, id: id.cast_signed(), experts }),
-            _ => Err(Error::TooFewExperts { token, expected: self.op.top_k, got: slot }),
+            _ => Err(Error::TooFewExperts { token, expected: self.op.chosen(), got: slot }),
         }
     }
 }

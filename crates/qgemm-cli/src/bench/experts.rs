@@ -203,8 +203,8 @@ fn measure_layer(ctx: &Context, args: &Args, subject: &Subject, bandwidth: f64) 
     let (x, logits) = (ctx.upload(&x_dtype.encode(&vec![0.5; m * k]))?, ctx.upload(&logits)?);
     let quantized = quantization.map(|quantization| quantized_x(ctx, &quantization, &x)).transpose()?;
     let mut d = ctx.allocate(m * k * x_dtype.bytes())?;
-    let mut workspace = layers[0].workspace([m])?;
-    layers[1..].iter().try_for_each(|layer| layer.plan(m).map(drop))?;
+    let mut workspace = layers[0].workspace(m)?;
+    layers[1..].iter().try_for_each(|layer| layer.prepare(m).map(drop))?;
     let stream = ctx.new_stream()?;
     let name = {
         let plan = layers[0].plan(m)?;

@@ -85,6 +85,7 @@ impl Kernel for CpuDequantize {
         use DequantizeOperand as O;
         HostStream::check(DeviceId::CPU, stream)?;
         let CheckedDequantize { rows, columns, planes, .. } = self.op;
+        let rows = operands.rows(rows);
         let parts = planes.parts;
         let mut plane = |operand: O, row_stride: u64, row_bytes: usize| {
             if row_bytes == 0 {
@@ -124,5 +125,9 @@ impl Kernel for CpuDequantize {
             }
         });
         Ok(())
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }

@@ -150,10 +150,15 @@ impl std::fmt::Debug for CpuExperts {
 impl Kernel for CpuExperts {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let mut job = Job::new(self, operands)?;
+        let op = self.op.of_portion(operands.portion());
+        let mut job = Job::new(self, &op, operands)?;
         let mut done = Ok(());
         self.gemm.enter(&mut || done = job.run());
         done
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 
@@ -174,6 +179,8 @@ struct Read<'a> {
 /// A launch: the operands bound to the kernel.
 struct Job<'a> {
     kernel: &'a CpuExperts,
+    /// That of the kernel, or a portion of it.
+    op: &'a CheckedExperts,
     read: Read<'a>,
     d: &'a mut [u8],
     status: &'a mut [u8],
@@ -181,7 +188,7 @@ struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(kernel: &'a CpuExperts, mut operands: Operands<'a>) -> Result<Self, HalError> {
+    fn new(kernel: &'a CpuExperts, op: &'a CheckedExperts, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use ExpertOperand as O;
         let mut written = |operand: O| match operands.take_mut(operand) {
             Some(view) => HostMemory::of_device_mut(DeviceId::CPU, view, operand.name()),
@@ -206,18 +213,17 @@ impl<'a> Job<'a> {
             index: read(O::Index)?,
             router_weights: read(O::RouterWeights)?,
         };
-        let op = &kernel.op;
         let status_len = if checks_index { 8 } else { 0 };
         for (operand, bytes, len) in [(O::Index, read.index, op.index_len() * 4), (O::Status, &*status, status_len)] {
             if bytes.len() < len {
                 return Err(HalError::OutOfBounds { what: operand.name(), start: 0, end: len, len: bytes.len() });
             }
         }
-        Ok(Self { kernel, read, d, status, workspace })
+        Ok(Self { kernel, op, read, d, status, workspace })
     }
 
     fn run(&mut self) -> Result<(), HalError> {
-        let op = &self.kernel.op;
+        let op = self.op;
         let fault = match op.form {
             ExpertForm::Contiguous => {
                 let index = self.read.index;
@@ -272,8 +278,8 @@ impl<'a> Job<'a> {
 
     /// Gathers the rows of each expert, multiplies them, and scatters or combines the products. Slots are `slots_of_row` to a row of X.
     fn run_indexed(&mut self, slots_of_row: usize) -> Result<index::Fault, HalError> {
-        let Self { kernel, read, d, workspace, .. } = self;
-        let (op, each) = (&kernel.op, &kernel.op.each);
+        let Self { kernel, op, read, d, workspace, .. } = self;
+        let (op, each): (&CheckedExperts, &CheckedGemm) = (op, &op.each);
         let (products, scratch) = workspace.split_at_mut(kernel.plan.scratch.min(workspace.len()));
         let products = products.get_mut(kernel.plan.products..).unwrap_or_default();
         let mut scratch = Areas { rest: scratch, taken: 0 };

@@ -80,9 +80,14 @@ impl std::fmt::Debug for CpuQuantize {
 impl Kernel for CpuQuantize {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(&self.op, self.simd, operands)?;
+        let op = CheckedQuantize { rows: operands.rows(self.op.rows), ..self.op };
+        let job = Job::new(&op, self.simd, operands)?;
         self.pool.enter(|| job.run());
         Ok(())
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

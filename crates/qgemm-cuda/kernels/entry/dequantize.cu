@@ -56,6 +56,8 @@ QG_DEVICE float factor_of(const DequantizeParams& p, u32 row) {
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_dequantize(const __grid_constant__ DequantizeParams p) {
     const u32 row = cta_index().x / p.shape.chunks, chunk = cta_index().x % p.shape.chunks;
+    // There may be CTAs for more rows than there are.
+    if (row >= p.shape.rows) return;
     const u32 step = cta_threads() * GROUP;
     const u32 first = chunk * TURNS * step + thread_index() * GROUP;
     const u8* codes_row = reinterpret_cast<const u8*>(p.at.codes) + row * p.at.codes_row;

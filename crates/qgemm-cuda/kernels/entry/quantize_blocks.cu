@@ -8,6 +8,8 @@ constexpr u32 TURNS = 2;
 extern "C" __global__ void __launch_bounds__(QG_THREADS)
     qg_quantize_blocks(const __grid_constant__ QuantizeParams p) {
     const u32 row = cta_index().x / p.shape.chunks, chunk = cta_index().x % p.shape.chunks;
+    // There may be CTAs for more rows than there are.
+    if (row >= p.shape.rows) return;
     const u32 step = cta_threads() * GROUP;
     const u32 first = chunk * TURNS * step + thread_index() * GROUP;
     const u8* source = reinterpret_cast<const u8*>(p.at.x) + row * p.at.x_row * SOURCE_BYTES;

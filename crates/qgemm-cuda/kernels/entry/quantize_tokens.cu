@@ -41,6 +41,8 @@ extern "C" __global__ void __launch_bounds__(QG_THREADS)
     SharedStorage& shared = *reinterpret_cast<SharedStorage*>(dynamic_shared());
     u8* cached = dynamic_shared() + sizeof(SharedStorage);
     const u32 row = cta_index().x, first = thread_index() * GROUP, step = cta_threads() * GROUP;
+    // There may be CTAs for more rows than there are.
+    if (row >= p.shape.rows) return;
     const u8* source = reinterpret_cast<const u8*>(p.at.x) + row * p.at.x_row * SOURCE_BYTES;
     const bool caches = p.shape.flags & QG_FLAG_ROW_IN_SHARED;
 

@@ -42,6 +42,14 @@ QG_DEVICE float warp_sum(float value) {
     return value;
 }
 
+// The last expert may be every token's: it has no logit, and the last slot.
+QG_DEVICE u32 shared_experts(const RoutingParams& p) {
+    return p.shape.flags & QG_FLAG_SHARED ? 1 : 0;
+}
+QG_DEVICE u32 logit_experts(const RoutingParams& p) {
+    return p.shape.experts - shared_experts(p);
+}
+
 QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
     const u64 at = row + expert;
     if (p.shape.dtype == DTYPE_F32) return bits_to_f32(ld_global_u32(word_at(p.at.logits, at)));
@@ -52,7 +60,7 @@ QG_DEVICE float load_logit(const RoutingParams& p, u64 row, u32 expert) {
 // Takes away the keys of all groups but the best, which are those whose two largest keys have the largest sums. `keys` is the
 // warp's shared memory, a word an expert.
 QG_DEVICE void keep_best_groups(const RoutingParams& p, u32 (&key)[PER_LANE], u32* keys) {
-    const u32 lane = thread_index() % 32, experts = p.shape.experts, groups = p.shape.groups;
+    const u32 lane = thread_index() % 32, experts = logit_experts(p), groups = p.shape.groups;
     const u32 size = experts / groups;
 #pragma unroll
     for (u32 i = 0; i < PER_LANE; i++)
@@ -122,7 +130,7 @@ QG_DEVICE void score_logits(const RoutingParams& p, float (&score)[PER_LANE], co
 
 // Writes ids and weights of a token. Returns its first slot without an expert.
 QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
-    const u32 lane = thread_index() % 32, experts = p.shape.experts, top_k = p.shape.top_k;
+    const u32 lane = thread_index() % 32, experts = logit_experts(p), top_k = p.shape.top_k - shared_experts(p);
     const u64 row = token * p.at.logits_row;
     float score[PER_LANE];
     u32 key[PER_LANE];
@@ -168,13 +176,14 @@ QG_DEVICE u32 route_token(const RoutingParams& p, u32 token, u32* keys) {
         const float sum = warp_sum(own_score);
         own_score = own_score / (sum > SMALLEST_NORMAL ? sum : SMALLEST_NORMAL);
     }
-    const u32 slot = token * top_k + lane;
-    if (lane < top_k) {
-        st_global_u32(word_at(p.at.ids, slot), own_id);
-        st_global_u32(word_at(p.at.weights, slot), f32_to_bits(own_score * p.shape.scale));
+    const u32 slots = p.shape.top_k, slot = token * slots + lane;
+    if (lane < slots) {
+        const bool is_chosen = lane < top_k;
+        st_global_u32(word_at(p.at.ids, slot), is_chosen ? own_id : experts);
+        st_global_u32(word_at(p.at.weights, slot), f32_to_bits(is_chosen ? own_score * p.shape.scale : 1.0f));
     }
     const u32 missing = ballot(lane < top_k && own_id == ~0u);
-    return missing == 0 ? NO_SLOT : token * top_k + lowest(missing);
+    return missing == 0 ? NO_SLOT : token * slots + lowest(missing);
 }
 
 extern "C" __global__ void __launch_bounds__(QG_THREADS) qg_routing_top_k(const __grid_constant__ RoutingParams p) {

@@ -23,7 +23,8 @@ struct SlotRange {
 
     QG_DEVICE SlotRange of_chunk(const RoutingParams& p, u32 chunk) {
         const u32 all = p.shape.tokens * p.shape.top_k, each = p.shape.chunk_tokens * p.shape.top_k;
-        const u32 first = chunk * each;
+        // Chunks may be those of more tokens than there are.
+        const u32 first = chunk * each < all ? chunk * each : all;
         return {first, first + each < all ? first + each : all};
     }
     // The part of a warp: whole rows of 32.

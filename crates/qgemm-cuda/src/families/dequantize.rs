@@ -92,7 +92,12 @@ impl Params for DequantizeParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
+        params.shape.rows = operands.rows(self.shape.rows as usize) as u32;
         Ok(LaunchParams::of(&params))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

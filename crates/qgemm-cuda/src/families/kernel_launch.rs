@@ -39,6 +39,11 @@ pub struct KernelLaunch {
 pub(super) trait Params: Send + Sync + fmt::Debug {
     /// The parameter with the operands' addresses, and a tensor map of X where the kernel takes one.
     fn with(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError>;
+
+    /// Whether the parameter follows the operands' portion: the grid stays, and CTAs beyond the portion find nothing to do.
+    fn takes_portions(&self) -> bool {
+        false
+    }
 }
 
 /// Where operands lie, as a GPU or an emulation of one says it.
@@ -66,6 +71,11 @@ impl KernelLaunch {
     /// Those of the places.
     pub fn params(&self, operands: &Operands<'_>, at: &Places<'_>) -> Result<LaunchParams, HalError> {
         self.params.with(operands, at)
+    }
+
+    /// Whether a launch may be for a portion of the tokens that it was made for.
+    pub fn takes_portions(&self) -> bool {
+        self.params.takes_portions()
     }
 
     /// The step of a sequence that `make` makes of it; none of its operands, of type `O`, is bound yet.
@@ -97,6 +107,10 @@ pub(super) fn load(device: &dyn Device) -> impl FnMut(KernelLaunch) -> Result<Ar
 }
 
 impl Kernel for CudaKernel {
+    fn takes_portions(&self) -> bool {
+        self.launch.takes_portions()
+    }
+
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         let places = Places {
             address: &|view, what| device_address(self.device, view, what),

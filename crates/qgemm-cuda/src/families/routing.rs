@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{self, RoutingPointers, RoutingShape, dtype_code};
-use qgemm_hal::op::routing::workspace_bytes;
+use qgemm_hal::op::routing::{FLAG_SHARED, workspace_bytes};
 use qgemm_hal::{
     CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, KernelId, LaunchSequence, LaunchStep, Operand,
     Operands, RoutingConfig, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep, Scoring, Spec, Unsupported,
@@ -114,8 +114,8 @@ fn geometry(step: RoutingStep, cut: &Cut, op: &CheckedRouting) -> Geometry {
 }
 
 /// What tells the kernel of a step for so many experts apart.
-fn spec_of(step: RoutingStep, experts: usize) -> RoutingSpec {
-    let fitting = EXPERTS.into_iter().find(|&most| most as usize >= experts);
+fn spec_of(step: RoutingStep, op: &CheckedRouting) -> RoutingSpec {
+    let fitting = EXPERTS.into_iter().find(|&most| most as usize >= op.logit_experts());
     let all = EXPERTS[EXPERTS.len() - 1];
     RoutingSpec { step, experts: if step == RoutingStep::TopK { fitting.unwrap_or(all) } else { all } }
 }
@@ -136,7 +136,10 @@ fn source(spec: RoutingSpec, variant: Variant) -> KernelSpec {
     macro_line(&mut prelude, "QG_VARIANT", &variant.number().to_string());
     constant_line(&mut prelude, "QG_THREADS", most_threads(spec.step));
     match spec.step {
-        RoutingStep::TopK => constant_line(&mut prelude, "QG_EXPERTS", spec.experts),
+        RoutingStep::TopK => {
+            constant_line(&mut prelude, "QG_EXPERTS", spec.experts);
+            constant_line(&mut prelude, "QG_FLAG_SHARED", FLAG_SHARED);
+        }
         RoutingStep::Scan => constant_line(&mut prelude, "QG_SHARED_BYTES", SCAN_SHARED_BYTES),
         RoutingStep::Lists | RoutingStep::Count | RoutingStep::Scatter => {}
     }
@@ -186,7 +189,13 @@ impl Params for RoutingParams {
         for (pointer, operand) in pointers {
             *pointer = at.of(operands, operand)?;
         }
+        // Chunks stay as they are; those behind the last token are empty.
+        params.shape.tokens = operands.rows(self.shape.tokens as usize) as u32;
         Ok(LaunchParams::of(&params))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 
@@ -198,6 +207,7 @@ fn params(op: &CheckedRouting, cut: &Cut) -> RoutingParams {
         (abi::FLAG_LISTS, op.lists),
         (abi::FLAG_COUNTS, cut.counts),
         (abi::FLAG_GIVEN_IDS, op.logits().is_none()),
+        (FLAG_SHARED, op.shared),
     ];
     let shape = RoutingShape {
         tokens: op.tokens as u32,
@@ -287,7 +297,7 @@ fn steps(
     let variant = info.variant.ok_or(HalError::WrongDevice { device: info.id, what: "a CUDA kernel" })?;
     let params = Arc::new(params(op, cut));
     let step = |&kind: &RoutingStep| {
-        let spec = spec_of(kind, op.experts);
+        let spec = spec_of(kind, op);
         let launch = KernelLaunch {
             id: id(spec, variant),
             spec: source(spec, variant),
@@ -312,7 +322,7 @@ impl Family<CheckedRouting> for Routing {
         let variant = info.variant.ok_or_else(|| Unsupported::new("runs on CUDA devices only"))?;
         let cut = Cut::new(op, info.units);
         Ok(vec![RoutingConfig {
-            kernel: id(spec_of(cut.steps[0], op.experts), variant),
+            kernel: id(spec_of(cut.steps[0], op), variant),
             launches: cut.steps.len() as u32,
             workspace_bytes: cut.workspace_bytes(op),
             efficiency: EFFICIENCY,
@@ -330,7 +340,7 @@ impl Family<CheckedRouting> for Routing {
 
     fn source_hash(&self, op: &CheckedRouting, config: &RoutingConfig) -> u64 {
         let Some(variant) = config.kernel.variant else { return 0 };
-        let hash = |step| source(spec_of(step, op.experts), variant).source_hash().short();
+        let hash = |step| source(spec_of(step, op), variant).source_hash().short();
         RoutingStep::ALL.into_iter().fold(0, |all: u64, step| all.rotate_left(7) ^ hash(step))
     }
 }
@@ -354,6 +364,7 @@ mod tests {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use super::Model;
 use super::layer::stack_size;
+use super::raw::bad;
 use crate::error::FormatError;
 use crate::experts::HostExperts;
 use crate::weight::HostWeight;
@@ -30,6 +31,39 @@ impl Model {
             return Err(FormatError::PairMismatch { what: "number of experts", gate, up });
         }
         HostExperts::gated(&gates.into_iter().zip(ups).collect::<Vec<_>>())
+    }
+
+    /// The pairs of gate and up of a layer's experts, called `name` as in [`Model::experts`], where the rows of each alternate between
+    /// the two, the gate's first, as in gpt-oss checkpoints (`model.layers.0.mlp.experts.gate_up_proj`).
+    ///
+    /// # Errors
+    /// As [`Model::experts`]; [`FormatError::PairMismatch`] when one has an odd number of rows.
+    pub fn interleaved_experts(&self, name: &str) -> Result<HostExperts, FormatError> {
+        let pair = |weight: HostWeight| weight.interleaved_pair().map(|[gate, up]| (gate, up));
+        let pairs: Result<Vec<_>, _> = self.expert_weights(name)?.into_iter().map(pair).collect();
+        HostExperts::gated(&pairs?)
+    }
+
+    /// The biases of such pairs, a row an expert (`gate_up_proj_bias`): of each expert those of the gate, then those of the up, as
+    /// products with gated pairs take them. Those of experts that are no pairs, such as `down_proj_bias`, [`Model::dense`] reads as
+    /// they are.
+    ///
+    /// # Errors
+    /// As [`Model::dense`]; [`FormatError::BadFile`] when the tensor is no matrix of an even number of columns.
+    pub fn interleaved_biases(&self, name: &str) -> Result<Vec<f32>, FormatError> {
+        let (tensor, info) = (self.dense(name)?, self.info(name)?);
+        let &[_, columns] = &info.shape[..] else {
+            return Err(bad(&info.name, format!("expected a row of biases an expert, got shape {:?}", info.shape)));
+        };
+        if columns == 0 || !columns.is_multiple_of(2) {
+            return Err(bad(
+                &info.name,
+                format!("expected biases of gate and up by turns, got {columns} of an expert"),
+            ));
+        }
+        let values = tensor.to_f32();
+        let parts = |row: &[f32]| [0, 1].map(|first| row.iter().skip(first).step_by(2).copied().collect::<Vec<_>>());
+        Ok(values.chunks_exact(columns).flat_map(parts).flatten().collect())
     }
 
     fn expert_weights(&self, name: &str) -> Result<Vec<HostWeight>, FormatError> {

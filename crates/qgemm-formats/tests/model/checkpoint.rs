@@ -50,6 +50,14 @@ impl Checkpoint {
         Model::from_bytes(self.bytes().into(), config, options).expect("a model")
     }
 
+    /// The tensors of `other`, too, with `layer` in their names replaced by `name`.
+    pub fn with_layer(mut self, name: &str, other: Self) -> Self {
+        self.0.extend(
+            other.0.into_iter().map(|(of, dtype, shape, bytes)| (of.replacen("layer", name, 1), dtype, shape, bytes)),
+        );
+        self
+    }
+
     pub fn weight(&self, config: Option<&str>) -> Result<HostWeight, FormatError> {
         self.open(config).weight("layer")
     }

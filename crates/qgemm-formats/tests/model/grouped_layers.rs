@@ -191,6 +191,51 @@ fn awq_of_every_group() {
     assert_eq!(values(&layer.awq().weight(None).expect("recognised by shape")), layer.expected());
 }
 
+/// A layer an expert, as checkpoints of mixtures have them.
+#[test]
+fn experts_that_are_layers_of_gptq_and_awq() {
+    const NAME: &str = "model.layers.0.mlp.experts.{}.down_proj";
+    let (n, k, group) = (24, 128, 64);
+    let layers: Vec<Layer> = (0..3)
+        .map(|seed| Layer { zeros: vec![seed + 3; n * k / group], ..Layer::in_groups_of(n, k, 4, group) })
+        .collect();
+    let awq = format!(r#"{{"quant_method": "awq", "w_bit": 4, "q_group_size": {group}, "version": "GEMM"}}"#);
+    let stack = |of: &dyn Fn(&Layer) -> Checkpoint| {
+        layers.iter().enumerate().fold(Checkpoint::default(), |all, (expert, layer)| {
+            all.with_layer(&NAME.replace("{}", &expert.to_string()), of(layer))
+        })
+    };
+    let models = [
+        stack(&|layer| layer.gptq(1)).open(Some(&settings(4, group as i64, "gptq"))),
+        stack(&Layer::awq).open(Some(&awq)),
+    ];
+    for model in models {
+        let experts = model.experts(NAME).expect("three layers");
+        assert_eq!((experts.experts(), experts.n(), experts.k(), experts.k_orders()), (3, n, k, None));
+        let all = values(experts.stacked());
+        for (expert, layer) in layers.iter().enumerate() {
+            assert_eq!(all[expert * experts.row_pitch() * k..][..n * k], layer.expected(), "expert {expert}");
+        }
+        let gated = model.gated_experts(NAME, NAME).expect("pairs");
+        assert_eq!((gated.n(), gated.is_gated()), (n, true));
+    }
+    // Experts with orders of columns of their own.
+    let group_of = |expert: usize| -> Vec<u32> { (0..k).map(|column| ((column + expert) % 2) as u32).collect() };
+    let ordered = (0..2).fold(Checkpoint::default(), |all, expert| {
+        let layer = Layer::random(n, 4, group_of(expert), 2);
+        let tensors = layer.gptq(1).add("layer.g_idx", Dtype::I32, &[k], le_bytes(&layer.group_of));
+        all.with_layer(&NAME.replace("{}", &expert.to_string()), tensors)
+    });
+    let model = ordered.open(Some(&settings(4, group as i64, "gptq")));
+    let experts = model.experts(NAME).expect("two layers");
+    let orders = experts.k_orders().expect("permuted");
+    for (expert, order) in orders.iter().enumerate() {
+        let alone = model.weight(&NAME.replace("{}", &expert.to_string())).expect("loads");
+        assert_eq!(alone.k_order(), Some(&order[..]));
+    }
+    assert_ne!(orders[0], orders[1]);
+}
+
 #[test]
 fn mislabelled_versions_can_be_overridden() {
     let layer = Layer::in_groups_of(32, 128, 4, 128);

@@ -166,6 +166,32 @@ fn fp8_in_blocks() {
 }
 
 #[test]
+fn experts_that_are_layers_of_fp8() {
+    const NAME: &str = "model.layers.0.mlp.experts.{}.up_proj";
+    let (n, k, count) = (130usize, 300usize, 3);
+    let (rows, columns) = (n.div_ceil(128), k.div_ceil(128));
+    let codes: Vec<Vec<u8>> = (0..count).map(|seed| fp8_bytes(n * k, 20 + seed)).collect();
+    let scale = scales(rows * columns);
+    let config = r#"{"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}"#;
+    let checkpoint = codes.iter().enumerate().fold(Checkpoint::default(), |all, (expert, codes)| {
+        let layer = Checkpoint::default().add("layer.weight", Dtype::F8_E4M3, &[n, k], codes.clone()).add_f32(
+            "layer.weight_scale_inv",
+            &[rows, columns],
+            &scale,
+        );
+        all.with_layer(&NAME.replace("{}", &expert.to_string()), layer)
+    });
+    let experts = checkpoint.open(Some(config)).experts(NAME).expect("three layers");
+    assert_eq!((experts.experts(), experts.n(), experts.k()), (3, n, k));
+    let all = values(experts.stacked());
+    for (expert, codes) in codes.iter().enumerate() {
+        let expected: Vec<f32> =
+            (0..n * k).map(|i| e4m3_to_f32(codes[i]) * scale[i / k / 128 * columns + i % k / 128]).collect();
+        assert_eq!(all[expert * experts.row_pitch() * k..][..n * k], expected, "expert {expert}");
+    }
+}
+
+#[test]
 fn fp8_in_blocks_whose_scales_are_powers_of_two() {
     let e8m0 = |byte: u8| 2f32.powi(i32::from(byte) - 127);
     for (n, k) in [(64usize, 96usize), (130, 300), (33, 40)] {
@@ -234,6 +260,53 @@ fn experts_of_layers_of_their_own() {
         Err(FormatError::PairMismatch { what: "number of experts", .. })
     ));
     assert!(matches!(model.experts("mlp.experts.{}.down"), Err(FormatError::NoSuchTensor { .. })));
+}
+
+#[test]
+fn pairs_of_gpt_oss_alternate_row_by_row_as_their_biases_do() {
+    let (experts, features, k) = (2, 5, 64);
+    let n = 2 * features;
+    let codes = bytes(experts * n * k / 2, 6, |_| true);
+    let exponents = bytes(experts * n * k / 32, 7, |e| (100..140).contains(&e));
+    let biases: Vec<f32> = (0..experts * n).map(|i| i as f32).collect();
+    let name = "model.layers.0.mlp.experts.gate_up_proj";
+    let model = Checkpoint::default()
+        .add(&format!("{name}_blocks"), Dtype::U8, &[experts, n, k / 32, 16], codes)
+        .add(&format!("{name}_scales"), Dtype::U8, &[experts, n, k / 32], exponents)
+        .add(&format!("{name}_bias"), Dtype::BF16, &[experts, n], DType::BF16.encode(&biases))
+        .add("uneven_bias", Dtype::BF16, &[experts, 3], vec![0; experts * 6])
+        .add("flat_bias", Dtype::BF16, &[4], vec![0; 8])
+        .open(None);
+    let loaded = model.interleaved_experts(name).expect("pairs");
+    assert_eq!((loaded.experts(), loaded.n(), loaded.k(), loaded.is_gated()), (experts, features, k, true));
+    let stacked = values(loaded.stacked());
+    for expert in 0..experts {
+        let rows = values(&model.stacked_weight(name, expert).expect("loads"));
+        for feature in 0..features {
+            for part in [0, 1] {
+                // A pair has rows of both by eights.
+                let at = expert * loaded.row_pitch() + part * 8 + feature;
+                let row = 2 * feature + part;
+                assert_eq!(stacked[at * k..(at + 1) * k], rows[row * k..(row + 1) * k], "row {row} of {expert}");
+            }
+        }
+    }
+    let wanted = [0.0, 2.0, 4.0, 6.0, 8.0, 1.0, 3.0, 5.0, 7.0, 9.0];
+    let got = model.interleaved_biases(&format!("{name}_bias")).expect("a row an expert");
+    assert_eq!((&got[..n], got[n]), (&wanted[..], 10.0));
+    for (bias, why) in [("uneven_bias", "3 of an expert"), ("flat_bias", "[4]")] {
+        let error = model.interleaved_biases(bias).expect_err("not by turns");
+        assert!(matches!(&error, FormatError::BadFile { .. }) && error.to_string().contains(why), "{error}");
+    }
+    let odd = Checkpoint::default()
+        .add("up_blocks", Dtype::U8, &[1, 3, 1, 16], vec![0; 48])
+        .add("up_scales", Dtype::U8, &[1, 3, 1], vec![127; 3])
+        .open(None);
+    assert!(matches!(
+        odd.interleaved_experts("up"),
+        Err(FormatError::PairMismatch { what: "number of alternate rows", .. })
+    ));
+    assert!(matches!(odd.interleaved_experts("down"), Err(FormatError::NoSuchTensor { .. })));
 }
 
 #[test]

@@ -51,6 +51,7 @@ impl ListedSlots {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
         };
         let lists = list_parts(experts, op.each.m)?;
         let mut end = lists[1].end;

@@ -6,10 +6,12 @@ use std::ops::Range;
 use super::dense::Dense;
 use super::dequantize::CheckedDequantize;
 use super::expert_lists::list_parts;
-use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlanes, XRegion};
+use super::gemm::{COUNTER_BYTES, CheckedGemm, TileConfig, XPlaneRegions, XPlanes, XRegion};
 use super::norm::CheckedNorm;
+use super::quantize::CheckedQuantize;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, Name, Spec, spec};
+use crate::operands::Portion;
 
 /// What parts of a workspace are aligned to.
 const ALIGNMENT: usize = 256;
@@ -167,6 +169,15 @@ impl CheckedExperts {
         }
     }
 
+    /// The operation for a portion of its tokens; of [`ExpertForm::Masked`], whose counts say how many there are, it stays as it is.
+    pub fn of_portion(&self, portion: Option<Portion>) -> Self {
+        let m = match (portion, self.form) {
+            (None, _) | (_, ExpertForm::Masked { .. }) => self.each.m,
+            (Some(portion), _) => portion.rows(self.each.m),
+        };
+        Self { each: CheckedGemm { m, ..self.each.clone() }, ..self.clone() }
+    }
+
     /// The norm before the products; `None` where there is none.
     pub fn norm_prologue(&self) -> Option<CheckedNorm> {
         Some(CheckedNorm { rows: self.x_rows(), ..self.each.norm_prologue()? })
@@ -179,10 +190,29 @@ impl CheckedExperts {
         Some((Self { each, ..self.clone() }, CheckedDequantize { rows: self.x_rows(), ..step }))
     }
 
-    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain.
+    /// The steps that quantize a plain X as far as its precision permits, each with the operation behind it, as
+    /// [`CheckedGemm::quantized`] has both; none where a norm writes X.
+    pub fn quantized(&self) -> impl Iterator<Item = (Self, CheckedQuantize)> + '_ {
+        let is_given = self.each.norm.is_none();
+        self.each.quantized().filter(move |_| is_given).map(|of_each| self.of_quantized(of_each))
+    }
+
+    fn of_quantized(&self, (each, step): (CheckedGemm, CheckedQuantize)) -> (Self, CheckedQuantize) {
+        (Self { each, ..self.clone() }, CheckedQuantize { rows: self.x_rows(), ..step })
+    }
+
+    /// The operation that the families of `plan` see: this one, or that behind the step that makes X plain or quantizes it.
     pub fn product(&self, plan: &ExpertsPlan) -> Cow<'_, Self> {
         let plain = plan.dequantized.and_then(|_| self.dequantized()).map(|(product, _)| product);
-        plain.map_or(Cow::Borrowed(self), Cow::Owned)
+        let quantized = plan.quantized.and_then(|regions| self.each.quantized_to(regions.format));
+        let quantized = quantized.map(|of_each| self.of_quantized(of_each).0);
+        plain.or(quantized).map_or(Cow::Borrowed(self), Cow::Owned)
+    }
+
+    /// The step that quantizes X before the kernels of `plan`, and where it writes.
+    pub fn quantize_step(&self, plan: &ExpertsPlan) -> Option<(CheckedQuantize, XPlaneRegions)> {
+        let regions = plan.quantized?;
+        self.each.quantized_to(regions.format).map(|of_each| (self.of_quantized(of_each).1, regions))
     }
 
     /// Words of the index.
@@ -261,6 +291,8 @@ pub struct ExpertsPlan {
     pub product_bytes: usize,
     /// A quantized X as plain numbers, for kernels that multiply no codes of its format.
     pub dequantized: Option<XRegion>,
+    /// A plain X in codes and scales, for kernels that multiply codes.
+    pub quantized: Option<XPlaneRegions>,
     /// Where the kernels' own part of the workspace begins, a multiple of 256.
     pub scratch: usize,
     /// Size of the workspace; 0 when nothing is kept in it.
@@ -281,7 +313,16 @@ impl ExpertsPlan {
         let scratch = after(products.checked_add(product_bytes)?)?;
         let end = scratch.checked_add(config.scratch_bytes)?;
         let workspace_bytes = if product_bytes + config.scratch_bytes == 0 { 0 } else { end };
-        Some(Self { config, products, product_bytes, dequantized: None, scratch, workspace_bytes, estimate })
+        Some(Self {
+            config,
+            products,
+            product_bytes,
+            dequantized: None,
+            quantized: None,
+            scratch,
+            workspace_bytes,
+            estimate,
+        })
     }
 
     /// The plan with room for what `dequantize` writes, behind all else, or `None` where the size overflows.
@@ -290,6 +331,15 @@ impl ExpertsPlan {
         let region = dequantize.region(self.workspace_bytes.max(reserved).checked_next_multiple_of(ALIGNMENT)?);
         let bytes = dequantize.rows.checked_mul(region.row_bytes)?;
         Some(Self { dequantized: Some(region), workspace_bytes: region.x.checked_add(bytes)?, ..self })
+    }
+}
+
+impl ExpertsPlan {
+    /// The plan with room for what `quantize` writes, behind all else, or `None` where the size overflows.
+    pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
+        let reserved = usize::try_from(COUNTER_BYTES).ok()?;
+        let regions = XPlaneRegions::of(quantize, self.workspace_bytes.max(reserved))?;
+        Some(Self { quantized: Some(regions), workspace_bytes: regions.all().end, ..self })
     }
 }
 

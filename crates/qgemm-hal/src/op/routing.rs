@@ -8,6 +8,7 @@ use super::dense::Dense;
 use super::gemm::WorkspaceLayout;
 use super::{Operation, operands};
 use crate::kernel_id::{KernelId, spec};
+use crate::operands::Portion;
 
 /// Most tokens of a routing: what kernels count with leaves room for every slot.
 pub const MOST_TOKENS: usize = 1 << 20;
@@ -23,6 +24,9 @@ pub const STATUS_FINE: u32 = 0;
 pub const STATUS_BAD_ID: u32 = 1;
 /// [`RoutingOperand::Status`]: a token's logits leave fewer experts than it should have.
 pub const STATUS_TOO_FEW: u32 = 2;
+
+/// The flag of kernels that choose: the last expert is every token's ([`CheckedRouting::shared`]). It stands in their prelude.
+pub const FLAG_SHARED: u32 = 1 << 19;
 
 /// Bytes of a workspace that holds, behind what is reserved, a u32 for each of `chunks` chunks (the first slot in it without an
 /// expert), and with `lists` also one for each of `experts` experts of every chunk, and for each of all.
@@ -106,6 +110,8 @@ pub struct CheckedRouting {
     pub groups: Option<ExpertGroups>,
     /// Whether offsets, counts and rows are written; always of given ids.
     pub lists: bool,
+    /// Whether the last expert is every token's: it has no logit, and the last slot of each token, with weight 1. Not of given ids.
+    pub shared: bool,
 }
 
 operands! {
@@ -214,9 +220,24 @@ pub struct RoutingLaunches {
 }
 
 impl CheckedRouting {
+    /// The operation for a portion of its tokens.
+    pub fn of_portion(&self, portion: Option<Portion>) -> Self {
+        Self { tokens: portion.map_or(self.tokens, |portion| portion.rows(self.tokens)), ..self.clone() }
+    }
+
     /// Places for experts: `top_k` a token.
     pub fn slots(&self) -> usize {
         self.tokens * self.top_k
+    }
+
+    /// Experts that have a logit.
+    pub fn logit_experts(&self) -> usize {
+        self.experts - usize::from(self.shared)
+    }
+
+    /// Experts of a token that are chosen.
+    pub fn chosen(&self) -> usize {
+        self.top_k - usize::from(self.shared)
     }
 
     /// The logits, where experts are chosen from some.
@@ -247,7 +268,7 @@ impl Eq for CheckedRouting {}
 impl Hash for CheckedRouting {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.tokens, self.experts, self.top_k, self.from, self.scoring).hash(state);
-        (self.renormalize, self.scale.to_bits(), self.bias, self.groups, self.lists).hash(state);
+        (self.renormalize, self.scale.to_bits(), self.bias, self.groups, self.lists, self.shared).hash(state);
     }
 }
 
@@ -275,7 +296,7 @@ impl Operation for CheckedRouting {
     }
 
     fn traffic(&self) -> f64 {
-        let (slots, experts) = (self.slots() as f64, self.experts as f64);
+        let (slots, experts) = (self.slots() as f64, self.logit_experts() as f64);
         let chosen = match self.logits() {
             Some(logits) => self.tokens as f64 * experts * logits.dtype.bytes() as f64 + slots * 8.0,
             None => slots * 4.0,

@@ -15,5 +15,6 @@ pub use partition::{Cut, Partition};
 pub use select::{INVARIANT_M, Preferences, candidates, choose};
 pub use tuned::TunedTable;
 
+pub(crate) use select::First;
 #[cfg(test)]
 pub(crate) use select::tests;

@@ -153,14 +153,14 @@ fn no_family(op: &CheckedGemm, info: &DeviceInfo, refusals: Vec<Refusal>) -> Sch
 
 /// The step before a product.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum First {
+pub(crate) enum First {
     Dequantize(CheckedDequantize),
     Quantize(CheckedQuantize),
 }
 
 impl First {
     /// Bytes that it must move for so many tokens.
-    fn traffic(&self, rows: usize) -> f64 {
+    pub fn traffic(&self, rows: usize) -> f64 {
         match *self {
             First::Dequantize(step) => CheckedDequantize { rows, ..step }.traffic(),
             First::Quantize(step) => CheckedQuantize { rows, ..step }.traffic(),

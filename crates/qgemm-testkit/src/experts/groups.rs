@@ -1,7 +1,7 @@
 //! The suite of `experts`: which cases a backend must pass. Products themselves are tested as `gemm`; here is what experts add.
 
 use qgemm_formats::{DType, Encoding, Format, XFormat};
-use qgemm_hal::{Activation, NormKind};
+use qgemm_hal::{Activation, NormKind, XPrecision};
 
 use super::case::{ExpertCase, FormCase, IndexKind};
 use crate::gemm::{ActOrder, Case, Epilogue, Layout};
@@ -25,6 +25,7 @@ pub(super) const GROUPS: &[Cases] = &[
     group("experts_every_way", "every kernel and every way to launch it", every_way),
     group("experts_norm", "X that is normalized first", norm),
     group("experts_x_formats", "activations given in codes and scales, of every format", x_formats),
+    group("experts_x_permitted", "a plain X that may be rounded to codes", permitted),
     group("experts_invariant", "bits that do not depend on other rows", invariant),
 ];
 
@@ -235,11 +236,26 @@ fn x_formats(format: Format) -> Vec<ExpertCase> {
     quantized.enumerate().flat_map(of_format).collect()
 }
 
+/// A plain X that may be rounded to codes: where kernels multiply those of sorted rows, a step before makes them.
+fn permitted(format: Format) -> Vec<ExpertCase> {
+    let forms = [(FormCase::Contiguous, 70), (FormCase::Masked { capacity: 33 }, 0)];
+    let precisions = [XPrecision::E4M3, XPrecision::Int8Token, XPrecision::Int8];
+    let of = |(i, x_precision): (usize, XPrecision)| {
+        forms.map(|(form, rows)| {
+            let k = if format.ragged_k { 2 * format.block_len.max(64) } else { medium_k(format) };
+            let each = Case { x_dtype: DType::ALL[i], x_precision, seed: 60 + i as u64, ..Case::new(format, 0, 67, k) };
+            // Of the other formats, what is chosen.
+            let every_configuration = i == 0 && matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2);
+            ExpertCase::new(Case { every_configuration, ..each }, 3, rows, form)
+        })
+    };
+    precisions.into_iter().enumerate().flat_map(of).collect()
+}
+
 fn invariant(format: Format) -> Vec<ExpertCase> {
-    let forms = every_form(format, 65, |_, case| ExpertCase {
+    every_form(format, 65, |_, case| ExpertCase {
         each: Case { batch_invariant: true, ..case.each },
         index: IndexKind::Skewed,
         ..case
-    });
-    forms.into_iter().filter(|case| case.summed() == 1 && !matches!(case.form, FormCase::Masked { .. })).collect()
+    })
 }

@@ -28,19 +28,28 @@ impl Index {
         }
     }
 
-    /// With every row but `row` taken from its expert.
+    /// With every row but `row` taken from its expert; slots that are added up stay together, and rows of an expert's room have those
+    /// before them.
     pub fn alone(&self, case: &ExpertCase, row: usize) -> Self {
-        let owner: Vec<_> = self.owner.iter().enumerate().map(|(r, o)| o.filter(|_| r == row)).collect();
+        let summed = case.summed();
+        let stays = |r: usize| match case.form {
+            FormCase::Masked { capacity } => r / capacity == row / capacity && r <= row,
+            _ => r / summed == row / summed,
+        };
+        let owner: Vec<_> = self.owner.iter().enumerate().map(|(r, o)| o.filter(|_| stays(r))).collect();
         let words = match case.form {
             FormCase::Contiguous => {
                 let expert = self.owner[row].unwrap_or(0);
                 (0..=case.experts).map(|e| if e <= expert { row as u32 } else { row as u32 + 1 }).collect()
             }
             FormCase::Indexed { .. } => {
-                let word = |slot: usize| if slot == row { self.words[slot] } else { u32::MAX };
+                let word = |slot: usize| if stays(slot) { self.words[slot] } else { u32::MAX };
                 (0..case.each.m).map(word).collect()
             }
-            FormCase::Masked { .. } => self.words.clone(),
+            FormCase::Masked { capacity } => {
+                let count = |expert: usize| if expert == row / capacity { row % capacity + 1 } else { 0 };
+                (0..case.experts).map(|expert| count(expert) as u32).collect()
+            }
         };
         Self { words, owner, router_weights: self.router_weights.clone(), fault: None }
     }

@@ -83,6 +83,8 @@ pub struct RoutingCase {
     pub groups: Option<ExpertGroups>,
     /// Whether lists are made; always of ids.
     pub lists: bool,
+    /// Whether every token has one more expert, in one more slot.
+    pub shared: bool,
     /// What logits or ids look like.
     pub values: RoutingValues,
     /// Elements between the rows of the logits, filled with NaN.
@@ -107,6 +109,7 @@ impl RoutingCase {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
             values: RoutingValues::Random,
             gap: 0,
             offset: 0,
@@ -129,7 +132,17 @@ impl RoutingCase {
 
     /// Places for experts.
     pub(super) fn slots(&self) -> usize {
-        self.tokens * self.top_k
+        self.tokens * self.slots_of_token()
+    }
+
+    /// Those of a token.
+    pub(super) fn slots_of_token(&self) -> usize {
+        self.top_k + usize::from(self.shared)
+    }
+
+    /// Experts that are listed.
+    pub(super) fn all_experts(&self) -> usize {
+        self.experts + usize::from(self.shared)
     }
 
     /// Logits without gaps, every value one of the type.
@@ -219,7 +232,7 @@ impl fmt::Display for RoutingCase {
             RoutingFrom::Logits(dtype) => write!(f, "{dtype} {} {}", scoring.name(), self.values.name())?,
             RoutingFrom::Ids => write!(f, "ids {}", self.values.name())?,
         }
-        let flags = [(*renormalize, "renormalized"), (*bias, "biased"), (!*lists, "no-lists")];
+        let flags = [(*renormalize, "renormalized"), (*bias, "biased"), (!*lists, "no-lists"), (self.shared, "shared")];
         for (_, name) in flags.iter().filter(|(on, _)| *on) {
             write!(f, " {name}")?;
         }

@@ -11,6 +11,7 @@ pub(super) const GROUPS: &[Cases<RoutingCase>] = &[
     group("routing_sizes", "from one token and expert to thousands of tokens and 1024 experts", sizes),
     group("routing_scores", "softmax and sigmoid, renormalized, scaled, biased, in groups", scores),
     group("routing_special", "NaN, infinities, ties, tokens with too few experts", special),
+    group("routing_shared", "one more expert that every token has, of all sizes", shared),
     group("routing_layouts", "every type of logits, leading dimensions, unaligned operands", layouts),
     group("routing_ids", "lists of given ids, of all sizes, with ids that are no expert's", ids),
 ];
@@ -110,6 +111,31 @@ fn special() -> Vec<RoutingCase> {
             }
         }
     }
+    cases
+}
+
+fn shared() -> Vec<RoutingCase> {
+    let case = |(i, (tokens, experts, top_k)): (usize, (usize, usize, usize))| RoutingCase {
+        from: types(i),
+        scoring: Scoring::ALL[i % 2],
+        bias: i % 3 == 1,
+        renormalize: i % 2 == 1,
+        scale: if i % 3 == 2 { 2.5 } else { 1.0 },
+        lists: i % 4 != 3,
+        shared: true,
+        values: [RoutingValues::Random, RoutingValues::Special][i / 2 % 2],
+        seed: i as u64,
+        ..RoutingCase::new(tokens, experts, top_k)
+    };
+    let fits = |&(_, experts, top_k): &(usize, usize, usize)| experts < 1024 && top_k < 16;
+    let mut cases: Vec<RoutingCase> = SIZES.into_iter().filter(fits).enumerate().map(case).collect();
+    let groups = Some(ExpertGroups { groups: 8, chosen: 4 });
+    cases.extend([9, 40].map(|tokens| RoutingCase {
+        groups,
+        bias: true,
+        shared: true,
+        ..RoutingCase::new(tokens, 256, 8)
+    }));
     cases
 }
 

@@ -44,8 +44,8 @@ impl Stored {
             logits: Operand::new(case.dtype(), case.tokens, case.experts, case.gap, case.offset),
             bias: words(case.experts),
             slots: words(case.slots()),
-            offsets: words(case.experts + 1),
-            counts: words(case.experts),
+            offsets: words(case.all_experts() + 1),
+            counts: words(case.all_experts()),
             status: words(4),
         }
     }
@@ -94,7 +94,7 @@ fn judge(ctx: &Context, case: &RoutingCase, outcome: &mut Outcome) -> Result<(),
     };
     check_status(case, &ids, &words(&stored.status, &first.status), status)?;
     if case.lists {
-        let ExpectedLists { offsets, counts, rows } = lists(&ids, case.experts);
+        let ExpectedLists { offsets, counts, rows } = lists(&ids, case.all_experts());
         check_words("offsets", &stored.offsets, &first.offsets, &offsets)?;
         check_words("counts", &stored.counts, &first.counts, &counts)?;
         check_words("rows", &stored.slots, &first.rows, &rows)?;
@@ -138,6 +138,9 @@ fn routing(case: &RoutingCase, stored: &Stored) -> Routing {
         .scale(case.scale);
     if case.renormalize {
         routing = routing.renormalized();
+    }
+    if case.shared {
+        routing = routing.shared();
     }
     if case.bias {
         routing = routing.biased();
@@ -214,9 +217,13 @@ fn check_choice(
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let of_token = |token: usize| -> Result<Vec<f64>, Failure> {
-        let ids = &ids[token * case.top_k..][..case.top_k];
-        let weights = &weights[token * case.top_k..][..case.top_k];
+        let slots = case.slots_of_token();
+        let (ids, of_all) = ids[token * slots..][..slots].split_at(case.top_k);
+        let (weights, weight_of_all) = weights[token * slots..][..slots].split_at(case.top_k);
         let wrong = |why: String| Failure::Misrouted(format!("token {token}: {why}"));
+        if of_all.iter().any(|&id| id as usize != case.experts) || weight_of_all.iter().any(|&weight| weight != 1.0) {
+            return Err(wrong(format!("every token's expert is {of_all:?} with weights {weight_of_all:?}")));
+        }
         let oracle = Token::new(case, &inputs.logits[token * case.experts..][..case.experts], &inputs.bias);
         oracle.check_ids(ids).map_err(wrong)?;
         let expected = oracle.weights(ids);
@@ -226,25 +233,31 @@ fn check_choice(
                 return Err(wrong(format!("weight {slot} is {got:e}, expected {expected:e} within {error:e}")));
             }
         }
-        Ok(expected.into_iter().map(|(weight, _)| weight).collect())
+        Ok(expected.into_iter().map(|(weight, _)| weight).chain(weight_of_all.iter().map(|&w| f64::from(w))).collect())
     };
     let values = (0..case.tokens).into_par_iter().map(of_token).collect::<Result<Vec<_>, _>>()?.concat();
     let floor = vec![0.0; values.len()];
     let energy = values.iter().map(|value| (value * value).max(SMALLEST)).collect();
-    let comparison = compare(weights, &Expected { m: case.tokens, n: case.top_k, values, energy, floor }, SHOWN);
+    let comparison =
+        compare(weights, &Expected { m: case.tokens, n: case.slots_of_token(), values, energy, floor }, SHOWN);
     outcome.comparison = Some(comparison);
     Ok(())
 }
 
 /// That the status names the first slot without an expert, and that the API reads it so.
 fn check_status(case: &RoutingCase, ids: &[i32], status: &[u32], said: Result<(), Error>) -> Result<(), Failure> {
-    let experts = case.experts as i32;
+    let experts = case.all_experts() as i32;
     let bad = ids.iter().position(|id| !(0..experts).contains(id));
     let expected = match (bad, case.from) {
         (None, _) => [0; 4],
         (Some(slot), from) => {
             let code = if from == RoutingFrom::Ids { 1 } else { 2 };
-            [code, (slot / case.top_k) as u32, (slot % case.top_k) as u32, ids[slot].cast_unsigned()]
+            [
+                code,
+                (slot / case.slots_of_token()) as u32,
+                (slot % case.slots_of_token()) as u32,
+                ids[slot].cast_unsigned(),
+            ]
         }
     };
     if status != expected {

@@ -17,6 +17,7 @@ pub(super) fn random_case(seed: u64) -> RoutingCase {
     let rng = &mut StdRng::seed_from_u64(seed);
     let (tokens, experts) = (skewed(rng, MAX_TOKENS), skewed(rng, MAX_EXPERTS));
     let top_k = rng.random_range(1..=MAX_TOP_K.min(experts));
+    let has_room = experts < MAX_EXPERTS && top_k < MAX_TOP_K;
     let values = pick(rng, &RoutingValues::ALL);
     if rng.random_ratio(1, 4) {
         return RoutingCase { values, offset: gap(rng, 4), seed, ..RoutingCase::of_ids(tokens, experts, top_k) };
@@ -35,6 +36,7 @@ pub(super) fn random_case(seed: u64) -> RoutingCase {
         groups: rng.random_ratio(1, 3).then_some(ExpertGroups { groups, chosen }),
         lists: rng.random_ratio(2, 3),
         values,
+        shared: has_room && rng.random_ratio(1, 4),
         gap: gap(rng, 20),
         offset: gap(rng, 4),
         seed,

@@ -193,8 +193,15 @@ impl DequantizeKernel {
 impl Kernel for DequantizeKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        let dispatches: Vec<_> =
-            self.dispatches.iter().map(|rows| self.dispatch(rows, &operands)).collect::<Result<_, _>>()?;
+        let all = operands.rows(self.op.rows);
+        let of_portion = self.dispatches.iter().filter(|rows| rows.start < all);
+        let dispatches: Vec<_> = of_portion
+            .map(|rows| self.dispatch(&(rows.start..rows.end.min(all)), &operands))
+            .collect::<Result<_, _>>()?;
         submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }

@@ -302,27 +302,36 @@ struct Extents {
 impl Extents {
     fn of(op: &CheckedExperts, code: &WeightCode) -> Result<Self, Unsupported> {
         let each = &op.each;
-        let dense = |what: &str, dense: &Dense, rows: usize, columns: usize| {
-            let bytes = dense.extent(rows, columns).and_then(|e| e.checked_mul(dense.dtype.bytes() as u64));
-            let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
-            bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
-        };
         let of_experts = |there: bool, bytes: usize| if there { op.weights().saturating_mul(bytes) } else { 0 };
         let pitch = if op.row_pitch > 0 { op.row_pitch } else { each.stored_rows.next_multiple_of(TILE_ROWS) };
         let columns = each.stored_k.next_multiple_of(code.k_tile());
-        Ok(Self {
-            x: dense("X", &each.plain_x()?, op.x_rows(), each.k)?,
+        let of_weights = Self {
+            x: 0,
             w: of_experts(true, pitch / TILE_ROWS * code.row_of_tiles_bytes(each.stored_k)),
             row_scale: of_experts(each.row_scale, if op.row_pitch > 0 { pitch } else { each.stored_rows } * 4),
             k_order: of_experts(each.k_order, columns * 4),
-            index: op.index_len() * 4,
+            index: 0,
             bias: of_experts(each.bias.is_some(), each.bias.map_or(0, |dtype| each.bias_len() * dtype.bytes())),
+            token_scale: 0,
+            residual: 0,
+            d: 0,
+        };
+        of_weights.of_portion(op)
+    }
+
+    /// Those of `op`, a portion of the operation that these are of.
+    fn of_portion(self, op: &CheckedExperts) -> Result<Self, Unsupported> {
+        let each = &op.each;
+        Ok(Self {
+            x: dense_bytes("X", &each.plain_x()?, op.x_rows(), each.k)?,
+            index: op.index_len() * 4,
             token_scale: if each.token_scale { each.m * 4 } else { 0 },
             residual: match &each.residual {
-                Some(residual) => dense("the residual", residual, each.m, each.out_features)?,
+                Some(residual) => dense_bytes("the residual", residual, each.m, each.out_features)?,
                 None => 0,
             },
-            d: dense("D", &each.d, each.m, each.out_features)?,
+            d: dense_bytes("D", &each.d, each.m, each.out_features)?,
+            ..self
         })
     }
 
@@ -339,6 +348,13 @@ impl Extents {
             ("D", self.d),
         ]
     }
+}
+
+/// Bytes of `rows` rows.
+fn dense_bytes(what: &str, dense: &Dense, rows: usize, columns: usize) -> Result<usize, Unsupported> {
+    let bytes = dense.extent(rows, columns).and_then(|e| e.checked_mul(dense.dtype.bytes() as u64));
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.ok_or_else(|| Unsupported::new(format!("the extent of {what} overflows")))
 }
 
 /// Rows of a row of tiles of W, of which an expert has whole ones.
@@ -392,15 +408,35 @@ struct ExpertsKernel {
 impl Kernel for ExpertsKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
+        let op = self.op.of_portion(operands.portion());
+        let extents = self.extents.of_portion(&op).map_err(|reason| self.refused(reason))?;
+        let run = Run { kernel: self, op, extents };
         match self.what {
-            What::Check => submit(&self.shared, &CHECK_INTERFACE, &self.compiled, &[self.check(&operands)?]),
-            What::Product => submit(&self.shared, &INTERFACE, &self.compiled, &[self.product(&operands)?]),
-            What::Combine => submit(&self.shared, &COMBINE_INTERFACE, &self.compiled, &[self.combine(&operands)?]),
+            What::Check => submit(&self.shared, &CHECK_INTERFACE, &self.compiled, &[run.check(&operands)?]),
+            What::Product => submit(&self.shared, &INTERFACE, &self.compiled, &[run.product(&operands)?]),
+            What::Combine => submit(&self.shared, &COMBINE_INTERFACE, &self.compiled, &[run.combine(&operands)?]),
         }
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 
 impl ExpertsKernel {
+    fn refused(&self, reason: Unsupported) -> HalError {
+        HalError::Unsupported { device: self.shared.id, what: self.compiled.name.clone(), why: reason.why }
+    }
+}
+
+/// A launch of one, for all of its tokens or a portion of them: the grid is that for all.
+struct Run<'k> {
+    kernel: &'k ExpertsKernel,
+    op: CheckedExperts,
+    extents: Extents,
+}
+
+impl Run<'_> {
     /// The first `bytes` bytes of an operand, accessed `width` at a time.
     fn touched<'a>(
         &self,
@@ -413,12 +449,12 @@ impl ExpertsKernel {
     }
 
     fn index<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Bound<'a>, HalError> {
-        self.touched(operands, ExpertOperand::Index, self.op.index_len() * 4, 4).bind(&self.shared)
+        self.touched(operands, ExpertOperand::Index, self.op.index_len() * 4, 4).bind(&self.kernel.shared)
     }
 
     fn router_weights<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Bound<'a>, HalError> {
         let bytes = if self.op.combine.is_some() { self.op.each.m * 4 } else { 0 };
-        self.touched(operands, ExpertOperand::RouterWeights, bytes, 4).bind(&self.shared)
+        self.touched(operands, ExpertOperand::RouterWeights, bytes, 4).bind(&self.kernel.shared)
     }
 
     /// Rows as kernels count them: with a capacity, those of one expert.
@@ -432,7 +468,7 @@ impl ExpertsKernel {
     fn check<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Dispatch<'a, CheckParams>, HalError> {
         let (index, index_base) = self.index(operands)?;
         let (weights, weights_base) = self.router_weights(operands)?;
-        let status = self.touched(operands, ExpertOperand::Status, 8, 4).bind_written(&self.shared)?;
+        let status = self.touched(operands, ExpertOperand::Status, 8, 4).bind_written(&self.kernel.shared)?;
         let params = CheckParams {
             form: expert_form_code(self.op.form),
             experts: self.op.experts as u32,
@@ -442,28 +478,23 @@ impl ExpertsKernel {
             weights_base,
             status_base: status.1,
         };
-        Ok(Dispatch { params, bindings: vec![index, weights, status.0], grid: self.grid })
+        Ok(Dispatch { params, bindings: vec![index, weights, status.0], grid: self.kernel.grid })
     }
 
     fn product<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Dispatch<'a, Params>, HalError> {
         use ExpertOperand as O;
-        let (op, each, shared) = (&self.op, &self.op.each, &self.shared);
-        let refused = |reason: Unsupported| HalError::Unsupported {
-            device: shared.id,
-            what: self.compiled.name.clone(),
-            why: reason.why,
-        };
-        let x_dense = each.plain_x().map_err(refused)?;
+        let (op, each, shared) = (&self.op, &self.op.each, &self.kernel.shared);
+        let x_dense = each.plain_x().map_err(|reason| self.kernel.refused(reason))?;
         let extents = &self.extents;
         let of = |dense: Option<&Dense>| dense.map_or(4, |dense| dense.dtype.bytes());
         let touched = |operand, bytes, width| self.touched(operands, operand, bytes, width);
-        let mut p = params(op, &x_dense, self.rows(), self.grouped);
+        let mut p = params(op, &x_dense, self.rows(), self.kernel.grouped);
         let (x, w, row_scale, k_order, index, bias, token_scale, residual, d);
         (x, p.x_base) = touched(O::X, extents.x, x_dense.dtype.bytes()).bind_vectors(shared)?;
         (w, p.w_base) = touched(O::W, extents.w, VECTOR as usize).bind_vectors(shared)?;
         (row_scale, p.row_scale_base) = touched(O::RowScale, extents.row_scale, 4).bind(shared)?;
         (k_order, p.k_order_base) = touched(O::KOrder, extents.k_order, 4).bind(shared)?;
-        (index, p.index_base) = match (self.grouped, op.list_parts()) {
+        (index, p.index_base) = match (self.kernel.grouped, op.list_parts()) {
             (true, Some([_, slots])) => touched(O::Lists, slots.end, 4).bind(shared)?,
             _ => self.index(operands)?,
         };
@@ -474,15 +505,15 @@ impl ExpertsKernel {
             touched(O::Residual, extents.residual, of(each.residual.as_ref())).bind(shared)?;
         (d, p.d_base) = touched(O::D, extents.d, of(Some(&each.d))).bind_written(shared)?;
         let bindings = vec![x, w, row_scale, k_order, index, bias, token_scale, residual, d];
-        Ok(Dispatch { params: p, bindings, grid: self.grid })
+        Ok(Dispatch { params: p, bindings, grid: self.kernel.grid })
     }
 
     fn combine<'a>(&'a self, operands: &'a Operands<'_>) -> Result<Dispatch<'a, CombineParams>, HalError> {
         use ExpertOperand as O;
-        let (op, each, shared) = (&self.op, &self.op.each, &self.shared);
+        let (op, each, shared) = (&self.op, &self.op.each, &self.kernel.shared);
         let ExpertForm::Indexed { top_k, .. } = op.form else {
             let why = "only slots are added up".to_owned();
-            return Err(HalError::Unsupported { device: shared.id, what: self.compiled.name.clone(), why });
+            return Err(HalError::Unsupported { device: shared.id, what: self.kernel.compiled.name.clone(), why });
         };
         let (d, residual) = op.combine.map_or((each.d, None), |combine| (combine.d, combine.residual));
         let tokens = op.tokens();
@@ -514,7 +545,7 @@ impl ExpertsKernel {
             d_base,
         };
         let bindings = vec![products, index, weights, residual_binding, d_binding];
-        Ok(Dispatch { params, bindings, grid: self.grid })
+        Ok(Dispatch { params, bindings, grid: self.kernel.grid })
     }
 }
 

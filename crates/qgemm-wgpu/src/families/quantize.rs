@@ -238,9 +238,16 @@ impl QuantizeKernel {
 impl Kernel for QuantizeKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
-        let dispatches: Vec<_> =
-            self.parts.iter().map(|rows| self.dispatch(rows, &operands)).collect::<Result<_, _>>()?;
+        let all = operands.rows(self.op.rows);
+        let of_portion = self.parts.iter().filter(|rows| rows.start < all);
+        let dispatches: Vec<_> = of_portion
+            .map(|rows| self.dispatch(&(rows.start..rows.end.min(all)), &operands))
+            .collect::<Result<_, _>>()?;
         submit(&self.shared, &INTERFACE, &self.compiled, &dispatches)
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_hal::abi::{FLAG_BIAS, FLAG_GIVEN_IDS, FLAG_LISTS, FLAG_RENORMALIZE, FLAG_SIGMOID, RoutingShape, dtype_code};
-use qgemm_hal::op::routing::{STATUS_WORDS, workspace_bytes};
+use qgemm_hal::op::routing::{FLAG_SHARED, STATUS_WORDS, workspace_bytes};
 use qgemm_hal::{
     CheckedRouting, Device, DeviceInfo, Family, Geometry, HalError, Kernel, KernelId, LaunchSequence, LaunchStep,
     Operand, Operands, RoutingConfig, RoutingFamilies, RoutingLaunches, RoutingOperand, RoutingSpec, RoutingStep,
@@ -219,11 +219,21 @@ impl Cut {
             return Err(too_large("the counts", counts, limit));
         }
         let each = match op.logits() {
-            Some(logits) => rows_that_fit("the logits", logits, op.experts, limit)?.min(op.tokens),
+            Some(logits) => rows_that_fit("the logits", logits, op.logit_experts(), limit)?.min(op.tokens),
             None => op.tokens,
         };
         let parts = (0..op.tokens).step_by(each).map(|first| first..(first + each).min(op.tokens)).collect();
         Ok(Self { chunk_tokens, chunks, parts })
+    }
+
+    /// The same of the first `tokens` tokens: chunks are as long, for what they leave behind has its place by their number.
+    fn of_first(&self, tokens: usize) -> Self {
+        let parts = self.parts.iter().filter(|part| part.start < tokens);
+        Self {
+            chunk_tokens: self.chunk_tokens,
+            chunks: tokens.div_ceil(self.chunk_tokens),
+            parts: parts.map(|part| part.start..part.end.min(tokens)).collect(),
+        }
     }
 
     /// Of the first dispatch.
@@ -252,7 +262,14 @@ struct RoutingKernel {
     kind: RoutingStep,
 }
 
-impl RoutingKernel {
+/// A launch of one, for all of its tokens or a portion of them.
+struct Run<'k> {
+    kernel: &'k RoutingKernel,
+    op: CheckedRouting,
+    cut: Cut,
+}
+
+impl Run<'_> {
     /// The parameters of `tokens` tokens, but for where operands begin.
     fn params(&self, tokens: usize) -> Params {
         let op = &self.op;
@@ -262,6 +279,7 @@ impl RoutingKernel {
             (FLAG_RENORMALIZE, op.renormalize),
             (FLAG_LISTS, op.lists),
             (FLAG_GIVEN_IDS, op.logits().is_none()),
+            (FLAG_SHARED, op.shared),
         ];
         let shape = RoutingShape {
             tokens: tokens as u32,
@@ -287,16 +305,16 @@ impl RoutingKernel {
     /// Chooses for the tokens of a part.
     fn choose<'a>(&'a self, part: &Range<usize>, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
-        let (op, shared, mut p) = (&self.op, &self.shared, self.params(part.len()));
+        let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(part.len()));
         let bytes = op.logits().map_or(0..0, |logits| {
             let width = logits.dtype.bytes();
             let row = |token: usize| token * logits.row_stride as usize;
-            row(part.start) * width..(row(part.end - 1) + op.experts) * width
+            row(part.start) * width..(row(part.end - 1) + op.logit_experts()) * width
         });
         let width = op.logits().map_or(WORD, |logits| logits.dtype.bytes());
         let of_logits = Touched { what: O::Logits.name(), view: operands.get(O::Logits), bytes, width };
         let slots = part.start * op.top_k..part.end * op.top_k;
-        let bias_words = if op.bias { 0..op.experts } else { 0..0 };
+        let bias_words = if op.bias { 0..op.logit_experts() } else { 0..0 };
         let (logits, bias, ids, weights);
         (logits, p.logits_base) = of_logits.bind(shared)?;
         (bias, p.bias_base) = self.touched(operands, O::Bias, bias_words).bind(shared)?;
@@ -308,7 +326,7 @@ impl RoutingKernel {
     /// Counts, adds up or lists.
     fn list<'a>(&'a self, operands: &'a Operands<'a>) -> Result<Dispatch<'a, Params>, HalError> {
         use RoutingOperand as O;
-        let (op, shared, mut p) = (&self.op, &self.shared, self.params(self.op.tokens));
+        let (op, shared, mut p) = (&self.op, &self.kernel.shared, self.params(self.op.tokens));
         let counts_end = workspace_bytes(self.cut.chunks, op.experts, true) - WorkspaceLayout::RESERVED;
         let written = |operand: O, words: usize| -> Result<Bound<'a>, HalError> {
             self.touched(operands, operand, 0..words).bind_written(shared)
@@ -322,20 +340,26 @@ impl RoutingKernel {
         (rows, p.rows_base) = written(O::Rows, listed(op.slots()))?;
         (status, p.status_base) = written(O::Status, STATUS_WORDS)?;
         let bindings = vec![ids, workspace, offsets, counts, rows, status];
-        Ok(Dispatch { params: p, bindings, grid: self.cut.grid(self.kind) })
+        Ok(Dispatch { params: p, bindings, grid: self.cut.grid(self.kernel.kind) })
     }
 }
 
 impl Kernel for RoutingKernel {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         WgpuStream::check(&self.shared, stream)?;
+        let op = self.op.of_portion(operands.portion());
+        let run = Run { kernel: self, cut: self.cut.of_first(op.tokens), op };
         let dispatches = match self.kind {
             RoutingStep::TopK => {
-                self.cut.parts.iter().map(|part| self.choose(part, &operands)).collect::<Result<Vec<_>, _>>()?
+                run.cut.parts.iter().map(|part| run.choose(part, &operands)).collect::<Result<Vec<_>, _>>()?
             }
-            _ => vec![self.list(&operands)?],
+            _ => vec![run.list(&operands)?],
         };
         submit(&self.shared, interface(self.kind), &self.compiled, &dispatches)
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 
@@ -358,6 +382,7 @@ mod tests {
             bias: false,
             groups: None,
             lists: true,
+            shared: false,
         }
     }
 

@@ -90,19 +90,25 @@ impl std::fmt::Debug for CpuRouting {
 impl Kernel for CpuRouting {
     fn launch(&self, stream: &Stream, operands: Operands<'_>) -> Result<(), HalError> {
         HostStream::check(DeviceId::CPU, stream)?;
-        let job = Job::new(self, operands)?;
-        if self.chunk_tokens < self.op.tokens {
+        let op = self.op.of_portion(operands.portion());
+        let job = Job::new(self, &op, operands)?;
+        if self.chunk_tokens < op.tokens {
             self.pool.enter(|| job.run());
         } else {
             job.run();
         }
         Ok(())
     }
+
+    fn takes_portions(&self) -> bool {
+        true
+    }
 }
 
 /// An operation with its operands.
 struct Job<'a> {
-    routing: &'a CpuRouting,
+    op: &'a CheckedRouting,
+    chunk_tokens: usize,
     source: Source<'a>,
     lists: Option<Lists<'a>>,
     status: &'a mut [u32],
@@ -115,16 +121,15 @@ enum Source<'a> {
 }
 
 impl<'a> Job<'a> {
-    fn new(routing: &'a CpuRouting, mut operands: Operands<'a>) -> Result<Self, HalError> {
+    fn new(routing: &CpuRouting, op: &'a CheckedRouting, mut operands: Operands<'a>) -> Result<Self, HalError> {
         use RoutingOperand as O;
-        let op = &routing.op;
         let slots = op.slots();
         let source = match op.logits() {
             Some(layout) => {
                 let view = operands.take(O::Logits).ok_or(absent(O::Logits.name(), 1))?;
                 let bytes = host_bytes(view, O::Logits.name())?;
-                let logits = Input::new(bytes, *layout, [op.tokens, op.experts], O::Logits.name())?;
-                let bias = if op.bias { Some(read(&mut operands, O::Bias, op.experts)?) } else { None };
+                let logits = Input::new(bytes, *layout, [op.tokens, op.logit_experts()], O::Logits.name())?;
+                let bias = if op.bias { Some(read(&mut operands, O::Bias, op.logit_experts())?) } else { None };
                 let (ids, weights) =
                     (written(&mut operands, O::Ids, slots)?, written(&mut operands, O::Weights, slots)?);
                 Source::Logits { top_k: TopK::new(op, logits, bias, routing.simd), ids, weights }
@@ -140,11 +145,11 @@ impl<'a> Job<'a> {
             false => None,
         };
         let status = written(&mut operands, O::Status, STATUS_WORDS)?;
-        Ok(Self { routing, source, lists, status })
+        Ok(Self { op, chunk_tokens: routing.chunk_tokens, source, lists, status })
     }
 
     fn run(self) {
-        let Self { routing: CpuRouting { op, chunk_tokens, .. }, source, lists, status } = self;
+        let Self { op, chunk_tokens, source, lists, status } = self;
         let chunk = chunk_tokens * op.top_k;
         let ids: &[i32] = match source {
             Source::Logits { top_k, ids, weights } => {

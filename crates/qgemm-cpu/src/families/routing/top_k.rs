@@ -25,7 +25,7 @@ impl<'a> TopK<'a> {
 
     /// Writes ids and weights of the tokens from `first` on, as many as there is room for.
     pub fn tokens(&self, first: usize, ids: &mut [i32], weights: &mut [f32]) {
-        let (experts, top_k) = (self.op.experts, self.op.top_k);
+        let (experts, top_k, chosen) = (self.op.logit_experts(), self.op.top_k, self.op.chosen());
         arena::with_tile(4 * experts, |memory| {
             let (logits, rest) = memory.split_at_mut(experts);
             let (scores, rest) = rest.split_at_mut(experts);
@@ -39,7 +39,11 @@ impl<'a> TopK<'a> {
                 if let Some(groups) = self.op.groups {
                     keep_best_groups(groups, keys, sums);
                 }
+                // The last slot may be that of the expert that every token has.
+                let ((ids, last_id), (weights, last_weight)) = (ids.split_at_mut(chosen), weights.split_at_mut(chosen));
                 self.choose(scores, keys, ids, weights);
+                last_id.fill(experts as i32);
+                last_weight.fill(1.0);
             }
         });
     }

@@ -160,7 +160,7 @@ impl Params for Launch {
         let x_scales = at.of(operands, scales)?;
         let x = Fp8Matrix {
             address: product.gemm.at.x,
-            rows: self.rows as u64,
+            rows: operands.rows(self.rows) as u64,
             columns: self.columns as u64,
             row_bytes: self.planes.codes_row,
         };
@@ -170,5 +170,9 @@ impl Params for Launch {
         }
         let fp8 = Fp8Params { product, x_scales, x_scale_row };
         Ok(LaunchParams::of(&MappedParams { fp8, maps, ..MappedParams::zeroed() }))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }

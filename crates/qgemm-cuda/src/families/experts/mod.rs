@@ -200,11 +200,19 @@ impl Params for ProductLaunch {
             return Ok(LaunchParams::of(&params));
         }
         let map = match self.x_map {
-            Some(map) => (places.encode)(&TileMap { address: params.gemm.at.x, ..map })?,
+            Some(map) => {
+                let mut map = TileMap { address: params.gemm.at.x, ..map };
+                map.size[1] = operands.rows(map.size[1] as usize) as u64;
+                (places.encode)(&map)?
+            }
             None => EncodedMap::default(),
         };
         let x_maps = [map, EncodedMap::default()];
         Ok(LaunchParams::of(&MappedParams { product: params, x_maps, ..MappedParams::zeroed() }))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 
@@ -216,7 +224,12 @@ impl Params for ExpertCombine {
         params.router_weights = places.of(operands, ExpertOperand::RouterWeights)?;
         params.residual = places.of(operands, ExpertOperand::Residual)?;
         params.d = places.of(operands, ExpertOperand::D)?;
+        params.tokens = operands.rows(self.tokens as usize) as u32;
         Ok(LaunchParams::of(&params))
+    }
+
+    fn takes_portions(&self) -> bool {
+        true
     }
 }
 

@@ -35,6 +35,9 @@ impl ProductParams {
         groups.router_weights = places.of(operands, O::RouterWeights)?;
         groups.status = places.of(operands, O::Status)?;
         groups.offsets = places.of(operands, O::Lists)?;
+        if groups.form != expert_form_code(ExpertForm::Masked { capacity: 0 }) {
+            groups.rows = operands.rows(groups.rows as usize) as u32;
+        }
         groups.list = if groups.offsets == 0 { 0 } else { groups.offsets + list as u64 };
         Ok(())
     }

@@ -78,7 +78,7 @@ impl CheckedGemm {
     }
 
     /// The step that quantizes a plain X to `format`, and the operation behind it.
-    fn quantized_to(&self, format: XFormat) -> Option<(Self, CheckedQuantize)> {
+    pub(in crate::op) fn quantized_to(&self, format: XFormat) -> Option<(Self, CheckedQuantize)> {
         let (x, parts) = (self.plain_x().ok()?, format.parts(false, None)?);
         let k = self.k;
         let step = CheckedQuantize {

@@ -79,6 +79,13 @@ impl XPlaneRegions {
         Some(Self { format, planes })
     }
 
+    /// What `quantize` writes, behind the first `bytes` bytes; `None` when their size overflows.
+    pub fn of(quantize: &CheckedQuantize, bytes: usize) -> Option<Self> {
+        let factor = if quantize.parts.factor == XFactor::PerToken { FACTOR_BYTES as u64 } else { 0 };
+        let rows = [quantize.codes_row, quantize.scales_row, factor, quantize.sums_row];
+        Self::new(quantize.format, quantize.rows, rows, bytes)
+    }
+
     /// All of their bytes.
     pub fn all(&self) -> Range<usize> {
         self.range(0).start..self.range(3).end
@@ -185,11 +192,7 @@ impl WorkspaceLayout {
 
     /// The layout with room for what `quantize` writes, behind all else, or `None` when the size overflows.
     pub fn with_quantized(self, quantize: &CheckedQuantize) -> Option<Self> {
-        let parts = &quantize.parts;
-        let factor = if parts.factor == XFactor::PerToken { FACTOR_BYTES as u64 } else { 0 };
-        let rows = [quantize.codes_row, quantize.scales_row, factor, quantize.sums_row];
-        let first = self.bytes.max(Self::RESERVED);
-        let regions = XPlaneRegions::new(quantize.format, quantize.rows, rows, first)?;
+        let regions = XPlaneRegions::of(quantize, self.bytes.max(Self::RESERVED))?;
         Some(Self { quantized: Some(regions), bytes: regions.all().end, ..self })
     }
 
