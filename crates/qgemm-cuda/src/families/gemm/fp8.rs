@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use qgemm_formats::prepack::{PackClass, PackedLayout};
-use qgemm_formats::{DType, Encoding, Format, ScaleType, XCode, XFactor, XFormat};
+use qgemm_formats::{DType, Encoding, Format, ScalePlane, ScaleType, XCode, XFactor, XFormat};
 use qgemm_hal::abi::dtype_code;
 use qgemm_hal::{
     CheckedGemm, Dense, GemmOperand, HalError, KernelId, LaunchPlan, Math, Operands, Schedule, Spec, TileConfig,
@@ -23,6 +23,8 @@ use crate::tensor_map::TileMap;
 
 /// Columns of a stage, which share a scale (`STAGE_K`).
 pub(super) const STAGE_K: u32 = 128;
+/// Columns that share a power of two.
+const POWER_K: u32 = 32;
 /// Rows that share a record of scales.
 pub(super) const SCALE_ROWS: u32 = 8;
 /// `sizeof(WarpStaging)` in `epilogue/token_rows_store.cuh`.
@@ -46,6 +48,8 @@ pub(super) struct Fp8Loop {
     pub variants: &'static [Variant],
     /// Whether codes of a weight format are such as it multiplies.
     pub takes: fn(Format) -> bool,
+    /// Whether rows of W may have powers of two for 32 columns each.
+    pub takes_powers: bool,
     /// Codes of X, and the instructions that multiply both.
     pub x_code: XCode,
     pub math: Math,
@@ -120,7 +124,8 @@ impl Fp8Loop {
     /// scales that span other values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
         let serves = self.variants.contains(&variant) && (self.takes)(format);
-        if !serves || !takes_scales(format) || !takes_activations(x, self.x_code) {
+        let scaled = takes_scales(format) || self.takes_powers && has_powers(format);
+        if !serves || !scaled || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
@@ -140,6 +145,13 @@ fn takes_scales(format: Format) -> bool {
         }
         _ => false,
     }
+}
+
+/// Whether each row has a power of two for 32 columns, in a byte.
+fn has_powers(format: Format) -> bool {
+    let scales: Vec<_> = format.float_scales.iter().map(|scale| scale.kind).collect();
+    let is_record = |plane: &ScalePlane| (plane.bytes, plane.span, plane.rows) == (1, POWER_K as usize, 1);
+    format.scale_planes.len() == 1 && format.scale_planes.iter().all(is_record) && scales == [ScaleType::E8M0]
 }
 
 fn takes_activations(x: XFormat, code: XCode) -> bool {
@@ -165,8 +177,14 @@ impl Fp8Kernel {
         self.experts.map(|experts| (experts.maps)(&self.layout, &self.tile, x, rows, w))
     }
 
+    /// Whether rows of W have powers of two.
+    fn has_powers(&self) -> bool {
+        has_powers(self.format)
+    }
+
     fn shared_bytes(&self) -> u32 {
-        match self.experts {
+        let powers = self.tile.stages * if self.has_powers() { self.tile.features * (STAGE_K / POWER_K) } else { 0 };
+        powers + match self.experts {
             Some(experts) => (experts.shared_bytes)(&self.tile),
             None => (self.main_loop.shared_bytes)(&self.tile),
         }
@@ -249,10 +267,11 @@ impl Fp8Kernel {
         let scales = self.layout.scales.first();
         let all = [("QG_VARIANT", self.variant.number()), ("QG_PARKS_STATE", 1), ("QG_W_E5M2", is_e5m2.into())];
         let integers = [("QG_INTEGERS", 1)].into_iter().filter(|_| self.main_loop.math == Math::TensorS8);
+        let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
         // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
         for (name, value) in
-            all.into_iter().chain(integers).chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
+            all.into_iter().chain(integers).chain(powers).chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
         {
             macro_line(&mut out, name, &value.to_string());
         }
@@ -261,7 +280,7 @@ impl Fp8Kernel {
             ("QG_K_TILE", self.layout.k_tile as u32),
             ("QG_K_TILE_BYTES", self.layout.k_tile_bytes as u32),
             ("QG_SCALE_OFFSET", scales.map_or(0, |plane| plane.offset as u32)),
-            ("QG_W_BLOCK_SCALES", scales.is_some().into()),
+            ("QG_W_BLOCK_SCALES", (scales.is_some() && !self.has_powers()).into()),
             ("QG_W_SCALE_ROWS", self.format.scale_planes.first().map_or(1, |plane| plane.rows as u32)),
             ("QG_X_BLOCK_SCALES", self.x.parts(false, None).is_some_and(|parts| parts.block.is_some()).into()),
             ("QG_TILE_M", tokens),

@@ -20,6 +20,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: true,
     variants: &[Variant::Sm90],
     takes: |format| matches!(format.encoding, Encoding::E4M3 | Encoding::E5M2),
+    takes_powers: false,
     x_code: XCode::E4M3,
     math: Math::TensorFp8,
     most_k: usize::MAX,

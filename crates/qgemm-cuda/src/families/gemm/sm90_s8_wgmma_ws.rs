@@ -14,6 +14,7 @@ pub(super) static MAIN_LOOP: Fp8Loop = Fp8Loop {
     arch_specific: true,
     variants: &[Variant::Sm90],
     takes,
+    takes_powers: false,
     x_code: XCode::Int8,
     math: Math::TensorS8,
     // Products of a byte below 256 and one of at most 128 in magnitude fill 31 bits.

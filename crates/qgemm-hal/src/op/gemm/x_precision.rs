@@ -20,7 +20,7 @@ use crate::error::HalError;
 #[non_exhaustive]
 pub enum XPrecision {
     /// What costs no speed on the device, and never rounds further than llama.cpp: as [`XPrecision::Int8`] on processors and
-    /// wgpu, and f16 or bf16 on CUDA.
+    /// wgpu, and f16 or bf16 on CUDA. Of FP8 weights whose checkpoint states dynamic FP8 activations, as [`XPrecision::E4M3`].
     #[default]
     Auto,
     /// Not at all.
