@@ -72,7 +72,8 @@ impl QuantConfig {
             };
         }
         let groups = self.config_groups.as_ref()?.as_object()?.values();
-        let mut stated = groups.filter(|group| is_float8(&group["weights"])).map(|group| x_of(&group["input_activations"]));
+        let mut stated =
+            groups.filter(|group| is_float8(&group["weights"])).map(|group| x_of(&group["input_activations"]));
         let first = stated.next()??;
         stated.all(|other| other == Some(first)).then_some(first)
     }

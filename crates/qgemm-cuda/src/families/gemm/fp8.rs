@@ -48,13 +48,13 @@ pub(super) struct Fp8Loop {
     pub variants: &'static [Variant],
     /// Whether codes of a weight format are such as it multiplies.
     pub takes: fn(Format) -> bool,
-    /// Whether rows of W may have powers of two for 32 columns each.
-    pub takes_powers: bool,
+    /// Whether the kernel of a tile takes rows of W with powers of two for 32 columns each, and fits in registers then.
+    pub takes_powers: fn(&Fp8Tile) -> bool,
     /// Codes of X, and the instructions that multiply both.
     pub x_code: XCode,
     pub math: Math,
     /// Most columns, whose sums have room.
-    pub most_k: usize,
+    pub most_k: fn(&Fp8Tile) -> usize,
     pub tiles: &'static [Fp8Tile],
     /// Whether the kernel of a tile fits in registers on a variant, by what `kernels.lock` said.
     pub fits_registers: fn(&Fp8Tile, Variant) -> bool,
@@ -124,14 +124,15 @@ impl Fp8Loop {
     /// scales that span other values.
     pub(super) fn kernels(&'static self, format: Format, x: XFormat, variant: Variant) -> Vec<Fp8Kernel> {
         let serves = self.variants.contains(&variant) && (self.takes)(format);
-        let scaled = takes_scales(format) || self.takes_powers && has_powers(format);
-        if !serves || !scaled || !takes_activations(x, self.x_code) {
+        let (scaled, powers) = (takes_scales(format), has_powers(format));
+        if !serves || !(scaled || powers) || !takes_activations(x, self.x_code) {
             return Vec::new();
         }
         let Some(layout) = PackedLayout::new(format, PackClass::MmaM16) else { return Vec::new() };
         let kernel =
             |&tile| Fp8Kernel { main_loop: self, format, x, variant, layout: layout.clone(), tile, experts: None };
-        self.tiles.iter().filter(|tile| (self.fits_registers)(tile, variant)).map(kernel).collect()
+        let fits = |tile: &&Fp8Tile| (self.fits_registers)(tile, variant) && (scaled || (self.takes_powers)(tile));
+        self.tiles.iter().filter(fits).map(kernel).collect()
     }
 }
 
@@ -184,10 +185,11 @@ impl Fp8Kernel {
 
     fn shared_bytes(&self) -> u32 {
         let powers = self.tile.stages * if self.has_powers() { self.tile.features * (STAGE_K / POWER_K) } else { 0 };
-        powers + match self.experts {
-            Some(experts) => (experts.shared_bytes)(&self.tile),
-            None => (self.main_loop.shared_bytes)(&self.tile),
-        }
+        powers
+            + match self.experts {
+                Some(experts) => (experts.shared_bytes)(&self.tile),
+                None => (self.main_loop.shared_bytes)(&self.tile),
+            }
     }
 
     fn consumers(&self) -> u32 {
@@ -206,7 +208,7 @@ impl Fp8Kernel {
         if op.m.max(op.stored_rows).max(op.stored_k) > MOST_ROWS || op.x.row_stride >= MOST_STRIDE_BYTES {
             return Err(Unsupported::new("TMA reaches 2^31 rows and columns, and 2^40 bytes from a row to the next"));
         }
-        match self.main_loop.most_k {
+        match (self.main_loop.most_k)(&self.tile) {
             most if op.stored_k > most => Err(Unsupported::new(format!("adds up {most} columns at most"))),
             _ => Ok(()),
         }
@@ -270,8 +272,11 @@ impl Fp8Kernel {
         let powers = [("QG_W_POWERS", 1)].into_iter().filter(|_| self.has_powers());
         // TMA finds rows of X by their number: no address of X is reckoned with the type that is named here.
         let of_experts = [("QG_EXPERTS", 1), ("QG_EXPERT_TILES", 1), ("QG_X_DTYPE", dtype_code(DType::F16))];
-        for (name, value) in
-            all.into_iter().chain(integers).chain(powers).chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
+        for (name, value) in all
+            .into_iter()
+            .chain(integers)
+            .chain(powers)
+            .chain(of_experts.into_iter().filter(|_| self.experts.is_some()))
         {
             macro_line(&mut out, name, &value.to_string());
         }
